@@ -1,7 +1,7 @@
 """The mini TL;DR pipeline on several seeds, and the same without a KL penalty.
 
-    python benchmarks/mini_tldr_seeds.py                 # five seeds, and kl_coef 0 on the first three
-    python benchmarks/mini_tldr_seeds.py --seeds 0 --no_kl_seeds 0 --jobs 1
+    python benchmarks/mini_tldr_seeds.py                 # five seeds, and kl_coef 0, twice as long, on the first three
+    python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --jobs 1
 
 Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a process of its own, on
 `--threads` threads, `--jobs` of them side by side (their stage times are then those of a busy machine). The runs without a KL
@@ -116,9 +116,9 @@ def plot(runs: dict[int, dict], bare: dict[int, dict], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--no_kl_seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--no_kl_episodes", type=int, default=6_144)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[10, 11, 12, 13, 14])
+    parser.add_argument("--no_kl_seeds", type=int, nargs="*", default=[10, 11, 12])
+    parser.add_argument("--no_kl_episodes", type=int, default=12_288)
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_tldr_seeds"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)

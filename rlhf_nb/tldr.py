@@ -116,9 +116,10 @@ def write_reference(
         facts = {**facts, slot: shown.get(slot) or wrong_facts(facts, rng)[slot]}
     return write_summary(facts, rng, keep, rng.choice(OPENINGS) if rng.random() < ramble else "")
 
-# %% ../nbs/03_tldr.ipynb #cfa0b8e5
-FORM = re.compile(r"(?:(?:so basically|long story short|well), )?my \w+ \w+ my \w+(?: on \w+)?(?: because they were \w+)?"
-                  r"(?:, (?:now )?i feel \w+)?(?:\.|\. should i \w+\?)")
+# %% ../nbs/03_tldr.ipynb #394d56f1
+_ANY = {slot: f"(?:{'|'.join(values)})" for slot, values in FACTS.items()}
+FORM = re.compile("(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?(?: because they were {why})?"
+                  r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY))
 SLOT = {value: slot for slot, values in FACTS.items() for value in values}
 
 @dataclass(frozen=True)
