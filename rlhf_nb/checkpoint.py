@@ -44,7 +44,7 @@ def _to_disk(path: Path) -> None:
     "Wait until a file is really written."
     with open(path, "rb") as file: os.fsync(file.fileno())
 
-# %% ../nbs/13_checkpoint.ipynb #48ba261b
+# %% ../nbs/13_checkpoint.ipynb #ad0321ea
 MANIFEST = "manifest.json"
 
 def _digest(path: Path) -> dict[str, Any]:
@@ -57,6 +57,14 @@ def seal(folder: str | Path, **run: Any) -> None:
     files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps(dict(run=run, files=files), indent=1))
 
+def _manifest(folder: Path) -> dict[str, Any]:
+    "What `seal` wrote. Raises ValueError where it cannot be read."
+    try: found = json.loads((folder / MANIFEST).read_text())
+    except ValueError: found = None
+    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in ("run", "files")):
+        raise ValueError(f"{folder} is damaged: {MANIFEST} is not as it was written. Resume from an earlier checkpoint.")
+    return found
+
 def verify(
     folder: str | Path,
     **run: Any,          # what the manifest must say of the run
@@ -64,7 +72,7 @@ def verify(
     "Raises ValueError with the reason where a checkpoint is missing something, was changed, or belongs to another run."
     folder = Path(folder)
     if not (folder / MANIFEST).is_file(): raise ValueError(f"{folder} has no {MANIFEST}: it is not a checkpoint of this package, or it was never finished. Resume from an earlier one.")
-    found = json.loads((folder / MANIFEST).read_text())
+    found = _manifest(folder)
     for name, wanted in found["files"].items():
         if not (folder / name).is_file(): raise ValueError(f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint.")
         if _digest(folder / name) != wanted: raise ValueError(f"{folder} is damaged: {name} is not as it was written. Resume from an earlier checkpoint.")

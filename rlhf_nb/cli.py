@@ -64,9 +64,35 @@ def check_settings(s: DemoSettings) -> None:
     if s.seed < 0: raise ValueError(f"--seed is {s.seed}: give a whole number that is not negative.")
     if s.batch % 2 or s.episodes < s.batch or s.posts < s.batch: raise ValueError(f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) and --posts ({s.posts}).")
 
-# %% ../nbs/17_cli.ipynb #bfabd164
-class _Folder:
-    "Settings and metrics of a run."
+# %% ../nbs/17_cli.ipynb #326686a7
+class _Files:
+    "What stands in a run folder."
+    folder: Path
+
+    def write(self, name: str, text: str) -> None:
+        "A file that appears whole or not at all."
+        beside = self.folder / f"{name}.partial"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self.folder / name)
+
+    def forget(self, stage: str) -> None:
+        "Drop what metrics.jsonl holds of a stage that starts again."
+        kept = [log for log in self.logs() if log["stage"] != stage]
+        self.write("metrics.jsonl", "".join(json.dumps(log) + "\n" for log in kept))
+
+    def log(self, stage: str, **values: Any) -> None:
+        "One line of metrics.jsonl."
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file: file.write(json.dumps(dict(stage=stage, **values)) + "\n")
+
+    def logs(self) -> list[dict[str, Any]]:
+        "Every whole line of metrics.jsonl."
+        path = self.folder / "metrics.jsonl"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]  # a last line that was cut off by a kill is left out
+
+# %% ../nbs/17_cli.ipynb #0ef0a142
+class _Folder(_Files):
+    "A run folder and the settings that it belongs to."
     def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):
         self.settings, self.folder, self.console = settings, Path(settings.output_dir), console or Console()
         path = self.folder / "settings.json"
@@ -75,7 +101,7 @@ class _Folder:
         if path.is_file() and (there := json.loads(path.read_text())) != self._told():
             changed = [f"--{k} {there.get(k)}" for k, v in self._told().items() if there.get(k) != v and k != "quick"]
             raise ValueError(f"{self.folder} holds a run with {', '.join(changed)}: give the same, another --output_dir, or --fresh to start over.")
-        path.write_text(json.dumps(self._told(), indent=1))
+        self.write("settings.json", json.dumps(self._told(), indent=1))
 
     def _told(self) -> dict[str, Any]:
         "The settings as the folder keeps them; a quick run says that it was one."
@@ -87,22 +113,14 @@ class _Folder:
         for name in ("sft", "pairs", "reward", "ppo", "completions"): shutil.rmtree(self.folder / name, ignore_errors=True)
         for name in ("settings.json", "metrics.jsonl", "results.json", "curves.png", "report.html"): (self.folder / name).unlink(missing_ok=True)
 
-    def log(self, stage: str, **values: Any) -> None:
-        "One line of metrics.jsonl."
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file: file.write(json.dumps(dict(stage=stage, **values)) + "\n")
-
-    def logs(self) -> list[dict[str, Any]]:
-        "Every line of metrics.jsonl."
-        path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-# %% ../nbs/17_cli.ipynb #a28838f7
+# %% ../nbs/17_cli.ipynb #c7b0f298
 class Run(_Folder):
     "A run folder whose stages are announced and timed."
     @contextmanager
     def stage(self, name: str, title: str) -> Iterator[None]:
         "Announce a stage, time it, and say so when it is done."
         self.console.print(f"[bold]{name}[/bold]  {title}")
+        self.forget(name)
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -246,7 +264,7 @@ def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) 
         train(trainer, run, "ppo", "objective/raw_scores")
         trainer.save_model(str(folder))
 
-# %% ../nbs/17_cli.ipynb #2f9bcd3e
+# %% ../nbs/17_cli.ipynb #5f960151
 def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
     s, posts, rows = run.settings, world["test"], []
@@ -263,9 +281,7 @@ def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
             frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(run.folder / "completions" / f"{name}.csv", index=False)
             print_table(frame, f"{name}: near-greedy completions of test posts", console=run.console)
     results = dict(reward=json.loads((run.folder / "reward" / "report.json").read_text()), verdict=rows)
-    partial = run.folder / "results.json.partial"
-    partial.write_text(json.dumps(results, indent=1))
-    partial.replace(run.folder / "results.json")
+    run.write("results.json", json.dumps(results, indent=1))
     return rows
 
 def verdict_table(rows: list[dict[str, Any]], reward: dict[str, Any] | None = None) -> Table:

@@ -15,8 +15,8 @@ from .masks import position_ids
 
 # %% auto #0
 __all__ = ['train_tokenizer', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'load_policy',
-           'load_scorer', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values',
-           'zero_head', 'PolicyAndValue', 'frozen']
+           'load_scorer', 'scorer_head', 'scorer_from', 'check_vocabulary', 'token_scores', 'sequence_scores',
+           'response_values', 'zero_head', 'PolicyAndValue', 'frozen']
 
 # %% ../nbs/04_models.ipynb #ad4909f9
 def train_tokenizer(
@@ -112,6 +112,17 @@ def scorer_from(
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
     model.base_model.load_state_dict(policy.base_model.state_dict())
     return model.to(policy.device, policy.dtype)
+
+# %% ../nbs/04_models.ipynb #299d4ac1
+def check_vocabulary(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,  # of the model, for the message
+) -> None:
+    "Raises ValueError where the tokenizer has ids that the model has no embedding for; the pad token alone may lie outside."
+    rows, highest = model.get_input_embeddings().num_embeddings, max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
+    if highest >= rows:
+        raise ValueError(f"the {name} has an embedding for ids 0 to {rows - 1} and the tokenizer goes to {highest}: it was made for another tokenizer; take one that was trained with this tokenizer.")
 
 # %% ../nbs/04_models.ipynb #d264b6ef
 def token_scores(

@@ -231,11 +231,12 @@ def _value(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)): return _cell(signed(value))
     return _cell(visible(str(value)), align="left")
 
-# %% ../nbs/02_viz.ipynb #52cf277c
+# %% ../nbs/02_viz.ipynb #d2e08bc3
 def episode_table(
     rows: Sequence[Mapping[str, object]],   # one mapping an episode, column to value
     columns: Sequence[str] | None = None,   # which, in which order; None: all, as they first appear
     title: str | None = None,               # above the table
+    of: int | None = None,                  # how many there are, where these are the first of more
 ) -> Html:
     "Completions or rollouts as a table; a value that a row lacks is left empty. Raises ValueError on a column no row has."
     known = list(dict.fromkeys(name for row in rows for name in row))
@@ -244,5 +245,5 @@ def episode_table(
     if absent: raise ValueError(f"no row has {absent}: the columns are {known}.")
     lines = [_line("", [_cell(visible(name), "#eeeeee", "center", "col") for name in columns])]
     lines += [_line(str(i), [_value(row.get(name)) for name in columns]) for i, row in enumerate(rows)]
-    count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+    count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}" if of in (None, len(rows)) else f"first {len(rows)} of {of:,} rows"
     return _page([_table(lines, f"{title} ({count})" if title else count)])

@@ -84,11 +84,12 @@ def test_the_numbers_are_kept(run):
 def test_a_second_call_uses_what_is_finished(run):
     folder, before = run[0], models(run[0])
     kept = {name: time for name, time in tree(folder).items() if name.split("/")[0] in ("sft", "pairs", "reward", "ppo")}
-    lines = len(logs(folder))
+    trained = [log for log in logs(folder) if log["stage"] in ("sft", "pairs", "reward", "ppo")]
     code, out, err, _ = finish(start(folder), folder)
     assert code == 0 and err == "" and [re.search(rf"^{name} .*used again", out, re.M) is not None for name in ("sft", "pairs", "reward", "ppo")] == [True] * 4
     assert models(folder) == before and {name: time for name, time in tree(folder).items() if name in kept} == kept
-    assert {log["stage"] for log in logs(folder)[lines:]} == {"world", "judge"}  # nothing was trained
+    assert [log for log in logs(folder) if log["stage"] in ("sft", "pairs", "reward", "ppo")] == trained  # nothing was trained
+    assert sorted(log["stage"] for log in logs(folder) if log.get("event") == "done") == sorted(["world", "sft", "pairs", "reward", "ppo", "judge"])  # and nothing counts twice
 
 
 @pytest.mark.parametrize("changes, named", [(dict(seed=1), "--seed 0"), (dict(kl_coef=0), "--kl_coef 0.05"), (dict(posts=330), "--posts 320")])
@@ -120,6 +121,28 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
     assert code == 0 and out.count("used again") == 2
     assert not [name for name in PROMISED if not (folder / name).is_file()] and not list(folder.glob("*.partial"))
     assert models(folder) == models(run[0])
+    steps = [(log["stage"], log["step"]) for log in logs(folder) if "step" in log and "gold/reward" not in log and "train_loss" not in log]
+    assert len(steps) == len(set(steps))  # what the interrupted stage had written is gone
+
+
+# catches: a metrics file whose last line was cut off by a kill, and that stops the run that would mend it
+def test_half_a_line_of_metrics_is_left_out(tmp_path):
+    made = cli.Run(cli.DemoSettings(str(tmp_path)), cli.Console(quiet=True))
+    made.log("sft", step=1)
+    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file: file.write('{"stage": "sft", "st')
+    assert [log["step"] for log in made.logs()] == [1]
+    with made.stage("sft", ""): made.log("sft", step=2)
+    assert [log.get("step") for log in made.logs()] == [2, None]
+
+
+# catches: a judge that draws from the trainer's random numbers, moves its weights, or leaves dropout on
+def test_the_judge_that_looks_on_changes_nothing(run, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    for name in ("ppo", "completions"): shutil.rmtree(folder / name)
+    monkeypatch.setattr(cli.GoldCallback, "look", lambda self, step: None)
+    assert cli.main(words(folder)) == 0
+    assert (folder / "ppo" / "model.safetensors").read_bytes() == models(run[0])["ppo"] and not [log for log in logs(folder) if "gold/win_rate" in log]
 
 
 def interrupt(*args, **kwargs): raise KeyboardInterrupt

@@ -245,7 +245,6 @@ def test_tables_show_real_tokens_alone():
     assert "<script>" not in r._repr_html_() and "</script><b>" not in r._repr_html_()
 
 
-@pytest.mark.xfail(strict=True, reason="safetensors' own error comes through")
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "header"])
 def test_a_damaged_file_is_refused(tmp_path, damage):
     path = filled().save(tmp_path / "r.safetensors")

@@ -80,6 +80,8 @@ by_hand = {
     "three covered": ("my boss sold my car.", True, dict(covered=3, malformed=False), 3),
     "one invented": ("my boss sold my bike.", True, dict(covered=2, invented=1), 0),
     "repeated": ("my boss sold my car on monday on monday.", True, dict(covered=4, repeated=1, malformed=True), 2),
+    "a word out of place": ("my car sold my boss.", True, dict(covered=3, malformed=True), 2),
+    "a word of another kind": ("my boss sold my car on angry.", True, dict(covered=3, invented=1, malformed=True), 0),
     "malformed": ("boss sold car monday", True, dict(covered=4, malformed=True), 3),
     "rambling": ("so basically, my boss sold my car.", True, dict(covered=3, rambling=True, malformed=False), 2.5),
     "cut off": ("my boss sold my car on monday", False, dict(covered=4, malformed=True, stopped=False), 1),
