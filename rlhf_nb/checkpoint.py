@@ -44,19 +44,22 @@ def _to_disk(path: Path) -> None:
     "Wait until a file is really written."
     with open(path, "rb") as file: os.fsync(file.fileno())
 
-# %% ../nbs/13_checkpoint.ipynb #ad0321ea
+# %% ../nbs/13_checkpoint.ipynb #ed5131dc
 MANIFEST = "manifest.json"
 
 def _digest(path: Path) -> dict[str, Any]:
     "Size and hash of a file."
-    with open(path, "rb") as file: return dict(size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+    with open(path, "rb") as file:
+        return dict(size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 def seal(folder: str | Path, **run: Any) -> None:
     "Write the manifest: every file's size and hash, and what names the run."
     folder = Path(folder)
-    files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST}
+    files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()
+             and path.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps(dict(run=run, files=files), indent=1))
 
+# %% ../nbs/13_checkpoint.ipynb #34416b35
 def _manifest(folder: Path) -> dict[str, Any]:
     "What `seal` wrote. Raises ValueError where it cannot be read."
     try: found = json.loads((folder / MANIFEST).read_text())
@@ -71,13 +74,19 @@ def verify(
 ) -> None:
     "Raises ValueError with the reason where a checkpoint is missing something, was changed, or belongs to another run."
     folder = Path(folder)
-    if not (folder / MANIFEST).is_file(): raise ValueError(f"{folder} has no {MANIFEST}: it is not a checkpoint of this package, or it was never finished. Resume from an earlier one.")
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} has no {MANIFEST}: it is not a checkpoint of this package, or it was never "
+                         "finished. Resume from an earlier one.")
     found = _manifest(folder)
     for name, wanted in found["files"].items():
-        if not (folder / name).is_file(): raise ValueError(f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint.")
-        if _digest(folder / name) != wanted: raise ValueError(f"{folder} is damaged: {name} is not as it was written. Resume from an earlier checkpoint.")
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint.")
+        if _digest(folder / name) != wanted:
+            raise ValueError(f"{folder} is damaged: {name} is not as it was written. Resume from an earlier checkpoint.")
     for name, value in run.items():
-        if (theirs := found["run"].get(name)) != value: raise ValueError(f"{folder} belongs to another run: its {name} is {theirs!r}, this run's is {value!r}. Give this run's own checkpoint, or the same settings.")
+        if (theirs := found["run"].get(name)) != value:
+            raise ValueError(f"{folder} belongs to another run: its {name} is {theirs!r}, this run's is {value!r}. "
+                             "Give this run's own checkpoint, or the same settings.")
 
 # %% ../nbs/13_checkpoint.ipynb #d8459a1a
 def save_policy(
@@ -93,7 +102,7 @@ def save_policy(
     tokenizer.save_pretrained(folder)
     if card: (Path(folder) / "README.md").write_text(card, encoding="utf-8")
 
-# %% ../nbs/13_checkpoint.ipynb #8b814b6f
+# %% ../nbs/13_checkpoint.ipynb #2cfdbb46
 def model_card(
     name: str,
     recipe: dict[str, Any],            # settings that matter
@@ -101,7 +110,11 @@ def model_card(
     base: str = "",                    # what the policy started from
 ) -> str:
     "Markdown with the metadata block that the hub reads."
-    table = lambda rows: "\n".join(["| | |", "|---|---|", *[f"| {k} | {v:.4g} |" if isinstance(v, float) else f"| {k} | {v} |" for k, v in rows.items()]])
+    table = lambda rows: "\n".join(["| | |", "|---|---|",
+                                    *[f"| {k} | {v:.4g} |" if isinstance(v, float) else f"| {k} | {v} |"
+                                      for k, v in rows.items()]])
     start = f", started from `{base}`" if base else ""
-    return (f"---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [rlhf, ppo, rlhf_nb]\n---\n\n# {name}\n\n"
-            f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.\n\n## Recipe\n\n{table(recipe)}\n\n## Last metrics\n\n{table(results)}\n")
+    return ("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [rlhf, ppo, rlhf_nb]\n---\n\n# "
+            f"{name}\n\n"
+            f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.\n\n## "
+            f"Recipe\n\n{table(recipe)}\n\n## Last metrics\n\n{table(results)}\n")

@@ -23,7 +23,7 @@ from .tldr import Verdict, gold_judge, win_rate
 # %% auto #0
 __all__ = ['Completions', 'complete', 'completions_table', 'print_table', 'wilson_interval', 'GoldReport', 'judge_completions']
 
-# %% ../nbs/14_evaluate.ipynb #fa982dc3
+# %% ../nbs/14_evaluate.ipynb #cefd2d18
 @dataclass(frozen=True)
 class Completions:
     "What a policy answered, prompt by prompt, in the order of the prompts."
@@ -53,20 +53,22 @@ def complete(
     for start in range(0, len(order), batch_size):
         part = order[start:start + batch_size]
         ids, mask = (x.to(device) for x in left_pad([rows[i] for i in part], tokenizer.pad_token_id))
-        drawn = sample(model, ids, mask, response_length, tokenizer.pad_token_id, stop_ids, temperature, stop_strings=stop_strings, generator=generator)
+        drawn = sample(model, ids, mask, response_length, tokenizer.pad_token_id, stop_ids, temperature,
+                       stop_strings=stop_strings, generator=generator)
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         found |= dict(zip(part, zip(texts, drawn.stopped.tolist(), drawn.mask.sum(1).tolist())))
     model.train(was_training)
     texts, stopped, lengths = map(list, zip(*(found[i] for i in range(len(rows)))))
     return Completions(list(prompts), texts, stopped, lengths)
 
-# %% ../nbs/14_evaluate.ipynb #824d80ba
+# %% ../nbs/14_evaluate.ipynb #733aec30
 def completions_table(
     completions: Completions,
     scores: Sequence[float],
 ) -> pd.DataFrame:         # columns query, model response, score
     "The table that is shown, logged and kept."
-    return pd.DataFrame({"query": completions.prompts, "model response": completions.texts, "score": [float(s) for s in scores]})
+    return pd.DataFrame({"query": completions.prompts, "model response": completions.texts,
+                         "score": [float(s) for s in scores]})
 
 def print_table(
     frame: pd.DataFrame,
@@ -76,23 +78,26 @@ def print_table(
 ) -> None:
     "The first rows in the terminal, by Rich. Text is shown as it is: nothing in it is read as markup."
     table = Table(title=title or None, show_lines=True)
-    for name in frame.columns: table.add_column(str(name), justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left", overflow="fold")
+    for name in frame.columns:
+        table.add_column(str(name), justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left",
+                         overflow="fold")
     for row in frame.head(rows).itertuples(index=False):
         table.add_row(*[Text(f"{x:+.2f}" if isinstance(x, float) else str(x)) for x in row])
     (console or Console()).print(table)
 
-# %% ../nbs/14_evaluate.ipynb #41758a83
+# %% ../nbs/14_evaluate.ipynb #5f0704da
 def wilson_interval(
     rate: float,     # share of wins, a tie counted half
     n: int,          # judgings
     z: float = 1.96, # 1.96: 95 %
 ) -> tuple[float, float]:
     "Wilson's score interval. With ties, whose variance is smaller, it is a little wider than need be."
-    if n < 1 or not 0 <= rate <= 1: raise ValueError(f"got rate {rate} and n {n}: wanted a share between 0 and 1 of at least one judging.")
+    if n < 1 or not 0 <= rate <= 1:
+        raise ValueError(f"got rate {rate} and n {n}: wanted a share between 0 and 1 of at least one judging.")
     middle, spread = rate + z * z / (2 * n), z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
     return max(0.0, (middle - spread) / (1 + z * z / n)), min(1.0, (middle + spread) / (1 + z * z / n))
 
-# %% ../nbs/14_evaluate.ipynb #337bebc5
+# %% ../nbs/14_evaluate.ipynb #6f011575
 @dataclass(frozen=True)
 class GoldReport:
     "A policy against the references, by the gold judge."
@@ -106,9 +111,12 @@ def judge_completions(
 ) -> tuple[GoldReport, list[Verdict]]:
     "Gold win rate against the references with its interval, and the verdict on every completion."
     facts = [json.loads(text) for text in posts["facts"]]
-    ours = [gold_judge(text, truth, stop) for text, truth, stop in zip(completions.texts, facts, completions.stopped, strict=True)]
+    ours = [gold_judge(text, truth, stop)
+            for text, truth, stop in zip(completions.texts, facts, completions.stopped, strict=True)]
     theirs = [gold_judge(text, truth) for text, truth in zip(posts["completion"], facts)]
     rate = win_rate([v.gold for v in ours], [v.gold for v in theirs])
     mean = lambda values: sum(values) / len(ours)
-    return GoldReport(rate, *wilson_interval(rate, len(ours)), len(ours), mean(v.gold for v in ours), mean(v.covered for v in ours), mean(v.invented for v in ours),
-                      mean(v.malformed for v in ours), mean(completions.stopped), mean(completions.lengths), temperature), ours
+    return GoldReport(rate, *wilson_interval(rate, len(ours)), len(ours), mean(v.gold for v in ours),
+                      mean(v.covered for v in ours), mean(v.invented for v in ours),
+                      mean(v.malformed for v in ours), mean(completions.stopped), mean(completions.lengths),
+                      temperature), ours

@@ -13,7 +13,7 @@ from .masks import whiten
 # %% auto #0
 __all__ = ['td_errors', 'gae', 'gae_matrix', 'returns_from', 'check_gae']
 
-# %% ../nbs/11_gae.ipynb #f293279f
+# %% ../nbs/11_gae.ipynb #047e47cd
 def td_errors(
     rewards: Tensor,                  # [B, T] per-token rewards
     values: Tensor,                   # [B, T] value of the state in which token t is about to be chosen
@@ -35,14 +35,16 @@ def td_errors(
 def _check_signals(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor | None) -> None:
     "Refuse what would broadcast into nonsense or run backwards over a gap."
     if not rewards.shape == values.shape == mask.shape:
-        raise ValueError(f"rewards {list(rewards.shape)}, values {list(values.shape)} and mask {list(mask.shape)} differ: "
+        raise ValueError(f"rewards {list(rewards.shape)}, values {list(values.shape)} and mask {list(mask.shape)} "
+                         "differ: "
                          "give [B, T] each. A value head's [B, T, 1] wants squeeze(-1).")
     if bootstrap is not None and bootstrap.shape != mask.shape[:1]:
         raise ValueError(f"bootstrap {list(bootstrap.shape)}: give one value a row, [{len(mask)}], "
                          "and 0 for a row that ended by itself.")
     gap = (mask[:, 1:].bool() & ~mask[:, :-1].bool()).any(1)
     if gap.any():
-        raise ValueError(f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: responses are padded on the "
+        raise ValueError(f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: responses are "
+                         "padded on the "
                          "right. Leave the prompt out, and take what was not sampled out of the row.")
     _check_unit("gamma", gamma)
 
@@ -98,7 +100,7 @@ def returns_from(
     "Returns R = A + V on real tokens: what the value model should have said, the lambda-return (Sutton and Barto 2018, section 12.1)."
     return torch.where(mask.bool(), advantages + values, 0.0)
 
-# %% ../nbs/11_gae.ipynb #c95ad906
+# %% ../nbs/11_gae.ipynb #9123e525
 def check_gae(
     my_gae: Callable,  # my_gae(rewards, values, mask, gamma, lam) -> advantages [B, T]
 ) -> str:              # what was found; starts with "Right" if nothing was
@@ -108,16 +110,19 @@ def check_gae(
              torch.tensor([[True] * 5, [True, True, True, False, False]]))
     given, want = [x.clone() for x in batch], gae(*batch, 0.9, 0.5)
     got = my_gae(*given, 0.9, 0.5)
-    if not all(map(torch.equal, given, batch)): return "You changed an argument in place: values are needed again, so build new tensors."
-    if getattr(got, "shape", None) != want.shape: return f"Return a tensor of shape {list(want.shape)}, one advantage for each token."
-    if torch.allclose(got, want, atol=1e-5): return "Right: each token has its own surprise and its share of the later ones."
+    if not all(map(torch.equal, given, batch)):
+        return "You changed an argument in place: values are needed again, so build new tensors."
+    if getattr(got, "shape", None) != want.shape:
+        return f"Return a tensor of shape {list(want.shape)}, one advantage for each token."
+    if torch.allclose(got, want, atol=1e-5):
+        return "Right: each token has its own surprise and its share of the later ones."
     for wrong, message in check_gae.mistakes.values():
         if torch.allclose(got, wrong(*batch, 0.9, 0.5), atol=1e-5): return message
     row, t = (~torch.isclose(got, want, atol=1e-5)).nonzero()[-1].tolist()
     return (f"Row {row}, token {t}: you have {got[row, t]:g}, and {want[row, t]:g} was wanted. "
             "Everything behind it in that row is right: start there.")
 
-# %% ../nbs/11_gae.ipynb #0c5f3efe
+# %% ../nbs/11_gae.ipynb #b4f64185
 def _roll_back(delta: Tensor, decay: float) -> Tensor:
     "The recursion alone, on any deltas: for the mistakes below."
     return delta @ _credit(delta.shape[1], decay, 1.0).to(delta).T
@@ -127,7 +132,8 @@ check_gae.mistakes = dict(
     no_lam=(lambda r, v, m, g, l: gae(r, v, m, g, 1.0), "lam makes no difference: the step back is gamma * lam."),
     no_gamma=(lambda r, v, m, g, l: gae(r, v, m, 1.0, l),
               "gamma makes no difference: it belongs in the surprise and in the step back."),
-    gamma_once=(lambda r, v, m, g, l: _roll_back(td_errors(r, v, m, g), l), "The step back is lam alone: it is gamma * lam."),
+    gamma_once=(lambda r, v, m, g, l: _roll_back(td_errors(r, v, m, g), l),
+                "The step back is lam alone: it is gamma * lam."),
     no_steps=(lambda r, v, m, g, l: td_errors(r, v, m, g),
               "These are the surprises: nothing is passed back to earlier tokens yet."),
     starts_at_the_front=(lambda r, v, m, g, l: m * _roll_back(td_errors(r, v, m, g).flip(1), g * l).flip(1),
@@ -140,7 +146,8 @@ check_gae.mistakes = dict(
                           "The last real token of a short row sees a value on padding: after the end, the value is 0."),
     wraps_around=(lambda r, v, m, g, l: _roll_back(m * (r + g * (v * m).roll(-1, 1) - v), g * l),
                   "The last token of a full row sees the value of the first: roll wraps around, so put a 0 there."),
-    returns_instead=(lambda r, v, m, g, l: gae(r, v, m, g, l) + v * m, "These are the returns, A + V: an advantage is without the value."),
+    returns_instead=(lambda r, v, m, g, l: gae(r, v, m, g, l) + v * m,
+                     "These are the returns, A + V: an advantage is without the value."),
     whitened=(lambda r, v, m, g, l: whiten(gae(r, v, m, g, l), m),
               "These are whitened: that comes later, because the returns need the advantages as they are."),
 )

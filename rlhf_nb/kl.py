@@ -15,7 +15,7 @@ from .logprobs import response_states, tempered
 __all__ = ['LOGR_CAP', 'ESTIMATORS', 'full_kl', 'log_ratio', 'k1', 'k2', 'abs_kl', 'k3', 'estimate_kl', 'response_full_kl',
            'FixedKLController', 'AdaptiveKLController']
 
-# %% ../nbs/09_kl.ipynb #013c1f3c
+# %% ../nbs/09_kl.ipynb #56341bcc
 def full_kl(
     logits: Tensor,      # [..., V] policy
     ref_logits: Tensor,  # [..., V] reference
@@ -23,19 +23,21 @@ def full_kl(
 ) -> Tensor:             # [...] float32, in nats
     "Exact KL(policy || reference), summed over the vocabulary. A token that the policy never says adds nothing."
     if logits.shape != ref_logits.shape:
-        raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: wanted one shape. Two models must share a vocabulary.")
+        raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: wanted one shape. Two "
+                         "models must share a vocabulary.")
     logp, logq = [tempered(x, temperature).log_softmax(-1) for x in (logits, ref_logits)]
     p = logp.exp()
     return (p * (logp - logq).masked_fill(p == 0, 0.0)).sum(-1)
 
-# %% ../nbs/09_kl.ipynb #09c29dce
+# %% ../nbs/09_kl.ipynb #bbb72aff
 def log_ratio(
     logprobs: Tensor,      # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
 ) -> Tensor:               # [B, T] float32: reference minus policy
     "logr, wide enough to subtract in: bf16 log-probs become float32 first. Raises ValueError if the shapes differ."
     if logprobs.shape != ref_logprobs.shape:
-        raise ValueError(f"logprobs {list(logprobs.shape)} and ref_logprobs {list(ref_logprobs.shape)}: wanted one shape, the same tokens in both.")
+        raise ValueError(f"logprobs {list(logprobs.shape)} and ref_logprobs {list(ref_logprobs.shape)}: wanted one "
+                         "shape, the same tokens in both.")
     wide = torch.promote_types(torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32)
     return ref_logprobs.to(wide) - logprobs.to(wide)
 
@@ -61,7 +63,7 @@ def abs_kl(
     "|logr|: a distance rather than a KL, first order where k2 is second; some early code penalises it."
     return log_ratio(logprobs, ref_logprobs).abs()
 
-# %% ../nbs/09_kl.ipynb #c9e9ce13
+# %% ../nbs/09_kl.ipynb #b66f3e33
 LOGR_CAP = 80.0  # e^80 is 5.5e34: a few thousand of them still add up in float32
 
 def k3(
@@ -71,7 +73,8 @@ def k3(
     "e^logr - 1 - logr: unbiased and never negative. logr above 80 counts as 80. Schulman, joschu.net/blog/kl-approx.html."
     logr = log_ratio(logprobs, ref_logprobs).clamp(max=LOGR_CAP)
     small = logr.clamp(-0.1, 0.1)
-    series = small.square() / 2 * (1 + small / 3 * (1 + small / 4 * (1 + small / 5 * (1 + small / 6 * (1 + small / 7)))))
+    series = small.square() / 2
+    series = series * (1 + small / 3 * (1 + small / 4 * (1 + small / 5 * (1 + small / 6 * (1 + small / 7)))))
     return torch.where(logr.abs() < 0.1, series, torch.expm1(logr) - logr)
 
 # %% ../nbs/09_kl.ipynb #addc4ac4
@@ -88,7 +91,7 @@ def estimate_kl(
                          "which needs both distributions (full_kl on logits, response_full_kl on models).")
     return ESTIMATORS[estimator](logprobs, ref_logprobs)
 
-# %% ../nbs/09_kl.ipynb #fba51b44
+# %% ../nbs/09_kl.ipynb #507ef9ee
 def response_full_kl(
     policy: nn.Module,     # a causal language model
     ref: nn.Module,        # the reference, of the same vocabulary
@@ -98,7 +101,8 @@ def response_full_kl(
     mask: Tensor,          # [B, T] true on real tokens
     temperature: float = 1.0,   # what the sampler divided by
     chunk_logits: int = 2**26,  # most logits held at a time, for each model
-    ref_context: Callable[[], AbstractContextManager] = nullcontext,  # entered around the reference: policy.disable_adapter under LoRA
+    # entered around the reference: policy.disable_adapter under LoRA
+    ref_context: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Tensor:               # [B, T] float32, zero on padding
     "Exact KL(policy || reference) where each response token was chosen, a chunk of tokens at a time and without gradients."
     batch = (prompt_ids, prompt_mask, response_ids, mask)
@@ -113,11 +117,12 @@ def response_full_kl(
             parts.append(full_kl(logits, ref_logits, temperature).float())
     return kl.masked_scatter(mask.bool(), torch.cat(parts))
 
-# %% ../nbs/09_kl.ipynb #b2817db1
+# %% ../nbs/09_kl.ipynb #102098e9
 def _check_coef(kl_coef: float) -> float:
     "A price that can be multiplied with."
     if not (math.isfinite(kl_coef) and kl_coef >= 0):
-        raise ValueError(f"kl_coef is {kl_coef}: give a number that is finite and not negative, for example 0.05; 0 turns the penalty off.")
+        raise ValueError(f"kl_coef is {kl_coef}: give a number that is finite and not negative, for example 0.05; 0 "
+                         "turns the penalty off.")
     return float(kl_coef)
 
 class FixedKLController:
@@ -134,7 +139,7 @@ class FixedKLController:
         "Go on from a checkpoint."
         self.value = _check_coef(state["value"])
 
-# %% ../nbs/09_kl.ipynb #380ef2f5
+# %% ../nbs/09_kl.ipynb #96b00949
 class AdaptiveKLController(FixedKLController):
     "Raises kl_coef while the KL is above target and lowers it below. Ziegler et al. 2019, section 2.2."
     def __init__(
@@ -145,13 +150,18 @@ class AdaptiveKLController(FixedKLController):
     ) -> None:
         super().__init__(kl_coef)
         for name, x in (("kl_coef", kl_coef), ("kl_target", target), ("kl_horizon", horizon)):
-            if not (math.isfinite(x) and x > 0): raise ValueError(f"{name} is {x}: the adaptive controller needs a positive number.")
+            if not (math.isfinite(x) and x > 0):
+                raise ValueError(f"{name} is {x}: the adaptive controller needs a positive number.")
         self.target, self.horizon = target, horizon
     def update(self, kl: float, n_episodes: int) -> float:
         "The new coefficient after n_episodes whose mean KL was kl. Raises ValueError if kl is not finite or the step would not be positive."
-        if not math.isfinite(kl): raise ValueError(f"the measured KL is {kl}: the coefficient stays {self.value}; look at the log-probs of this batch.")
+        if not math.isfinite(kl):
+            raise ValueError(f"the measured KL is {kl}: the coefficient stays {self.value}; look at the log-probs of "
+                             "this batch.")
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * n_episodes / self.horizon
-        if factor <= 0: raise ValueError(f"kl_horizon {self.horizon} is too short for {n_episodes} episodes an update: make it {n_episodes} or more.")
+        if factor <= 0:
+            raise ValueError(f"kl_horizon {self.horizon} is too short for {n_episodes} episodes an update: make it "
+                             f"{n_episodes} or more.")
         self.value *= factor
         return self.value

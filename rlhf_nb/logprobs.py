@@ -16,17 +16,18 @@ from .masks import position_ids
 # %% auto #0
 __all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs', 'response_logprobs']
 
-# %% ../nbs/05_logprobs.ipynb #72b22825
+# %% ../nbs/05_logprobs.ipynb #d4a8108d
 def tempered(
     logits: Tensor,      # [..., V]
     temperature: float,  # what the sampler divided by
 ) -> Tensor:             # [..., V] in float32 (float64 stays)
     "Logits over temperature, wide enough to add up over a vocabulary. Raises ValueError unless temperature is positive."
     if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature is {temperature}: give a positive number, 1.0 for the model as it is, 0.01 for nearly greedy.")
+        raise ValueError(f"temperature is {temperature}: give a positive number, 1.0 for the model as it is, 0.01 for "
+                         "nearly greedy.")
     return (logits if logits.dtype == torch.float64 else logits.float()) / temperature
 
-# %% ../nbs/05_logprobs.ipynb #fc717cb9
+# %% ../nbs/05_logprobs.ipynb #6d73de9d
 def token_logprobs(
     logits: Tensor,  # [..., T, V] the logits that chose each token
     ids: Tensor,     # [..., T] the tokens that were chosen
@@ -34,7 +35,8 @@ def token_logprobs(
 ) -> Tensor:         # [..., T] float32
     "Log-prob of each token, in nats. Raises ValueError if the shapes do not pair up or temperature is not positive."
     if logits.shape[:-1] != ids.shape:
-        raise ValueError(f"logits {list(logits.shape)} do not pair with ids {list(ids.shape)}: give one row of logits for each token.")
+        raise ValueError(f"logits {list(logits.shape)} do not pair with ids {list(ids.shape)}: give one row of logits "
+                         "for each token.")
     z = tempered(logits, temperature)
     return z.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1) - z.logsumexp(-1)
 
@@ -58,14 +60,17 @@ def _unwrap(
         if not isinstance(inner, nn.Module) or inner is model: return model
         model = inner
 
-# %% ../nbs/05_logprobs.ipynb #003d8051
+# %% ../nbs/05_logprobs.ipynb #63344880
 def _check_batch(prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, mask: Tensor) -> None:
     "Refuse what would silently read the wrong column."
-    if prompt_ids.shape != prompt_mask.shape or response_ids.shape != mask.shape or len(prompt_ids) != len(response_ids):
-        raise ValueError(f"prompt_ids {list(prompt_ids.shape)}, prompt_mask {list(prompt_mask.shape)}, response_ids {list(response_ids.shape)}, "
+    apart = prompt_ids.shape != prompt_mask.shape or response_ids.shape != mask.shape
+    if apart or len(prompt_ids) != len(response_ids):
+        raise ValueError(f"prompt_ids {list(prompt_ids.shape)}, prompt_mask {list(prompt_mask.shape)}, response_ids "
+                         f"{list(response_ids.shape)}, "
                          f"mask {list(mask.shape)}: wanted [B, P] twice, then [B, T] twice.")
     if prompt_ids.shape[1] == 0 or not bool(prompt_mask[:, -1].all()):
-        raise ValueError("a prompt does not end in the last column of prompt_mask: pad prompts on the left (masks.left_pad), and drop empty ones.")
+        raise ValueError("a prompt does not end in the last column of prompt_mask: pad prompts on the left "
+                         "(masks.left_pad), and drop empty ones.")
 
 # %% ../nbs/05_logprobs.ipynb #152a362d
 def _inputs(
@@ -112,21 +117,23 @@ def _head(
         return logits if cap is None else torch.tanh(logits / cap) * cap
     return project
 
-# %% ../nbs/05_logprobs.ipynb #7d3a4dae
+# %% ../nbs/05_logprobs.ipynb #650154a4
 def _agrees(
     model: nn.Module,  # a transformers model with a body and a head
 ) -> bool:             # whether body and _head, one after the other, are its forward
     "Compare the two halves with the model's own forward, on large hidden states. Leaves no trace, random state included."
     body, head, project, inside = model.get_decoder(), model.get_output_embeddings(), _head(model), []
     def swap(body, args, output):
-        hidden = torch.randn(output.last_hidden_state.shape, generator=torch.Generator().manual_seed(0)).to(output.last_hidden_state)
+        hidden = torch.randn(output.last_hidden_state.shape,
+                             generator=torch.Generator().manual_seed(0)).to(output.last_hidden_state)
         large = hidden * (200 / head(hidden).abs().max())
         inside.extend([output.last_hidden_state, project(large)])
         output.last_hidden_state = large
         return output
     mask = torch.ones(1, 2, dtype=torch.bool, device=head.weight.device)
     def forward(part: nn.Module):
-        with torch.no_grad(), torch.random.fork_rng([mask.device] if mask.is_cuda else []):  # the same dropout both times
+        # the same dropout both times
+        with torch.no_grad(), torch.random.fork_rng([mask.device] if mask.is_cuda else []):
             return part(**_inputs(part.forward, mask.long(), mask, mask.long(), mask))
     handle = body.register_forward_hook(swap)
     try: logits = forward(model).logits
@@ -134,7 +141,7 @@ def _agrees(
     pairs = zip(inside, (forward(body).last_hidden_state, logits))
     return all(a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3) for a, b in pairs)
 
-# %% ../nbs/05_logprobs.ipynb #10b34938
+# %% ../nbs/05_logprobs.ipynb #833e28ab
 _verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 def _names(model: nn.Module) -> set[str]:
@@ -144,7 +151,8 @@ def _names(model: nn.Module) -> set[str]:
 def _is_lora(model: nn.Module) -> bool:
     "A PEFT wrapper that only changed layers inside: its inner model can be called as it is."
     configs = model.peft_config.values() if "PeftModel" in _names(model) else ()
-    return any(configs) and all(c.peft_type == "LORA" and not getattr(c, "alora_invocation_tokens", None) for c in configs)
+    return any(configs) and all(c.peft_type == "LORA" and not getattr(c, "alora_invocation_tokens", None)
+                                for c in configs)
 
 def _open(
     model: nn.Module,  # anything that forwards like a causal language model
@@ -159,14 +167,15 @@ def _open(
         except Exception: _verdicts[model] = False  # not ours to say what is wrong: its plain forward will
     return model if _verdicts[model] else None
 
-# %% ../nbs/05_logprobs.ipynb #f704be36
+# %% ../nbs/05_logprobs.ipynb #3d48a7d1
 def response_states(
     model: nn.Module,      # a causal language model, wrapped or not
     prompt_ids: Tensor,    # [B, P] padded on the left
     prompt_mask: Tensor,   # [B, P] true on real tokens
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,          # [B, T] true on real tokens
-) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V] of the N real tokens, what makes logits [N, V] of them, V
+) -> tuple[Tensor, Callable[[Tensor], Tensor],
+           int]:  # states [N, hidden or V] of the N real tokens, what makes logits [N, V] of them, V
     "What the model knew when it chose each real response token, row by row, and the step from there to logits."
     opened = _open(model)
     if opened is None:
@@ -183,7 +192,7 @@ class LogProbs(NamedTuple):
     logprobs: Tensor  # [B, T] float32, of the tokens that were chosen
     entropy: Tensor   # [B, T] float32, over the vocabulary
 
-# %% ../nbs/05_logprobs.ipynb #ed2884e3
+# %% ../nbs/05_logprobs.ipynb #7207b221
 def response_logprobs(
     model: nn.Module,      # a causal language model, wrapped or not
     prompt_ids: Tensor,    # [B, P] padded on the left
@@ -191,7 +200,7 @@ def response_logprobs(
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,          # [B, T] true on real tokens
     temperature: float = 1.0,      # what the sampler divided by
-    chunk_logits: int = 2**26,     # most logits at a time; 2**26 are 256 MB in float32, of which a handful of copies live for a moment
+    chunk_logits: int = 2**26,     # most logits at a time; 2**26 are 256 MB in float32, and a few copies live
 ) -> LogProbs:             # logprobs and entropy, [B, T] each
     "Log-prob and entropy of every response token. The same call serves the rollout (no gradient) and the update."
     def measure(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from .masks import masked_sum, masked_var
 # %% auto #0
 __all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance']
 
-# %% ../nbs/12_losses.ipynb #8de20ee1
+# %% ../nbs/12_losses.ipynb #d42a9865
 LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: no number beyond it says more
 
 def _real(
@@ -20,7 +20,8 @@ def _real(
     mask: Tensor,  # [B, T] true on real tokens
 ) -> Tensor:       # [B, T] float32 (float64 stays), zero on padding
     "What counts, before anything is done to it: padding can then spoil neither value nor gradient. Raises ValueError if the shapes differ."
-    if x.shape != mask.shape: raise ValueError(f"a tensor of shape {list(x.shape)} with a mask of {list(mask.shape)}: wanted [B, T] for both.")
+    if x.shape != mask.shape:
+        raise ValueError(f"a tensor of shape {list(x.shape)} with a mask of {list(mask.shape)}: wanted [B, T] for both.")
     return (x if x.dtype == torch.float64 else x.float()).masked_fill(~mask.bool(), 0.0)
 
 def _log_ratio(
@@ -31,7 +32,7 @@ def _log_ratio(
     "Log of the probability ratio, capped so that its exponential is a number one can compute with."
     return (_real(logprobs, mask) - _real(old_logprobs, mask)).clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
 
-# %% ../nbs/12_losses.ipynb #c2007da7
+# %% ../nbs/12_losses.ipynb #269f9cb4
 def _surrogates(
     ratio: Tensor,       # [B, T] new probability over old
     advantages: Tensor,  # [B, T]
@@ -41,10 +42,11 @@ def _surrogates(
     "Both sides of the maximum. Schulman et al. 2017, equation 7, with the sign of a loss."
     high = cliprange if cliprange_high is None else cliprange_high
     if not (0 <= cliprange <= 1 and high >= 0):
-        raise ValueError(f"cliprange is {cliprange} and cliprange_high {cliprange_high}: give a share between 0 and 1, such as 0.2, and a high one of at least 0.")
+        raise ValueError(f"cliprange is {cliprange} and cliprange_high {cliprange_high}: give a share between 0 and 1, "
+                         "such as 0.2, and a high one of at least 0.")
     return -advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high)
 
-# %% ../nbs/12_losses.ipynb #ab8918b4
+# %% ../nbs/12_losses.ipynb #1adfb051
 def policy_loss(
     logprobs: Tensor,      # [B, T] of the policy now; the gradient flows here
     old_logprobs: Tensor,  # [B, T] of the policy that sampled
@@ -55,14 +57,15 @@ def policy_loss(
     dual_clip: float | None = None,        # above 1: no token's loss exceeds -dual_clip * A where A < 0
 ) -> Tensor:               # scalar: the sum over real tokens
     "PPO's clipped loss, Schulman et al. 2017, eq. 7; dual clip: Ye et al. 2019 (1912.09729). Divide by the real tokens of the whole mini-batch."
-    if dual_clip is not None and not dual_clip > 1: raise ValueError(f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off.")
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off.")
     advantages = _real(advantages, mask)
     plain, clipped = _surrogates(_log_ratio(logprobs, old_logprobs, mask).exp(), advantages, cliprange, cliprange_high)
     loss = torch.maximum(plain, clipped)
     if dual_clip is not None: loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
     return masked_sum(loss, mask)
 
-# %% ../nbs/12_losses.ipynb #ac78aea3
+# %% ../nbs/12_losses.ipynb #e8db5334
 def _value_errors(
     values: Tensor,      # [B, T] of the value model now
     old_values: Tensor,  # [B, T] of the value model at the rollout
@@ -71,7 +74,9 @@ def _value_errors(
     cliprange_value: float,  # how far a value may move from the old one
 ) -> tuple[Tensor, Tensor]:  # [B, T] squared errors, plain and clipped
     "Both sides of the maximum."
-    if not cliprange_value >= 0: raise ValueError(f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; float('inf') turns clipping off.")
+    if not cliprange_value >= 0:
+        raise ValueError(f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; "
+                         "float('inf') turns clipping off.")
     values, old_values, returns = _real(values, mask), _real(old_values, mask), _real(returns, mask)
     near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
     return (values - returns).square(), (near - returns).square()
@@ -87,7 +92,7 @@ def value_loss(
     "Half the squared error, the worse of moved and clipped; 2403.17031. Divide by the real tokens of the whole mini-batch."
     return 0.5 * masked_sum(torch.maximum(*_value_errors(values, old_values, returns, mask, cliprange_value)), mask)
 
-# %% ../nbs/12_losses.ipynb #1100f17a
+# %% ../nbs/12_losses.ipynb #4cd7f13d
 @torch.no_grad()
 def policy_diagnostics(
     logprobs: Tensor,      # [B, T] of the policy now
@@ -100,7 +105,8 @@ def policy_diagnostics(
     "What the policy loss did, as sums: add them over micro-batches and ranks, then divide by tokens."
     logr = _log_ratio(logprobs, old_logprobs, mask)
     plain, clipped = _surrogates(logr.exp(), _real(advantages, mask), cliprange, cliprange_high)
-    sums = dict(ratio=logr.exp(), ratio_sq=(2 * logr).exp(), clipfrac=(clipped > plain).float(), approxkl=0.5 * logr.square(), tokens=torch.ones_like(logr))
+    sums = dict(ratio=logr.exp(), ratio_sq=(2 * logr).exp(), clipfrac=(clipped > plain).float(),
+                approxkl=0.5 * logr.square(), tokens=torch.ones_like(logr))
     return {name: masked_sum(x, mask) for name, x in sums.items()}
 
 # %% ../nbs/12_losses.ipynb #8b70df82

@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ['left_pad', 'right_pad', 'position_ids', 'response_mask', 'reached_stop', 'last_index', 'masked_sum', 'masked_mean',
            'masked_var', 'whiten']
 
-# %% ../nbs/01_masks.ipynb #a589daa7
+# %% ../nbs/01_masks.ipynb #e0ea1f19
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
     "Refuse what cannot be padded, and say how to mend it."
     if pad_id is None:
@@ -20,7 +20,8 @@ def _check_rows(rows: list[list[int]], pad_id: int) -> None:
                          "for example tokenizer.add_special_tokens({'pad_token': '[PAD]'}).")
     if len(rows) == 0: raise ValueError("rows is empty: give at least one list of token ids.")
     for i, row in enumerate(rows):
-        if len(row) == 0: raise ValueError(f"row {i} holds no token: drop the row, or start it with the tokenizer's bos token.")
+        if len(row) == 0:
+            raise ValueError(f"row {i} holds no token: drop the row, or start it with the tokenizer's bos token.")
 
 # %% ../nbs/01_masks.ipynb #783c411e
 def left_pad(
@@ -54,11 +55,12 @@ def position_ids(
     mask = mask.bool()
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
 
-# %% ../nbs/01_masks.ipynb #ced7e396
+# %% ../nbs/01_masks.ipynb #97addce7
 def _is_stop(response_ids: Tensor, stop_ids: list[int]) -> Tensor:
     "[B, T] true on every stop token. Raises ValueError where stop_ids is not a list of ints."
     if not isinstance(stop_ids, (list, tuple, set)) or not all(isinstance(i, int) for i in stop_ids):
-        raise ValueError(f"stop_ids is {stop_ids!r}: give a list of token ids, for example [tokenizer.eos_token_id], or [] for none.")
+        raise ValueError(f"stop_ids is {stop_ids!r}: give a list of token ids, for example [tokenizer.eos_token_id], "
+                         "or [] for none.")
     return torch.isin(response_ids, torch.tensor(list(stop_ids), dtype=torch.long, device=response_ids.device))
 
 # %% ../nbs/01_masks.ipynb #9128717b
@@ -86,14 +88,15 @@ def last_index(
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask.bool(), columns, -1).amax(-1)
 
-# %% ../nbs/01_masks.ipynb #2dbefc37
+# %% ../nbs/01_masks.ipynb #284d2638
 def _real(
     x: Tensor,     # any shape
     mask: Tensor,  # same shape, true on real tokens
 ) -> Tensor:       # x in float32 (float64 stays), zero on padding
     "The numbers that count, wide enough to add up. Raises ValueError if the shapes differ."
     if x.shape != mask.shape:
-        raise ValueError(f"x has shape {list(x.shape)} and mask {list(mask.shape)}: give one mask entry for each number, "
+        raise ValueError(f"x has shape {list(x.shape)} and mask {list(mask.shape)}: give one mask entry for each "
+                         "number, "
                          "for example mask.expand_as(x).")
     wide = x if x.dtype == torch.float64 else x.float()
     return wide.masked_fill(~mask.bool(), 0.0)

@@ -18,31 +18,38 @@ __all__ = ['train_tokenizer', 'check_tokenizer', 'tiny_config', 'tiny_policy', '
            'load_scorer', 'scorer_head', 'scorer_from', 'check_vocabulary', 'token_scores', 'sequence_scores',
            'response_values', 'zero_head', 'PolicyAndValue', 'frozen']
 
-# %% ../nbs/04_models.ipynb #ad4909f9
+# %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
     texts: Iterable[str],  # what the vocabulary is taken from
 ) -> PreTrainedTokenizerFast:
     "A word-level tokenizer with <pad>, <eos> and <unk>; `TL;DR:`, `POST:` and `r/name` are one token each."
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"TL;DR:|r/\w+|[A-Z]+:|\w+|[^\w\s]"), behavior="removed", invert=True)
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)  # joins words by a space, and punctuation without one
-    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=["<pad>", "<eos>", "<unk>"], show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"TL;DR:|r/\w+|[A-Z]+:|\w+|[^\w\s]"), behavior="removed",
+                                                   invert=True)
+    # joins words by a space, and punctuation without one
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    trainer = trainers.WordLevelTrainer(special_tokens=["<pad>", "<eos>", "<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+                                   padding_side="left")
 
-# %% ../nbs/04_models.ipynb #49ba31d1
+# %% ../nbs/04_models.ipynb #8041da94
 def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     stop_ids: Iterable[int] = (),  # tokens that end a response, beside the tokenizer's own EOS
 ) -> None:
     "Raises ValueError where the pad token is missing or is also a stop token: padding would be read as the end of an answer."
     if tokenizer.pad_token_id is None:
-        raise ValueError("the tokenizer has no pad token: add one that is not the stop token, tokenizer.add_special_tokens({'pad_token': '[PAD]'}), "
+        raise ValueError("the tokenizer has no pad token: add one that is not the stop token, "
+                         "tokenizer.add_special_tokens({'pad_token': '[PAD]'}), "
                          "and resize the model's embeddings to len(tokenizer).")
     if tokenizer.pad_token_id in {tokenizer.eos_token_id, *stop_ids}:
-        raise ValueError(f"pad token {tokenizer.pad_token!r} (id {tokenizer.pad_token_id}) is also the stop token: the model would never learn to stop. "
-                         "Add another, tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's embeddings to len(tokenizer).")
+        raise ValueError(f"pad token {tokenizer.pad_token!r} (id {tokenizer.pad_token_id}) is also the stop token: the "
+                         "model would never learn to stop. "
+                         "Add another, tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's "
+                         "embeddings to len(tokenizer).")
 
-# %% ../nbs/04_models.ipynb #17738989
+# %% ../nbs/04_models.ipynb #8789f35c
 def tiny_config(
     tokenizer: PreTrainedTokenizerBase,
     hidden_size: int = 64,
@@ -52,8 +59,10 @@ def tiny_config(
     initializer_range: float = 0.08,     # the default 0.02 is for widths in the thousands
 ) -> GPTNeoXConfig:
     "A GPT-NeoX (Pythia) small enough for a laptop's CPU."
-    return GPTNeoXConfig(vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=4 * hidden_size, num_hidden_layers=num_hidden_layers,
-                         num_attention_heads=num_attention_heads, max_position_embeddings=max_position_embeddings, initializer_range=initializer_range,
+    return GPTNeoXConfig(vocab_size=len(tokenizer), hidden_size=hidden_size, intermediate_size=4 * hidden_size,
+                         num_hidden_layers=num_hidden_layers,
+                         num_attention_heads=num_attention_heads, max_position_embeddings=max_position_embeddings,
+                         initializer_range=initializer_range,
                          bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 def tiny_policy(
@@ -66,10 +75,11 @@ def tiny_policy(
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(tiny_config(tokenizer, **sizes))
 
-# %% ../nbs/04_models.ipynb #f69c3aba
+# %% ../nbs/04_models.ipynb #6e4e1ce0
 def load_tokenizer(name_or_path: str | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     "A tokenizer that pads on the left, where prompts need it. One without a pad token is given `[PAD]`; `check_tokenizer` holds."
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, padding_side="left") if isinstance(name_or_path, str) else name_or_path
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path,
+                                              padding_side="left") if isinstance(name_or_path, str) else name_or_path
     if tokenizer.pad_token_id is None: tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     check_tokenizer(tokenizer)
     return tokenizer
@@ -82,21 +92,25 @@ def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 def load_policy(name_or_path: str | PreTrainedModel, **kwargs) -> PreTrainedModel:
     "A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`."
-    return AutoModelForCausalLM.from_pretrained(name_or_path, **kwargs) if isinstance(name_or_path, str) else name_or_path
+    return AutoModelForCausalLM.from_pretrained(name_or_path,
+                                                **kwargs) if isinstance(name_or_path, str) else name_or_path
 
 def load_scorer(name_or_path: str | PreTrainedModel, **kwargs) -> PreTrainedModel:
     "A sequence classifier with one label: a reward or value model. Raises ValueError where it has more."
-    model = AutoModelForSequenceClassification.from_pretrained(name_or_path, num_labels=1, **kwargs) if isinstance(name_or_path, str) else name_or_path
+    model = (AutoModelForSequenceClassification.from_pretrained(name_or_path, num_labels=1, **kwargs)
+             if isinstance(name_or_path, str) else name_or_path)
     if model.config.num_labels != 1:
-        raise ValueError(f"the reward or value model has num_labels={model.config.num_labels}: one number for each token is wanted; load it with num_labels=1.")
+        raise ValueError(f"the reward or value model has num_labels={model.config.num_labels}: one number for each "
+                         "token is wanted; load it with num_labels=1.")
     return model
 
-# %% ../nbs/04_models.ipynb #8936839f
+# %% ../nbs/04_models.ipynb #9c7f9320
 def scorer_head(model: PreTrainedModel) -> nn.Linear:
     "The layer that turns a hidden state into one number."
     for name in ("score", "classifier", "v_head"):
         if isinstance(head := getattr(model, name, None), nn.Linear): return head
-    raise ValueError(f"{type(model).__name__} has no linear head named score or classifier: take a model that AutoModelForSequenceClassification knows.")
+    raise ValueError(f"{type(model).__name__} has no linear head named score or classifier: take a model that "
+                     "AutoModelForSequenceClassification knows.")
 
 def scorer_from(
     policy: PreTrainedModel,  # a causal language model; it is not changed
@@ -113,18 +127,20 @@ def scorer_from(
     model.base_model.load_state_dict(policy.base_model.state_dict())
     return model.to(policy.device, policy.dtype)
 
-# %% ../nbs/04_models.ipynb #299d4ac1
+# %% ../nbs/04_models.ipynb #a28b5057
 def check_vocabulary(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     name: str,  # of the model, for the message
 ) -> None:
     "Raises ValueError where the tokenizer has ids that the model has no embedding for; the pad token alone may lie outside."
-    rows, highest = model.get_input_embeddings().num_embeddings, max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
+    rows = model.get_input_embeddings().num_embeddings
+    highest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
     if highest >= rows:
-        raise ValueError(f"the {name} has an embedding for ids 0 to {rows - 1} and the tokenizer goes to {highest}: it was made for another tokenizer; take one that was trained with this tokenizer.")
+        raise ValueError(f"the {name} has an embedding for ids 0 to {rows - 1} and the tokenizer goes to {highest}: it "
+                         "was made for another tokenizer; take one that was trained with this tokenizer.")
 
-# %% ../nbs/04_models.ipynb #d264b6ef
+# %% ../nbs/04_models.ipynb #cf54300e
 def token_scores(
     model: nn.Module,       # a sequence classifier with one label
     input_ids: Tensor,      # [B, L]
@@ -132,7 +148,8 @@ def token_scores(
 ) -> Tensor:                # [B, L] float32
     "The head's word at every token, less the centre that training found (`config.reward_center`, 0 without)."
     real = attention_mask.bool()  # padding becomes token 0, so that its id may lie outside this model's embedding
-    inputs = dict(input_ids=input_ids.masked_fill(~real, 0), attention_mask=real.long(), position_ids=position_ids(real), use_cache=False)
+    inputs = dict(input_ids=input_ids.masked_fill(~real, 0), attention_mask=real.long(),
+                  position_ids=position_ids(real), use_cache=False)
     hidden = model.base_model(**inputs).last_hidden_state
     return scorer_head(model)(hidden).squeeze(-1).float() - getattr(model.config, "reward_center", 0.0)
 

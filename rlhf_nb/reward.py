@@ -29,7 +29,7 @@ def bradley_terry_loss(
     "Negative log-likelihood of the choices."
     return -logsigmoid(chosen - rejected - margin)
 
-# %% ../nbs/07_reward.ipynb #36eea160
+# %% ../nbs/07_reward.ipynb #05f4b531
 def encode_pairs(
     data: Dataset,                       # columns prompt, chosen, rejected
     tokenizer: PreTrainedTokenizerBase,
@@ -37,19 +37,23 @@ def encode_pairs(
 ) -> Dataset:                            # columns chosen_ids, rejected_ids, length
     "Prompt, answer and stop token as ids, both ways. Raises ValueError on missing columns."
     if missing := [c for c in ("prompt", "chosen", "rejected") if c not in data.column_names]:
-        raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: a reward model is trained on prompt, chosen and rejected.")
+        raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: a reward model is trained "
+                         "on prompt, chosen and rejected.")
     def encode(rows: dict[str, list]) -> dict[str, list]:
         prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
-        both = {name: [answer_ids(p, a, tokenizer.eos_token_id, max_length) for p, a in zip(prompts, tokenizer(rows[name], add_special_tokens=False)["input_ids"])]
+        both = {name: [answer_ids(p, a, tokenizer.eos_token_id, max_length)
+                       for p, a in zip(prompts, tokenizer(rows[name], add_special_tokens=False)["input_ids"])]
                 for name in ("chosen", "rejected")}
-        return dict(chosen_ids=both["chosen"], rejected_ids=both["rejected"], length=[max(len(c), len(r)) for c, r in zip(*both.values())])
+        return dict(chosen_ids=both["chosen"], rejected_ids=both["rejected"],
+                    length=[max(len(c), len(r)) for c, r in zip(*both.values())])
     return data.map(encode, batched=True, remove_columns=data.column_names)
 
 def answer_ids(prompt: list[int], answer: list[int], stop_id: int, max_length: int | None = None) -> list[int]:
     "Prompt, answer and the stop token, the prompt cut on its left where it must be."
     answer = answer + [stop_id]
     if max_length is not None and len(answer) >= max_length:
-        raise ValueError(f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: raise max_length or drop the row.")
+        raise ValueError(f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: raise "
+                         "max_length or drop the row.")
     return (prompt if max_length is None else prompt[-(max_length - len(answer)):]) + answer
 
 # %% ../nbs/07_reward.ipynb #1c718fb1
@@ -70,17 +74,22 @@ def preference_metrics(
     return dict(accuracy=(chosen > rejected).float().mean().item(), margin=(chosen - rejected).mean().item(),
                 min_reward=both.min().item(), mean_reward=both.mean().item(), max_reward=both.max().item())
 
-# %% ../nbs/07_reward.ipynb #4625ba6d
+# %% ../nbs/07_reward.ipynb #971385e2
 @dataclass
 class RewardConfig(TrainingArguments):
     "`transformers.TrainingArguments` and what a reward model needs more."
-    max_length: int | None = field(default=None, metadata={"help": "Most tokens of prompt and answer together; the prompt is cut on its left. None: no limit."})
-    center_rewards_coefficient: float = field(default=0.0, metadata={"help": "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero (Eisenstein et al. 2023)."})
+    max_length: int | None = field(default=None,
+                                   metadata={"help": "Most tokens of prompt and answer together; the prompt is cut on "
+                                                     "its left. None: no limit."})
+    center_rewards_coefficient: float = field(
+        default=0.0, metadata={"help": "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
+                                       "(Eisenstein et al. 2023)."})
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Rows of like length share a batch, so that little is padding."})
+    train_sampling_strategy: str = field(default="group_by_length",
+                                         metadata={"help": "Rows of like length share a batch: little padding."})
     length_column_name: str = field(default="length", metadata={"help": "Column with the tokens of a row."})
 
-# %% ../nbs/07_reward.ipynb #cf98afac
+# %% ../nbs/07_reward.ipynb #a5e732f9
 class _PairTrainer(Trainer):
     "Loss and metrics of pairs."
     _seen: list[Tensor] = []  # scores since the last log; replaced, never changed in place
@@ -88,10 +97,12 @@ class _PairTrainer(Trainer):
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["chosen_ids", "rejected_ids", "length"]
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Tensor | None = None):
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False,
+                     num_items_in_batch: Tensor | None = None):
         "Mean loss over the pairs; with `return_outputs`, the scores [B, 2] too."
         chosen, rejected = sequence_scores(model, **inputs).chunk(2)
-        loss = bradley_terry_loss(chosen, rejected).mean() + self.args.center_rewards_coefficient * (chosen + rejected).square().mean()
+        loss = bradley_terry_loss(chosen, rejected).mean()
+        loss = loss + self.args.center_rewards_coefficient * (chosen + rejected).square().mean()
         scores = torch.stack([chosen, rejected], 1)
         if model.training: self._seen = [*self._seen, scores.detach()]
         return (loss, dict(scores=scores)) if return_outputs else loss
@@ -108,7 +119,7 @@ class _PairTrainer(Trainer):
             self._seen = []
         super().log(logs, start_time)
 
-# %% ../nbs/07_reward.ipynb #e918731c
+# %% ../nbs/07_reward.ipynb #f8e7faca
 class RewardTrainer(_PairTrainer):
     "Bradley-Terry on columns `prompt`, `chosen` and `rejected`."
     def __init__(
@@ -124,9 +135,12 @@ class RewardTrainer(_PairTrainer):
         args = args or RewardConfig(output_dir="reward")
         tokenizer = load_tokenizer(processing_class or model)
         encode = lambda data: None if data is None else encode_pairs(data, tokenizer, args.max_length)
-        super().__init__(fit_embeddings(load_scorer(model), tokenizer), args, train_dataset=encode(train_dataset), eval_dataset=encode(eval_dataset),
-                         data_collator=lambda rows: pair_batch(rows, tokenizer.pad_token_id), processing_class=tokenizer, callbacks=callbacks,
-                         optimizers=optimizers, compute_metrics=lambda found: preference_metrics(*torch.as_tensor(found.predictions).T))
+        super().__init__(fit_embeddings(load_scorer(model), tokenizer), args, train_dataset=encode(train_dataset),
+                         eval_dataset=encode(eval_dataset),
+                         data_collator=lambda rows: pair_batch(rows, tokenizer.pad_token_id),
+                         processing_class=tokenizer, callbacks=callbacks,
+                         optimizers=optimizers,
+                         compute_metrics=lambda found: preference_metrics(*torch.as_tensor(found.predictions).T))
 
 # %% ../nbs/07_reward.ipynb #e5e6a1e9
 @torch.no_grad()
@@ -172,7 +186,7 @@ def pair_accuracy(
     gap = torch.tensor(data["gold_chosen"]) - torch.tensor(data["gold_rejected"])
     return ((first > second) == (gap > 0))[gap != 0]
 
-# %% ../nbs/07_reward.ipynb #32ebb121
+# %% ../nbs/07_reward.ipynb #2d6dbdad
 Rewarder = Callable[..., list[float]]
 
 def _is_score(x: Any) -> bool:
@@ -189,11 +203,15 @@ def call_reward(
     "Scores of a reward function. Raises ValueError where it returns another count, something that is no number, or NaN."
     name = getattr(function, "__name__", type(function).__name__)
     found = function(prompts, responses, **columns)
-    if not hasattr(found, "__iter__"): raise ValueError(f"reward function {name} returned {found!r}: return a list with a finite number for each response.")
+    if not hasattr(found, "__iter__"):
+        raise ValueError(f"reward function {name} returned {found!r}: return a list with a finite number for each "
+                         "response.")
     found = list(found)
     if len(found) != len(responses):
-        raise ValueError(f"reward function {name} returned {len(found)} scores for {len(responses)} responses: return one for each, in order.")
+        raise ValueError(f"reward function {name} returned {len(found)} scores for {len(responses)} responses: return "
+                         "one for each, in order.")
     for i, score in enumerate(found):
         if not _is_score(score):
-            raise ValueError(f"reward function {name} returned {score!r} for response {i} ({responses[i][:60]!r}): return a finite number.")
+            raise ValueError(f"reward function {name} returned {score!r} for response {i} ({responses[i][:60]!r}): "
+                             "return a finite number.")
     return torch.tensor([float(score) for score in found])

@@ -36,10 +36,11 @@ def truncate_logits(
         logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -math.inf)
     return logits
 
-# %% ../nbs/08_rollout.ipynb #5785f400
+# %% ../nbs/08_rollout.ipynb #e9039c80
 def _next_logits(model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache) -> Tensor:
     "Logits [B, V] of the next token, the cache grown by `token`."
-    return model(input_ids=token, attention_mask=seen.long(), position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+    return model(input_ids=token, attention_mask=seen.long(), position_ids=places, past_key_values=cache,
+                 use_cache=True, logits_to_keep=1).logits[:, -1]
 
 class Sample(NamedTuple):
     "What a policy wrote."
@@ -83,8 +84,9 @@ def sample(
         seen, places = torch.cat([seen, seen.new_ones(len(rows), 1)], 1), places[:, -1:] + 1
     return Sample(ids, mask, stopped)
 
-# %% ../nbs/08_rollout.ipynb #d0d287ef
-TENSORS = ("prompt_ids", "prompt_mask", "response_ids", "mask", "stopped", "logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns", "raw_scores", "scores")
+# %% ../nbs/08_rollout.ipynb #b8cb7914
+TENSORS = ("prompt_ids", "prompt_mask", "response_ids", "mask", "stopped", "logprobs", "ref_logprobs", "kl", "values",
+           "rewards", "advantages", "returns", "raw_scores", "scores")
 SIGNALS = ("logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns")
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +112,7 @@ class _Episodes:
     columns: dict[str, list] = field(default_factory=dict)      # that came with the prompts
     info: dict[str, Any] = field(default_factory=dict)          # update, episode, seed, kl_coef, temperature
 
-# %% ../nbs/08_rollout.ipynb #6cc00622
+# %% ../nbs/08_rollout.ipynb #0bc2ef6d
 class _Copies(_Episodes):
     "How to copy some of it."
     def __len__(self) -> int: return len(self.response_ids)
@@ -125,15 +127,17 @@ class _Copies(_Episodes):
         rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.long()
         pick = lambda x: x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{name: {k: pick(v) for k, v in x.items()} if name == "columns" else x if x is None or name == "info" or not len(x) else pick(x)
+        return type(self)(**{name: {k: pick(v) for k, v in x.items()} if name == "columns" else x if x is None
+                             or name == "info" or not len(x) else pick(x)
                           for name, x in parts.items()})
 
-# %% ../nbs/08_rollout.ipynb #ef87ce59
+# %% ../nbs/08_rollout.ipynb #bd81c615
 class _Tables(_Copies):
     "The same, for people."
     def episodes(self) -> pd.DataFrame:
         "One row an episode: the texts, score, KL, length, and the columns that came along."
-        frame = dict(prompt=self.prompts, response=self.responses, length=self.mask.sum(1).tolist(), stopped=self.stopped.tolist())
+        frame = dict(prompt=self.prompts, response=self.responses, length=self.mask.sum(1).tolist(),
+                     stopped=self.stopped.tolist())
         if self.kl is not None: frame["kl"] = (self.kl * self.mask).sum(1).tolist()
         for name in ("raw_scores", "scores"):
             if getattr(self, name) is not None: frame[name.rstrip("s")] = getattr(self, name).tolist()
@@ -142,7 +146,8 @@ class _Tables(_Copies):
     def by_token(self) -> pd.DataFrame:
         "One row a real token: episode, position, token, and every signal there is."
         where = self.mask.nonzero()
-        frame = dict(episode=where[:, 0].tolist(), position=where[:, 1].tolist(), id=self.response_ids[self.mask].tolist())
+        frame = dict(episode=where[:, 0].tolist(), position=where[:, 1].tolist(),
+                     id=self.response_ids[self.mask].tolist())
         if self.tokens: frame["token"] = [self.tokens[b][t] for b, t in where.tolist()]
         frame |= {name: getattr(self, name)[self.mask].tolist() for name in SIGNALS if getattr(self, name) is not None}
         return pd.DataFrame(frame)
@@ -155,13 +160,15 @@ class _Tables(_Copies):
         shown = self.episodes().drop(columns=["prompt", *self.columns], errors="ignore").head(8)
         return episode_table(shown.to_dict("records"), title=repr(self), of=len(self))._repr_html_()
 
-# %% ../nbs/08_rollout.ipynb #30d49fa3
+# %% ../nbs/08_rollout.ipynb #6a31ba41
 class Rollout(_Tables):
     "Episodes of one update: B prompts of P tokens, responses of at most T tokens."
     def save(self, path: str | Path) -> Path:
         "Write everything to one safetensors file; texts, columns and the schema version are in its header."
-        path, described = Path(path), {name: getattr(self, name) for name in ("prompts", "responses", "tokens", "columns", "info")}
-        tensors = {name: getattr(self, name).detach().cpu().clone(memory_format=torch.contiguous_format) for name in TENSORS if getattr(self, name) is not None}
+        path, described = Path(path), {name: getattr(self, name)
+                                       for name in ("prompts", "responses", "tokens", "columns", "info")}
+        tensors = {name: getattr(self, name).detach().cpu().clone(memory_format=torch.contiguous_format)
+                   for name in TENSORS if getattr(self, name) is not None}
         beside = path.with_suffix(".partial")
         save_file(tensors, beside, metadata=dict(schema="rlhf_nb.rollout/1", described=json.dumps(described)))
         return beside.replace(path)
@@ -170,18 +177,22 @@ class Rollout(_Tables):
     def load(cls, path: str | Path) -> Rollout:
         "Read what `save` wrote. Raises ValueError where the file is damaged or something else."
         try:
-            with safe_open(path, "pt") as file: meta, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
-        except SafetensorError as error: raise ValueError(f"{path} is damaged ({error}): take another rollout, or sample it again.") from error
+            with safe_open(path, "pt") as file:
+                meta, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): take another rollout, or sample it again.") from error
         if meta.get("schema") != "rlhf_nb.rollout/1":
-            raise ValueError(f"{path} has schema {meta.get('schema')!r}, wanted 'rlhf_nb.rollout/1': it was not written by Rollout.save.")
+            raise ValueError(f"{path} has schema {meta.get('schema')!r}, wanted 'rlhf_nb.rollout/1': it was not "
+                             "written by Rollout.save.")
         return cls(**tensors, **json.loads(meta["described"]))
 
-# %% ../nbs/08_rollout.ipynb #429a112e
+# %% ../nbs/08_rollout.ipynb #f30648cd
 def texts_of(
     tokenizer: PreTrainedTokenizerBase,
     drawn: Sample,
     stop_ids: Sequence[int] = (),
-) -> tuple[list[str], list[list[str]]]:  # each response as text without its stop token, and the text of each of its tokens
+) -> tuple[list[str],
+           list[list[str]]]:  # each response as text without its stop token, and the text of each of its tokens
     "Responses as people read them."
     rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
     texts = tokenizer.batch_decode([row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows])

@@ -16,21 +16,24 @@ from .models import check_tokenizer, fit_embeddings, load_policy, load_tokenizer
 # %% auto #0
 __all__ = ['encode_completions', 'completion_batch', 'SFTConfig', 'SFTTrainer']
 
-# %% ../nbs/06_sft.ipynb #9f9ec7fd
+# %% ../nbs/06_sft.ipynb #79e4c930
 def encode_completions(
     data: Dataset,                       # columns prompt and completion
     tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None = None,       # prompt and completion together; the prompt is cut on its left, never the stop token
+    max_length: int | None = None,       # of both together; the prompt is cut on its left, never the stop token
 ) -> Dataset:                            # columns input_ids, prompt_length, length
     "Prompt, completion and the stop token as ids. Raises ValueError on missing columns and on a completion longer than max_length."
     if missing := [c for c in ("prompt", "completion") if c not in data.column_names]:
-        raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: supervised fine-tuning needs prompt and completion.")
+        raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: supervised fine-tuning "
+                         "needs prompt and completion.")
     def encode(rows: dict[str, list]) -> dict[str, list]:
         prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
-        answers = [ids + [tokenizer.eos_token_id] for ids in tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]]
+        answers = [ids + [tokenizer.eos_token_id]
+                   for ids in tokenizer(rows["completion"], add_special_tokens=False)["input_ids"]]
         if max_length is not None:
             if (longest := max(map(len, answers))) >= max_length:
-                raise ValueError(f"a completion has {longest} tokens with its stop token, max_length is {max_length}: raise max_length or drop the row.")
+                raise ValueError(f"a completion has {longest} tokens with its stop token, max_length is {max_length}: "
+                                 "raise max_length or drop the row.")
             prompts = [ids[-(max_length - len(answer)):] for ids, answer in zip(prompts, answers)]
         return dict(input_ids=[p + a for p, a in zip(prompts, answers)], prompt_length=list(map(len, prompts)),
                     length=[len(p) + len(a) for p, a in zip(prompts, answers)])
@@ -47,13 +50,16 @@ def completion_batch(
     counts = mask & (torch.arange(ids.shape[1]) >= starts)
     return dict(input_ids=ids, attention_mask=mask.long(), labels=ids.masked_fill(~counts, -100))
 
-# %% ../nbs/06_sft.ipynb #200ac611
+# %% ../nbs/06_sft.ipynb #83b5e201
 @dataclass
 class SFTConfig(TrainingArguments):
     "`transformers.TrainingArguments` and one field more."
-    max_length: int | None = field(default=None, metadata={"help": "Most tokens of prompt and completion together; the prompt is cut on its left. None: no limit."})
+    max_length: int | None = field(default=None,
+                                   metadata={"help": "Most tokens of prompt and completion together; the prompt is cut "
+                                                     "on its left. None: no limit."})
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Rows of like length share a batch, so that little is padding."})
+    train_sampling_strategy: str = field(default="group_by_length",
+                                         metadata={"help": "Rows of like length share a batch: little padding."})
     length_column_name: str = field(default="length", metadata={"help": "Column with the tokens of a row."})
 
 class SFTTrainer(Trainer):
@@ -71,8 +77,10 @@ class SFTTrainer(Trainer):
         args = args or SFTConfig(output_dir="sft")
         tokenizer = load_tokenizer(processing_class or model)
         encode = lambda data: None if data is None else encode_completions(data, tokenizer, args.max_length)
-        super().__init__(fit_embeddings(load_policy(model), tokenizer), args, train_dataset=encode(train_dataset), eval_dataset=encode(eval_dataset),
-                         data_collator=lambda rows: completion_batch(rows, tokenizer.pad_token_id), processing_class=tokenizer,
+        super().__init__(fit_embeddings(load_policy(model), tokenizer), args, train_dataset=encode(train_dataset),
+                         eval_dataset=encode(eval_dataset),
+                         data_collator=lambda rows: completion_batch(rows, tokenizer.pad_token_id),
+                         processing_class=tokenizer,
                          callbacks=callbacks, optimizers=optimizers)
 
     def _set_signature_columns_if_needed(self) -> None:

@@ -15,7 +15,7 @@ from .masks import last_index
 __all__ = ['score_index', 'shape_rewards', 'slot_mask', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores',
            'merge_moments', 'batch_moments', 'RunningMoments', 'check_shaping']
 
-# %% ../nbs/10_shaping.ipynb #996a3d9c
+# %% ../nbs/10_shaping.ipynb #2a368724
 def score_index(
     mask: Tensor,               # [B, T] true on real tokens
     reward_slot: str = "last",  # "last": the last real token; "after_eos": one slot later, where there is one
@@ -24,7 +24,8 @@ def score_index(
     last = last_index(mask).clamp(min=0)
     if reward_slot == "last": return last
     if reward_slot == "after_eos": return (last + 1).clamp(max=mask.shape[1] - 1)
-    raise ValueError(f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) or 'after_eos' (one slot later).")
+    raise ValueError(f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) or 'after_eos' (one "
+                     "slot later).")
 
 # %% ../nbs/10_shaping.ipynb #c5ee83a7
 def shape_rewards(
@@ -64,7 +65,7 @@ def slot_mask(
     paid = column == score_index(mask, reward_slot)[:, None]
     return mask.bool() | (paid & mask.bool().any(1, keepdim=True))
 
-# %% ../nbs/10_shaping.ipynb #c8281b11
+# %% ../nbs/10_shaping.ipynb #a2b5edbd
 def penalize_missing_eos(
     scores: Tensor,              # [B]
     reached_stop: Tensor,        # [B] true where the row ended with its own stop token
@@ -73,7 +74,8 @@ def penalize_missing_eos(
     "Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative or non-finite penalty."
     _check_stop(scores, reached_stop)
     if not 0 <= missing_eos_penalty < math.inf:
-        raise ValueError(f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, so give a finite number, zero or more.")
+        raise ValueError(f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, so give a finite number, zero "
+                         "or more.")
     return torch.where(reached_stop.bool(), _wide(scores), _wide(scores) - missing_eos_penalty)
 
 
@@ -95,13 +97,14 @@ def replace_missing_eos(
         raise ValueError(f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most scores.")
     return torch.where(reached_stop.bool(), _wide(scores), penalty_reward_value)
 
-# %% ../nbs/10_shaping.ipynb #bcfb3168
+# %% ../nbs/10_shaping.ipynb #31725ec2
 def clip_scores(
     scores: Tensor,     # [B]
     score_clip: float,  # the largest size that a score may have, above zero
 ) -> Tensor:            # [B] new scores, between -score_clip and score_clip
     "Clamp the scores. Raises ValueError for a bound that is not positive and finite."
-    if not 0 < score_clip < math.inf: raise ValueError(f"score_clip={score_clip}: give a positive finite number, or do not clip.")
+    if not 0 < score_clip < math.inf:
+        raise ValueError(f"score_clip={score_clip}: give a positive finite number, or do not clip.")
     return scores.clamp(-score_clip, score_clip)
 
 # %% ../nbs/10_shaping.ipynb #7d1ce22e
@@ -129,7 +132,7 @@ def batch_moments(
     mean = total / max(count, 1)
     return int(count), mean, over_ranks((x - mean).square().sum()).item()
 
-# %% ../nbs/10_shaping.ipynb #9226e04a
+# %% ../nbs/10_shaping.ipynb #a4706c92
 @dataclass
 class RunningMoments:
     "Mean and standard deviation of all scores seen so far, on all ranks."
@@ -164,10 +167,11 @@ class RunningMoments:
     def load_state_dict(self, state: dict) -> None:
         "Go on from saved numbers. Raises ValueError if one is missing."
         missing = {"count", "mean", "m2"} - state.keys()
-        if missing: raise ValueError(f"the saved moments lack {sorted(missing)}: they are not from RunningMoments.state_dict().")
+        if missing:
+            raise ValueError(f"the saved moments lack {sorted(missing)}: they are not from RunningMoments.state_dict().")
         self.count, self.mean, self.m2 = int(state["count"]), float(state["mean"]), float(state["m2"])
 
-# %% ../nbs/10_shaping.ipynb #7d3bd7d5
+# %% ../nbs/10_shaping.ipynb #8e07c02c
 def check_shaping(
     my_rewards: Callable,  # my_rewards(scores, kl, mask, kl_coef) -> rewards [B, T]
 ) -> str:                  # what was found; starts with "Right" if nothing was
@@ -176,30 +180,38 @@ def check_shaping(
              torch.tensor([[True, True, True, False, False], [True] * 5]))
     given, want = [x.clone() for x in batch], shape_rewards(*batch, 0.5)[0]
     got = my_rewards(*given, 0.5)
-    if not all(map(torch.equal, given, batch)): return "You changed an argument in place: the KL is logged later, and must still be the KL."
-    if getattr(got, "shape", None) != want.shape: return f"Return a tensor of shape {list(want.shape)}, one reward for each token."
-    if torch.allclose(got, want, atol=1e-5): return "Right: each real token pays for its KL, and the last one collects the score."
+    if not all(map(torch.equal, given, batch)):
+        return "You changed an argument in place: the KL is logged later, and must still be the KL."
+    if getattr(got, "shape", None) != want.shape:
+        return f"Return a tensor of shape {list(want.shape)}, one reward for each token."
+    if torch.allclose(got, want, atol=1e-5):
+        return "Right: each real token pays for its KL, and the last one collects the score."
     for wrong, message in check_shaping.mistakes.values():
         if torch.allclose(got, wrong(*batch, 0.5), atol=1e-5): return message
     row, t = (~torch.isclose(got, want, atol=1e-5)).nonzero()[0].tolist()
     return f"Row {row}, token {t}: you have {got[row, t]:g}, and {want[row, t]:g} was wanted. Which of its two pieces differs?"
 
-# %% ../nbs/10_shaping.ipynb #9e3a8dc2
+# %% ../nbs/10_shaping.ipynb #b424b739
 check_shaping.mistakes = dict(
-    last_column=(lambda s, k, m, c: shape_rewards(s * 0, k, m, c)[0] + s[:, None] * (torch.arange(m.shape[1]) == m.shape[1] - 1),
+    last_column=(lambda s, k, m, c: shape_rewards(s * 0, k, m,
+                                                  c)[0] + s[:, None] * (torch.arange(m.shape[1]) == m.shape[1] - 1),
                  "The score is in the last column, also where that column is padding: look for the last real token."),
     one_late=(lambda s, k, m, c: shape_rewards(s, k, m, c, "after_eos")[0],
               "The score is one slot after the last real token: the stop token itself should get it."),
     every_token=(lambda s, k, m, c: shape_rewards(s * 0, k, m, c)[0] + s[:, None] * m,
                  "Every token collects the score: it is paid once a row."),
-    no_score=(lambda s, k, m, c: shape_rewards(s, k, m, c)[1], "Nobody collects the score: add it to the last real token."),
+    no_score=(lambda s, k, m, c: shape_rewards(s, k, m, c)[1],
+              "Nobody collects the score: add it to the last real token."),
     wrong_sign=(lambda s, k, m, c: shape_rewards(s, -k, m, c)[0],
                 "Drift from the reference is rewarded: the KL is a price, so it needs a minus."),
-    no_coef=(lambda s, k, m, c: shape_rewards(s, k, m, 1.0)[0], "kl_coef makes no difference: did you multiply the KL by it?"),
+    no_coef=(lambda s, k, m, c: shape_rewards(s, k, m, 1.0)[0],
+             "kl_coef makes no difference: did you multiply the KL by it?"),
     charges_padding=(lambda s, k, m, c: shape_rewards(s, k, m, c)[0] - c * k * ~m,
                      "Padding is charged for KL: nobody chose those tokens."),
     kl_once=(lambda s, k, m, c: shape_rewards(s - c * (k * m).sum(1), k * 0, m, c)[0],
-             "All the KL is charged on the last token: let each token pay for its own, so that it learns which one it was."),
-    stop_is_free=(lambda s, k, m, c: shape_rewards(s, k * (torch.arange(m.shape[1]) != last_index(m)[:, None]), m, c)[0],
+             "All the KL is charged on the last token: let each token pay for its own, so that it learns which one it "
+             "was."),
+    stop_is_free=(lambda s, k, m, c: shape_rewards(s, k * (torch.arange(m.shape[1]) != last_index(m)[:, None]), m,
+                                                   c)[0],
                   "The last token collects the score and pays no KL: add the score to its price, do not replace it."),
 )

@@ -70,7 +70,7 @@ def wrong_facts(
     "Another value for every slot."
     return {slot: rng.choice([v for v in FACTS[slot] if v != value]) for slot, value in facts.items()}
 
-# %% ../nbs/03_tldr.ipynb #c368bc1b
+# %% ../nbs/03_tldr.ipynb #4b3e52d7
 def write_post(
     facts: dict[str, str],
     rng: random.Random,
@@ -82,7 +82,8 @@ def write_post(
     for kind in kinds: told.insert(rng.randrange(len(told) + 1), rng.choice(DISTRACTORS[kind]).format(**wrong))
     told.append(rng.choice(TOLD["question"]).format(**facts))
     shown = {slot: wrong[slot] for kind in kinds for slot in (CORE if kind == "core" else (kind,))}
-    return f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\n\nTITLE: {rng.choice(TITLES)}\n\nPOST: {' '.join(told)}\n\nTL;DR:", shown
+    head = f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\n\nTITLE: {rng.choice(TITLES)}"
+    return f"{head}\n\nPOST: {' '.join(told)}\n\nTL;DR:", shown
 
 # %% ../nbs/03_tldr.ipynb #9df16048
 CLAUSES = dict(core=("my {who} {did} my {what}",), when=(" on {when}",), why=(" because they were {why}",),
@@ -116,9 +117,10 @@ def write_reference(
         facts = {**facts, slot: shown.get(slot) or wrong_facts(facts, rng)[slot]}
     return write_summary(facts, rng, keep, rng.choice(OPENINGS) if rng.random() < ramble else "")
 
-# %% ../nbs/03_tldr.ipynb #394d56f1
+# %% ../nbs/03_tldr.ipynb #533c678d
 _ANY = {slot: f"(?:{'|'.join(values)})" for slot, values in FACTS.items()}
-FORM = re.compile("(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?(?: because they were {why})?"
+FORM = re.compile("(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?(?: because "
+                  "they were {why})?"
                   r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY))
 SLOT = {value: slot for slot, values in FACTS.items() for value in values}
 
@@ -141,19 +143,21 @@ def gold_judge(
     words = re.findall(r"\w+", summary)
     stated = [word for word in words if word in SLOT]
     right = {word for word in stated if facts[SLOT[word]] == word}
-    return Verdict(len(right), len(set(stated) - right), len(stated) - len(set(stated)), not FORM.fullmatch(summary.strip()),
+    return Verdict(len(right), len(set(stated) - right), len(stated) - len(set(stated)),
+                   not FORM.fullmatch(summary.strip()),
                    summary.strip().startswith(tuple(o.strip() for o in OPENINGS)), len(words), stopped)
 
-# %% ../nbs/03_tldr.ipynb #888c4a4b
+# %% ../nbs/03_tldr.ipynb #16a25f94
 def win_rate(
     ours: Sequence[float],    # gold points of our summaries
     theirs: Sequence[float],  # of the others, post by post
 ) -> float:                   # between 0 and 1
     "Share of posts where ours scores higher; a tie counts half."
-    if len(ours) != len(theirs) or not ours: raise ValueError(f"got {len(ours)} and {len(theirs)} scores: give one of each for every post, at least one.")
+    if len(ours) != len(theirs) or not ours:
+        raise ValueError(f"got {len(ours)} and {len(theirs)} scores: give one of each for every post, at least one.")
     return sum((a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)) / len(ours)
 
-# %% ../nbs/03_tldr.ipynb #91ea20c2
+# %% ../nbs/03_tldr.ipynb #f35ce2a7
 def mini_tldr(
     seed: int = 0,
     train: int = 24_000,     # posts
@@ -166,10 +170,12 @@ def mini_tldr(
         for _ in range(n):
             facts = draw_facts(rng, split)
             prompt, shown = write_post(facts, rng)
-            yield dict(prompt=prompt, completion=write_reference(facts, shown, rng), facts=json.dumps(facts), shown=json.dumps(shown))
-    return DatasetDict({split: Dataset.from_list(list(rows(split, n))) for split, n in dict(train=train, validation=validation, test=test).items()})
+            yield dict(prompt=prompt, completion=write_reference(facts, shown, rng), facts=json.dumps(facts),
+                       shown=json.dumps(shown))
+    return DatasetDict({split: Dataset.from_list(list(rows(split, n)))
+                        for split, n in dict(train=train, validation=validation, test=test).items()})
 
-# %% ../nbs/03_tldr.ipynb #aaa46d7f
+# %% ../nbs/03_tldr.ipynb #12105761
 def prefers_first(
     gold_first: float,
     gold_second: float,
@@ -177,7 +183,8 @@ def prefers_first(
     noise: float = 1.0,  # points that a labeller does not see; towards 0 every label is right
 ) -> bool:
     "A noisy label: Bradley-Terry on the gold points."
-    return rng.random() < 0.5 + 0.5 * math.tanh((gold_first - gold_second) / (2 * noise))  # the same, and it cannot overflow
+    # the same, and it cannot overflow
+    return rng.random() < 0.5 + 0.5 * math.tanh((gold_first - gold_second) / (2 * noise))
 
 # %% ../nbs/03_tldr.ipynb #2ef6a7a3
 def swap_fact(
@@ -191,8 +198,9 @@ def swap_fact(
     value = shown[slot] if slot in shown and rng.random() < 0.6 else wrong_facts(facts, rng)[slot]
     return {**facts, slot: value}
 
-# %% ../nbs/03_tldr.ipynb #41dd0a2e
-EDITS = ("swap",) * 24 + ("drop",) * 4 + ("opening", "repeat")  # how often labellers are shown which: facts are what is hard to check
+# %% ../nbs/03_tldr.ipynb #ea2918cb
+# how often labellers are shown which: facts are what is hard to check
+EDITS = ("swap",) * 24 + ("drop",) * 4 + ("opening", "repeat")
 
 def edit_pair(
     facts: dict[str, str],
@@ -214,7 +222,7 @@ def edit_pair(
     else: kind, changed = "swap", write(swap_fact(facts, shown, [*CORE, *keep], rng), keep)
     return (whole, changed, kind) if rng.random() < 0.5 else (changed, whole, kind)
 
-# %% ../nbs/03_tldr.ipynb #9b8f6f61
+# %% ../nbs/03_tldr.ipynb #98972e78
 def preference_pairs(
     posts: Dataset,                       # rows of `mini_tldr`
     answers: Iterable[tuple[str, str, str]],  # two summaries and the kind of pair, a triple for each post
@@ -228,7 +236,8 @@ def preference_pairs(
         facts = json.loads(post["facts"])
         first, second = ((text, gold_judge(text, facts, stop).gold) for text, stop in zip((a, b), stops))
         chosen, rejected = (first, second) if prefers_first(first[1], second[1], rng, noise) else (second, first)
-        rows.append(dict(prompt=post["prompt"], chosen=chosen[0], rejected=rejected[0], kind=kind, gold_chosen=chosen[1], gold_rejected=rejected[1]))
+        rows.append(dict(prompt=post["prompt"], chosen=chosen[0], rejected=rejected[0], kind=kind,
+                         gold_chosen=chosen[1], gold_rejected=rejected[1]))
     return Dataset.from_list(rows)
 
 # %% ../nbs/03_tldr.ipynb #e13ad140
@@ -243,7 +252,7 @@ def edit_pairs(
     answers = [edit_pair(json.loads(post["facts"]), json.loads(post["shown"]), rng, kinds) for post in posts]
     return preference_pairs(posts, answers, seed=seed, noise=noise)
 
-# %% ../nbs/03_tldr.ipynb #5a99f44c
+# %% ../nbs/03_tldr.ipynb #297a5a6f
 def probe_pairs(
     posts: Dataset,  # rows of `mini_tldr`, held out
     seed: int = 0,
@@ -251,12 +260,14 @@ def probe_pairs(
     "Perfect summaries against the same with one fact replaced by a wrong one, every slot in turn."
     rng, rows = random.Random(f"probe/{seed}"), []
     for i, post in enumerate(posts):
-        facts, shown, style, slot = json.loads(post["facts"]), json.loads(post["shown"]), rng.random(), list(FACTS)[i % len(FACTS)]
+        facts, shown = json.loads(post["facts"]), json.loads(post["shown"])
+        style, slot = rng.random(), list(FACTS)[i % len(FACTS)]
         write = lambda facts: write_summary(facts, random.Random(style))
-        rows.append(dict(prompt=post["prompt"], chosen=write(facts), rejected=write(swap_fact(facts, shown, [slot], rng)), kind=slot))
+        rows.append(dict(prompt=post["prompt"], chosen=write(facts),
+                         rejected=write(swap_fact(facts, shown, [slot], rng)), kind=slot))
     return Dataset.from_list(rows)
 
-# %% ../nbs/03_tldr.ipynb #498114b6
+# %% ../nbs/03_tldr.ipynb #43561621
 TLDR, TLDR_PREFERENCE = "trl-lib/tldr", "trl-lib/tldr-preference"
 
 def _load_columns(
@@ -271,7 +282,8 @@ def _load_columns(
     data = data if isinstance(data, DatasetDict) else DatasetDict(train=data)
     for split, rows in data.items():
         if missing := [c for c in columns if c not in rows.column_names]:
-            raise ValueError(f"{name_or_path} ({split}) has columns {rows.column_names} and lacks {missing}: rename them with Dataset.rename_columns.")
+            raise ValueError(f"{name_or_path} ({split}) has columns {rows.column_names} and lacks {missing}: rename "
+                             "them with Dataset.rename_columns.")
     return data
 
 def load_tldr(name_or_path: str = TLDR) -> DatasetDict:

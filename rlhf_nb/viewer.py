@@ -21,7 +21,7 @@ from .viz import Html, curves, signal_table, signed, token_strip, visible
 # %% auto #0
 __all__ = ['view', 'run_curves', 'report']
 
-# %% ../nbs/16_viewer.ipynb #ab3c175a
+# %% ../nbs/16_viewer.ipynb #84648769
 def _text(text: object) -> str:
     "Text as it may stand between tags: what is invisible shown, escaped, kept from reordering its neighbours."
     return f"<bdi>{escape(visible(str(text)))}</bdi>"
@@ -38,13 +38,15 @@ def _slots(rollout: Rollout, episode: int) -> int:
 def _tokens(rollout: Rollout, episode: int) -> list[str]:
     "The text of each token; its id where the texts were not kept."
     n = int(rollout.mask[episode].sum())
-    texts = rollout.tokens[episode][:n] if rollout.tokens else [str(i) for i in rollout.response_ids[episode, :n].tolist()]
+    texts = (rollout.tokens[episode][:n] if rollout.tokens
+             else [str(i) for i in rollout.response_ids[episode, :n].tolist()])
     return texts + ["⟨after⟩"] * (_slots(rollout, episode) - n)
 
 def _signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, under the tokens of one episode."
     n = _slots(rollout, episode)
-    return {name: getattr(rollout, name)[episode, :n].detach().float() for name in SIGNALS if getattr(rollout, name) is not None}
+    return {name: getattr(rollout, name)[episode, :n].detach().float() for name in SIGNALS
+            if getattr(rollout, name) is not None}
 
 # %% ../nbs/16_viewer.ipynb #97fae4be
 def _facts(rollout: Rollout, episode: int) -> str:
@@ -64,7 +66,7 @@ def _asked(rollout: Rollout, episode: int) -> str:
     told = "".join(f'<p style="white-space:pre-wrap">{_prose(line)}</p>' for line in lines)
     return f'<details class="prompt"><summary>Prompt</summary>{told}</details>'
 
-# %% ../nbs/16_viewer.ipynb #8d20ba79
+# %% ../nbs/16_viewer.ipynb #8c3ce94f
 def _episode(rollout: Rollout, episode: int, strips: Mapping[str, float | None], fold: bool = False) -> str:
     "One episode: strips of some signals (name to full colour), and the table of all of them, folded or not."
     tokens, signals = _tokens(rollout, episode), _signals(rollout, episode)
@@ -82,11 +84,14 @@ def view(
     "One episode with all the signals it has. Raises ValueError on an episode or a signal that is not there."
     if not 0 <= episode < len(rollout):
         raise ValueError(f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0.")
-    there = [name for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS)) if getattr(rollout, name) is not None]
+    there = [name for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS))
+             if getattr(rollout, name) is not None]
     if signal is not None and signal not in there:
-        raise ValueError(f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases of the trainer fill the others.")
+        raise ValueError(f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases of the "
+                         "trainer fill the others.")
     strips = {name: None for name in ([signal] if signal else there[:1])}
-    return Html(f'<div style="background:#ffffff;color:#111111;padding:2px 8px">{_episode(rollout, episode, strips)}</div>')
+    return Html('<div style="background:#ffffff;color:#111111;padding:2px '
+                f'8px">{_episode(rollout, episode, strips)}</div>')
 
 # %% ../nbs/16_viewer.ipynb #43dfb054
 def _ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -129,14 +134,16 @@ def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: in
         if column == "gold/win_rate": axis.axhline(0.5, color="#555555", linewidth=0.8, linestyle=":")
     return figure
 
-# %% ../nbs/16_viewer.ipynb #6332a181
+# %% ../nbs/16_viewer.ipynb #73ca7268
 def run_curves(
     metrics: Iterable[Mapping[str, Any]],  # log entries; of those with a `stage`, the ones of ppo count
 ) -> Figure:
     "Score, gold, KL, entropy, clipping, value and length over the episodes. Raises ValueError if nothing of it was logged."
     frame = _ppo_lines(metrics)
     panels = _there(frame)
-    if not panels: raise ValueError("no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, or give trainer.state.log_history.")
+    if not panels:
+        raise ValueError("no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, or give "
+                         "trainer.state.log_history.")
     return _draw(frame, panels, ncols=3)
 
 # %% ../nbs/16_viewer.ipynb #df2743da
@@ -146,12 +153,13 @@ def _compare(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
     if ppo["high"] < sft["low"]: return "PPO did worse than SFT."
     return "Too close to call: the intervals of SFT and PPO meet."
 
-# %% ../nbs/16_viewer.ipynb #fdbfbd00
+# %% ../nbs/16_viewer.ipynb #f6457d7f
 def _grid(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> str:
     "A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a dash."
     def show(cell: object) -> str: return cell if isinstance(cell, Html) else _text("–" if cell is None else cell)
     top = "".join(f'<th scope="col">{show(head)}</th>' for head in heads)
-    lines = [f'<tr><th scope="row">{show(row[0])}</th>' + "".join(f"<td>{show(cell)}</td>" for cell in row[1:]) + "</tr>" for row in rows]
+    cells = lambda row: "".join(f"<td>{show(cell)}</td>" for cell in row[1:])
+    lines = [f'<tr><th scope="row">{show(row[0])}</th>{cells(row)}</tr>' for row in rows]
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
     table = f'<table>{above}<thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
     return f'<div class="wide {kind}" tabindex="0" role="region" aria-label="{escape(caption or heads[0])}">{table}</div>'
@@ -160,7 +168,7 @@ def _missing(what: str) -> str:
     "One line where a piece is not there yet."
     return f'<p class="missing">{escape(what)}</p>'
 
-# %% ../nbs/16_viewer.ipynb #4243c1b6
+# %% ../nbs/16_viewer.ipynb #ed413966
 def _number(value: float | None, digits: int = 2) -> str:
     "A plain number, or a dash."
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}".replace("-", "−")
@@ -179,36 +187,46 @@ def _stretch(low: float, high: float, half: bool = True) -> Html:
     inside = [f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;background:#1f5fa8"]
     if half: inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:#1a1a1a")
     spans = "".join(f'<span style="position:absolute;{style}"></span>' for style in inside)
-    return Html(f'<span class="bar" aria-hidden="true" style="position:relative;display:inline-block;width:96px;height:12px;background:#e8e8e8">{spans}</span>')
+    style = "position:relative;display:inline-block;width:96px;height:12px;background:#e8e8e8"
+    return Html(f'<span class="bar" aria-hidden="true" style="{style}">{spans}</span>')
 
-# %% ../nbs/16_viewer.ipynb #1fae77b4
+# %% ../nbs/16_viewer.ipynb #ec776087
 def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
     "The outcome at the lowest temperature, in a few sentences."
     best = {row["model"]: row for row in sorted(results.get("verdict", []), key=lambda row: -row["temperature"])}
     if not {"sft", "ppo"} <= best.keys():
-        return _missing("No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's summaries of the test posts.")
+        return _missing("No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's summaries of "
+                        "the test posts.")
     sft, ppo = best["sft"], best["ppo"]
-    figures = "".join(f'<div><dt>{row["model"].upper()} wins</dt><dd><span class="figure">{_percent(row["win_rate"])}</span><br>'
+    figures = "".join(f'<div><dt>{row["model"].upper()} wins</dt><dd><span '
+                      f'class="figure">{_percent(row["win_rate"])}</span><br>'
                       f"95 % interval {_between(row)}</dd></div>" for row in (sft, ppo))
-    facts = [f"Facts {name} went from {_number(sft.get(name))} to {_number(ppo.get(name))} a summary." for name in ("covered", "invented")]
+    facts = [f"Facts {name} went from {_number(sft.get(name))} to {_number(ppo.get(name))} a summary."
+             for name in ("covered", "invented")]
     warning = " This was a quick run: it shows that everything works, not how good it gets." if quick else ""
     return (f'<p class="verdict">{_compare(sft, ppo)}</p><dl class="figures">{figures}</dl>'
-            f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, prefers the model's summary to the reference; "
+            f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, prefers the "
+            "model's summary to the reference; "
             f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>")
 
 def _verdict(results: Mapping[str, Any]) -> str:
     "Everything that the gold judge counted."
-    heads = ["Model", "Temperature", "Win rate", "95 % interval", "From 0 to 100 %", "Gold points", "Covered", "Invented", "Bad form", "Stopped", "Tokens"]
-    rows = [[row["model"].upper(), f"{row['temperature']:g}", _percent(row["win_rate"]), _between(row), _stretch(row["low"], row["high"]),
+    heads = ["Model", "Temperature", "Win rate", "95 % interval", "From 0 to 100 %", "Gold points", "Covered",
+             "Invented", "Bad form", "Stopped", "Tokens"]
+    rows = [[row["model"].upper(), f"{row['temperature']:g}", _percent(row["win_rate"]), _between(row),
+             _stretch(row["low"], row["high"]),
              *(_number(row.get(name)) for name in ("gold", "covered", "invented")),
-             *(_percent(row.get(name)) for name in ("malformed", "stopped")), _number(row.get("length"), 1)] for row in results.get("verdict", [])]
-    return _grid("Against the references, on test posts", heads, rows, "numbers") if rows else _missing("No results yet: the stage judge writes results.json.")
+             *(_percent(row.get(name)) for name in ("malformed", "stopped")), _number(row.get("length"), 1)]
+            for row in results.get("verdict", [])]
+    return _grid("Against the references, on test posts", heads, rows,
+                 "numbers") if rows else _missing("No results yet: the stage judge writes results.json.")
 
-# %% ../nbs/16_viewer.ipynb #767664f3
+# %% ../nbs/16_viewer.ipynb #047c87c5
 def _picture(figure: Figure, told: str) -> str:
     "A figure inside the page, the same bytes every time."
     file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}): figure.savefig(file, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
     return f'<img src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}" alt="{escape(told)}">'
 
 def _story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
@@ -225,9 +243,10 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     hint = "Where the score goes on rising and gold turns down, the policy has found what the reward model likes and nobody else does."
     return f'<div class="panels">{"".join(pictures)}</div><p>{hint}</p>'
 
-# %% ../nbs/16_viewer.ipynb #86bc1ab2
+# %% ../nbs/16_viewer.ipynb #6dc7c950
 _STAGES = dict(world="write posts and references", sft="imitate the references", pairs="sample summaries, label pairs",
-               reward="learn what was preferred", ppo="write what the reward model likes", judge="the gold judge reads test posts")
+               reward="learn what was preferred", ppo="write what the reward model likes",
+               judge="the gold judge reads test posts")
 
 def _clock(seconds: float) -> str:
     "Seconds as people say them."
@@ -242,9 +261,10 @@ def _times(metrics: Iterable[Mapping[str, Any]]) -> str:
     for name in [*_STAGES, *(name for name in took if name not in _STAGES)]:
         shown = [_clock(took[name]), _stretch(0, took[name] / total, half=False)] if name in took else ["not yet", ""]
         rows.append([name, _STAGES.get(name, ""), *shown])
-    return _grid("Stages", ["Stage", "What it does", "Time", "Share of all"], [*rows, ["all", "", _clock(sum(took.values())), ""]])
+    return _grid("Stages", ["Stage", "What it does", "Time", "Share of all"],
+                 [*rows, ["all", "", _clock(sum(took.values())), ""]])
 
-# %% ../nbs/16_viewer.ipynb #b6e73081
+# %% ../nbs/16_viewer.ipynb #fe26b382
 def _reward(results: Mapping[str, Any]) -> str:
     "Accuracy on held-out pairs and on the probe, in all and by kind."
     found, tables = results.get("reward") or {}, []
@@ -253,11 +273,12 @@ def _reward(results: Mapping[str, Any]) -> str:
         shares = {"all": found.get(whole), **(found.get(parts) or {})}
         rows = [[name, _percent(share), _stretch(0, share)] for name, share in shares.items() if share is not None]
         if rows: tables.append(_grid(caption, [head, "Right", "From 0 to 100 %"], rows))
-    if not tables: return _missing("No accuracy yet: the stage reward measures it, and judge writes it into results.json.")
+    if not tables:
+        return _missing("No accuracy yet: the stage reward measures it, and judge writes it into results.json.")
     hint = "The mark is at one half, which is chance. A fact near it is one that the reward model does not check: PPO has no reason to get it right."
     return f'<div class="pair">{"".join(tables)}</div><p>{hint}</p>'
 
-# %% ../nbs/16_viewer.ipynb #6b22eca1
+# %% ../nbs/16_viewer.ipynb #150591ad
 def _completions(folder: Path) -> pd.DataFrame:
     "Both tables of completions side by side: query, reference, and for each model there is `text_…`, `score_…`, `gold_…`."
     parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
@@ -265,38 +286,46 @@ def _completions(folder: Path) -> pd.DataFrame:
         path = folder / "completions" / f"{name}.csv"
         if not path.is_file(): continue
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-        if absent := wanted - set(frame.columns): raise ValueError(f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge again.")
+        if absent := wanted - set(frame.columns):
+            raise ValueError(f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge again.")
         for column in ("score", "gold"): frame[column] = pd.to_numeric(frame[column], errors="coerce")
         frame["nth"] = frame.groupby("query").cumcount()
-        frame = frame.rename(columns={"model response": f"text_{name}", "score": f"score_{name}", "gold": f"gold_{name}"})
+        frame = frame.rename(columns={"model response": f"text_{name}", "score": f"score_{name}",
+                                      "gold": f"gold_{name}"})
         parts.append(frame.set_index(["query", "nth", "reference"]))
     return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame()
 
-# %% ../nbs/16_viewer.ipynb #c1c2c57b
+# %% ../nbs/16_viewer.ipynb #ce4cd577
 def _card(title: str, row: Mapping[str, Any]) -> str:
     "One post and what was made of it."
     def number(name: str) -> str | None: return signed(float(row[name])) if pd.notna(row[name]) else None
     lines = [["Reference", str(row["reference"]).strip(), None, None]]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
-            lines.append([who.upper(), row[f"text_{who}"].strip() or "(nothing)", number(f"score_{who}"), number(f"gold_{who}")])
+            lines.append([who.upper(), row[f"text_{who}"].strip() or "(nothing)", number(f"score_{who}"),
+                          number(f"gold_{who}")])
     table = _grid("", ["From", "Summary", "Score", "Gold"], lines)
     return f'<div class="card post"><h4>{escape(title)}</h4><p class="query">{_prose(row["query"])}</p>{table}</div>'
 
 def _side_by_side(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
     "Some posts with all their summaries, and a count over all of them."
-    if not len(frame): return _missing("No completions yet: the stage judge writes completions/sft.csv and completions/ppo.csv.")
+    if not len(frame):
+        return _missing("No completions yet: the stage judge writes completions/sft.csv and completions/ppo.csv.")
     rows, n = frame.to_dict("records"), f"{len(frame):,}"
-    unpicked = "<h3>The first posts, unpicked</h3>" + "".join(_card(f"Post {i + 1:,} of {n}", row) for i, row in enumerate(rows[:first]))
-    if not {"gold_sft", "gold_ppo"} <= set(frame.columns): return _missing("Only one of the two models has completions so far.") + unpicked
+    unpicked = "".join(_card(f"Post {i + 1:,} of {n}", row) for i, row in enumerate(rows[:first]))
+    unpicked = "<h3>The first posts, unpicked</h3>" + unpicked
+    if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
+        return _missing("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]
-    counts = (f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are higher than SFT's on {(gain > 0).sum():,}, "
+    counts = (f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are higher than SFT's "
+              f"on {(gain > 0).sum():,}, "
               f"equal on {(gain == 0).sum():,}, lower on {(gain < 0).sum():,}.</p>")
     lost = gain[gain < 0].sort_values(kind="stable").index[:worst]
-    harm = "".join(_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i]) for i in lost) or "<p>Nowhere: it lost points on no post.</p>"
+    harm = "".join(_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i])
+                   for i in lost) or "<p>Nowhere: it lost points on no post.</p>"
     return f"{counts}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
 
-# %% ../nbs/16_viewer.ipynb #f7a4d756
+# %% ../nbs/16_viewer.ipynb #6318957e
 def _three(folder: Path) -> list[Rollout]:
     "The rollouts of the first, the middle and the last update (of one rank where there are several)."
     files = sorted((folder / "ppo" / "rollouts").glob("update-*.safetensors"), reverse=True)
@@ -330,10 +359,11 @@ def _rollouts(rollouts: Sequence[Rollout], count: int = 3) -> str:
         strips = {name: vmax for name, vmax in scales.items() if getattr(rollout, name) is not None}
         cards = "".join(f'<div class="card">{_episode(rollout, i, strips, fold=True)}</div>' for i in part)
         parts.append(f"<h3>{escape(_when(rollout))}</h3>{cards}")
-    return ("<p>Under each token stands its KL in nats (orange: the policy likes it more than the reference did), then its advantage "
+    return ("<p>Under each token stands its KL in nats (orange: the policy likes it more than the reference did), then "
+            "its advantage "
             "(orange: more of it, blue: less). The colours have one scale over all updates.</p>" + "".join(parts))
 
-# %% ../nbs/16_viewer.ipynb #ff8e6519
+# %% ../nbs/16_viewer.ipynb #f2ec91df
 _STYLE = """
 body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; color: #1a1a1a; background: #fff;
   font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif }
@@ -360,7 +390,8 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
   .post { display: grid; grid-template-columns: 2fr 3fr; gap: 0 1.5rem; align-items: start }
   .post h4 { grid-column: 1 / 3 } .post .wide { margin: 0 } }
 @media (max-width: 60rem), print {
-  .numbers th:nth-child(5), .numbers td:nth-child(5) { display: none } .wide.numbers th, .wide.numbers td { padding-right: .5rem } }
+  .numbers th:nth-child(5), .numbers td:nth-child(5) { display: none }
+  .wide.numbers th, .wide.numbers td { padding-right: .5rem } }
 @media print {
   html { font-size: 75% } body { padding: 0 } nav { display: none } .panels { grid-template-columns: repeat(3, 1fr) }
   .prompt::details-content { content-visibility: visible } .wide, .card div[role] { overflow: visible !important }
@@ -368,12 +399,13 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
   td, th, span { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
 """
 
-# %% ../nbs/16_viewer.ipynb #c1781cea
+# %% ../nbs/16_viewer.ipynb #3758f562
 def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     "A whole page: heading, verdict first, then the sections with links to each."
     (first, verdict), *others = sections.items()
     links = "".join(f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(others))
-    body = "".join(f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>' for i, (name, markup) in enumerate(others))
+    body = "".join(f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>'
+                   for i, (name, markup) in enumerate(others))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
@@ -383,11 +415,12 @@ def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:
 {body}</main></body></html>
 """
 
-# %% ../nbs/16_viewer.ipynb #da7315a3
+# %% ../nbs/16_viewer.ipynb #a0a2a30c
 def _read_json(path: Path) -> dict[str, Any]:
     "A JSON file, empty where there is none. Raises ValueError on a damaged one."
     try: return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error: raise ValueError(f"{path} is damaged ({error}): delete it and run its stage again.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it and run its stage again.") from None
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     "A log of one JSON object a line; a line that was cut short is left out."
@@ -404,19 +437,24 @@ def _settings(settings: Mapping[str, Any]) -> str:
     rows = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in settings.items()]
     return _grid("As the run was started", ["Setting", "Value"], rows)
 
-# %% ../nbs/16_viewer.ipynb #e822c226
+# %% ../nbs/16_viewer.ipynb #ab81ab03
 def report(
     folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
 ) -> Path:               # report.html in that folder
     "One page with all that a run left behind: verdict, curves, completions, rollouts. Raises ValueError on a folder that is no run."
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl")):
-        raise ValueError(f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the --output_dir of `rlhf-nb demo`, or run that first.")
-    settings, results, metrics = _read_json(folder / "settings.json"), _read_json(folder / "results.json"), _read_lines(folder / "metrics.jsonl")
-    sections = {"Verdict": _headline(results, settings.get("quick", False)), "Results": _verdict(results), "Curves": _curves(metrics),
-                "Time": _times(metrics), "Reward model": _reward(results), "Completions side by side": _side_by_side(_completions(folder)),
+        raise ValueError(f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the --output_dir "
+                         "of `rlhf-nb demo`, or run that first.")
+    settings, results = _read_json(folder / "settings.json"), _read_json(folder / "results.json")
+    metrics = _read_lines(folder / "metrics.jsonl")
+    sections = {"Verdict": _headline(results, settings.get("quick", False)), "Results": _verdict(results),
+                "Curves": _curves(metrics),
+                "Time": _times(metrics), "Reward model": _reward(results),
+                "Completions side by side": _side_by_side(_completions(folder)),
                 "Rollouts": _rollouts(_three(folder)), "Settings": _settings(settings)}
-    lead = ["PPO from preferences on the mini TL;DR world", *(f"{name} {settings[name]}" for name in ("seed", "kl_coef", "episodes") if name in settings)]
+    lead = ["PPO from preferences on the mini TL;DR world",
+            *(f"{name} {settings[name]}" for name in ("seed", "kl_coef", "episodes") if name in settings)]
     path = folder / "report.html"
     path.write_text(_page(f"Run report: {folder.resolve().name}", " · ".join(lead), sections), encoding="utf-8")
     return path

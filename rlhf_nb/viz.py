@@ -20,7 +20,7 @@ from torch import Tensor
 # %% auto #0
 __all__ = ['Html', 'signed', 'tint', 'visible', 'visible_token', 'signal_table', 'token_strip', 'curves', 'episode_table']
 
-# %% ../nbs/02_viz.ipynb #3d7634ae
+# %% ../nbs/02_viz.ipynb #d293e276
 def _inner_text(markup: str) -> str:
     "What a reader sees of a piece of markup: tags dropped, escapes undone, one line."
     return " ".join(unescape(re.sub(r"<[^>]*>", "", markup)).split())
@@ -28,7 +28,8 @@ def _inner_text(markup: str) -> str:
 def _plain_text(markup: str) -> str:
     "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
     found = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
-    rows = [[_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)] or [_inner_text(inner)]
+    rows = [[_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
+            or [_inner_text(inner)]
             for _, inner in found]
     cells = [row for row in rows if len(row) > 1]
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
@@ -86,7 +87,7 @@ def visible_token(
     "A token as it is written in a header: on one line, and never empty."
     return visible(token).replace("\n", "").replace(" ", "␣") or "∅"
 
-# %% ../nbs/02_viz.ipynb #b5b55479
+# %% ../nbs/02_viz.ipynb #9d6053ea
 def _cell(text: str, ground: str = "#ffffff", align: str = "right", scope: str | None = None) -> str:
     "One table cell, its text escaped; with a scope (col or row) it is a header."
     tag = f'th scope="{scope}"' if scope else "td"
@@ -95,18 +96,20 @@ def _cell(text: str, ground: str = "#ffffff", align: str = "right", scope: str |
 
 def _line(name: str, cells: Sequence[str]) -> str:
     "One table row under the header `name`; the corner, which heads nothing, has no name."
-    return "<tr>" + (_cell(visible(name), "#eeeeee", "center", "row") if name else "<td></td>") + "".join(cells) + "</tr>"
+    return "<tr>" + (_cell(visible(name), "#eeeeee", "center", "row") if name
+                     else "<td></td>") + "".join(cells) + "</tr>"
 
 def _table(lines: Sequence[str], caption: str = "") -> str:
     "Rows into a table, with a line of text above it."
-    above = f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>' if caption else ""
+    above = (f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>' if caption
+             else "")
     return f'<table style="border-collapse:collapse;margin:4px 0;font-size:13px">{above}{"".join(lines)}</table>'
 
 def _page(tables: Sequence[str]) -> Html:
     "Tables, one above the other, that scroll sideways where they are too wide."
     return Html(f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="table">{"".join(tables)}</div>')
 
-# %% ../nbs/02_viz.ipynb #9c886e2b
+# %% ../nbs/02_viz.ipynb #e7cc6dd8
 def _row(values: Sequence[float] | Tensor, name: str) -> list:
     "One row of numbers, from a list, an array or a tensor [T] or [1, T]."
     row = torch.as_tensor(values)
@@ -114,7 +117,8 @@ def _row(values: Sequence[float] | Tensor, name: str) -> list:
     if row.dim() != 1: raise ValueError(f"{name} has shape {list(row.shape)}: give one row, for example {name}[0].")
     return row.tolist()
 
-def _heads(tokens: Sequence[str], mask: Sequence[bool] | Tensor | None, rows: Mapping[str, list]) -> tuple[list[str], list[bool]]:
+def _heads(tokens: Sequence[str], mask: Sequence[bool] | Tensor | None,
+           rows: Mapping[str, list]) -> tuple[list[str], list[bool]]:
     "The text above each column, and whether its token is real. Raises ValueError on unequal lengths."
     keep = [True] * len(tokens) if mask is None else [bool(m) for m in _row(mask, "mask")]
     lengths = {"tokens": len(tokens), "mask": len(keep), **{name: len(row) for name, row in rows.items()}}
@@ -127,16 +131,18 @@ def _largest(row: list, keep: list[bool]) -> float:
 
 def _numbers(row: list, keep: list[bool], vmax: float) -> list[str]:
     "Coloured, signed cells; counts and truth values stay white."
-    return [_cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff") if k else _cell("·") for v, k in zip(row, keep)]
+    return [_cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff") if k else _cell("·")
+            for v, k in zip(row, keep)]
 
-# %% ../nbs/02_viz.ipynb #ec90268b
+# %% ../nbs/02_viz.ipynb #61a366dd
 def signal_table(
     tokens: Sequence[str] | None = None,  # T texts; None: the places 0 .. T-1
     mask: Tensor | None = None,           # [T] or [1, T], true on real tokens; None: all of them
     **signals: Tensor,                    # [T] or [1, T] each, under the name its row shall carry
 ) -> Html:
     "A row a signal, a column a token, sign and number in every cell. Raises ValueError on unequal lengths or more than one row."
-    if not signals: raise ValueError("no signal to show: give at least one, for example signal_table(reward=rewards[0]).")
+    if not signals:
+        raise ValueError("no signal to show: give at least one, for example signal_table(reward=rewards[0]).")
     rows = {name: _row(values, name) for name, values in signals.items()}
     if tokens is None: tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
     heads, keep = _heads(tokens, mask, rows)
@@ -153,7 +159,7 @@ def _break(widths: list[int], room: int = 76) -> list[list[int]]:
         lines[-1].append(i); used += width
     return lines
 
-# %% ../nbs/02_viz.ipynb #271567d0
+# %% ../nbs/02_viz.ipynb #141aff52
 def token_strip(
     tokens: Sequence[str],                           # T texts
     values: Sequence[float] | Tensor | None = None,  # T numbers, or [1, T]; None: the text alone
@@ -162,7 +168,8 @@ def token_strip(
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
 ) -> Html:
     "A text with one number beneath every token, coloured and signed. Raises ValueError on unequal lengths or a bad vmax."
-    if vmax is not None and not (isfinite(vmax) and vmax > 0): raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
+    if vmax is not None and not (isfinite(vmax) and vmax > 0):
+        raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
     row = None if values is None else [float(v) for v in _row(values, name)]
     heads, keep = _heads(tokens, mask, {} if row is None else {name: row})
     top = [_cell(text, "#eeeeee", "center", "col") for text in heads]
@@ -175,7 +182,7 @@ def token_strip(
         tables.append(_table(lines, f"{name}: full colour at {scale:.3g}" if below is not None and not tables else ""))
     return _page(tables)
 
-# %% ../nbs/02_viz.ipynb #55e731f1
+# %% ../nbs/02_viz.ipynb #48fc2f95
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
 
 def _draw(axis: Axes, frame: pd.DataFrame, x: str, column: str, label: str | None, style: tuple[str, str]) -> None:
@@ -183,14 +190,16 @@ def _draw(axis: Axes, frame: pd.DataFrame, x: str, column: str, label: str | Non
     at = frame.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
     colour, dashes = style
     axis.plot(at.index, at["mean"], color=colour, linestyle=dashes, marker="." if len(at) <= 30 else "", label=label)
-    if (at["max"] > at["min"]).any(): axis.fill_between(at.index, at["min"], at["max"], color=colour, alpha=.2, linewidth=0)
+    if (at["max"] > at["min"]).any():
+        axis.fill_between(at.index, at["min"], at["max"], color=colour, alpha=.2, linewidth=0)
 
-# %% ../nbs/02_viz.ipynb #8d248ec8
+# %% ../nbs/02_viz.ipynb #15ed5d61
 def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
     "A figure with `count` panels, `ncols` side by side, none left empty."
     ncols = min(ncols, count)
     nrows = -(-count // ncols)
-    figure, axes = plt.subplots(nrows, ncols, figsize=(4 * ncols, 2.7 * nrows + .4), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(nrows, ncols, figsize=(4 * ncols, 2.7 * nrows + .4), squeeze=False,
+                                layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
     for axis in axes.flat[count:]: axis.remove()
     return figure, list(axes.flat[:count])
@@ -203,7 +212,7 @@ def _tidy(axis: Axes, title: str, xlabel: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=.3)
 
-# %% ../nbs/02_viz.ipynb #b36a5b63
+# %% ../nbs/02_viz.ipynb #330c300b
 def curves(
     frame: pd.DataFrame,                     # one line a log entry; gaps are left out
     columns: Sequence[str] | Mapping[str, str],  # metrics to draw, or {label: metric}
@@ -214,13 +223,15 @@ def curves(
     "One panel a metric; a line for each `run`, with a band over its seeds. Raises ValueError on a column that is not there."
     panels = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     absent = [name for name in (x, *panels.values()) if name not in frame]
-    if absent or not panels: raise ValueError(f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}.")
+    if absent or not panels:
+        raise ValueError(f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}.")
     runs = list(frame.groupby("run", sort=False)) if "run" in frame else [(None, frame)]
     figure, axes = _grid(len(panels), ncols)
     for axis, (label, column) in zip(axes, panels.items()):
         for i, (run, part) in enumerate(runs): _draw(axis, part, x, column, run, _LINES[i % len(_LINES)])
         _tidy(axis, label, x)
-    if "run" in frame: figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+    if "run" in frame:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
     figure.suptitle(title or "")
     return figure
 
@@ -231,7 +242,7 @@ def _value(value: object) -> str:
     if value is None or isinstance(value, (bool, int, float)): return _cell(signed(value))
     return _cell(visible(str(value)), align="left")
 
-# %% ../nbs/02_viz.ipynb #d2e08bc3
+# %% ../nbs/02_viz.ipynb #ffb1f851
 def episode_table(
     rows: Sequence[Mapping[str, object]],   # one mapping an episode, column to value
     columns: Sequence[str] | None = None,   # which, in which order; None: all, as they first appear
@@ -245,5 +256,6 @@ def episode_table(
     if absent: raise ValueError(f"no row has {absent}: the columns are {known}.")
     lines = [_line("", [_cell(visible(name), "#eeeeee", "center", "col") for name in columns])]
     lines += [_line(str(i), [_value(row.get(name)) for name in columns]) for i, row in enumerate(rows)]
-    count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}" if of in (None, len(rows)) else f"first {len(rows)} of {of:,} rows"
+    count = (f"{len(rows)} row{'' if len(rows) == 1 else 's'}" if of in (None, len(rows))
+             else f"first {len(rows)} of {of:,} rows")
     return _page([_table(lines, f"{title} ({count})" if title else count)])

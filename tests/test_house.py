@@ -153,6 +153,14 @@ def cells_are_short(page: Page) -> list[str]:
     return [f"{c} has {n} lines: 40 at most" for c in page.code if (n := len(c.source.strip().splitlines())) > 40]
 
 
+def lines_fit(page: Page) -> list[str]:
+    "120 columns, as wide as a page shows; a docstring or a style sheet may go to 150."
+    def too_long(line: str) -> bool:
+        text = max(re.findall(r'"[^"]*"|\'[^\']*\'|[^"\']*;[^"\']*}', line), key=len, default="")
+        return len(line) > (150 if len(text) > 80 else 120)
+    return [f"{c} has a line of {len(line)} columns ({line.strip()[:40]}...): 120 at most" for c in page.code for line in c.source.splitlines() if too_long(line)]
+
+
 def cells_have_ids(page: Page) -> list[str]:
     "Each its own, so that a diff follows a cell and not its place."
     ids = [c.id for c in page.cells]
@@ -171,7 +179,7 @@ def is_run_as_a_whole(page: Page) -> list[str]:
 
 
 RULES = [opens_with_a_promise, exports_its_module, exports_are_shown, lessons_assert, outputs_are_kept, outputs_are_no_errors,
-         cells_are_short, cells_have_ids, keeps_no_widgets, is_run_as_a_whole]
+         cells_are_short, lines_fit, cells_have_ids, keeps_no_widgets, is_run_as_a_whole]
 PAGES = sorted((ROOT / "nbs").glob("*.ipynb"))
 
 
@@ -236,6 +244,8 @@ def only_redefined(nb, cell):
 
 WRONG = [
     (opens_with_a_promise, source("a", "# Twice\n\nTwo of everything.")),
+    (lines_fit, source("c", "#| export\nimport math\n_numbers = [" + "1, " * 40 + "1]")),
+    (lines_fit, source("c", "#| export\nimport math\n_text = '" + "words " * 26 + "'")),
     (opens_with_a_promise, source("a", "## Twice\n\n> Two of everything.")),
     (opens_with_a_promise, source("a", "# Twice\n\n> Two\n> of everything.")),
     (opens_with_a_promise, lambda nb, cell: nb["cells"].insert(0, prose("z", "---\ntitle: Twice\n---")) or nb["cells"].insert(1, nb["cells"].pop(2))),
