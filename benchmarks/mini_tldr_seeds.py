@@ -1,11 +1,12 @@
 """The mini TL;DR pipeline on several seeds, and the same without a KL penalty.
 
-    python benchmarks/mini_tldr_seeds.py                 # five seeds, and kl_coef 0, twice as long, on the first three
-    python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --jobs 1
+    python benchmarks/mini_tldr_seeds.py                 # five seeds; kl_coef 0, twice as long, on three; few labels, on three
+    python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
 
 Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a process of its own, on
 `--threads` threads, `--jobs` of them side by side (their stage times are then those of a busy machine). The runs without a KL
-penalty start from the SFT and reward model of the same seed. Finished runs are used again. Writes JSON, a table and a plot
+penalty start from the SFT and reward model of the same seed. The runs with few labels train the reward model on 8,000 pairs
+instead of 30,000, and then PPO with the penalty and without it, on that same reward model. Finished runs are used again. Writes JSON, a table and a plot
 under benchmarks/results/. The judge is the gold judge, on the test posts; training never sees it.
 """
 
@@ -55,6 +56,19 @@ def without_kl(root: Path, seed: int, threads: int, episodes: int) -> Path:
     return run(folder, seed, threads, "--kl_coef", "0", "--episodes", str(episodes))
 
 
+def few_labels(root: Path, seed: int, threads: int) -> tuple[Path, Path]:
+    "The same seed with a reward model of few labels: with the penalty, and without it."
+    words = ("--fact_pairs", "1000", "--edit_pairs", "1000", "--eval_posts", "500", "--validation_posts", "1000")
+    held, free = root / f"few_labels_seed{seed}", root / f"few_labels_no_kl_seed{seed}"
+    if not (held / "sft").exists():
+        shutil.copytree(root / f"seed{seed}" / "sft", held / "sft")
+    run(held, seed, threads, *words)
+    for name in KEPT[1:]:
+        if not (free / name).exists():
+            shutil.copytree(held / name, free / name)
+    return held, run(free, seed, threads, *words, "--kl_coef", "0")
+
+
 def read(folder: Path) -> dict:
     "What one run found."
     results = json.loads((folder / "results.json").read_text())
@@ -62,7 +76,8 @@ def read(folder: Path) -> dict:
     verdict = {f"{row['model']}@{row['temperature']:g}": row for row in results["verdict"]}
     gold = [log for log in logs if "gold/win_rate" in log]
     seconds = {log["stage"]: log["seconds"] for log in logs if log.get("event") == "done"}
-    return dict(verdict=verdict, reward=results["reward"], gold=gold, seconds=seconds, kl=[log["objective/kl"] for log in logs if "objective/kl" in log])
+    return dict(verdict=verdict, reward=results["reward"], gold=gold, seconds=seconds, kl=[log["objective/kl"] for log in logs if "objective/kl" in log],
+                learned=[(log["episode"], log["objective/raw_scores"]) for log in logs if "objective/raw_scores" in log])
 
 
 def spread(values: list[float], percent: bool = True) -> str:
@@ -71,7 +86,7 @@ def spread(values: list[float], percent: bool = True) -> str:
     return f"{form.format(scale * statistics.mean(values))} ({form.format(scale * min(values))} to {form.format(scale * max(values))})"
 
 
-def table(runs: dict[int, dict], bare: dict[int, dict]) -> str:
+def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]]) -> str:
     "The table of the README."
     at = lambda model, name: [run["verdict"][model][name] for run in runs.values()]
     gains = [p - s for p, s in zip(at("ppo@0.01", "win_rate"), at("sft@0.01", "win_rate"))]
@@ -90,27 +105,35 @@ def table(runs: dict[int, dict], bare: dict[int, dict]) -> str:
              f"| of these the pairs of two samples, % | {spread([run['reward']['by_kind']['sample'] for run in runs.values()])} |",
              f"| reward model, probe: one wrong fact in a perfect summary, % | {spread([run['reward']['probe'] for run in runs.values()])} |",
              f"| best validation win rate less the last, points | {spread(drop)} |"]
-    if bare:
-        peak = [max(g["gold/win_rate"] for g in run["gold"]) for run in bare.values()]
-        rise = [run["gold"][-1]["gold/reward"] - run["gold"][0]["gold/reward"] for run in bare.values()]
-        lines += [f"| kl_coef 0, {len(bare)} seeds: learned reward, last less first | {spread(rise, False)} |",
-                  f"| kl_coef 0: best validation win rate, % | {spread(peak)} |",
-                  f"| kl_coef 0: last validation win rate, % | {spread([run['gold'][-1]['gold/win_rate'] for run in bare.values()])} |",
-                  f"| kl_coef 0: last KL, nats a response (default: {statistics.mean(run['kl'][-1] for run in runs.values()):.1f}) | {spread([run['kl'][-1] for run in bare.values()], False)} |"]
+    groups = [("kl_coef 0, twice as long", bare), ("few labels, kl_coef 0.05", {s: pair[0] for s, pair in few.items()}),
+              ("few labels, kl_coef 0", {s: pair[1] for s, pair in few.items()})]
+    groups = [(name, group) for name, group in groups if group]
+    if groups:
+        lines += ["", "| over-optimisation, validation posts | seeds | learned reward of the samples, last less first | best gold win rate, % | last gold win rate, % | last invented facts | last KL, nats a response |", "|---|---|---|---|---|---|---|"]
+    for name, group in groups:
+        learned = [run["learned"] for run in group.values()]
+        rise = [sum(x for _, x in found[-3:]) / 3 - sum(x for _, x in found[:3]) / 3 for found in learned]
+        last = lambda key: [run["gold"][-1][key] for run in group.values()]
+        lines.append(f"| {name} | {', '.join(map(str, group))} | {spread(rise, False)} | {spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} | "
+                     f"{spread(last('gold/win_rate'))} | {spread(last('gold/invented'), False)} | {spread([run['kl'][-1] for run in group.values()], False)} |")
     return "\n".join(lines) + "\n"
 
 
-def plot(runs: dict[int, dict], bare: dict[int, dict], path: Path) -> None:
+def plot(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]], path: Path) -> None:
     "Gold win rate and learned reward against episodes, with and without the penalty."
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), constrained_layout=True)
-    for axis, name, title in zip(axes, ("gold/win_rate", "gold/reward"), ("gold win rate, validation posts", "learned reward")):
-        for group, colour, style, label in ((runs, "#1f5fa8", "-", "kl_coef 0.05"), (bare, "#c25a00", "--", "kl_coef 0")):
+    halves = [("30,000 labels", runs, bare), ("8,000 labels", {s: pair[0] for s, pair in few.items()}, {s: pair[1] for s, pair in few.items()})]
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), constrained_layout=True)
+    for row, (title, held, free) in zip(axes, halves):
+        for group, colour, style, label in ((held, "#1f5fa8", "-", "kl_coef 0.05"), (free, "#c25a00", "--", "kl_coef 0")):
             for i, found in enumerate(group.values()):
-                axis.plot([g["episode"] for g in found["gold"]], [g[name] for g in found["gold"]], style, color=colour, alpha=0.8, label=label if i == 0 else None)
-        axis.set(title=title, xlabel="episodes")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylim(0, 1)
-    axes[0].legend(frameon=False)
+                look = dict(color=colour, alpha=0.8, label=label if i == 0 else None)
+                row[0].plot([g["episode"] for g in found["gold"]], [g["gold/win_rate"] for g in found["gold"]], style, **look)
+                row[1].plot(*zip(*found["learned"]), style, **look)
+        row[0].set(title=f"gold win rate, validation posts ({title})", xlabel="episodes", ylim=(0, 1))
+        row[1].set(title=f"learned reward of the samples ({title})", xlabel="episodes")
+        for axis in row:
+            axis.spines[["top", "right"]].set_visible(False)
+        row[0].legend(frameon=False)
     figure.savefig(path, dpi=130)
 
 
@@ -119,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[10, 11, 12, 13, 14])
     parser.add_argument("--no_kl_seeds", type=int, nargs="*", default=[10, 11, 12])
     parser.add_argument("--no_kl_episodes", type=int, default=12_288)
+    parser.add_argument("--few_label_seeds", type=int, nargs="*", default=[10, 11, 12])
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_tldr_seeds"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
@@ -126,13 +150,18 @@ def main() -> None:
     with ThreadPoolExecutor(asked.jobs) as pool:
         folders = list(pool.map(lambda seed: run(asked.runs / f"seed{seed}", seed, asked.threads), asked.seeds))
         bare = list(pool.map(lambda seed: without_kl(asked.runs, seed, asked.threads, asked.no_kl_episodes), asked.no_kl_seeds))
-    found, found_bare = ({seed: read(folder) for seed, folder in zip(seeds, group)} for seeds, group in ((asked.seeds, folders), (asked.no_kl_seeds, bare)))
+        few = list(pool.map(lambda seed: few_labels(asked.runs, seed, asked.threads), asked.few_label_seeds))
+    found = {seed: read(folder) for seed, folder in zip(asked.seeds, folders)}
+    found_bare = {seed: read(folder) for seed, folder in zip(asked.no_kl_seeds, bare)}
+    found_few = {seed: (read(held), read(free)) for seed, (held, free) in zip(asked.few_label_seeds, few)}
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    (results / "mini_tldr_seeds.json").write_text(json.dumps(dict(date=date.today().isoformat(), default=found, no_kl=found_bare), indent=1))
-    (results / "mini_tldr_seeds.md").write_text(table(found, found_bare))
-    plot(found, found_bare, results / "mini_tldr_seeds.png")
-    print(table(found, found_bare))
+    text = table(found, found_bare, found_few)
+    whole = dict(date=date.today().isoformat(), default=found, no_kl=found_bare, few_labels=found_few)
+    (results / "mini_tldr_seeds.json").write_text(json.dumps(whole, indent=1))
+    (results / "mini_tldr_seeds.md").write_text(text)
+    plot(found, found_bare, found_few, results / "mini_tldr_seeds.png")
+    print(text)
 
 
 if __name__ == "__main__":
