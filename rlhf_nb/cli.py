@@ -262,7 +262,7 @@ def reward_report(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pa
     probe, by_slot = measure(probe_pairs(posts, seed))
     return dict(accuracy=accuracy, by_kind=by_kind, probe=probe, probe_by_slot=by_slot)
 
-# %% ../nbs/17_cli.ipynb #6aee322c
+# %% ../nbs/17_cli.ipynb #b5accb16
 class GoldCallback(TrainerCallback):
     "Now and then the gold judge reads validation posts. It writes down what it saw; the trainer never hears of it."
     def __init__(self, run: Run, trainer: PPOTrainer, posts: Dataset):
@@ -278,7 +278,7 @@ class GoldCallback(TrainerCallback):
                          self.trainer.args.response_length, seed=0)
         gold, _ = judge_completions(found, self.posts, 0.01)
         learned = score_texts(self.trainer.reward_model, self.trainer.processing_class, found.prompts,
-                              found.texts).mean().item()
+                              found.texts, stopped=found.stopped).mean().item()
         self.run.log("ppo", step=step, episode=step * self.trainer.args.batch_size,
                      **{"gold/win_rate": gold.win_rate, "gold/points": gold.gold, "gold/covered": gold.covered,
                         "gold/invented": gold.invented, "gold/reward": learned})
@@ -303,7 +303,7 @@ def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) 
         train(trainer, run, "ppo", "objective/raw_scores")
         trainer.save_model(str(folder))
 
-# %% ../nbs/17_cli.ipynb #6b71b8f3
+# %% ../nbs/17_cli.ipynb #605a044f
 def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
     s, posts, rows = run.settings, world["test"], []
@@ -316,7 +316,8 @@ def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
             verdict, golds = judge_completions(found, posts, temperature)
             rows.append(dict(model=name, **asdict(verdict)))
             if temperature != 0.01: continue
-            frame = completions_table(found, score_texts(reward_model, tokenizer, found.prompts, found.texts).tolist())
+            scores = score_texts(reward_model, tokenizer, found.prompts, found.texts, stopped=found.stopped)
+            frame = completions_table(found, scores.tolist())
             frame.assign(gold=[v.gold for v in golds],
                          reference=posts["completion"]).to_csv(run.folder / "completions" / f"{name}.csv", index=False)
             print_table(frame, f"{name}: near-greedy completions of test posts", console=run.console)

@@ -23,7 +23,7 @@ from .tldr import Verdict, gold_judge, win_rate
 # %% auto #0
 __all__ = ['Completions', 'complete', 'completions_table', 'print_table', 'wilson_interval', 'GoldReport', 'judge_completions']
 
-# %% ../nbs/14_evaluate.ipynb #cefd2d18
+# %% ../nbs/14_evaluate.ipynb #7e334582
 @dataclass(frozen=True)
 class Completions:
     "What a policy answered, prompt by prompt, in the order of the prompts."
@@ -32,6 +32,7 @@ class Completions:
     stopped: list[bool]   # whether the stop token was reached
     lengths: list[int]    # tokens, the stop token among them
 
+# %% ../nbs/14_evaluate.ipynb #25eb58ab
 def complete(
     model: nn.Module,                   # a causal language model
     tokenizer: PreTrainedTokenizerBase,
@@ -44,6 +45,7 @@ def complete(
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
 ) -> Completions:
     "Sample one answer to every prompt. Prompts of like length share a batch; no row is dropped."
+    if not len(prompts): raise ValueError("there are 0 prompts to complete: give at least one.")
     stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
     rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     device, generator = next(model.parameters()).device, None
@@ -61,7 +63,7 @@ def complete(
     texts, stopped, lengths = map(list, zip(*(found[i] for i in range(len(rows)))))
     return Completions(list(prompts), texts, stopped, lengths)
 
-# %% ../nbs/14_evaluate.ipynb #733aec30
+# %% ../nbs/14_evaluate.ipynb #8303badb
 def completions_table(
     completions: Completions,
     scores: Sequence[float],
@@ -70,6 +72,7 @@ def completions_table(
     return pd.DataFrame({"query": completions.prompts, "model response": completions.texts,
                          "score": [float(s) for s in scores]})
 
+# %% ../nbs/14_evaluate.ipynb #e245cbdf
 def print_table(
     frame: pd.DataFrame,
     title: str = "",
@@ -97,13 +100,14 @@ def wilson_interval(
     middle, spread = rate + z * z / (2 * n), z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
     return max(0.0, (middle - spread) / (1 + z * z / n)), min(1.0, (middle + spread) / (1 + z * z / n))
 
-# %% ../nbs/14_evaluate.ipynb #6f011575
+# %% ../nbs/14_evaluate.ipynb #a09f9b76
 @dataclass(frozen=True)
 class GoldReport:
     "A policy against the references, by the gold judge."
     win_rate: float; low: float; high: float; posts: int
     gold: float; covered: float; invented: float; malformed: float; stopped: float; length: float; temperature: float
 
+# %% ../nbs/14_evaluate.ipynb #06a42d93
 def judge_completions(
     completions: Completions,
     posts: Dataset,           # rows of `tldr.mini_tldr`: completion is the reference, facts the truth

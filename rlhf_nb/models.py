@@ -75,7 +75,7 @@ def tiny_policy(
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(tiny_config(tokenizer, **sizes))
 
-# %% ../nbs/04_models.ipynb #6e4e1ce0
+# %% ../nbs/04_models.ipynb #fa2b6df3
 def load_tokenizer(name_or_path: str | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     "A tokenizer that pads on the left, where prompts need it. One without a pad token is given `[PAD]`; `check_tokenizer` holds."
     tokenizer = AutoTokenizer.from_pretrained(name_or_path,
@@ -90,6 +90,7 @@ def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     model.config.pad_token_id = tokenizer.pad_token_id
     return model
 
+# %% ../nbs/04_models.ipynb #48cb01e7
 def load_policy(name_or_path: str | PreTrainedModel, **kwargs) -> PreTrainedModel:
     "A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`."
     return AutoModelForCausalLM.from_pretrained(name_or_path,
@@ -140,7 +141,7 @@ def check_vocabulary(
         raise ValueError(f"the {name} has an embedding for ids 0 to {rows - 1} and the tokenizer goes to {highest}: it "
                          "was made for another tokenizer; take one that was trained with this tokenizer.")
 
-# %% ../nbs/04_models.ipynb #cf54300e
+# %% ../nbs/04_models.ipynb #1996a965
 def token_scores(
     model: nn.Module,       # a sequence classifier with one label
     input_ids: Tensor,      # [B, L]
@@ -153,6 +154,7 @@ def token_scores(
     hidden = model.base_model(**inputs).last_hidden_state
     return scorer_head(model)(hidden).squeeze(-1).float() - getattr(model.config, "reward_center", 0.0)
 
+# %% ../nbs/04_models.ipynb #09a8e007
 def sequence_scores(
     model: nn.Module,       # a sequence classifier with one label
     input_ids: Tensor,      # [B, L]
@@ -184,7 +186,7 @@ def zero_head(model: PreTrainedModel) -> PreTrainedModel:
     model.config.reward_center = 0.0
     return model
 
-# %% ../nbs/04_models.ipynb #98c8c941
+# %% ../nbs/04_models.ipynb #4b1772f2
 class PolicyAndValue(nn.Module):
     "Policy and value model under one roof; `forward` is all that the update needs."
     def __init__(self, policy: nn.Module, value: nn.Module):
@@ -202,6 +204,7 @@ class PolicyAndValue(nn.Module):
         "Trade compute for memory in both."
         for model in (self.policy, self.value): model.activation_checkpointing_enable(**kwargs)
 
+# %% ../nbs/04_models.ipynb #ae36cb7a
 def frozen(model: nn.Module) -> nn.Module:
     "A copy that no optimizer moves: the reference."
     return copy.deepcopy(model).eval().requires_grad_(False)

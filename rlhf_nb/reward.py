@@ -17,8 +17,8 @@ from .masks import right_pad
 from .models import fit_embeddings, load_scorer, load_tokenizer, sequence_scores
 
 # %% auto #0
-__all__ = ['Rewarder', 'bradley_terry_loss', 'encode_pairs', 'answer_ids', 'pair_batch', 'preference_metrics', 'RewardConfig',
-           'RewardTrainer', 'score_texts', 'center_rewards', 'pair_accuracy', 'call_reward']
+__all__ = ['Rewarder', 'bradley_terry_loss', 'answer_ids', 'encode_pairs', 'pair_batch', 'preference_metrics', 'RewardConfig',
+           'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'call_reward']
 
 # %% ../nbs/07_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -29,7 +29,16 @@ def bradley_terry_loss(
     "Negative log-likelihood of the choices."
     return -logsigmoid(chosen - rejected - margin)
 
-# %% ../nbs/07_reward.ipynb #05f4b531
+# %% ../nbs/07_reward.ipynb #00d79c69
+def answer_ids(prompt: list[int], answer: list[int], stop_id: int, max_length: int | None = None) -> list[int]:
+    "Prompt, answer and the stop token, the prompt cut on its left where it must be."
+    answer = answer + [stop_id]
+    if max_length is not None and len(answer) >= max_length:
+        raise ValueError(f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: raise "
+                         "max_length or drop the row.")
+    return (prompt if max_length is None else prompt[-(max_length - len(answer)):]) + answer
+
+# %% ../nbs/07_reward.ipynb #5f057d79
 def encode_pairs(
     data: Dataset,                       # columns prompt, chosen, rejected
     tokenizer: PreTrainedTokenizerBase,
@@ -48,15 +57,7 @@ def encode_pairs(
                     length=[max(len(c), len(r)) for c, r in zip(*both.values())])
     return data.map(encode, batched=True, remove_columns=data.column_names)
 
-def answer_ids(prompt: list[int], answer: list[int], stop_id: int, max_length: int | None = None) -> list[int]:
-    "Prompt, answer and the stop token, the prompt cut on its left where it must be."
-    answer = answer + [stop_id]
-    if max_length is not None and len(answer) >= max_length:
-        raise ValueError(f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: raise "
-                         "max_length or drop the row.")
-    return (prompt if max_length is None else prompt[-(max_length - len(answer)):]) + answer
-
-# %% ../nbs/07_reward.ipynb #1c718fb1
+# %% ../nbs/07_reward.ipynb #5927290c
 def pair_batch(
     rows: list[dict],   # of `encode_pairs`
     pad_id: int,
@@ -65,6 +66,7 @@ def pair_batch(
     ids, mask = right_pad([row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows], pad_id)
     return dict(input_ids=ids, attention_mask=mask)
 
+# %% ../nbs/07_reward.ipynb #b59d798e
 def preference_metrics(
     chosen: Tensor,   # [N] scores
     rejected: Tensor, # [N]
@@ -142,7 +144,7 @@ class RewardTrainer(_PairTrainer):
                          optimizers=optimizers,
                          compute_metrics=lambda found: preference_metrics(*torch.as_tensor(found.predictions).T))
 
-# %% ../nbs/07_reward.ipynb #e5e6a1e9
+# %% ../nbs/07_reward.ipynb #71010bac
 @torch.no_grad()
 def score_texts(
     model: PreTrainedModel,
@@ -150,11 +152,13 @@ def score_texts(
     prompts: Sequence[str],
     answers: Sequence[str],
     batch_size: int = 256,
+    stopped: Sequence[bool] | None = None,  # whether each answer reached its stop token; None: all did
 ) -> Tensor:                  # [N] float32
-    "The reward model's score of each answer, the stop token added, in the order given."
+    "The reward model's score of each answer, the stop token added where it was reached, in the order given."
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     encode = lambda texts: tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     rows = [answer_ids(p, a, stop) for p, a in zip(encode(prompts), encode(answers), strict=True)]
+    if stopped is not None: rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
@@ -164,17 +168,7 @@ def score_texts(
     model.train(was_training)
     return scores
 
-# %% ../nbs/07_reward.ipynb #4c10745b
-def center_rewards(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,               # columns prompt and completion: reference answers
-) -> float:                      # the centre, now in model.config.reward_center
-    "Shift the model's scores so that reference answers average zero; the shift is saved with the config."
-    model.config.reward_center = 0.0
-    model.config.reward_center = score_texts(model, tokenizer, data["prompt"], data["completion"]).mean().item()
-    return model.config.reward_center
-
+# %% ../nbs/07_reward.ipynb #ef93e8e8
 def pair_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -184,7 +178,18 @@ def pair_accuracy(
     first, second = (score_texts(model, tokenizer, data["prompt"], data[name]) for name in ("chosen", "rejected"))
     if "gold_chosen" not in data.column_names: return first > second
     gap = torch.tensor(data["gold_chosen"]) - torch.tensor(data["gold_rejected"])
-    return ((first > second) == (gap > 0))[gap != 0]
+    return ((first - second).sign() == gap.sign())[gap != 0]
+
+# %% ../nbs/07_reward.ipynb #13926156
+def center_rewards(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Dataset,               # columns prompt and completion: reference answers
+) -> float:                      # the centre, now in model.config.reward_center
+    "Shift the model's scores so that reference answers average zero; the shift is saved with the config."
+    model.config.reward_center = 0.0
+    model.config.reward_center = score_texts(model, tokenizer, data["prompt"], data["completion"]).mean().item()
+    return model.config.reward_center
 
 # %% ../nbs/07_reward.ipynb #2d6dbdad
 Rewarder = Callable[..., list[float]]

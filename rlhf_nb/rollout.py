@@ -19,7 +19,7 @@ from .masks import position_ids
 from .viz import episode_table
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'truncate_logits', 'Sample', 'sample', 'Rollout', 'texts_of']
+__all__ = ['TENSORS', 'SIGNALS', 'truncate_logits', 'Sample', 'sample', 'texts_of', 'Rollout']
 
 # %% ../nbs/08_rollout.ipynb #54510149
 def truncate_logits(
@@ -36,19 +36,20 @@ def truncate_logits(
         logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -math.inf)
     return logits
 
-# %% ../nbs/08_rollout.ipynb #e9039c80
+# %% ../nbs/08_rollout.ipynb #23bdd113
 def _next_logits(model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache) -> Tensor:
     "Logits [B, V] of the next token, the cache grown by `token`."
     return model(input_ids=token, attention_mask=seen.long(), position_ids=places, past_key_values=cache,
                  use_cache=True, logits_to_keep=1).logits[:, -1]
 
+# %% ../nbs/08_rollout.ipynb #d312f009
 class Sample(NamedTuple):
     "What a policy wrote."
     response_ids: Tensor  # [B, T], the pad token after the end
     mask: Tensor          # [B, T] true up to and on the stop token
     stopped: Tensor       # [B] true where the row reached its stop token
 
-# %% ../nbs/08_rollout.ipynb #48f010e9
+# %% ../nbs/08_rollout.ipynb #813c116e
 @torch.no_grad()
 def sample(
     model: nn.Module,      # a causal language model
@@ -63,7 +64,9 @@ def sample(
     stop_strings: StopStringCriteria | None = None,  # texts that end a row
     generator: torch.Generator | None = None,        # None: torch's global random state
 ) -> Sample:
-    "Sample a response to each prompt. The model's own generation config plays no part."
+    "Sample a response to each prompt. The model's own generation config plays no part. Raises ValueError on bad settings."
+    if not temperature > 0: raise ValueError(f"temperature is {temperature}: give a positive number; 0.01 is near-greedy.")
+    if not 0 < top_p <= 1: raise ValueError(f"top_p is {top_p}: give a share above 0, up to 1.")
     rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
     ids = torch.full((len(rows), response_length), pad_id, device=device)
     mask, stopped = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(rows, dtype=torch.bool)
@@ -84,11 +87,24 @@ def sample(
         seen, places = torch.cat([seen, seen.new_ones(len(rows), 1)], 1), places[:, -1:] + 1
     return Sample(ids, mask, stopped)
 
-# %% ../nbs/08_rollout.ipynb #b8cb7914
+# %% ../nbs/08_rollout.ipynb #f30648cd
+def texts_of(
+    tokenizer: PreTrainedTokenizerBase,
+    drawn: Sample,
+    stop_ids: Sequence[int] = (),
+) -> tuple[list[str],
+           list[list[str]]]:  # each response as text without its stop token, and the text of each of its tokens
+    "Responses as people read them."
+    rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
+    texts = tokenizer.batch_decode([row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows])
+    return texts, [[tokenizer.decode([i]) for i in row] for row in rows]
+
+# %% ../nbs/08_rollout.ipynb #a4393fd6
 TENSORS = ("prompt_ids", "prompt_mask", "response_ids", "mask", "stopped", "logprobs", "ref_logprobs", "kl", "values",
            "rewards", "advantages", "returns", "raw_scores", "scores")
 SIGNALS = ("logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns")
 
+# %% ../nbs/08_rollout.ipynb #1fd863ad
 @dataclass(frozen=True, repr=False)
 class _Episodes:
     "The fields."
@@ -131,14 +147,14 @@ class _Copies(_Episodes):
                              or name == "info" or not len(x) else pick(x)
                           for name, x in parts.items()})
 
-# %% ../nbs/08_rollout.ipynb #bd81c615
+# %% ../nbs/08_rollout.ipynb #701cb54a
 class _Tables(_Copies):
     "The same, for people."
     def episodes(self) -> pd.DataFrame:
         "One row an episode: the texts, score, KL, length, and the columns that came along."
         frame = dict(prompt=self.prompts, response=self.responses, length=self.mask.sum(1).tolist(),
                      stopped=self.stopped.tolist())
-        if self.kl is not None: frame["kl"] = (self.kl * self.mask).sum(1).tolist()
+        if self.kl is not None: frame["kl"] = self.kl.masked_fill(~self.mask, 0.0).sum(1).tolist()
         for name in ("raw_scores", "scores"):
             if getattr(self, name) is not None: frame[name.rstrip("s")] = getattr(self, name).tolist()
         return pd.DataFrame({name: column for name, column in {**frame, **self.columns}.items() if len(column)})
@@ -160,7 +176,7 @@ class _Tables(_Copies):
         shown = self.episodes().drop(columns=["prompt", *self.columns], errors="ignore").head(8)
         return episode_table(shown.to_dict("records"), title=repr(self), of=len(self))._repr_html_()
 
-# %% ../nbs/08_rollout.ipynb #6a31ba41
+# %% ../nbs/08_rollout.ipynb #09373054
 class Rollout(_Tables):
     "Episodes of one update: B prompts of P tokens, responses of at most T tokens."
     def save(self, path: str | Path) -> Path:
@@ -169,7 +185,7 @@ class Rollout(_Tables):
                                        for name in ("prompts", "responses", "tokens", "columns", "info")}
         tensors = {name: getattr(self, name).detach().cpu().clone(memory_format=torch.contiguous_format)
                    for name in TENSORS if getattr(self, name) is not None}
-        beside = path.with_suffix(".partial")
+        beside = path.with_name(path.name + ".partial")
         save_file(tensors, beside, metadata=dict(schema="rlhf_nb.rollout/1", described=json.dumps(described)))
         return beside.replace(path)
 
@@ -185,15 +201,3 @@ class Rollout(_Tables):
             raise ValueError(f"{path} has schema {meta.get('schema')!r}, wanted 'rlhf_nb.rollout/1': it was not "
                              "written by Rollout.save.")
         return cls(**tensors, **json.loads(meta["described"]))
-
-# %% ../nbs/08_rollout.ipynb #f30648cd
-def texts_of(
-    tokenizer: PreTrainedTokenizerBase,
-    drawn: Sample,
-    stop_ids: Sequence[int] = (),
-) -> tuple[list[str],
-           list[list[str]]]:  # each response as text without its stop token, and the text of each of its tokens
-    "Responses as people read them."
-    rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
-    texts = tokenizer.batch_decode([row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows])
-    return texts, [[tokenizer.decode([i]) for i in row] for row in rows]

@@ -27,7 +27,7 @@ FACTS = dict(
 )
 CORE, EXTRA = ("who", "did", "what"), ("when", "why", "feeling", "question")
 
-# %% ../nbs/03_tldr.ipynb #fbb89081
+# %% ../nbs/03_tldr.ipynb #64dc7ee0
 def split_of(
     facts: dict[str, str],  # one value for each slot of FACTS
 ) -> str:                   # "train" (80 %), "validation" or "test" (10 % each)
@@ -35,6 +35,7 @@ def split_of(
     who, did, what = (FACTS[slot].index(facts[slot]) for slot in CORE)
     return {8: "validation", 9: "test"}.get((who + 7 * did + 5 * what) % 10, "train")
 
+# %% ../nbs/03_tldr.ipynb #2d94dcc3
 def draw_facts(
     rng: random.Random,
     split: str,  # "train", "validation" or "test"

@@ -150,3 +150,23 @@ def test_gathered_weights_take_the_place_of_the_models_own(tmp_path, tiny, token
     save_policy(policy, tokenizer, tmp_path, state=other.state_dict())
     ids = torch.arange(8)[None]
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, other(ids).logits)
+
+
+# catches: a policy whose own generation config cannot be saved (transformers refuses a temperature without do_sample), told after the training
+def test_a_policy_with_a_temperature_in_its_generation_config_is_saved(tmp_path, tiny, tokenizer):
+    policy = tiny(0)
+    policy.generation_config.temperature = 0.6
+    save_policy(policy, tokenizer, tmp_path, stop_ids=[5])
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    assert (again.temperature, again.do_sample, again.eos_token_id) == (0.6, True, 5)
+    assert policy.generation_config.do_sample is not True and policy.generation_config.eos_token_id != 5  # the model in memory is as it was
+
+
+# catches: a kill between the two renames of a replacement, after which the next write deletes the only whole folder
+def test_a_replacement_that_was_killed_halfway_loses_nothing(tmp_path):
+    old = tmp_path / "good.old.partial"
+    old.mkdir()
+    (old / "weights").write_text("of before")
+    with pytest.raises(RuntimeError):
+        with staged(tmp_path / "good"): raise RuntimeError("the next write fails too")
+    assert (tmp_path / "good" / "weights").read_text() == "of before" and [p.name for p in tmp_path.iterdir()] == ["good"]

@@ -189,3 +189,17 @@ def test_with_permuted_labels_nothing_is_learned(tmp_path):
     # One random labelling prefers, say, longer answers by chance, and its mirror image the shorter ones: together they know nothing.
     # With 400 pairs and 2 runs the mean of chance has a standard deviation of 0.02; the band is 0.06 wide on either side.
     assert abs((heads + tails) / 2 - 0.5) < 0.06 and max(heads, tails) < 0.72
+
+
+# catches: an answer that was cut off scored as if it had ended, which hides a policy that never stops
+def test_an_answer_that_did_not_stop_is_scored_without_the_stop_token(trained, pairs, tokenizer):
+    model, prompts, answers = trained().model, pairs["prompt"][:2], pairs["chosen"][:2]
+    ended, cut = (score_texts(model, tokenizer, prompts, answers, stopped=flags) for flags in ([True, True], [True, False]))
+    assert torch.equal(ended, score_texts(model, tokenizer, prompts, answers)) and ended[0] == cut[0] and ended[1] != cut[1]
+
+
+# catches: a tie counted as right
+def test_a_tie_is_no_right_order(trained, pairs, tokenizer):
+    some = pairs.select(range(4)).remove_columns(["chosen", "rejected"])
+    tied = some.add_column("chosen", ["the same"] * 4).add_column("rejected", ["the same"] * 4)
+    assert not pair_accuracy(trained().model, tokenizer, tied).any()

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -524,3 +525,20 @@ def test_a_pad_id_outside_the_embedding_is_named(ppo, letters):
 def test_the_reward_model_as_value_model_is_named(ppo, letters):
     reward = scorer_from(tiny_policy(letters, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16), 0)
     with pytest.raises(ValueError, match="same object"): ppo(reward, parts=dict(value_model=reward))
+
+
+# catches: evaluate() that reads the trainer's own prompts whatever it was given
+def test_evaluate_reads_what_it_is_given(ppo):
+    trainer = ppo()
+    assert {"mine_score", "mine_length", "mine_stopped"} == set(trainer.evaluate(Dataset.from_dict(dict(prompt=PROMPTS[:3])), metric_key_prefix="mine"))
+    frame = pd.read_csv(next((Path(trainer.args.output_dir) / "completions").glob("*.csv")))
+    assert len(frame) == 3
+    with pytest.raises(ValueError, match="eval_dataset"): ppo(parts=dict(eval_dataset=None)).evaluate()
+
+
+# catches: a first rollout by hand in float32 and an update in bfloat16, or log-probs of another precision than the update's
+@pytest.mark.parametrize("settings", [dict(bf16=True), dict(bf16=True, bootstrap_truncated=True), dict(bf16=True, kl_estimator="full")])
+def test_by_hand_under_bf16_the_ratio_starts_at_one(ppo, settings):
+    trainer = ppo(learning_rate=0.0, **settings)
+    found = trainer.update(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8]))))
+    assert found["policy/approxkl_avg"] < 1e-8 and trainer.update_count == 1
