@@ -1,7 +1,7 @@
 """What `make test` checks of the tree as a whole. Each check prints one line for each thing to do, and exits with 1 if there is any.
 
     python tests/check_tree.py export    modules and notebooks are as nbdev_export and nbdev_clean write them
-    python tests/check_tree.py widgets   no notebook keeps widget state
+    python tests/check_tree.py widgets   no notebook keeps widget state, or a widget without its state (--write: take them out)
     python tests/check_tree.py readme    README.md is what nbs/index.ipynb says (--write: make it so)
 
 `export` works on a copy: whatever it finds, not a byte of the tree is touched, so that an edit made by hand in a module is told, not lost.
@@ -68,11 +68,31 @@ def check_export(root: Path) -> list[str]:
     return problems
 
 
-def check_widgets(root: Path) -> list[str]:
-    "Widget state is large, goes stale, and keeps GitHub from showing the notebook. nbdev_clean leaves it in."
-    found = [name for name in tree(root) if name.endswith(".ipynb") and "widgets" in json.loads((root / name).read_bytes()).get("metadata", {})]
-    return [f"{name} keeps widget state: delete `widgets` from the notebook's metadata (in JupyterLab, switch off "
-            "'Save Widget State Automatically' in the Settings menu)." for name in sorted(found)]
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def strip_widgets(
+    nb: dict,
+) -> list[str]:  # what was taken out
+    "Take widget state out of a notebook, and views of widgets out of its outputs; the text and pictures beside them stay."
+    found = ["widget state in its metadata"] if nb.get("metadata", {}).pop("widgets", None) is not None else []
+    for cell in nb.get("cells", []):
+        for output in cell.get("outputs", []):
+            if output.get("data", {}).pop(WIDGET, None) is not None: found.append(f"a widget in the output of cell {cell.get('id')}")
+    return found
+
+
+def check_widgets(root: Path, write: bool = False) -> list[str]:
+    "Widget state is large, goes stale, and keeps GitHub from showing the notebook; a widget without it shows as an error. nbdev_clean leaves both in."
+    problems = []
+    for name in sorted(name for name in tree(root) if name.endswith(".ipynb")):
+        nb = json.loads((root / name).read_bytes())
+        if not (found := strip_widgets(nb)): continue
+        if write:
+            (root / name).write_text(json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(f"wrote {name}")
+        else: problems.append(f"{name} keeps {', '.join(found)}: run `python tests/check_tree.py widgets --write`, and commit the result.")
+    return problems
 
 
 def relink(
@@ -129,12 +149,12 @@ def check_readme(root: Path, write: bool = False) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("check", choices=["export", "widgets", "readme"])
-    parser.add_argument("--write", action="store_true", help="readme: write it")
+    parser.add_argument("--write", action="store_true", help="readme, widgets: mend it")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
     args = parser.parse_args()
-    if args.write and args.check != "readme": parser.error("--write goes with readme alone")
-    if args.check == "readme": problems = check_readme(args.root, args.write)
-    else: problems = {"export": check_export, "widgets": check_widgets}[args.check](args.root)
+    if args.write and args.check == "export": parser.error("--write goes with readme and widgets")
+    if args.check == "export": problems = check_export(args.root)
+    else: problems = {"readme": check_readme, "widgets": check_widgets}[args.check](args.root, args.write)
     for problem in problems: print(f"check_tree: {problem}", file=sys.stderr)
     if not problems and not args.write: print(f"check_tree: {args.check} ok")
     return bool(problems)

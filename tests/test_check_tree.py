@@ -85,6 +85,17 @@ def test_without_git(project):
 def test_widget_state(project):
     write(project / "nbs/02_two.ipynb", cell("a", "# Two"), widgets={"application/vnd.jupyter.widget-state+json": {}})
     assert [p.split()[0] for p in check_widgets(project)] == ["nbs/02_two.ipynb"]
+    assert check_widgets(project, write=True) == [] and check_widgets(project) == []
+
+
+# catches: a widget kept without its model, which a reader of the page sees as an error; and a mend that takes the static view with it
+def test_a_widget_without_its_state(project):
+    view = {"application/vnd.jupyter.widget-view+json": dict(model_id="x"), "text/html": "<p>still here</p>"}
+    write(project / "nbs/02_two.ipynb", cell("a", "# Two"), cell("b", "1 + 1", **view))
+    assert "output of cell b" in check_widgets(project)[0]
+    assert check_widgets(project, write=True) == [] and check_widgets(project) == []
+    kept = json.loads((project / "nbs/02_two.ipynb").read_text())["cells"][1]["outputs"][0]["data"]
+    assert kept == {"text/html": "<p>still here</p>"}
 
 
 def test_readme(project):
