@@ -88,7 +88,7 @@ def last_index(
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask.bool(), columns, -1).amax(-1)
 
-# %% ../nbs/01_masks.ipynb #284d2638
+# %% ../nbs/01_masks.ipynb #143322e4
 def _real(
     x: Tensor,     # any shape
     mask: Tensor,  # same shape, true on real tokens
@@ -96,8 +96,7 @@ def _real(
     "The numbers that count, wide enough to add up. Raises ValueError if the shapes differ."
     if x.shape != mask.shape:
         raise ValueError(f"x has shape {list(x.shape)} and mask {list(mask.shape)}: give one mask entry for each "
-                         "number, "
-                         "for example mask.expand_as(x).")
+                         "number, for example mask.expand_as(x).")
     wide = x if x.dtype == torch.float64 else x.float()
     return wide.masked_fill(~mask.bool(), 0.0)
 

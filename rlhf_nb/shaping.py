@@ -13,7 +13,7 @@ from .masks import last_index
 
 # %% auto #0
 __all__ = ['score_index', 'shape_rewards', 'slot_mask', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores',
-           'merge_moments', 'batch_moments', 'RunningMoments', 'check_shaping']
+           'merge_moments', 'batch_moments', 'RunningMoments']
 
 # %% ../nbs/10_shaping.ipynb #2a368724
 def score_index(
@@ -170,48 +170,3 @@ class RunningMoments:
         if missing:
             raise ValueError(f"the saved moments lack {sorted(missing)}: they are not from RunningMoments.state_dict().")
         self.count, self.mean, self.m2 = int(state["count"]), float(state["mean"]), float(state["m2"])
-
-# %% ../nbs/10_shaping.ipynb #8e07c02c
-def check_shaping(
-    my_rewards: Callable,  # my_rewards(scores, kl, mask, kl_coef) -> rewards [B, T]
-) -> str:                  # what was found; starts with "Right" if nothing was
-    "Try a solution of the exercise on two rows, and name its mistake."
-    batch = (torch.tensor([3.0, -2.0]), torch.tensor([[0.5, -1.0, 2.0, 9.0, 8.0], [1.0, 0.25, 0.5, -0.75, 4.0]]),
-             torch.tensor([[True, True, True, False, False], [True] * 5]))
-    given, want = [x.clone() for x in batch], shape_rewards(*batch, 0.5)[0]
-    got = my_rewards(*given, 0.5)
-    if not all(map(torch.equal, given, batch)):
-        return "You changed an argument in place: the KL is logged later, and must still be the KL."
-    if getattr(got, "shape", None) != want.shape:
-        return f"Return a tensor of shape {list(want.shape)}, one reward for each token."
-    if torch.allclose(got, want, atol=1e-5):
-        return "Right: each real token pays for its KL, and the last one collects the score."
-    for wrong, message in check_shaping.mistakes.values():
-        if torch.allclose(got, wrong(*batch, 0.5), atol=1e-5): return message
-    row, t = (~torch.isclose(got, want, atol=1e-5)).nonzero()[0].tolist()
-    return f"Row {row}, token {t}: you have {got[row, t]:g}, and {want[row, t]:g} was wanted. Which of its two pieces differs?"
-
-# %% ../nbs/10_shaping.ipynb #b424b739
-check_shaping.mistakes = dict(
-    last_column=(lambda s, k, m, c: shape_rewards(s * 0, k, m,
-                                                  c)[0] + s[:, None] * (torch.arange(m.shape[1]) == m.shape[1] - 1),
-                 "The score is in the last column, also where that column is padding: look for the last real token."),
-    one_late=(lambda s, k, m, c: shape_rewards(s, k, m, c, "after_eos")[0],
-              "The score is one slot after the last real token: the stop token itself should get it."),
-    every_token=(lambda s, k, m, c: shape_rewards(s * 0, k, m, c)[0] + s[:, None] * m,
-                 "Every token collects the score: it is paid once a row."),
-    no_score=(lambda s, k, m, c: shape_rewards(s, k, m, c)[1],
-              "Nobody collects the score: add it to the last real token."),
-    wrong_sign=(lambda s, k, m, c: shape_rewards(s, -k, m, c)[0],
-                "Drift from the reference is rewarded: the KL is a price, so it needs a minus."),
-    no_coef=(lambda s, k, m, c: shape_rewards(s, k, m, 1.0)[0],
-             "kl_coef makes no difference: did you multiply the KL by it?"),
-    charges_padding=(lambda s, k, m, c: shape_rewards(s, k, m, c)[0] - c * k * ~m,
-                     "Padding is charged for KL: nobody chose those tokens."),
-    kl_once=(lambda s, k, m, c: shape_rewards(s - c * (k * m).sum(1), k * 0, m, c)[0],
-             "All the KL is charged on the last token: let each token pay for its own, so that it learns which one it "
-             "was."),
-    stop_is_free=(lambda s, k, m, c: shape_rewards(s, k * (torch.arange(m.shape[1]) != last_index(m)[:, None]), m,
-                                                   c)[0],
-                  "The last token collects the score and pays no KL: add the score to its price, do not replace it."),
-)

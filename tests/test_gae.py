@@ -8,7 +8,9 @@ from hypothesis import given, settings, strategies as st
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from rlhf_nb.gae import check_gae, gae, gae_matrix, returns_from, td_errors
+from rlhf_nb.checks import check_deltas, check_gae, check_targets
+from rlhf_nb.gae import gae, gae_matrix, returns_from, td_errors
+from rlhf_nb.masks import whiten
 from rlhf_nb.shaping import shape_rewards, slot_mask
 
 BOTH = [gae, gae_matrix]
@@ -97,21 +99,70 @@ def test_cutting_a_row_and_bootstrapping_with_its_own_future_changes_nothing():
     assert_close(cut, whole[:, :4])
 
 
-@pytest.mark.parametrize("estimate", [*BOTH, lambda *b: returns_from(gae(*b), *b[1:])])
-def test_padding_content_and_length_and_row_order_change_nothing(estimate):
+JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
+
+
+@pytest.mark.parametrize("estimate", [*BOTH, lambda *b: returns_from(gae(*b), *b[1:])], ids=["gae", "gae_matrix", "returns"])
+@given(seed=st.integers(0, 10**6), extra=st.integers(0, 4), junk=JUNK, cut=st.integers(1, 7))
+@settings(max_examples=40, deadline=None)
+def test_padding_row_order_and_micro_batches_change_nothing(estimate, seed, extra, junk, cut):
     "Catches padding in the recursion (miles 1827, ROLL 447), and anything that reads across rows."
-    clean, odd = a_batch(5, junk=False), a_batch(5)
-    mask = clean[2]
-    odd = [torch.where(mask, x, y) for x, y in zip(clean[:2], odd[:2])]
-    want = estimate(*clean)
-    assert_close(estimate(*odd, mask), want, rtol=0, atol=1e-12)
-    wider = [pad(clean[0], (0, 4), value=5.0), pad(clean[1], (0, 4), value=-9.0), pad(mask, (0, 4))]
-    assert_close(estimate(*wider)[:, : mask.shape[1]], want, rtol=0, atol=1e-12)
-    order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(0))
-    assert_close(estimate(*(x[order] for x in clean)), want[order], rtol=0, atol=1e-12)
-    alone = torch.cat([estimate(*(x[b : b + 1] for x in clean)) for b in range(len(mask))])
-    assert_close(alone, want, rtol=0, atol=1e-12)
-    assert (want[~mask] == 0).all()
+    rewards, values, mask = a_batch(seed, junk=False)
+    want = estimate(rewards, values, mask)
+    wider = [pad(x.where(mask, junk), (0, extra), value=junk) for x in (rewards, values)]
+    got = estimate(*wider, pad(mask, (0, extra)))
+    assert_close(got[:, : mask.shape[1]], want, rtol=0, atol=1e-12)
+    assert (got[:, mask.shape[1] :] == 0).all() and (want[~mask] == 0).all()
+    order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
+    parts = [estimate(*(x[i] for x in (rewards, values, mask))) for i in (order[:cut], order[cut:])]
+    assert_close(torch.cat(parts), want[order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimate", BOTH)
+def test_hostile_numbers(estimate):
+    "Catches NaN from a batch or a row without tokens, from one real token, and from decay underflow in a long row."
+    nans, none = torch.full((2, 3), math.nan), torch.zeros(2, 3, dtype=torch.bool)
+    assert (estimate(nans, nans, none, bootstrap=torch.full((2,), math.nan)) == 0).all()
+    one = none.clone()
+    one[1, 0] = True
+    rewards, values = nans.clone(), nans.clone()
+    rewards[1, 0], values[1, 0] = -1e4, 1e4
+    advantages = estimate(rewards, values, one)
+    assert advantages.tolist() == [[0.0] * 3, [-2e4, 0.0, 0.0]]
+    assert returns_from(advantages, values, one).tolist() == [[0.0] * 3, [-1e4, 0.0, 0.0]]
+    assert whiten(advantages, one).isfinite().all()  # one token has no spread
+    long = torch.ones(1, 2048)
+    decayed = estimate(long, 0 * long, long.bool(), 0.5, 0.5)
+    assert decayed[0, 0].item() == pytest.approx(4 / 3, abs=1e-6) and decayed.isfinite().all()
+    bf16 = [x.bfloat16().requires_grad_() for x in (rewards, values)]
+    estimate(*bf16, one).square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in bf16)
+
+
+@given(seed=st.integers(0, 10**6), gamma=unit, lam=unit)
+@settings(max_examples=30, deadline=None)
+def test_returns_are_the_lambda_return(seed, gamma, lam):
+    "Catches targets of another recursion: G[t] = r[t] + gamma ((1 - lam) V[t+1] + lam G[t+1]), Sutton and Barto eq. 12.20."
+    rewards, values, mask = a_batch(seed)
+    got = returns_from(gae(rewards, values, mask, gamma, lam), values, mask)
+    for b, length in enumerate(mask.sum(1).tolist()):
+        G, V = 0.0, 0.0
+        for t in reversed(range(length)):
+            G = rewards[b, t].item() + gamma * ((1 - lam) * V + lam * G)
+            V = values[b, t].item()
+            assert got[b, t].item() == pytest.approx(G, abs=1e-10)
+
+
+def test_the_order_of_targets_and_whitening():
+    "Catches whitening that reaches the value targets: they must not change with the scale that whitening removes."
+    rewards, values, mask = a_batch(12, junk=False)
+    advantages = gae(rewards, values, mask)
+    kept = advantages.clone()
+    whitened = whiten(advantages, mask)
+    assert torch.equal(advantages, kept)
+    real = advantages[mask].numpy()
+    np.testing.assert_allclose(whitened[mask].numpy(), (real - real.mean()) / real.std(ddof=1), atol=1e-6)
+    assert_close(returns_from(advantages, values, mask) - torch.where(mask, values, 0.0), advantages)
 
 
 def test_the_published_pipeline_with_the_score_after_eos():
@@ -220,13 +271,19 @@ def test_one_token():
     assert gae(2 * one, one, one.bool()).tolist() == gae_matrix(2 * one, one, one.bool()).tolist() == [[1.0]]
 
 
-def test_the_checker_tells_its_mistakes_apart():
+@pytest.mark.parametrize("check", [check_gae, check_deltas, check_targets], ids=lambda check: check.name)
+def test_the_checkers_tell_their_mistakes_apart(check):
     "Catches a checker that fails everything with one message, or passes a mistake."
-    said = {name: check_gae(wrong) for name, (wrong, _) in check_gae.mistakes.items()}
-    assert said == {name: message for name, (_, message) in check_gae.mistakes.items()}
-    assert len(set(said.values())) == len(said)
+    assert [check(m.wrong).text for m in check.mistakes] == [m.message for m in check.mistakes]
+    assert len({m.message for m in check.mistakes}) == len(check.mistakes) >= 3 and check(check.right)
+
+
+def test_the_checkers_agree_with_the_module():
+    "Catches a catalogue that teaches something else than what the trainer does: the two were written apart."
+    assert check_gae(gae) and check_gae(gae_matrix) and check_deltas(td_errors)
+    assert check_targets(lambda a, v, m: (whiten(a, m), returns_from(a, v, m)))
     generic = check_gae(lambda r, v, m, g, l: torch.zeros_like(r))
-    assert "was wanted" in generic and generic not in said.values()
-    assert "shape" in check_gae(lambda r, v, m, g, l: None)
-    assert "in place" in check_gae(lambda r, v, m, g, l: v.mul_(m))
-    assert check_gae(gae).startswith("Right") and check_gae(gae_matrix).startswith("Right")
+    assert not generic and "was wanted" in generic.text
+    assert "in place" in check_gae(lambda r, v, m, g, l: v.mul_(0)).text
+    assert "tensor" in check_gae(lambda r, v, m, g, l: None).text
+    assert "as a tuple" in check_targets(lambda a, v, m: a).text

@@ -49,6 +49,13 @@ def test_k3_keeps_its_digits_in_float32(logr):
     assert got >= 0
 
 
+# catches: a wrong divisor late in the series, which float32 is too coarse to show
+@pytest.mark.parametrize("logr", [0.0999, -0.0999, 0.05, 1e-3])
+def test_k3_series_in_float64(logr):
+    wanted = sum(logr**n / math.factorial(n) for n in range(2, 16))
+    assert k3(torch.zeros(1).double(), tensor([logr], dtype=torch.float64)).item() == pytest.approx(wanted, rel=1e-10)
+
+
 @pytest.mark.parametrize("logr", [1e-6, 1e-5, -1e-6, 1e-4])
 def test_k3_near_zero_by_hand(logr):
     assert k3(torch.zeros(1), tensor([logr])).item() == pytest.approx(logr**2 / 2, rel=1e-4)
@@ -77,7 +84,7 @@ def test_gradients():
 
 # catches: a subtraction in bf16, which has 8 bits
 def test_bf16_is_widened_before_the_subtraction():
-    logprobs, ref = tensor([-100.0, -3.0]).bfloat16(), tensor([-100.5, -3.0078125]).bfloat16()
+    logprobs, ref = tensor([-100.0, -3.0, -100.0]).bfloat16(), tensor([-100.5, -3.015625, -3.015625]).bfloat16()
     for f in ESTIMATORS.values():
         assert f(logprobs, ref).dtype == torch.float32
     assert torch.equal(k1(logprobs, ref), logprobs.float() - ref.float())
@@ -198,3 +205,118 @@ def test_state_goes_through_json():
     fixed = FixedKLController(0.3)
     fixed.load_state_dict(FixedKLController(0.05).state_dict())
     assert fixed.update(100.0, 512) == 0.05 == fixed.value
+
+
+def random_logprobs(seed, rows=4, width=5):
+    "Log-probs of policy and reference, and a mask with rows of every length, none and one included."
+    g = torch.Generator().manual_seed(seed)
+    logprobs, ref = -3 * torch.rand(2, rows, width, generator=g, dtype=torch.float64)
+    return logprobs, ref, torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=g)
+
+
+FORMULAS = {"k1": lambda l: -l, "k2": lambda l: l**2 / 2, "k3": lambda l: np.exp(l) - 1 - l, "abs": np.abs}
+
+
+# catches: an estimator that mixes columns or rows, a mean inside it, a wrong formula
+@pytest.mark.parametrize("name", ESTIMATORS)
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.permutations(range(4)))
+def test_estimators_against_numpy_token_by_token(name, seed, order):
+    logprobs, ref, mask = random_logprobs(seed)
+    wanted = FORMULAS[name](ref.numpy() - logprobs.numpy())
+    got = estimate_kl(logprobs, ref, name)
+    assert np.allclose(got.numpy(), wanted, atol=1e-9)
+    assert torch.equal(estimate_kl(logprobs[order], ref[order], name), got[order])
+    dirty = estimate_kl(logprobs.masked_fill(~mask, -1e4), ref.masked_fill(~mask, 0.0), name)
+    assert torch.equal(dirty[mask], got[mask]) and dirty.isfinite().all()
+
+
+# catches: padding whose gradient is NaN, which a mask after the estimator no longer takes away
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masked_gradients_are_finite(name, dtype):
+    logprobs, ref, mask = random_logprobs(3)
+    logprobs = logprobs.masked_fill(~mask, -1e4).to(dtype).requires_grad_()
+    kl = estimate_kl(logprobs, ref.masked_fill(~mask, 0.0).to(dtype), name)
+    (grad,) = torch.autograd.grad((kl * mask).sum(), logprobs)
+    assert kl.dtype == torch.float32 and grad.isfinite().all() and (grad[~mask] == 0).all()
+    assert (kl * ~mask).sum().isfinite()  # many tokens at the cap still add up
+
+
+# catches: an estimator whose gradient is not the one of its formula: a detach, a clamp that bites too early, series and expm1 mixed up
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.05, 2))
+def test_which_gradient_follows_the_kl(seed, scale):
+    z, ref = scale * torch.randn(2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    z.requires_grad_()
+    logq, p = ref.log_softmax(-1), z.detach().softmax(-1)
+
+    def in_reward(name):
+        logp = z.log_softmax(-1)
+        return torch.autograd.grad((p * estimate_kl(logp, logq, name).detach() * logp).sum(), z)[0]
+
+    def in_loss(name):
+        return torch.autograd.grad((p * estimate_kl(z.log_softmax(-1), logq, name)).sum(), z)[0]
+
+    logr = logq - p.log()
+    home = p * (-logr + (p * logr).sum())  # d KL(p, q) / d z, by hand
+    other = p - logq.exp()                 # d KL(q, p) / d z, by hand
+    near = dict(atol=1e-10)
+    assert torch.allclose(torch.autograd.grad(full_kl(z, ref), z)[0], home, **near)
+    assert torch.allclose(in_reward("k1"), home, **near) and torch.allclose(in_loss("k2"), home, **near)
+    assert torch.allclose(in_loss("k3"), other, atol=1e-8) and in_loss("k1").abs().max() < 1e-10
+    assert torch.allclose(in_reward("k3"), home - other, atol=1e-8)
+
+
+def test_full_kl_gradcheck():
+    logits, ref = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.autograd.gradcheck(lambda x, y: full_kl(x, y, 0.7), (logits.requires_grad_(), ref.requires_grad_()))
+
+
+# catches: a sum over the vocabulary in bf16
+def test_full_kl_of_bf16_logits():
+    logits, ref = torch.randn(2, 2, 3000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    p, q = logits.double().softmax(-1), ref.double().softmax(-1)
+    assert full_kl(logits, ref).dtype == torch.float32
+    assert torch.allclose(full_kl(logits, ref).double(), (p * (p / q).log()).sum(-1), atol=1e-4)
+
+
+# catches: bell curves of variance T whose KL is not d**2 / 2T: a temperature on one side, or on the result
+@pytest.mark.parametrize("drift, temperature", [(0.1, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 2.0)])
+def test_two_bell_curves(drift, temperature):
+    x = torch.arange(-12, 12.1, 0.25, dtype=torch.float64)
+    policy, ref = -(x - drift)**2 / 2, -x**2 / 2
+    logp, logq = [(z / temperature).log_softmax(-1) for z in (policy, ref)]
+    kl = drift**2 / (2 * temperature)
+    assert full_kl(policy, ref, temperature).item() == pytest.approx(kl)
+    assert full_kl(policy, ref, temperature) >= 0
+    mean = {name: (logp.exp() * f(logp, logq)).sum().item() for name, f in ESTIMATORS.items()}
+    assert mean["k1"] == pytest.approx(kl) and mean["k3"] == pytest.approx(kl)
+    assert mean["k2"] == pytest.approx(kl + kl**2 / 2)
+
+
+# catches: rows or micro-batches that leak into each other, padding content that reaches the models
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3), st.permutations(range(4)))
+def test_response_full_kl_of_random_rows(seed, at, order):
+    g = torch.Generator().manual_seed(seed)
+    prompt_mask, mask = torch.arange(3) >= torch.randint(3, (4, 1), generator=g), random_logprobs(seed)[2]
+    prompt_ids, response_ids = torch.randint(13, (4, 3), generator=g), torch.randint(13, (4, 5), generator=g)
+    batch = (prompt_ids, prompt_mask, response_ids, mask)
+    whole = response_full_kl(*MODELS, *batch, chunk_logits=26)
+    parts = [response_full_kl(*MODELS, *[x[rows] for x in batch]) for rows in (slice(0, at), slice(at, 4))]
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-5) and (whole[~mask] == 0).all() and (whole >= -1e-6).all()
+    assert torch.allclose(response_full_kl(*MODELS, *[x[order] for x in batch]), whole[order], atol=1e-5)
+    dirty = (prompt_ids.masked_fill(~prompt_mask, 10**6), prompt_mask, response_ids.masked_fill(~mask, -7), mask)
+    assert torch.equal(response_full_kl(*MODELS, *dirty, chunk_logits=26), whole)
+
+
+MODELS = tiny(0), tiny(1)
+
+
+def test_one_token():
+    ids, real = tensor([[5]]), tensor([[True]])
+    got = response_full_kl(*MODELS, ids, real, ids, real)
+    with torch.no_grad():
+        logits, ref = [model(ids).logits[0, 0] for model in MODELS]
+    assert got.shape == (1, 1) and torch.allclose(got[0, 0], full_kl(logits, ref), atol=1e-5)

@@ -328,3 +328,90 @@ def test_arguments_stay_as_they_were(batch):
     before = [x.clone() for x in batch]
     response_logprobs(build("Llama"), *batch)
     assert all(torch.equal(a, b) for a, b in zip(batch, before))
+
+
+def random_rows(seed, rows=4):
+    "Rows with prompts of 1 to 5 tokens and responses of 0 to 4, and their masks."
+    g = torch.Generator().manual_seed(seed)
+    start, end = torch.randint(5, (rows, 1), generator=g), torch.randint(5, (rows, 1), generator=g)
+    prompt_ids, response_ids = torch.randint(1, 37, (2, rows, 5), generator=g)
+    return prompt_ids, torch.arange(5) >= start, response_ids[:, :4], torch.arange(4) < end
+
+
+SHARED = {name: build(name).eval() for name in ("Llama", "Cohere")}
+
+
+# catches: rows written back in the wrong place, padding that reaches a real token, pad ids that are looked up
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.permutations(range(4)), st.sampled_from([1, 100, 2**26]))
+def test_padding_and_order_of_random_rows(seed, order, chunk):
+    prompt_ids, prompt_mask, response_ids, mask = batch = random_rows(seed)
+    for model in SHARED.values():
+        with torch.no_grad():
+            wanted = response_logprobs(model, *batch, temperature=0.7)
+            moved = response_logprobs(model, *[x[order] for x in batch], temperature=0.7, chunk_logits=chunk)
+            dirty = response_logprobs(model, prompt_ids.masked_fill(~prompt_mask, 10**6), prompt_mask,
+                                      response_ids.masked_fill(~mask, -7), mask, temperature=0.7)
+        for a, b, c in zip(wanted, moved, dirty):
+            assert torch.allclose(a[order], b, atol=1e-5) and torch.equal(a, c) and (a[~mask] == 0).all()
+
+
+# catches: a mean where a sum over tokens is wanted, a chunk shared by two micro-batches, gradients that depend on the split
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3))
+def test_micro_batches_add_up(seed, at):
+    batch, sums = random_rows(seed), []
+    for parts in ([slice(0, 4)], [slice(0, at), slice(at, 4)]):
+        model = SHARED["Llama"]
+        model.zero_grad()
+        got = [response_logprobs(model, *[x[part] for x in batch], temperature=0.7, chunk_logits=37 * 3) for part in parts]
+        total = sum(x.logprobs.sum() + 0.1 * x.entropy.sum() for x in got)
+        total.backward()
+        sums.append([total.detach(), *[p.grad.clone() for p in model.parameters()]])
+    for a, b in zip(*sums):
+        assert torch.allclose(a, b, atol=1e-4 * max(1.0, a.abs().max().item()))
+
+
+# catches: a squeeze that eats a dimension of one, after which the subtraction broadcasts
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 3), (3,), (1,), ()])
+def test_short_shapes_stay(shape):
+    logits, ids = torch.randn(*shape, 5, generator=torch.Generator().manual_seed(0)), torch.full(shape, 2)
+    got = token_logprobs(logits, ids)
+    assert got.shape == shape and torch.allclose(got, logits.log_softmax(-1)[..., 2])
+    assert token_entropy(logits).shape == shape
+
+
+# catches: a split that leaves an empty chunk, a row of padding that takes part
+def test_one_real_token_in_the_batch():
+    ids, one = torch.randint(1, 37, (3, 1)), torch.ones(3, 1, dtype=torch.bool)
+    only = tensor([[False], [True], [False]])
+    for chunk in (1, 2**26):
+        got = response_logprobs(SHARED["Llama"], ids, one, ids, only, chunk_logits=chunk)
+        logits = SHARED["Llama"](ids[1:2], use_cache=False).logits[0, 0]
+        assert got.logprobs.shape == (3, 1) and (got.logprobs[[0, 2]] == 0).all()
+        assert torch.allclose(got.logprobs[1, 0], logits.log_softmax(-1)[ids[1, 0]], atol=1e-5)
+
+
+# catches: a sum over the vocabulary in bf16, whose 8 bits stop counting long before 5,000 small terms are added
+def test_bf16_logits_are_added_up_in_float32():
+    logits = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wide = logits.double()
+    p = (wide / 0.7).softmax(-1)
+    assert token_entropy(logits, 0.7).dtype == torch.float32
+    assert torch.allclose(token_entropy(logits, 0.7).double(), -(p * p.log()).sum(-1), atol=1e-4)
+    ids = torch.full((2, 3), 17)
+    assert torch.allclose(token_logprobs(logits, ids, 0.7).double(), p[..., 17].log(), atol=1e-4)
+
+
+# catches: a bound that is off (entropy above log V or below 0), a gradient that turns NaN where probabilities underflow
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([-1e4, -50.0, 0.0, 1.0, 50.0, 1e4]), min_size=2, max_size=6), st.floats(0.05, 20))
+def test_entropy_stays_between_its_bounds(row, temperature):
+    logits = tensor(row, requires_grad=True)
+    entropy = token_entropy(logits, temperature)
+    logprobs = token_logprobs(logits.expand(len(row), len(row)), torch.arange(len(row)), temperature)
+    (grad,) = torch.autograd.grad(entropy + logprobs.sum(), logits)
+    assert -1e-6 <= entropy.item() <= math.log(len(row)) + 1e-6 and grad.isfinite().all()
+    assert logprobs.isfinite().all() and (logprobs <= 1e-6).all()
+    spacing = 2**-22 * max(map(abs, row)) / temperature  # of float32 numbers as large as these logits
+    assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5 + spacing)

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import tensor
 
+from rlhf_nb.checks import check_minibatch_loss, check_policy_loss, check_value_loss
 from rlhf_nb.losses import explained_variance, policy_diagnostics, policy_loss, value_diagnostics, value_loss
+from rlhf_nb.masks import masked_sum
 
 B, T = 3, 5
 
@@ -222,3 +224,129 @@ def test_bad_value_option_and_shapes():
         value_loss(*batch, cliprange_value=-1.0)
     with pytest.raises(ValueError, match="mask"):
         policy_loss(*batch[:3], batch[3][:, :2])
+
+
+# catches: a sum that still knows how wide the batch was; a shape that breaks at T = 1 or with a single real token
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 4), st.integers(0, 5), st.floats(-1e4, 1e4))
+def test_one_real_token_alone(seed, batch, width, wider, junk):
+    values = random_batch(seed, batch=batch, width=width)
+    place = seed % batch, (seed // 7) % width
+    mask = torch.zeros(batch, width, dtype=torch.bool)
+    mask[place] = True
+    alone = [x[place].view(1, 1) for x in values[:3]] + [torch.ones(1, 1, dtype=torch.bool)]
+    padded = [torch.nn.functional.pad(x, (0, wider), value=junk) for x in values[:3]] + [torch.nn.functional.pad(mask, (0, wider))]
+    for f in (policy_loss, value_loss):
+        assert f(*padded).item() == pytest.approx(f(*alone).item(), rel=1e-12)
+    for f in (policy_diagnostics, value_diagnostics):
+        assert f(*padded)["tokens"] == 1
+        assert {k: v.item() for k, v in f(*padded).items()} == pytest.approx({k: v.item() for k, v in f(*alone).items()})
+    assert explained_variance(padded[0], padded[2], padded[3]) == 0  # one return does not vary
+
+
+# catches: a loss whose parts add up while its gradients do not (a detach, a divisor per micro-batch)
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_gradients_of_micro_batches_add_up(seed, cuts):
+    batch = random_batch(seed, batch=6)
+    sizes = [*cuts, 6 - sum(cuts)] if sum(cuts) < 6 else [6]
+    for f, options in ((policy_loss, dict(dual_clip=1.5, cliprange_high=0.4)), (value_loss, {})):
+        whole, pieces = batch[0].clone().requires_grad_(), batch[0].clone().requires_grad_()
+        f(whole, *batch[1:], **options).backward()
+        for part in zip(*(x.split(sizes) for x in (pieces, *batch[1:]))):
+            f(*part, **options).backward()
+        torch.testing.assert_close(pieces.grad, whole.grad, rtol=1e-12, atol=0)
+
+
+# catches: a row's statistics leaking into another's gradient
+def test_reordered_rows_reorder_gradients():
+    batch, order = random_batch(13, batch=5), torch.tensor([3, 0, 4, 1, 2])
+    for f in (policy_loss, value_loss):
+        plain, shuffled = batch[0].clone().requires_grad_(), batch[0][order].clone().requires_grad_()
+        f(plain, *batch[1:]).backward()
+        f(shuffled, *(x[order] for x in batch[1:])).backward()
+        assert torch.equal(plain.grad[order], shuffled.grad)
+
+
+# catches: the tie at ratio 1 or at a bound that gives half a gradient; a slope on the wrong side of the edge; dual clip on good tokens
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.05, 0.9), st.floats(0.05, 2), st.one_of(st.none(), st.floats(1.1, 4)))
+def test_the_gradient_is_the_formula(seed, low, high, dual):
+    logprobs, old, advantages, mask = random_batch(seed)
+    logprobs.requires_grad_()
+    policy_loss(logprobs, old, advantages, mask, low, high, dual).backward()
+    r, a = (logprobs.detach() - old).exp().numpy(), advantages.numpy()
+    gone = ((a > 0) & (r > 1 + high)) | ((a < 0) & (r < 1 - low)) | ((a < 0) & (r > (np.inf if dual is None else dual)))
+    np.testing.assert_allclose(logprobs.grad.numpy(), np.where(mask.numpy() & ~gone, -a * r, 0), rtol=1e-9, atol=1e-12)
+
+
+# catches: clipfrac of the value as "moved out of the range", whichever error was the larger; error_sq halved or clipped
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 0.9), st.one_of(st.none(), st.floats(0, 2)))
+def test_diagnostics_are_the_formulas(seed, c, low, high):
+    a, b, x, mask = random_batch(seed)
+    v, o, r, m = (y.numpy() for y in (a, b, x, mask))
+    got = {k: y.item() for k, y in value_diagnostics(a, b, x, mask, c).items()}
+    near = np.clip(v, o - c, o + c)
+    assert got == pytest.approx(dict(clipfrac=(((near - r) ** 2 > (v - r) ** 2) & m).sum(), error_sq=((v - r)[m] ** 2).sum(), tokens=m.sum()))
+    got = {k: y.item() for k, y in policy_diagnostics(a, b, x, mask, low, high).items()}
+    ratio, top = np.exp(v - o), 1 + (low if high is None else high)
+    gone = ((r > 0) & (ratio > top)) | ((r < 0) & (ratio < 1 - low))
+    assert got == pytest.approx(dict(ratio=ratio[m].sum(), ratio_sq=(ratio[m] ** 2).sum(), clipfrac=(gone & m).sum(),
+                                     approxkl=((v - o)[m] ** 2 / 2).sum(), tokens=m.sum()), rel=1e-5)
+
+
+# catches: a ratio rounded to bf16 (1.0 and 1.003 are one number there), a loss in bf16
+def test_bf16_inputs_are_as_good_as_their_numbers():
+    batch = [x.bfloat16() for x in random_batch(17, batch=40, width=30)[:3]] + [random_batch(17, batch=40, width=30)[3]]
+    exact = [x.double() for x in batch[:3]] + [batch[3]]
+    for f in (policy_loss, value_loss):
+        x = batch[0].clone().requires_grad_()
+        got = f(x, *batch[1:])
+        got.backward()
+        assert got.dtype == torch.float32 and got.item() == pytest.approx(f(*exact).item(), rel=1e-4, abs=1e-3)
+        assert x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all()
+    for f in (policy_diagnostics, value_diagnostics):
+        assert {k: v.item() for k, v in f(*batch).items()} == pytest.approx({k: v.item() for k, v in f(*exact).items()}, rel=1e-4)
+    assert explained_variance(batch[0], batch[2], batch[3]).item() == pytest.approx(explained_variance(exact[0], exact[2], exact[3]).item(), rel=1e-4)
+
+
+# catches: a log-prob of -1e4 among ordinary ones that takes its neighbours' gradients with it
+@pytest.mark.parametrize("extreme", [-1e4, -1e30, 1e4])
+@pytest.mark.parametrize("where", ["now", "then", "both"])
+def test_an_impossible_token_harms_no_other(extreme, where):
+    logprobs, old, advantages, mask = (x.float() if x.dtype == torch.float64 else x for x in random_batch(19))
+    mask[0, :2] = True
+    wild, wild_old = logprobs.clone(), old.clone()
+    if where != "then": wild[0, 0] = extreme
+    if where != "now": wild_old[0, 0] = extreme
+    grads = []
+    for lp, o in ((logprobs, old), (wild, wild_old)):
+        lp = lp.clone().requires_grad_()
+        loss = policy_loss(lp, o, advantages, mask)
+        loss.backward()
+        assert loss.isfinite() and lp.grad.isfinite().all()
+        grads.append(lp.grad)
+    keep = torch.ones_like(mask)
+    keep[0, 0] = False
+    assert torch.equal(grads[0][keep], grads[1][keep])
+
+
+# catches: a policy loss, a value loss and an entropy that are divided by three different counts
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_the_whole_loss_does_not_know_how_it_was_cut(seed, cut):
+    lp, old, adv, mask = random_batch(seed, batch=6)
+    entropy = -lp * lp.exp()
+    def whole(rows, tokens):
+        return (policy_loss(lp[rows], old[rows], adv[rows], mask[rows]) + 0.1 * value_loss(lp[rows], old[rows], adv[rows], mask[rows])
+                - 0.01 * masked_sum(entropy[rows], mask[rows])) / tokens
+    tokens = policy_diagnostics(lp, old, adv, mask)["tokens"].clamp(min=1)
+    assert tokens == max(1, mask.sum())
+    assert (whole(slice(cut), tokens) + whole(slice(cut, 6), tokens)).item() == pytest.approx(whole(slice(6), tokens).item(), rel=1e-9, abs=1e-12)
+
+
+# catches: a checker that asks for another thing than the package does
+def test_the_package_passes_its_own_exercises():
+    assert check_policy_loss(policy_loss) and check_value_loss(value_loss)
+    assert check_minibatch_loss(lambda parts: sum(masked_sum(x, m) for x, m in parts) / sum(m.sum() for _, m in parts))

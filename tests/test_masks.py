@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
+from rlhf_nb.checks import check_mean, check_response_mask, check_whiten_ranks
 from rlhf_nb.masks import (last_index, left_pad, masked_mean, masked_sum, masked_var, position_ids, reached_stop,
                            response_mask, right_pad, whiten)
 
@@ -100,6 +101,20 @@ def test_response_ends_with_its_first_stop(rows, stops):
         assert bool(ended[i]) == (first is not None) and int(last[i]) == n - 1
 
 
+@quick
+@given(rows_of_ids, st.integers(0, 4), st.randoms())
+def test_what_was_drawn_behind_a_stop_does_not_matter(rows, extra, random):
+    # catches: an end that moves with the noise behind it, with the width of the batch, or with the place of the row
+    width = max(map(len, rows)) + 1
+    ended = torch.tensor([row + [STOP] * (width - len(row)) for row in rows])
+    keep = response_mask(ended, [STOP])
+    noise = torch.tensor([[random.randrange(13) for _ in range(width + extra)] for _ in rows])
+    drawn = torch.where(torch.nn.functional.pad(keep, (0, extra)), torch.nn.functional.pad(ended, (0, extra)), noise)
+    order = list(range(len(rows))); random.shuffle(order)
+    assert torch.equal(response_mask(drawn[order], [STOP]), torch.nn.functional.pad(keep, (0, extra))[order])
+    assert reached_stop(drawn, [STOP]).all() and torch.equal(last_index(keep), keep.sum(1) - 1)
+
+
 def test_last_index_with_holes_and_without_a_token():
     mask = torch.tensor([[False, True, False, True, False], [False] * 5, [True] * 5])
     assert last_index(mask).tolist() == [3, -1, 4] and last_index(mask).dtype == torch.long
@@ -170,6 +185,30 @@ def test_the_split_over_ranks_does_not_matter(batch, data):
         assert_close(torch.cat(whites), whiten(x, mask, shift_mean=shift))
 
 
+@quick
+@given(batches(), st.data())
+def test_micro_batches_add_up(batch, data):
+    # catches: a sum that is divided by its own rows or tokens, a gradient that depends on the split
+    x, mask = batch
+    whole = x.clone().requires_grad_()
+    masked_mean(whole, mask).backward()
+    size, count = data.draw(st.integers(1, len(x))), masked_sum(torch.ones_like(x), mask).clamp(min=1)
+    parts, leaf = [], x.clone().requires_grad_()
+    for part, keep in zip(leaf.split(size), mask.split(size)):
+        parts.append(masked_sum(part, keep))
+        (parts[-1] / count).backward()
+    assert_close(torch.stack(parts).sum() / count, masked_mean(x, mask))
+    assert_close(leaf.grad, whole.grad)
+
+
+@pytest.mark.parametrize("far", [0., 1e4, -1e5])
+def test_a_small_spread_far_from_zero(far):
+    # catches: the mean of squares less the square of the mean, which in float32 has no digit left here
+    x, mask = far + torch.tensor([[-1., 0., 1., 7.]]), torch.tensor([[True, True, True, False]])
+    assert_close(masked_var(x, mask), torch.tensor(1.))
+    assert_close(whiten(x, mask), torch.tensor([[-1., 0., 1., 0.]]), atol=1e-4, rtol=0)
+
+
 def test_gradients():
     # catches: a detached mean or variance, a gradient that lands on padding
     torch.manual_seed(0)
@@ -209,6 +248,34 @@ def test_half_precision_adds_up_in_float32(dtype):
     assert masked_mean(x, mask) == 31 and masked_var(x, mask) == 0
     assert whiten(x, mask).dtype == dtype and (whiten(x, mask) == 0).all()
     assert (whiten(x, mask, shift_mean=False) == 31).all()
+
+
+@pytest.mark.parametrize("real", [0, 1, 5])
+def test_half_precision_has_gradients_of_its_own_type(real):
+    # catches: a cast that cuts the graph, infinity in bfloat16 padding that comes back as nan
+    mask = (torch.arange(6) < real).view(2, 3)
+    for f in (masked_sum, masked_mean, masked_var, whiten):
+        x = torch.linspace(-3., 3., 6).view(2, 3).masked_fill(~mask, float("-inf")).bfloat16().requires_grad_()
+        f(x, mask).float().square().sum().backward()
+        assert x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() and (x.grad[~mask] == 0).all()
+
+
+@quick
+@given(st.integers(1, 5), st.booleans())
+def test_responses_of_one_token(rows, real):
+    # catches: a squeeze that turns [B, 1] into [B]
+    x, mask = torch.arange(1., rows + 1)[:, None], torch.full((rows, 1), real)
+    assert_close(masked_mean(x, mask), torch.tensor((rows + 1) / 2 if real else 0.))
+    assert whiten(x, mask).shape == (rows, 1) and last_index(mask).tolist() == [0 if real else -1] * rows
+    assert position_ids(mask).tolist() == [[0]] * rows and response_mask(torch.full((rows, 1), STOP), [STOP]).all()
+
+
+def test_the_exercises_call_the_real_functions_right():
+    # catches: a catalogue whose own idea of the answer has drifted from the page's
+    assert check_mean(masked_mean) and check_response_mask(response_mask)
+    def over_ranks(parts, masks): return on_ranks(lambda p, reduce: whiten(*p, reduce=reduce), *zip(parts, masks))
+    assert check_whiten_ranks(lambda parts, masks: tuple(over_ranks(parts, masks)))
+    assert not check_whiten_ranks(lambda parts, masks: tuple(whiten(*p) for p in zip(parts, masks)))
 
 
 def test_integers_and_booleans_have_means():

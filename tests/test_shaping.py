@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 
-from rlhf_nb.shaping import (RunningMoments, batch_moments, check_shaping, clip_scores, merge_moments, penalize_missing_eos,
+from rlhf_nb.checks import check_final_scores, check_merge, check_shaping
+from rlhf_nb.masks import reached_stop
+from rlhf_nb.shaping import (RunningMoments, batch_moments, clip_scores, merge_moments, penalize_missing_eos,
                              replace_missing_eos, score_index, shape_rewards, slot_mask)
 
 SLOTS = ["last", "after_eos"]
@@ -72,14 +74,51 @@ def test_rewards_of_a_row_add_up():
         assert_close(rewards.sum(1) - non_score.sum(1), paid)
 
 
-def test_more_padding_and_another_order_change_nothing():
-    "Catches anything that reads across rows, or counts columns from the right."
-    scores, kl, mask = a_batch(7)
-    rewards, _ = shape_rewards(scores, kl, mask, 0.1)
-    wider = [torch.nn.functional.pad(kl, (0, 3), value=math.nan), torch.nn.functional.pad(mask, (0, 3))]
-    assert torch.equal(shape_rewards(scores, *wider, 0.1)[0][:, : mask.shape[1]], rewards)
-    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(shape_rewards(scores[order], kl[order], mask[order], 0.1)[0], rewards[order])
+JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
+
+
+@given(seed=st.integers(0, 10**6), extra=st.integers(0, 4), junk=JUNK, cut=st.integers(1, 7))
+@settings(max_examples=50, deadline=None)
+def test_padding_row_order_and_micro_batches_change_nothing(seed, extra, junk, cut):
+    "Catches anything that reads across rows, counts columns from the right, or lets padding through."
+    scores, kl, mask = a_batch(seed)
+    rewards = shape_rewards(scores, kl, mask, 0.1)
+    wider = [torch.nn.functional.pad(x, (0, extra), value=v) for x, v in [(kl.where(mask, junk), junk), (mask, False)]]
+    for got, want in zip(shape_rewards(scores, *wider, 0.1), rewards):
+        assert torch.equal(got[:, : mask.shape[1]], want) and (got[:, mask.shape[1] :] == 0).all()
+    order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+    parts = [shape_rewards(scores[i], kl[i], mask[i], 0.1) for i in (order[:cut], order[cut:])]
+    for k in range(2): assert torch.equal(torch.cat([part[k] for part in parts]), rewards[k][order])
+
+
+def test_hostile_numbers():
+    "Catches a score for a batch without a token, T of 1, an overflow of the KL of a log-prob of -1e4 or of a bf16 tensor."
+    none, one = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([[False] * 3, [True, False, False]])
+    nans = torch.full((2, 3), math.nan)
+    for slot in SLOTS:
+        assert (shape_rewards(torch.tensor([1.0, math.nan]), nans, none, 0.1, slot)[0] == 0).all()
+        assert shape_rewards(torch.tensor([4.0]), torch.tensor([[2.0]]), torch.ones(1, 1), 0.5, slot)[0].tolist() == [[3.0]]
+    kl = nans.clone()
+    kl[1, 0] = 1e4  # k1 of log-probs 0 and -1e4
+    assert shape_rewards(torch.tensor([math.inf, 1.0]), kl, one, 0.05)[0].tolist() == [[0.0] * 3, [-499.0, 0.0, 0.0]]
+    kl = torch.full((1, 2), 5e7, dtype=torch.bfloat16)  # k2 of the same
+    assert shape_rewards(torch.zeros(1, dtype=torch.bfloat16), kl, torch.ones(1, 2), 0.05)[0].isfinite().all()
+    assert RunningMoments().normalize(torch.tensor([1e30])).isfinite().all()
+
+
+def test_the_penalty_follows_the_stop_token_of_the_run():
+    "Catches a penalty that asks for the tokenizer's EOS (trl 3750): here 7 ends a response, or 8, and 2 is any token."
+    ids = torch.tensor([[4, 5, 7, 2], [4, 2, 5, 4], [8, 0, 0, 0]])
+    assert penalize_missing_eos(torch.zeros(3), reached_stop(ids, [7, 8]), 1.0).tolist() == [0.0, -1.0, 0.0]
+    assert penalize_missing_eos(torch.zeros(3), reached_stop(ids, []), 1.0).tolist() == [-1.0] * 3
+
+
+def test_clip_before_penalty_is_never_swallowed():
+    "Catches a clip that the page's order relies on, but that clips on one side or scales."
+    scores = torch.linspace(-9, 9, 19)
+    clipped = clip_scores(scores, 3.0)
+    assert torch.equal(clipped, torch.from_numpy(np.minimum(np.maximum(scores.numpy(), -3), 3)))
+    assert (clipped - penalize_missing_eos(clipped, torch.zeros(19), 1.0) == 1).all()
 
 
 def test_nothing_is_changed_in_place():
@@ -107,6 +146,18 @@ def test_bf16_and_whole_numbers_keep_their_digits():
     assert replace_missing_eos(torch.tensor([3]), ~mask[:, 0], -0.5).item() == -0.5
     assert shape_rewards(scores * 0, kl, mask, 0.1)[0].item() == pytest.approx(-0.05, abs=1e-8)
     assert replace_missing_eos(scores, ~mask[:, 0], -0.3).item() == pytest.approx(-0.3, abs=1e-7)
+
+
+def test_gradcheck():
+    "Catches a detach on the way of a differentiable KL, and an in-place step that breaks autograd."
+    scores, kl, mask = a_batch(15, T=4)
+    leaves = [scores.requires_grad_(), kl.where(mask, 0.5).requires_grad_()]
+    for slot in SLOTS:
+        assert torch.autograd.gradcheck(lambda s, k: shape_rewards(s, k, mask, 0.3, slot), leaves)
+    stopped, moments = mask[:, -1], RunningMoments(4, 0.5, 12.0)
+    for f in (lambda s: penalize_missing_eos(s, stopped, 1.0), lambda s: replace_missing_eos(s, stopped),
+              lambda s: clip_scores(s, 0.6), moments.normalize):
+        assert torch.autograd.gradcheck(f, leaves[:1])
 
 
 def test_gradient_skips_padding():
@@ -243,13 +294,19 @@ def test_state_survives_json_and_goes_on_bit_for_bit():
     assert resumed == straight
 
 
-def test_the_checker_tells_its_mistakes_apart():
+@pytest.mark.parametrize("check", [check_shaping, check_final_scores, check_merge], ids=lambda check: check.name)
+def test_the_checkers_tell_their_mistakes_apart(check):
     "Catches a checker that fails everything with one message, or passes a mistake."
-    said = {name: check_shaping(wrong) for name, (wrong, _) in check_shaping.mistakes.items()}
-    assert said == {name: message for name, (_, message) in check_shaping.mistakes.items()}
-    assert len(set(said.values())) == len(said)
+    assert [check(m.wrong).text for m in check.mistakes] == [m.message for m in check.mistakes]
+    assert len({m.message for m in check.mistakes}) == len(check.mistakes) >= 3 and check(check.right)
+
+
+def test_the_checkers_agree_with_the_module():
+    "Catches a catalogue that teaches something else than what the trainer does: the two were written apart."
+    assert check_shaping(lambda *batch: shape_rewards(*batch)[0]) and check_merge(merge_moments)
+    assert check_final_scores(lambda s, stop, c, p: penalize_missing_eos(clip_scores(s, c), stop, p))
+    assert not check_final_scores(lambda s, stop, c, p: replace_missing_eos(clip_scores(s, c), stop, -p))
     generic = check_shaping(lambda s, k, m, c: torch.zeros_like(k))
-    assert "was wanted" in generic and generic not in said.values()
-    assert "shape" in check_shaping(lambda s, k, m, c: None)
-    assert "in place" in check_shaping(lambda s, k, m, c: k.mul_(-c))
-    assert check_shaping(lambda *batch: shape_rewards(*batch)[0]).startswith("Right")
+    assert not generic and "was wanted" in generic.text
+    assert "in place" in check_shaping(lambda s, k, m, c: k.mul_(-c)).text
+    assert "tensor" in check_shaping(lambda s, k, m, c: None).text

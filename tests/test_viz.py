@@ -1,4 +1,5 @@
 """viz: what a parser (not a regular expression) finds in the markup, what a colour-blind or blind reader gets, what the figures hold."""
+from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from rlhf_nb.viz import Html, curves, episode_table, signal_table, signed, tint, token_strip, visible, visible_token
+from rlhf_nb.checks import check_cell, check_tint, check_vmax
+from rlhf_nb.viz import (Html, _largest, curves, episode_table, signal_table, signed, tint, token_strip, visible,
+                         visible_token)
 
 quick = settings(max_examples=60, deadline=None)
 VOID = {"br", "img", "input", "link", "meta", "hr"}
@@ -85,6 +88,16 @@ def test_colour_says_no_more_than_the_sign_and_never_less(value, vmax):
     if vmax == 0 or value != value: assert colour == "#ffffff"
 
 
+@quick
+@given(st.floats(-10, 10), st.floats(.1, 10))
+def test_colour_is_the_formula(value, vmax):
+    # catches: a share of its own for each channel, a map that is not linear, black where white should be
+    end = np.array([244, 162, 89] if value > 0 else [122, 176, 232])
+    want = 255 + np.clip(abs(value) / vmax, 0, 1) * (end - 255)
+    got = [int(tint(value, vmax)[i:i + 2], 16) for i in (1, 3, 5)]
+    assert np.abs(want - got).max() <= .5 + 1e-9
+
+
 def test_colour_grows_with_the_number():
     greens = [int(tint(v, 2.)[3:5], 16) for v in np.linspace(0, 2, 9)]
     assert greens == sorted(greens, reverse=True) and len(set(greens)) == 9
@@ -138,6 +151,32 @@ def test_strip_holds_every_token_and_number_in_order(items, name):
     for table in reader.tables:
         for cell, text in zip(table[1][1:], texts(table)[1][1:]):
             if text[0] in "·n0": assert style(cell)["background"] == "#ffffff"
+
+
+@quick
+@given(st.lists(st.tuples(nasty, numbers, st.booleans()), min_size=1, max_size=12), numbers, nasty)
+def test_padding_never_shows(items, junk, pad):
+    # catches: a pad token's text or number that reaches the page, a scale or a line break that depends on it
+    tokens, values, mask = map(list, zip(*items))
+    dirty = [v if k else junk for v, k in zip(values, mask)], [t if k else pad for t, k in zip(tokens, mask)]
+    values, shown = torch.tensor(values), torch.tensor(mask)
+    assert token_strip(dirty[1], dirty[0], mask) == token_strip(tokens, values, mask)
+    assert signal_table(dirty[1], shown, x=torch.tensor(dirty[0])) == signal_table(tokens, shown, x=values)
+
+
+def test_renderers_are_pure():
+    # catches: an argument changed in place, markup that depends on what was drawn before
+    tokens, values, mask = ["a", "\n"], torch.tensor([1., float("inf")]), torch.tensor([True, False])
+    first = token_strip(tokens, values, mask), signal_table(tokens, mask, x=values), curves(logs(), ["kl"]).axes[0].get_title()
+    token_strip(["z"], [1e9], vmax=3.), curves(logs(), ["lr"])
+    again = token_strip(tokens, values, mask), signal_table(tokens, mask, x=values), curves(logs(), ["kl"]).axes[0].get_title()
+    assert first == again and tokens == ["a", "\n"] and values.tolist() == [1., float("inf")] and mask.tolist() == [True, False]
+
+
+def test_a_reader_without_colour_loses_nothing():
+    # catches: two numbers of opposite sign, or of different size, that differ in their ground alone
+    def text(value): return repr(token_strip(["a"], [value], vmax=1.))
+    assert len({text(v) for v in (-.5, -.004, 0., .004, .5, 2., float("inf"), -float("inf"), float("nan"))}) == 9
 
 
 def test_strip_breaks_lines_like_text():
@@ -225,6 +264,22 @@ def test_episode_table_values_and_columns():
     assert len(check_markup(episode_table([dict(a=1.)] * 300)).tables[0]) == 301
     assert "0 rows" in check_markup(episode_table([])).captions[0]
     with pytest.raises(ValueError, match="'score'.*'a', 'b'"): episode_table(rows, ["score"])
+
+
+def test_episode_table_says_how_many_there_are():
+    # catches: the first rows of many passed off as all of them
+    rows = [dict(a=1.)] * 2
+    captions = [check_markup(episode_table(rows, of=of, title="T")).captions[0] for of in (None, 2, 12345)]
+    assert captions == ["T (2 rows)", "T (2 rows)", "T (first 2 of 12,345 rows)"]
+    assert check_markup(episode_table(rows[:1])).captions == ["1 row"]
+
+
+def test_the_exercises_call_the_real_functions_right():
+    # catches: a catalogue whose own idea of the answer has drifted from the page's
+    assert check_cell(lambda token: f"<td>{escape(visible_token(token), quote=False)}</td>")
+    assert check_vmax(lambda values, mask: _largest(values.tolist(), mask.tolist()))
+    ends = {"#f4a259": "#60b070", "#7ab0e8": "#8a60c8", "#ffffff": "#ffffff"}
+    assert not check_tint(tint) and not check_tint(lambda v, vmax: ends.get(tint(v, vmax), ""))
 
 
 # ---------------------------------------------------------------- curves
