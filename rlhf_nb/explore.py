@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 # %% auto #0
 __all__ = ['control', 'markup', 'Explorer']
 
-# %% ../nbs/02_explore.ipynb #c15a5a3c
+# %% ../nbs/02_explore.ipynb #236d02d2
 def control(
     name: str,       # of the argument; underscores become spaces
     spec: Any,       # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
@@ -28,8 +28,9 @@ def control(
         make = widgets.IntSlider if whole else widgets.FloatSlider
         step = step[0] if step else 1 if whole else (high - low) / 100
         return make(value=start, min=low, max=high, step=step, continuous_update=False, **shared)
-    if isinstance(spec, (list, Mapping)) and len(spec) and None not in (spec.values() if isinstance(spec, Mapping) else spec):
-        return widgets.Dropdown(options=spec, **shared)  # a menu reads None as: nothing is chosen
+    choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
+    if len(choices) and None not in choices:  # a menu reads None as: nothing is chosen
+        return widgets.Dropdown(options=spec, **shared)
     raise ValueError(f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
                      "choices without None, or a truth value.")
 

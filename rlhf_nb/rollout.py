@@ -49,7 +49,7 @@ class Sample(NamedTuple):
     mask: Tensor          # [B, T] true up to and on the stop token
     stopped: Tensor       # [B] true where the row reached its stop token
 
-# %% ../nbs/08_rollout.ipynb #813c116e
+# %% ../nbs/08_rollout.ipynb #eb467cb0
 @torch.no_grad()
 def sample(
     model: nn.Module,      # a causal language model
@@ -65,7 +65,8 @@ def sample(
     generator: torch.Generator | None = None,        # None: torch's global random state
 ) -> Sample:
     "Sample a response to each prompt. The model's own generation config plays no part. Raises ValueError on bad settings."
-    if not temperature > 0: raise ValueError(f"temperature is {temperature}: give a positive number; 0.01 is near-greedy.")
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}: give a positive number; 0.01 is near-greedy.")
     if not 0 < top_p <= 1: raise ValueError(f"top_p is {top_p}: give a share above 0, up to 1.")
     rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
     ids = torch.full((len(rows), response_length), pad_id, device=device)

@@ -532,7 +532,7 @@ class _Logs(_Loop):
             self._found = defaultdict(list)
         super().log(logs, start_time)
 
-# %% ../nbs/15_trainer.ipynb #295ce9fa
+# %% ../nbs/15_trainer.ipynb #b1e1cf1b
 class _Evaluation(_Logs):
     "Completions of the evaluation prompts."
     def _completions_due(self) -> bool:
@@ -568,14 +568,17 @@ class _Evaluation(_Logs):
         self.log(dict(metrics))
         return metrics
 
+# %% ../nbs/15_trainer.ipynb #1a735ff9
+class _Evaluates(_Evaluation):
+    "Evaluation as Trainer asks for it."
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         "Completions of the whole evaluation set and their mean score."
         metrics = self.generate_completions(sampling=False, data=eval_dataset, metric_key_prefix=metric_key_prefix)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-# %% ../nbs/15_trainer.ipynb #aa7f7a4b
-class _Saving(_Evaluation):
+# %% ../nbs/15_trainer.ipynb #38ef8d85
+class _Saving(_Evaluates):
     "The policy alone, for whoever uses it."
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         "The policy alone, with tokenizer, generation config and card."
@@ -590,7 +593,8 @@ class _Saving(_Evaluation):
         results = {name: value for log in self.state.log_history[-1:] for name, value in log.items()
                    if name.startswith(("objective/", "val/")) and isinstance(value, float)}
         save_policy(policy, self.processing_class, output_dir or self.args.output_dir, state_dict,
-                    model_card(Path(self.args.output_dir).name, recipe, results, policy.config._name_or_path), self.stop_ids)
+                    model_card(Path(self.args.output_dir).name, recipe, results, policy.config._name_or_path),
+                    self.stop_ids)
 
 # %% ../nbs/15_trainer.ipynb #a2d1d248
 class _Keeping(_Saving):
