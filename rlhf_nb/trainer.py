@@ -486,7 +486,7 @@ class _Data(_Sizes):
         model, self._by_hand = self._prepare_for_training(updates, batches, None)
         return model
 
-# %% ../nbs/15_trainer.ipynb #aa9067a7
+# %% ../nbs/15_trainer.ipynb #6f87a626
 class _Loop(_Data):
     "One pass over the prompts."
     def _run_epoch(self, model, epoch, train_dataloader, steps_in_epoch, resume_from_checkpoint=None, epochs_trained=0,
@@ -500,6 +500,7 @@ class _Loop(_Data):
         if resuming and not skip: self._load_rng_state(resume_from_checkpoint)  # a new epoch draws its order from it
         batches = iter(skip_first_batches(train_dataloader, skip) if skip else train_dataloader)
         for i in range(skip, steps_in_epoch):
+            if self.state.global_step >= self.state.max_steps: break  # the run that is resumed may have been finished
             batch = next(batches)
             if resuming and skip and i == skip: self._load_rng_state(resume_from_checkpoint)
             self.control = self.callback_handler.on_step_begin(args, self.state, self.control)
@@ -514,8 +515,7 @@ class _Loop(_Data):
             self.control = self.callback_handler.on_step_end(args, self.state, self.control)
             if self._completions_due(): self.generate_completions()
             self._maybe_log_save_evaluate(self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time)
-            done = self.state.global_step >= self.state.max_steps
-            if done or self.control.should_epoch_stop or self.control.should_training_stop: break
+            if self.control.should_epoch_stop or self.control.should_training_stop: break
         self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         self.control = self.callback_handler.on_epoch_end(args, self.state, self.control)
         self._maybe_log_save_evaluate(self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time)
