@@ -8,7 +8,7 @@ import pytest
 
 WORKER = textwrap.dedent(
     """
-    import torch, torch.distributed as dist, transformers as tf
+    import os, torch, torch.distributed as dist, transformers as tf
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -47,7 +47,9 @@ WORKER = textwrap.dedent(
             grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
             assert torch.allclose(2 * grad, q.grad, atol=1e-5), (kind, name)  # both average over the two ranks
         if dist.get_rank() == 0: print("right:", kind, flush=True)
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # all is asserted; gloo's threads now and then abort a process that takes itself apart
     """
 )
 
