@@ -38,7 +38,7 @@ def answer_ids(prompt: list[int], answer: list[int], stop_id: int, max_length: i
                          "max_length or drop the row.")
     return (prompt if max_length is None else prompt[-(max_length - len(answer)):]) + answer
 
-# %% ../nbs/07_reward.ipynb #5f057d79
+# %% ../nbs/07_reward.ipynb #4586be7f
 def encode_pairs(
     data: Dataset,                       # columns prompt, chosen, rejected
     tokenizer: PreTrainedTokenizerBase,
@@ -49,12 +49,15 @@ def encode_pairs(
         raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: a reward model is trained "
                          "on prompt, chosen and rejected.")
     def encode(rows: dict[str, list]) -> dict[str, list]:
-        prompts = tokenizer(rows["prompt"], add_special_tokens=False)["input_ids"]
-        both = {name: [answer_ids(p, a, tokenizer.eos_token_id, max_length)
-                       for p, a in zip(prompts, tokenizer(rows[name], add_special_tokens=False)["input_ids"])]
-                for name in ("chosen", "rejected")}
-        return dict(chosen_ids=both["chosen"], rejected_ids=both["rejected"],
-                    length=[max(len(c), len(r)) for c, r in zip(*both.values())])
+        ids = lambda name: tokenizer(rows[name], add_special_tokens=False)["input_ids"]
+        chosen, rejected, stop = [], [], tokenizer.eos_token_id
+        for prompt, *answers in zip(ids("prompt"), ids("chosen"), ids("rejected")):
+            longer = max(answers, key=len)
+            kept = len(answer_ids(prompt, longer, stop, max_length)) - len(longer) - 1  # of the prompt, for both alike
+            pair = [answer_ids(prompt[len(prompt) - kept:], answer, stop) for answer in answers]
+            chosen.append(pair[0])
+            rejected.append(pair[1])
+        return dict(chosen_ids=chosen, rejected_ids=rejected, length=[max(map(len, x)) for x in zip(chosen, rejected)])
     return data.map(encode, batched=True, remove_columns=data.column_names)
 
 # %% ../nbs/07_reward.ipynb #5927290c
