@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 # %% auto #0
 __all__ = ['control', 'markup', 'Explorer']
 
-# %% ../nbs/02_explore.ipynb #236d02d2
+# %% ../nbs/02_explore.ipynb #edb90661
 def control(
     name: str,       # of the argument; underscores become spaces
     spec: Any,       # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError where the specification is none of these."
-    shared = dict(description=name.replace("_", " "), style=dict(description_width="8em"), layout=dict(width="26em"))
+    shared = dict(description=name.replace("_", " "), style=dict(description_width="11em"), layout=dict(width="29em"))
     if isinstance(spec, bool): return widgets.Checkbox(value=spec, **shared)
     if isinstance(spec, tuple) and len(spec) in (3, 4) and all(isinstance(x, (int, float)) for x in spec):
         low, high, start, *step = spec
@@ -29,8 +29,9 @@ def control(
         step = step[0] if step else 1 if whole else (high - low) / 100
         return make(value=start, min=low, max=high, step=step, continuous_update=False, **shared)
     choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
-    if len(choices) and None not in choices:  # a menu reads None as: nothing is chosen
-        return widgets.Dropdown(options=spec, **shared)
+    if len(choices) and None not in choices:  # ipywidgets reads None as: nothing is chosen
+        shared["style"] |= dict(button_width="initial")
+        return widgets.ToggleButtons(options=spec, **shared | dict(layout={}))
     raise ValueError(f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
                      "choices without None, or a truth value.")
 

@@ -689,7 +689,7 @@ class _Keeping(_Saving):
         self.moments.load_state_dict(state["moments"])
         self.update_count, self._found = state["update_count"], defaultdict(list, state["found"])
 
-# %% ../nbs/15_trainer.ipynb #7a9e4cc5
+# %% ../nbs/15_trainer.ipynb #fc3b164d
 class _Parts(_Keeping):
     "The models that take part."
     def _gather(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, model: Any, ref_model: Any,
@@ -698,10 +698,10 @@ class _Parts(_Keeping):
         if ref_model is not None and ref_model is model:
             raise ValueError("model and ref_model are the same object, so the KL would always be 0: leave ref_model "
                              "out, and a frozen copy is made.")
-        if value_model is not None and value_model is reward_model:
+        self.judges = _judges(reward_model, args.reward_weights)
+        if any(value_model is judge for judge, _ in self.judges.values()):
             raise ValueError("reward_model and value_model are the same object, and the reward model is never trained: "
                              "leave value_model out, and a copy is made.")
-        self.judges = _judges(reward_model, args.reward_weights)
         models = [judge for judge, _ in self.judges.values() if isinstance(judge, nn.Module)]
         own = self.reward_processing_class is not None
         policy = fit_embeddings(load_policy(model), tokenizer)

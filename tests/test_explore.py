@@ -49,10 +49,10 @@ def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
     assert made.continuous_update is False  # a picture is drawn when the hand lets go, not at every pixel
 
 
-def test_choices_make_a_menu():
+def test_choices_make_buttons():
     "catches: a dict shown by its values or handing over its labels; a start other than the first"
     listed, named = control("estimator", ["k1", "k2"]), control("dual_clip", {"off": 0.0, "three": 3.0})
-    assert type(listed) is type(named) is widgets.Dropdown
+    assert type(listed) is type(named) is widgets.ToggleButtons  # a native menu cannot be moved by the keyboard in JupyterLab
     assert listed.options == ("k1", "k2") and listed.value == "k1"
     assert named.label == "off" and named.value == 0.0
     named.label = "three"

@@ -126,6 +126,12 @@ def test_bad_judges_are_named(ppo, reward, weights, named):
     with pytest.raises(ValueError, match=named): ppo(reward, settings=dict(reward_weights=weights))
 
 
+# catches: a value model that is one of several judges: a frozen one that learns nothing, or a judge that moves
+def test_a_judge_as_value_model_is_named(ppo, letters):
+    model = scorer_from(small(letters, 3), 3)
+    with pytest.raises(ValueError, match="same object"): ppo([count_c, model], value_model=model)
+
+
 # catches: a reward model that is fed the policy's ids, which mean other words to it
 def test_a_reward_model_with_a_tokenizer_of_its_own(ppo, letters):
     other = train_tokenizer(["a b c d e f g h i j", *(" ".join(p) for p in PROMPTS), "".join("jihgfedcba")])

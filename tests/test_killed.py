@@ -116,7 +116,7 @@ def test_a_finished_run_that_is_resumed_does_nothing_more(alone, tmp_path):
 
 
 # catches: a test above that would pass whatever a checkpoint forgot
-def test_a_checkpoint_without_its_random_state_is_another_run(alone, tmp_path):
+def test_a_checkpoint_that_forgot_the_update_is_another_run(alone, tmp_path):
     child = start(tmp_path)
     kill_while_writing(child, tmp_path, 6)
     os.kill(child.pid, signal.SIGKILL)
