@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['left_pad', 'right_pad', 'position_ids', 'response_mask', 'reached_stop', 'last_index', 'masked_sum', 'masked_mean',
-           'masked_var', 'whiten']
+__all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'response_mask', 'reached_stop', 'last_index',
+           'masked_sum', 'masked_mean', 'masked_var', 'whiten']
 
 # %% ../nbs/01_masks.ipynb #e0ea1f19
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
@@ -54,6 +54,15 @@ def position_ids(
     "Positions that do not move when padding is added."
     mask = mask.bool()
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
+
+# %% ../nbs/01_masks.ipynb #55c2fef8
+def check_left_padded(
+    prompt_mask: Tensor,  # [B, P] true on real tokens
+) -> None:
+    "Raises ValueError where a prompt does not end in the last column."
+    if prompt_mask.shape[1] == 0 or not bool(prompt_mask[:, -1].all()):
+        raise ValueError("a prompt does not end in the last column of prompt_mask: pad prompts on the left "
+                         "(masks.left_pad), and drop empty ones.")
 
 # %% ../nbs/01_masks.ipynb #97addce7
 def _is_stop(response_ids: Tensor, stop_ids: list[int]) -> Tensor:

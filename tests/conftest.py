@@ -47,3 +47,38 @@ def letters():
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghij"])}, unk_token="<pad>"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+@pytest.fixture(scope="session")
+def imports():
+    "All that training imports, out of the garbage collector's sight: each train() of Accelerate's collects, which is most of the time of a tiny run."
+    import gc
+    import rlhf_nb.trainer
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def ppo(letters, small_args, imports):
+    "Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`. One update is 8 rows, 5 tokens each; a third of the rows stop."
+    from datasets import Dataset
+    from ppo_fixtures import PROMPTS, SIZES, likes_c
+    from rlhf_nb.models import tiny_policy
+    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    def make(reward=likes_c, *, data=None, model=None, kind=PPOTrainer, parts=None, **changes):
+        settings = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, total_episodes=24, response_length=5, temperature=1.0, learning_rate=1e-3, num_sample_generations=0, seed=0)
+        args = small_args(PPOConfig, **settings | changes)
+        data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
+        parts = dict(processing_class=letters, eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5]))) | (parts or {})
+        return kind(args, model=model or tiny_policy(letters, 0, **SIZES), reward_model=reward, train_dataset=data, **parts)
+    return make
+
+
+@pytest.fixture
+def steps():
+    "Optimizer steps, as torch counts them."
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    seen = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: seen.append(optimizer))
+    yield seen
+    handle.remove()

@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import AutoModelForCausalLM, DataCollatorWithPadding
+from ppo_fixtures import PROMPTS
+from transformers import AutoModelForCausalLM
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import score_texts
-from rlhf_nb.trainer import PPOConfig, PPOTrainer, collate_prompts, read_prompts
+from rlhf_nb.trainer import PPOConfig, PPOTrainer, collate_prompts
 
-PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}j{% endif %}"
 
 
@@ -37,16 +37,6 @@ def policy_of(trainer): return torch.cat([p.detach().flatten() for p in trainer.
 
 
 # ---- Prompts ----
-
-# catches: padding of the user's own taken for words, on the right (where the answer would follow it) or on the left
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("with_mask", [True, False])
-def test_ids_on_either_side_are_the_text(letters, side, with_mask):
-    texts = PROMPTS[:4]
-    rows = letters(texts, padding=True, padding_side=side)
-    columns = dict(input_ids=rows["input_ids"]) | (dict(attention_mask=rows["attention_mask"]) if with_mask else {})
-    assert read_prompts(columns, letters) == (texts, [letters(t)["input_ids"] for t in texts])
-
 
 # catches: another order, another shuffle or another padding for one of the forms
 def test_the_three_forms_train_the_same_policy(ppo, letters):
@@ -79,17 +69,6 @@ def test_other_columns_reach_the_function(ppo, letters):
     trainer = ppo(judge, Dataset.from_dict(dict(input_ids=ids, attention_mask=[[1] * len(row) for row in ids], topic=list(range(24)))))
     trainer.train()
     assert all(set(columns) == {"topic"} for columns in seen) and len(seen) == 2
-
-
-# catches: a collator of the user's own (the published trainer's default pads input_ids) that the rollout cannot read
-def test_a_collator_of_ones_own(ppo, letters):
-    ids = Dataset.from_dict(dict(input_ids=[letters(p)["input_ids"] for p in PROMPTS]))
-    found = []
-    for parts in (dict(data_collator=DataCollatorWithPadding(letters)), {}):
-        trainer = ppo(count_c, ids, **parts)
-        trainer.train()
-        found.append(policy_of(trainer))
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("data, named", [(dict(text=PROMPTS), "no prompt"), (dict(prompt=[*PROMPTS[:-1], ""]), "is empty"), (dict(prompt=[*PROMPTS[:-1], "a" * 30]), "30 tokens")])

@@ -1,6 +1,12 @@
 "Preferences: the loss and the scores by hand, padding, centring, reward functions, and the proof that nothing but the labels carries the judge's opinion."
+import copy
 import math
+import os
 import random
+import subprocess
+import sys
+import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -9,8 +15,8 @@ from datasets import Dataset
 
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import load_scorer, scorer_from, scorer_head, sequence_scores
-from rlhf_nb.reward import (RewardConfig, RewardTrainer, bradley_terry_loss, call_reward, center_rewards, encode_pairs, pair_accuracy, pair_batch,
-                            preference_metrics, score_texts)
+from rlhf_nb.reward import (RewardConfig, RewardTrainer, bradley_terry_loss, calibration, calibration_error, calibration_plot, call_reward, center_rewards, encode_pairs,
+                            load_reward_model, pair_accuracy, pair_batch, preference_metrics, reversed_labels, score_texts)
 from rlhf_nb.tldr import edit_pairs
 
 
@@ -205,3 +211,297 @@ def test_a_tie_is_no_right_order(trained, pairs, tokenizer):
     some = pairs.select(range(4)).remove_columns(["chosen", "rejected"])
     tied = some.add_column("chosen", ["the same"] * 4).add_column("rejected", ["the same"] * 4)
     assert not pair_accuracy(trained().model, tokenizer, tied).any()
+
+
+# ---- Forms of pairs ----
+
+TEMPLATE = "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+
+def turn(role, content): return dict(role=role, content=content)
+
+
+# catches: an implicit prompt cut inside a word or at a character, a stop token twice, conversations encoded otherwise than their text
+def test_all_forms_of_a_pair_are_the_same_ids(pairs, tokenizer):
+    chatty = copy.deepcopy(tokenizer)
+    chatty.chat_template = TEMPLATE
+    rows = [dict(prompt=p, chosen=c, rejected=r) for p, c, r in zip(pairs["prompt"], pairs["chosen"], pairs["rejected"])][:40]
+    opened = lambda p: [turn("user", p)]
+    forms = dict(
+        explicit=[dict(prompt=f"[user]{r['prompt']}[assistant]", chosen=r["chosen"], rejected=r["rejected"]) for r in rows],
+        talk=[dict(prompt=opened(r["prompt"]), chosen=[turn("assistant", r["chosen"])], rejected=[turn("assistant", r["rejected"])]) for r in rows],
+        short=[dict(prompt=opened(r["prompt"]), chosen=r["chosen"], rejected=r["rejected"]) for r in rows],
+        whole_talk=[{name: [*opened(r["prompt"]), turn("assistant", r[name])] for name in ("chosen", "rejected")} for r in rows],
+        whole=[{name: f"[user]{r['prompt']}[assistant]{r[name]}" for name in ("chosen", "rejected")} for r in rows])
+    found = {name: encode_pairs(Dataset.from_list(form), chatty)[:] for name, form in forms.items()}
+    assert all(form == found["explicit"] for form in found.values())
+    assert all(ids.count(chatty.eos_token_id) == 1 for ids in found["talk"]["chosen_ids"])
+    model = scorer_from(tiny_of(chatty), 0)
+    right = {name: pair_accuracy(model, chatty, Dataset.from_list(form)).tolist() for name, form in forms.items()}
+    assert all(form == right["explicit"] for form in right.values())
+
+
+def tiny_of(tokenizer):
+    from rlhf_nb.models import tiny_policy
+    return tiny_policy(tokenizer, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+
+
+# catches: an answer taken for a prompt and cut away where one answer is the beginning of the other
+def test_an_implicit_prompt_is_what_both_share(letters):
+    row = encode_pairs(Dataset.from_dict(dict(chosen=["abc"], rejected=["abcd"])), letters)[0]
+    assert row["chosen_ids"] == [2, 3, 4, 1] and row["rejected_ids"] == [2, 3, 4, 5, 1]
+    cut = encode_pairs(Dataset.from_dict(dict(chosen=["aaabc"], rejected=["aaade"])), letters, 4)[0]
+    assert cut["chosen_ids"] == [2, 3, 4, 1] and cut["rejected_ids"] == [2, 5, 6, 1]
+
+
+@pytest.mark.parametrize("changes, complaint", [(dict(rejected="abc"), "row 1: chosen and rejected are the same"), (dict(chosen=""), "row 1: chosen is empty"),
+                                                (dict(rejected=None), r"row 1: rejected is missing \(None\)"), (dict(prompt=""), "row 1: prompt is empty"), (dict(prompt=None), "row 1: prompt is missing"),
+                                                (dict(chosen="abcdefgh"), "row 1: an answer has 9 tokens .* max_length is 8: raise max_length"), (dict(margin=-1.0), "row 1: its margin is -1"),
+                                                (dict(margin=math.inf), "row 1: its margin is inf"), (dict(margin=None), "row 1: its margin is None")])
+def test_rows_that_cannot_teach_are_named(letters, tiny, small_args, changes, complaint):
+    good = dict(prompt="j", chosen="abc", rejected="abd", margin=1.0)
+    data = Dataset.from_list([good, good | changes])
+    with pytest.raises(ValueError, match=complaint): RewardTrainer(tiny_of(letters), small_args(RewardConfig, max_length=8), data, None, letters)
+    with pytest.raises(ValueError, match=complaint): RewardTrainer(tiny_of(letters), small_args(RewardConfig, max_length=8), None, data, letters)
+
+
+# catches: a data set whose prompts are in a column of another name, trained on answers without their prompts
+def test_answers_without_a_prompt_are_named(letters):
+    with pytest.raises(ValueError, match="row 0: there is no column prompt.*rename"): encode_pairs(Dataset.from_dict(dict(question=["j"], chosen=["abc"], rejected=["cba"])), letters)
+
+
+def test_a_row_beyond_the_positions_is_named(tokenizer, pairs, small_args, tiny):
+    with pytest.raises(ValueError, match="40 positions: set max_length=40"): RewardTrainer(tiny(max_position_embeddings=40), small_args(RewardConfig), pairs, None, tokenizer)
+
+
+# ---- Margin ----
+
+# catches: a margin dropped on the way to the loss (a column Trainer removes), repeated for both halves, or with the wrong sign
+def test_the_margin_reaches_the_loss(trained, tokenizer, pairs, small_args, tiny):
+    some = pairs.select(range(13)).select_columns(["prompt", "chosen", "rejected"])
+    margins = [float(i % 4) for i in range(13)]
+    trainer = RewardTrainer(scorer_from(tiny(), 0), small_args(RewardConfig, per_device_eval_batch_size=5), some, some.add_column("margin", margins), tokenizer)
+    chosen, rejected = (score_texts(trainer.model, tokenizer, some["prompt"], some[name]).double().numpy() for name in ("chosen", "rejected"))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(np.log1p(np.exp(rejected + np.array(margins) - chosen)).mean(), abs=1e-5)
+    assert trainer.evaluate(trainer.train_dataset)["eval_loss"] == pytest.approx(np.log1p(np.exp(rejected - chosen)).mean(), abs=1e-5)
+
+
+# ---- Calibration ----
+
+# catches: probabilities of the chosen answer instead of the preferred one (always observed), bins over 0 to 1, unweighted bins, ties as wrong
+def test_calibration_by_hand():
+    rng = np.random.default_rng(0)
+    chosen, rejected = rng.normal(size=(2, 500)) * 2
+    sure, right = 1 / (1 + np.exp(-np.abs(chosen - rejected))), chosen > rejected
+    edges = np.linspace(0.5, 1, 8)
+    error = sum(abs(sure[inside].mean() - right[inside].mean()) * inside.mean() for low, high in zip(edges, edges[1:]) if (inside := (sure >= low) & (sure < high)).any())
+    table = calibration(torch.tensor(chosen), torch.tensor(rejected), bins=7)
+    assert calibration_error(table) == pytest.approx(error, abs=1e-9) and table.pairs.sum() == 500 and table.predicted.between(0.5, 1).all()
+    assert calibration_error(calibration(torch.zeros(5), torch.zeros(5))) == 0 and len(calibration(torch.tensor([1e4]), torch.zeros(1))) == 1
+    with pytest.raises(ValueError, match="1 of 2 pairs"): calibration(torch.tensor([1.0, float("nan")]), torch.zeros(2))
+
+
+# catches: a measure that depends on which answer comes first
+def test_a_model_that_says_what_happens_is_calibrated():
+    generator = torch.Generator().manual_seed(0)
+    gap = torch.randn(20000, generator=generator) * 2
+    gap = torch.where(torch.rand(20000, generator=generator) < gap.abs().sigmoid(), gap.abs(), -gap.abs())
+    error = lambda k: calibration_error(calibration(k * gap, torch.zeros(20000)))
+    assert error(1) < 0.015 and error(2) > 0.04 and error(0.5) > 0.04
+    axis = calibration_plot(calibration(gap, torch.zeros(20000))).axes[0]
+    assert axis.get_xlabel().startswith("predicted") and axis.get_ylabel().startswith("observed") and "0.0" in axis.get_title()
+
+
+def test_evaluation_measures_calibration(trained, tokenizer, pairs):
+    trainer, some = trained(per_device_eval_batch_size=5), pairs.select(range(13))
+    both = [score_texts(trainer.model, tokenizer, some["prompt"], some[name]) for name in ("chosen", "rejected")]
+    assert trainer.evaluate()["eval_calibration_error"] == pytest.approx(calibration_error(calibration(*both)), abs=1e-5)
+    torch.nn.init.constant_(scorer_head(trainer.model).weight, float("nan"))
+    assert math.isnan(trainer.evaluate()["eval_calibration_error"])
+
+
+# ---- Labels the wrong way round ----
+
+@pytest.mark.parametrize("wrong, pairs, told", [(100, 100, True), (50, 100, False), (69, 100, False), (71, 100, True), (5, 5, False), (590, 1000, False), (610, 1000, True), (0, 0, False)])
+def test_far_below_half_is_said(wrong, pairs, told):
+    scores = torch.tensor([0.0] * wrong + [2.0] * (pairs - wrong))
+    assert (reversed_labels(scores, torch.ones(pairs)) is not None) == told
+
+
+# catches: no word, or one at every evaluation; a word about ties; a word about the opinion that a new head was born with
+def test_reversed_labels_are_told_once(tiny, tokenizer, pairs, small_args):
+    rows = pairs.select_columns(["prompt", "chosen", "rejected"])
+    short = lambda better, worse: Dataset.from_list([dict(prompt=r["prompt"], **{better: " my cat", worse: " my cat my cat my cat"}) for r in rows])
+    args = small_args(RewardConfig, max_steps=15, learning_rate=1e-2, per_device_train_batch_size=8)
+    trainer = RewardTrainer(scorer_from(tiny()), args, short("chosen", "rejected"), short("rejected", "chosen"), tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer._warn(torch.zeros(100), torch.zeros(100))
+    trainer.train()
+    with pytest.warns(UserWarning, match="swapped") as told:
+        trainer.evaluate()
+        trainer.evaluate()
+    assert len([w for w in told if "swapped" in str(w.message)]) == 1
+    args = small_args(RewardConfig, max_steps=15, learning_rate=1e-6, per_device_train_batch_size=8, logging_steps=5)
+    known = RewardTrainer(trainer.model, args, short("rejected", "chosen"), None, tokenizer)  # a good model, meeting reversed labels
+    with pytest.warns(UserWarning, match="swapped"): known.train()
+
+
+# ---- Heads ----
+
+# catches: a head as wide as the rest of the model was initialised (0.08, 0.02), another at every load, a trained head thrown away
+@pytest.mark.parametrize("kind", ["gpt_neox", "llama", "gpt2"])
+def test_a_new_head_is_as_wide_as_it_should_be(kind, tokenizer, tmp_path):
+    from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
+    ids = dict(vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None, eos_token_id=1)
+    small = dict(hidden_size=256, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    policy = AutoModelForCausalLM.from_config(dict(gpt_neox=GPTNeoXConfig(**ids, **small), llama=LlamaConfig(**ids, **small), gpt2=GPT2Config(**ids, n_embd=256, n_layer=1, n_head=2))[kind])
+    policy.save_pretrained(tmp_path / "policy")
+    for source in (policy, str(tmp_path / "policy")):
+        made = load_reward_model(source, 3)
+        weights = [scorer_head(model).weight for model in (made, load_reward_model(source, 3), load_reward_model(source, 4))]
+        assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+        assert weights[0].std().item() == pytest.approx(257 ** -0.5, rel=0.2)
+    assert torch.equal(made.get_input_embeddings().weight, policy.get_input_embeddings().weight)
+    made.save_pretrained(tmp_path / "reward")
+    torch.nn.init.constant_(scorer_head(made).weight, 0.25)
+    made.save_pretrained(tmp_path / "reward")
+    assert torch.equal(scorer_head(load_reward_model(str(tmp_path / "reward"), 3)).weight, scorer_head(made).weight) and load_reward_model(made) is made
+
+
+def test_a_classifier_of_two_labels_is_refused(tiny):
+    from transformers import AutoModelForSequenceClassification
+    with pytest.raises(ValueError, match="num_labels=2"): load_reward_model(AutoModelForSequenceClassification.from_config(tiny().config))
+
+
+# ---- Saving, resuming, adapters ----
+
+# catches: a score read elsewhere in training than in use; a bypassed forward (no autocast, no DDP, no adapter)
+def test_training_reads_what_sequence_scores_reads(trained, tokenizer):
+    trainer = trained()
+    trainer.model.config.reward_center = 0.7
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(9)])
+    assert torch.equal(trainer._scores(trainer.model, **batch), sequence_scores(trainer.model, **batch))
+    calls = []
+    trainer.model.register_forward_hook(lambda *_: calls.append(1))
+    trainer.compute_loss(trainer.model, batch)
+    assert calls
+
+
+# catches: a folder that only this package can load, a centre lost on the way, a checkpoint without a card
+def test_what_is_saved_loads_with_transformers_alone(trained, tokenizer, world, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+    trainer, some = trained(save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=1), world["validation"]
+    trainer.train()
+    center_rewards(trainer.model, tokenizer, some)
+    trainer.save_model(str(tmp_path / "final"))
+    again = AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "final"), num_labels=1)
+    batch = trainer.data_collator([trainer.train_dataset[i] for i in range(9)])
+    assert torch.allclose(again.eval()(**batch).logits, trainer.model.eval()(**batch).logits, atol=1e-6)
+    assert torch.allclose(sequence_scores(again, **batch), sequence_scores(trainer.model, **batch), atol=1e-6) and again.config.reward_center != 0
+    for folder in (tmp_path / "final", tmp_path / "run" / "checkpoint-2", tmp_path / "run" / "checkpoint-3"):
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlibrary_name: transformers\n") and f"# {folder.name}\n" in card and "| eval_accuracy |" in card and str(tmp_path) not in card
+
+
+def equal(a, b): return all(torch.equal(x, y) for x, y in zip(a.model.state_dict().values(), b.model.state_dict().values()))
+
+
+# catches: optimizer, order of the rows, random state or head lost on resuming
+@pytest.mark.parametrize("strategy", ["group_by_length", "random", "sequential"])
+def test_a_resumed_run_is_the_same_bit_for_bit(trained, tmp_path, strategy):
+    def go(resume=None):
+        trainer = trained(max_steps=25, save_strategy="steps", save_steps=11, center_rewards_coefficient=0.01, train_sampling_strategy=strategy, learning_rate=1e-3)
+        if resume: torch.nn.init.normal_(scorer_head(trainer.model).weight)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+    whole = go()
+    tail = lambda t: [(log["loss"], log["accuracy"], log["margin"]) for log in t.state.log_history if "loss" in log][-3:]
+    for step in (11, 22):  # in the first epoch of 20 steps, and in the second
+        resumed = go(str(tmp_path / "run" / f"checkpoint-{step}"))
+        assert equal(whole, resumed) and tail(whole) == tail(resumed)
+
+
+# catches: a head that is not trained or not saved, a base that moves, a centre that an adapter's folder has no place for
+def test_an_adapter_is_trained_saved_and_resumed_alone(tiny, tokenizer, pairs, world, small_args, tmp_path):
+    peft = pytest.importorskip("peft")
+    base, config = tmp_path / "base", peft.LoraConfig(r=2, target_modules=["query_key_value"])
+    scorer_from(tiny()).save_pretrained(base)
+    data = pairs.select_columns(["prompt", "chosen", "rejected"])
+    def go(resume=None):
+        args = small_args(RewardConfig, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-1, per_device_train_batch_size=4)
+        trainer = RewardTrainer(str(base), args, data, data.select(range(13)), tokenizer, peft_config=config)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+    trainer, resumed = go(), go(str(tmp_path / "run" / "checkpoint-2"))
+    assert equal(trainer, resumed) and config.task_type is None and {"eval_accuracy", "eval_calibration_error"} <= set(trainer.evaluate())
+    some, folder = world["validation"], tmp_path / "adapter"
+    center = center_rewards(trainer.model, tokenizer, some)
+    trainer.save_model(str(folder))
+    assert not (folder / "model.safetensors").exists() and not (folder / "config.json").exists() and "library_name: peft" in (folder / "README.md").read_text()
+    score = lambda model: score_texts(model, tokenizer, some["prompt"], some["completion"])
+    again = load_reward_model(str(folder))
+    assert again.config.reward_center == center and torch.allclose(score(again), score(trainer.model), atol=1e-5)
+    plain = peft.AutoPeftModelForSequenceClassification.from_pretrained(str(folder), num_labels=1)
+    assert torch.allclose(score(plain), score(trainer.model) + center, atol=1e-6)
+    before = load_scorer(str(base))
+    assert torch.equal(before.get_input_embeddings().weight, trainer.model.get_input_embeddings().weight)
+    assert not torch.equal(scorer_head(before).weight, trainer.model.base_model.model.score.modules_to_save["default"].weight)
+    with pytest.raises(ValueError, match="task_type='CAUSAL_LM'"): RewardTrainer(str(base), small_args(RewardConfig), data, None, tokenizer, peft_config=peft.LoraConfig(task_type="CAUSAL_LM"))
+
+
+# catches: rows over max_length scored whole, or cut on the right
+def test_texts_are_cut_on_their_left(trained, tokenizer, pairs):
+    model, (prompt, answer) = trained().model, (pairs["prompt"][0], pairs["chosen"][0])
+    answer_length = len(tokenizer(answer, add_special_tokens=False).input_ids)
+    ids = tokenizer(prompt, add_special_tokens=False).input_ids[-5:]
+    assert score_texts(model, tokenizer, [prompt], [answer], max_length=answer_length + 6).item() == pytest.approx(
+        score_texts(model, tokenizer, [tokenizer.decode(ids)], [answer]).item(), abs=1e-6)
+    with pytest.raises(ValueError, match="raise max_length"): score_texts(model, tokenizer, [prompt], [answer], max_length=answer_length)
+
+
+def test_centring_asks_for_references(trained, tokenizer, world):
+    for bad in (world["validation"].remove_columns("completion"), world["validation"].select([])):
+        with pytest.raises(ValueError, match="give prompt and completion"): center_rewards(trained().model, tokenizer, bad)
+
+
+# ---- Two processes ----
+
+WORKER = textwrap.dedent(
+    """
+    import os, sys, torch, torch.distributed as dist
+    from datasets import Dataset
+    from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+    from rlhf_nb.reward import RewardConfig, RewardTrainer
+    from rlhf_nb.tldr import edit_pairs, mini_tldr
+    world = mini_tldr(0, 40, 1, 1)
+    pairs = edit_pairs(world["train"], 0).select_columns(["prompt", "chosen", "rejected"]).select(range(32))
+    tokenizer = train_tokenizer(a + b for a, b in zip(pairs["prompt"], pairs["chosen"]))
+    size = 16 // int(os.environ.get("WORLD_SIZE", 1))
+    args = RewardConfig(sys.argv[1], use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=1, max_steps=2, learning_rate=1e-2, optim="sgd",
+                        per_device_train_batch_size=size, per_device_eval_batch_size=size, train_sampling_strategy="sequential", max_grad_norm=0, lr_scheduler_type="constant")
+    model = scorer_from(tiny_policy(tokenizer, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    trainer = RewardTrainer(model, args, pairs, pairs.select(range(13)), tokenizer)
+    trainer.train()
+    found = trainer.evaluate()
+    names = ("accuracy", "margin", "min_reward", "mean_reward", "max_reward")
+    logs = [[log[name] for name in names] for log in trainer.state.log_history if "loss" in log]
+    if int(os.environ.get("RANK", 0)) == 0:
+        torch.save(dict(logs=logs, found=[found[f"eval_{name}"] for name in (*names, "calibration_error")], weights=[p.detach() for p in trainer.model.parameters()]), sys.argv[1] + ".pt")
+    if dist.is_initialized(): dist.barrier()
+    os._exit(0)
+    """
+)
+
+
+# catches: metrics of one rank taken for all, a forward that goes round DDP (it has no such attribute, or gradients stay unreduced)
+@pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
+def test_two_processes_measure_what_one_does(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    env = dict(os.environ, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    for name, launch in dict(one=[sys.executable], two=[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]).items():
+        done = subprocess.run([*launch, str(tmp_path / "worker.py"), str(tmp_path / name)], env=env, capture_output=True, text=True, timeout=110)
+        assert (tmp_path / f"{name}.pt").exists(), done.stderr[-3000:]
+    one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
+    assert np.allclose(one["logs"], two["logs"], atol=1e-5) and np.allclose(one["found"], two["found"], atol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one["weights"], two["weights"]))

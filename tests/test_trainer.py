@@ -1,5 +1,4 @@
 "The four phases and the loop around them: identities, formulas in numpy, counts, resume, bad input."
-import json
 import math
 from pathlib import Path
 
@@ -8,91 +7,18 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from ppo_fixtures import PROMPTS, STOP, likes_c, logs, rollouts, scored, unlike, untimed, weights
 from safetensors.torch import load_file
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPTNeoXConfig, LlamaConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlhf_nb.trainer
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-STOP = 1
-PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
-TIMES = ("time/", "tokens/per_second", "eps", "train_")  # metrics that two runs never share
-
-
-
-def likes_c(prompts, responses, **columns): return [response.count("c") - 0.1 * len(response) for response in responses]
-
-
-@pytest.fixture
-def ppo(letters, tmp_path, small_args):
-    "Makes a trainer: `ppo(reward, data=, model=, seed=, ...settings)`. One update is 8 rows, 5 tokens each; a third of the rows stop."
-    def make(reward=likes_c, *, data=None, model=None, parts=None, **changes) -> PPOTrainer:
-        settings = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, total_episodes=24, response_length=5, temperature=1.0, learning_rate=1e-3, num_sample_generations=0, seed=0)
-        args = small_args(PPOConfig, **settings | changes)
-        policy = model or tiny_policy(letters, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
-        data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
-        return PPOTrainer(args, letters, policy, reward_model=reward, train_dataset=data, **dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5]))) | (parts or {}))
-    return make
-
-
-@pytest.fixture
-def steps():
-    "Optimizer steps, as torch counts them."
-    seen = []
-    handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: seen.append(optimizer))
-    yield seen
-    handle.remove()
-
-
-def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]: return {name: x.detach().clone() for name, x in trainer.model.state_dict().items()}
-
-
-def logs(trainer: PPOTrainer) -> list[dict]: return [log for log in trainer.state.log_history if "objective/kl" in log]
-
-
-def unlike(a: dict, b: dict) -> list[str]: return [name for name in a if not torch.equal(a[name], b[name])]
-
-
-def rollouts(trainer: PPOTrainer) -> list[Rollout]: return [Rollout.load(path) for path in sorted((Path(trainer.args.output_dir) / "rollouts").iterdir())]
-
-
-def scored(trainer: PPOTrainer) -> Rollout: return trainer.advantages(trainer.score(trainer.rollout(PROMPTS * 3)))
+# The twenty faults of the published trainer have their tests in test_published_faults.py.
 
 
 # ---- Identities ----
-
-sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16)
-ids = dict(vocab_size=12, pad_token_id=0, eos_token_id=1, bos_token_id=None)
-MODELS = dict(
-    neox=GPTNeoXConfig(**sizes, **ids, intermediate_size=32),
-    llama=LlamaConfig(**sizes, **ids, intermediate_size=32),
-    gpt2_with_dropout=GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0.3, embd_pdrop=0.3, attn_pdrop=0.3, **ids),
-    neox_with_dropout=GPTNeoXConfig(**sizes, **ids, intermediate_size=32, hidden_dropout=0.3, attention_dropout=0.3),
-    llama_with_dropout=LlamaConfig(**sizes, **ids, intermediate_size=32, attention_dropout=0.3),
-)
-
-# catches: temperature in one place and not in the other, dropout, a sampler's own log-probs, a reference of another precision, another padding
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("bf16", [False, True])
-def test_learning_rate_zero_changes_nothing(ppo, monkeypatch, name, bf16):
-    found, measure = [], rlhf_nb.trainer.policy_diagnostics
-    def watch(logprobs, old, *rest, **more):
-        sums = measure(logprobs, old, *rest, **more)
-        found.append({key: x.item() for key, x in sums.items()} | dict(worst=(logprobs - old).abs().max().item()))
-        return sums
-    monkeypatch.setattr(rlhf_nb.trainer, "policy_diagnostics", watch)
-    torch.manual_seed(0)
-    trainer = ppo(model=AutoModelForCausalLM.from_config(MODELS[name]), learning_rate=0.0, bf16=bf16, temperature=0.7, num_mini_batches=2, local_rollout_forward_batch_size=3)
-    trainer.train()
-    assert len(found) == 3 * 4 * 2
-    for seen in found:
-        assert seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12) and seen["clipfrac"] == 0
-        assert seen["ratio"] / seen["tokens"] == pytest.approx(1, abs=1e-3 if bf16 else 1e-6) and (bf16 or seen["worst"] < 1e-5)
-    for log in logs(trainer): assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5) and log["val/ratio"] == pytest.approx(1, abs=1e-3 if bf16 else 1e-6)
-
 
 # catches: log-probs of the column beside, of the sampler's truncated distribution, a value read after its token, positions that count padding
 def test_a_rollout_by_hand(ppo, letters):
@@ -109,32 +35,6 @@ def test_a_rollout_by_hand(ppo, letters):
 
 
 # ---- Scores ----
-
-# catches: the last column instead of the last token; one slot late; a row of a single stop token, a row cut off at the limit
-@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-def test_the_score_is_paid_on_the_last_token(ppo, kl_coef):
-    trainer = ppo(lambda prompts, responses, **_: [3.0 + i for i in range(len(responses))], kl_coef=kl_coef)
-    trainer.train()  # so that the KL is not zero
-    r = scored(trainer)
-    paid = (r.rewards + kl_coef * r.kl)
-    lengths = set()
-    for b in range(len(r)):
-        n = int(r.mask[b].sum())
-        lengths.add((n, bool(r.stopped[b])))
-        assert paid[b].tolist() == pytest.approx([0.0] * (n - 1) + [3.0 + b] + [0.0] * (r.mask.shape[1] - n), abs=1e-4)
-    assert {(1, True), (5, False)} < lengths and r.kl.abs().max() > 1e-3
-
-
-# catches: the tokenizer's EOS in place of this run's stop token
-@pytest.mark.parametrize("how, stop", [(dict(stop_token_id=5), 5), (dict(stop_token="eos"), STOP), ({}, STOP)])
-def test_the_penalty_follows_the_stop_token(ppo, how, stop):
-    nothing = lambda prompts, responses, **_: [0.0] * len(responses)
-    r = scored(ppo(nothing, missing_eos_penalty=2.0, **how))
-    ended = [stop in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)]
-    assert r.scores.tolist() == [0.0 if end else -2.0 for end in ended] and r.stopped.tolist() == ended and 0 < sum(ended) < len(r)
-    assert not r.raw_scores.any() and any(STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask))
-    assert scored(ppo(likes_c, non_eos_penalty=True, penalty_reward_value=-7.0, **how)).scores[~r.stopped].eq(-7).all()
-
 
 def test_stop_strings_end_a_response(ppo):
     r = scored(ppo(missing_eos_penalty=1.0, stop_strings=["b", "ij"]))
@@ -240,46 +140,11 @@ def test_losses_of_a_first_step_by_hand(ppo):
 
 # ---- Steps and gradients ----
 
-# catches: mini-batches that are added up and step once, a step lost at the end of an epoch or after an evaluation
-@pytest.mark.parametrize("rows, accumulation, mini_batches, epochs", [(8, 1, 1, 4), (8, 1, 4, 1), (2, 4, 2, 3), (4, 2, 8, 1), (1, 8, 4, 2)])
-def test_every_mini_batch_steps(ppo, steps, rows, accumulation, mini_batches, epochs):
-    trainer = ppo(per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_mini_batches=mini_batches, num_ppo_epochs=epochs, total_episodes=40,
-                  data=Dataset.from_dict(dict(prompt=PROMPTS[:20])), eval_strategy="steps", eval_steps=2)
-    trainer.train()
-    assert len(steps) == 5 * epochs * mini_batches and trainer.state.global_step == 5 and trainer.args.batch_size == 8
-
-
 # catches: raw_scores and scores that are one tensor, which safetensors refuses
 def test_rollouts_are_kept_without_any_penalty(ppo):
     trainer = ppo(save_rollouts=True)
     trainer.train()
     assert len(rollouts(trainer)) == 3
-
-
-# catches: chunk(), which makes fewer parts than it was asked for
-def test_every_mini_batch_steps_at_a_short_last_batch(ppo, steps):
-    trainer = ppo(num_mini_batches=4, num_ppo_epochs=1, total_episodes=16, data=Dataset.from_dict(dict(prompt=PROMPTS[:13])), dataloader_drop_last=False)
-    trainer.train()
-    assert len(steps) == 2 * 4
-
-
-# catches: a loss divided by the tokens of the micro-batch or by their number
-def test_the_gradient_does_not_depend_on_the_micro_batch(ppo, monkeypatch):
-    found = []
-    take = PPOTrainer._optimizer_step
-    monkeypatch.setattr(PPOTrainer, "_optimizer_step", lambda self, model: found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])) or take(self, model))
-    for rows, accumulation in ((8, 1), (4, 2), (1, 8)):
-        ppo(per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_mini_batches=2, num_ppo_epochs=1, total_episodes=8, optim="sgd", max_grad_norm=0.0, entropy_coef=0.1).train()
-    assert len(found) == 6
-    for a, b in ((0, 2), (0, 4), (1, 3), (1, 5)): assert (found[a] - found[b]).norm() < 1e-4 * found[a].norm()
-
-
-def test_max_grad_norm_clips_and_is_logged_unclipped(ppo):
-    trainer = ppo(max_grad_norm=1e-6, optim="sgd", learning_rate=1.0, num_ppo_epochs=1, total_episodes=8)
-    before = weights(trainer)
-    trainer.train()
-    moved = math.sqrt(sum(((weights(trainer)[name] - x).double() ** 2).sum().item() for name, x in before.items()))
-    assert 0 < moved < 2e-6 and logs(trainer)[0]["policy/grad_norm"] > 0.01
 
 
 def test_target_kl_stops_the_epochs(ppo, steps):
@@ -298,20 +163,6 @@ def test_the_value_model_has_its_own_rate_and_its_own_start(ppo):
     assert unlike(before, weights(trainer)) and all(name.startswith("value.") for name in unlike(before, weights(trainer)))
 
 
-# catches: checkpointing that is asked for and never reaches the models, or one of the two
-@pytest.mark.parametrize("how", ["gradient_checkpointing", "activation_checkpointing"])
-def test_checkpointing_recomputes_in_both_models(ppo, how):
-    counts = {}
-    for on in (False, True):
-        trainer = ppo(total_episodes=8, num_ppo_epochs=1, **{how: on})
-        seen = counts[on] = dict(policy=0, value=0)
-        for name in seen:
-            def count(module, args, name=name): seen[name] += torch.is_grad_enabled()
-            getattr(trainer.model, name).base_model.layers[0].mlp.register_forward_pre_hook(count)
-        trainer.train()
-    assert counts[False] == dict(policy=2, value=2) and counts[True] == dict(policy=4, value=4)
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(ppo, monkeypatch):
     trainer = ppo()
     before = weights(trainer)
@@ -321,45 +172,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(ppo, monkeypatch):
 
 
 # ---- The loop ----
-
-# catches: global random state, set order, workers: anything but the seed that has a say
-def test_the_seed_decides(ppo):
-    found = []
-    for seed, noise in ((0, 1), (0, 2), (1, 1)):
-        torch.manual_seed(noise)
-        trainer = ppo(seed=seed, num_mini_batches=2)
-        trainer.train()
-        found.append((weights(trainer), [{k: v for k, v in log.items() if not k.startswith(TIMES)} for log in logs(trainer)]))
-    assert not unlike(found[0][0], found[1][0]) and found[0][1] == found[1][1]
-    assert len(unlike(found[0][0], found[2][0])) > 5
-
-
-class Events(TrainerCallback):
-    "Notes every event, and stops where told."
-    def __init__(self, stop_at: int = -1): self.seen, self.stop_at = [], stop_at
-    def __getattribute__(self, name):
-        if not name.startswith("on_"): return super().__getattribute__(name)
-        def note(args, state, control, **kwargs):
-            self.seen.append(name)
-            if name == "on_step_end" and state.global_step == self.stop_at: control.should_training_stop = True
-            return control
-        return note
-
-
-def test_callbacks_hear_and_stop(ppo):
-    events = Events(stop_at=2)
-    trainer = ppo(parts=dict(callbacks=[events]), total_episodes=80, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 2 and len(logs(trainer)) == 2
-    for name in ("on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end", "on_train_end"): assert name in events.seen, name
-    assert events.seen.count("on_step_end") == events.seen.count("on_step_begin") == events.seen.count("on_save") == events.seen.count("on_evaluate") == 2
-
-
-def test_callbacks_hear_of_optimizer_steps(ppo):
-    events = Events()
-    ppo(parts=dict(callbacks=[events]), total_episodes=8).train()
-    assert events.seen.count("on_pre_optimizer_step") == events.seen.count("on_optimizer_step") == 4
-
 
 @pytest.mark.parametrize("settings, updates", [(dict(total_episodes=24), 3), (dict(total_episodes=25), 4), (dict(total_episodes=None, num_train_epochs=2), 6), (dict(max_steps=5), 5)])
 def test_how_long_a_run_is(ppo, settings, updates):
@@ -412,7 +224,7 @@ def test_a_resumed_run_is_the_same_run(ppo, at):
     whole.train()
     again = ppo(**everything)
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / f"checkpoint-{at}"))
-    told = lambda trainer: [{k: v for k, v in log.items() if not k.startswith(TIMES)} for log in logs(trainer)]
+    told = lambda trainer: [untimed(log) for log in logs(trainer)]
     assert again.state.global_step == 7 and told(again)[:at] == told(whole)[:at]
     assert told(again) == told(whole)
     assert not unlike(weights(whole), weights(again))
@@ -471,13 +283,9 @@ def test_save_model_keeps_the_policy_alone(ppo, letters, tmp_path):
 def rows(**columns): return dict(data=Dataset.from_dict(columns))
 
 @pytest.mark.parametrize("settings, complaint", [
-    (dict(stop_token_id=0), "pad token .* is also the stop token"),
-    (rows(prompt=["a"] * 7), "the data set has 7 prompts and one update takes 8"),
     (rows(prompt=["abc"] * 8 + [""] + ["b"] * 9), "prompt 8 is empty"),
     (rows(prompt=["a"] * 8 + ["abc" * 4]), "prompt 8 has 12 tokens; with response_length 5 .* 16 positions"),
     (rows(text=["a"] * 9), "no prompt: rename the column"),
-    (dict(num_mini_batches=3), "num_mini_batches is 3: .*8 rows do not divide"),
-    (dict(num_mini_batches=16), "num_mini_batches is 16"),
     (dict(stop_token="eos", stop_token_id=5), "stop_token is 'eos': set one of stop_token, stop_token_id"),
     (dict(stop_token="period"), "stop_token is 'period'"),
     (dict(kl_estimator="k4"), "kl_estimator is 'k4': give one of k1, k2, k3, abs, full"),
@@ -514,13 +322,6 @@ def test_bad_settings_are_named_at_once(ppo, settings, complaint):
     with pytest.raises(ValueError, match=complaint): ppo(**settings)
 
 
-# catches: padding of ids that the reward model has no row for, which ends as an IndexError in the middle of a run
-def test_a_pad_id_outside_the_embedding_is_named(ppo, letters):
-    reward = scorer_from(tiny_policy(letters, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16), 0)
-    reward.resize_token_embeddings(8)
-    with pytest.raises(ValueError, match="embedding"): ppo(reward)
-
-
 # catches: a value model that is the reward model itself: it is frozen, so nothing is learned (or it is trained, and the reward moves)
 def test_the_reward_model_as_value_model_is_named(ppo, letters):
     reward = scorer_from(tiny_policy(letters, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16), 0)
@@ -534,11 +335,3 @@ def test_evaluate_reads_what_it_is_given(ppo):
     frame = pd.read_csv(next((Path(trainer.args.output_dir) / "completions").glob("*.csv")))
     assert len(frame) == 3
     with pytest.raises(ValueError, match="eval_dataset"): ppo(parts=dict(eval_dataset=None)).evaluate()
-
-
-# catches: a first rollout by hand in float32 and an update in bfloat16, or log-probs of another precision than the update's
-@pytest.mark.parametrize("settings", [dict(bf16=True), dict(bf16=True, bootstrap_truncated=True), dict(bf16=True, kl_estimator="full")])
-def test_by_hand_under_bf16_the_ratio_starts_at_one(ppo, settings):
-    trainer = ppo(learning_rate=0.0, **settings)
-    found = trainer.update(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8]))))
-    assert found["policy/approxkl_avg"] < 1e-8 and trainer.update_count == 1
