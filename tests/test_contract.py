@@ -50,6 +50,14 @@ def test_the_first_line_tells_what_runs(ppo, capsys, settings, wanted):
     assert said in capsys.readouterr().out.splitlines()
 
 
+# catches: a launcher's request that is dropped in silence, which costs a night on one GPU of eight
+@pytest.mark.parametrize("name, value", [("ACCELERATE_USE_DEEPSPEED", "true"), ("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")])
+def test_a_layout_that_did_not_come_is_an_error(ppo, monkeypatch, name, value):
+    trainer = ppo()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match=f"{name} is '{value}' and what runs is NO, 1 process"): trainer._check_layout()
+
+
 # catches: a part that is taken as an object only
 def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
     parts = dict(policy=tiny_policy(letters, 0, **SIZES), ref=tiny_policy(letters, 1, **SIZES), reward=scorer_from(tiny_policy(letters, 2, **SIZES), 2), value=scorer_from(tiny_policy(letters, 3, **SIZES), 3))
@@ -109,3 +117,12 @@ def test_after_a_damaged_checkpoint_the_one_before_it_still_loads(ppo, damage):
     again = ppo(**settings)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     assert not unlike(wanted, weights(again)) and [log["step"] for log in logs(again)] == [1, 2, 3, 4]
+
+
+# catches: a copy of weights that lie in parts, which is a model of empty tensors
+@pytest.mark.parametrize("reward", [lambda prompts, responses, **_: [0.0] * len(responses), "model"])
+def test_under_zero3_what_cannot_be_copied_is_named(ppo, letters, tmp_path, monkeypatch, reward):
+    monkeypatch.setattr("rlhf_nb.trainer.is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give ref_model"): ppo()
+    if reward == "model": reward = scorer_from(tiny_policy(letters, 2, **SIZES), 2)
+    with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give value_model"): ppo(reward, parts=dict(ref_model=tiny_policy(letters, 1, **SIZES)))

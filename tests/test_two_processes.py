@@ -1,4 +1,4 @@
-"PPOTrainer on two real processes (gloo): equal weights on both, saving, LoRA, resume, and the numbers of one process on the same rollout."
+"PPOTrainer on two real processes (gloo), DDP, FSDP2, DeepSpeed ZeRO-2 and ZeRO-3: equal weights on both, saving, LoRA, resume, and the numbers of one process on the same rollout."
 import json
 import os
 import subprocess
@@ -15,35 +15,50 @@ from rlhf_nb.rollout import Rollout
 WORKER = textwrap.dedent(
     '''
     "Both the two processes and, alone, the one that they are compared with: python worker.py FOLDER KIND."
-    import json, os, sys, time
+    import contextlib, json, os, sys, time
     from pathlib import Path
     import torch
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
     from datasets import Dataset
     from peft import LoraConfig
     from rlhf_nb.models import load_policy, load_tokenizer
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    folder, kind, fsdp = Path(sys.argv[1]), sys.argv[2], "ACCELERATE_USE_FSDP" in os.environ
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     lora = lambda task: LoraConfig(r=2, target_modules=["query_key_value", "dense_h_to_4h"], task_type=task)
-    parts = dict(plain={}, lora=dict(peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS")), trunk={})[kind]
+    parts = dict(plain={}, lora=dict(peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS")), trunk={},
+                 named={})[kind]  # the reward model comes by its name too: under ZeRO-3 nothing can be copied, so reference and value model are loaded once more
     prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
     likes_a = lambda prompts, responses, **columns: [response.count("a") - 0.1 * len(response) for response in responses]
 
     def make(out, **changes):
-        settings = dict(use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=4 // ranks, num_mini_batches=2, total_episodes=24,
+        device = dict(use_cpu=False, ddp_backend="gloo") if "ACCELERATE_USE_DEEPSPEED" in os.environ else dict(use_cpu=True)  # use_cpu would turn DeepSpeed off, without a word
+        settings = dict(**device, report_to="none", disable_tqdm=True, logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=4 // ranks, num_mini_batches=2, total_episodes=24,
                         response_length=6, temperature=1.0, learning_rate=1e-2, num_sample_generations=1, save_rollouts=True, save_strategy="steps", save_steps=1, seed=5, share_value_trunk=kind == "trunk")
         data, tests = Dataset.from_dict(dict(prompt=prompts)), Dataset.from_dict(dict(prompt=prompts[:5]))
-        return PPOTrainer(PPOConfig(str(folder / out), **settings | changes), load_tokenizer(str(folder / "base")), str(folder / "base"), reward_model=likes_a, train_dataset=data, eval_dataset=tests, **parts)
+        args = PPOConfig(str(folder / out), **settings | changes)
+        if fsdp:  # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
+            args.device
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        return PPOTrainer(args, load_tokenizer(str(folder / "base")), str(folder / "base"), reward_model=str(folder / "scorer") if kind == "named" else likes_a, train_dataset=data, eval_dataset=tests, **parts)
 
-    def everything(trainer): return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    def gathered(model):
+        if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") != "3": return contextlib.nullcontext()
+        import deepspeed
+        return deepspeed.zero.GatheredParameters(list(model.parameters()))
+    def everything(trainer):
+        whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
+        with gathered(trainer.model): return torch.cat([whole(p.detach()).flatten() for p in trainer.model.parameters()])
     def told(trainer): return [{k: v for k, v in log.items() if not k.startswith(("time/", "tokens/per", "eps", "train_"))} for log in trainer.state.log_history]
 
     whole = make("whole")
     whole.train()
     whole.save_model(str(folder / "saved"))
     assert whole.accelerator.num_processes == ranks and whole.state.global_step == 3
+    assert whole.is_deepspeed_enabled == ("ACCELERATE_USE_DEEPSPEED" in os.environ) and whole.accelerator.distributed_type.value in whole.describe()
     start = everything(make("unused"))
     assert (everything(whole) - start).abs().max() > 1e-3
     if ranks > 1:
@@ -60,9 +75,11 @@ WORKER = textwrap.dedent(
     ready = alone.advantages(alone.score(r))
     metrics = alone.update(ready)
     ready.save(folder / f"ready-{kind}-{ranks}-{rank}-{os.environ.get('MICRO', 2)}.safetensors")
+    found = dict(weights=everything(alone), start=start, metrics=metrics)
+    with torch.no_grad(), whole._gathered(): logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
     if rank == 0:
-        torch.save(dict(weights=everything(alone), start=start, metrics=metrics), folder / f"found-{kind}-{ranks}-{os.environ.get('MICRO', 2)}.pt")
-        torch.save(whole.model.policy.eval()(torch.arange(3, 12)[None]).logits, folder / f"logits-{kind}-{ranks}.pt")
+        torch.save(found, folder / f"found-{kind}-{ranks}-{os.environ.get('MICRO', 2)}.pt")
+        torch.save(logits, folder / f"logits-{kind}-{ranks}.pt")
         print("right:", kind, flush=True)
     if ranks > 1:
         whole.accelerator.wait_for_everyone()
@@ -71,28 +88,37 @@ WORKER = textwrap.dedent(
 )
 
 
-def run(folder: Path, kind: str, ranks: int, micro: int = 2) -> None:
+DEEPSPEED = dict(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
+LAYOUTS = dict(zero2=DEEPSPEED | dict(ACCELERATE_DEEPSPEED_ZERO_STAGE="2"),
+               fsdp2=dict(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP", FSDP_TRANSFORMER_CLS_TO_WRAP="GPTNeoXLayer", FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
+                          FSDP_RESHARD_AFTER_FORWARD="true"),
+               zero3=DEEPSPEED | dict(ACCELERATE_DEEPSPEED_ZERO_STAGE="3", ACCELERATE_DEEPSPEED_ZERO3_INIT="true", ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL="true"))
+
+
+def run(folder: Path, kind: str, ranks: int, micro: int = 2, layout: dict[str, str] = {}) -> None:
     (folder / "worker.py").write_text(WORKER)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
-    env = dict(os.environ, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="", MICRO=str(micro))
+    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", MICRO=str(micro)) | (layout or dict(ACCELERATE_USE_CPU="true"))
     done = subprocess.run([sys.executable, *launcher, str(folder / "worker.py"), str(folder), kind], capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stderr[-4000:]
 
 
-@pytest.fixture(scope="module", params=["plain", "lora", "trunk"])
+@pytest.fixture(scope="module", params=["plain", "lora", "trunk", "plain-zero2", "lora-zero2", "named-zero3", "plain-fsdp2"])
 def both(request, tmp_path_factory):
     "A folder in which one process and two have trained, and the kind of the model."
-    from rlhf_nb.models import tiny_policy, train_tokenizer
-    folder, kind = tmp_path_factory.mktemp(request.param), request.param
+    from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+    folder, (kind, *layout) = tmp_path_factory.mktemp(request.param), request.param.split("-")
+    if "zero" in "".join(layout): pytest.importorskip("deepspeed", reason="DeepSpeed is not in the development set: its first run compiles for a minute")
     tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
     policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
     with torch.no_grad(): policy.gpt_neox.final_layer_norm.bias += 8 * policy.get_output_embeddings().weight[1]  # now and then it stops
     policy.save_pretrained(folder / "base")
+    scorer_from(policy, 3).save_pretrained(folder / "scorer")
     tokenizer.save_pretrained(folder / "base")
     for ranks in (1, 2):
         for name in ("whole", "again", "saved"):
             if (folder / name).exists(): (folder / name).rename(folder / f"{name}-1")
-        run(folder, kind, ranks)
+        run(folder, kind, ranks, layout=LAYOUTS[layout[0]] if layout and ranks > 1 else {})
     return folder, kind
 
 
@@ -132,7 +158,7 @@ def test_rollouts_and_completions_are_written_once(both):
 def test_two_processes_compute_what_one_does(both, micro):
     folder, kind = both
     if micro != 2:
-        if kind != "plain": pytest.skip("one kind of model is enough for half the micro-batch")
+        if folder.name != "plain0": pytest.skip("one kind of model is enough for half the micro-batch")
         for name in ("whole", "again"): (folder / name).rename(folder / f"{name}-2")
         run(folder, kind, 2, micro)
     one, two = (torch.load(folder / f"found-{kind}-{n}-{m}.pt", weights_only=False) for n, m in ((1, 2), (2, micro)))
