@@ -4,7 +4,7 @@
     python benchmarks/frontier.py runs/seeds/few_labels_seed12 --best_of 64 --posts 200
 
 Each line of the table is what the rollout of one update says of the policy that wrote it, at the temperature of the run.
-Best-of-n samples from the run's SFT model, at temperature 1, and takes the answer that the run's reward model likes most;
+Best-of-n samples from the run's SFT model, at the same temperature, and takes the answer that the run's reward model likes most;
 its KL has a closed form. The judge is the gold judge, on the facts of the same posts; training never sees it. Prints, and
 writes JSON and a plot under benchmarks/results/.
 """
@@ -28,6 +28,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.tldr import gold_judge, win_rate
 
 HERE = Path(__file__).parent
+TEMPERATURE = 0.7  # of the PPO stage of `rlhf-nb demo`
 
 
 def updates(run: Path, world, metrics: dict[int, dict]) -> pd.DataFrame:
@@ -52,7 +53,7 @@ def best_of(run: Path, world, tokenizer, n: int, posts: int, seed: int) -> pd.Da
     theirs = [gold_judge(text, truth).gold for text, truth in zip(some["completion"], truths)]
     scores, golds, wins = [], [], []
     for k in range(n):
-        found = complete(policy, tokenizer, some["prompt"], 32, 1.0, seed=seed * 1000 + k)
+        found = complete(policy, tokenizer, some["prompt"], 32, TEMPERATURE, seed=seed * 1000 + k)
         scores.append(score_texts(judge, tokenizer, found.prompts, found.texts, stopped=found.stopped))
         ours = [gold_judge(*three).gold for three in zip(found.texts, truths, found.stopped)]
         golds.append(torch.tensor(ours))
