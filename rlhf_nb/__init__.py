@@ -2,10 +2,25 @@
 
 __version__ = "0.1.0"
 
-from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.rollout import Rollout
-from rlhf_nb.sft import SFTConfig, SFTTrainer
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.viewer import view
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from rlhf_nb.reward import RewardConfig, RewardTrainer
+    from rlhf_nb.rollout import Rollout
+    from rlhf_nb.sft import SFTConfig, SFTTrainer
+    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.viewer import view
+
+_ROOMS = dict(PPOConfig="trainer", PPOTrainer="trainer", RewardConfig="reward", RewardTrainer="reward",
+              Rollout="rollout", SFTConfig="sft", SFTTrainer="sft", view="viewer")
 __all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "Rollout", "SFTConfig", "SFTTrainer", "view"]
+
+
+def __getattr__(name: str):
+    "A room is opened when somebody asks for what is in it, so that `rlhf-nb --help` answers without torch."
+    if name not in _ROOMS: raise AttributeError(f"module 'rlhf_nb' has no attribute {name!r}")
+    return getattr(import_module(f"rlhf_nb.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]: return sorted([*globals(), *__all__])

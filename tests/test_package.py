@@ -175,3 +175,11 @@ def test_constraints_fit_the_requirements():
 def test_constraints_that_do_not_fit_are_caught(constraints):
     assert constraint_problems("torch==2.6.0; python_version >= '3.11'", "torch>=2.6") == []
     assert constraint_problems(constraints, "torch>=2.6")
+
+
+# catches: a package that imports torch to print its help, a name that is promised and not there
+def test_the_package_opens_its_rooms_when_asked():
+    program = "import sys, rlhf_nb, rlhf_nb.cli; assert 'torch' not in sys.modules and 'transformers' not in sys.modules; assert set(rlhf_nb.__all__) <= set(dir(rlhf_nb)); assert all(getattr(rlhf_nb, n).__name__ == n for n in rlhf_nb.__all__)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    import rlhf_nb
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"): rlhf_nb.nothing
