@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
-    from rlhf_nb.viewer import view
+    from rlhf_nb.viewer import browse, view
 
 _ROOMS = dict(PPOConfig="trainer", PPOTrainer="trainer", RewardConfig="reward", RewardTrainer="reward",
-              Rollout="rollout", SFTConfig="sft", SFTTrainer="sft", view="viewer")
-__all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "Rollout", "SFTConfig", "SFTTrainer", "view"]
+              Rollout="rollout", SFTConfig="sft", SFTTrainer="sft", browse="viewer", view="viewer")
+__all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "Rollout", "SFTConfig", "SFTTrainer", "browse", "view"]
 
 
 def __getattr__(name: str):

@@ -12,13 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from rlhf_nb.gae import gae, returns_from
+from rlhf_nb.kl import estimate_kl
+from rlhf_nb.masks import whiten
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.viewer import report, run_curves, view
+from rlhf_nb.shaping import penalize_missing_eos, shape_rewards, slot_mask
+from rlhf_nb.viewer import Look, Recipe, episode_order, recipe_of, render_view, report, run_curves, view, what_if
 from rlhf_nb.viz import signed
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "wbr"}
 TAGS = {"html", "head", "meta", "title", "style", "body", "main", "nav", "section", "h1", "h2", "h3", "h4", "p", "ul", "li", "a", "div", "span", "strong", "br", "img",
-        "dl", "dt", "dd", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "bdi"}
+        "dl", "dt", "dd", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "bdi", "wbr"}
 ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "href", "src", "alt", "style", "scope", "tabindex", "role", "aria-label",
               "aria-labelledby", "aria-hidden"}
 HOSTILE = "</td></style></title>\"'><script>alert(1)</script><img src=x onerror=alert(1)>&lt;\u202e\ud800\x00\n$x$"
@@ -26,7 +30,7 @@ HOSTILE = "</td></style></title>\"'><script>alert(1)</script><img src=x onerror=
 
 def skeleton(reader):
     "Tags in order, tables left out: a longer token breaks a strip into more of them."
-    return [tag for tag, _ in reader.seen if tag not in ("table", "caption", "tr", "th", "td", "bdi")]
+    return [tag for tag, _ in reader.seen if tag not in ("table", "caption", "tr", "th", "td", "bdi", "wbr")]
 
 
 class Reader(HTMLParser):
@@ -177,6 +181,296 @@ def test_view_changes_nothing_and_prints():
     text = repr(view(r, 1))
     assert all(torch.equal(before[name], getattr(r, name)) for name in SIGNALS)
     assert text.startswith("Episode 1 of 3") and "post 1" in text and "reference: ref 1" in text and "advantages" in text
+
+
+# ---------------------------------------------------------------- which episodes, in which order
+def crowd():
+    "Four episodes with a tie and a gap."
+    r = make((3, 5, 2, 4), scores=torch.tensor([1., 3., 1., math.nan]), prompts=["A cat", "a dog", "a bird", "a (cat)"], responses=["x", "Y cat", "z", "w"])
+    return r.with_(kl=torch.tensor([2., 0, 1, 5])[:, None] * (torch.arange(5) == 0), stopped=torch.tensor([True, False, True, False]))
+
+
+@pytest.mark.parametrize("look, wanted", [
+    (Look(), [0, 1, 2, 3]), (Look(descending=True), [3, 2, 1, 0]), (Look(sort="score"), [0, 2, 1, 3]), (Look(sort="score", descending=True), [1, 0, 2, 3]),
+    (Look(sort="kl"), [1, 2, 0, 3]), (Look(sort="prompt"), [0, 3, 2, 1]), (Look(sort="length", descending=True), [1, 3, 0, 2]),
+    (Look(find="CAT"), [0, 1, 3]), (Look(find="(cat"), [3]), (Look(find="y c"), [1]), (Look(find="zebra"), []),
+    (Look(only="no stop token"), [1, 3]), (Look(only="score above", above=1.0), [1]), (Look(only="KL above", above=1.0, sort="kl", descending=True), [3, 0]),
+    (Look(only="no stop token", find="cat", sort="kl", descending=True), [3, 1])], ids=repr)
+def test_the_order_of_episodes(look, wanted):
+    # catches: ties that turn round when descending, gaps that come first, a pattern where a text was meant, >= for above, filters that replace one another
+    assert episode_order(crowd().episodes(), look) == wanted
+
+
+def test_an_order_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="cannot sort by 'beauty'.*columns are.*'score'"): episode_order(crowd().episodes(), Look(sort="beauty"))
+    bare = crowd().with_(kl=None)
+    with pytest.raises(ValueError, match="KL above.*no stop token"): episode_order(bare.episodes(), Look(only="KL above"))
+
+
+# ---------------------------------------------------------------- what if
+def trained(estimator="k1", kl_coef=0.05, gamma=1.0, lam=0.95, penalty=None, slot="last", whiten_rewards=False, seed=0):
+    "What the trainer's phases make, written out: the independent half of the comparison."
+    r = make((3, 5, 1, 4), seed=seed)
+    raw = torch.tensor([1.5, -2., 0.25, 3.])
+    scores = raw if penalty is None else penalize_missing_eos(raw, r.stopped, penalty)
+    kl = estimate_kl(r.logprobs, r.ref_logprobs, estimator).masked_fill(~r.mask, 0.0)
+    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef, slot)
+    slots = slot_mask(r.mask, slot)
+    if whiten_rewards: rewards = whiten(rewards, slots, shift_mean=False)
+    plain = gae(rewards, r.values, slots, gamma, lam)
+    return r.with_(kl=kl, raw_scores=raw, scores=scores, rewards=rewards, returns=returns_from(plain, r.values, slots), advantages=whiten(plain * r.mask, r.mask),
+                   info=dict(update=1, kl_coef=kl_coef))
+
+
+MADE = ("kl", "scores", "rewards", "returns", "advantages")
+SETTINGS = [dict(), dict(estimator="k3", kl_coef=0.3), dict(gamma=0.99, lam=0.9), dict(penalty=1.0), dict(slot="after_eos"), dict(whiten_rewards=True, lam=1.0),
+            dict(estimator="abs", penalty=0.7, gamma=0.95, lam=0.0, kl_coef=0.0123)]
+
+
+@pytest.mark.parametrize("settings_", SETTINGS, ids=repr)
+def test_the_settings_of_a_run_are_found_and_give_its_numbers_back(settings_):
+    # catches: a default that is not the trainer's, a penalty taken off twice, whitening of padding, the wrong slot, a setting that is guessed wrong
+    r = trained(**settings_)
+    found = recipe_of(r)
+    for name in MADE: assert torch.equal(getattr(what_if(r, found), name), getattr(r, name)), name
+    wanted = dict(estimator=found.estimator, kl_coef=found.kl_coef, gamma=found.gamma, lam=found.lam, penalty=found.missing_eos_penalty or None, slot=found.reward_slot,
+                  whiten_rewards=found.whiten_rewards)
+    assert {name: wanted[name] for name in settings_} == pytest.approx(settings_)
+    seen = view(r).desk.view.value
+    assert "advantages come out exactly" in seen and "full colour" in seen
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["k1", "k2", "k3", "abs"]), st.sampled_from([0.0, 0.02, 0.5]), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.95, 1.0]), st.sampled_from([0.0, 1.5]))
+def test_what_if_is_what_the_trainer_would_have_made(estimator, kl_coef, gamma, lam, penalty):
+    # catches: a setting that is not passed on, or is mixed up with another
+    new = what_if(trained(), Recipe(kl_coef, estimator, gamma, lam, penalty))
+    wanted = trained(estimator, kl_coef, gamma, lam, penalty)
+    for name in MADE: assert torch.equal(getattr(new, name), getattr(wanted, name)), name
+
+
+def test_what_cannot_be_found_is_said():
+    # catches: "exactly" where it is not; before and after of different recipes compared in silence
+    r = trained()
+    odd = r.with_(advantages=r.advantages * 1.5 + 0.1)   # whitened over other ranks too
+    assert "stored advantages do not come out" in view(odd).desk.view.value
+    assert "within 1e-06" in view(r.with_(advantages=r.advantages + 1e-6 * r.mask)).desk.view.value.replace("9e-07", "1e-06")
+    full_kl = r.with_(kl=r.kl.abs() + 0.5 * r.mask)
+    assert recipe_of(full_kl).estimator == "stored"
+    scaled = r.with_(scores=r.raw_scores / 3)
+    assert recipe_of(scaled).scores_from == "stored"
+
+
+def test_before_and_after_side_by_side():
+    r = trained()
+    look, base = Look(signal="kl"), recipe_of(r)
+    shown = view(r).shown
+    same, other = render_view(shown, look, base), render_view(shown, look, base, Recipe(kl_coef=0.5))
+    assert "nothing is changed" in same and "before" not in same.split("What if")[0]
+    reader = check(other)
+    pairs = [rows for rows in reader.tables if [row[0] for row in rows] == ["token", "before", "after"]]
+    new = what_if(r, Recipe(kl_coef=0.5))
+    for name, rows in zip(("rewards", "advantages"), pairs, strict=True):
+        assert [row[1:] for row in rows] == [["w0", "w1", "w2"], *([signed(x) for x in getattr(y, name)[0, :3].tolist()] for y in (r, new))]
+        most = max(x.abs().max().item() for x in (getattr(r, name)[0, :3], getattr(new, name)[0, :3]))
+        assert f"{name}: full colour at {most:.3g}" in reader.text   # one scale for both
+    assert "kl coef 0.05 → 0.5" in reader.text
+
+
+def test_ratio_and_clipped_by_hand():
+    # catches: the ratio upside down, a clip that ignores the sign of the advantage, cliprange not passed on
+    r = trained().with_(advantages=torch.tensor([[1., 1, -1, 0, 0], [-1.] * 5, [1.] * 5, [1.] * 5]))
+    up = r.logprobs + math.log(1.5)
+    shown = view(r, now=up).shown
+    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5)) and shown.signals(0)["clipped"].tolist() == [1, 1, 0]
+    assert shown.signals(0, cliprange=0.6)["clipped"].tolist() == [0, 0, 0]
+    down = view(r, now=r.with_(logprobs=r.logprobs - math.log(2))).shown
+    assert down.signals(0)["clipped"].tolist() == [0, 0, -1] and down.signals(1)["clipped"].tolist() == [-1] * 5
+    with pytest.raises(ValueError, match="rollout of other responses"): view(r, now=r.with_(response_ids=r.response_ids + 1))
+    with pytest.raises(ValueError, match=r"entropy has shape \[2\]"): view(r, entropy=torch.ones(2))
+    assert view(r, entropy=r.values.abs(), signal="entropy").startswith("<div")
+
+
+# ---------------------------------------------------------------- the live view
+def test_every_control_moves_the_view():
+    # catches: a control that nobody observes, a setting that never reaches the function, an episode list that is not made anew
+    r = crowd().with_(scores=torch.tensor([1., 3., 1., 2.]), raw_scores=torch.tensor([1., 3., 1., 2.]))
+    r = what_if(r, Recipe(kl_coef=0.05))
+    seen = view(r, now=r.logprobs + 0.3 * torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(1)), signal="advantages")
+    moves = dict(place=2, signal="values", sort="score", descending=True, find="a", only="no stop token", above=-5.0, kl_coef=0.4, estimator="k3", gamma=0.5, lam=0.3, missing_eos_penalty=2.0,
+                 cliprange=0.01)
+    assert set(moves) == set(seen.controls) and all(one.description for one in seen.controls.values())
+    for name, value in moves.items():
+        if name == "above": seen.controls["only"].value = "score above"
+        before = seen.desk.view.value
+        seen.controls[name].value = value
+        assert seen.desk.view.value != before, name
+        check(seen.desk.view.value)
+
+
+def test_steps_and_lists():
+    seen = view(crowd())
+    buttons = {one.description: one for one in boxes(seen.desk.box) if one._model_name == "ButtonModel"}
+    buttons["◀ previous"].click()
+    assert seen.controls["place"].value == 4 and "Episode 3 of 4" in seen.desk.view.value
+    buttons["next ▶"].click()
+    assert "Episode 0 of 4" in seen.desk.view.value
+    seen.controls["only"].value = "no stop token"
+    assert seen.controls["place"].max == 2 and "1 of 2 · no stop token · 2 of 4 left out" in seen.desk.view.value
+    seen.controls["find"].value = "zebra"
+    assert "No episode is left" in seen.desk.view.value
+    buttons["next ▶"].click()
+    seen.controls["find"].value, seen.controls["only"].value = "", "all"
+    assert seen.controls["place"].max == 4
+
+
+def boxes(widget):
+    "A widget and all that it holds."
+    yield widget
+    for one in getattr(widget, "children", ()): yield from boxes(one)
+
+
+def test_a_bound_chooses_its_filter():
+    # catches: a number that is typed in and changes nothing
+    seen = view(crowd().with_(scores=torch.tensor([1., 3., 1., 2.])))
+    seen.controls["above"].value = 1.5
+    assert seen.controls["only"].value == "score above" and "1 of 2 · score above 1.5" in seen.desk.view.value
+    seen.controls["only"].value = "KL above"
+    seen.controls["above"].value = 1.0
+    assert seen.controls["only"].value == "KL above" and "1 of 2 · KL above 1" in seen.desk.view.value
+
+
+def test_back_to_the_settings_of_the_run():
+    seen = view(trained(kl_coef=0.0123, lam=0.9))
+    seen.controls["kl_coef"].value, seen.controls["lam"].value = 0.3, 0.0
+    assert "nothing is changed" not in seen.desk.view.value
+    next(one for one in boxes(seen.desk.box) if getattr(one, "description", "") == "as it was").click()
+    assert "nothing is changed" in seen.desk.view.value and seen.controls["kl_coef"].value == 0.0123
+
+
+def test_a_fault_in_a_handler_is_seen(monkeypatch):
+    # catches: an exception that is swallowed and leaves the old picture
+    import rlhf_nb.viewer
+    seen = view(trained())
+    seen.desk
+    monkeypatch.setattr(rlhf_nb.viewer, "what_if", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError): seen.controls["lam"].value = 0.1
+    assert 'role="alert"' in seen.desk.view.value and "ZeroDivisionError" in seen.desk.view.value
+
+
+def test_what_a_notebook_keeps():
+    seen = view(trained(), episode=2)
+    bundle = seen._repr_mimebundle_()
+    assert bundle["text/html"] == str(seen) and "Episode 2 of 4" in bundle["text/plain"] and "application/vnd.jupyter.widget-view+json" in bundle
+    assert "3 of 4" in seen.desk.view.value
+    seen.controls["place"].value = 1
+    assert "Episode 0 of 4" in seen._repr_mimebundle_()["text/html"]
+
+
+def test_views_of_little(tmp_path):
+    for r in (make((1,)), make((0,)), make((3, 2)).with_(**{name: None for name in SIGNALS}, scores=None, raw_scores=None), make((2,), tokens=[], prompts=[], responses=[], columns={}, info={})):
+        seen = view(r)
+        check(seen.desk.view.value)
+        read_page(seen.save_html(tmp_path / "x.html"))
+
+
+# ---------------------------------------------------------------- the static file
+class Page(HTMLParser):
+    "A static page as a browser reads it: scripts are raw text."
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.seen, self.scripts, self.words, self.inside, self.policy = [], [], [], None, ""
+        self.feed(text); self.close()
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.seen.append((tag, attributes))
+        if tag in ("script", "style"): self.inside = tag
+        if tag == "script": self.scripts.append([attributes, ""])
+        if attributes.get("http-equiv") == "Content-Security-Policy": self.policy = attributes["content"]
+    def handle_endtag(self, tag):
+        if tag == self.inside: self.inside = None
+    def handle_data(self, text):
+        if self.inside == "script": self.scripts[-1][1] += text
+        elif self.inside is None: self.words.append(text)
+
+
+def read_page(path):
+    "Holds for every static page: one script that the policy names by its hash, data that parse, nothing fetched, every control with a name."
+    import hashlib
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert [attributes for attributes, _ in page.scripts] == [{"type": "application/json", "id": "data"}, {}]
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1][1].encode()).digest()).decode()
+    assert page.policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert not any(name in attributes for _, attributes in page.seen for name in ("src", "href", "onerror", "onload", "onclick"))
+    assert not {tag for tag, _ in page.seen} & {"img", "link", "iframe", "object", "embed", "base", "form"} and "url(" not in text and "@import" not in text
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|fetch|XMLHttp|https?:", page.scripts[1][1])
+    ids = [attributes["id"] for _, attributes in page.seen if "id" in attributes]
+    assert len(ids) == len(set(ids)) and set(re.findall(r'\$\("(\w+)"\)', page.scripts[1][1])) <= set(ids)
+    return page, json.loads(page.scripts[0][1])
+
+
+def test_a_static_file_of_64_episodes_with_all_signals(tmp_path):
+    # catches: a file that grows with its markup; episodes beyond 64; signals or numbers that differ from those of the view
+    r = make([40 + i % 14 for i in range(70)], 53)
+    seen = view(r, now=r.logprobs + 0.1, entropy=r.values.abs())
+    path = seen.save_html(tmp_path / "r.html")
+    page, data = read_page(path)
+    assert path.stat().st_size < 2_000_000 and not list(tmp_path.glob("*.partial"))
+    episodes = data["shelves"][0]["episodes"]
+    assert len(episodes) == 64 and set(episodes[0]["rows"]) == {*SIGNALS, "ratio - 1", "clipped", "entropy"}
+    for i in (0, 63):
+        n = int(r.mask[i].sum())
+        assert episodes[i]["tokens"] == [f"w{t}" for t in range(n)] and episodes[i]["rows"]["kl"].replace("-", "−").split() == [signed(x) for x in r.kl[i, :n].tolist()]
+        assert episodes[i]["columns"]["score"] == pytest.approx(r.scores[i].item()) and episodes[i]["columns"]["stopped"] == float(r.stopped[i]) and f"Episode {i} of 70" in episodes[i]["facts"]
+    plain = "".join(page.words)
+    assert "Episode 0 of 70" in plain and "Episode 2 of 70" in plain and "post 0" in plain   # without a script
+
+
+def test_a_static_file_follows_the_look(tmp_path):
+    seen = view(crowd().with_(scores=torch.tensor([1., 3., 1., 2.])))
+    seen.controls["sort"].value, seen.controls["descending"].value, seen.controls["signal"].value = "score", True, "values"
+    _, data = read_page(seen.save_html(tmp_path / "r.html", episodes=2))
+    assert [e["columns"]["episode"] for e in data["shelves"][0]["episodes"]] == [1, 3] and data["signal"] == "values"
+
+
+def test_hostile_text_in_views_and_files(tmp_path):
+    # catches: data that end their script, markup made of text, half characters that cannot be written, a word of 10,000 letters on one line
+    evil, long = HOSTILE + "\ufffd<!--<script>", "a" * 10_000
+    r = make((3, 5, 0), prompts=[evil, long, evil], responses=[evil, long, ""], tokens=[[evil] * 3, [long, evil, "\u202eabc", "", "\n"], []], columns={evil: [evil] * 3},
+             info=dict(update="</script><b>"))
+    seen = view(r)
+    for place in (1, 2, 3):
+        seen.controls["place"].value = place
+        reader = check(seen.desk.view.value)
+        assert skeleton(reader) == skeleton(check(calm(place)))
+    seen.controls["place"].value = 2
+    assert max(len(word) for word in re.split(r"<[^>]*>|\s", seen.desk.view.value)) < 200 and seen.desk.view.value.count("<wbr>") > 400
+    page, data = read_page(seen.save_html(tmp_path / "evil.html"))
+    assert data["shelves"][0]["episodes"][1]["tokens"][0] == long and "<script>alert(1)</script>" in data["shelves"][0]["episodes"][0]["tokens"][0]
+    assert "⟨U+202E⟩" in data["shelves"][0]["episodes"][1]["tokens"][2] and "⟨U+D800⟩" in data["shelves"][0]["episodes"][0]["asked"]
+    assert "b" not in {tag for tag, _ in page.seen}
+
+
+def calm(place):
+    "The same view of tame texts."
+    seen = view(make(responses=["", "", ""], columns={"c": ["d"] * 3}))
+    seen.controls["place"].value = place
+    return seen.desk.view.value
+
+
+def test_the_colours_of_the_file_can_be_read():
+    # every ink of the file against its ground; catches: pale buttons
+    def light(colour):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        c = np.array([int(digits[i:i + 2], 16) for i in (0, 2, 4)]) / 255
+        return np.where(c <= .04045, c / 12.92, ((c + .055) / 1.055) ** 2.4) @ [.2126, .7152, .0722] + .05
+    from rlhf_nb.viewer import _READER_STYLE
+    for rule in re.findall(r"\{([^}]*)\}", _READER_STYLE):
+        ink, ground = (re.search(rf"(?:^|[ ;]){name}: (#\w+)", rule) for name in ("color", "background"))
+        a, b = light(ink[1] if ink else "#111"), light(ground[1] if ground else "#fff")
+        assert max(a, b) / min(a, b) >= 4.5, rule
+    assert ":focus-visible" in _READER_STYLE
 
 
 # ---------------------------------------------------------------- curves
