@@ -331,11 +331,11 @@ def _tally(shown: Shown, old: Rollout, new: Rollout, base: Recipe, recipe: Recip
     shares = " → ".join(f"{float(one['clipfrac'] / one['tokens']):.1%}" for one in share)
     return f"{told} Clipped, of all tokens: {shares}."
 
-# %% ../nbs/16_viewer.ipynb #e61232b7
+# %% ../nbs/16_viewer.ipynb #519e9fe4
 def _wrapped(markup: str) -> str:
     "The same, with places where a very long word may break."
-    piece = r"(?:&[#\w]+;|[^<&]){1,24}"
-    return re.sub(r"[^\s<>]{60,}(?=[^<>]*<)", lambda long: "<wbr>".join(re.findall(piece, long[0])), markup)
+    broken = lambda word: "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
+    return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
 
 def _white(markup: str) -> str:
     "Dark ink on white, whatever the theme around it."
@@ -652,7 +652,7 @@ $("plain").remove();
 $("app").hidden = false;
 """
 
-# %% ../nbs/16_viewer.ipynb #38e9aff2
+# %% ../nbs/16_viewer.ipynb #4f287b83
 _READER_STYLE = """
 body { margin: 0 auto; padding: 1.2rem; max-width: 76rem; color: #111; background: #fff; overflow-wrap: anywhere;
   font: 1rem/1.5 system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif }
@@ -674,7 +674,7 @@ table { border-collapse: collapse; font-size: .85rem }
 th, td { border: 1px solid #bbb; padding: 2px 6px; text-align: right }
 th { background: #eee; font-weight: 500; max-width: 20rem; overflow-wrap: anywhere; min-width: 2.5rem }
 #jumps { padding-left: 1.2rem } #jumps li { margin: .25rem 0 } input[type=range] { width: 16rem; max-width: 100% }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 0 1.5rem }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(32rem, 100%), 1fr)); gap: 0 1.5rem }
 svg { max-width: 100%; height: auto }
 """
 
@@ -1361,7 +1361,7 @@ def _plot(inside: str, said: str, ends: tuple[float, float, float, float]) -> st
             f'<g font-size="11" fill="#111111" font-family="sans-serif">{words}</g>{inside}</svg>'
             f"<figcaption>{_text(said)}</figcaption></figure>")
 
-# %% ../nbs/16_viewer.ipynb #44e32c31
+# %% ../nbs/16_viewer.ipynb #67cb8f11
 def _strips(items: Sequence[tuple[str, Rollout, int]], signal: str) -> str:
     "The same signal of several episodes, each under its name, on one scale."
     rows = [_signals(r, i).get(signal) for _, r, i in items]
@@ -1384,15 +1384,17 @@ def _same(run: _Prompts, update: int, episode: int, signal: str) -> str:
     note = "" if len(items) > 1 or answers else "<p>This prompt was asked once.</p>"
     return f"<h4>The same prompt through training</h4>{_strips(items, signal)}{table}{note}"
 
-def _beside(run: _Prompts, update: int, prompt: str | None, episode: int, signal: str, name: str) -> str:
-    "The nearest update of another run: the same prompt where it was asked, else the same row."
+def _beside(shown: Rollout, episode: int, run: _Prompts, update: int, signal: str, names: Sequence[str]) -> str:
+    "An episode beside the nearest update of another run: the same prompt where it was asked, else the same row."
     near = min(run.files, key=lambda other: abs(other - update))
     r = run.rollout(near)
+    prompt = shown.prompts[episode] if shown.prompts else None
     same = bool(r.prompts) and prompt in r.prompts
     row = r.prompts.index(prompt) if same else min(episode, len(r) - 1)
-    which = "the same prompt" if same else "the same row, another prompt"
-    head = f"{name}, update {near}: {which}"
-    return f"<h4>{_text(head)}</h4>{_strips([('', r, row)], signal)}{_asked(r, row)}"
+    head = f"{names[1]}, update {near}: " + ("the same prompt" if same else "the same row, another prompt")
+    both = _strips([(f"{names[0]}.", shown, episode), (f"{names[1]}.", r, row)], signal)
+    beside = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(40rem,100%),1fr));gap:0 1.5rem"
+    return f'<h4>{_text(head)}</h4><div style="{beside}">{both}</div>{"" if same else _asked(r, row)}'
 
 # %% ../nbs/16_viewer.ipynb #97f81352
 _METRICS = {"score": "objective/raw_scores", "KL": "objective/kl", "entropy": "policy/entropy_avg",
@@ -1427,7 +1429,7 @@ class _Open:
         logged = set().union(*(frame.columns for frame in self.lines().values()))
         return {name: column for name, column in _METRICS.items() if column in logged}
 
-# %% ../nbs/16_viewer.ipynb #514ff3fd
+# %% ../nbs/16_viewer.ipynb #ebeb15e7
 class _Runs(_Open):
     "Markup of one run or two at some state of the controls."
     def recipe(self, shown: Shown, settings: Mapping[str, Any]) -> tuple[Recipe | None, Recipe | None]:
@@ -1447,9 +1449,8 @@ class _Runs(_Open):
                  f"<h3>{_text(_when(shown.rollout))}</h3>", render_view(shown, look, *self.recipe(shown, state))]
         if order:
             episode = order[max(1, min(look.place, len(order))) - 1]
-            prompt = shown.rollout.prompts[episode] if shown.rollout.prompts else None
             if self.other:
-                parts.append(_beside(self.other, update, prompt, episode, look.signal, self.names[1]))
+                parts.append(_beside(shown.rollout, episode, self.other, update, look.signal, self.names))
             if same_prompt: parts.append(_same(self.run, update, episode, look.signal))
         return _white("".join(parts))
 

@@ -294,6 +294,7 @@ def test_two_runs_side_by_side(run, tmp_path):
     other = write(tmp_path / "other", updates=3, seed=7, prompts=["x", "prompt 0", "y", "z", "v", "w"])
     seen = browse(run, other)
     view = seen.desk.view.value
+    assert len(set(re.findall(r"full colour at (\S+?)</caption>", view.split("the same prompt")[1].split("<h4>")[0]))) == 1   # one scale for both
     assert "other, update 2: the same prompt" in view and "Episode 1 of 6, update 2" in view and view.count("<polyline") == 2 and "other (dashed)" in view
     seen.controls["place"].value = 4
     assert "the same row, another prompt" in seen.desk.view.value and "Episode 3 of 6, update 2" in seen.desk.view.value

@@ -317,6 +317,9 @@ def test_steps_and_lists():
     assert "Episode 0 of 4" in seen.desk.view.value
     seen.controls["only"].value = "no stop token"
     assert seen.controls["place"].max == 2 and "1 of 2 · no stop token · 2 of 4 left out" in seen.desk.view.value
+    seen.controls["place"].value = 2
+    seen.controls["sort"].value = "kl"   # another list starts at its top
+    assert seen.controls["place"].value == 1 and "1 of 2 · sorted by kl, ascending" in seen.desk.view.value
     seen.controls["find"].value = "zebra"
     assert "No episode is left" in seen.desk.view.value
     buttons["next ▶"].click()
