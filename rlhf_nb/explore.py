@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 # %% auto #0
 __all__ = ['control', 'markup', 'Explorer']
 
-# %% ../nbs/02_explore.ipynb #edb90661
+# %% ../nbs/02_explore.ipynb #c35167f0
 def control(
     name: str,       # of the argument; underscores become spaces
     spec: Any,       # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
@@ -31,7 +31,8 @@ def control(
     choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
     if len(choices) and None not in choices:  # ipywidgets reads None as: nothing is chosen
         shared["style"] |= dict(button_width="initial")
-        return widgets.ToggleButtons(options=spec, **shared | dict(layout={}))
+        beside = dict(display="flex", flex_flow="row nowrap", align_items="baseline")  # else its name takes a line
+        return widgets.ToggleButtons(options=spec, **shared | dict(layout=beside))
     raise ValueError(f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
                      "choices without None, or a truth value.")
 

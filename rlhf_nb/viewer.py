@@ -443,7 +443,7 @@ def _recipe_controls(recipe: Recipe, clips: bool) -> dict[str, widgets.Widget]:
         if isinstance(one, widgets.FloatSlider): one.readout_format = ".3g"
     return made
 
-# %% ../nbs/16_viewer.ipynb #a702bbeb
+# %% ../nbs/16_viewer.ipynb #2a7ffc50
 def _button(name: str, act: Callable[[], None], tip: str = "") -> widgets.Button:
     "A button that says what it does."
     made = widgets.Button(description=name, tooltip=tip or name, layout=dict(width="auto"))
@@ -459,6 +459,7 @@ def _line_of(*group: widgets.Widget) -> widgets.HBox:
     wide = (widgets.FloatSlider, widgets.IntSlider, widgets.SelectionSlider, widgets.Text, widgets.FloatText)
     for one in group:
         if isinstance(one, wide): one.layout.width, one.style.description_width = "22em", "6.5em"
+        if isinstance(one, widgets.ToggleButtons): one.style.description_width = "5.5em"
         if isinstance(one, widgets.Checkbox): one.layout.width, one.indent = "auto", False
     return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="flex-end"))
 
