@@ -1544,25 +1544,27 @@ class _Looking(_Moving):
         self._now(run_suspects(self.run.log) + episode_suspects(self.run.numbers([slider.value])),
                   f"{len(self.run.files) - had} updates are new, seen at {datetime.now():%H:%M:%S}.")
 
-# %% ../nbs/16_viewer.ipynb #c96c0ee1
-class RunBrowser(_Looking):
-    "A run to move about in, live in a notebook; a static page and a file of its own where there is no kernel."
-    def _repr_html_(self) -> str:
-        return self.desk.view.value
+# %% ../nbs/16_viewer.ipynb #ebd7471f
+class _Filing(_Looking):
+    "A run as a file of its own."
+    def _chosen(self, updates: int | Sequence[int], odd: set[int]) -> list[int]:
+        "Updates for a file, in order. Raises ValueError where the run keeps none of that number."
+        files = list(self.run.files)
+        if isinstance(updates, int): return sorted({files[i] for i in _spread(len(files), updates)} | odd)
+        if updates and {*updates} <= {*files}: return sorted({*updates})
+        raise ValueError(f"updates is {updates}, and the run keeps {min(files)} to {max(files)}: give some of them.")
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.desk.box._repr_mimebundle_(**kwargs)
-        return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
-
-    def __repr__(self) -> str:
-        files = self.run.files
-        return f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to {max(files)})"
-
-    def save_html(self, path: str | Path, updates: int = 8, episodes: int = 8) -> Path:
+    def save_html(
+        self,
+        path: str | Path,
+        updates: int | Sequence[int] = 8,  # how many, spread over the run; or which ones
+        episodes: int = 8,                 # the first so many of each
+    ) -> Path:
         "One file that needs no kernel: some updates, of each its first episodes and its suspects, and the curves."
         files, whole = list(self.run.files), run_suspects(self.run.log)
         near = {one: min(files, key=lambda update: abs(update - one.update)) for one in whole}
-        chosen = sorted({files[i] for i in _spread(len(files), updates)} | set(near.values()))
+        chosen = self._chosen(updates, set(near.values()))
+        whole = [one for one in whole if near[one] in chosen]
         odd = episode_suspects(self.run.numbers(chosen), episodes)
         shelves, jumps = [], [dict(name=visible(one.sentence), shelf=chosen.index(near[one]), place=0) for one in whole]
         for update in chosen:
@@ -1576,6 +1578,20 @@ class RunBrowser(_Looking):
         title = f"Rollouts of {' and '.join(self.names)}"
         return _write(path, title, shelves, self.look.signal, len(shelves) - 1, jumps,
                       f'<div class="figures">{curves}</div>')
+
+# %% ../nbs/16_viewer.ipynb #6e2cbfac
+class RunBrowser(_Filing):
+    "A run to move about in, live in a notebook; a static page and a file of its own where there is no kernel."
+    def _repr_html_(self) -> str:
+        return self.desk.view.value
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        live = self.desk.box._repr_mimebundle_(**kwargs)
+        return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        files = self.run.files
+        return f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to {max(files)})"
 
 # %% ../nbs/16_viewer.ipynb #766de7b1
 def browse(
