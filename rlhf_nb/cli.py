@@ -657,21 +657,32 @@ def _judges(models: PPOModelArguments, args: TrainingArguments) -> list[Any]:
                      if models.dtype != "auto" else load_reward_model(args.reward_model_path, args.seed)]
     return found + functions
 
-# %% ../nbs/17_cli.ipynb #fa766b01
+# %% ../nbs/17_cli.ipynb #c8735c69
 def _value_model(models: PPOModelArguments, judges: list[Any], policy: PreTrainedModel, args: TrainingArguments) -> Any:
     "The value model that was asked for; None: the trainer grows one."
     from torch.nn import Module
     from rlhf_nb.models import load_scorer, scorer_from, zero_head
-    value = None
+    from rlhf_nb.reward import load_reward_model
+    from transformers.integrations import is_deepspeed_zero3_enabled
+    value, grown = None, isinstance(judges[0], Module) and models.reward_tokenizer_name_or_path is None
     if models.value_model_path is not None:
         with _named("--value_model_path", models.value_model_path): value = load_scorer(models.value_model_path)
         if models.dtype != "auto": value = value.to(_loading(models)["dtype"])
+    elif is_deepspeed_zero3_enabled() and not args.share_value_trunk:  # weights in parts: none can be copied
+        value = load_reward_model(args.reward_model_path if grown else _policy_name(models, args), args.seed)
+        if models.dtype != "auto": value = value.to(_loading(models)["dtype"])
     if not models.zero_value_head: return value
-    if value is None:
-        grown = isinstance(judges[0], Module) and models.reward_tokenizer_name_or_path is None
-        value = copy.deepcopy(judges[0]) if grown else scorer_from(policy, args.seed)
+    if value is None: value = copy.deepcopy(judges[0]) if grown else scorer_from(policy, args.seed)
     return zero_head(value)
 
+def _reference(models: PPOModelArguments, name: str) -> Any:
+    "None: the trainer copies the policy. Under ZeRO-3 nothing can be copied, and it is loaded once more."
+    from transformers.integrations import is_deepspeed_zero3_enabled
+    from rlhf_nb.models import load_policy
+    if models.use_peft or not is_deepspeed_zero3_enabled(): return None
+    return load_policy(name, **_loading(models))
+
+# %% ../nbs/17_cli.ipynb #f54ab83c
 def ppo_command(words: Sequence[str]) -> None:
     "`rlhf-nb ppo`."
     data, models, args = parse("ppo", words)
@@ -685,7 +696,7 @@ def ppo_command(words: Sequence[str]) -> None:
         with _named("--sft_model_path", name): policy = load_policy(name, **_loading(models))
         train, test = (rows and _short(rows, tokenizer, data.max_prompt_length) for rows in (train, test))
         trainer = PPOTrainer(
-            args, tokenizer, policy, reward_model=judges, train_dataset=train, eval_dataset=test,
+            args, tokenizer, policy, _reference(models, name), judges, train_dataset=train, eval_dataset=test,
             value_model=_value_model(models, judges, policy, args),
             reward_processing_class=models.reward_tokenizer_name_or_path,
             peft_config=_adapter(models, "CAUSAL_LM", models.use_peft),

@@ -33,7 +33,7 @@ from .tldr import Verdict, gold_judge, win_rate
 from .viz import Html, curves, visible
 
 # %% auto #0
-__all__ = ['JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'completions_table', 'print_table', 'wilson_interval',
+__all__ = ['JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'interleaved', 'completions_table', 'print_table', 'wilson_interval',
            'win_rate_interval', 'bootstrap_interval', 'GoldReport', 'judge_completions', 'Judge', 'GoldPairJudge',
            'RewardModelJudge', 'JudgeReport', 'judge_pairs', 'judging_messages', 'parse_verdict', 'EndpointJudge',
            'PersonJudge', 'judging_box', 'best_of_n_kl', 'best_of_n_reward', 'response_kl', 'frontier', 'plot_frontier',
@@ -80,6 +80,16 @@ def complete(
     model.train(was_training)
     texts, stopped, lengths = map(list, zip(*(found[i] for i in range(len(rows)))))
     return Completions(list(prompts), texts, stopped, lengths)
+
+# %% ../nbs/14_evaluate.ipynb #e78dfb17
+def interleaved(
+    parts: Sequence[Sequence[Any]],  # of n ranks: rows 0, n, 2n, ...; rows 1, n + 1, ...; and so on
+) -> list[Any]:
+    "All rows in their order. Raises ValueError where parts are not those of one list."
+    n, lengths = len(parts), [len(part) for part in parts]
+    if sorted(lengths, reverse=True) != lengths or lengths[0] - lengths[-1] > 1:
+        raise ValueError(f"parts of {lengths} rows are not every {n}-th row of one list: give one part a rank, in order.")
+    return [parts[i % n][i // n] for i in range(sum(lengths))]
 
 # %% ../nbs/14_evaluate.ipynb #8303badb
 def completions_table(

@@ -117,7 +117,7 @@ def response_full_kl(
             parts.append(full_kl(logits, ref_logits, temperature).float())
     return kl.masked_scatter(mask.bool(), torch.cat(parts))
 
-# %% ../nbs/09_kl.ipynb #102098e9
+# %% ../nbs/09_kl.ipynb #67731577
 def _check_coef(kl_coef: float) -> float:
     "A price that can be multiplied with."
     if not (math.isfinite(kl_coef) and kl_coef >= 0):
@@ -132,6 +132,9 @@ class FixedKLController:
     def update(self, kl: float, n_episodes: int) -> float:
         "Nothing to learn: the coefficient as it is."
         return self.value
+    def set(self, kl_coef: float) -> None:
+        "Another coefficient from here on, by hand. Raises ValueError as the constructor does, and then nothing changes."
+        self.value = _check_coef(kl_coef)
     def state_dict(self) -> dict[str, float]:
         "What a checkpoint keeps."
         return {"value": self.value}
@@ -139,7 +142,7 @@ class FixedKLController:
         "Go on from a checkpoint."
         self.value = _check_coef(state["value"])
 
-# %% ../nbs/09_kl.ipynb #96b00949
+# %% ../nbs/09_kl.ipynb #8815793e
 class AdaptiveKLController(FixedKLController):
     "Raises kl_coef while the KL is above target and lowers it below. Ziegler et al. 2019, section 2.2."
     def __init__(
@@ -153,6 +156,11 @@ class AdaptiveKLController(FixedKLController):
             if not (math.isfinite(x) and x > 0):
                 raise ValueError(f"{name} is {x}: the adaptive controller needs a positive number.")
         self.target, self.horizon = target, horizon
+    def set(self, kl_coef: float) -> None:
+        "Go on adapting from another coefficient, above 0: one of 0 would stay 0 for ever."
+        if not (math.isfinite(kl_coef) and kl_coef > 0):
+            raise ValueError(f"kl_coef is {kl_coef}: the adaptive controller needs a positive number.")
+        self.value = float(kl_coef)
     def update(self, kl: float, n_episodes: int) -> float:
         "The new coefficient after n_episodes whose mean KL was kl. Raises ValueError if kl is not finite or the step would not be positive."
         if not math.isfinite(kl):

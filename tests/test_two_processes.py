@@ -59,6 +59,9 @@ WORKER = textwrap.dedent(
     whole.save_model(str(folder / "saved"))
     assert whole.accelerator.num_processes == ranks and whole.state.global_step == 3
     assert whole.is_deepspeed_enabled == ("ACCELERATE_USE_DEEPSPEED" in os.environ) and whole.accelerator.distributed_type.value in whole.describe()
+    if fsdp:  # nobody named the layers: the pair tells Accelerate which they are, and each is a group of its own
+        from torch.distributed.fsdp import FSDPModule
+        assert {type(m).__mro__[2].__name__ for m in whole.model_wrapped.modules() if isinstance(m, FSDPModule)} == {"PolicyAndValue", "GPTNeoXLayer"}
     start = everything(make("unused"))
     assert (everything(whole) - start).abs().max() > 1e-3
     if ranks > 1:
@@ -75,7 +78,9 @@ WORKER = textwrap.dedent(
     ready = alone.advantages(alone.score(r))
     metrics = alone.update(ready)
     ready.save(folder / f"ready-{kind}-{ranks}-{rank}-{os.environ.get('MICRO', 2)}.safetensors")
-    found = dict(weights=everything(alone), start=start, metrics=metrics)
+    looked = alone.evaluate()  # five rows, which do not divide
+    table = (folder / "alone" / "completions" / "update-00000.csv").read_text() if rank == 0 else ""
+    found = dict(weights=everything(alone), start=start, metrics=metrics, looked=looked, table=table)
     with torch.no_grad(), whole._gathered(): logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
     if rank == 0:
         torch.save(found, folder / f"found-{kind}-{ranks}-{os.environ.get('MICRO', 2)}.pt")
@@ -90,7 +95,7 @@ WORKER = textwrap.dedent(
 
 DEEPSPEED = dict(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu")
 LAYOUTS = dict(zero2=DEEPSPEED | dict(ACCELERATE_DEEPSPEED_ZERO_STAGE="2"),
-               fsdp2=dict(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP", FSDP_TRANSFORMER_CLS_TO_WRAP="GPTNeoXLayer", FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
+               fsdp2=dict(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP", FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
                           FSDP_RESHARD_AFTER_FORWARD="true"),
                zero3=DEEPSPEED | dict(ACCELERATE_DEEPSPEED_ZERO_STAGE="3", ACCELERATE_DEEPSPEED_ZERO3_INIT="true", ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL="true"))
 
@@ -152,7 +157,7 @@ def test_rollouts_and_completions_are_written_once(both):
     assert [log["episode"] for log in state["log_history"] if "episode" in log] == [log["episode"] for log in one["log_history"] if "episode" in log] == [8, 16, 24]
 
 
-# catches: a loss divided per rank, whitening per rank, running moments per rank, a metric of one rank alone, a gradient averaged once too often
+# catches: a loss divided per rank, whitening per rank, running moments per rank, a metric of one rank alone, a gradient averaged once too often, a row of an evaluation completed twice or not at all
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 @pytest.mark.parametrize("micro", [2, 1])
 def test_two_processes_compute_what_one_does(both, micro):
@@ -165,6 +170,7 @@ def test_two_processes_compute_what_one_does(both, micro):
     assert torch.equal(one["start"], two["start"]) and (one["weights"] - one["start"]).abs().max() > 1e-3
     torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
     assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5, rel=1e-5) and len(one["metrics"]) > 15
+    assert two["table"] == one["table"] and one["table"].count("tell") == 5 and two["looked"] == pytest.approx(one["looked"], abs=1e-5)
     whole = Rollout.load(folder / f"ready-{kind}-1-0-2.safetensors")
     parts = [Rollout.load(folder / f"ready-{kind}-2-{rank}-{micro}.safetensors") for rank in range(2)]
     assert {int(part.mask.sum()) for part in parts} != {int(whole.mask.sum()) // 2}  # ranks with other numbers of tokens
