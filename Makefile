@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo dev test check-tree check-widgets check-notebooks check-readme check-tests readme docs bench clean
+.PHONY: help demo dev test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,6 +13,7 @@ BENCH ?= mini_tldr_seeds
 BIN := $(VENV)/bin
 SET_UP := settings.ini setup.py constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+AXE := axe-core@4.14.1
 PIP_HELP := make: the installation failed: pip says why above. It needs 2 GB of disk (8 where torch brings CUDA) and a package index. Mend that and run the same command again.
 
 # Tests ask nothing of the network, open no window and count no visitor.
@@ -27,7 +28,7 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 
-test: check-tree check-widgets check-notebooks check-readme check-tests  ## everything that CI checks
+test: check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## everything that CI checks
 	@echo "make test: all of it passed"
 
 check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and nbdev_clean write them
@@ -44,15 +45,30 @@ check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme
 
 check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k gae"
-	@echo "pytest:" && $(TEST_ENV) $(BIN)/python -m pytest -q tests $(ARGS) \
+	@echo "pytest:" && $(TEST_ENV) $(BIN)/python -m pytest -q tests --ignore tests/browser $(ARGS) \
 		|| { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
+
+check-tests: browser  # tests/test_docs.py looks at the site in it
+
+check-browser: dev browser  ## part of test: every notebook in JupyterLab, in Chromium. Options: make check-browser ARGS="-k 09_kl"
+	@echo "pytest tests/browser:" && $(TEST_ENV) $(BIN)/python -m pytest -q -rs tests/browser $(ARGS) \
+		|| { echo "pytest: the pages named above fail in the browser. Look: BROWSER_SCREENSHOTS=shots make check-browser ARGS='-k NAME'." >&2; exit 1; }
+
+# What check-browser looks with, where it can be had; where not, its tests say what is missing.
+browser: dev
+	@for name in chromium chromium-browser google-chrome; do if command -v $$name > /dev/null; then exit 0; fi; done; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+			echo "make: installing Chromium" && { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core > /dev/null; }; fi \
+		|| echo "make: Chromium could not be installed" >&2
+	@if [ ! -f $(VENV)/axe.min.js ] && command -v npm > /dev/null; then \
+		(cd $(VENV) && npm pack --silent $(AXE) > /dev/null && tar -xzf axe-core-*.tgz --strip-components 1 package/axe.min.js && rm axe-core-*.tgz) \
+			|| echo "make: axe-core could not be fetched by npm" >&2; fi
 
 readme: dev  ## write README.md anew from nbs/index.ipynb
 	$(BIN)/python tests/check_tree.py readme --write
 
-docs: dev  ## the notebooks as plain HTML pages in _docs/ (formulas are drawn by a script from the web)
-	$(BIN)/jupyter nbconvert --log-level WARN --to html --output-dir _docs nbs/*.ipynb
-	sed -i.bak -E 's/(href="[A-Za-z0-9_.\/-]+)\.ipynb([#"])/\1.html\2/g' _docs/*.html && rm -f _docs/*.bak
+docs: dev  ## the site in _docs/: every page, and the API from the docstrings. Reading it needs no network
+	@$(TEST_ENV) $(BIN)/python docs/build.py $(ARGS)
 	@echo "make docs: open _docs/index.html"
 
 bench: $(VENV)/.installed  ## one of benchmarks/. Options: make bench BENCH=mini_tldr_seeds ARGS=""
@@ -62,7 +78,7 @@ bench: $(VENV)/.installed  ## one of benchmarks/. Options: make bench BENCH=mini
 
 clean:  ## remove what builds and tests leave behind. Runs and the virtual environment stay
 	rm -rf _docs _proc build dist .pytest_cache .hypothesis
-	find $(wildcard nbs rlhf_nb tests benchmarks) -depth \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
+	find $(wildcard nbs rlhf_nb tests benchmarks docs) -depth \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
 
 # The virtual environment: made once, installed into again only when what is installed may have changed.
 $(VENV)/.installed: $(SET_UP) | $(BIN)/pip

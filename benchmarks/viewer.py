@@ -2,15 +2,19 @@
 
     python benchmarks/viewer.py                       200 updates of 512 episodes of 53 tokens
     python benchmarks/viewer.py --updates 20 --episodes 64
+    python benchmarks/viewer.py --browser             also in JupyterLab, in a real browser (playwright, Chromium)
 
 Makes such a run from random numbers in a folder of its own (about 2 MB an update), opens it with `browse` as a notebook
-would, controls and first picture included, and moves its slider. Prints medians as JSON, times in seconds.
+would, controls and first picture included, and moves its slider. Prints medians as JSON, times in seconds. In the browser,
+a time runs from the key that is pressed to the last change of the page, kernel and drawing included.
 """
 
 import argparse
 import json
 import os
 import platform
+import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -79,15 +83,60 @@ def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
     return {name: round(x, 4) for name, x in found.items()} | {f"bytes_{name}": x for name, x in sizes.items()}
 
 
+CELLS = ("from rlhf_nb.viewer import browse", "browse({!r})")
+CHANGED = """() => new Promise(done => { const view = document.querySelector('.jp-OutputArea-output .widget-html'); const start = performance.now();
+  const answer = new MutationObserver(() => { answer.disconnect(); requestAnimationFrame(() => setTimeout(() => done((performance.now() - start) / 1000))); });
+  answer.observe(view, {subtree: true, childList: true, characterData: true}); })"""
+
+
+def measure_in_browser(folder: Path, moves: int) -> dict[str, float]:
+    "The same two figures as a person has them: the cell run until its view stands, a key on the update slider until the view has changed."
+    import nbformat
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
+    from lab import serve
+    pages = folder / "pages"
+    pages.mkdir()
+    cells = [nbformat.v4.new_code_cell(cell.format(str(folder))) for cell in CELLS]
+    kernel = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), pages / "run.ipynb")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None: raise SystemExit("no Chromium is installed: leave --browser out, or install it (Debian: apt-get install chromium)")
+    with serve(folder / "lab", pages, chromium) as lab:
+        opened = lab.notebook("run.ipynb")
+        view = opened.page.locator(".jp-OutputArea-output .widget-html").first
+        view.wait_for()
+        def reopen() -> None:
+            opened.page.evaluate("jupyterapp.commands.execute('notebook:clear-all-cell-outputs').then(() => null)")
+            opened.page.wait_for_function("() => !document.querySelector('.jp-OutputArea-output .widget-html')")
+            start = time.perf_counter()
+            opened.page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells').then(() => null)")
+            view.wait_for()
+            times.append(time.perf_counter() - start)
+            opened.settle()
+        times: list[float] = []
+        for _ in range(3): reopen()
+        handle = opened.page.locator(".noUi-handle").first
+        moved = []
+        for _ in range(moves):
+            handle.focus()
+            opened.page.evaluate(f"() => {{ window.answer = ({CHANGED})(); }}")
+            opened.page.keyboard.press("ArrowLeft")
+            moved.append(opened.page.evaluate("() => window.answer"))
+            opened.settle()
+    return dict(browser_open=round(median(times), 4), browser_move=round(median(moved), 4), browser_move_most=round(max(moved), 4))
+
+
 def main() -> None:
     "Make, measure, print."
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in dict(updates=200, episodes=512, tokens=53, moves=15, repeats=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--browser", action="store_true", help="measure in JupyterLab too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = make(Path(place), args.updates, args.episodes, args.tokens)
         found = measure(folder, args.moves, args.repeats)
+        if args.browser: found |= measure_in_browser(folder, args.moves)
     print(json.dumps(dict(vars(args), **found, cpus=os.cpu_count(), threads=torch.get_num_threads(), python=platform.python_version())))
 
 

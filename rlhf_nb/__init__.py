@@ -6,15 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rlhf_nb.dashboard import LiveDashboard
+    from rlhf_nb.preferences import label_preferences, reward_view
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
     from rlhf_nb.viewer import browse, view
 
-_ROOMS = dict(PPOConfig="trainer", PPOTrainer="trainer", RewardConfig="reward", RewardTrainer="reward",
-              Rollout="rollout", SFTConfig="sft", SFTTrainer="sft", browse="viewer", view="viewer")
-__all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "Rollout", "SFTConfig", "SFTTrainer", "browse", "view"]
+_ROOMS = dict(LiveDashboard="dashboard", PPOConfig="trainer", PPOTrainer="trainer", RewardConfig="reward", RewardTrainer="reward",
+              Rollout="rollout", SFTConfig="sft", SFTTrainer="sft", browse="viewer", label_preferences="preferences",
+              reward_view="preferences", view="viewer")
+__all__ = ["LiveDashboard", "PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "Rollout", "SFTConfig", "SFTTrainer", "browse",
+           "label_preferences", "reward_view", "view"]
 
 
 def __getattr__(name: str):

@@ -14,13 +14,14 @@ from matplotlib.figure import Figure
 # %% auto #0
 __all__ = ['control', 'markup', 'Explorer']
 
-# %% ../nbs/02_explore.ipynb #c35167f0
+# %% ../nbs/02_explore.ipynb #01d7bc20
 def control(
     name: str,       # of the argument; underscores become spaces
     spec: Any,       # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError where the specification is none of these."
-    shared = dict(description=name.replace("_", " "), style=dict(description_width="11em"), layout=dict(width="29em"))
+    label = name.replace("_", " ")  # without a tooltip, the label's says null
+    shared = dict(description=label, tooltip=label, style=dict(description_width="11em"), layout=dict(width="29em"))
     if isinstance(spec, bool): return widgets.Checkbox(value=spec, **shared)
     if isinstance(spec, tuple) and len(spec) in (3, 4) and all(isinstance(x, (int, float)) for x in spec):
         low, high, start, *step = spec

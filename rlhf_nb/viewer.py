@@ -331,7 +331,7 @@ def _tally(shown: Shown, old: Rollout, new: Rollout, base: Recipe, recipe: Recip
     shares = " → ".join(f"{float(one['clipfrac'] / one['tokens']):.1%}" for one in share)
     return f"{told} Clipped, of all tokens: {shares}."
 
-# %% ../nbs/16_viewer.ipynb #519e9fe4
+# %% ../nbs/16_viewer.ipynb #698cf22f
 def _wrapped(markup: str) -> str:
     "The same, with places where a very long word may break."
     broken = lambda word: "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
@@ -339,7 +339,8 @@ def _wrapped(markup: str) -> str:
 
 def _white(markup: str) -> str:
     "Dark ink on white, whatever the theme around it."
-    return f'<div style="background:#ffffff;color:#111111;padding:2px 8px">{_wrapped(markup)}</div>'
+    style = "background:#ffffff;color:#111111;padding:2px 8px;line-height:1.5;contain:inline-size"  # no wider than there is room
+    return f'<div style="{style}">{_wrapped(markup)}</div>'
 
 def _where(look: Look, found: int, of: int) -> str:
     "In words: how far down which list."
@@ -408,11 +409,11 @@ class Desk(Explorer):
         finally: self.quiet = False
         self.update()
 
-# %% ../nbs/16_viewer.ipynb #628a578b
+# %% ../nbs/16_viewer.ipynb #b94767f4
 def _box(kind: type[widgets.Widget], name: str, value: Any, **more: Any) -> widgets.Widget:
     "A control of another kind than `control` makes, in the same style."
-    return kind(value=value, description=name, continuous_update=False, style=dict(description_width="11em"),
-                layout=dict(width="29em"), **more)
+    return kind(value=value, description=name, tooltip=name, continuous_update=False,
+                style=dict(description_width="11em"), layout=dict(width="29em"), **more)
 
 def _look_controls(shown: Shown, look: Look) -> dict[str, widgets.Widget]:
     "A control for each field of a look."
@@ -443,7 +444,7 @@ def _recipe_controls(recipe: Recipe, clips: bool) -> dict[str, widgets.Widget]:
         if isinstance(one, widgets.FloatSlider): one.readout_format = ".3g"
     return made
 
-# %% ../nbs/16_viewer.ipynb #2a7ffc50
+# %% ../nbs/16_viewer.ipynb #b7bf9263
 def _button(name: str, act: Callable[[], None], tip: str = "") -> widgets.Button:
     "A button that says what it does."
     made = widgets.Button(description=name, tooltip=tip or name, layout=dict(width="auto"))
@@ -461,7 +462,7 @@ def _line_of(*group: widgets.Widget) -> widgets.HBox:
         if isinstance(one, wide): one.layout.width, one.style.description_width = "22em", "6.5em"
         if isinstance(one, widgets.ToggleButtons): one.style.description_width = "5.5em"
         if isinstance(one, widgets.Checkbox): one.layout.width, one.indent = "auto", False
-    return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="flex-end"))
+    return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="baseline"))
 
 # %% ../nbs/16_viewer.ipynb #698673b5
 def _look_lines(controls: Mapping[str, widgets.Widget]) -> list[widgets.HBox]:
@@ -679,7 +680,7 @@ th { background: #eee; font-weight: 500; max-width: 20rem; overflow-wrap: anywhe
 svg { max-width: 100%; height: auto }
 """
 
-# %% ../nbs/16_viewer.ipynb #7f9cfdcf
+# %% ../nbs/16_viewer.ipynb #cadf6fc8
 _FRAME = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
@@ -690,7 +691,7 @@ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{dige
 <div id="shelves" class="group"></div></div>
 <div class="group" role="group" aria-label="Episode"><span>Episode</span>
 <button type="button" id="previous">◀ previous</button><button type="button" id="next">next ▶</button>
-<input type="range" id="place" min="1" value="1" aria-label="Go to">
+<label>Go to <input type="range" id="place" min="1" value="1"></label>
 <output id="where" aria-live="polite"></output></div>
 <div class="group" role="group" aria-label="Signal"><span>Signal</span><div id="signals" class="group"></div></div>
 <div class="group" role="group" aria-label="Sort by"><span>Sort by</span><div id="sorts" class="group"></div></div>
@@ -828,15 +829,17 @@ def _compare(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
     if ppo["high"] < sft["low"]: return "PPO did worse than SFT."
     return "Too close to call: the intervals of SFT and PPO meet."
 
-# %% ../nbs/16_viewer.ipynb #f6457d7f
+# %% ../nbs/16_viewer.ipynb #194825e1
 def _grid(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> str:
     "A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a dash."
     def show(cell: object) -> str: return cell if isinstance(cell, Html) else _text("–" if cell is None else cell)
-    top = "".join(f'<th scope="col">{show(head)}</th>' for head in heads)
-    cells = lambda row: "".join(f"<td>{show(cell)}</td>" for cell in row[1:])
-    lines = [f'<tr><th scope="row">{show(row[0])}</th>{cells(row)}</tr>' for row in rows]
+    ink = 'style="background:{};color:#111111"'.format  # a dark theme colours rows and ink, each as it likes
+    head = lambda cell, scope: f'<th scope="{scope}" {ink("#eeeeee")}>{show(cell)}</th>'
+    top = "".join(head(cell, "col") for cell in heads)
+    cells = lambda row: "".join(f'<td {ink("#ffffff")}>{show(cell)}</td>' for cell in row[1:])
+    lines = [f"<tr>{head(row[0], 'row')}{cells(row)}</tr>" for row in rows]
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    table = f'<table>{above}<thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    table = f'<table style="color:inherit">{above}<thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
     return f'<div class="wide {kind}" tabindex="0" role="region" aria-label="{escape(caption or heads[0])}">{table}</div>'
 
 def _missing(what: str) -> str:
@@ -1173,7 +1176,7 @@ def _merged(parts: Sequence[Rollout]) -> Rollout:
     columns = {name: [x for r in parts for x in r.columns.get(name, [None] * len(r))] for name in parts[0].columns}
     return Rollout(**absent | tensors | texts, columns=columns, info=parts[0].info)
 
-# %% ../nbs/16_viewer.ipynb #94a1ed8c
+# %% ../nbs/16_viewer.ipynb #b8dc6520
 def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
     "Share [B] of each row's runs of three tokens that came before in it."
     if ids.shape[1] < 3: return torch.zeros(len(ids))
@@ -1196,6 +1199,7 @@ def _numbers_of(path: Path) -> pd.DataFrame:
     if "kl" in there: frame["kl"] = there["kl"].float().masked_fill(~mask, 0.0).sum(1)
     for name in ("raw_scores", "scores"):
         if name in there: frame["score"] = there[name].float()
+    if "raw_scores" in there: frame["raw_score"] = there["raw_scores"].float()
     return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
 
 # %% ../nbs/16_viewer.ipynb #f4451afd
@@ -1397,7 +1401,7 @@ def _beside(shown: Rollout, episode: int, run: _Prompts, update: int, signal: st
     beside = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(40rem,100%),1fr));gap:0 1.5rem"
     return f'<h4>{_text(head)}</h4><div style="{beside}">{both}</div>{"" if same else _asked(r, row)}'
 
-# %% ../nbs/16_viewer.ipynb #97f81352
+# %% ../nbs/16_viewer.ipynb #a30b5eb5
 _METRICS = {"score": "objective/raw_scores", "KL": "objective/kl", "entropy": "policy/entropy_avg",
             "length": "tokens/response_length", "clipped": "policy/clipfrac_avg",
             "explained": "val/explained_variance", "gold wins": "gold/win_rate"}
@@ -1420,7 +1424,7 @@ class _Open:
             log = run.log
             if not len(log):
                 means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
-                log = means.rename(columns={"score": _METRICS["score"], "kl": _METRICS["KL"],
+                log = means.rename(columns={"raw_score": _METRICS["score"], "kl": _METRICS["KL"],
                                             "length": _METRICS["length"]})
             found[name if name not in found else f"{name} (other)"] = log
         return found
@@ -1455,7 +1459,7 @@ class _Runs(_Open):
             if same_prompt: parts.append(_same(self.run, update, episode, look.signal))
         return _white("".join(parts))
 
-# %% ../nbs/16_viewer.ipynb #7ad93367
+# %% ../nbs/16_viewer.ipynb #fd479625
 class _Controls(_Runs):
     "The controls of a browser."
     @cached_property
@@ -1463,7 +1467,7 @@ class _Controls(_Runs):
         "The controls, made when they are first wanted."
         newest = _shown(self.run.rollout(self.update))
         slider = widgets.SelectionSlider(options=list(self.run.files), value=self.update, description="update",
-                                         continuous_update=False)
+                                         tooltip="update", continuous_update=False)
         self._moves = dict(update=slider, metric=control("metric", self.metrics() or {"none": "none"}),
                            same_prompt=control("same_prompt", False))
         self._moves["metric"].description = "curve of"

@@ -87,7 +87,7 @@ def visible_token(
     "A token as it is written in a header: on one line, and never empty."
     return visible(token).replace("\n", "").replace(" ", "␣") or "∅"
 
-# %% ../nbs/02_viz.ipynb #9d6053ea
+# %% ../nbs/02_viz.ipynb #6e30efdf
 def _cell(text: str, ground: str = "#ffffff", align: str = "right", scope: str | None = None) -> str:
     "One table cell, its text escaped; with a scope (col or row) it is a header."
     tag = f'th scope="{scope}"' if scope else "td"
@@ -96,14 +96,15 @@ def _cell(text: str, ground: str = "#ffffff", align: str = "right", scope: str |
 
 def _line(name: str, cells: Sequence[str]) -> str:
     "One table row under the header `name`; the corner, which heads nothing, has no name."
-    return "<tr>" + (_cell(visible(name), "#eeeeee", "center", "row") if name
-                     else "<td></td>") + "".join(cells) + "</tr>"
+    if not name: return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
+    return f'<tr>{_cell(visible(name), "#eeeeee", "center", "row")}{"".join(cells)}</tr>'
 
 def _table(lines: Sequence[str], caption: str = "") -> str:
     "Rows into a table, with a line of text above it."
     above = (f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>' if caption
              else "")
-    return f'<table style="border-collapse:collapse;margin:4px 0;font-size:13px">{above}{"".join(lines)}</table>'
+    style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:1.5;color:inherit"
+    return f'<table style="{style}">{above}{"".join(lines)}</table>'
 
 def _page(tables: Sequence[str]) -> Html:
     "Tables, one above the other, that scroll sideways where they are too wide."

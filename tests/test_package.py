@@ -166,7 +166,7 @@ def constraint_problems(constraints: str, requirements: str) -> list[str]:
 
 def test_constraints_fit_the_requirements():
     cfg = settings()
-    asked = " ".join(cfg[key] for key in ("requirements", "dev_requirements", "peft_requirements"))
+    asked = " ".join(cfg[key] for key in ("requirements", "dev_requirements", "docs_requirements", "peft_requirements"))
     assert constraint_problems((ROOT / "constraints.txt").read_text(), asked) == []
 
 

@@ -1,0 +1,58 @@
+"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them.
+
+CHROMIUM names another browser than the first that is found; BROWSER_SCREENSHOTS is the folder in which the pictures are kept; AXE the file of axe-core.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import ROOT, Lab, drive, serve
+from playwright.sync_api import Browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    "The browser to drive, None where there is none."
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def without(what: str, how: str, must: bool) -> None:
+    "Skip, saying what is missing; fail where it must not be."
+    told = f"{what} is missing, so nothing was tested here. {how}"
+    pytest.fail(told, pytrace=False) if must else pytest.skip(told)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    "A browser with an empty profile."
+    if not (found := chromium()):
+        without("Chromium", "On Debian: apt-get install chromium; elsewhere name it: CHROMIUM=/path/to/it.", must=bool(os.environ.get("CI")))
+    with drive(found) as browser: yield browser
+
+
+@pytest.fixture(scope="session")
+def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    "JupyterLab over a copy of nbs/, in front of it the browser."
+    with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab: yield lab
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    "The script of axe-core."
+    path = Path(os.environ.get("AXE") or Path(sys.prefix, "axe.min.js"))
+    if not path.is_file(): without("axe-core", "`make check-browser` fetches it where npm is.", must=False)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    "Where the screenshots go."
+    folder = Path(os.environ.get("BROWSER_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

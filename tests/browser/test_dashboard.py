@@ -1,0 +1,148 @@
+"""The dashboard in JupyterLab while a training runs: pause, slider and stop reach it there, and where they cannot, it says so.
+
+Only a browser shows this. `button.click()` in Python calls the handler on the thread that trains; here the click goes over the wire, to a kernel that is busy.
+"""
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+from lab import Lab, Notebook
+from nbformat.v4 import new_code_cell, new_notebook
+
+SETUP = """
+import json, tempfile, time
+from pathlib import Path
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from rlhf_nb.dashboard import LiveDashboard
+from rlhf_nb.models import tiny_policy
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+while WAIT and not Path("go").exists(): time.sleep(.1)
+inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["<pad>", "<eos>", *"abcdefghij"])}, unk_token="<pad>"))
+inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+letters = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+def likes_c(prompts, responses, **columns):
+    time.sleep(.1)
+    return [response.count("c") - .1 * len(response) for response in responses]
+def trainer_of(updates, **changes):
+    args = PPOConfig(tempfile.mkdtemp(), **dict(use_cpu=True, report_to="none", logging_steps=1, per_device_train_batch_size=8, total_episodes=8 * updates,
+        response_length=5, temperature=1.0, learning_rate=1e-3, num_sample_generations=0, seed=0, save_strategy="steps", save_steps=10_000) | changes)
+    model = tiny_policy(letters, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
+    return PPOTrainer(args, letters, model, reward_model=likes_c, train_dataset=Dataset.from_dict(dict(prompt=["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 40)))
+"""
+TRAIN = """
+dashboard = LiveDashboard(every=0.2)
+trainer = trainer_of(600)
+trainer.add_callback(dashboard)
+result = trainer.train()
+"""
+REPORT = """
+folder = Path(trainer.args.output_dir) / f"checkpoint-{result.global_step}"
+log = [[line["step"], line["objective/kl_coef"]] for line in trainer.state.log_history if "objective/kl_coef" in line]
+print("REP" + "ORT", json.dumps(dict(steps=result.global_step, log=log, kept=json.loads((folder / "ppo_state.json").read_text())["controller"]["value"],
+      changes=[[c.update, c.what] for c in dashboard.run.changes], state=dashboard.run.state)))
+"""
+
+
+def opened(lab: Lab, name: str, *cells: str) -> Notebook:
+    "A notebook of these cells, running."
+    nb = new_notebook(cells=[new_code_cell(cell.strip()) for cell in cells], metadata=dict(kernelspec=dict(display_name="Python 3", language="python", name="python3")))
+    nbformat.write(nb, Path(lab.folder, name))
+    notebook = Notebook(lab.context, lab.base, name)
+    notebook.page.bring_to_front()
+    return notebook
+
+
+def said(notebook: Notebook, pattern: str, seconds: int = 60) -> re.Match:
+    "Wait until the page says it."
+    notebook.page.wait_for_function("pattern => new RegExp(pattern).test(document.body.innerText)", arg=pattern, timeout=1000 * seconds)
+    return re.search(pattern, notebook.page.evaluate("document.body.innerText"))
+
+
+def updates(notebook: Notebook) -> int:
+    "How many updates are done, as the page says."
+    return int(re.findall(r"update ([\d,]+) of", notebook.page.evaluate("document.body.innerText"))[-1].replace(",", ""))
+
+
+def reached(notebook: Notebook, update: int, seconds: int = 60) -> None:
+    "Wait until so many are done; a number may be passed between two drawings."
+    notebook.page.wait_for_function("update => [...document.body.innerText.matchAll(/Running: update ([0-9,]+) of/g)].some(m => +m[1].replace(',', '') >= update)",
+                                    arg=update, timeout=1000 * seconds)
+
+
+def press(notebook: Notebook, name: str) -> None:
+    "A button, by keyboard."
+    button = notebook.page.get_by_role("button", name=name, exact=True).last
+    button.focus()
+    notebook.page.keyboard.press("Enter")
+
+
+# catches: handlers that the busy kernel hears only when the cell is over (ipykernel 7.4 leads them to the shell that last wrote), and those that act inside an update
+def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
+    notebook = opened(lab, "steered.ipynb", SETUP.replace("WAIT", "False"), TRAIN, REPORT)
+    page = notebook.page
+    try:
+        reached(notebook, 3, 120)
+        press(notebook, "pause")
+        said(notebook, "Paused after update")
+        stood = updates(notebook)
+        page.wait_for_timeout(1500)
+        assert updates(notebook) == stood, "it goes on while it is paused"
+        page.screenshot(path=pictures / "dashboard-paused.png")
+        handle = page.locator(".noUi-handle").last
+        handle.focus()
+        for _ in range(2): page.keyboard.press("ArrowRight")
+        said(notebook, r"Asked for: kl_coef 0\.06")
+        press(notebook, "go on")
+        said(notebook, r"kl_coef 0\.05 → 0\.06")
+        reached(notebook, stood + 4)
+        page.screenshot(path=pictures / "dashboard-running.png")
+        press(notebook, "stop")
+        said(notebook, "Stopped by hand after")
+        told = json.loads(said(notebook, r"REPORT (\{.*\})")[1])
+        notebook.wait()
+        assert told["state"] == "stopped" and stood < told["steps"] < 600
+        assert [value for _, value in told["log"]] == [0.05] * stood + [0.06] * (told["steps"] - stood)
+        assert told["kept"] == 0.06 and [what for _, what in told["changes"]] == ["pause", "kl_coef", "stop"]
+        assert not notebook.wire.faults() and not notebook.console and not notebook.strangers
+        for theme in ("Light", "Dark"):
+            notebook.theme(theme)
+            for width in (1280, 800):
+                page.set_viewport_size(dict(width=width, height=1000))
+                page.locator(".jp-OutputArea-child").last.scroll_into_view_if_needed()
+                page.locator("progress").last.scroll_into_view_if_needed()
+                page.screenshot(path=pictures / f"dashboard-{theme}-{width}.png")
+    finally:
+        page.set_viewport_size(dict(width=1280, height=1000))
+        notebook.theme("Light")
+        notebook.close()
+
+
+# catches: buttons that are dead without a word where the front end has no subshells, and a `start` whose run cannot be stopped there
+def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
+    cell = "dashboard = LiveDashboard(every=0.2)\nearlier = trainer_of(90)\nearlier.add_callback(dashboard)\nearlier.train();"
+    beside = "beside, trainer = LiveDashboard(every=0.2), trainer_of(600)\nbeside.start(trainer)"
+    notebook = opened(lab, "deaf.ipynb", SETUP.replace("WAIT", "True"), cell, beside)
+    page = notebook.page
+    try:
+        page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
+        page.evaluate("""() => { jupyterapp.serviceManager.kernels.commsOverSubshells = 'disabled';
+                                 jupyterapp.shell.currentWidget.sessionContext.session.kernel.commsOverSubshells = 'disabled' }""")
+        Path(lab.folder, "go").touch()
+        said(notebook, "Clicks do not reach this run", 90)
+        page.screenshot(path=pictures / "dashboard-deaf.png")
+        press(notebook, "pause")  # heard when the cell is over, and then it must not hold anything
+        said(notebook, "Done: all 90 updates", 60)
+        said(notebook, "That click came when no run was going on", 30)
+        notebook.wait()
+        reached(notebook, 3)
+        press(notebook, "stop")
+        said(notebook, "Stopped by hand after")
+        page.wait_for_timeout(500)
+        assert "Clicks do not reach" not in page.evaluate("[...document.querySelectorAll('.jp-OutputArea')].at(-1).innerText")
+        assert not notebook.wire.faults() and not notebook.console
+    finally: notebook.close()
