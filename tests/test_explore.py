@@ -45,7 +45,7 @@ def line() -> Figure:
 def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
     "catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole numbers where one bound is a fraction"
     made = control("kl_coef", spec)
-    assert type(made) is kind and (made.value, made.min, made.max) == (value, low, high) and made.step == pytest.approx(step)
+    assert isinstance(made, kind) and (made.value, made.min, made.max) == (value, low, high) and made.step == pytest.approx(step)
     assert made.continuous_update is False  # a picture is drawn when the hand lets go, not at every pixel
 
 

@@ -166,6 +166,7 @@ class Notebook:
         if self.page.evaluate("document.body.dataset.jpThemeName") == f"JupyterLab {name}": return
         self.command("apputils:change-theme", theme=f"JupyterLab {name}")
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=f"JupyterLab {name}")
+        self.page.wait_for_function("() => !document.getElementById('jupyterlab-splash')")  # it covers the page while a theme is loaded
 
     def widen(self, width: int, height: int) -> None:
         "Another size of the window, and Lab laid out in it."
@@ -176,6 +177,10 @@ class Notebook:
     def examine(self, axe: str) -> None:
         "Make axe-core ready in the page and its frames."
         for frame in self.page.frames: frame.evaluate(axe)
+
+    def bare(self) -> None:
+        "Take code and prose off the page, as it has run: thousands of elements that each look at the outputs would have to pass."
+        self.page.evaluate("() => document.querySelectorAll('.jp-Cell-inputWrapper').forEach(e => e.remove())")
 
     def close(self) -> None:
         "The page goes, and its kernel with it."

@@ -93,7 +93,7 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         page.wait_for_timeout(1500)
         assert updates(notebook) == stood, "it goes on while it is paused"
         page.screenshot(path=pictures / "dashboard-paused.png")
-        handle = page.locator(".noUi-handle").last
+        handle = page.locator("input[type=range]").last
         handle.focus()
         for _ in range(2): page.keyboard.press("ArrowRight")
         said(notebook, r"Asked for: kl_coef 0\.06")

@@ -17,7 +17,6 @@ import torch
 from controls import CUT, Widget, nameless, still, violations, widgets
 from lab import ROOT, Lab
 from playwright.sync_api import Browser
-from test_pages import UPSTREAM
 
 from rlhf_nb.cli import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
@@ -322,7 +321,7 @@ def test_hostile_text_in_jupyterlab(lab: Lab, axe: str, tmp_path: Path):
         assert SCRIPT in seen and "a" * 10_000 in seen.replace("\n", "") and "⟨U+202E⟩" in seen and "\ufffd" in seen and "\u202e" not in seen
         assert not widget.root.query_selector_all("script, .widget-html-content img")
     page.examine(axe)
-    told = [one for one in violations(found) + page.wire.faults() + page.console + page.strangers if not any(part in one for part in UPSTREAM)]
+    told = violations(found) + page.wire.faults() + page.console + page.strangers
     assert not told and not dialogs and not page.page.evaluate("window.hacked"), told
     page.close()
 
