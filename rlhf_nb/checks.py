@@ -15,7 +15,8 @@ from torch import Tensor
 __all__ = ['check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_tint', 'check_cell', 'check_vmax', 'check_logprobs',
            'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge',
            'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss',
-           'check_minibatch_loss', 'EXERCISES', 'Verdict', 'outcome', 'same', 'difference', 'Mistake', 'Exercise']
+           'check_minibatch_loss', 'check_lean', 'EXERCISES', 'Verdict', 'outcome', 'same', 'difference', 'Mistake',
+           'Exercise']
 
 # %% ../nbs/00_checks.ipynb #9ed02d6e
 @dataclass(frozen=True)
@@ -889,8 +890,26 @@ check_minibatch_loss = Exercise("my_minibatch_loss", _right_minibatch_loss, (
     Mistake(_mean_of(lambda loss, mask: (loss * mask).sum(), _tokens), "Zero times NaN is NaN: choose by the mask."),
 ), "Every real token weighs the same, however the batch was cut.")
 
-# %% ../nbs/00_checks.ipynb #d92196fb
+# %% ../nbs/00_checks.ipynb #d7e0448d
+def _right_lean(seen: list[tuple[str, bool]]) -> float:
+    without = [key == "1" for key, decided in seen if not decided]
+    return sum(without) / len(without)
+
+_LEAN_CASES = (([("1", False), ("2", True), ("1", False), ("1", True), ("2", True), ("2", False), ("2", True)],),
+               ([("1", True), ("1", True), ("2", False), ("1", True), ("2", False)],))
+
+check_lean = Exercise("my_lean", _right_lean, _LEAN_CASES, (
+    Mistake(lambda seen: sum(key == "1" for key, _ in seen) / len(seen), "All choices are in your share: keep those "
+            "without a reason."),
+    Mistake(lambda seen: sum(key == "1" for key, d in seen if d) / sum(d for _, d in seen), "That is the share where "
+            "she had a reason: keep the others."),
+    Mistake(lambda seen: sum(key == "1" and not d for key, d in seen) / len(seen), "You divide by all choices: divide "
+            "by those without a reason."),
+    Mistake(lambda seen: 1 - _right_lean(seen), "That is the share of right answers: key 1 is the left one."),
+), "A habit shows where there is no reason, and only there.")
+
+# %% ../nbs/00_checks.ipynb #7efd7df2
 EXERCISES = (check_mean, check_response_mask, check_whiten_ranks, check_tint, check_cell, check_vmax,
              check_logprobs, check_entropy, check_k3, check_kl_gradient, check_shaping, check_final_scores,
              check_merge, check_gae, check_deltas, check_targets, check_policy_loss, check_value_loss,
-             check_minibatch_loss)
+             check_minibatch_loss, check_lean)

@@ -384,7 +384,7 @@ def parse(
     "Flags over the config file over the defaults. Exits with one line on what nobody knows; ValueError on bad values."
     return list(_prepared(name, words).parse_args_into_dataclasses(words, look_for_args_file=False))[:-1]
 
-# %% ../nbs/17_cli.ipynb #354ff2a1
+# %% ../nbs/17_cli.ipynb #403a13c9
 EMBEDDED = ("mini_tldr", "docstrings")
 
 def _embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
@@ -412,7 +412,10 @@ def load_rows(
     path, kinds = Path(name), {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
     if path.suffix in kinds:
         if not path.is_file(): raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
-        return load_dataset(kinds[path.suffix], data_files={"train": str(path)})
+        data = load_dataset(kinds[path.suffix], data_files={"train": str(path)})
+        if not {"choice", "chosen", "rejected", "again"} <= set(data["train"].column_names): return data
+        from rlhf_nb.preferences import load_preferences
+        return DatasetDict(train=load_preferences(path))  # of a file of labels, the decided pairs
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
     try: data = load_from_disk(name) if saved else load_dataset(name, config)
     except (OSError, ValueError) as error:

@@ -376,6 +376,17 @@ def test_rows_come_from_everywhere(parts, tmp_path):
     assert cli.load_rows("mini_tldr", None, 0, ["train[1%:2%]"]).num_rows == dict(train=24_000, validation=1_000, test=2_000)
 
 
+# catches: a file of labels that stops at its first tie, or one whose choice that was taken back is learned
+def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
+    from rlhf_nb.preferences import Labelling
+    monkeypatch.chdir(tmp_path)
+    work = Labelling([dict(prompt=f"p{i}", answer_1=f"a{i}", answer_2=f"b{i}") for i in range(5)], "labels.jsonl")
+    for key in "1022": work.choose(key)
+    work.undo()
+    rows = cli.take(cli.load_rows("labels.jsonl"), "train")
+    assert rows["prompt"][:] == ["p0", "p2"] and [sorted(pair) for pair in zip(rows["chosen"][:], rows["rejected"][:])] == [["a0", "b0"], ["a2", "b2"]]
+
+
 # ---- judge ----
 
 class Endpoint:
