@@ -17,7 +17,7 @@ AXE := axe-core@4.14.1
 PIP_HELP := make: the installation failed: pip says why above. It needs 2 GB of disk (8 where torch brings CUDA) and a package index. Mend that and run the same command again.
 
 # Tests ask nothing of the network, open no window and count no visitor.
-TEST_ENV := PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TQDM_DISABLE=1 DO_NOT_TRACK=1 \
+TEST_ENV := PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TQDM_DISABLE=1 DO_NOT_TRACK=1 \
 	HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 HF_HUB_DISABLE_PROGRESS_BARS=1
 
 help:  ## this list

@@ -384,7 +384,7 @@ def parse(
     "Flags over the config file over the defaults. Exits with one line on what nobody knows; ValueError on bad values."
     return list(_prepared(name, words).parse_args_into_dataclasses(words, look_for_args_file=False))[:-1]
 
-# %% ../nbs/17_cli.ipynb #403a13c9
+# %% ../nbs/17_cli.ipynb #354ff2a1
 EMBEDDED = ("mini_tldr", "docstrings")
 
 def _embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
@@ -412,10 +412,7 @@ def load_rows(
     path, kinds = Path(name), {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
     if path.suffix in kinds:
         if not path.is_file(): raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
-        data = load_dataset(kinds[path.suffix], data_files={"train": str(path)})
-        if not {"choice", "chosen", "rejected", "again"} <= set(data["train"].column_names): return data
-        from rlhf_nb.preferences import load_preferences
-        return DatasetDict(train=load_preferences(path))  # of a file of labels, the decided pairs
+        return load_dataset(kinds[path.suffix], data_files={"train": str(path)})
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
     try: data = load_from_disk(name) if saved else load_dataset(name, config)
     except (OSError, ValueError) as error:
@@ -440,7 +437,7 @@ def take(
     if not parts: raise ValueError(f"{flag} is {split!r}, which has 0 rows: take more.")
     return concatenate_datasets([data[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
-# %% ../nbs/17_cli.ipynb #3805df88
+# %% ../nbs/17_cli.ipynb #7a60e75f
 def _short(rows: Dataset, tokenizer: PreTrainedTokenizerBase, prompt: int | None, answer: int | None = None) -> Dataset:
     "Rows that fit; how many did not is told."
     from rlhf_nb.models import drop_long_rows
@@ -454,8 +451,9 @@ def _short(rows: Dataset, tokenizer: PreTrainedTokenizerBase, prompt: int | None
     return kept
 
 def _pairs(rows: Dataset | None, data: DataArguments) -> Dataset | None:
-    "Preferences: the rows themselves, or pairs made from those of an embedded set."
-    if rows is None or data.dataset_name not in EMBEDDED: return rows
+    "Preferences: the rows themselves, of a file of labels those that decide, or pairs made from an embedded set."
+    from rlhf_nb.reward import decided_pairs
+    if rows is None or data.dataset_name not in EMBEDDED: return rows and decided_pairs(rows)
     from rlhf_nb.tldr import docstring_pairs, edit_pairs
     return (edit_pairs if data.dataset_name == "mini_tldr" else docstring_pairs)(rows, data.dataset_seed)
 

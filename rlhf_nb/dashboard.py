@@ -124,22 +124,22 @@ def thin(
         kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
     return sorted(kept)
 
-# %% ../nbs/18_dashboard.ipynb #c190af85
+# %% ../nbs/18_dashboard.ipynb #459837b1
 def _svg(line: Sequence[tuple[int, float]], marks: Sequence[int]) -> str:
     "A line over the updates, with dashed marks."
     (left, right), values = (line[0][0], line[-1][0]), [y for _, y in line]
     low, high = min(values), max(values)
-    x = lambda u: 52 + 256 * (u - left) / ((right - left) or 1)
+    x = lambda u: 62 + 246 * (u - left) / ((right - left) or 1)
     y = lambda value: 96 - 84 * ((value - low) / (high - low) if high > low else 0.5)
     path = " ".join(f"{x(u):.1f},{y(value):.1f}" for u, value in line)
-    words = ((48, 16, "end", f"{high:.3g}"), (48, 100, "end", f"{low:.3g}"), (52, 114, "start", f"{left:,}"),
+    words = ((58, 16, "end", f"{high:.3g}"), (58, 100, "end", f"{low:.3g}"), (62, 114, "start", f"{left:,}"),
              (308, 114, "end", f"{right:,}"))
     text = "".join(f'<text x="{at}" y="{down}" text-anchor="{side}">{told}</text>' for at, down, side, told in words)
     dashes = "".join(f'<path d="M{x(u + .5):.1f} 8V100" stroke="#b35000" stroke-dasharray="4 3"/>' for u in marks
                      if left <= u < right)
     end = f'<circle cx="{x(right):.1f}" cy="{y(values[-1]):.1f}" r="3" fill="#1f5fa8"/>'
     return ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="120" viewBox="0 0 320 120">'
-            f'<path d="M52 8V100H308" fill="none" stroke="#767676"/>{dashes}<g font-size="11" fill="#111111" '
+            f'<path d="M62 8V100H308" fill="none" stroke="#767676"/>{dashes}<g font-size="11" fill="#111111" '
             f'font-family="sans-serif">{text}</g><polyline fill="none" stroke="#1f5fa8" stroke-width="2" '
             f'points="{path}"/>{end}</svg>')
 

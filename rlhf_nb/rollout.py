@@ -101,12 +101,12 @@ def texts_of(
     texts = tokenizer.batch_decode([row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows])
     return texts, [[tokenizer.decode([i]) for i in row] for row in rows]
 
-# %% ../nbs/08_rollout.ipynb #a4393fd6
+# %% ../nbs/08_rollout.ipynb #b241bbe4
 TENSORS = ("prompt_ids", "prompt_mask", "response_ids", "mask", "stopped", "logprobs", "ref_logprobs", "kl", "values",
-           "rewards", "advantages", "returns", "raw_scores", "scores")
-SIGNALS = ("logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns")
+           "rewards", "advantages", "returns", "raw_scores", "scores", "engine_logprobs")
+SIGNALS = ("logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns", "engine_logprobs")
 
-# %% ../nbs/08_rollout.ipynb #1fd863ad
+# %% ../nbs/08_rollout.ipynb #4484302f
 @dataclass(frozen=True, repr=False)
 class _Episodes:
     "The fields."
@@ -124,6 +124,7 @@ class _Episodes:
     returns: Tensor | None = None        # [B, T] targets of the value model
     raw_scores: Tensor | None = None     # [B] of the reward model or function
     scores: Tensor | None = None         # [B] after scaling, clipping and penalties
+    engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another one
     prompts: list[str] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)          # the stop token and what follows left out
     tokens: list[list[str]] = field(default_factory=list)       # text of each response token

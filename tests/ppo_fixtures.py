@@ -1,8 +1,11 @@
 "What the tests of PPOTrainer share: prompts, a reward, and ways to look at a run."
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import TrainerCallback
 
@@ -16,6 +19,12 @@ SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_pos
 
 
 def likes_c(prompts, responses, **columns): return [response.count("c") - 0.1 * len(response) for response in responses]
+
+
+def need_deepspeed() -> None:
+    "Skip where DeepSpeed cannot run on a CPU: it builds its communication when it first runs."
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: it is in the development set on Linux")
+    if not shutil.which(os.environ.get("CXX", "c++")): pytest.skip("no C++ compiler, which DeepSpeed wants on a CPU: install g++, or name one in CXX")
 
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]: return {name: x.detach().clone() for name, x in trainer.model.state_dict().items()}

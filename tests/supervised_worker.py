@@ -23,7 +23,8 @@ def make(folder: Path, what: str, out: str, data: Dataset, lora: bool = False, d
     from peft import LoraConfig
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.sft import SFTConfig, SFTTrainer
-    config, trainer = dict(sft=(SFTConfig, SFTTrainer), reward=(RewardConfig, RewardTrainer))[what]
+    config, trainer = (RewardConfig, RewardTrainer) if what == "reward" else (SFTConfig, SFTTrainer)
+    if what == "packed": changes["packing"] = True
     device = dict(use_cpu=False, ddp_backend="gloo") if "ACCELERATE_USE_DEEPSPEED" in os.environ else dict(use_cpu=True)  # use_cpu would turn DeepSpeed off, without a word
     settings = dict(**device, report_to="none", disable_tqdm=True, logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=4 // RANKS, max_steps=6, save_steps=4, learning_rate=1e-2,
                     seed=5)
@@ -62,8 +63,8 @@ def told(trainer) -> list[dict]:
 
 def one_step(folder: Path, what: str, micro: int, lora: bool) -> dict:
     "The same eight rows, whatever the number of processes: weights, what was logged, what is measured on five rows."
-    data = (SFT if what == "sft" else PAIRS).select(range(8, 16))
-    trainer = make(folder, what, f"step-{what}", data, lora, optim="sgd", learning_rate=0.1, max_steps=1, save_strategy="no", per_device_train_batch_size=micro,
+    data = (PAIRS if what == "reward" else SFT).select(range(8, 16))
+    trainer = make(folder, what, f"step-{what}", data, lora, optim="sgd", learning_rate=0.1, max_steps=1, save_strategy="no", per_device_train_batch_size=micro, per_device_eval_batch_size=micro if RANKS > 1 else 8,
                    gradient_accumulation_steps=8 // RANKS // micro, train_sampling_strategy="sequential", **(dict(center_rewards_coefficient=0.1) if what == "reward" else {}))
     start = everything(trainer)
     trainer.train()
@@ -101,9 +102,10 @@ def main(folder: Path, kind: str) -> None:
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()
     for what in ("sft", "reward"):
-        for micro in (2, 1):
-            found = one_step(folder, what, micro, kind == "lora")
-            if RANK == 0: torch.save(found, folder / f"step-{what}-{micro}.pt")
+        steps = [(what, 2), (what, 1), *([("packed", 2)] if what == "sft" else [])]
+        for step, micro in steps:
+            found = one_step(folder, step, micro, kind == "lora")
+            if RANK == 0: torch.save(found, folder / f"step-{step}-{micro}.pt")
         resumed(folder, what, kind == "lora")
     if RANK == 0: print("right:", kind, flush=True)
     torch.distributed.barrier()

@@ -163,6 +163,15 @@ def test_the_seed_decides_how_an_adapter_begins(ppo):
     assert not unlike(begins[0], begins[1]) and any("lora_A" in name and name.startswith("policy.") for name in unlike(begins[0], begins[2]))
 
 
+# catches: a config that peft writes into, so that the second trainer finds another one than the user made
+def test_one_config_serves_two_trainers(ppo):
+    configs = [LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")]  # peft fills in what is left open
+    before = [config.to_dict() for config in configs]
+    first, second = (ppo(parts=dict(peft_config=configs[0], value_peft_config=configs[1])) for _ in range(2))
+    assert [config.to_dict() for config in configs] == before and before[1]["modules_to_save"] is None
+    assert first.model.value.peft_config["default"] is not second.model.value.peft_config["default"] and not unlike(weights(first), weights(second))
+
+
 def test_the_value_model_has_an_adapter_of_its_own(ppo):
     trainer = ppo(learning_rate=1e-2, parts=dict(peft_config=lora(), value_peft_config=for_value()))
     before = weights(trainer)

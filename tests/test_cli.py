@@ -378,13 +378,15 @@ def test_rows_come_from_everywhere(parts, tmp_path):
 
 # catches: a file of labels that stops at its first tie, or one whose choice that was taken back is learned
 def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
-    from rlhf_nb.preferences import Labelling
+    from rlhf_nb.preferences import Labelling, load_preferences
     monkeypatch.chdir(tmp_path)
-    work = Labelling([dict(prompt=f"p{i}", answer_1=f"a{i}", answer_2=f"b{i}") for i in range(5)], "labels.jsonl")
-    for key in "1022": work.choose(key)
+    work = Labelling([dict(prompt=f"p{i}", answer_1=f"a{i}", answer_2=f"b{i}") for i in range(12)], "labels.jsonl", repeat_every=4)
+    for key in "102212102": work.choose(key)
     work.undo()
-    rows = cli.take(cli.load_rows("labels.jsonl"), "train")
-    assert rows["prompt"][:] == ["p0", "p2"] and [sorted(pair) for pair in zip(rows["chosen"][:], rows["rejected"][:])] == [["a0", "b0"], ["a2", "b2"]]
+    assert any(row["again"] for row in work.rows)
+    rows = cli._pairs(cli.take(cli.load_rows("labels.jsonl"), "train"), cli.TrainDataArguments("labels.jsonl"))
+    names = ["prompt", "chosen", "rejected"]
+    assert rows.select_columns(names)[:] == load_preferences("labels.jsonl").select_columns(names)[:] and 3 < len(rows) < 8
 
 
 # ---- judge ----

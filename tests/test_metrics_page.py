@@ -4,10 +4,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import vllm_stand_in
 from datasets import Dataset
 
 from rlhf_nb.models import scorer_from, tiny_policy
@@ -77,9 +79,21 @@ def reward_logs(letters, policy, tmp_path_factory) -> list[dict]:
     return trainer.state.log_history
 
 
+@pytest.fixture(scope="module")
+def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
+    "Of a run whose answers a stand-in for vLLM wrote."
+    args = PPOConfig(str(tmp_path_factory.mktemp("engine")), total_episodes=4, response_length=4, num_sample_generations=0, use_vllm=True, **QUIET)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in vllm_stand_in.modules().items(): patch.setitem(sys.modules, name, module)
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "")
+        trainer = PPOTrainer(args, letters, policy, reward_model=likes_c, train_dataset=Dataset.from_dict(dict(prompt=["abc", "b", "cde", "ja"])))
+        trainer.train()
+    return trainer.state.log_history
+
+
 # catches: a metric added to the trainer and not to the page; a row for a name that is never logged, or misspelt, or renamed
-def test_the_page_has_every_name_and_no_other(rows, ppo_logs, reward_logs):
-    logged = {re.sub(r"^objective/raw_scores/.*", "objective/raw_scores/NAME", name) for name in ours(ppo_logs)}
+def test_the_page_has_every_name_and_no_other(rows, ppo_logs, engine_logs, reward_logs):
+    logged = {re.sub(r"^objective/raw_scores/.*", "objective/raw_scores/NAME", name) for name in ours(ppo_logs + engine_logs)}
     logged |= {name for name in ours(reward_logs) if name not in PAIR}
     on_page = set(names_of(rows))
     assert on_page - logged == set(), "rows for names that nothing logs"

@@ -70,6 +70,15 @@ def test_loss_by_hand(trained):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(by_hand(model, trainer.eval_dataset), rel=1e-5)
 
 
+# catches: a mean over batches, in which a short last batch weighs as much as a full one; an evaluation that sees packed lines where it counts rows
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_evaluation_does_not_depend_on_its_batches(trained, packing):
+    for size in (1, 4, 13):
+        trainer = trained(per_device_eval_batch_size=size, packing=packing)
+        trainer.train()
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(by_hand(trainer.model.eval(), trainer.eval_dataset), rel=1e-5)
+
+
 # catches: tokens weighed by the micro-batch they are in
 def test_the_step_does_not_depend_on_accumulation(trained):
     weights = []

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import PROMPTS, STOP, likes_c, logs, rollouts, scored, unlike, untimed, weights
+from ppo_fixtures import PROMPTS, SIZES, STOP, likes_c, logs, rollouts, scored, unlike, untimed, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlhf_nb.trainer
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import Resting, scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
@@ -57,6 +57,43 @@ def test_a_reward_model_reads_the_last_token(ppo, letters):
     for b in range(len(r)):
         ids = torch.cat([r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]])[None]
         assert r.raw_scores[b].item() == pytest.approx(reward.score(reward.base_model(ids).last_hidden_state[0, -1]).item(), abs=1e-5)
+
+
+# catches: a model that leaves while somebody further out still needs it
+def test_a_model_rests_when_the_last_one_has_left():
+    layer = torch.nn.Linear(2, 2)
+    resting = Resting(layer, "cpu", torch.clone)
+    at_home = layer.weight.data_ptr()
+    with resting:
+        with resting: away = layer.weight.data_ptr()
+        assert away != at_home and layer.weight.data_ptr() == away
+    assert layer.weight.data_ptr() == at_home and resting.depth == 0
+
+
+# catches: a model asked while it is away, fetched once for each chunk, left on the device, or copied back; numbers that change with the place
+@pytest.mark.parametrize("estimator, visits", [("k1", 1), ("full", 2)])
+def test_frozen_models_rest_between_uses(ppo, letters, monkeypatch, estimator, visits):
+    fetched, away = [], []
+    class Watched(Resting):
+        def __init__(self, model, device):
+            super().__init__(model, device, self.carry)
+            self.name = type(model).__name__
+            model.base_model.register_forward_pre_hook(lambda *_: away.append(self.depth))
+        def carry(self, weight):
+            fetched.append(self.name)
+            return weight.clone()
+    monkeypatch.setattr(rlhf_nb.trainer, "Resting", Watched)
+    def run(**changes):
+        torch.manual_seed(0)
+        trainer = ppo(scorer_from(tiny_policy(letters, 5, **SIZES), 5), kl_estimator=estimator, local_rollout_forward_batch_size=3, learning_rate=1e-2, **changes)
+        trainer.train()
+        return trainer, [untimed(log) for log in logs(trainer)], trainer.evaluate()
+    (plain, *told), (rested, *same) = run(), run(offload_frozen=True)
+    assert told == same and not unlike(weights(plain), weights(rested)) and "in host memory" in rested.describe() and "in host memory" not in plain.describe()
+    count = lambda model: sum(1 for _ in model.parameters())
+    assert fetched.count("GPTNeoXForCausalLM") == 3 * visits * count(rested.ref_model)  # three updates
+    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(rested.reward_model)  # and the evaluation
+    assert set(away) == {1} and all(roof.meanwhile.depth == 0 and all(p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in roof.meanwhile.weights) for roof in rested._roofs.values())
 
 
 def test_columns_reach_the_reward_function(ppo):

@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 def test_ppo_by_accelerate_launch_on_two_processes(folder):
     done = launch(folder, "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("rlhf-nb ppo: 3 steps;") == 1 and "2 process(es)" in done.stdout
+    assert done.stdout.count("rlhf-nb ppo: 3 steps;") == 1 and "2 processes, DDP (MULTI_CPU)" in done.stdout
     state = json.loads((folder / "out" / "trainer_state.json").read_text())
     assert [log["episode"] for log in state["log_history"] if "episode" in log] == [8, 16, 24] and sum("eval_score" in log for log in state["log_history"]) == 3
     files = sorted((folder / "out" / "rollouts").iterdir())
@@ -77,4 +77,4 @@ def test_ppo_by_accelerate_launch_on_two_processes(folder):
 # catches: two processes asked for, and one that runs without a word
 def test_a_launch_that_starts_one_process_is_refused(folder):
     done = launch(folder, "--cpu", "--num_processes", "2")
-    assert done.returncode != 0 and "launch with --multi_gpu" in done.stderr and "1 process(es)" in done.stderr
+    assert done.returncode != 0 and "launch with --multi_gpu" in done.stderr and "what runs is one process" in done.stderr

@@ -8,6 +8,7 @@ import pytest
 import supervised_worker as worker
 import torch
 import yaml
+from ppo_fixtures import need_deepspeed
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import rlhf_nb
@@ -31,7 +32,7 @@ def layout(name: str) -> dict[str, str]:
 def trained(request, tmp_path_factory):
     "A folder in which two processes have trained both kinds of model, and whether with an adapter."
     folder, (kind, name) = tmp_path_factory.mktemp(request.param), request.param.split("-")
-    if "zero" in name: pytest.importorskip("deepspeed", reason="DeepSpeed is not in the development set: its first run compiles for a minute")
+    if "zero" in name: need_deepspeed()
     tokenizer = train_tokenizer([*worker.PROMPTS, *worker.ANSWERS, *worker.PAIRS["rejected"]])
     policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
     policy.save_pretrained(folder / "base")
@@ -43,16 +44,15 @@ def trained(request, tmp_path_factory):
     return folder, kind == "lora"
 
 
-# catches (with the assertions in the worker: equal ranks, every row read, resumed as uninterrupted): a loss divided per rank, a mean of means, metrics of one rank alone, a new head that ZeRO-3 leaves at random
-@pytest.mark.parametrize("what", ["sft", "reward"])
+# catches (with the assertions in the worker: equal ranks, every row read, resumed as uninterrupted): a loss divided per rank, a mean of means (of batches, of ranks), lines of a packed batch that count as rows, metrics of one rank alone, a new head that ZeRO-3 leaves at random
+@pytest.mark.parametrize("what", ["sft", "packed", "reward"])
 def test_two_processes_take_the_step_of_one(trained, what):
     folder, lora = trained
-    one = worker.one_step(folder, what, 2, lora)
-    for two in (torch.load(folder / f"step-{what}-{micro}.pt", weights_only=False) for micro in (2, 1)):
+    one = worker.one_step(folder, what.replace("packed", "sft"), 2, lora)  # packed or not, alone or not: one and the same step
+    for two in (torch.load(path, weights_only=False) for path in sorted(folder.glob(f"step-{what}-*.pt"))):
         assert torch.equal(two["start"], one["start"]) and (one["weights"] - one["start"]).abs().max() > 1e-4
         torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
         for ours, theirs in zip(two["told"], one["told"], strict=True):
-            if what == "sft": ours, theirs = ({k: v for k, v in log.items() if k != "eval_loss"} for log in (ours, theirs))  # Trainer's mean over batches, which are others on two processes
             assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
     assert {"loss", "eval_loss"} <= {name for log in one["told"] for name in log}
 
