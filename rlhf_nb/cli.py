@@ -726,7 +726,7 @@ def _spread(asked: argparse.Namespace) -> tuple[str, int]:
         raise ValueError(f"--layout is {layout}: say on how many GPUs, --num_processes 8.")
     return layout, asked.num_processes or 1
 
-# %% ../nbs/17_cli.ipynb #2d9f17e0
+# %% ../nbs/17_cli.ipynb #7707eafa
 def _precision(asked: argparse.Namespace) -> dict[str, Any]:
     "In which numbers the run would compute, where the flags leave it to the device: on a GPU in bf16, recomputing."
     bf16 = asked.bf16 if asked.bf16 is not None else not asked.use_cpu and not asked.fp16
@@ -734,12 +734,19 @@ def _precision(asked: argparse.Namespace) -> dict[str, Any]:
     return dict(precision="bf16" if bf16 else "fp16" if asked.fp16 else "float32",
                 activation_checkpointing=any(again) if again != (None, None) else not asked.use_cpu)
 
-def _gpu_memory(asked: argparse.Namespace) -> float | None:
-    "GiB of a GPU: as asked, or of the one that is there."
-    import torch
-    if asked.gpu_memory is not None or asked.use_cpu or not torch.cuda.is_available(): return asked.gpu_memory
-    return round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1)
+def _for_vllm(asked: argparse.Namespace) -> float:
+    "The share of each GPU that vLLM takes beside the trainer."
+    return asked.vllm_gpu_memory_utilization if asked.use_vllm and asked.vllm_mode == "colocate" else 0.0
 
+def _gpu_memory(asked: argparse.Namespace) -> float | None:
+    "GiB of a GPU that are the trainer's: of what was asked, or of the one that is there."
+    import torch
+    whole = asked.gpu_memory
+    if whole is None and not asked.use_cpu and torch.cuda.is_available():
+        whole = torch.cuda.get_device_properties(0).total_memory / 2**30
+    return whole and round(whole * (1 - _for_vllm(asked)), 1)
+
+# %% ../nbs/17_cli.ipynb #7caed0ef
 def plan_of(asked: argparse.Namespace) -> MemoryPlan:
     "The plan of a run, from its flags. Raises ValueError and OSError as the run would."
     from rlhf_nb.memory import plan_memory
@@ -752,7 +759,8 @@ def plan_of(asked: argparse.Namespace) -> MemoryPlan:
     dtype = str(getattr(policy, "dtype", None)).split(".")[-1] if asked.dtype == "auto" else asked.dtype
     places = getattr(policy, "max_position_embeddings", None) or 10**9
     like = ("response_length", "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches",
-            "local_rollout_forward_batch_size", "share_value_trunk", "ds3_gather_for_generation")
+            "local_rollout_forward_batch_size", "share_value_trunk", "ds3_gather_for_generation",
+            "offload_frozen")
     return plan_memory(
         policy, _config_of("--reward_model_path", asked.reward_model_path) if judged else None, value, layout,
         processes, asked.max_prompt_length or max(1, min(512, places - asked.response_length)),
@@ -761,7 +769,7 @@ def plan_of(asked: argparse.Namespace) -> MemoryPlan:
         value_peft_config=_adapter(asked, "SEQ_CLS", asked.value_use_peft),
         **{key: getattr(asked, key) for key in like})
 
-# %% ../nbs/17_cli.ipynb #9ad74818
+# %% ../nbs/17_cli.ipynb #90a47039
 def dry_run(asked: argparse.Namespace, console: Console | None = None) -> int:
     "Print what the run needs. Returns the exit code: 0 where it fits or nobody knows the GPU, 1 where it does not."
     if os.environ.get("RANK", "0") != "0": return 0  # one speaks for all; a launcher ends the others where one fails
@@ -776,6 +784,9 @@ def dry_run(asked: argparse.Namespace, console: Console | None = None) -> int:
                   f"micro-batches of {setup.per_device_train_batch_size}, prompts of {setup.prompt_length} tokens"
                   f"{assumed}, responses of {setup.response_length}; trained parameters: policy {count(policy)}, "
                   f"value model {count(value)}.", highlight=False)
+    if share := _for_vllm(asked):
+        console.print(f"vLLM takes {share:.0%} of each GPU (--vllm_gpu_memory_utilization); this is held against the "
+                      "rest.", highlight=False)
     console.print(plan)
     return 1 if plan.fits is False else 0
 

@@ -175,7 +175,7 @@ def kv_cache(
     each = 4 if form.autocast and size.rotary else form.matmul
     return 2 * rows * length * size.layers * size.kv_heads * size.head_dim * each
 
-# %% ../nbs/16_memory.ipynb #5e7d9201
+# %% ../nbs/16_memory.ipynb #865afb53
 LAYOUTS = ("alone", "ddp", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
@@ -200,6 +200,7 @@ class _Given:
     value_adapter: Any
     gather_for_generation: bool
     gpu_memory: float | None
+    offload_frozen: bool = False
 
 # %% ../nbs/16_memory.ipynb #61506679
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class PPOSetup(_Given):
         frozen = [] if self.adapter is not None else [model_size(self.policy)]
         return policy, value, frozen + ([] if self.reward is None else [model_size(self.reward, True)])
 
-# %% ../nbs/16_memory.ipynb #eefd944d
+# %% ../nbs/16_memory.ipynb #0874c042
 def _check(setup: PPOSetup) -> None:
     def refuse(name: str, wanted: str) -> None: raise ValueError(f"{name} is {getattr(setup, name)!r}: {wanted}.")
     for name, known in (("layout", LAYOUTS), ("precision", ("bf16", "fp16", "float32")),
@@ -241,6 +242,9 @@ def _check(setup: PPOSetup) -> None:
             refuse(name, "give a whole number above 0")
     if setup.layout == "alone" and setup.num_processes > 1:
         refuse("num_processes", "alone is one GPU; give layout='ddp', 'zero2', 'zero3' or 'fsdp2'")
+    if setup.layout == "zero3" and setup.offload_frozen:
+        refuse("offload_frozen", "DeepSpeed ZeRO-3 keeps weights where its own configuration says; set "
+               "offload_param_device: cpu there, and leave offload_frozen out")
     if setup.gpu_memory is not None and not (math.isfinite(setup.gpu_memory) and setup.gpu_memory > 0):
         refuse("gpu_memory", "give GiB, such as 80, or None")
     places = getattr(setup.policy, "max_position_embeddings", None)
@@ -248,7 +252,12 @@ def _check(setup: PPOSetup) -> None:
         raise ValueError(f"prompt_length {setup.prompt_length} and response_length {setup.response_length} are more "
                          f"than the model's {places} positions: shorten one of them.")
 
-# %% ../nbs/16_memory.ipynb #a7e214cf
+# %% ../nbs/16_memory.ipynb #9a8a7e34
+def _frozen_bytes(setup: PPOSetup) -> int:
+    "Of a weight that never learns: as loaded; under DeepSpeed in the type that its engine computes in."
+    if setup.layout in ("zero2", "zero3"): return setup.form.weights
+    return 2 if setup.dtype == "bfloat16" else 4
+
 def states(setup: PPOSetup) -> dict[str, float]:
     "Bytes that lie on each GPU from update to update, and the gradients; Rajbhandari et al. 2020, section 3, for ZeRO."
     policy, value, frozen = setup.sizes
@@ -256,22 +265,32 @@ def states(setup: PPOSetup) -> dict[str, float]:
     trained = [policy] + ([value] if value else [])
     all_, learns = sum(m.params for m in trained), sum(m.trained for m in trained) + (0 if value else policy.hidden)
     own = 2 if setup.dtype == "bfloat16" else 4
-    still = own * sum(m.params for m in frozen)
+    still = 0 if setup.offload_frozen else _frozen_bytes(setup) * sum(m.params for m in frozen)
     if layout in ("alone", "ddp"):  # an adapter is float32, whatever it is added to; DDP copies gradients into buckets
         moved = 4 * learns if own == 4 else sum(m.trained * (4 if m.trained < m.params else 2) for m in trained)
         return dict(weights=all_ * own, frozen=still, optimizer=2 * moved,
                     gradients=moved * (2 if layout == "ddp" else 1))
     if layout == "fsdp2":
-        return dict(weights=4 * all_ / n, frozen=still, gradients=4 * learns / n, optimizer=8 * learns / n)
+        return dict(weights=4 * all_ / n, frozen=still / n, gradients=4 * learns / n, optimizer=8 * learns / n)
     part = n if layout == "zero3" else 1
-    if layout == "zero3": still = sum(m.params for m in frozen) * form.weights / n
-    return dict(weights=all_ * form.weights / part, frozen=still, gradients=form.weights * learns / n,
+    return dict(weights=all_ * form.weights / part, frozen=still / part, gradients=form.weights * learns / n,
                 optimizer=12 * learns / n)
 
-# %% ../nbs/16_memory.ipynb #59ffc06a
+# %% ../nbs/16_memory.ipynb #18d09b36
+def _lent(setup: PPOSetup, phase: str) -> float:
+    "Bytes of the larger frozen model, here while it is asked; under FSDP2 this GPU's part of a unit."
+    frozen = setup.sizes[2]
+    if not (setup.offload_frozen and phase == "score" and frozen): return 0
+    if setup.layout == "fsdp2": return _frozen_bytes(setup) * max(map(_unit, frozen)) / setup.num_processes
+    return _frozen_bytes(setup) * max(m.params for m in frozen)
+
+def _unit(size: ModelSize) -> int:
+    "What FSDP2 has whole of a model that it calls: embeddings and head, a layer and the next one."
+    return size.params - size.layer * (size.layers - 2)
+
 def gathered(setup: PPOSetup, phase: str) -> float:
     "Bytes of weights and gradients that are whole on a GPU for a while, beside their parts; buckets of DeepSpeed."
-    policy, value, _ = setup.sizes
+    policy, value, frozen = setup.sizes
     b, trained = setup.form.weights, [policy] + ([value] if value else [])
     all_, learns = sum(m.params for m in trained), sum(m.trained for m in trained)
     bucket = b * min(learns, 5e8) if phase == "update" else 0  # reduce_bucket_size
@@ -280,9 +299,11 @@ def gathered(setup: PPOSetup, phase: str) -> float:
         if phase == "rollout" and setup.gather_for_generation: return b * policy.params
         return b * min(all_, 1e9 + 5e7) + bucket  # stage3_max_live_parameters, stage3_prefetch_bucket_size
     if setup.layout != "fsdp2": return 0
-    if phase == "rollout": return b * all_
-    unit = sum(m.params - m.layer * (m.layers - 2) for m in trained)  # embeddings, head, a layer and the next one
-    if phase == "score": return b * unit
+    if phase == "rollout":  # embeddings and heads of both models are one group
+        head = value.params - value.layer * value.layers if value else 0
+        return b * (head + (policy.params if setup.gather_for_generation else _unit(policy)))
+    unit = sum(map(_unit, trained))
+    if phase == "score": return b * max([unit, *map(_unit, frozen)])  # one after the other
     whole = learns if setup.micro_batches > 1 else 0  # gradients wait whole for the last micro-batch
     return b * (unit + unit * learns / all_ + whole)
 
@@ -375,7 +396,7 @@ class _Sums:
         "None: no size of a GPU is known."
         return None if self.setup.gpu_memory is None else self.peak <= self.setup.gpu_memory * GIB
 
-# %% ../nbs/16_memory.ipynb #5cc05165
+# %% ../nbs/16_memory.ipynb #7ffd74c9
 @dataclass(frozen=True)
 class _Advised(_Sums):
     "And what to change."
@@ -397,10 +418,11 @@ class _Advised(_Sums):
             setup, peak = best, _plan(best).peak
             done[how.split()[0]] = name, how  # twice the GPUs, twice, is four times
             if _plan(setup).fits: break
+        if not setup.offload_frozen: done.pop("--offload_frozen", None)  # ZeRO-3, taken later, refuses it
         names, hows = [" + ".join(x) for x in zip(*done.values())] if len(done) > 1 else ("", "")
         return [Change(names, hows.replace(" + ", " "), peak, _plan(setup).fits)] if names else []
 
-# %% ../nbs/16_memory.ipynb #42c4c69b
+# %% ../nbs/16_memory.ipynb #8de3c442
 def _options(setup: PPOSetup) -> list[tuple[str, str, PPOSetup]]:
     "What could be done otherwise: name, what to type, and the setup after it."
     found, micro = [], setup.per_device_train_batch_size
@@ -418,6 +440,8 @@ def _options(setup: PPOSetup) -> list[tuple[str, str, PPOSetup]]:
     if not setup.share_value_trunk: offer("value on the policy's trunk", "--share_value_trunk", share_value_trunk=True)
     if setup.local_rollout_forward_batch_size > 8 and setup.rows > 8:
         offer("smaller sampling batches", "--local_rollout_forward_batch_size 8", local_rollout_forward_batch_size=8)
+    if setup.layout != "zero3" and not setup.offload_frozen and setup.sizes[2]:
+        offer("frozen models in host memory", "--offload_frozen", offload_frozen=True)
     return found + _scaled(setup)
 
 def _lora(task: str) -> Any:
@@ -426,19 +450,21 @@ def _lora(task: str) -> Any:
     except ImportError: return None
     return LoraConfig(task_type=task, r=16, lora_alpha=32, lora_dropout=0.0)
 
-# %% ../nbs/16_memory.ipynb #82cdeb9b
+# %% ../nbs/16_memory.ipynb #319c6a03
 def _scaled(setup: PPOSetup) -> list[tuple[str, str, PPOSetup]]:
     "Other layouts on these GPUs, and more of them."
     n, found = setup.num_processes, []
+    def offer(name: str, how: str, layout: str, gpus: int) -> None:
+        off = setup.offload_frozen and layout == "zero3"  # which has a way of its own
+        found.append((name, how + off * " --offload_frozen False", replace(
+            setup, layout=layout, num_processes=gpus, offload_frozen=setup.offload_frozen and not off)))
     for layout in LAYOUTS[LAYOUTS.index(setup.layout) + 1:] if setup.layout not in ("zero3", "fsdp2") else ():
         if layout == "ddp" or n == 1: continue
-        found.append((f"layout {layout}", f"accelerate launch --config_file {layout}.yaml",
-                      replace(setup, layout=layout)))
+        offer(f"layout {layout}", f"accelerate launch --config_file {layout}.yaml", layout, n)
     more, layout = (8, "zero3") if n == 1 else (2 * n, setup.layout)
     if layout in ("zero2", "zero3", "fsdp2"):
-        found.append((f"{more} GPUs, {layout}", f"--layout {layout} --num_processes {more}",
-                      replace(setup, layout=layout, num_processes=more)))
-    if setup.layout == "zero3" and setup.gather_for_generation:
+        offer(f"{more} GPUs, {layout}", f"--layout {layout} --num_processes {more}", layout, more)
+    if setup.layout in ("zero3", "fsdp2") and setup.gather_for_generation:
         found.append(("sample without gathering (slow)", "--ds3_gather_for_generation False",
                       replace(setup, gather_for_generation=False)))
     return found
@@ -484,7 +510,7 @@ class MemoryPlan(_Advised):
         for _, row in self.advice().iterrows(): todo.add_row(*map(str, row))
         return Group(table, self.verdict, todo)
 
-# %% ../nbs/16_memory.ipynb #2e667b03
+# %% ../nbs/16_memory.ipynb #bfbbd37a
 @dataclass(frozen=True)
 class Change:
     "One thing to do otherwise, and the peak it would give."
@@ -498,14 +524,15 @@ def _plan(setup: PPOSetup) -> MemoryPlan:
     gradients = resident.pop("gradients")
     for name, needs in (("rollout", _rollout), ("score", _score), ("update", _update)):
         left = gradients / 2 if setup.layout == "ddp" else 0  # its buckets stay
-        rows = resident | dict(gradients=gradients if name == "update" else left,
+        rows = resident | dict(frozen=resident["frozen"] + _lent(setup, name),
+                               gradients=gradients if name == "update" else left,
                                copies=_copies(setup, name), gathered=gathered(setup, name)) | needs(setup)
         moving = sum(rows.get(row, 0) for row in ("copies", "gathered", "kv", "activations", "logits"))
         lost = FRAGMENTS * moving + CONTEXT + (NCCL if setup.num_processes > 1 else 0)
         phases[name] = rows | dict(allowance=lost)
     return MemoryPlan(setup, phases)
 
-# %% ../nbs/16_memory.ipynb #274d61a3
+# %% ../nbs/16_memory.ipynb #6818cd3d
 def plan_memory(
     policy: PreTrainedConfig,               # of a causal language model; no weights are read
     reward: PreTrainedConfig | None = None, # None: the reward is a function
@@ -526,11 +553,12 @@ def plan_memory(
     value_peft_config: Any = None,
     ds3_gather_for_generation: bool = True,
     gpu_memory: float | None = None,        # GiB of a GPU; None: unknown
+    offload_frozen: bool = False,           # reference and reward model in host memory but while they are asked
 ) -> MemoryPlan:
     "What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the argument and the mend."
     setup = PPOSetup(policy, reward, value or reward or policy, layout, num_processes, prompt_length, response_length,
                      per_device_train_batch_size, gradient_accumulation_steps, num_mini_batches,
                      local_rollout_forward_batch_size, precision, dtype, activation_checkpointing, share_value_trunk,
-                     peft_config, value_peft_config, ds3_gather_for_generation, gpu_memory)
+                     peft_config, value_peft_config, ds3_gather_for_generation, gpu_memory, offload_frozen)
     _check(setup)
     return _plan(setup)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_the_plan_of_an_update_is_what_the_allocator_sees(name, bf16, checkpoint
 
 # ---- Layouts, by the book ----
 
-# catches: something divided that lies whole, frozen models divided under ZeRO-2 or FSDP2, DDP's buckets forgotten
+# catches: something divided that lies whole, frozen models divided under ZeRO-2, whole under FSDP2, in float32 under DeepSpeed, DDP's buckets forgotten
 def test_states_are_those_of_the_papers():
     config, n = configs()["llama"], 4
     policy, scorer = model_size(config).params, model_size(config, scorer=True).params
@@ -144,15 +145,51 @@ def test_states_are_those_of_the_papers():
     def held(layout, **more): return states(plan_memory(config, config, layout=layout, num_processes=1 if layout == "alone" else n, prompt_length=8, **more).setup)
     assert held("alone") == dict(weights=4 * learns, frozen=4 * frozen, gradients=4 * learns, optimizer=8 * learns)
     assert held("ddp")["gradients"] == 8 * learns
-    assert held("zero2") == dict(weights=2 * learns, frozen=4 * frozen, gradients=2 * learns / n, optimizer=12 * learns / n)
+    assert held("zero2") == dict(weights=2 * learns, frozen=2 * frozen, gradients=2 * learns / n, optimizer=12 * learns / n)
     assert held("zero3") == dict(weights=2 * learns / n, frozen=2 * frozen / n, gradients=2 * learns / n, optimizer=12 * learns / n)
-    assert held("fsdp2") == dict(weights=4 * learns / n, frozen=4 * frozen, gradients=4 * learns / n, optimizer=8 * learns / n)
-    assert held("zero2", dtype="bfloat16")["frozen"] == 2 * frozen
+    assert held("fsdp2") == dict(weights=4 * learns / n, frozen=4 * frozen / n, gradients=4 * learns / n, optimizer=8 * learns / n)
+    assert held("zero2", dtype="bfloat16")["frozen"] == held("ddp", dtype="bfloat16")["frozen"] == 2 * frozen
+    assert held("zero2", precision="float32")["frozen"] == 4 * frozen and held("fsdp2", dtype="bfloat16")["frozen"] == 2 * frozen / n
     adapted = held("zero3", **lora_of())
     assert adapted["frozen"] == 2 * scorer / n  # the reference is the policy, its adapter off
     spread = plan_memory(config, config, layout="zero3", num_processes=n, prompt_length=8)
     assert gathered(spread.setup, "rollout") == 2 * policy
     assert "gathered" in spread.phases["rollout"] and spread.peak == max(sum(rows.values()) for rows in spread.phases.values())
+
+
+# catches: a value model gathered for sampling, its embeddings forgotten, gathering that FSDP2 does not leave out, a frozen model's layers all whole
+def test_what_fsdp2_has_whole_for_a_while():
+    config, big, n = configs(layers=4)["llama"], configs(128, 6)["llama"], 4
+    policy, value, judge = model_size(config), model_size(config, scorer=True), model_size(big, scorer=True)
+    def whole(phase, reward=config, **more): return gathered(plan_memory(config, reward, config, layout="fsdp2", num_processes=n, prompt_length=8, **more).setup, phase)
+    outside = lambda m: m.params - m.layers * m.layer
+    assert whole("rollout") == 2 * (policy.params + outside(value))
+    assert whole("rollout", ds3_gather_for_generation=False) == 2 * (outside(policy) + 2 * policy.layer + outside(value))
+    assert whole("rollout", share_value_trunk=True) == 2 * policy.params
+    assert whole("score") == 2 * sum(outside(m) + 2 * m.layer for m in (policy, value))
+    assert whole("score", big) == 2 * max(outside(judge) + 2 * judge.layer, sum(outside(m) + 2 * m.layer for m in (policy, value)))
+    names = {c.name for layout in ("fsdp2", "zero3", "zero2") for c in plan_memory(config, config, layout=layout, num_processes=n, prompt_length=8, gpu_memory=1.0).changes() if layout == "fsdp2"}
+    assert "sample without gathering (slow)" in names
+
+
+# catches: frozen models at rest, one that is asked and takes no room, both there at once, the smaller one, bytes as loaded under ZeRO-2
+def test_offloaded_models_are_there_while_they_are_asked():
+    config, n = configs()["llama"], 4
+    size = model_size(config)
+    def rows(layout, **more):
+        return {phase: rows["frozen"] for phase, rows in plan_memory(config, config, layout=layout, num_processes=1 if layout == "alone" else n, prompt_length=8,
+                                                                     offload_frozen=True, **more).phases.items()}
+    for layout, each in (("alone", 4), ("ddp", 4), ("zero2", 2)):
+        assert rows(layout) == dict(rollout=0, score=each * size.params, update=0)  # the reference is the larger: its head is wide
+    assert rows("ddp", dtype="bfloat16")["score"] == 2 * size.params
+    assert rows("fsdp2") == dict(rollout=0, score=4 * size.params / n, update=0)  # two layers are all of this one
+    with pytest.raises(ValueError, match="offload_param_device: cpu"): rows("zero3")
+    def names(layout, **more): return {c.how for c in plan_memory(config, config, layout=layout, num_processes=n, prompt_length=8, gpu_memory=0.5, **more).changes()}
+    assert "--offload_frozen" in names("ddp") & names("zero2") & names("fsdp2") and "--offload_frozen" not in names("zero3")
+    assert any(how.endswith("zero3.yaml --offload_frozen False") for how in names("zero2", offload_frozen=True))  # else it would be refused
+    llama = LlamaConfig()
+    first = plan_memory(llama, llama, num_processes=1, gpu_memory=10).changes()[0]
+    assert not ("zero3" in first.how and re.search(r"--offload_frozen(?! False)", first.how))
 
 
 # catches: an adapter configuration of the caller that is changed in place
@@ -222,6 +259,9 @@ def test_dry_run(shape, capsys, tmp_path):
     assert (setup.precision, setup.dtype, setup.checkpointing, setup.value_adapter) == ("float32", "bfloat16", True, None)
     assert read("--use_cpu").checkpointing is False and read("--activation_checkpointing False").checkpointing is False
     assert read("--reward_function gold").reward is not None
+    assert read("--offload_frozen").offload_frozen and not read("").offload_frozen
+    code, said = say("--layout zero3 --num_processes 8 --offload_frozen")
+    assert code == 2 and "offload_param_device: cpu" in said.err
 
 
 # catches: a launcher's layout overlooked, a flag that contradicts it, every rank printing, a rank that fails before the first has spoken
