@@ -1,0 +1,317 @@
+"""One PPO update, against the last published PPO trainer (trl 1.12.0): the same work, episodes per second.
+
+    python benchmarks/ppo_vs_trl.py                              small, early stops, tiny; 1 and 2 threads
+    python benchmarks/ppo_vs_trl.py --settings tiny --threads 1 --rounds 9 --warmup 2
+    python benchmarks/ppo_vs_trl.py --quick                      does it run? Seconds, and figures that say nothing
+    python benchmarks/ppo_vs_trl.py --profile --no_peer          where our update's time goes, as text
+
+The peer's virtual environment is made where it is missing, in `--peer_venv` (1 minute and 1.5 GB, pinned versions). Both sides
+load the same random Llama-class folders, prompts and lengths, in float32 on the CPU, each in a process of its own that waits while
+the other works. A round is one update of ours, one of the peer as shipped, and one of the peer with its two `gc.collect()` calls
+an update taken out (the name `gc` in its module is replaced), so that all three meet the same moods of the machine. Medians of
+`--rounds` rounds after `--warmup`; ratios are medians of the rounds' own ratios.
+
+Lengths. Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where responses stop early, their lengths
+are the quantiles of a geometric law with mean 16, cut off at 48, shuffled anew over the rows of each update by a seed. How a random
+model comes to write so: both trainers draw by `torch.multinomial`, and a stand-in for it (`Dice` in ppo_side.py, the same
+on both sides) draws likewise and then decides alone whether the stop token comes. Log-probs are those of the model.
+
+Asserted equal, update by update: optimizer steps, real tokens, and the rectangle of prompts and responses with padding. A side may
+leave out work that nobody reads (padding, the last token of a row); it may not leave out a token that is learnt from.
+
+Roofline. Necessary FLOPs of the update phase: every real token through both bodies, causal attention, and the head on response
+positions alone, times 3 for forward and backward. The machine's matrix rate is measured in the same run with the same threads, best
+of many passes: products of these very shapes, and one of 1024 x 1024 x 1024. No activation function, norm, loss or optimizer is in
+the count. The settings differ from the trainers' defaults in nothing but sizes, temperature 1, float32 and no files; the peer does
+not clip gradients, ours does, which costs us a little.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+
+from ppo_side import EOS, PAD, prompt_lengths, response_lengths
+
+HERE = Path(__file__).resolve().parent
+PINS = ("trl==1.12.0", "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0", "peft==0.21.2", "rich==15.0.0")
+SMALL = dict(hidden=128, layers=4, heads=4, inner=352, vocab=4096, prompts=[32, 64], response=48, mean_length=None, batch=64, micro=64,
+             epochs=4, mini_batches=1)
+SETTINGS = {
+    "small": SMALL,
+    "early": SMALL | dict(mean_length=16),
+    "tiny": SMALL | dict(hidden=64, layers=2, inner=192, prompts=[16, 16], response=16, batch=32, micro=32),
+}
+TARGETS = {"small": (1.8, 1.8), "early": (2.8, 2.8), "tiny": (4.0, 1.5)}  # as shipped, and without its garbage collection
+NAMES = {"small": "small", "early": "early stops", "tiny": "tiny"}
+SIDES = {"ours": ("ours", True), "peer": ("peer", True), "peer_no_gc": ("peer", False)}
+
+
+# ---- What is to be done ----
+
+def tokens(s: dict) -> dict[str, int]:
+    "What every update holds: steps, real tokens over all epochs, response tokens and positions with padding of one epoch."
+    prompts, responses = prompt_lengths(s), response_lengths(s)
+    return dict(steps=s["epochs"] * s["mini_batches"], real=s["epochs"] * (sum(prompts) + sum(responses)), response=sum(responses),
+                padded=s["batch"] * (max(prompts) + max(responses)))
+
+
+def layer_shapes(s: dict, rows: int) -> list[list[int]]:
+    "The matrix products [m, k] x [k, n] of one layer's forward."
+    h, i = s["hidden"], s["inner"]
+    return [[rows, h, h]] * 4 + [[rows, h, i]] * 2 + [[rows, i, h]]
+
+
+def shapes(s: dict) -> list[list[int]]:
+    "The matrix products of one forward of the policy over a batch, real tokens alone; those of the backward are like them."
+    count = tokens(s)
+    return layer_shapes(s, count["real"] // s["epochs"]) * s["layers"] + [[count["response"], s["hidden"], s["vocab"]]]
+
+
+def necessary_flops(s: dict) -> float:
+    "Of one update phase: policy and value model, forward and backward (twice the forward), all epochs."
+    of = lambda products: sum(2 * m * k * n for m, k, n in products)
+    rows = [p + r for p, r in zip(prompt_lengths(s), response_lengths(s))]
+    body = of(layer_shapes(s, sum(rows)) * s["layers"])
+    attention = s["layers"] * sum(4 * s["hidden"] * n * (n + 1) / 2 for n in rows)
+    heads = of([[tokens(s)["response"], s["hidden"], s["vocab"]], [tokens(s)["response"], s["hidden"], 1]])
+    return 3 * s["epochs"] * (2 * (body + attention) + heads)
+
+
+def check_equal(s: dict, found: dict[str, list[dict]]) -> None:
+    "Raises AssertionError where a side did other work than the setting says. A side may leave out each row's last token, and padding."
+    want = tokens(s)
+    for side, updates in found.items():
+        for u in updates:
+            assert u["steps"] == want["steps"], f"{side} took {u['steps']} optimizer steps, wanted {want['steps']}"
+            least = want["real"] - s["epochs"] * s["batch"]
+            assert u["real"] == want["real"] or u["real"] == least, f"{side} learnt from {u['real']} real tokens, wanted {want['real']}"
+            assert u["drawn"] == want["response"], f"{side} drew {u['drawn']} response tokens, wanted {want['response']}"
+            most = want["padded"] * s["epochs"]
+            assert u["real"] <= u["computed"] <= most, f"{side} computed {u['computed']} positions, wanted {u['real']} to {most}"
+            if side != "ours": assert (u["real"], u["computed"]) == (want["real"], most), f"{side}: {u}, wanted {want}"
+
+
+# ---- What both sides load ----
+
+def write_models(s: dict, folder: Path) -> None:
+    "Policy with tokenizer, reward and value model, from scratch, and the setting."
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+    disable_progress_bar()
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+    sizes = dict(vocab_size=s["vocab"], hidden_size=s["hidden"], intermediate_size=s["inner"], num_hidden_layers=s["layers"],
+                 num_attention_heads=s["heads"], max_position_embeddings=512, pad_token_id=PAD, bos_token_id=None, eos_token_id=EOS)
+    for seed, (name, kind) in enumerate(dict(policy=LlamaForCausalLM, reward=LlamaForSequenceClassification,
+                                             value=LlamaForSequenceClassification).items()):
+        torch.manual_seed(seed)
+        kind(LlamaConfig(**sizes, **({} if name == "policy" else dict(num_labels=1)))).save_pretrained(folder / name)
+    words = {"<pad>": PAD, "<eos>": EOS, "<unk>": 2} | {f"w{i}": i for i in range(3, s["vocab"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+                            padding_side="left").save_pretrained(folder / "policy")
+    (folder / "setting.json").write_text(json.dumps(s))
+
+
+def peer_python(folder: Path, tell=print) -> Path:
+    "The peer's Python; its virtual environment is made where it is missing. Raises SystemExit where it cannot be made."
+    python, done = folder / "bin" / "python", folder / "installed.txt"
+    if done.is_file() and done.read_text().split() == list(PINS): return python
+    tell(f"making the peer's virtual environment in {folder}: 1 minute, 1.5 GB")
+    for words in ([sys.executable, "-m", "venv", str(folder)],
+                  [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", *PINS]):
+        if subprocess.run(words).returncode:
+            raise SystemExit(f"the peer could not be installed into {folder} (see above): mend that, or measure our side alone with --no_peer")
+    done.write_text("\n".join(PINS))
+    return python
+
+
+# ---- Measuring ----
+
+class Side:
+    "A worker process. Closed, it ends."
+    def __init__(self, side: str, python: str | Path, folder: Path, threads: int):
+        quiet = dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1",
+                     TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_DISABLE_TELEMETRY="1",
+                     HF_HUB_DISABLE_PROGRESS_BARS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
+        kept = {name: x for name, x in os.environ.items() if not name.startswith(("PYTHONPATH", "VIRTUAL_ENV"))}
+        self.name, self.log = side, folder / f"{side}.log"
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen([str(python), str(HERE / "ppo_side.py"), "--side", side, "--folder", str(folder), "--threads",
+                                             str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                            env=kept | quiet)
+        self.ready = self.hear()["ready"]
+
+    def hear(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line: raise SystemExit(f"{self.name} ended early; the end of its log:\n{self.log.read_text()[-3000:]}")
+        return json.loads(line)
+
+    def ask(self, **word) -> dict:
+        self.process.stdin.write(json.dumps(word) + "\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+    def __enter__(self): return self
+
+    def __exit__(self, *_) -> None:
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None, profile: Path | None = None) -> dict:
+    "Rounds of one setting, and what they come to. Without the peer's Python, our side alone."
+    from contextlib import ExitStack
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        write_models(s, Path(place))
+        pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
+        sides = {name: stack.enter_context(Side(name, path, Path(place), threads)) for name, path in pythons.items()}
+        units = {name: unit for name, unit in SIDES.items() if unit[0] in sides}
+        found: dict[str, list[dict]] = {name: [] for name in units}
+        rates: list[list[float]] = []
+        def ask_rates() -> None:
+            rates.append(sides["ours"].ask(rate=[shapes(s), [[1024, 1024, 1024]]], seconds=0.5)["rate"])
+        ask_rates()
+        for i in range(warmup + rounds):
+            for name, (side, collects) in units.items():
+                update = sides[side].ask(gc=collects)
+                if i >= warmup: found[name].append(update)
+            if i == warmup + rounds // 2: ask_rates()
+        ask_rates()
+        check_equal(s, found)
+        if profile is not None:
+            profile.write_text(f"{s}, {threads} threads\n\n")
+            for kind in ("operations", "functions"): sides["ours"].ask(profile=str(profile), kind=kind)
+        best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
+        return dict(threads=threads, rounds=found, versions={name: side.ready for name, side in sides.items()}, rate=best,
+                    **summary(s, found, best))
+
+
+def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> dict:
+    "Medians, ratios of the same rounds, and the share of the machine's matrix rate."
+    middle = lambda name, what: median(u[what] for u in found[name])
+    ratio = lambda name, what: median(theirs[what] / mine[what] for mine, theirs in zip(found["ours"], found[name]))
+    others, flops = [name for name in found if name != "ours"], necessary_flops(s)
+    return dict(
+        setting=s, tokens=tokens(s), seconds={name: middle(name, "seconds") for name in found},
+        update_seconds={name: middle(name, "update_seconds") for name in found},
+        episodes_per_second={name: s["batch"] / middle(name, "seconds") for name in found},
+        times_faster={name: ratio(name, "seconds") for name in others},
+        times_faster_in_update={name: ratio(name, "update_seconds") for name in others},
+        peak_mib={name: max(u["peak_mib"] for u in found[name]) for name in found}, necessary_gflop=flops / 1e9,
+        share_of_rate={name: {shape: flops / middle(name, "update_seconds") / x for shape, x in rate.items()} for name in found})
+
+
+# ---- Telling ----
+
+def environment(loaded: bool) -> dict:
+    "Machine, versions, commit and date."
+    run = lambda *words: subprocess.run(words, capture_output=True, text=True, cwd=HERE).stdout.strip()
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    model = next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), platform.processor())
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((HERE.parent / "rlhf_nb").glob("*.py")))).hexdigest()[:12]
+    return dict(machine=model, system=platform.platform(), cpus=os.cpu_count(), load_before=round(os.getloadavg()[0], 2), under_load=loaded,
+                python=platform.python_version(), peer=PINS, commit=run("git", "rev-parse", "--short", "HEAD"), package_sha256=code,
+                changed=bool(run("git", "status", "--porcelain", "--", "../rlhf_nb")), date=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+
+def table(results: dict):
+    "The figures, for a terminal: a row for each side."
+    from rich.table import Table
+    busy = " (measured on a busy machine)" if results["environment"]["under_load"] else ""
+    shown = Table(title=f"One PPO update, episodes per second{busy}", caption="×: how many times faster ours is. Of the matrix rate: "
+                  "necessary FLOPs of the update phase, of the rate at these shapes / at 1024 cubed.")
+    for column in ("setting", "threads", "side", "eps", "×", "wanted", "of the matrix rate", "peak MiB"):
+        shown.add_column(column, justify="left" if column in ("setting", "side") else "right")
+    words = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off")
+    for r in results["runs"]:
+        wanted = dict(zip(("peer", "peer_no_gc"), TARGETS[r["name"]]))
+        for i, (name, speed) in enumerate(r["episodes_per_second"].items()):
+            share, times = r["share_of_rate"][name], r["times_faster"].get(name)
+            shown.add_row(*((NAMES[r["name"]], str(r["threads"])) if i == 0 else ("", "")), words[name], f"{speed:.1f}",
+                          "" if times is None else f"{times:.2f}", f"{wanted[name]:g}" if name in wanted else
+                          "75 %" if r["name"] != "tiny" else "", f"{share['own_shapes']:.0%} / {share['large']:.0%}",
+                          f"{r['peak_mib'][name]:.0f}", end_section=i + 1 == len(r["episodes_per_second"]))
+    return shown
+
+
+def plot(results: dict, path: Path) -> None:
+    "Episodes per second, side by side; the ratio over each of the peer's bars."
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, panels = plt.subplots(1, len(results["runs"]), figsize=(1.2 + 2.1 * len(results["runs"]), 3.4), squeeze=False, layout="constrained")
+    words = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl,\ngc off")
+    for panel, r in zip(panels[0], results["runs"]):
+        speeds = r["episodes_per_second"]
+        bars = panel.bar([words[name] for name in speeds], speeds.values(), color=["#0072B2", "#D55E00", "#E69F00"][: len(speeds)])
+        labels = [f"{x:.0f}" + (f"\n(ours × {r['times_faster'][name]:.2f})" if name in r["times_faster"] else "") for name, x in speeds.items()]
+        panel.bar_label(bars, labels, fontsize=8)
+        panel.set_title(f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}", fontsize=9)
+        panel.set_ylim(0, 1.2 * max(speeds.values()))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8)
+    panels[0][0].set_ylabel("episodes per second")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    "The command line."
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    add("--threads", nargs="+", type=int, default=[1, 2], help="each is measured by itself")
+    add("--rounds", type=int, default=5, help="counted updates of each side, at least 5 (default 5)")
+    add("--warmup", type=int, default=1, help="rounds before that, not counted (default 1)")
+    add("--micro", type=int, help="rows of a micro-batch on both sides; the whole batch, where it is not given")
+    add("--quick", action="store_true", help="one small size and two rounds: a test of the benchmark, not of the trainers")
+    add("--profile", action="store_true", help="add a profile of one of our updates as text beside the JSON file")
+    add("--no_peer", action="store_true", help="our side alone")
+    add("--peer_venv", type=Path, default=cache / "rlhf_nb" / "peer-trl-1.12.0", help="the peer's virtual environment, made where it is missing")
+    add("--output", type=Path, default=HERE / "results" / "ppo_vs_trl.json", help="the plot and profiles are put beside it")
+    add("--under_load", action="store_true", help="say in the results that other work ran beside this")
+    asked = parser.parse_args(words)
+    if asked.quick: asked.settings, asked.threads, asked.rounds, asked.warmup = ["tiny"], [1], 2, 1
+    elif asked.rounds < 5: parser.error(f"--rounds is {asked.rounds}: a median wants at least 5 (or take --quick)")
+    if min(asked.threads) < 1: parser.error(f"--threads is {asked.threads}: give positive numbers")
+    for name in asked.settings:
+        if asked.micro is not None and not (asked.micro > 0 and SETTINGS[name]["batch"] % asked.micro == 0):
+            parser.error(f"--micro is {asked.micro}: give a divisor of the batch of {name}, {SETTINGS[name]['batch']}")
+    return asked
+
+
+def main(words: list[str] | None = None) -> dict:
+    "Measure, write, print."
+    from rich.console import Console
+    asked, console = arguments(words), Console()
+    python = None if asked.no_peer else peer_python(asked.peer_venv, console.print)
+    results = dict(environment=environment(asked.under_load), quick=asked.quick, runs=[])
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
+    for name in asked.settings:
+        s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
+        for threads in asked.threads:
+            start = time.perf_counter()
+            profile = asked.output.with_name(f"{asked.output.stem}_profile_{name}_{threads}.txt") if asked.profile else None
+            results["runs"].append(dict(name=name, **measure(s, threads, asked.rounds, asked.warmup, python, profile)))
+            console.print(f"{NAMES[name]}, {threads} threads: {time.perf_counter() - start:.0f} s", style="dim")
+            asked.output.write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, asked.output.with_suffix(".png"))
+    console.print(table(results))
+    if python: console.print(f"steps and tokens were equal on both sides; {asked.output}", style="dim")
+    return results
+
+
+if __name__ == "__main__":
+    main()
