@@ -399,7 +399,9 @@ def _open_ear(widget: widgets.Widget) -> widgets.Widget:
     if widget.comm is not None: widget.comm._reply_subshell_for = None
     return widget
 
-# %% ../nbs/18_dashboard.ipynb #e7a2d4ae
+# %% ../nbs/18_dashboard.ipynb #3a86f857
+_SHOWN = tuple(name for name in SIGNALS if name != "engine_logprobs")  # there only with another engine: view() has it
+
 class _Widgets(_HearsPPO):
     "The live part."
     @cached_property
@@ -409,7 +411,7 @@ class _Widgets(_HearsPPO):
         self._stop_button = _button("stop", self._by_hand(self.stop), "end when this update is done, and keep all")
         self._slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
         self._slider.readout_format = ".3g"
-        self._signal, self._all = control("signal", list(SIGNALS)), control("curves", ["few", "all"])
+        self._signal, self._all = control("signal", list(_SHOWN)), control("curves", ["few", "all"])
         self._signal.value = self.signal
         self._beat = widgets.Play(min=0, max=1, layout=dict(display="none"))
         self._said, self._view = widgets.HTML(), widgets.HTML()
@@ -607,7 +609,7 @@ class _Beside(_Shown):
         if self._error is not None: raise self._error
         return self._result
 
-# %% ../nbs/18_dashboard.ipynb #a09cb174
+# %% ../nbs/18_dashboard.ipynb #4f34a80c
 class LiveDashboard(_Beside):
     "A callback that shows a run while it trains, and lets a hand pause, stop and steer it between two updates."
     def __init__(
@@ -618,7 +620,7 @@ class LiveDashboard(_Beside):
         every: float = 1.0,          # seconds between two drawings, at least
         live: bool = True,           # False: it listens, and is shown when `show()` is called
     ):
-        if signal not in SIGNALS: raise ValueError(f"signal is {signal!r}: give one of {', '.join(SIGNALS)}.")
+        if signal not in _SHOWN: raise ValueError(f"signal is {signal!r}: give one of {', '.join(_SHOWN)}.")
         if isinstance(curves, str): raise ValueError(f"curves is {curves!r}: give a list of names, [{curves!r}].")
         for name, value in dict(episodes=episodes, every=every).items():
             if not (math.isfinite(value) and value >= 0): raise ValueError(f"{name} is {value}: give 0 or more.")

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 # %% auto #0
 __all__ = ['ChoiceSlider', 'control', 'markup', 'Explorer']
 
-# %% ../nbs/02_explore.ipynb #bb39f2e0
+# %% ../nbs/02_explore.ipynb #95a2f84f
 _SLIDER = """export default { render({ model, el }) {
   const [name, input, shown] = ["label", "input", "span"].map(tag => document.createElement(tag));
   const choices = () => model.get("_options_labels"), key = choices() ? "index" : "value";
@@ -36,6 +36,7 @@ _SLIDER = """export default { render({ model, el }) {
   el.classList.add("widget-inline-hbox", "widget-slider");
   name.className = "widget-label";
   shown.className = "widget-readout";
+  name.style.width = model.get("style").get("description_width") || "";  // ipywidgets may have looked too early
   input.type = "range";
   input.id = name.htmlFor = `slider-${crypto.getRandomValues(new Uint32Array(2)).join("")}`;  // one a view
   input.dataset.lmSuppressShortcuts = "true";  // else JupyterLab takes the arrow keys
