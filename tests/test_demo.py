@@ -33,7 +33,8 @@ def words(folder: Path, **changes) -> list[str]:
 def start(folder: Path, **changes) -> subprocess.Popen:
     program = [sys.executable, "-c", "import sys; from rlhf_nb.cli import main; sys.exit(main())"]
     out, err = open(f"{folder}.out", "w+"), open(f"{folder}.err", "w+")
-    return subprocess.Popen([*program, *words(folder, **changes)], stdout=out, stderr=err, env=os.environ | dict(COLUMNS="100"))
+    return subprocess.Popen([*program, *words(folder, **changes)], stdout=out, stderr=err, env=os.environ | dict(COLUMNS="100"),
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a job in the background of a script would not hear it
 
 
 def finish(child: subprocess.Popen, folder: Path) -> tuple[int, str, str, object]:

@@ -163,14 +163,15 @@ def test_somebody_who_always_takes_the_left(tmp_path):
     assert "the place seems to decide" in repr(P.label_report(labels))
 
 
-# catches: a raw file that is read as training rows, with ties or choices that were taken back
-def test_the_raw_file_is_loud(tmp_path, letters):
+# catches: a raw file that is read as training rows, with ties or choices that were taken back; texts without choices that pass in silence
+def test_the_raw_file_is_known(tmp_path, letters):
     rows = [dict(prompt="abc", answer_1="de" + "a" * i, answer_2="fg") for i in range(6)]
     label(tmp_path / "a.jsonl", "1212", rows=rows)
     raw = lambda: load_dataset("json", data_files=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "c"))["train"]
     assert len(encode_pairs(raw(), letters)) == 4
     label(tmp_path / "a.jsonl", "0", rows=rows)
-    with pytest.raises(ValueError, match="row 4: chosen is missing"): encode_pairs(raw(), letters)
+    assert encode_pairs(raw(), letters)[:] == encode_pairs(load_preferences(tmp_path / "a.jsonl"), letters)[:] and len(raw()) == 5
+    with pytest.raises(ValueError, match="row 4: chosen is missing"): encode_pairs(raw().select_columns(["prompt", "chosen", "rejected"]), letters)
 
 
 # catches: rows without an answer, equal answers, and an empty set that are noticed when somebody has labelled for an hour
