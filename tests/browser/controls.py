@@ -56,12 +56,12 @@ PICK = script("(root, i) => controls(root)[i]")
 FOCUSED = script("root => { const e = root.ownerDocument.activeElement; return [root.contains(e), controls(root).indexOf(e)]; }")
 SENTINEL = "root => { const s = document.createElement('span'); s.tabIndex = 0; s.className = 'above-the-widget'; root.prepend(s); s.focus(); }"
 # What sticks out of the widget on the right, where nothing scrolls but, perhaps, the widget as a whole. Nothing that stands in a part that sticks out already.
-# And labels that end in three dots.
 CUT = script("""root => { const edge = Math.min(root.getBoundingClientRect().right, root.ownerDocument.documentElement.clientWidth) + 1;
   const scrolls = e => e !== root && (['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && !e.matches('.jupyter-widgets, .lm-Widget') || scrolls(e.parentElement));
   const out = [...root.querySelectorAll('*')].filter(e => { const box = e.getBoundingClientRect(); return box.width > 1 && box.height > 1 && box.right > edge && !scrolls(e.parentElement); });
-  const short = [...root.querySelectorAll('.widget-label, button')].filter(e => shown(e) && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).textOverflow === 'ellipsis');
-  return [...out.filter(e => !out.includes(e.parentElement)), ...short].map(e => `${e.tagName} ${e.getAttribute('class') || ''} ${plain(e).slice(0, 60)}`); }""")
+  return out.filter(e => !out.includes(e.parentElement)).map(e => `${e.tagName} ${e.getAttribute('class') || ''} ${plain(e).slice(0, 60)}`); }""")
+# Names that end in three dots.
+DOTS = script("""root => [...root.querySelectorAll('.widget-label, button')].filter(e => shown(e) && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).textOverflow === 'ellipsis').map(plain)""")
 # All that a person could see of the widget, but for the control itself and for who has the focus.
 SIGN = script("""(root, i) => {
   const skip = own(controls(root)[i]), out = [];
@@ -285,6 +285,7 @@ def photograph(found: list[Widget], width: int, name: str) -> list[str]:
     notebook.widen(width, 1000)
     notebook.widen(width, min(8000, max(1000, *(round(one.root.bounding_box()["height"]) + 250 for one in found))))
     told = [f"widget {one.number}, {width} px wide: cut off on the right: {each}" for one in found for each in one.root.evaluate(CUT)]
+    told += [f"widget {one.number}, {width} px wide: three dots at the end of: {each}" for one in found for each in one.root.evaluate(DOTS)]
     for one in found: one.root.screenshot(path=name.format(one.number))
     notebook.widen(1280, 1000)
     return told

@@ -58,7 +58,7 @@ UGLY = {  # a widget that is badly drawn, and a part of what is said of it
     "pale text": ("w.HTML('<p style=\"color:#bbb;background:#fff\">pale</p>')", "color-contrast", ">pale<"),
     "white on white": ("w.HTML('<p style=\"color:#fff;background:#fff\">white</p>')", "color-contrast", ">white<"),
     "pale text far down": ("w.HTML('<p>more</p>' * 99 + '<p style=\"color:#bbb;background:#fff\">deep</p>')", "color-contrast", ">deep<"),
-    "a short label": ("w.VBox([w.IntSlider(description='a label that is far too long for its place')])", "cut off on the right", "a label that is far"),
+    "a short label": ("w.VBox([w.IntSlider(description='a label that is far too long for its place')])", "three dots", "a label that is far"),
     "a wide table": ("w.VBox([w.HTML('<table><tr>' + '<td>cell</td>' * 99 + '</tr></table>')])", "cut off on the right", "cell"),
 }
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
