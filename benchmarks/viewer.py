@@ -115,7 +115,7 @@ def measure_in_browser(folder: Path, moves: int) -> dict[str, float]:
             opened.settle()
         times: list[float] = []
         for _ in range(3): reopen()
-        handle = opened.page.locator(".noUi-handle").first
+        handle = opened.page.locator("input[type=range]").first
         moved = []
         for _ in range(moves):
             handle.focus()
