@@ -510,7 +510,7 @@ def _tokenizer(models: ModelArguments) -> PreTrainedTokenizerBase:
     with _named("--tokenizer_name_or_path" if models.tokenizer_name_or_path else "--model_name_or_path", name):
         return load_tokenizer(name)
 
-# %% ../nbs/17_cli.ipynb #a4406ca5
+# %% ../nbs/17_cli.ipynb #c929ceb4
 @contextmanager
 def _in_folder(args: TrainingArguments) -> Iterator[None]:
     "A folder that was not there before, and that an error leaves empty, is taken away again."
@@ -535,7 +535,7 @@ def _finish(trainer: Trainer, name: str, resume: bool, told: str, then: Callable
         print(f"rlhf-nb {name}: {trainer.state.global_step} steps; {told} in {args.output_dir}, every metric in "
               f"{Path(args.output_dir) / 'trainer_state.json'}")
     trainer.accelerator.end_training()
-    if args.world_size > 1: time.sleep(1)  # see below
+    if args.world_size > 1: time.sleep(1)  # threads of the backend still want Python's lock for a moment
 
 # %% ../nbs/17_cli.ipynb #6e30594d
 def _start(models: ScratchModelArguments, rows: Dataset, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -91,17 +91,20 @@ def _margin(value: Any, number: int) -> float:
     if isinstance(value, Real) and 0 <= value < math.inf: return float(value)
     _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
 
-# %% ../nbs/07_reward.ipynb #3804d12b
+# %% ../nbs/07_reward.ipynb #0abf42d1
 def decided_pairs(
-    data: Dataset,  # perhaps lines of `label_preferences`: columns choice and again, beside chosen and rejected
+    data: Dataset,  # perhaps lines of `label_preferences`: columns choice, again and pair, beside chosen and rejected
 ) -> Dataset:
-    "Of such lines the first choices that stand and were no tie; any other data as they are. Raises ValueError where none is left."
-    if not {"choice", "again", *ANSWERS} <= set(data.column_names): return data
-    standing: list[tuple[int, str, bool]] = []
-    for i, (choice, again) in enumerate(zip(data["choice"], data["again"])):
-        if choice != "undo": standing.append((i, choice, again))
-        elif standing: standing.pop()
-    kept = [i for i, choice, again in standing if choice in ("1", "2") and not again]
+    """Of such lines the first choices that stand and were no tie; any other data as they are.
+    Raises ValueError where none is left, or where lines are missing."""
+    if not {"choice", "again", "pair", *ANSWERS} <= set(data.column_names): return data
+    standing: list[tuple[int, str, bool, int]] = []
+    for i, row in enumerate(zip(data["choice"], data["again"], data["pair"])):
+        if row[0] != "undo": standing.append((i, *row))
+        elif not standing or standing.pop()[-1] != row[-1]:
+            raise ValueError(f"row {i} takes back a choice for pair {row[-1]}, which is not the one before it: lines of "
+                             "label_preferences were left out or shuffled. Give the whole file, or load_preferences.")
+    kept = [i for i, choice, again, _ in standing if choice in ("1", "2") and not again]
     if not kept:
         raise ValueError(f"of {len(data)} choices none is left that decides: the others are ties, second showings or "
                          "were taken back. Label more, or draw pairs that differ more.")

@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import load_scorer, scorer_from, scorer_head, sequence_scores
-from rlhf_nb.reward import (RewardConfig, RewardTrainer, bradley_terry_loss, calibration, calibration_error, calibration_plot, call_reward, center_rewards, encode_pairs,
+from rlhf_nb.reward import (RewardConfig, RewardTrainer, bradley_terry_loss, calibration, calibration_error, calibration_plot, call_reward, center_rewards, decided_pairs, encode_pairs,
                             load_reward_model, pair_accuracy, pair_batch, preference_metrics, reversed_labels, score_texts)
 from rlhf_nb.tldr import edit_pairs
 
@@ -505,3 +505,14 @@ def test_two_processes_measure_what_one_does(tmp_path):
     one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
     assert np.allclose(one["logs"], two["logs"], atol=1e-5) and np.allclose(one["found"], two["found"], atol=1e-5)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one["weights"], two["weights"]))
+
+
+# ---- Files of labels ----
+
+# catches: a choice that was taken back and is learned because its line went into another split, a shuffle that takes back somebody else's
+@pytest.mark.parametrize("rows, said", [([0, 2, 3], "row 1 takes back a choice for pair 1"), ([2, 0, 1, 3], "row 0 takes back")])
+def test_label_lines_out_of_order(rows, said):
+    keys = [("1", 0), ("2", 1), ("undo", 1), ("2", 1)]
+    lines = Dataset.from_list([dict(chosen=f"{key}{i}", rejected="-", choice=key, again=False, pair=pair) for i, (key, pair) in enumerate(keys)])
+    assert decided_pairs(lines)["chosen"][:] == ["10", "23"]
+    with pytest.raises(ValueError, match=said): decided_pairs(lines.select(rows))
