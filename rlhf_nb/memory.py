@@ -140,26 +140,28 @@ def layer_activations(
     middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
     return norms + inputs + attention + middle
 
-# %% ../nbs/16_memory.ipynb #c772debe
+# %% ../nbs/16_memory.ipynb #9905e07f
 def model_activations(
     size: ModelSize,
     form: Precision,
     rows: int,           # of a micro-batch
     length: int,         # tokens of a row, prompt and response
     checkpointing: bool, # each layer keeps its input alone
+    read: int | None = None,  # positions of a row that the head reads; None: all, as a value model's does
 ) -> float:              # bytes
     "What a whole body keeps: its layers, the last norm, and what the head reads."
     layer = form.stream * size.hidden if checkpointing else layer_activations(size, form, length)
     last = (4 + form.stream if size.rms else form.stream) * size.hidden
-    return rows * length * (size.layers * layer + last + form.matmul * size.hidden)
+    of_head = form.matmul * size.hidden * (length if read is None else read)
+    return rows * (length * (size.layers * layer + last) + of_head)
 
-# %% ../nbs/16_memory.ipynb #b95adae6
+# %% ../nbs/16_memory.ipynb #4581b72e
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
 
 def logits_bytes(
     size: ModelSize,
     tokens: int,         # response tokens of a micro-batch
-    copies: float = 6,   # float32 copies of [tokens, V] that live at a time: 6 in a backward pass, 5 without a gradient
+    copies: float = 2,   # float32 copies of [tokens, V] that live at a time
 ) -> float:
     "The chunk of the vocabulary that `response_logprobs` has in hand."
     return 4 * copies * size.vocab * min(tokens, max(1, CHUNK // size.vocab))
@@ -327,7 +329,7 @@ def _whole_logits(setup: PPOSetup, rows: int, backward: bool) -> float:
     if setup.layout != "zero3": return 0
     return rows * (2 * setup.response_length + 1) * policy.vocab * setup.form.matmul * (2 if backward else 1)
 
-# %% ../nbs/16_memory.ipynb #a686168e
+# %% ../nbs/16_memory.ipynb #13829e40
 def _rollout(setup: PPOSetup) -> dict[str, float]:
     policy, rows = setup.sizes[0], setup.rows
     return dict(kv=kv_cache(policy, setup.form, rows, setup.length - 1),
@@ -339,29 +341,36 @@ def _score(setup: PPOSetup) -> dict[str, float]:
     rows, form = setup.rows, setup.form
     widest = max((_passing(m, setup, rows * setup.length) for m in [policy, *frozen]))
     return dict(activations=widest, logits=_whole_logits(setup, rows, False)
-                + logits_bytes(policy, rows * setup.response_length, 5))
+                + logits_bytes(policy, rows * setup.response_length, 5 if setup.layout == "zero3" else 2))
 
-# %% ../nbs/16_memory.ipynb #fafba20a
+# %% ../nbs/16_memory.ipynb #7cf305f6
 def _update(setup: PPOSetup) -> dict[str, float]:
-    "The largest of three moments: forward is over; the head goes backward; a checkpointed layer is worked out again."
+    "The largest of four moments: the head's forward; forward is over; its backward; a checkpointed layer worked out again."
     policy, value, _ = setup.sizes
     rows, form, n = setup.per_device_train_batch_size, setup.form, setup.per_device_train_batch_size * setup.length
     models = [policy] + ([value] if value else [])
-    kept = sum(model_activations(m, form, rows, setup.length, setup.checkpointing) for m in models)
+    reads = (setup.length if setup.layout == "zero3" else setup.response_length, setup.length)
+    kept, *of_value = [model_activations(m, form, rows, setup.length, setup.checkpointing, read)
+                       for m, read in zip(models, reads)]
     whole_layer = [replace(m, learns=ModelSize.learns) for m in models]  # inputs of frozen matrices pass by
     again = max(n * layer_activations(m, form, setup.length) for m in whole_layer) if setup.checkpointing else 0
     tokens, copies = rows * setup.response_length, _copies(setup, "update")
-    whole = _whole_logits(setup, rows, True)
-    chunked = tokens > CHUNK // policy.vocab  # then no chunk is kept: each is worked out again
     again_copies = 2 * policy.layer if form.autocast and setup.checkpointing else copies
-    held = whole / 2 + logits_bytes(policy, tokens, 4)
-    moments = [dict(activations=kept, copies=copies,
-                    logits=whole / 2 + logits_bytes(policy, tokens, 5) if chunked else held),
-               dict(activations=kept, copies=0 if setup.checkpointing else copies,
-                    logits=whole + logits_bytes(policy, tokens)),
-               dict(activations=kept + again + 2 * n * form.stream * policy.hidden,
-                    logits=held if value and not chunked else 0, copies=again_copies)]
+    held, first, back = _held_logits(setup, tokens)
+    moments = [dict(activations=kept, copies=copies, logits=first),
+               dict(activations=kept + sum(of_value), copies=copies, logits=held),
+               dict(activations=kept, copies=0 if setup.checkpointing else copies, logits=back),
+               dict(activations=kept + sum(of_value) + again + 2 * n * form.stream * policy.hidden,
+                    logits=held if value else 0, copies=again_copies)]
     return max(moments, key=lambda rows: sum(rows.values()))
+
+def _held_logits(setup: PPOSetup, tokens: int) -> tuple[float, float, float]:
+    "Logits and what is like them: kept until the backward pass; in hand in the head's forward; in its backward."
+    policy, whole = setup.sizes[0], _whole_logits(setup, setup.per_device_train_batch_size, True)
+    if setup.layout != "zero3": return 0, logits_bytes(policy, tokens), logits_bytes(policy, tokens)
+    chunked = tokens > CHUNK // policy.vocab  # then no chunk is kept: each is worked out again
+    kept = whole / 2 + (0 if chunked else logits_bytes(policy, tokens, 4))
+    return kept, whole / 2 + logits_bytes(policy, tokens, 5), whole + logits_bytes(policy, tokens, 6)
 
 # %% ../nbs/16_memory.ipynb #5742b997
 ROWS = dict(weights="weights: policy, value model", frozen="weights: reference, reward model", optimizer="optimizer",

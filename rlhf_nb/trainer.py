@@ -495,13 +495,15 @@ class _Places(_Precisions):
         config.pop("train_batch_size", None)
         return deepspeed.initialize(model=model.eval(), config=config)[0].module
 
-# %% ../nbs/15_trainer.ipynb #dea119aa
+# %% ../nbs/15_trainer.ipynb #7c874a37
 class _Models(_Places):
     "Policy, reference and value model, asked about a rollout."
-    def _forward(self, *rows: Tensor, detach: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        "Log-probs, entropy and values; the same call in the rollout and in the update."
+    def _forward(self, *rows: Tensor, detach: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
+        "Log-probs, entropy and values; the same call in the rollout, where nobody reads the entropy, and in the update."
+        entropy = ("learn" if self.args.entropy_coef and not detach else "look") if torch.is_grad_enabled() else None
         with self.accelerator.autocast():
-            return self.model_wrapped(response_logprobs, *rows, detach=detach, temperature=self.args.temperature)
+            return self.model_wrapped(response_logprobs, *rows, detach=detach, temperature=self.args.temperature,
+                                      entropy=entropy)
 
     def _reference(self) -> tuple[nn.Module, Callable]:
         "The reference, and what is entered while it is asked: nothing, or the policy's adapter off."
@@ -522,7 +524,7 @@ class _Models(_Places):
                                               ref_context=as_reference),)
         with layer_by_layer(self.model_wrapped): return self._lend(ref, lambda ref: self._by_chunks(r, full)[0])
 
-# %% ../nbs/15_trainer.ipynb #a89f2b00
+# %% ../nbs/15_trainer.ipynb #12ebea66
 class _Rollouts(_Models):
     "Phase one: the policy writes, and three models say what they think of every token."
     @torch.no_grad()
@@ -546,9 +548,9 @@ class _Rollouts(_Models):
                     columns=batch.get("columns", {}),
                     info=dict(update=self.update_count, episode=self.update_count * args.batch_size, seed=args.seed,
                               kl_coef=self.controller.value, temperature=args.temperature))
-        logprobs, _, values = self._by_chunks(r, lambda rows: self._forward(*rows))
+        logprobs, values = self._by_chunks(r, lambda rows: self._forward(*rows)[::2])
         ref, as_reference = self._reference()
-        of_rows = lambda rows: response_logprobs(ref, *rows, args.temperature)[:1]
+        of_rows = lambda rows: response_logprobs(ref, *rows, args.temperature, entropy=None)[:1]
         with as_reference(): ref_logprobs, = self._lend(ref, lambda ref: self._by_chunks(r, of_rows))
         return r.with_(logprobs=logprobs, ref_logprobs=ref_logprobs, kl=self._kl(r, logprobs, ref_logprobs),
                        values=values * r.mask, engine_logprobs=None if said is None else said[:, :width])

@@ -63,11 +63,12 @@ def test_activations_are_those_that_are_kept(name, form, checkpointing, shape):
     h, layers, rows, prompt, response = shape
     config = configs(h, layers)[name]
     policy, value = model_size(config), model_size(config, scorer=True)
-    want = logits_bytes(policy, rows * response, 4)
-    want += sum(model_activations(m, FORMS[form], rows, prompt + response, checkpointing) for m in (policy, value))
+    want = sum(model_activations(m, FORMS[form], rows, prompt + response, checkpointing, read)
+               for m, read in ((policy, response), (value, None)))
     if form == "autocast": want += 2 * (policy.vocab * h + h if checkpointing else policy.matrices + value.matrices)
     got = kept(config, form, checkpointing, rows, prompt, response)
-    assert abs(want / got - 1) < (0.06 if checkpointing else 0.02), (want, got)
+    if name == "gpt2" and checkpointing: want += 2 * rows * (prompt + response) * (prompt + response + 8)  # layers are given mask and positions
+    assert abs(want / got - 1) < (0.04 if checkpointing else 0.02), (want, got)
 
 
 # catches: a cache of two bytes under autocast, a column too many, heads counted instead of key heads
