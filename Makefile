@@ -8,7 +8,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-BENCH ?= mini_tldr_seeds
+BENCH ?=
 
 BIN := $(VENV)/bin
 SET_UP := settings.ini setup.py constraints.txt
@@ -71,10 +71,13 @@ docs: dev  ## the site in _docs/: every page, and the API from the docstrings. R
 	@$(TEST_ENV) $(BIN)/python docs/build.py $(ARGS)
 	@echo "make docs: open _docs/index.html"
 
-bench: $(VENV)/.installed  ## one of benchmarks/. Options: make bench BENCH=mini_tldr_seeds ARGS=""
-	@test -f benchmarks/$(BENCH).py \
-		|| { echo "make: there is no benchmarks/$(BENCH).py. Name one of those that are there: BENCH=NAME." >&2; exit 2; }
-	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+# What `make bench` runs: all of it on a CPU, the one that fetches the peer's packages last.
+CPU_BENCHES := memory scaling sampler pipeline ppo_vs_trl
+
+bench: $(VENV)/.installed  ## measure on this CPU, 15 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/
+	@for name in $(or $(BENCH),$(CPU_BENCHES)); do test -f benchmarks/$$name.py \
+		|| { echo "make: there is no benchmarks/$$name.py. Name one of those that are there: BENCH=NAME." >&2; exit 2; }; done
+	@for name in $(or $(BENCH),$(CPU_BENCHES)); do echo "$(BIN)/python benchmarks/$$name.py $(ARGS)" && $(BIN)/python benchmarks/$$name.py $(ARGS); done
 
 clean:  ## remove what builds and tests leave behind. Runs and the virtual environment stay
 	rm -rf _docs _proc build dist .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
 """One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time it is told to.
 
-Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file but the twenty lines that make
-the trainer. Commands come as JSON lines on stdin, answers go as JSON lines to stdout; what the trainers print goes to stderr.
+Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file, and of common.py, but the lines that
+make the trainer. Commands come as JSON lines on stdin, answers go as JSON lines to stdout; what the trainers print goes to stderr.
 
 Counted and timed in the same way on both sides, from outside the trainers:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
@@ -9,7 +9,7 @@ Counted and timed in the same way on both sides, from outside the trainers:
 - optimizer steps: by a hook on every torch optimizer;
 - tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions, and `real` ones, not padding).
 
-Both trainers draw by `torch.multinomial`. `Dice` stands around it, draws as it would, and then sees to it that the i-th response
+Both trainers draw by `torch.multinomial`. `Dice` (common.py) stands around it, draws as it would, and then sees to it that the i-th response
 of the n-th update has the length that the setting says, which makes tokens equal; it never draws the pad token, which the peer
 would take for the end. Log-probs are not touched, and what it costs (three small tensor operations a token) both sides pay.
 """
@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import gc
 import json
-import math
 import os
 import resource
 import sys
@@ -29,42 +28,7 @@ from types import SimpleNamespace
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-PAD, EOS = 0, 1
-
-
-def prompt_lengths(s: dict) -> list[int]:
-    "Evenly spread from the shortest to the longest."
-    low, high = s["prompts"]
-    return [low + i % (high - low + 1) for i in range(s["batch"])]
-
-
-def response_lengths(s: dict) -> list[int]:
-    "All full, or the quantiles of a geometric law with mean `mean_length`, cut off at `response`."
-    if s["mean_length"] is None: return [s["response"]] * s["batch"]
-    stay = math.log(1 - 1 / s["mean_length"])
-    return [min(s["response"], math.ceil(math.log(1 - (i + 0.5) / s["batch"]) / stay)) for i in range(s["batch"])]
-
-
-class Dice:
-    "torch.multinomial, but for when a response ends. Rows that have ended may stay in the batch or leave it."
-    def __init__(self, lengths: list[int], limit: int, seed: int = 0):
-        self.draw, self.plain, self.limit, self.seed = torch.multinomial, torch.tensor(lengths), limit, seed
-        self.t, self.rollouts, self.calls, self.drawn = max(lengths), 0, 0, 0
-
-    def __call__(self, probs: torch.Tensor, num_samples: int = 1, *args, **kwargs) -> torch.Tensor:
-        drawn = self.draw(probs, num_samples, *args, **kwargs)
-        self.calls += 1
-        if self.t == int(self.plain.max()):  # the one before has ended: a new rollout, its lengths in another order
-            order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(self.seed + self.rollouts))
-            self.lengths, self.t, self.rollouts = self.plain[order], 0, self.rollouts + 1
-        self.t += 1
-        left = self.lengths[self.lengths >= self.t]
-        ends = (self.lengths if len(drawn) == len(self.lengths) else left) == self.t
-        if len(drawn) not in (len(self.lengths), len(left)):
-            raise RuntimeError(f"{len(drawn)} rows are drawn, wanted {len(self.lengths)}, or {len(left)} without those that have ended")
-        self.drawn += len(left)
-        drawn = torch.where(drawn <= EOS, drawn + 2, drawn)
-        return drawn.masked_fill(ends[:, None], EOS) if self.t < self.limit else drawn  # at the limit rows are cut off
+from common import PAD, Dice, in_phases, make_prompts, rate, response_lengths, settings
 
 
 class Counts:
@@ -107,18 +71,6 @@ class Gate:
     def __len__(self) -> int: return 1
 
     def __getattr__(self, name: str): return getattr(self.inner, name)
-
-
-def rate(shapes: list[list[int]], seconds: float) -> float:
-    "FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several passes."
-    pairs = [(torch.randn(m, k), torch.randn(n, k), torch.empty(m, n)) for m, k, n in shapes]
-    best, end = math.inf, time.perf_counter() + seconds
-    with torch.no_grad():
-        while time.perf_counter() < end or best == math.inf:
-            start = time.perf_counter()
-            for a, b, out in pairs: torch.mm(a, b.T, out=out)
-            best = min(best, time.perf_counter() - start)
-    return sum(2 * m * k * n for m, k, n in shapes) / best
 
 
 class Desk:
@@ -172,32 +124,12 @@ def profiled(path: Path, kind: str):
     with open(path, "a", encoding="utf-8") as file: file.write(text)
 
 
-def settings(s: dict, folder: Path) -> dict:
-    "The settings that both trainers know, by the same names."
-    return dict(output_dir=str(folder / "out"), per_device_train_batch_size=s["micro"], gradient_accumulation_steps=s["batch"] // s["micro"],
-                num_mini_batches=s["mini_batches"], num_ppo_epochs=s["epochs"], total_episodes=1000 * s["batch"], response_length=s["response"],
-                temperature=1.0, local_rollout_forward_batch_size=s["batch"], num_sample_generations=0, bf16=False, use_cpu=True,
-                gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True, seed=0)
-
-
 def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of) -> None:
     "This project's trainer."
-    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+    from rlhf_nb.trainer import PPOConfig
 
-    class Gated(PPOTrainer):
+    class Gated(in_phases(lambda name: torch.profiler.record_function(f"phase: {name}"))):
         def get_train_dataloader(self): return Gate(super().get_train_dataloader(), desk_of(None))
-
-        def update(self, r):
-            with torch.profiler.record_function("phase: update"): return super().update(r)
-
-        def rollout(self, batch):
-            with torch.profiler.record_function("phase: rollout"): return super().rollout(batch)
-
-        def score(self, r):
-            with torch.profiler.record_function("phase: score"): return super().score(r)
-
-        def advantages(self, r):
-            with torch.profiler.record_function("phase: advantages"): return super().advantages(r)
 
     args = PPOConfig(**settings(s, folder), stop_token="eos")
     Gated(args, tokenizer, train_dataset=data, **parts).train()
@@ -223,15 +155,13 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(asked.threads)
-    from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
     s = json.loads((asked.folder / "setting.json").read_text())
     load = dict(policy=AutoModelForCausalLM, reward=AutoModelForSequenceClassification, value=AutoModelForSequenceClassification)
     policy, reward, value = (kind.from_pretrained(asked.folder / name, dtype=torch.float32) for name, kind in load.items())
     parts = dict(model=policy, ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=torch.float32),
                  reward_model=reward, value_model=value)
-    draws = torch.Generator().manual_seed(0)
-    data = Dataset.from_dict(dict(input_ids=[torch.randint(2, s["vocab"], (n,), generator=draws).tolist() for n in prompt_lengths(s)]))
+    data = make_prompts(s)
     torch.multinomial = dice = Dice(response_lengths(s), s["response"])
     counts = Counts(policy)
     desk_of = lambda collect: Desk(counts, dice, answers, collect)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'response_mask', 'reached_stop', 'last_index',
-           'masked_sum', 'masked_mean', 'masked_var', 'whiten']
+__all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'close_up', 'response_columns', 'response_mask',
+           'reached_stop', 'last_index', 'masked_sum', 'masked_mean', 'masked_var', 'whiten']
 
 # %% ../nbs/01_masks.ipynb #e0ea1f19
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
@@ -63,6 +63,28 @@ def check_left_padded(
     if prompt_mask.shape[1] == 0 or not bool(prompt_mask[:, -1].all()):
         raise ValueError("a prompt does not end in the last column of prompt_mask: pad prompts on the left "
                          "(masks.left_pad), and drop empty ones.")
+
+# %% ../nbs/01_masks.ipynb #7bb8aaaa
+def close_up(
+    ids: Tensor,   # [B, L]
+    mask: Tensor,  # [B, L] true on real tokens
+    pad_to_multiple_of: int = 1,
+) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], W the longest row's length, rounded up to such a multiple, L at most
+    "The same rows with their real tokens side by side on the left, in order."
+    width = -(-int(mask.sum(1).max()) // pad_to_multiple_of) * pad_to_multiple_of
+    order = (~mask.bool()).long().argsort(dim=1, stable=True)[:, :width]
+    return ids.gather(1, order), mask.gather(1, order)
+
+# %% ../nbs/01_masks.ipynb #2eede886
+def response_columns(
+    real: Tensor,         # [B, L] true on real tokens, prompt before response, wherever they stand
+    prompt_mask: Tensor,  # [B, P] true on real tokens of the prompts
+    count: int,           # response tokens
+) -> Tensor:              # [B, count] columns of real, the last one where the row ends before
+    "The column in front of each response token: where the model stands when it chooses that token."
+    tokens = prompt_mask.sum(1, keepdim=True)
+    before = (real.long().cumsum(1) == tokens).long().argmax(1, keepdim=True)
+    return (before + torch.arange(count, device=real.device)).clamp(max=real.shape[1] - 1)
 
 # %% ../nbs/01_masks.ipynb #97addce7
 def _is_stop(response_ids: Tensor, stop_ids: list[int]) -> Tensor:

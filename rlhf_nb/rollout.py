@@ -49,7 +49,7 @@ class Sample(NamedTuple):
     mask: Tensor          # [B, T] true up to and on the stop token
     stopped: Tensor       # [B] true where the row reached its stop token
 
-# %% ../nbs/08_rollout.ipynb #76315144
+# %% ../nbs/08_rollout.ipynb #e76654a2
 @torch.no_grad()
 def sample(
     model: nn.Module,      # a causal language model
@@ -75,9 +75,9 @@ def sample(
     ends, cache = torch.tensor(list(stop_ids), device=device), DynamicCache(config=model.config)
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
     for t in range(response_length):
-        logits = _next_logits(model, token, seen, places, cache)
-        probs = truncate_logits(logits.float() / temperature, top_k, top_p).softmax(-1)
-        token = torch.multinomial(probs, 1, generator=generator)
+        # in one expression, so that of a large vocabulary no copy outlives its use
+        token = torch.multinomial(truncate_logits(_next_logits(model, token, seen, places, cache).float() / temperature,
+                                                  top_k, top_p).softmax(-1), 1, generator=generator)
         ids[rows, t], mask[rows, t] = token[:, 0], True
         done = torch.isin(token[:, 0], ends)
         if stop_strings is not None: done |= stop_strings(ids[rows, : t + 1], None).to(device)

@@ -1,4 +1,4 @@
-"The comparison with the published trainer: what it counts, what it refuses, and the form of what it writes. The peer is not needed."
+"The benchmarks: what they count, what they refuse, and the form of what they write. No figure is held to a time, and the peer is not needed."
 from __future__ import annotations
 
 import io
@@ -12,8 +12,13 @@ import torch
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import common
+import memory
+import pipeline
 import ppo_side
 import ppo_vs_trl as bench
+import sampler
+import scaling
 
 SIZES = bench.SMALL | dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=8, batch=8, micro=4, epochs=2, mini_batches=2)
 WANTED = bench.tokens(SIZES)
@@ -34,25 +39,25 @@ def results(found: dict[str, list[dict]]) -> dict:
 
 # catches: a mean that forgets the cut, a law that is not geometric, lengths of 0, and lengths above the limit
 def test_lengths_follow_the_geometric_law():
-    lengths = bench.response_lengths(bench.SMALL | dict(mean_length=16, batch=4096, response=10_000))
+    lengths = common.response_lengths(bench.SMALL | dict(mean_length=16, batch=4096, response=10_000))
     assert sum(lengths) / 4096 == pytest.approx(16, rel=0.01)
     for n in (1, 10, 30): assert sum(x > n for x in lengths) / 4096 == pytest.approx((15 / 16) ** n, abs=0.001)
-    cut = bench.response_lengths(bench.SETTINGS["early"])
-    assert min(cut) == 1 and max(cut) == 48 and set(bench.response_lengths(bench.SMALL)) == {48}
+    cut = common.response_lengths(bench.SETTINGS["early"])
+    assert min(cut) == 1 and max(cut) == 48 and set(common.response_lengths(bench.SMALL)) == {48}
 
 
 # catches: dice that end the wrong row once finished rows have left, that give the pad token, or that begin the next rollout late
 @pytest.mark.parametrize("leaves", [True, False])
 def test_dice_give_each_rollout_the_lengths(leaves):
-    dice = ppo_side.Dice([1, 3, 3, 5], 5)
+    dice = common.Dice([1, 3, 3, 5], 5)
     for _ in range(3):
         alive, lengths = torch.arange(4), torch.zeros(4, dtype=torch.long)
         for t in range(1, 6):
             rows = alive if leaves else torch.arange(4)
             drawn = dice(torch.tensor([[0.4, 0.4, 0.1, 0.1]]).expand(len(rows), 4), 1)[:, 0]
-            ended = rows[drawn == ppo_side.EOS]
+            ended = rows[drawn == common.EOS]
             ended = ended[torch.isin(ended, alive)]
-            assert not (drawn == ppo_side.PAD).any()
+            assert not (drawn == common.PAD).any()
             lengths[ended] = t
             alive = alive[~torch.isin(alive, ended)]
         assert sorted(lengths.tolist()) == [0, 1, 3, 3]  # the longest is cut off by the limit: it does not stop
@@ -62,7 +67,7 @@ def test_dice_give_each_rollout_the_lengths(leaves):
 
 # catches: dice that go on silently when the sampler's rows are not those that they take them for
 def test_dice_refuse_rows_that_they_do_not_know():
-    dice = ppo_side.Dice([1, 3, 3, 5], 5)
+    dice = common.Dice([1, 3, 3, 5], 5)
     with pytest.raises(RuntimeError, match="3 rows are drawn, wanted 4"): dice(torch.ones(3, 4), 1)
 
 
@@ -118,6 +123,15 @@ def test_summary_and_table():
     assert all(word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75 %"))
 
 
+# catches: a target that is held against the other rate of gc, a share that is taken for a ratio, checks that need the peer
+def test_targets_of_the_comparison():
+    found = dict(ours=[update(seconds=2.0)], peer=[update(seconds=3.0)], peer_no_gc=[update(seconds=4.0)])
+    kept = results(found)
+    kept["runs"][0]["share_of_rate"]["ours"]["own_shapes"] = 0.75
+    assert [(c["found"], c["wanted"], c["reached"]) for c in bench.checks(kept)] == [(1.5, 1.8, False), (2.0, 1.8, True), (0.75, 0.75, True)]
+    assert len(bench.checks(results(dict(ours=[update()])))) == 1
+
+
 # catches: a plot that needs the peer, or that is not written
 @pytest.mark.parametrize("sides", [("ours",), ("ours", "peer", "peer_no_gc")])
 def test_plot(tmp_path, sides):
@@ -167,3 +181,233 @@ def test_our_side_does_the_work_that_is_asked(tmp_path, mean):
 def test_a_side_that_ends_early_says_why(tmp_path):
     (tmp_path / "setting.json").write_text("{")
     with pytest.raises(SystemExit, match="JSONDecodeError"): bench.Side("ours", sys.executable, tmp_path, 1)
+
+
+# ---- What the benchmarks share ----
+
+TINY = SIZES | dict(batch=4, micro=4, epochs=1, mini_batches=1)
+
+
+# catches: a check that calls a missed figure reached, or hides it
+def test_checks_are_printed_with_their_figure():
+    from rich.console import Console
+    checks = [common.at_least("speed", 1.5, 1.8), common.at_least("share", 0.75, 0.75, ".0%"), common.at_most("growth", 1.3, 1.2), common.at_most("chunks", 1, 1)]
+    assert [c["reached"] for c in checks] == [False, True, False, True]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(common.verdicts(checks))
+    lines = [line for line in console.export_text().splitlines() if "reached" in line and "What" not in line]
+    assert ["not reached" in line for line in lines] == [True, False, True, False] and "1.50" in lines[0] and "at least 1.80" in lines[0] and "75%" in lines[1]
+
+
+# catches: a clock that loses the time before the first mark's end, counts a stage twice, or goes on after its reading
+def test_clock_gives_each_moment_to_one_name(monkeypatch):
+    moments = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 17.0])
+    monkeypatch.setattr(common.time, "perf_counter", lambda: next(moments))
+    clock = common.Clock()
+    for name in ("a", "b", "a", None): clock.mark(name)
+    clock.mark(None)
+    with clock("c"): pass
+    assert clock.read() == dict(a=1.0 + 3.0, b=2.0, c=2.0) and clock.read() == {}
+
+
+# catches: dice that stay on the table, a trainer whose phases are not seen, and rows that are not those of the setting
+def test_trainer_of_a_setting(tmp_path):
+    from contextlib import contextmanager
+    seen, plain = [], torch.multinomial
+    @contextmanager
+    def around(name):
+        seen.append(name)
+        yield
+    trainer = common.make_trainer(TINY, tmp_path, common.in_phases(around))
+    with common.dice(TINY) as dice: trainer.step()
+    assert seen == list(common.PHASES) and torch.multinomial is plain and dice.drawn == 4 * 8
+    assert sorted(map(len, trainer.train_dataset["input_ids"])) == [3, 4, 5, 6]
+
+
+# catches: options that would fail, or lie, only after minutes
+@pytest.mark.parametrize(("module", "words", "said"), [
+    (scaling, ["--rounds", "3"], "--rounds is 3"), (pipeline, ["--threads", "0"], "positive"), (sampler, ["--output", "x.txt"], ".json"),
+    (sampler, ["--batches", "0"], "--batches"), (memory, ["--workers", "0"], "--workers"), (pipeline, ["--hidden", "100"], "invalid choice"),
+])
+def test_options_are_refused(module, words, said, capsys):
+    with pytest.raises(SystemExit): module.main(words)
+    assert said in capsys.readouterr().err
+
+
+# ---- memory.py ----
+
+# catches: a ledger that counts views, forgets what ends, misses a peak that has passed, or keeps the last phase's peak
+def test_ledger_counts_each_storage_while_it_lives():
+    ledger = memory.Ledger(vocab=10, hidden=4)
+    with ledger:
+        a = torch.zeros(5, 3)
+        view, b = a[1:].t(), torch.zeros(5, 3)
+        b += 1
+        del b
+    assert ledger.now == dict(weights=0, logits=0, rest=60) and ledger.told()["aside"] == 120
+    ledger.begin()
+    assert ledger.told()["aside"] == 60
+    del a
+    assert ledger.now["rest"] == 60  # the view holds it
+    del view
+    assert ledger.now["rest"] == 0
+
+
+# catches: weights taken for logits (transposed too), logits for weights, masks that are only expanded, and a largest tensor that is not
+def test_ledger_knows_the_vocabulary():
+    ledger = memory.Ledger(vocab=10, hidden=8)
+    with ledger:
+        weight = torch.zeros(10, 8)
+        turned, logits, mask = weight.t(), torch.zeros(2, 3, 10), torch.zeros(7, 1).expand(7, 10)
+        more, wide = logits + 1, logits.expand(5, 2, 3, 10)
+    assert ledger.now == dict(weights=320, logits=2 * 240, rest=28)
+    assert ledger.told()["largest"] == 60 and ledger.told()["logits"] == 480 and turned.shape == (8, 10) and len(mask) == 7 and len(wide) == 5
+    del logits, more, wide
+    assert ledger.now["logits"] == 0 and ledger.told()["logits"] == 480
+
+
+# catches: a ledger that does not see the backward pass
+def test_ledger_sees_gradients():
+    x, ledger = torch.randn(5, 3, requires_grad=True), memory.Ledger(10, 4)
+    with ledger: (x * x).sum().backward()
+    assert ledger.now["rest"] == 60 and ledger.told()["aside"] >= 120
+
+
+# catches: a check that lets the log-probs of all tokens through at once, and a growth of one phase that hides behind another's
+def test_whole_logits_and_growth_are_not_let_through():
+    def point(vocab, peak, largest): return dict(setting=dict(TINY, vocab=vocab), chunk=100, peak=peak, phases=dict(rollout=dict(largest=50), update=dict(largest=largest)))
+    def found(*points): return [c["reached"] for c in memory.checks(dict(sweeps=dict(vocabulary=list(points))))]
+    assert found(point(10, 100, 90), point(20, 100, 100), point(90, 120, 100)) == [True, True]
+    assert found(point(10, 100, 90), point(20, 100, 101), point(90, 121, 100)) == [False, False]
+    ledger, states, head = memory.Ledger(64, 16), torch.randn(40, 16), torch.randn(64, 16)
+    with ledger: (states @ head.t()).log_softmax(-1)  # all tokens at once
+    assert ledger.told()["largest"] == 40 * 64
+    assert not memory.at_most("", ledger.told()["largest"] / (8 * 64), 1.0)["reached"]
+    assert memory.chunk(TINY) == 2**26 // 64 * 64 and memory.chunk(TINY | dict(vocab=2**25, batch=9)) == 9 * 2**25
+
+
+# catches: embeddings, heads, gradients or moments that are forgotten; a process that measures another setting
+def test_point_of_memory():
+    p = memory.point(memory.QUICK)
+    one = 64 * 16 * 4  # policy and reference have two, the others one; policy and value model learn: weight, gradient, two moments
+    assert p["vocabulary_weights_needed"] == one * (4 * 2 + 4 * 1 + 2 + 1)
+    assert p["phases"]["update"]["weights"] >= p["vocabulary_weights_needed"] > p["phases"]["rollout"]["weights"] >= 6 * one
+    assert set(p["phases"]) == set(common.PHASES) and p["peak"] == max(x["aside"] for x in p["phases"].values())
+    assert p["phases"]["rollout"]["largest"] >= 8 * 64 and p["phases"]["score"]["largest"] == 0
+
+
+# ---- scaling.py ----
+
+# catches: an exponent of the wrong side, a fit that small sizes hide, and too few points
+def test_exponents_by_hand():
+    assert scaling.slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2) and scaling.slope([10, 1000], [5, 50]) == pytest.approx(0.5)
+    assert scaling.upper([1, 2, 3, 4]) == [2, 3, 4] and scaling.upper([1, 2]) == [1, 2] and scaling.upper([1, 2, 3, 4, 5, 6, 7, 8]) == [5, 6, 7, 8]
+
+
+# catches: attention counted twice where one kernel calls another, a forgotten backward pass, another phase's time, copies taken for the cache
+def test_attention_of_each_phase():
+    attention, kernel = "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu"
+    events = [("phase: rollout", 0, 100), ("phase: update", 100, 100), (attention, 10, 20), (kernel, 12, 15), ("aten::cat", 40, 5), ("aten::cat", 140, 5),
+              (attention, 110, 7), (f"{kernel}_backward", 150, 11), ("ScaledDotProductFlashAttentionForCpuBackward0", 149, 13), ("aten::mm", 170, 9), (attention, 250, 1)]
+    assert scaling.attention_seconds(events) == pytest.approx(dict(rollout=25e-9, update=18e-9))
+
+
+# catches: a quadratic phase that is let through, attention that is held against a phase, phases of no weight that decide
+def test_what_grows_faster_than_linear_is_not_let_through():
+    def found(sweep, grows):
+        points = [dict(setting=dict(TINY, response=n, batch=n), parameters=n, seconds={name: grows[name](n) for name in common.PHASES},
+                       attention=dict(dict.fromkeys(common.PHASES, 0), update=n**2)) for n in (8, 16, 32)]
+        return scaling.checks(dict(exponents={sweep: scaling.exponents(sweep, points)}))
+    fine = dict(rollout=lambda n: 100 * n, score=lambda n: 50.0, advantages=lambda n: 1e-6 * n**3, update=lambda n: 100 * n + n**2)
+    assert [(c["reached"], round(c["found"], 6)) for c in found("response", fine)] == [(True, 1.0)]
+    assert [c["reached"] for c in found("response", fine | dict(rollout=lambda n: n**2))] == [False]
+    assert [c["reached"] for c in found("batch", fine | dict(update=lambda n: n + n**2))] == [True, False]  # even attention is linear there
+
+
+# ---- sampler.py ----
+
+# catches: a side that writes fewer, longer or other responses, and one that is refused for their order
+def test_other_lengths_are_refused():
+    sampler.check_lengths("ours", [[5] * 3, [6]], [1, 3])
+    for rows in ([[5] * 3], [[5] * 3, [6] * 2], [[5] * 2, [6] * 2]):
+        with pytest.raises(AssertionError, match="generate wrote"): sampler.check_lengths("generate", rows, [1, 3])
+
+
+# catches: medians of all rounds' ratios turned upside down, and tokens counted once a round too many
+def test_rates_by_hand():
+    found = sampler.summary(dict(ours=[1.0, 2.0, 4.0], generate=[3.0, 2.0, 8.0], generate_batch=[1.0, 1.0, 1.0]), 60)
+    assert found == dict(tokens_per_second=dict(ours=30.0, generate=20.0, generate_batch=60.0), times_faster=dict(generate=2.0, generate_batch=0.5))
+
+
+# catches: a stand-in that stays, one that draws the end, and padding on the wrong side
+def test_what_surrounds_the_samplers():
+    ids, mask = sampler.padded([[7], [8, 9]])
+    assert ids.tolist() == [[common.PAD, 7], [8, 9]] and mask.tolist() == [[False, True], [True, True]]
+    plain = torch.multinomial
+    _, drawn = sampler.timed(lambda: torch.multinomial(torch.tensor([[0.5, 0.5, 0.0, 0.0]]), 1), sampler.NeverEnds(), 0)
+    assert drawn.item() in (2, 3) and torch.multinomial is plain
+
+
+# ---- pipeline.py ----
+
+# catches: a softmax taken for a product, the optimizer's work on the embedding for log-probs, views for work
+@pytest.mark.parametrize(("name", "shapes", "optimizing", "wanted"), [
+    ("aten::mm", [[24, 16], [16, 64]], False, "products"), ("aten::addmm", [[16], [24, 16]], False, "products"),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", [[4, 2, 6, 8]], False, "attention"), ("aten::exp_", [[24, 64]], False, "vocabulary"),
+    ("aten::logsumexp", [[24, 64], []], False, "vocabulary"), ("aten::silu", [[4, 6, 32]], False, "body"), ("aten::mul", [[4, 2, 6, 8], []], False, "body"),
+    ("aten::embedding_dense_backward", [[4, 6, 16], [4, 6]], False, "body"), ("aten::_fused_adamw_", [[64, 16]], True, "optimizer"),
+    ("aten::mul", [[4, 8], [4, 8]], True, "optimizer"), ("aten::clamp", [[4, 5], []], False, "loss"), ("aten::sum", [[]], False, "loss"),
+    ("aten::view", [[24, 64]], False, "dispatch"), ("autograd::engine::evaluate_function: MmBackward0", [], False, "dispatch"), ("stage: optimizer", [], True, "dispatch"),
+])
+def test_kinds_of_operations(name, shapes, optimizing, wanted):
+    assert pipeline.group(name, shapes, TINY, optimizing) == wanted
+
+
+# catches: time that is counted in an operation and again in what it calls, and an optimizer that is not told apart
+def test_profile_by_kind():
+    from types import SimpleNamespace as Event
+    stage = Event(name="stage: optimizer", cpu_parent=None, input_shapes=None, self_cpu_time_total=1e6)
+    linear = Event(name="aten::linear", cpu_parent=None, input_shapes=[[24, 16]], self_cpu_time_total=1e6)
+    events = [stage, linear, Event(name="aten::addmm", cpu_parent=linear, input_shapes=[[16]], self_cpu_time_total=4e6),
+              Event(name="aten::_foreach_norm", cpu_parent=Event(name="step", cpu_parent=stage), input_shapes=[], self_cpu_time_total=2e6)]
+    assert pipeline.grouped(events, TINY) == dict(dispatch=1.0, products=5.0, optimizer=2.0)
+
+
+# catches: shares that do not come to one, profiler's time outside of operations taken for the update's, a negative rest
+def test_shares_by_hand():
+    found = pipeline.shares(dict(products=6.0, attention=1.0, dispatch=50.0), 10.0)
+    assert found["products"] == 0.6 and found["dispatch"] == pytest.approx(0.3) and sum(found.values()) == pytest.approx(1)
+    slowed = pipeline.shares(dict(products=6.0, body=2.0), 4.0)
+    assert slowed["products"] == 0.75 and slowed["dispatch"] == 0 and sum(slowed.values()) == 1
+    assert pipeline.of_four(dict(rollout=2.0, update=1.0), 2) == dict(rollout=0.5, update=0.5)
+
+
+# catches: a mark that is missing or late: the head's backward counted as a body's, the value body's as the head's
+def test_stages_follow_the_update(tmp_path):
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+    marks: list[str | None] = []
+    clock = SimpleNamespace(mark=lambda name: marks.append(name) if not marks or marks[-1] != name else None)
+    trainer = common.make_trainer(TINY | dict(micro=2), tmp_path, pipeline.staged(clock, lambda name: nullcontext()))
+    pipeline.mark_bodies(trainer, clock)
+    with common.dice(TINY): r = trainer.advantages(trainer.score(trainer.rollout(trainer._next_batch())))
+    assert marks == []
+    trainer.update(r)
+    forward, backward = ["rest", "bodies", "head", "bodies"], ["rest", "bodies", "head", "bodies"]
+    parts = (len(marks) - 3) // 8  # micro-batches: as many as the trainer makes
+    assert parts >= 1 and marks == (forward + backward) * parts + ["optimizer", "rest", None]
+
+
+# ---- Each of them, quick ----
+
+# catches: a benchmark that does not run, or writes no JSON, no plot or no verdicts
+@pytest.mark.parametrize("module", [memory, scaling, sampler, pipeline], ids=lambda module: module.__name__)
+def test_quick_run(module, tmp_path, capsys):
+    output = tmp_path / "deep" / "found.json"
+    threads = torch.get_num_threads()
+    try: found = module.main(["--quick", "--output", str(output), "--under_load"])
+    finally: torch.set_num_threads(threads)
+    kept, shown = json.loads(output.read_text()), capsys.readouterr().out
+    assert kept == json.loads(json.dumps(found)) and kept["quick"] and kept["environment"]["under_load"] and kept["checks"]
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "quick" in shown and shown.count("reached") > len(kept["checks"])

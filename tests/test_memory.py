@@ -68,7 +68,7 @@ def test_activations_are_those_that_are_kept(name, form, checkpointing, shape):
     if form == "autocast": want += 2 * (policy.vocab * h + h if checkpointing else policy.matrices + value.matrices)
     got = kept(config, form, checkpointing, rows, prompt, response)
     if name == "gpt2" and checkpointing: want += 2 * rows * (prompt + response) * (prompt + response + 8)  # layers are given mask and positions
-    assert abs(want / got - 1) < (0.04 if checkpointing else 0.02), (want, got)
+    assert abs(want / got - 1) < (0.05 if checkpointing else 0.02), (want, got)
 
 
 # catches: a cache of two bytes under autocast, a column too many, heads counted instead of key heads

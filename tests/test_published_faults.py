@@ -45,9 +45,9 @@ def assert_alike(a: dict, b: dict, within: float) -> None:
 class StepsWhereAccelerateWould(PPOTrainer):
     "Counts micro-batches through the whole update and steps at every gradient_accumulation_steps-th, as accelerator.accumulate does."
     seen = 0
-    def _loss(self, r):
+    def _loss(self, r, **closing):
         self.seen += 1
-        return super()._loss(r)
+        return super()._loss(r, **closing)
     def _optimizer_step(self, model): return 0.0 if self.seen % self.args.gradient_accumulation_steps else super()._optimizer_step(model)
 
 
@@ -85,15 +85,15 @@ def test_fault_01_is_seen(ppo, steps, sizes):
 
 class ScalesByAccumulation(PPOTrainer):
     "Divides each micro-batch's loss by the number of micro-batches, which the sum over tokens has already done."
-    def _loss(self, r):
-        loss, found = super()._loss(r)
+    def _loss(self, r, **closing):
+        loss, found = super()._loss(r, **closing)
         return loss / self.args.gradient_accumulation_steps, found | dict(policy=found["policy"] / self.args.gradient_accumulation_steps)
 
 
 class AveragesMicroBatches(PPOTrainer):
     "Logs the mean of the micro-batches' means, as the published trainer does."
-    def _loss(self, r):
-        loss, found = super()._loss(r)
+    def _loss(self, r, **closing):
+        loss, found = super()._loss(r, **closing)
         own = found["tokens"].clone()
         return loss, {name: value / own for name, value in found.items()}
 
@@ -747,8 +747,8 @@ def test_fault_15_a_callback_asks_for_a_log_an_evaluation_and_a_checkpoint(ppo):
 
 class CountsTheRectangle(PPOTrainer):
     "Means over [B, T]."
-    def _loss(self, r):
-        loss, found = super()._loss(r)
+    def _loss(self, r, **closing):
+        loss, found = super()._loss(r, **closing)
         return loss, found | dict(tokens=found["tokens"] * 0 + r.mask.numel())
 
 
@@ -854,22 +854,22 @@ def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
 
 class MeansOfMicroBatches(PPOTrainer):
     "Each micro-batch weighs by its rows, whatever their length: the published trainer's mean of means."
-    def _loss(self, r):
-        loss, found = super()._loss(r)
+    def _loss(self, r, **closing):
+        loss, found = super()._loss(r, **closing)
         return loss / r.mask.sum() * len(r), found
 
 
 class SumsOfMicroBatches(PPOTrainer):
     "Each micro-batch is a mean, and they are added up."
-    def _loss(self, r):
-        loss, found = super()._loss(r)
+    def _loss(self, r, **closing):
+        loss, found = super()._loss(r, **closing)
         return loss / r.mask.sum(), found
 
 
 def check_micro_batches(ppo, kind, dtype, within):
     class Watched(kind):
-        def _loss(self, r):
-            loss, found = super()._loss(r)
+        def _loss(self, r, **closing):
+            loss, found = super()._loss(r, **closing)
             self.losses[-1].append(loss.detach().double() if loss.dim() == 0 else loss)
             return loss, found
         def _optimizer_step(self, model):
