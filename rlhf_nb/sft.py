@@ -203,7 +203,7 @@ class _OrderByLength(LengthGroupedSampler):
         self.drawn, self.again = torch.get_rng_state(), None
         return iter(*broadcast_object_list([list(super().__iter__())]))
 
-# %% ../nbs/06_sft.ipynb #90274ae6
+# %% ../nbs/06_sft.ipynb #450ec075
 class ResumingTrainer(Trainer):
     "Hugging Face's Trainer, which resumes exactly: the model is read as `from_pretrained` does, the rows keep their order."
     _order: _OrderByLength | None = None
@@ -211,7 +211,8 @@ class ResumingTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
         if type(sampler) is not LengthGroupedSampler: return sampler
-        self._order = _OrderByLength(sampler.batch_size, lengths=sampler.lengths, generator=sampler.generator)
+        lengths = list(sampler.lengths)  # a column of a data set answers slowly, one row at a time
+        self._order = _OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
         return self._order
 
     def _order_file(self, folder: str) -> Path: return Path(folder) / f"order_{self.args.process_index}.pt"

@@ -54,7 +54,7 @@ def _setting(default: Any, text: str) -> Any:
     "A field of the configuration with its help text."
     return field(default=default, metadata={"help": text})
 
-# %% ../nbs/15_trainer.ipynb #9219bdf9
+# %% ../nbs/15_trainer.ipynb #11c5253f
 @dataclass
 class _SamplingConfig(TrainingArguments):
     "What is sampled, and where a response ends."
@@ -75,8 +75,8 @@ class _SamplingConfig(TrainingArguments):
                                                "None: in float32. In bfloat16 it costs the exact agreement of rollout "
                                                "and update.")
     micro_batch_tokens: int | None = _setting(None, "With trim_padding, most positions of a forward pass, beside the "
-                                                    "limits on rows. None: 1024 on a CPU, whose cache holds that; "
-                                                    "elsewhere none.")
+                                                    "limits on rows. None: on a CPU what its cache holds, "
+                                                    "2**17 over the model's width; elsewhere none.")
     num_sample_generations: int = _setting(10, "How often in the run evaluation prompts are completed and shown. 0: "
                                                "never.")
     save_rollouts: bool = _setting(False, "Keep each update's rollout as a file under output_dir/rollouts.")
@@ -523,7 +523,7 @@ def micro_batches(
         parts[longest:longest + 1] = [parts[longest][:half], parts[longest][half:]]
     return [torch.tensor(part) for part in parts]
 
-# %% ../nbs/15_trainer.ipynb #5a87f05f
+# %% ../nbs/15_trainer.ipynb #514b0c46
 class _Rows(_Places):
     "Which rows go through a model together."
     def _trims(self) -> bool:
@@ -536,7 +536,8 @@ class _Rows(_Places):
         "Those rows in parts of at most `size`; as many parts on every rank, since sharded weights are fetched together."
         if not self._trims(): return [*rows.split(size)]
         rows, budget = rows.sort().values, self.args.micro_batch_tokens
-        if budget is None and self.accelerator.device.type == "cpu": budget = 1024
+        if budget is None and self.accelerator.device.type == "cpu":
+            budget = min(4096, max(512, 2**17 // self.model.config.get_text_config().hidden_size))
         if self.is_deepspeed_enabled: budget = None  # it expects the number of micro-batches that it was told
         lengths = (r.prompt_mask.sum(1) + r.mask.sum(1)).cpu()[rows]
         parts = micro_batches(lengths, size, budget)
