@@ -54,7 +54,7 @@ def _setting(default: Any, text: str) -> Any:
     "A field of the configuration with its help text."
     return field(default=default, metadata={"help": text})
 
-# %% ../nbs/15_trainer.ipynb #11c5253f
+# %% ../nbs/15_trainer.ipynb #6d7f75a7
 @dataclass
 class _SamplingConfig(TrainingArguments):
     "What is sampled, and where a response ends."
@@ -76,7 +76,8 @@ class _SamplingConfig(TrainingArguments):
                                                "and update.")
     micro_batch_tokens: int | None = _setting(None, "With trim_padding, most positions of a forward pass, beside the "
                                                     "limits on rows. None: on a CPU what its cache holds, "
-                                                    "2**17 over the model's width; elsewhere none.")
+                                                    "2**17 over the model's width; elsewhere none. Without "
+                                                    "effect under DeepSpeed, which counts micro-batches itself.")
     num_sample_generations: int = _setting(10, "How often in the run evaluation prompts are completed and shown. 0: "
                                                "never.")
     save_rollouts: bool = _setting(False, "Keep each update's rollout as a file under output_dir/rollouts.")
