@@ -74,7 +74,7 @@ docs: dev  ## the site in _docs/: every page, and the API from the docstrings. R
 # What `make bench` runs: all of it on a CPU, the one that fetches the peer's packages last.
 CPU_BENCHES := memory scaling sampler pipeline ppo_vs_trl
 
-bench: $(VENV)/.installed  ## measure on this CPU, 15 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/
+bench: $(VENV)/.installed  ## measure on this CPU, 20 to 25 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/
 	@for name in $(or $(BENCH),$(CPU_BENCHES)); do test -f benchmarks/$$name.py \
 		|| { echo "make: there is no benchmarks/$$name.py. Name one of those that are there: BENCH=NAME." >&2; exit 2; }; done
 	@for name in $(or $(BENCH),$(CPU_BENCHES)); do echo "$(BIN)/python benchmarks/$$name.py $(ARGS)" && $(BIN)/python benchmarks/$$name.py $(ARGS); done

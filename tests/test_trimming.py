@@ -13,7 +13,6 @@ from torch import tensor
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
 from transformers import AutoModelForCausalLM
 
-import rlhf_nb.masks
 import rlhf_nb.trainer
 from ppo_fixtures import logs, scored, untimed, weights
 from rlhf_nb.logprobs import response_logprobs
@@ -93,9 +92,8 @@ def test_every_row_is_in_one_part(lengths, most, budget, at_least):
 
 # ---- Updates ----
 
-def updated(ppo, tmp_path, r=None, kind=PPOTrainer, name="neox", **settings) -> tuple:
+def updated(ppo, r=None, kind=PPOTrainer, name="neox", **settings) -> tuple:
     "A rollout of unlike lengths (sampled once), the weights after an update on it, and what it told."
-    from rlhf_nb.models import tiny_policy
     torch.manual_seed(0)
     trainer = ppo(kind=kind, model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])), optim="sgd", learning_rate=0.1, response_length=9,
                   per_device_train_batch_size=4, gradient_accumulation_steps=6, total_episodes=48, entropy_coef=0.01, **settings)
@@ -114,11 +112,11 @@ def check_same(a: tuple, b: tuple) -> None:
 @pytest.mark.parametrize("more", [dict(), dict(num_mini_batches=3), dict(share_value_trunk=True), dict(reward_slot="after_eos"), dict(micro_batch_tokens=20),
                                   dict(micro_batch_tokens=10**6, num_ppo_epochs=1), dict(bootstrap_truncated=True, num_mini_batches=2)], ids=str)
 @pytest.mark.parametrize("name", ["neox", "llama"])
-def test_an_update_is_the_same(ppo, tmp_path, name, more):
-    plain = updated(ppo, tmp_path, name=name, **more, trim_padding=False)
+def test_an_update_is_the_same(ppo, name, more):
+    plain = updated(ppo, name=name, **more, trim_padding=False)
     assert len(set((plain[0].prompt_mask.sum(1) + plain[0].mask.sum(1)).tolist())) > 3
-    check_same(plain, updated(ppo, tmp_path, plain[0], name=name, **more | dict(trim_padding=True)))
-    check_same(plain, updated(ppo, tmp_path, plain[0], name=name, **more))  # float32: on by itself
+    check_same(plain, updated(ppo, plain[0], name=name, **more | dict(trim_padding=True)))
+    check_same(plain, updated(ppo, plain[0], name=name, **more))  # float32: on by itself
 
 
 WRONG = {
@@ -131,21 +129,21 @@ WRONG = {
 
 # catches: a comparison that would let these pass; the rollout's own numbers are compared as well, since one of them spoils only those
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_programs_are_seen(ppo, tmp_path, name, monkeypatch):
+def test_wrong_programs_are_seen(ppo, name, monkeypatch):
     text, (old, new) = Path(rlhf_nb.trainer.__file__).read_text(), WRONG[name]
     assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
     wrong = importlib.util.module_from_spec(importlib.util.spec_from_loader("rlhf_nb.wrong_trainer", loader=None))
     monkeypatch.setitem(sys.modules, wrong.__name__, wrong)
     exec(compile(text.replace(old, new), "wrong_trainer.py", "exec"), wrong.__dict__)
     more = dict(num_mini_batches=2)
-    plain, asked = updated(ppo, tmp_path, trim_padding=False, **more), updated(ppo, tmp_path, trim_padding=True, **more)
+    plain, asked = updated(ppo, trim_padding=False, **more), updated(ppo, trim_padding=True, **more)
     check_same(plain, asked)
     assert (plain[0].logprobs - asked[0].logprobs).abs().max() < 1e-5
     with pytest.raises((AssertionError, IndexError)):
-        r, *found = updated(ppo, tmp_path, kind=wrong.PPOTrainer, trim_padding=True, **more)
+        r, *found = updated(ppo, kind=wrong.PPOTrainer, trim_padding=True, **more)
         assert (plain[0].logprobs - r.logprobs).abs().max() < 1e-5
         check_same(plain, (r, *found))
-        check_same(plain, updated(ppo, tmp_path, plain[0], kind=wrong.PPOTrainer, trim_padding=True, **more))
+        check_same(plain, updated(ppo, plain[0], kind=wrong.PPOTrainer, trim_padding=True, **more))
 
 
 # catches: rows that meet other rows in the update than in the rollout, and add up in another order
