@@ -73,24 +73,31 @@ def shapes(s: dict) -> list[list[int]]:
     return layer_shapes(s, count["real"] // s["epochs"]) * s["layers"] + [[count["response"], s["hidden"], s["vocab"]]]
 
 
-def necessary_flops(s: dict) -> float:
-    "Of one update phase: policy and value model, forward and backward (twice the forward), all epochs."
+def necessary_flops(s: dict, everywhere: bool = False) -> float:
+    """Of one update phase: policy and value model, forward and backward (twice the forward), all epochs.
+
+    Of the last layer, keys and values for every real token, and the rest where a state is read; `everywhere`: all of it for every real token.
+    """
     of = lambda products: sum(2 * m * k * n for m, k, n in products)
-    rows = [p + r for p, r in zip(prompt_lengths(s), response_lengths(s))]
-    body = of(layer_shapes(s, sum(rows)) * s["layers"])
-    attention = s["layers"] * sum(4 * s["hidden"] * n * (n + 1) / 2 for n in rows)
-    heads = of([[tokens(s)["response"], s["hidden"], s["vocab"]], [tokens(s)["response"], s["hidden"], 1]])
-    return 3 * s["epochs"] * (2 * (body + attention) + heads)
+    pairs = [(p, p + r) for p, r in zip(prompt_lengths(s), response_lengths(s))]
+    real, read = sum(n for _, n in pairs), tokens(s)["response"]
+    keys_and_values, rest = layer_shapes(s, real)[:2], layer_shapes(s, real if everywhere else read)[2:]
+    body = of(layer_shapes(s, real) * (s["layers"] - 1) + keys_and_values + rest)
+    attention = sum(4 * s["hidden"] * n * (n + 1) / 2 for _, n in pairs)
+    of_prompts = 0 if everywhere else sum(4 * s["hidden"] * p * (p - 1) / 2 for p, _ in pairs)  # the state before the first answer is read
+    of_last = 0 if everywhere else sum(4 * s["hidden"] * n for _, n in pairs)  # and the one after the last is not
+    heads = of([[read, s["hidden"], s["vocab"]], [read, s["hidden"], 1]])
+    return 3 * s["epochs"] * (2 * (body + s["layers"] * attention - of_prompts - of_last) + heads)
 
 
 class Dice:
-    "torch.multinomial, but for when a response ends. Rows that have ended may stay in the batch or leave it."
-    def __init__(self, lengths: list[int], limit: int, seed: int = 0):
-        self.draw, self.plain, self.limit, self.seed = torch.multinomial, torch.tensor(lengths), limit, seed
+    "A function that draws a token a row, but for when a response ends. Rows that have ended may stay in the batch or leave it."
+    def __init__(self, draw: Callable[..., torch.Tensor], lengths: list[int], limit: int, seed: int = 0):
+        self.draw, self.plain, self.limit, self.seed = draw, torch.tensor(lengths), limit, seed
         self.t, self.rollouts, self.calls, self.drawn = max(lengths), 0, 0, 0
 
-    def __call__(self, probs: torch.Tensor, num_samples: int = 1, *args, **kwargs) -> torch.Tensor:
-        drawn = self.draw(probs, num_samples, *args, **kwargs)
+    def __call__(self, probs: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        drawn = self.draw(probs, *args, **kwargs)
         self.calls += 1
         if self.t == int(self.plain.max()):  # the one before has ended: a new rollout, its lengths in another order
             order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(self.seed + self.rollouts))
@@ -107,10 +114,12 @@ class Dice:
 
 @contextmanager
 def dice(s: dict, seed: int = 0) -> Iterator[Dice]:
-    "Meanwhile responses have the lengths of the setting."
-    plain, torch.multinomial = torch.multinomial, Dice(response_lengths(s), s["response"], seed)
-    try: yield torch.multinomial
-    finally: torch.multinomial = plain
+    "Meanwhile the responses of our trainer have the lengths of the setting."
+    from rlhf_nb import rollout
+    plain = rollout.draw_tokens
+    rollout.draw_tokens = Dice(plain, response_lengths(s), s["response"], seed)
+    try: yield rollout.draw_tokens
+    finally: rollout.draw_tokens = plain
 
 
 def rate(shapes: list[list[int]], seconds: float) -> float:

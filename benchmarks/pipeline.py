@@ -14,7 +14,7 @@ then each body, and around the optimizer (the norm of the gradient and its clipp
 metrics and the trainer's own Python.
 
 Roofline. Necessary FLOPs: every real token through both bodies, causal attention, the head on response positions alone, times 3 for
-forward and backward. The machine's matrix rate is measured in the same run with the same threads, before, between and after, best of
+forward and backward; of the last layer, only keys and values for every real token, the rest where a state is read. The machine's matrix rate is measured in the same run with the same threads, before, between and after, best of
 many passes: products of these very shapes, and one of 1024 x 1024 x 1024. The ratio is necessary FLOPs over update seconds over rate.
 
 What holds the rest: one more update phase under torch's profiler. Each operation's own time goes to matrix products, attention, the vocabulary
@@ -158,12 +158,13 @@ class Size:
 
     def told(self) -> dict:
         middle = lambda what, names: {name: median(r[what].get(name, 0.0) for r in self.rounds) for name in names}
-        phases, flops = middle("phases", PHASES), necessary_flops(self.s)
+        phases, flops, all_of_it = middle("phases", PHASES), necessary_flops(self.s), necessary_flops(self.s, everywhere=True)
         rates = dict(zip(("own_shapes", "large"), map(max, zip(*self.rates))))
         operations = self.profiled()
         return dict(setting=self.s, phases=phases, phase_shares=of_four(phases, self.s["epochs"]), stages=middle("stages", STAGES),
                     rounds=self.rounds, necessary_gflop=flops / 1e9, rate=rates,
                     share_of_rate={name: flops / phases["update"] / x for name, x in rates.items()},
+                    share_with_all_of_the_last_layer=all_of_it / phases["update"] / rates["own_shapes"],
                     operations=operations, shares=shares(operations, phases["update"]))
 
 
@@ -203,7 +204,8 @@ def tables(results: dict) -> list:
     stages = [(words, every(lambda r: cell(r["stages"][name], r["stages"][name] / r["phases"]["update"]))) for name, words in STAGES.items()]
     roof = [("necessary GFLOP", every(lambda r: f"{r['necessary_gflop']:.0f}")),
             ("matrix rate, own shapes / 1024³, GFLOP/s", every(lambda r: " / ".join(f"{x / 1e9:.0f}" for x in r["rate"].values()))),
-            ("update, of these rates", every(lambda r: " / ".join(f"{x:.0%}" for x in r["share_of_rate"].values())))]
+            ("update, of these rates", every(lambda r: " / ".join(f"{x:.0%}" for x in r["share_of_rate"].values()))),
+            ("the same, had the last layer to be whole", every(lambda r: f"{r['share_with_all_of_the_last_layer']:.0%}"))]
     kinds = [(words, every(lambda r: f"{r['shares'][name]:.1%}")) for name, words in GROUPS.items()]
     ideal = [("necessary FLOPs at the rate of these shapes", every(lambda r: f"{r['share_of_rate']['own_shapes']:.1%}"))]
     notes = ("Phases: seconds as measured, shares of an update of 4 epochs. Stages: of the update phase.",

@@ -9,14 +9,15 @@ Counted and timed in the same way on both sides, from outside the trainers:
 - optimizer steps: by a hook on every torch optimizer;
 - tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions, and `real` ones, not padding).
 
-Both trainers draw by `torch.multinomial`. `Dice` (common.py) stands around it, draws as it would, and then sees to it that the i-th response
-of the n-th update has the length that the setting says, which makes tokens equal; it never draws the pad token, which the peer
-would take for the end. Log-probs are not touched, and what it costs (three small tensor operations a token) both sides pay.
+The peer draws by `torch.multinomial`, ours by `rollout.draw_tokens`. `Dice` (common.py) stand around it, draw as it would, and then see to
+it that the i-th response of the n-th update has the length that the setting says, which makes tokens equal; they never draw the pad token,
+which the peer would take for the end. Log-probs are not touched, and what they cost (three small tensor operations a token) both sides pay.
 """
 
 import argparse
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -87,7 +88,7 @@ class Desk:
         if self.running:
             found = self.counts.told()
             self.profiling.close()
-            if not self.dice.calls: raise SystemExit("no token was drawn by torch.multinomial: Dice must stand where this trainer draws")
+            if not self.dice.calls: raise SystemExit("Dice were never thrown: they must stand where this trainer draws its tokens")
             self.answer(**found, drawn=self.dice.drawn)
         else:
             import transformers
@@ -162,7 +163,9 @@ def main() -> None:
     parts = dict(model=policy, ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=torch.float32),
                  reward_model=reward, value_model=value)
     data = make_prompts(s)
-    torch.multinomial = dice = Dice(response_lengths(s), s["response"])
+    where, name = (importlib.import_module("rlhf_nb.rollout"), "draw_tokens") if asked.side == "ours" else (torch, "multinomial")
+    dice = Dice(getattr(where, name), response_lengths(s), s["response"])
+    setattr(where, name, dice)
     counts = Counts(policy)
     desk_of = lambda collect: Desk(counts, dice, answers, collect)
     tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")

@@ -13,14 +13,16 @@ an update taken out (the name `gc` in its module is replaced), so that all three
 
 Lengths. Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where responses stop early, their lengths
 are the quantiles of a geometric law with mean 16, cut off at 48, shuffled anew over the rows of each update by a seed. How a random
-model comes to write so: both trainers draw by `torch.multinomial`, and a stand-in for it (`Dice` in common.py, the same
-on both sides) draws likewise and then decides alone whether the stop token comes. Log-probs are those of the model.
+model comes to write so: around what each trainer draws tokens with (`torch.multinomial`; ours, `rollout.draw_tokens`) stand the
+same dice (`Dice` in common.py), which draw likewise and then decide alone whether the stop token comes. Log-probs are those of the model.
 
 Asserted equal, update by update: optimizer steps, real tokens, and the rectangle of prompts and responses with padding. A side may
-leave out work that nobody reads (padding, the last token of a row); it may not leave out a token that is learnt from.
+leave out work that nobody reads (padding, the last layer's MLP on a prompt); it may not leave out a token that is learnt from.
 
 Roofline. Necessary FLOPs of the update phase: every real token through both bodies, causal attention, and the head on response
-positions alone, times 3 for forward and backward. The machine's matrix rate is measured in the same run with the same threads, best
+positions alone, times 3 for forward and backward. Of the last layer, only keys and values are necessary for every real token; queries,
+output projection and MLP where a state is read. (Counted for every real token too, the share is told as
+`share_with_all_of_the_last_layer`; ours then gets work counted that it leaves out.) The machine's matrix rate is measured in the same run with the same threads, best
 of many passes: products of these very shapes, and one of 1024 x 1024 x 1024. No activation function, norm, loss or optimizer is in
 the count. The settings differ from the trainers' defaults in nothing but sizes, temperature 1, float32 and no files; the peer does
 not clip gradients, ours does, which costs us a little.
@@ -164,7 +166,9 @@ def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> di
         times_faster={name: ratio(name, "seconds") for name in others},
         times_faster_in_update={name: ratio(name, "update_seconds") for name in others},
         peak_mib={name: max(u["peak_mib"] for u in found[name]) for name in found}, necessary_gflop=flops / 1e9,
-        share_of_rate={name: {shape: flops / middle(name, "update_seconds") / x for shape, x in rate.items()} for name in found})
+        share_of_rate={name: {shape: flops / middle(name, "update_seconds") / x for shape, x in rate.items()} for name in found},
+        share_with_all_of_the_last_layer={name: necessary_flops(s, everywhere=True) / middle(name, "update_seconds") / rate["own_shapes"]
+                                          for name in found})
 
 
 # ---- Telling ----

@@ -16,10 +16,10 @@ all meet the same moods of the machine; medians of `--rounds` rounds after one t
   since there are none, and at most 32 rows and 256 tokens at a time. On a CPU each of its steps masks all queries against all keys of all
   rows, so that all 256 at once would take it 4 times as long; 32 was the best of 8, 16, 32, 64 (`--at_a_time`).
 
-Lengths are the same on all sides. For the first two the stand-in for `torch.multinomial` of common.py (`Dice`) decides when a row ends;
-continuous batching is told the length of each request (`max_new_tokens`), which costs it nothing, and draws under a stand-in that only
-keeps stop and pad token from being drawn. Asserted in every round: each side wrote all responses, with the lengths asked for. Where no
-row leaves early, ours and `generate` draw from the same random state, and the share of equal tokens is told.
+Lengths are the same on all sides. For the first two, dice around what they draw with (`Dice` in common.py; `rollout.draw_tokens` and
+`torch.multinomial`) decide when a row ends; continuous batching is told the length of each request (`max_new_tokens`), which costs it
+nothing, and draws under a stand-in that only keeps stop and pad token from being drawn. Asserted in every round: each side wrote all
+responses, with the lengths asked for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OTHERS = ("generate", "generate_batch")
 
 class NeverEnds:
     "torch.multinomial that draws neither the pad nor the stop token."
-    def __init__(self): self.draw = torch.multinomial
+    def __init__(self, draw: Callable[..., torch.Tensor]): self.draw = draw
 
     def __call__(self, probs: torch.Tensor, num_samples: int = 1, **given) -> torch.Tensor:
         drawn = self.draw(probs, num_samples, **given)
@@ -118,39 +118,38 @@ def check_lengths(side: str, rows: list[list[int]], wanted: list[int]) -> None:
                                              f"lengths {sorted(found)[:8]}..., wanted {sorted(wanted)[:8]}...")
 
 
-def timed(write: Callable[[], list[list[int]]], draw: Any, seed: int) -> tuple[float, list[list[int]]]:
-    "Seconds, and what was written, while `draw` stands for torch.multinomial."
-    plain, torch.multinomial = torch.multinomial, draw
+def timed(write: Callable[[], list[list[int]]], where: Any, name: str, around: Callable, seed: int) -> tuple[float, list[list[int]]]:
+    "Seconds, and what was written, while `around(draw)` stands for what draws, `where.name`."
+    plain = getattr(where, name)
+    setattr(where, name, around(plain))
     torch.manual_seed(seed)
     try:
         start = time.perf_counter()
         rows = write()
         return time.perf_counter() - start, rows
-    finally: torch.multinomial = plain
+    finally: setattr(where, name, plain)
 
 
 def measure(s: dict, rounds: int, at_a_time: int) -> dict:
     "Rounds of one setting, and what they come to."
+    from rlhf_nb import rollout
     policy, prompts, lengths = common.make_model(s, "policy").eval(), common.make_prompts(s)["input_ids"], response_lengths(s)
     apart = common.make_model(s, "policy").eval()  # the same weights: continuous batching sets the attention of its model
     continuous = Continuous(apart, prompts, s, at_a_time)
     seconds: dict[str, list[float]] = dict(ours=[], generate=[], generate_batch=[])
-    same = []
+    draws = dict(ours=(rollout, "draw_tokens"), generate=(torch, "multinomial"))
     try:
         for i in range(1 + rounds):
-            plain, written = torch.multinomial, {}
+            written = {}
             for side, make in (("ours", ours), ("generate", generate)):
-                took, written[side] = timed(make(policy, prompts, s), Dice(lengths, s["response"], i), i)
+                dice = lambda draw: Dice(draw, lengths, s["response"], i)
+                took, written[side] = timed(make(policy, prompts, s), *draws[side], dice, i)
                 if i: seconds[side].append(took)
-            assert torch.multinomial is plain
-            took, written["generate_batch"] = timed(lambda: continuous.write(lengths), NeverEnds(), i)
+            took, written["generate_batch"] = timed(lambda: continuous.write(lengths), torch, "multinomial", NeverEnds, i)
             if i: seconds["generate_batch"].append(took)
             for side, rows in written.items(): check_lengths(side, rows, lengths)
-            pairs = [(a, b) for mine, theirs in zip(written["ours"], written["generate"]) for a, b in zip(mine, theirs)]
-            same.append(sum(a == b for a, b in pairs) / len(pairs))
     finally: continuous.close()
-    return dict(setting=s, tokens=sum(lengths), seconds=seconds, equal_tokens=min(same) if s["mean_length"] is None else None,
-                **summary(seconds, sum(lengths)))
+    return dict(setting=s, tokens=sum(lengths), seconds=seconds, **summary(seconds, sum(lengths)))
 
 
 def summary(seconds: dict[str, list[float]], count: int) -> dict:

@@ -19,7 +19,7 @@ from .masks import check_left_padded, position_ids
 from .viz import episode_table
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'truncate_logits', 'Sample', 'sample', 'texts_of', 'Rollout']
+__all__ = ['TENSORS', 'SIGNALS', 'truncate_logits', 'draw_tokens', 'Sample', 'sample', 'texts_of', 'Rollout']
 
 # %% ../nbs/08_rollout.ipynb #54510149
 def truncate_logits(
@@ -36,6 +36,25 @@ def truncate_logits(
         logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -math.inf)
     return logits
 
+# %% ../nbs/08_rollout.ipynb #21241ad8
+def draw_tokens(
+    probs: Tensor,  # [B, V], not negative; a row that adds up to something else than 1 is scaled
+    generator: torch.Generator | None = None,  # None: torch's global random state
+) -> Tensor:        # [B, 1]
+    "One token a row, by inversion (Devroye 1986, III.2). Raises FloatingPointError where a row has no finite, positive sum."
+    wide, on_cpu = torch.float32 if probs.device.type == "mps" else torch.float64, probs.device.type == "cpu"
+    chance = torch.rand(len(probs), 1, generator=generator, dtype=wide, device=probs.device)
+    rows, found = max(1, 2**20 // probs.shape[1]) if on_cpu else max(1, len(probs)), []
+    for some, at in zip(probs.split(rows), chance.split(rows)):
+        line = some.cumsum(-1, dtype=wide)
+        end = line[:, -1:]
+        if not bool(((end > 0) & end.isfinite()).all()):
+            raise FloatingPointError("the probabilities of a next token are not finite numbers: the policy's weights have "
+                                     "diverged. Lower learning_rate, and go on from the last checkpoint.")
+        short_of = torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))
+        found.append(torch.searchsorted(line, short_of, right=True))
+    return torch.cat(found)
+
 # %% ../nbs/08_rollout.ipynb #23bdd113
 def _next_logits(model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache) -> Tensor:
     "Logits [B, V] of the next token, the cache grown by `token`."
@@ -49,7 +68,7 @@ class Sample(NamedTuple):
     mask: Tensor          # [B, T] true up to and on the stop token
     stopped: Tensor       # [B] true where the row reached its stop token
 
-# %% ../nbs/08_rollout.ipynb #e76654a2
+# %% ../nbs/08_rollout.ipynb #46ef995a
 @torch.no_grad()
 def sample(
     model: nn.Module,      # a causal language model
@@ -76,8 +95,8 @@ def sample(
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
     for t in range(response_length):
         # in one expression, so that of a large vocabulary no copy outlives its use
-        token = torch.multinomial(truncate_logits(_next_logits(model, token, seen, places, cache).float() / temperature,
-                                                  top_k, top_p).softmax(-1), 1, generator=generator)
+        token = draw_tokens(truncate_logits(_next_logits(model, token, seen, places, cache).float() / temperature,
+                                            top_k, top_p).softmax(-1), generator)
         ids[rows, t], mask[rows, t] = token[:, 0], True
         done = torch.isin(token[:, 0], ends)
         if stop_strings is not None: done |= stop_strings(ids[rows, : t + 1], None).to(device)

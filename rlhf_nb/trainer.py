@@ -54,7 +54,7 @@ def _setting(default: Any, text: str) -> Any:
     "A field of the configuration with its help text."
     return field(default=default, metadata={"help": text})
 
-# %% ../nbs/15_trainer.ipynb #6d7f75a7
+# %% ../nbs/15_trainer.ipynb #fa305ea1
 @dataclass
 class _SamplingConfig(TrainingArguments):
     "What is sampled, and where a response ends."
@@ -71,9 +71,9 @@ class _SamplingConfig(TrainingArguments):
     stop_strings: list[str] | None = _setting(None, "A response ends where one of these texts is complete.")
     local_rollout_forward_batch_size: int = _setting(64, "Rows in one forward pass without gradient, and in one "
                                                          "sampling batch.")
-    trim_padding: bool | None = _setting(None, "Put rows of like length together and leave padding out of the models. "
-                                               "None: in float32. In bfloat16 it costs the exact agreement of rollout "
-                                               "and update.")
+    trim_padding: bool | None = _setting(None, "Put rows of like length together, and leave padding out of the models, "
+                                               "and out of their last layer what nobody reads. None: in float32. In "
+                                               "bfloat16 it costs the exact agreement of rollout and update.")
     micro_batch_tokens: int | None = _setting(None, "With trim_padding, most positions of a forward pass, beside the "
                                                     "limits on rows. None: on a CPU what its cache holds, "
                                                     "2**17 over the model's width; elsewhere none. Without "

@@ -49,7 +49,7 @@ def test_lengths_follow_the_geometric_law():
 # catches: dice that end the wrong row once finished rows have left, that give the pad token, or that begin the next rollout late
 @pytest.mark.parametrize("leaves", [True, False])
 def test_dice_give_each_rollout_the_lengths(leaves):
-    dice = common.Dice([1, 3, 3, 5], 5)
+    dice = common.Dice(torch.multinomial, [1, 3, 3, 5], 5)
     for _ in range(3):
         alive, lengths = torch.arange(4), torch.zeros(4, dtype=torch.long)
         for t in range(1, 6):
@@ -67,7 +67,7 @@ def test_dice_give_each_rollout_the_lengths(leaves):
 
 # catches: dice that go on silently when the sampler's rows are not those that they take them for
 def test_dice_refuse_rows_that_they_do_not_know():
-    dice = common.Dice([1, 3, 3, 5], 5)
+    dice = common.Dice(torch.multinomial, [1, 3, 3, 5], 5)
     with pytest.raises(RuntimeError, match="3 rows are drawn, wanted 4"): dice(torch.ones(3, 4), 1)
 
 
@@ -89,21 +89,28 @@ def test_padding_and_last_tokens_may_be_left_out():
     bench.check_equal(SIZES, dict(ours=[update(computed=WANTED["real"]), update(real=less, computed=less)], peer=[update()]))
 
 
-# catches: a count that forgets the value model, the backward pass, the epochs or a matrix, or that puts the head on prompts
-def test_necessary_flops_are_those_that_torch_counts():
+# catches: a count that forgets the value model, the backward pass, the epochs or a matrix, that puts the head on prompts, or work that is left out
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_necessary_flops_are_those_that_torch_counts(everywhere):
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaModel
+    from rlhf_nb.models import read_at
     torch.manual_seed(0)
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, attn_implementation="eager")
     bodies, heads = [LlamaModel(config) for _ in range(2)], [torch.nn.Linear(16, n, bias=False) for n in (64, 1)]
+    read = torch.arange(8 * 14).view(8, 14)[:, 5:-1].flatten()
+    for body in bodies:
+        with read_at(body, read): pass  # looks at the body once, outside of the count
     with FlopCounterMode(display=False) as counter:
         for _ in range(s["epochs"]):
             for body, head in zip(bodies, heads):
-                head(body(torch.randint(64, (8, 14)), use_cache=False).last_hidden_state[:, 5:-1]).sum().backward()
-    whole, causal = 4 * 16 * 14**2, 4 * 16 * 14 * 15 / 2  # eager attention computes the masked half too
+                with read_at(body, None if everywhere else read): states = body(torch.randint(64, (8, 14)), use_cache=False).last_hidden_state
+                head(states[:, 5:-1]).sum().backward()
+    whole, causal = 4 * 16 * 14**2, 4 * 16 * 14 * 15 / 2  # eager attention computes the masked half too, and every query
+    if not everywhere: causal -= 4 * 16 * (sum(range(6)) + 14)
     over = 3 * s["epochs"] * 2 * 8 * (whole - causal)
-    assert bench.necessary_flops(s) == pytest.approx(counter.get_total_flops() - over, rel=0.01)
+    assert bench.necessary_flops(s, everywhere) == pytest.approx(counter.get_total_flops() - over, rel=0.01)
 
 
 # catches: ratios upside down, medians over the wrong side, and shares that leave out the time
@@ -213,14 +220,15 @@ def test_clock_gives_each_moment_to_one_name(monkeypatch):
 # catches: dice that stay on the table, a trainer whose phases are not seen, and rows that are not those of the setting
 def test_trainer_of_a_setting(tmp_path):
     from contextlib import contextmanager
-    seen, plain = [], torch.multinomial
+    from rlhf_nb import rollout
+    seen, plain = [], rollout.draw_tokens
     @contextmanager
     def around(name):
         seen.append(name)
         yield
     trainer = common.make_trainer(TINY, tmp_path, common.in_phases(around))
     with common.dice(TINY) as dice: trainer.step()
-    assert seen == list(common.PHASES) and torch.multinomial is plain and dice.drawn == 4 * 8
+    assert seen == list(common.PHASES) and rollout.draw_tokens is plain and dice.drawn == 4 * 8
     assert sorted(map(len, trainer.train_dataset["input_ids"])) == [3, 4, 5, 6]
 
 
@@ -344,7 +352,7 @@ def test_what_surrounds_the_samplers():
     ids, mask = sampler.padded([[7], [8, 9]])
     assert ids.tolist() == [[common.PAD, 7], [8, 9]] and mask.tolist() == [[False, True], [True, True]]
     plain = torch.multinomial
-    _, drawn = sampler.timed(lambda: torch.multinomial(torch.tensor([[0.5, 0.5, 0.0, 0.0]]), 1), sampler.NeverEnds(), 0)
+    _, drawn = sampler.timed(lambda: torch.multinomial(torch.tensor([[0.5, 0.5, 0.0, 0.0]]), 1), torch, "multinomial", sampler.NeverEnds, 0)
     assert drawn.item() in (2, 3) and torch.multinomial is plain
 
 

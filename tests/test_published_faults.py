@@ -595,7 +595,7 @@ def test_fault_12_an_embedding_too_small_is_refused(ppo, letters, part):
 def check_chunks(ppo, kind, letters):
     found = []
     with pytest.MonkeyPatch.context() as patch:  # the same draw for the same row in any chunk: where the cumulated probability passes a half
-        patch.setattr(rlhf_nb.rollout.torch, "multinomial", lambda probs, n, generator=None: (probs.cumsum(-1) < 0.5).sum(-1, keepdim=True))
+        patch.setattr(rlhf_nb.rollout, "draw_tokens", lambda probs, generator=None: (probs.cumsum(-1) < 0.5).sum(-1, keepdim=True))
         for size in (64, 3):
             trainer = ppo(kind=kind, model=tiny_policy(letters, 1, **SIZES, initializer_range=0.2), local_rollout_forward_batch_size=size, stop_token_id=5, response_length=8)
             found.append(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:6] + ["ab", "cc"]))))

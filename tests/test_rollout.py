@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 from transformers import (AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config,
                           StopStringCriteria)
 
+import rlhf_nb.rollout
 from rlhf_nb.masks import left_pad
-from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout, Sample, sample, texts_of, truncate_logits
+from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout, Sample, draw_tokens, sample, texts_of, truncate_logits
 
 V, PAD, STOP = 12, 0, 1
 small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=48, initializer_range=0.4)
@@ -120,6 +121,74 @@ def test_rows_end_at_their_stop():
         assert keep.tolist() == [True] * n + [False] * (6 - n) and ids[n:] == [PAD] * (6 - n)
         assert not set(ids[: n - 1]) & {STOP, 7} and stopped == (ids[n - 1] in (STOP, 7)) and (stopped or n == 6)
     assert {(1, True), (2, True), (6, True), (6, False)} <= lengths
+
+
+# ---- Drawing ----
+
+def at(monkeypatch, numbers) -> None:
+    "Meanwhile chance says these numbers, a row each."
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype=None, **more: torch.tensor(numbers, dtype=torch.float64).to(dtype).view(shape))
+
+
+def check_draw(draw, monkeypatch) -> None:
+    "Ends of pieces, impossible tokens, rows that are not normalised, short pieces, many rows."
+    four = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
+    for scale in (1.0, 3.0, 1e-3):
+        with monkeypatch.context() as patch:
+            at(patch, [0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1 - 2.0**-53])
+            assert draw((four * scale).expand(6, 5)).tolist() == [[1], [1], [1], [3], [3], [3]]
+    short = torch.full((2**17,), 1e-3 / 2**17)  # pieces of 7.6e-9: float32 cannot tell them apart near 1
+    line, wanted = torch.cat([torch.tensor([0.999]), short]), torch.tensor([5, 100, 77_777, 2**17])
+    ends = line.double().cumsum(0)
+    with monkeypatch.context() as patch:
+        at(patch, ((ends[wanted] + ends[wanted - 1]) / 2 / ends[-1]).tolist())
+        assert draw(line.expand(4, -1))[:, 0].tolist() == wanted.tolist()
+    many = torch.rand(21, 2**18, generator=seeded(1))  # more than one block
+    ends, chance = many.double().cumsum(1), torch.rand(21, 1, dtype=torch.float64, generator=seeded(2))
+    assert torch.equal(draw(many, seeded(2)), (ends <= chance * ends[:, -1:]).sum(1, keepdim=True))
+
+
+# catches: a token that may not be drawn, the last one at the end of the line, sums in float32, blocks that are mixed up
+def test_draws_by_hand(monkeypatch): check_draw(draw_tokens, monkeypatch)
+
+
+# catches: shares that are not the probabilities, over a vocabulary with a long tail
+def test_draws_follow_the_probabilities():
+    p = (-torch.arange(50) / 4.0).exp()
+    p /= p.sum()
+    n = 200_000
+    seen = torch.bincount(draw_tokens(p.expand(n, 50), seeded())[:, 0], minlength=50)
+    often = p * n > 20
+    assert ((seen - p * n).abs() <= 4.5 * (p * n).sqrt())[often].all() and abs(seen[~often].sum() - (p * n)[~often].sum()) <= 4.5 * (p * n)[~often].sum().sqrt()
+    assert torch.equal(draw_tokens(p.expand(9, 50), seeded(5)), draw_tokens(p.expand(9, 50), seeded(5)))
+    assert draw_tokens(torch.zeros(0, 5)).shape == (0, 1)
+
+
+# catches: a policy that has diverged and writes its last token for ever
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
+def test_what_is_no_probability_is_refused(bad):
+    probs = torch.full((3, 4), 0.25)
+    probs[1] = bad
+    with pytest.raises(FloatingPointError, match="not finite numbers.*Lower learning_rate"): draw_tokens(probs)
+    model = model_of()
+    with torch.no_grad(): next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="diverged"): greedy(model, PROMPTS)
+
+
+WRONG_DRAWS = {"float32": ('some.cumsum(-1, dtype=wide)', 'some.cumsum(-1).to(wide)'), "from the left": ("right=True", "right=False"),
+               "to the very end": ("torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))", "at * end + 1e-16"),
+               "not scaled": ("torch.minimum(at * end,", "torch.minimum(at,"), "one block": ("zip(probs.split(rows), chance.split(rows))", "[(probs[:rows], chance[:rows])]")}
+
+
+# catches: tests that would let these pass
+@pytest.mark.parametrize("name", WRONG_DRAWS)
+def test_wrong_draws_are_seen(name, monkeypatch):
+    import inspect
+    text, (old, new) = inspect.getsource(draw_tokens), WRONG_DRAWS[name]
+    assert text.count(old) == 1
+    scope = dict(vars(rlhf_nb.rollout))
+    exec(text.replace(old, new), scope)
+    with pytest.raises((AssertionError, RuntimeError)): check_draw(scope["draw_tokens"], monkeypatch)
 
 
 # catches: stopping before the loop, an empty row (there is always the stop token itself), a batch that goes on without anyone
