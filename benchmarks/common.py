@@ -62,9 +62,9 @@ def tokens(s: dict) -> dict[str, int]:
 
 
 def layer_shapes(s: dict, rows: int) -> list[list[int]]:
-    "The matrix products [m, k] x [k, n] of one layer's forward."
+    "The matrix products [m, k] x [k, n] of one layer's forward; a Llama's MLP has a gate, a GPT-NeoX's has none."
     h, i = s["hidden"], s["inner"]
-    return [[rows, h, h]] * 4 + [[rows, h, i]] * 2 + [[rows, i, h]]
+    return [[rows, h, h]] * 4 + [[rows, h, i]] * (1 if s.get("family") == "neox" else 2) + [[rows, i, h]]
 
 
 def shapes(s: dict) -> list[list[int]]:
@@ -104,7 +104,7 @@ class Dice:
             self.lengths, self.t, self.rollouts = self.plain[order], 0, self.rollouts + 1
         self.t += 1
         left = self.lengths[self.lengths >= self.t]
-        ends = (self.lengths if len(drawn) == len(self.lengths) else left) == self.t
+        ends = ((self.lengths if len(drawn) == len(self.lengths) else left) == self.t).to(drawn.device)
         if len(drawn) not in (len(self.lengths), len(left)):
             raise RuntimeError(f"{len(drawn)} rows are drawn, wanted {len(self.lengths)}, or {len(left)} without those that have ended")
         self.drawn += len(left)
@@ -122,14 +122,23 @@ def dice(s: dict, seed: int = 0) -> Iterator[Dice]:
     finally: rollout.draw_tokens = plain
 
 
-def rate(shapes: list[list[int]], seconds: float) -> float:
-    "FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several passes."
-    pairs = [(torch.randn(m, k), torch.randn(n, k), torch.empty(m, n)) for m, k, n in shapes]
+def wait_for(device: str) -> None:
+    "Until the device has done what it was told."
+    if device == "cuda": torch.cuda.synchronize()
+
+
+def rate(shapes: list[list[int]], seconds: float, device: str = "cpu") -> float:
+    "FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several passes; on a GPU in bfloat16."
+    how = dict(device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    made = lambda m, k, n: (torch.randn(m, k, **how), torch.randn(n, k, **how), torch.empty(m, n, **how))
+    kinds: dict[tuple, tuple] = {}  # on a GPU, equal shapes share their tensors: those of 16 layers would fill it
+    pairs = [kinds.setdefault(tuple(shape), made(*shape)) if device == "cuda" else made(*shape) for shape in shapes]
     best, end = math.inf, time.perf_counter() + seconds
     with torch.no_grad():
         while time.perf_counter() < end or best == math.inf:
             start = time.perf_counter()
             for a, b, out in pairs: torch.mm(a, b.T, out=out)
+            wait_for(device)
             best = min(best, time.perf_counter() - start)
     return sum(2 * m * k * n for m, k, n in shapes) / best
 
@@ -137,14 +146,17 @@ def rate(shapes: list[list[int]], seconds: float) -> float:
 # ---- Models and trainer ----
 
 def make_model(s: dict, name: str) -> Any:
-    "policy, reward or value: from scratch, Llama class, float32."
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+    "policy, reward or value: from scratch, Llama class or, where the setting says so, GPT-NeoX (Pythia), float32."
+    from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, LlamaConfig, LlamaForCausalLM,
+                              LlamaForSequenceClassification)
     sizes = dict(vocab_size=s["vocab"], hidden_size=s["hidden"], intermediate_size=s["inner"], num_hidden_layers=s["layers"],
                  num_attention_heads=s["heads"], max_position_embeddings=max(512, max(s["prompts"]) + s["response"]), pad_token_id=PAD,
                  bos_token_id=None, eos_token_id=EOS)
     torch.manual_seed(("policy", "reward", "value").index(name))
-    if name == "policy": return LlamaForCausalLM(LlamaConfig(**sizes))
-    return LlamaForSequenceClassification(LlamaConfig(**sizes, num_labels=1))
+    kinds = dict(llama=(LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification),
+                 neox=(GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification))
+    config, policy, scorer = kinds[s.get("family", "llama")]
+    return policy(config(**sizes)) if name == "policy" else scorer(config(**sizes, num_labels=1))
 
 
 def make_tokenizer(s: dict) -> Any:
@@ -168,7 +180,8 @@ def settings(s: dict, folder: Path) -> dict:
     "The settings that both trainers know, by the same names."
     return dict(output_dir=str(folder / "out"), per_device_train_batch_size=s["micro"], gradient_accumulation_steps=s["batch"] // s["micro"],
                 num_mini_batches=s["mini_batches"], num_ppo_epochs=s["epochs"], total_episodes=1000 * s["batch"], response_length=s["response"],
-                temperature=1.0, local_rollout_forward_batch_size=s["batch"], num_sample_generations=0, bf16=False, use_cpu=True,
+                temperature=1.0, local_rollout_forward_batch_size=s["batch"], num_sample_generations=0,
+                bf16=s.get("device") == "cuda", use_cpu=s.get("device") != "cuda",
                 gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True, seed=0)
 
 

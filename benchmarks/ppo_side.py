@@ -7,7 +7,8 @@ Counted and timed in the same way on both sides, from outside the trainers:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
 - its update phase: from the first forward with gradients to the end of the last optimizer step;
 - optimizer steps: by a hook on every torch optimizer;
-- tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions, and `real` ones, not padding).
+- tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions, and `real` ones, not padding);
+- memory: the largest resident set of the process, or on a GPU what torch had allocated at most. There, each clock waits for the device.
 
 The peer draws by `torch.multinomial`, ours by `rollout.draw_tokens`. `Dice` (common.py) stand around it, draw as it would, and then see to
 it that the i-th response of the n-th update has the length that the setting says, which makes tokens equal; they never draw the pad token,
@@ -29,12 +30,13 @@ from types import SimpleNamespace
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common import PAD, Dice, in_phases, make_prompts, rate, response_lengths, settings
+from common import PAD, Dice, in_phases, make_prompts, rate, response_lengths, settings, wait_for
 
 
 class Counts:
     "What happened since `begin`."
-    def __init__(self, policy: torch.nn.Module):
+    def __init__(self, policy: torch.nn.Module, device: str):
+        self.device = device
         policy.get_input_embeddings().register_forward_pre_hook(self.saw)
         register_optimizer_step_post_hook(self.stepped)
         self.begin()
@@ -42,21 +44,27 @@ class Counts:
     def begin(self) -> None:
         self.steps = self.real = self.computed = 0
         self.first = self.last = None
-        self.start = time.perf_counter()
+        if self.device == "cuda": torch.cuda.reset_peak_memory_stats()
+        self.start = self.now()
+
+    def now(self) -> float:
+        wait_for(self.device)
+        return time.perf_counter()
 
     def saw(self, _, args: tuple) -> None:
         if not torch.is_grad_enabled(): return
-        if self.first is None: self.first = time.perf_counter()
+        if self.first is None: self.first = self.now()
         self.computed += args[0].numel()
         self.real += int((args[0] != PAD).sum())
 
     def stepped(self, *_) -> None:
-        self.steps, self.last = self.steps + 1, time.perf_counter()
+        self.steps, self.last = self.steps + 1, self.now()
 
     def told(self) -> dict:
-        now = time.perf_counter()
+        now = self.now()
+        peak = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return dict(seconds=now - self.start, update_seconds=self.last - self.first, steps=self.steps, real=self.real,
-                    computed=self.computed, peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+                    computed=self.computed, peak_mib=peak)
 
 
 class Gate:
@@ -95,7 +103,7 @@ class Desk:
             self.answer(ready=dict(torch=torch.__version__, transformers=transformers.__version__, threads=torch.get_num_threads()))
         for line in sys.stdin:
             word = json.loads(line)
-            if "rate" in word: self.answer(rate=[rate(shapes, word["seconds"]) for shapes in word["rate"]])
+            if "rate" in word: self.answer(rate=[rate(shapes, word["seconds"], self.counts.device) for shapes in word["rate"]])
             else: break
         else: os._exit(0)
         if self.collect is not None: self.collect(word.get("gc", True))
@@ -152,6 +160,7 @@ def main() -> None:
     parser.add_argument("--side", choices=("ours", "peer"), required=True)
     parser.add_argument("--folder", type=Path, required=True, help="with policy/, reward/, value/ and setting.json")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--models_in", choices=("float32", "bfloat16"), default="float32", help="the peer's models, forced")
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -159,14 +168,15 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
     s = json.loads((asked.folder / "setting.json").read_text())
     load = dict(policy=AutoModelForCausalLM, reward=AutoModelForSequenceClassification, value=AutoModelForSequenceClassification)
-    policy, reward, value = (kind.from_pretrained(asked.folder / name, dtype=torch.float32) for name, kind in load.items())
-    parts = dict(model=policy, ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=torch.float32),
+    dtype = getattr(torch, asked.models_in)
+    policy, reward, value = (kind.from_pretrained(asked.folder / name, dtype=dtype) for name, kind in load.items())
+    parts = dict(model=policy, ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=dtype),
                  reward_model=reward, value_model=value)
     data = make_prompts(s)
     where, name = (importlib.import_module("rlhf_nb.rollout"), "draw_tokens") if asked.side == "ours" else (torch, "multinomial")
     dice = Dice(getattr(where, name), response_lengths(s), s["response"])
     setattr(where, name, dice)
-    counts = Counts(policy)
+    counts = Counts(policy, s.get("device", "cpu"))
     desk_of = lambda collect: Desk(counts, dice, answers, collect)
     tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")
     dict(ours=ours, peer=peer)[asked.side](s, asked.folder / asked.side, parts, tokenizer, data, desk_of)

@@ -11,6 +11,12 @@ the other works. A round is one update of ours, one of the peer as shipped, and 
 an update taken out (the name `gc` in its module is replaced), so that all three meet the same moods of the machine. Medians of
 `--rounds` rounds after `--warmup`; ratios are medians of the rounds' own ratios.
 
+On a GPU (`--settings gpu`): policy, value, reward and reference of the shape of pythia-1b, prompts of 256 to 512 tokens, 53 response tokens,
+16 rows x 4 micro-batches, 4 epochs, bf16 asked for on both sides. The third side is the peer with its models loaded in bfloat16, since as
+shipped it stays in float32. The sides would not fit into one GPU together, so in each round each is started, does an update that is not
+counted and one that is, and ends. Memory is what torch had allocated at most. Not run yet: no GPU was at hand; `--quick --settings gpu`
+goes the same way with tiny models, on a CPU too.
+
 Lengths. Prompts have 32 to 64 tokens, evenly spread, and every update has all of them. Where responses stop early, their lengths
 are the quantiles of a geometric law with mean 16, cut off at 48, shuffled anew over the rows of each update by a seed. How a random
 model comes to write so: around what each trainer draws tokens with (`torch.multinomial`; ours, `rollout.draw_tokens`) stand the
@@ -38,17 +44,24 @@ import time
 from pathlib import Path
 from statistics import median
 
-from common import HERE, SMALL, at_least, environment, make_model, make_tokenizer, necessary_flops, shapes, title, tokens, verdicts
+from common import HERE, SMALL, at_least, at_most, environment, make_model, make_tokenizer, necessary_flops, shapes, title, tokens, verdicts
 
 PINS = ("trl==1.12.0", "torch==2.13.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0", "peft==0.21.2", "rich==15.0.0")
 SETTINGS = {
     "small": SMALL,
     "early": SMALL | dict(mean_length=16),
     "tiny": SMALL | dict(hidden=64, layers=2, inner=192, prompts=[16, 16], response=16, batch=32, micro=32),
+    "gpu": SMALL | dict(family="neox", hidden=2048, layers=16, heads=8, inner=8192, vocab=50304, prompts=[256, 512], response=53, micro=16,
+                        device="cuda"),
 }
-TARGETS = {"small": (1.8, 1.8), "early": (2.8, 2.8), "tiny": (4.0, 1.5)}  # as shipped, and without its garbage collection
-NAMES = {"small": "small", "early": "early stops", "tiny": "tiny"}
-SIDES = {"ours": ("ours", True), "peer": ("peer", True), "peer_no_gc": ("peer", False)}
+QUICK_GPU = dict(hidden=32, layers=2, heads=2, inner=64, vocab=256, prompts=[8, 16], response=8, batch=8, micro=2, epochs=2)
+TARGETS = {"small": dict(peer=1.8, peer_no_gc=1.8), "early": dict(peer=2.8, peer_no_gc=2.8), "tiny": dict(peer=4.0, peer_no_gc=1.5),
+           "gpu": dict(peer=5.0, peer_bf16=2.0)}
+SHARES = {"small": 0.75, "gpu": 0.45}  # of the matrix rate, in the update
+NAMES = {"small": "small", "early": "early stops", "tiny": "tiny", "gpu": "pythia-1b shape on a GPU"}
+WORDS = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off", peer_bf16="trl, its models in bf16")
+SIDES = {"ours": ("ours", True), "peer": ("peer", True), "peer_no_gc": ("peer", False)}  # process, and whether it collects garbage
+APART = {"ours": ("ours", "float32"), "peer": ("peer", "float32"), "peer_bf16": ("peer", "bfloat16")}  # process, and what its models are in
 
 
 # ---- What is to be done ----
@@ -97,15 +110,15 @@ def peer_python(folder: Path, tell=print) -> Path:
 
 class Side:
     "A worker process. Closed, it ends."
-    def __init__(self, side: str, python: str | Path, folder: Path, threads: int):
-        quiet = dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1",
+    def __init__(self, side: str, python: str | Path, folder: Path, threads: int, models_in: str = "float32", gpu: bool = False):
+        quiet = dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1",
                      TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_DISABLE_TELEMETRY="1",
-                     HF_HUB_DISABLE_PROGRESS_BARS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")
+                     HF_HUB_DISABLE_PROGRESS_BARS="1", **({} if gpu else dict(CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true")))
         kept = {name: x for name, x in os.environ.items() if not name.startswith(("PYTHONPATH", "VIRTUAL_ENV"))}
         self.name, self.log = side, folder / f"{side}.log"
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen([str(python), str(HERE / "ppo_side.py"), "--side", side, "--folder", str(folder), "--threads",
-                                             str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                             str(threads), "--models_in", models_in], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                                             env=kept | quiet)
         self.ready = self.hear()["ready"]
 
@@ -124,6 +137,27 @@ class Side:
     def __exit__(self, *_) -> None:
         self.process.stdin.close()
         self.process.wait(60)
+
+
+def measure_apart(s: dict, threads: int, rounds: int, warmup: int, python: Path | None) -> dict:
+    "The same where the sides would not fit into one GPU together: in each round each is started, warms up, does one update, and ends."
+    from contextlib import ExitStack
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        write_models(s, Path(place))
+        pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
+        units = {name: unit for name, unit in APART.items() if unit[0] in pythons}
+        found: dict[str, list[dict]] = {name: [] for name in units}
+        rates, versions = [], {}
+        for _ in range(rounds):
+            for name, (side, models_in) in units.items():
+                with Side(side, pythons[side], Path(place), threads, models_in, s["device"] == "cuda") as one:
+                    if name == "ours": rates.append(one.ask(rate=[shapes(s), [[4096, 4096, 4096]]], seconds=0.5)["rate"])
+                    for _ in range(warmup): one.ask(gc=True)
+                    found[name].append(one.ask(gc=True))
+                    versions[name] = one.ready
+        check_equal(s, found)
+        best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
+        return dict(threads=threads, rounds=found, versions=versions, rate=best, **summary(s, found, best))
 
 
 def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None, profile: Path | None = None) -> dict:
@@ -175,12 +209,17 @@ def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> di
 
 def checks(results: dict) -> list[dict]:
     "What was to be reached: times faster than the peer, and the share of the matrix rate, at these shapes."
-    found, words = [], dict(peer="as shipped", peer_no_gc="its gc off")
+    found, words = [], dict(peer="as shipped", peer_no_gc="its gc off", peer_bf16="forced to bf16")
     for r in results["runs"]:
         where = f"{NAMES[r['name']]}, {r['threads']} thread{'s' * (r['threads'] > 1)}"
-        for side, wanted in zip(("peer", "peer_no_gc"), TARGETS[r["name"]]):
+        for side, wanted in TARGETS[r["name"]].items():
             if side in r["times_faster"]: found.append(at_least(f"{where}: times the peer, {words[side]}", r["times_faster"][side], wanted))
-        if r["name"] == "small": found.append(at_least(f"{where}: update, of the matrix rate", r["share_of_rate"]["ours"]["own_shapes"], 0.75, ".0%"))
+            if side in r["times_faster"] and r["name"] == "gpu":
+                share = r["peak_mib"]["ours"] / r["peak_mib"][side]
+                found.append(at_most(f"{where}: peak memory, of the peer's, {words[side]}", share, 0.5, ".0%"))
+        if r["name"] in SHARES:
+            share = r["share_of_rate"]["ours"]["large" if r["name"] == "gpu" else "own_shapes"]
+            found.append(at_least(f"{where}: update, of the matrix rate", share, SHARES[r["name"]], ".0%"))
     return found
 
 
@@ -191,14 +230,13 @@ def table(results: dict):
                   "necessary FLOPs of the update phase, of the rate at these shapes / at 1024 cubed.")
     for column in ("setting", "threads", "side", "eps", "×", "wanted", "of the matrix rate", "peak MiB"):
         shown.add_column(column, justify="left" if column in ("setting", "side") else "right")
-    words = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off")
     for r in results["runs"]:
-        wanted = dict(zip(("peer", "peer_no_gc"), TARGETS[r["name"]]))
+        wanted = TARGETS[r["name"]]
         for i, (name, speed) in enumerate(r["episodes_per_second"].items()):
             share, times = r["share_of_rate"][name], r["times_faster"].get(name)
-            shown.add_row(*((NAMES[r["name"]], str(r["threads"])) if i == 0 else ("", "")), words[name], f"{speed:.1f}",
+            shown.add_row(*((NAMES[r["name"]], str(r["threads"])) if i == 0 else ("", "")), WORDS[name], f"{speed:.1f}",
                           "" if times is None else f"{times:.2f}", f"{wanted[name]:g}" if name in wanted else
-                          "75 %" if r["name"] == "small" else "", f"{share['own_shapes']:.0%} / {share['large']:.0%}",
+                          f"{SHARES[r['name']]:.0%}" if r["name"] in SHARES and name == "ours" else "", f"{share['own_shapes']:.0%} / {share['large']:.0%}",
                           f"{r['peak_mib'][name]:.0f}", end_section=i + 1 == len(r["episodes_per_second"]))
     return shown
 
@@ -209,10 +247,9 @@ def plot(results: dict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure, panels = plt.subplots(1, len(results["runs"]), figsize=(1.2 + 2.1 * len(results["runs"]), 3.4), squeeze=False, layout="constrained")
-    words = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl,\ngc off")
     for panel, r in zip(panels[0], results["runs"]):
         speeds = r["episodes_per_second"]
-        bars = panel.bar([words[name] for name in speeds], speeds.values(), color=["#0072B2", "#D55E00", "#E69F00"][: len(speeds)])
+        bars = panel.bar([WORDS[name].replace(", ", ",\n") for name in speeds], speeds.values(), color=["#0072B2", "#D55E00", "#E69F00"][: len(speeds)])
         labels = [f"{x:.0f}" + (f"\n(ours × {r['times_faster'][name]:.2f})" if name in r["times_faster"] else "") for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
         panel.set_title(f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}", fontsize=9)
@@ -229,7 +266,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    add("--settings", nargs="+", choices=SETTINGS, default=[name for name in SETTINGS if name != "gpu"])
     add("--threads", nargs="+", type=int, default=[1, 2], help="each is measured by itself")
     add("--rounds", type=int, default=5, help="counted updates of each side, at least 5 (default 5)")
     add("--warmup", type=int, default=1, help="rounds before that, not counted (default 1)")
@@ -241,7 +278,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, default=HERE / "results" / "ppo_vs_trl.json", help="the plot and profiles are put beside it")
     add("--under_load", action="store_true", help="say in the results that other work ran beside this")
     asked = parser.parse_args(words)
-    if asked.quick: asked.settings, asked.threads, asked.rounds, asked.warmup = ["tiny"], [1], 2, 1
+    on_gpu = asked.settings == ["gpu"]
+    if "gpu" in asked.settings:
+        if not on_gpu: parser.error("--settings gpu stands alone: it writes results of another machine")
+        asked.threads = asked.threads[:1]
+        if asked.output == parser.get_default("output"): asked.output = asked.output.with_name("ppo_vs_trl_gpu.json")
+        if asked.micro is not None or asked.profile: parser.error("--micro and --profile are for the settings on a CPU")
+        import torch
+        if not (asked.quick or torch.cuda.is_available()): parser.error("--settings gpu wants a GPU, and torch sees none")
+    if asked.quick: asked.settings, asked.threads, asked.rounds, asked.warmup = asked.settings if on_gpu else ["tiny"], [1], 2, 1
     elif asked.rounds < 5: parser.error(f"--rounds is {asked.rounds}: a median wants at least 5 (or take --quick)")
     if min(asked.threads) < 1: parser.error(f"--threads is {asked.threads}: give positive numbers")
     for name in asked.settings:
@@ -252,6 +297,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
+    import torch
     from rich.console import Console
     asked, console = arguments(words), Console()
     python = None if asked.no_peer else peer_python(asked.peer_venv, console.print)
@@ -259,10 +305,13 @@ def main(words: list[str] | None = None) -> dict:
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     for name in asked.settings:
         s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
+        if name == "gpu" and asked.quick: s |= QUICK_GPU | dict(device="cuda" if torch.cuda.is_available() else "cpu")
         for threads in asked.threads:
             start = time.perf_counter()
             profile = asked.output.with_name(f"{asked.output.stem}_profile_{name}_{threads}.txt") if asked.profile else None
-            results["runs"].append(dict(name=name, **measure(s, threads, asked.rounds, asked.warmup, python, profile)))
+            found = (measure_apart(s, threads, asked.rounds, asked.warmup, python) if name == "gpu" else
+                     measure(s, threads, asked.rounds, asked.warmup, python, profile))
+            results["runs"].append(dict(name=name, **found))
             console.print(f"{NAMES[name]}, {threads} threads: {time.perf_counter() - start:.0f} s", style="dim")
             asked.output.write_text(json.dumps(results, indent=1) + "\n")
     results["checks"] = checks(results)

@@ -54,7 +54,7 @@ def _setting(default: Any, text: str) -> Any:
     "A field of the configuration with its help text."
     return field(default=default, metadata={"help": text})
 
-# %% ../nbs/15_trainer.ipynb #fa305ea1
+# %% ../nbs/15_trainer.ipynb #268bd5fc
 @dataclass
 class _SamplingConfig(TrainingArguments):
     "What is sampled, and where a response ends."
@@ -75,9 +75,10 @@ class _SamplingConfig(TrainingArguments):
                                                "and out of their last layer what nobody reads. None: in float32. In "
                                                "bfloat16 it costs the exact agreement of rollout and update.")
     micro_batch_tokens: int | None = _setting(None, "With trim_padding, most positions of a forward pass, beside the "
-                                                    "limits on rows. None: on a CPU what its cache holds, "
-                                                    "2**17 over the model's width; elsewhere none. Without "
-                                                    "effect under DeepSpeed, which counts micro-batches itself.")
+                                                    "limits on rows. None: on a CPU what the caches of its threads "
+                                                    "hold, for each 2**17 over the model's width; elsewhere none. "
+                                                    "Without effect under DeepSpeed, which counts micro-batches "
+                                                    "itself.")
     num_sample_generations: int = _setting(10, "How often in the run evaluation prompts are completed and shown. 0: "
                                                "never.")
     save_rollouts: bool = _setting(False, "Keep each update's rollout as a file under output_dir/rollouts.")
@@ -524,7 +525,7 @@ def micro_batches(
         parts[longest:longest + 1] = [parts[longest][:half], parts[longest][half:]]
     return [torch.tensor(part) for part in parts]
 
-# %% ../nbs/15_trainer.ipynb #514b0c46
+# %% ../nbs/15_trainer.ipynb #7b554f1b
 class _Rows(_Places):
     "Which rows go through a model together."
     def _trims(self) -> bool:
@@ -538,7 +539,8 @@ class _Rows(_Places):
         if not self._trims(): return [*rows.split(size)]
         rows, budget = rows.sort().values, self.args.micro_batch_tokens
         if budget is None and self.accelerator.device.type == "cpu":
-            budget = min(4096, max(512, 2**17 // self.model.config.get_text_config().hidden_size))
+            of_one = min(4096, max(512, 2**17 // self.model.config.get_text_config().hidden_size))
+            budget = of_one * min(8, torch.get_num_threads())
         if self.is_deepspeed_enabled: budget = None  # it expects the number of micro-batches that it was told
         lengths = (r.prompt_mask.sum(1) + r.mask.sum(1)).cpu()[rows]
         parts = micro_batches(lengths, size, budget)

@@ -113,6 +113,22 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     assert bench.necessary_flops(s, everywhere) == pytest.approx(counter.get_total_flops() - over, rel=0.01)
 
 
+# catches: a GPU's setting that nobody could run, results of another machine among these, and a peer that is compared with itself
+def test_the_setting_for_a_gpu(tmp_path, capsys):
+    found = bench.main(["--quick", "--settings", "gpu", "--no_peer", "--output", str(tmp_path / "gpu.json")])
+    run = found["runs"][0]
+    assert run["name"] == "gpu" and run["setting"]["family"] == "neox" and len(run["rounds"]["ours"]) == 2 and run["share_of_rate"]["ours"]["large"] > 0
+    assert bench.APART["peer_bf16"] == ("peer", "bfloat16") and set(bench.TARGETS["gpu"]) == {"peer", "peer_bf16"} < set(bench.APART)
+    s = bench.SETTINGS["gpu"]
+    assert bench.necessary_flops(s, everywhere=True) > 6 * s["epochs"] * 2 * 64 * (256 + 53) * 16 * 12 * 2048**2 and "gpu" not in bench.arguments([]).settings
+    for words, said in ((["--settings", "gpu", "tiny"], "stands alone"), (["--settings", "gpu", "--profile"], "on a CPU")):
+        with pytest.raises(SystemExit): bench.arguments(words)
+        assert said in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit): bench.arguments(["--settings", "gpu"])
+        assert "wants a GPU" in capsys.readouterr().err
+
+
 # catches: ratios upside down, medians over the wrong side, and shares that leave out the time
 def test_summary_and_table():
     found = dict(ours=[update(seconds=x) for x in (1.0, 2.0, 9.0)], peer=[update(seconds=x, update_seconds=3.0) for x in (4.0, 6.0, 9.0)],
@@ -127,7 +143,7 @@ def test_summary_and_table():
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(bench.table(kept))
     shown = console.export_text()
-    assert all(word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75 %"))
+    assert all(word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75%"))
 
 
 # catches: a target that is held against the other rate of gc, a share that is taken for a ratio, checks that need the peer
