@@ -51,7 +51,7 @@ check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k ga
 check-tests: browser  # tests/test_docs.py looks at the site in it
 
 check-browser: dev browser  ## part of test: every notebook in JupyterLab, in Chromium. Options: make check-browser ARGS="-k 09_kl"
-	@echo "pytest tests/browser:" && $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs tests/browser $(ARGS) \
+	@echo "pytest tests/browser:" && $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs -n 2 --dist loadgroup tests/browser $(ARGS) \
 		|| { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
 
 # What check-browser looks with, where it can be had; where not, its tests say what is missing.
@@ -71,13 +71,14 @@ docs: dev  ## the site in _docs/: every page, and the API from the docstrings. R
 	@$(TEST_ENV) $(BIN)/python docs/build.py $(ARGS)
 	@echo "make docs: open _docs/index.html"
 
-# What `make bench` runs: all of it on a CPU, the one that fetches the peer's packages last.
+# What `make bench` runs: all of it on a CPU, the one that fetches the peer's packages last, and that on one thread.
 CPU_BENCHES := memory scaling sampler pipeline ppo_vs_trl
+HOW_ppo_vs_trl := $(if $(BENCH),,--threads 1)
 
-bench: $(VENV)/.installed  ## measure on this CPU, 20 to 25 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/
+bench: $(VENV)/.installed  ## measure on this CPU, 15 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/
 	@for name in $(or $(BENCH),$(CPU_BENCHES)); do test -f benchmarks/$$name.py \
 		|| { echo "make: there is no benchmarks/$$name.py. Name one of those that are there: BENCH=NAME." >&2; exit 2; }; done
-	@for name in $(or $(BENCH),$(CPU_BENCHES)); do echo "$(BIN)/python benchmarks/$$name.py $(ARGS)" && $(BIN)/python benchmarks/$$name.py $(ARGS); done
+	@$(foreach name,$(or $(BENCH),$(CPU_BENCHES)),echo "$(BIN)/python benchmarks/$(name).py $(HOW_$(name)) $(ARGS)" && $(BIN)/python benchmarks/$(name).py $(HOW_$(name)) $(ARGS);)
 
 clean:  ## remove what builds and tests leave behind. Runs and the virtual environment stay
 	rm -rf _docs _proc build dist .pytest_cache .hypothesis

@@ -250,13 +250,14 @@ def plot(results: dict, path: Path) -> None:
     for panel, r in zip(panels[0], results["runs"]):
         speeds = r["episodes_per_second"]
         bars = panel.bar([WORDS[name].replace(", ", ",\n") for name in speeds], speeds.values(), color=["#0072B2", "#D55E00", "#E69F00"][: len(speeds)])
-        labels = [f"{x:.0f}" + (f"\n(ours × {r['times_faster'][name]:.2f})" if name in r["times_faster"] else "") for name, x in speeds.items()]
+        labels = [f"{x:.0f}" + (f"\n{r['times_faster'][name]:.2f} ×" if name in r["times_faster"] else "") for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
         panel.set_title(f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}", fontsize=9)
         panel.set_ylim(0, 1.2 * max(speeds.values()))
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(labelsize=8)
     panels[0][0].set_ylabel("episodes per second")
+    if any(r["times_faster"] for r in results["runs"]): figure.supxlabel("×: how many times faster rlhf_nb is", fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
