@@ -51,7 +51,7 @@ check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k ga
 check-tests: browser  # tests/test_docs.py looks at the site in it
 
 check-browser: dev browser  ## part of test: every notebook in JupyterLab, in Chromium. Options: make check-browser ARGS="-k 09_kl"
-	@echo "pytest tests/browser:" && $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs -n 2 --dist loadgroup tests/browser $(ARGS) \
+	@echo "pytest tests/browser:" && $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs tests/browser $(ARGS) \
 		|| { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
 
 # What check-browser looks with, where it can be had; where not, its tests say what is missing.

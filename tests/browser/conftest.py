@@ -1,4 +1,4 @@
-"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them; for each worker of pytest-xdist its own.
+"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them.
 
 CHROMIUM names another browser than the first that is found; BROWSER_SCREENSHOTS is the folder in which the pictures are kept; AXE the file of axe-core.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import ROOT, Lab, complaints, drive, serve
+from lab import ROOT, Lab, drive, serve
 from playwright.sync_api import Browser
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -28,13 +28,6 @@ def without(what: str, how: str, must: bool) -> None:
     pytest.fail(told, pytrace=False) if must else pytest.skip(told)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    "Where two workers share the tests (`-n 2 --dist loadgroup`), those of one notebook stay together, and those of one other file."
-    for item in items:
-        page = item.callspec.params.get("notebook") if hasattr(item, "callspec") else None
-        item.add_marker(pytest.mark.xdist_group(page or item.path.stem))
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     "A browser with an empty profile."
@@ -46,10 +39,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     "JupyterLab over a copy of nbs/, in front of it the browser."
-    with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab:
-        yield lab
-        complaint = complaints(lab.log.read_text(errors="replace"))
-    assert not complaint, complaint
+    with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab: yield lab
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,6 @@ SETTINGS = {  # every cell is there, nothing is fetched, nothing asks a question
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
 AHEAD = 2     # pages whose cells run while another page is looked at: two cores have something to do
-TRACEBACK = "Traceback (most recent call last)"
 PATIENCE = 400  # seconds for the cells of a page, on a machine that does other things too
 
 
@@ -244,11 +243,6 @@ class Lab:
 
     def close(self, name: str) -> None:
         self.open[name].close()  # its key stays: a page is opened once
-
-
-def complaints(log: str) -> str:
-    "An exception in the server or in a kernel's own log, which no page hears of."
-    return log[log.index(TRACEBACK):][:2000] if TRACEBACK in log else ""
 
 
 @contextmanager
