@@ -1458,7 +1458,7 @@ def demo(settings: DemoSettings, fresh: bool = False, console: Console | None = 
     run.console.print(f"open {report(run.folder)}", soft_wrap=True)
     return results
 
-# %% ../nbs/17_cli.ipynb #817afc61
+# %% ../nbs/17_cli.ipynb #ff8f2ba0
 def demo_command(words: Sequence[str]) -> None:
     "`rlhf-nb demo`."
     parser = argparse.ArgumentParser(usage="rlhf-nb demo [--FLAG VALUE ...]", **_told("demo"))
@@ -1469,17 +1469,18 @@ def demo_command(words: Sequence[str]) -> None:
     parser.add_argument("--quick", action="store_true",
                         help="The same path with smaller numbers, in about a minute; the verdict is no measure then.")
     parser.add_argument("--fresh", action="store_true", help="Start over, whatever is finished in the folder.")
-    parser.add_argument("--threads", type=int, default=1,
-                        help="CPU threads of torch. Models this small gain little from a second one, and lose much on "
-                             "a busy machine. 0: as torch chooses.")
+    parser.add_argument("--threads", type=int, default=None,
+                        help="CPU threads of torch. Default: two, where torch would take as many; models this small "
+                             "gain nothing from a third. On a busy machine take 1. 0: as torch chooses.")
     asked = vars(parser.parse_args(words))
     named = {f.name: asked[f.name] for f in fields(DemoSettings)}
     if asked["quick"]:
         named |= {name: value for name, value in QUICK.items() if named[name] == getattr(DemoSettings, name)}
-    if asked["threads"] < 0: raise ValueError(f"--threads is {asked['threads']}: give a number of threads, or 0.")
-    if asked["threads"]:
+    if (asked["threads"] or 0) < 0:
+        raise ValueError(f"--threads is {asked['threads']}: give a number of threads, or 0.")
+    if asked["threads"] != 0:
         import torch
-        torch.set_num_threads(asked["threads"])
+        torch.set_num_threads(asked["threads"] or min(2, torch.get_num_threads()))
     demo(DemoSettings(**named), asked["fresh"])
 
 # %% ../nbs/17_cli.ipynb #f3730f0a
