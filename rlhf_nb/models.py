@@ -290,7 +290,7 @@ def _only_at(parts: list[nn.Module], places: Tensor) -> Iterator[None]:
     finally:
         for handle in handles: handle.remove()
 
-# %% ../nbs/04_models.ipynb #df81153c
+# %% ../nbs/04_models.ipynb #f119dabd
 _spare: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 def _says_the_same(body: nn.Module, parts: list[nn.Module]) -> bool:
@@ -313,6 +313,7 @@ def _to_spare(body: nn.Module) -> list[nn.Module]:
     again = body.training and any(getattr(part, "gradient_checkpointing", False) for part in (body, last))
     chance = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in inner)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in inner)
+    heard |= getattr(body.config, "output_router_logits", False)  # by the loss that balances experts
     if again or chance or heard or any(hasattr(p, "ds_id") for p in last.parameters()): return []
     if body not in _spare:
         try: _spare[body] = _says_the_same(body, parts)

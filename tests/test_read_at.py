@@ -288,3 +288,14 @@ def test_wrong_programs_are_seen(name, told, tmp_path, monkeypatch):
             monkeypatch.setattr(sys.modules[__name__], "TokenLossTrainer", wrong.TokenLossTrainer)
             test_fine_tuning_has_the_same_gradient(told, tmp_path, dict())
         if where == "reward": assert apart(*reward_losses(told, tmp_path, wrong.RewardTrainer)) <= 1e-6
+
+
+# catches: a router that is heard at fewer positions than there are, so that the loss which balances the experts is another one, or none
+def test_routers_that_are_asked_for_see_every_position():
+    ids, mask, places = some_rows()
+    found = []
+    for some in (None, places):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(MixtralConfig(**SMALL, **FEWER, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5))
+        with read_at(model.base_model, some): found.append(gradients(model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).aux_loss, model))
+    assert len(found[0]) > 4 and apart(*found) <= 1e-6
