@@ -5,7 +5,8 @@ make the trainer. Commands come as JSON lines on stdin, answers go as JSON lines
 
 Counted and timed in the same way on both sides, from outside the trainers:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
-- its update phase: from the first forward with gradients to the end of the last optimizer step;
+- its update phase: from the first forward with gradients to the end of the last optimizer step. Ours makes the first step's forward while it
+  scores the rollout (`PPOConfig.keep_forward_gib`): that forward counts, what stands between it and the update does not;
 - optimizer steps: by a hook on every torch optimizer;
 - tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions, and `real` ones, not padding);
 - memory: the largest resident set of the process, or on a GPU what torch had allocated at most. There, each clock waits for the device.
@@ -44,6 +45,7 @@ class Counts:
     def begin(self) -> None:
         self.steps = self.real = self.computed = 0
         self.first = self.last = None
+        self.ahead, self.looking = 0.0, False
         if self.device == "cuda": torch.cuda.reset_peak_memory_stats()
         self.start = self.now()
 
@@ -51,9 +53,16 @@ class Counts:
         wait_for(self.device)
         return time.perf_counter()
 
+    @contextlib.contextmanager
+    def look_ahead(self):
+        "Around a forward with gradients that is made before the update."
+        start, self.looking = self.now(), True
+        yield
+        self.ahead, self.looking = self.ahead + self.now() - start, False
+
     def saw(self, _, args: tuple) -> None:
         if not torch.is_grad_enabled(): return
-        if self.first is None: self.first = self.now()
+        if self.first is None and not self.looking: self.first = self.now()
         self.computed += args[0].numel()
         self.real += int((args[0] != PAD).sum())
 
@@ -63,7 +72,7 @@ class Counts:
     def told(self) -> dict:
         now = self.now()
         peak = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return dict(seconds=now - self.start, update_seconds=self.last - self.first, steps=self.steps, real=self.real,
+        return dict(seconds=now - self.start, update_seconds=self.ahead + self.last - self.first, steps=self.steps, real=self.real,
                     computed=self.computed, peak_mib=peak)
 
 
@@ -133,18 +142,21 @@ def profiled(path: Path, kind: str):
     with open(path, "a", encoding="utf-8") as file: file.write(text)
 
 
-def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of) -> None:
+def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
     "This project's trainer."
     from rlhf_nb.trainer import PPOConfig
 
     class Gated(in_phases(lambda name: torch.profiler.record_function(f"phase: {name}"))):
         def get_train_dataloader(self): return Gate(super().get_train_dataloader(), desk_of(None))
 
+        def _look_ahead(self, rows, **closing):
+            with counts.look_ahead(): return super()._look_ahead(rows, **closing)
+
     args = PPOConfig(**settings(s, folder), stop_token="eos")
     Gated(args, tokenizer, train_dataset=data, **parts).train()
 
 
-def peer(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of) -> None:
+def peer(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
     "The published trainer. Its garbage collection is turned off, when told to, by taking the name `gc` from its module."
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
     args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")
@@ -179,7 +191,7 @@ def main() -> None:
     counts = Counts(policy, s.get("device", "cpu"))
     desk_of = lambda collect: Desk(counts, dice, answers, collect)
     tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")
-    dict(ours=ours, peer=peer)[asked.side](s, asked.folder / asked.side, parts, tokenizer, data, desk_of)
+    dict(ours=ours, peer=peer)[asked.side](s, asked.folder / asked.side, parts, tokenizer, data, desk_of, counts)
 
 
 if __name__ == "__main__":

@@ -296,6 +296,16 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     return asked
 
 
+def measured_before(path: Path, results: dict, asked: argparse.Namespace) -> list[dict]:
+    "Runs in this file of the very same code on the same machine, at settings and threads that are not measured now."
+    if asked.quick or asked.micro is not None or not path.is_file(): return []
+    old, alike = json.loads(path.read_text()), ("package_sha256", "changed", "machine", "cpus", "torch", "transformers", "under_load", "peer")
+    now = json.loads(json.dumps(results["environment"]))  # lists where there were tuples
+    same = not old["quick"] and all(old["environment"].get(name) == now[name] for name in alike)
+    full = [r for r in old["runs"] if r["setting"]["micro"] == r["setting"]["batch"] and "peer" in r["rounds"]] if same else []
+    return [r for r in full if not (r["name"] in asked.settings and r["threads"] in asked.threads)]
+
+
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
     import torch
@@ -304,6 +314,7 @@ def main(words: list[str] | None = None) -> dict:
     python = None if asked.no_peer else peer_python(asked.peer_venv, console.print)
     results = dict(environment=environment(asked.under_load) | dict(peer=PINS), quick=asked.quick, runs=[])
     asked.output.parent.mkdir(parents=True, exist_ok=True)
+    kept = measured_before(asked.output, results, asked)
     for name in asked.settings:
         s = SETTINGS[name] | ({} if asked.micro is None else dict(micro=asked.micro))
         if name == "gpu" and asked.quick: s |= QUICK_GPU | dict(device="cuda" if torch.cuda.is_available() else "cpu")
@@ -312,7 +323,8 @@ def main(words: list[str] | None = None) -> dict:
             profile = asked.output.with_name(f"{asked.output.stem}_profile_{name}_{threads}.txt") if asked.profile else None
             found = (measure_apart(s, threads, asked.rounds, asked.warmup, python) if name == "gpu" else
                      measure(s, threads, asked.rounds, asked.warmup, python, profile))
-            results["runs"].append(dict(name=name, **found))
+            kept.append(dict(name=name, **found))
+            results["runs"] = sorted(kept, key=lambda r: ([*SETTINGS].index(r["name"]), r["threads"]))
             console.print(f"{NAMES[name]}, {threads} threads: {time.perf_counter() - start:.0f} s", style="dim")
             asked.output.write_text(json.dumps(results, indent=1) + "\n")
     results["checks"] = checks(results)

@@ -16,7 +16,7 @@ from .masks import check_left_padded, close_up, position_ids, response_columns
 from .models import read_at
 
 # %% auto #0
-__all__ = ['BLOCK', 'tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs',
+__all__ = ['BLOCK', 'SPAN', 'tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs',
            'response_logprobs']
 
 # %% ../nbs/05_logprobs.ipynb #d4a8108d
@@ -312,7 +312,45 @@ class _Measure(torch.autograd.Function):
                 del z  # before the next block is made
         return *grads, *[None] * 5
 
-# %% ../nbs/05_logprobs.ipynb #b933351c
+# %% ../nbs/05_logprobs.ipynb #9d0aabea
+SPAN = range(BLOCK // 2, 8 * BLOCK)  # so many probabilities are kept for backward: 2 to 32 MB
+
+class _Keep(torch.autograd.Function):
+    "Log-probs and, if asked, entropies to look at [N] of states [N, hidden]; keeps the probabilities for the weight's gradient."
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, ids: Tensor, scale: float, temperature: float, rows: int,
+                look: bool) -> tuple[Tensor, Tensor | None]:
+        n, (moves, learns, *_) = len(states), ctx.needs_input_grad
+        probs, mean = states.new_empty(n if learns else min(n, rows), len(weight)), torch.zeros_like(states)
+        chosen, total = states.new_empty(2, n)
+        for a in range(0, n, rows):
+            some = slice(a, min(a + rows, n))
+            z = torch.mm(states[some], weight.T, out=probs[some] if learns else probs[:some.stop - a])
+            if scale != 1.0: z.mul_(scale)
+            if temperature != 1.0: z.div_(temperature)
+            chosen[some] = z.gather(1, ids[some, None]).squeeze(1)
+            top = z.amax(1, keepdim=True)
+            sums = z.sub_(top).exp_().sum(1, keepdim=True)
+            if moves or learns or look: torch.mm(z.div_(sums), weight, out=mean[some])
+            total[some] = (sums.log_() + top).squeeze(1)
+        ctx.save_for_backward(states, weight, ids, mean, probs if learns else None)
+        ctx.set_materialize_grads(False)
+        ctx.slope = scale / temperature  # of a tempered logit over a plain one
+        entropy = (total - ctx.slope * (states * mean).sum(1)).clamp_(min=0) if look else None
+        if look: ctx.mark_non_differentiable(entropy)
+        return chosen - total, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, pull: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        states, weight, ids, mean, probs = ctx.saved_tensors
+        if pull is None: return (None,) * 7
+        pull = (ctx.slope * pull)[:, None]
+        of_states = (weight[ids] - mean).mul_(pull) if ctx.needs_input_grad[0] else None
+        of_weight = None if probs is None else (probs.T @ (states * -pull)).index_add_(0, ids, states * pull)
+        return of_states, of_weight, *[None] * 5
+
+# %% ../nbs/05_logprobs.ipynb #953dfcf2
 def _cast(*given: Tensor | None) -> list[Tensor | None]:
     "What autocast would make of the arguments of a matrix product."
     device = given[0].device.type
@@ -332,11 +370,13 @@ def _fast(
     tempered(states[:0], temperature)  # raises where it is not positive
     states, weight, bias = _cast(states, head.weight, head.bias)
     exact = weight.dtype in (torch.float32, torch.float64)  # a bf16 sum over many blocks would be rounded
-    words = len(weight)
+    words, few = len(weight), len(states) <= rows and len(states) * len(weight) in SPAN
     if exact and states.device.type == "cpu":
         rows = min(rows, max(256, BLOCK // words))
         words = min(words, max(256, BLOCK // rows))
-    found = _Measure.apply(states, weight, bias, ids, head.scale, temperature, (rows, words), entropy)
+    if few and exact and bias is None and entropy != "learn":  # in the rollout too, for the same last digit
+        found = _Keep.apply(states, weight, ids, head.scale, temperature, rows, entropy == "look")
+    else: found = _Measure.apply(states, weight, bias, ids, head.scale, temperature, (rows, words), entropy)
     return [x for x in found if x is not None]
 
 # %% ../nbs/05_logprobs.ipynb #b0f66896

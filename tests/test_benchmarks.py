@@ -146,6 +146,36 @@ def test_summary_and_table():
     assert all(word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75%"))
 
 
+# catches: a run of other code, of a busy machine or of our side alone beside today's, and one that is measured again and kept as well
+def test_what_is_kept_of_a_file(tmp_path):
+    path, now = tmp_path / "found.json", results(dict(ours=[update()], peer=[update()]))
+    now["environment"]["peer"] = bench.PINS
+    now["runs"][0]["setting"] = SIZES | dict(micro=SIZES["batch"])
+    path.write_text(json.dumps(now))
+    asked = lambda *words: bench.arguments(["--output", str(path), *words])
+    kept = lambda asked, **changes: len(bench.measured_before(path, now | dict(environment=now["environment"] | changes), asked))
+    assert kept(asked("--threads", "2")) == kept(asked("--settings", "tiny")) == 1 and kept(asked("--threads", "1")) == 0
+    assert kept(asked("--threads", "2"), package_sha256="another") == kept(asked("--threads", "2"), under_load=False) == 0
+    assert kept(asked("--quick")) == kept(asked("--micro", "32", "--threads", "2")) == 0
+    for change in (dict(setting=SIZES | dict(micro=1)), dict(rounds=dict(ours=[update()]))):
+        path.write_text(json.dumps(now | dict(runs=[now["runs"][0] | change])))
+        assert kept(asked("--threads", "2")) == 0
+    assert bench.measured_before(tmp_path / "none.json", now, asked()) == []
+
+
+# catches: a pass that was made ahead left out of the update's time, or what stands between it and the update taken in
+def test_a_pass_made_ahead_counts(monkeypatch):
+    monkeypatch.setattr(ppo_side, "register_optimizer_step_post_hook", lambda hook: None)  # it would stay for all tests
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 2))
+    model.get_input_embeddings = lambda: model[0]
+    counts, clock, ids = ppo_side.Counts(model, "cpu"), iter((10.0, 13.0, 20.0, 21.0, 30.0)), torch.ones(2, 3, dtype=torch.long)
+    counts.now = lambda: next(clock)
+    with counts.look_ahead(): model(ids)
+    model(ids)  # at 20
+    counts.stepped()
+    assert counts.told()["update_seconds"] == 3.0 + 1.0 and counts.computed == 12
+
+
 # catches: a target that is held against the other rate of gc, a share that is taken for a ratio, checks that need the peer
 def test_targets_of_the_comparison():
     found = dict(ours=[update(seconds=2.0)], peer=[update(seconds=3.0)], peer_no_gc=[update(seconds=4.0)])
@@ -315,7 +345,7 @@ def test_point_of_memory():
     p = memory.point(memory.QUICK)
     one = 64 * 16 * 4  # policy and reference have two, the others one; policy and value model learn: weight, gradient, two moments
     assert p["vocabulary_weights_needed"] == one * (4 * 2 + 4 * 1 + 2 + 1)
-    assert p["phases"]["update"]["weights"] >= p["vocabulary_weights_needed"] > p["phases"]["rollout"]["weights"] >= 6 * one
+    assert p["phases"]["update"]["weights"] >= p["vocabulary_weights_needed"] >= p["phases"]["rollout"]["weights"] >= 6 * one
     assert set(p["phases"]) == set(common.PHASES) and p["peak"] == max(x["aside"] for x in p["phases"].values())
     assert p["phases"]["rollout"]["largest"] >= 8 * 64 and p["phases"]["score"]["largest"] == 0
 

@@ -22,7 +22,7 @@ NEW = dict(offload_frozen=False, use_vllm=False, vllm_mode="colocate", vllm_gpu_
            vllm_server_base_url=None, vllm_server_host="127.0.0.1", vllm_server_port=8000, vllm_server_timeout=240.0, vllm_group_port=51216,
            vllm_importance_sampling_correction=True, vllm_importance_sampling_cap=2.0, non_eos_penalty=False, normalize_scores=False, score_clip=None, kl_controller="fixed", reward_slot="last", bootstrap_truncated=False, cliprange_high=None, dual_clip=None, entropy_coef=0.0, target_kl=None,
            value_warmup_updates=0, value_learning_rate=None, top_k=0, top_p=1.0, stop_strings=None, num_generations=1, share_value_trunk=False, save_merged=False, resize_embeddings=False, save_rollouts=False,
-           reward_weights=None, trim_padding=None, micro_batch_tokens=None)
+           reward_weights=None, trim_padding=None, micro_batch_tokens=None, keep_forward_gib=None)
 
 
 # catches: a field that was renamed, a default that moved

@@ -50,6 +50,8 @@ CASES = [dict(temperature=t, scale=s, bias=b, size=size, entropy=e) for t, s, b,
     (1.0, 1.0, None, (5, 29), "look"), (0.7, 1.0, None, (5, 7), None), (1.0, 0.25, None, (4, 29), "learn"), (2.5, 3.0, "banned", (3, 5), "learn"),
     (0.7, 1.0, "banned", (99, 4), "look"), (0.05, 1.0, "plain", (2, 10), "learn"), (1.0, 1.0, "far", (6, 29), "learn"), (1.0, 1.0, "far", (6, 9), "learn"),
     (0.7, 0.5, "banned", (13, 5), None), (2.5, 3.0, "banned", (3, 29), "learn"), (1.0, 1.0, "only entropy", (5, 12), "learn"))]
+CASES += [dict(temperature=t, scale=s, bias=None, size=(rows, 29), entropy=e, keeps=True) for t, s, rows, e in (
+    (1.0, 1.0, 5, "look"), (0.7, 1.0, 13, None), (2.5, 0.25, 4, "look"), (0.05, 1.0, 2, None), (0.7, 3.0, 99, "look"))]
 
 
 def problem(case: dict, dtype: torch.dtype = torch.float32) -> list:
@@ -83,7 +85,9 @@ def plain_way(case: dict, dtype: torch.dtype) -> list:
 def quick_way(module, case: dict, dtype: torch.dtype) -> list:
     *leaves, ids = problem(case, dtype)
     leaves = [None if x is None else x.requires_grad_() for x in leaves]
-    return pulled(*module._Measure.apply(*leaves, ids, case["scale"], case["temperature"], case["size"], case["entropy"]), case, leaves)
+    how = case["scale"], case["temperature"]
+    if case.get("keeps"): return pulled(*module._Keep.apply(*leaves[:2], ids, *how, case["size"][0], case["entropy"] == "look"), case, leaves)
+    return pulled(*module._Measure.apply(*leaves, ids, *how, case["size"], case["entropy"]), case, leaves)
 
 
 def gap(module, case: dict, dtype: torch.dtype = torch.float32) -> float:
@@ -99,6 +103,7 @@ def gap(module, case: dict, dtype: torch.dtype = torch.float32) -> float:
 def test_values_and_gradients_are_those_of_the_plain_way(case):
     coarse = 1 / min(1.0, case["temperature"])  # what a logit was rounded by is divided by the temperature
     if case["size"][1] < 29: coarse *= 1.5  # and sums of slices are rounded once more
+    if case.get("keeps") and case["entropy"]: coarse *= 1 + 3 * case["scale"]  # an entropy to look at: a difference of numbers as large as the logits
     assert gap(module, case) < 1e-6 * coarse
     assert gap(module, case, torch.float64) < 1e-14 * coarse
 
@@ -126,6 +131,15 @@ WRONG = {
     "slices that weigh the same": ("share = (totals - total).exp()", "share = torch.full_like(totals, 1 / len(totals))"),
     "an empty slice": (".masked_fill(share == 0, 0.0)", ""),
     "a sum that is not divided": (".sum(1, keepdim=True) / sums", ".sum(1, keepdim=True)"),
+    "kept, and the scale forgotten": ("            if scale != 1.0: z.mul_(scale)\n            if temp", "            if temp"),
+    "kept, and the temperature forgotten": ("            if temperature != 1.0: z.div_(temperature)\n", ""),
+    "kept, and the slope forgotten": ("ctx.slope = scale / temperature ", "ctx.slope = 1.0 "),
+    "kept, and an entropy of other logits": ("(total - ctx.slope * (states", "(total - (states"),
+    "kept, and the label left out": (".index_add_(0, ids, states * pull)", ""),
+    "kept, and the label's row left out": ("(weight[ids] - mean).mul_", "(-mean).mul_"),
+    "kept, and the first block for all": ("torch.mm(states[some], weight.T, out=probs[some] if", "torch.mm(states[:some.stop - a], weight.T, out=probs[some] if"),
+    "kept, and not normalised": ("torch.mm(z.div_(sums), weight", "torch.mm(z, weight"),
+    "kept, and the largest logit forgotten": ("(sums.log_() + top)", "sums.log_()"),
     "the entropy's pull alone": ("if pull is not None: z.sub_(pull[:, None])", "pass"),
 }
 
@@ -256,7 +270,8 @@ class Wide(TorchDispatchMode):
 # catches: logits or a softmax kept from forward to backward, a chunk that grows with the tokens, copies where one piece of memory serves
 @pytest.mark.parametrize("entropy, copies", [("learn", 2), ("look", 2), (None, 1)])
 def test_no_vocabulary_beyond_a_block(entropy, copies):
-    vocab, rows, hidden = 5000, 1000, 16
+    vocab, rows, hidden = 5000, 2000, 16
+    assert vocab * rows >= module.SPAN.stop
     head = module._Head(torch.randn(vocab, hidden, requires_grad=True), None, 1.0)
     states, ids = torch.randn(rows, hidden, requires_grad=True), torch.randint(vocab, (rows,))
     block, words = module.BLOCK, 4096
@@ -266,6 +281,60 @@ def test_no_vocabulary_beyond_a_block(entropy, copies):
         after = seen.now()
         sum(x.sum() for x in found if x.requires_grad).backward()
     assert after == 0 and seen.largest == block and seen.most <= 4 * (block * copies + vocab * hidden)  # and the weight, the other way round
+
+
+# catches: probabilities kept twice, or for a head that does not learn, or beyond a chunk that was asked for, or where fewer would do
+@pytest.mark.parametrize("entropy", ["look", None])
+def test_few_probabilities_are_kept_once(entropy):
+    vocab, rows, hidden = 5000, 600, 16
+    states, ids = torch.randn(rows, hidden, requires_grad=True), torch.randint(vocab, (rows,))
+    def kept(learns: bool = True, chunk: int = 10**6, rows: int = rows, on: bool = True) -> int:
+        head = module._Head(torch.randn(vocab, hidden, requires_grad=learns), None, 1.0)
+        with Wide(vocab) as seen, torch.set_grad_enabled(on):
+            found = module._fast(states[:rows], head, ids[:rows], 0.7, chunk, entropy)
+            after = seen.now()
+            if on: found[0].sum().backward()
+        del found
+        assert seen.now() == 0
+        return after
+    assert rows * vocab in module.SPAN and kept() == 4 * rows * vocab
+    assert kept(learns=False) == kept(chunk=599) == kept(rows=50) == kept(on=False) == 0
+
+
+# catches: a graph that can be used once only, and a gradient for what needs none
+def test_kept_and_used_twice():
+    *leaves, ids = problem(dict(bias=None))
+    states, weight = leaves[0].requires_grad_(), leaves[1].requires_grad_()
+    logprobs, entropy = module._Keep.apply(states, weight, ids, 1.0, 0.7, 4, True)
+    assert not entropy.requires_grad
+    first, again = (torch.autograd.grad(logprobs.sum(), [states, weight], retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    half, _ = module._Keep.apply(states.detach(), weight, ids, 1.0, 0.7, 4, False)
+    assert torch.equal(torch.autograd.grad(half.sum(), weight)[0], first[1])
+    measure = lambda *x: module._Keep.apply(*x, ids, 0.5, 0.7, 4, False)[0]
+    assert torch.autograd.gradcheck(measure, [x.detach().double().requires_grad_() for x in leaves[:2]])
+    once, = torch.autograd.grad(measure(states, weight).square().sum(), states, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"): once.sum().backward()
+
+
+# catches: an entropy below 0 where the policy is sure, or one that is far off
+def test_the_entropy_of_a_sure_policy():
+    draw = torch.Generator().manual_seed(0)
+    states, weight, ids = torch.randn(50, 16, generator=draw) * 40, torch.randn(300, 16, generator=draw), torch.randint(300, (50,), generator=draw)
+    found = module._Keep.apply(states, weight, ids, 1.0, 1.0, 20, True)[1]
+    exact = token_entropy(states.double() @ weight.double().T, 1.0)
+    assert (found >= 0).all() and (exact < 1e-6).any() and (found - exact).abs().max() < 1e-6 * (states @ weight.T).abs().max()  # as the logits are rounded
+
+
+# catches: a rollout and an update that differ because one of them keeps
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_keeping_says_the_same_to_the_bit(temperature):
+    states, ids = torch.randn(700, 16, requires_grad=True), torch.randint(5000, (700,))
+    head = module._Head(torch.randn(5000, 16, requires_grad=True), None, 0.5)
+    with torch.no_grad(): plain, = module._fast(states, head, ids, temperature, 10**6, None)
+    kept, entropy = module._fast(states, head, ids, temperature, 10**6, "look")
+    assert type(kept.grad_fn).__name__ == "_KeepBackward" and torch.equal(plain, kept)
+    assert (entropy - module._fast(states, head, ids, temperature, 10**6, "learn")[1]).abs().max() < 1e-5
 
 
 # catches: a wish for smaller chunks that is not heard, and a cache's size asked of a GPU or of bf16 sums
