@@ -139,6 +139,7 @@ class Size:
     def __init__(self, s: dict, folder: Path):
         self.s, self.phases, self.stages, self.rounds, self.rates = s, common.Clock(), common.Clock(), [], []
         self.trainer = common.make_trainer(s, folder, staged(self.stages, self.phases))
+        self.trainer.args.keep_forward_gib = 0.0  # the update's work is all to be done in the update
         mark_bodies(self.trainer, self.stages)
 
     def turn(self, counted: bool) -> None:

@@ -60,6 +60,10 @@ class Counts:
         yield
         self.ahead, self.looking = self.ahead + self.now() - start, False
 
+    def begins(self) -> None:
+        "The update, whose first step starts with a backward if its forward was made ahead."
+        if self.ahead: self.first = self.now()
+
     def saw(self, _, args: tuple) -> None:
         if not torch.is_grad_enabled(): return
         if self.first is None and not self.looking: self.first = self.now()
@@ -151,6 +155,10 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
 
         def _look_ahead(self, rows, **closing):
             with counts.look_ahead(): return super()._look_ahead(rows, **closing)
+
+        def update(self, r):
+            counts.begins()
+            return super().update(r)
 
     args = PPOConfig(**settings(s, folder), stop_token="eos")
     Gated(args, tokenizer, train_dataset=data, **parts).train()

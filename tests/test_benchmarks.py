@@ -168,12 +168,18 @@ def test_a_pass_made_ahead_counts(monkeypatch):
     monkeypatch.setattr(ppo_side, "register_optimizer_step_post_hook", lambda hook: None)  # it would stay for all tests
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2))
     model.get_input_embeddings = lambda: model[0]
-    counts, clock, ids = ppo_side.Counts(model, "cpu"), iter((10.0, 13.0, 20.0, 21.0, 30.0)), torch.ones(2, 3, dtype=torch.long)
+    counts, clock, ids = ppo_side.Counts(model, "cpu"), iter((0.0, 10.0, 13.0, 20.0, 27.0, 30.0)), torch.ones(2, 3, dtype=torch.long)
     counts.now = lambda: next(clock)
+    counts.begin()
     with counts.look_ahead(): model(ids)
-    model(ids)  # at 20
+    counts.begins()  # at 20; what is between 13 and 20 is the rollout's
+    model(ids)  # a forward of the second epoch, behind the first one's backward
     counts.stepped()
-    assert counts.told()["update_seconds"] == 3.0 + 1.0 and counts.computed == 12
+    assert counts.told()["update_seconds"] == 3.0 + 7.0 and counts.computed == 12
+    counts.now, counts.ahead = lambda: 40.0, 0.0
+    counts.first = None
+    counts.begins()
+    assert counts.first is None  # the first forward is the update's own, on the peer's side as on ours
 
 
 # catches: a target that is held against the other rate of gc, a share that is taken for a ratio, checks that need the peer
