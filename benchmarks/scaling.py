@@ -77,6 +77,7 @@ class Point:
     def __init__(self, s: dict, folder: Path):
         self.s, self.clock, self.rounds = s, common.Clock(), []
         self.trainer = common.make_trainer(s, folder, common.in_phases(self.clock))
+        self.trainer.args.keep_forward_gib = 0.0  # the update's work is all to be done in the update
         policy = self.trainer.model.policy
         self.parameters = sum(p.numel() for p in policy.parameters()) - policy.get_input_embeddings().weight.numel()
 

@@ -597,11 +597,11 @@ class _Models(_Rows):
                                               ref_context=as_reference),)
         with layer_by_layer(self.model_wrapped): return self._lend(ref, lambda ref: self._by_chunks(r, full)[0])
 
-# %% ../nbs/15_trainer.ipynb #cbf71b9b
+# %% ../nbs/15_trainer.ipynb #a71873cf
 class _Ahead(NamedTuple):
     "A forward pass that the first optimizer step need not repeat."
-    ids: Tensor            # of the rollout that it read; no other will do
-    versions: list[int]    # of the weights: each change in place counts one up
+    rows: tuple[Tensor, ...]  # that it read, of this rollout; no others will do
+    versions: list[int]       # of the weights: each change in place counts one up
     found: list[tuple[Tensor, ...] | None]  # log-probs, entropy and values of each micro-batch, with their graph
 
 @contextmanager
@@ -614,7 +614,7 @@ def _kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
         return x
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x): yield sizes
 
-# %% ../nbs/15_trainer.ipynb #3ecfa6d7
+# %% ../nbs/15_trainer.ipynb #848e8dfd
 class _LooksAhead(_Models):
     "The rollout's forward pass, kept for the first optimizer step."
     _ahead: _Ahead | None = None
@@ -640,10 +640,12 @@ class _LooksAhead(_Models):
     def _take_ahead(self, r: Rollout) -> list[tuple[Tensor, ...] | None]:
         "What was kept, once, if neither the rows nor the weights have changed since."
         kept, self._ahead = self._ahead, None
-        same = kept is not None and kept.ids is r.response_ids and kept.versions == self._versions()
-        return kept.found if same else []
+        if kept is None or kept.versions != self._versions(): return []
+        return kept.found if all(a is b for a, b in zip(kept.rows, self._rows_of(r))) else []
 
-# %% ../nbs/15_trainer.ipynb #8ff9b849
+    def _rows_of(self, r: Rollout) -> tuple[Tensor, ...]: return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask
+
+# %% ../nbs/15_trainer.ipynb #82d6ae9a
 class _Passes(_LooksAhead):
     "What policy and value model say of a rollout."
     def _policy_and_values(self, r: Rollout, **closing: int) -> list[Tensor]:
@@ -662,7 +664,7 @@ class _Passes(_LooksAhead):
             found.append(said if keeps else None)
             return said[0].detach(), said[2].detach()
         answers = self._by_chunks(r, measure)
-        if any(found): self._ahead = _Ahead(r.response_ids, self._versions(), found)
+        if any(found): self._ahead = _Ahead(self._rows_of(r), self._versions(), found)
         return answers
 
 # %% ../nbs/15_trainer.ipynb #70b8e665
