@@ -51,7 +51,7 @@ SWEEPS = {
     "tokens": [BASE | dict(response=n) for n in (24, 48, 96)],
     "vocabulary": [BASE | dict(vocab=n, response=24) for n in (4_096, 32_000, 151_936)],
 }
-QUICK = BASE | dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=8, batch=8, micro=8)
+QUICK = BASE | dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=7, batch=8, micro=8)  # as many tokens as words would be mistaken
 GROWTH = 1.2  # wanted at most, from the second largest vocabulary to the largest
 
 

@@ -529,7 +529,7 @@ def micro_batches(
         parts[longest:longest + 1] = [parts[longest][:half], parts[longest][half:]]
     return [torch.tensor(part) for part in parts]
 
-# %% ../nbs/15_trainer.ipynb #99339828
+# %% ../nbs/15_trainer.ipynb #7b554f1b
 class _Rows(_Places):
     "Which rows go through a model together."
     def _trims(self) -> bool:
@@ -555,14 +555,11 @@ class _Rows(_Places):
 
     def _closing(self, r: Rollout) -> dict[str, int]:
         "How rows are closed up, as an option of the models' functions."
-        return dict(pad_to_multiple_of=1 if self._same_parts(r) else 16) if self._trims() else {}
-
-    def _same_parts(self, r: Rollout) -> bool:
-        "Whether rollout and optimizer steps take the same rows together."
+        if not self._trims(): return {}
         sizes = (self.args.local_rollout_forward_batch_size, self.args.per_device_train_batch_size)
         asked, learnt = ([part.tolist() for part in self._micro_batches(r, torch.arange(len(r)), min(size, len(r)))]
                          for size in sizes)
-        return self.args.num_mini_batches == 1 and asked == learnt
+        return dict(pad_to_multiple_of=1 if self.args.num_mini_batches == 1 and asked == learnt else 16)
 
 # %% ../nbs/15_trainer.ipynb #f280e6da
 class _Models(_Rows):
@@ -614,19 +611,19 @@ def _kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
         return x
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x): yield sizes
 
-# %% ../nbs/15_trainer.ipynb #848e8dfd
+# %% ../nbs/15_trainer.ipynb #31f283fd
 class _LooksAhead(_Models):
     "The rollout's forward pass, kept for the first optimizer step."
     _ahead: _Ahead | None = None
     _whole_step = False  # a rollout that is part of `step` will be learnt from at once
 
-    def _room(self, r: Rollout) -> float:
-        "Bytes that may be kept."
+    def _room(self, pad_to_multiple_of: int | None = None) -> float:
+        "Bytes that may be kept. Rows are padded to a multiple of 1 where rollout and step take the same ones together."
         args = self.args
         alone = self.accelerator.num_processes == 1 and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
         again = args.activation_checkpointing or args.gradient_checkpointing  # asked for where memory is short
         warming = self.update_count < args.value_warmup_updates
-        if not (self._whole_step and alone and self._trims() and self._same_parts(r)) or again or warming: return 0
+        if not (self._whole_step and alone and pad_to_multiple_of == 1) or again or warming: return 0
         most = args.keep_forward_gib
         return 2**30 * ((1.0 if self.accelerator.device.type == "cpu" else 0.0) if most is None else most)
 
@@ -645,12 +642,12 @@ class _LooksAhead(_Models):
 
     def _rows_of(self, r: Rollout) -> tuple[Tensor, ...]: return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask
 
-# %% ../nbs/15_trainer.ipynb #82d6ae9a
+# %% ../nbs/15_trainer.ipynb #1ba2874a
 class _Passes(_LooksAhead):
     "What policy and value model say of a rollout."
     def _policy_and_values(self, r: Rollout, **closing: int) -> list[Tensor]:
         "Log-probs and values of a rollout, without their graph; it is kept as far as there is room."
-        self._ahead, room, each, found = None, self._room(r), None, []
+        self._ahead, room, each, found = None, self._room(**closing), None, []
         def measure(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             nonlocal room, each
             width = int((rows[1].sum(1) + rows[3].sum(1)).max())
