@@ -160,7 +160,7 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
             counts.begins()
             return super().update(r)
 
-    args = PPOConfig(**settings(s, folder), stop_token="eos")
+    args = PPOConfig(**settings(s, folder), stop_token="eos", torch_compile=s.get("compiled", False))
     Gated(args, tokenizer, train_dataset=data, **parts).train()
 
 
@@ -181,12 +181,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="with policy/, reward/, value/ and setting.json")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models_in", choices=("float32", "bfloat16"), default="float32", help="the peer's models, forced")
+    parser.add_argument("--compiled", action="store_true", help="ours with its layers compiled")
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(asked.threads)
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-    s = json.loads((asked.folder / "setting.json").read_text())
+    s = json.loads((asked.folder / "setting.json").read_text()) | dict(compiled=asked.compiled)
     load = dict(policy=AutoModelForCausalLM, reward=AutoModelForSequenceClassification, value=AutoModelForSequenceClassification)
     dtype = getattr(torch, asked.models_in)
     policy, reward, value = (kind.from_pretrained(asked.folder / name, dtype=dtype) for name, kind in load.items())

@@ -4,6 +4,7 @@
     python benchmarks/ppo_vs_trl.py --settings tiny --threads 1 --rounds 9 --warmup 2
     python benchmarks/ppo_vs_trl.py --quick                      does it run? Seconds, and figures that say nothing
     python benchmarks/ppo_vs_trl.py --profile --no_peer          where our update's time goes, as text
+    python benchmarks/ppo_vs_trl.py --compiled                   our trainer once more beside it, with torch_compile=True
 
 The peer's virtual environment is made where it is missing, in `--peer_venv` (1 minute and 1.5 GB, pinned versions). Both sides
 load the same random Llama-class folders, prompts and lengths, in float32 on the CPU, each in a process of its own that waits while
@@ -59,8 +60,10 @@ TARGETS = {"small": dict(peer=1.8, peer_no_gc=1.8), "early": dict(peer=2.8, peer
            "gpu": dict(peer=5.0, peer_bf16=2.0)}
 SHARES = {"small": 0.75, "gpu": 0.45}  # of the matrix rate, in the update
 NAMES = {"small": "small", "early": "early stops", "tiny": "tiny", "gpu": "pythia-1b shape on a GPU"}
-WORDS = dict(ours="rlhf_nb", peer="trl", peer_no_gc="trl, gc off", peer_bf16="trl, its models in bf16")
-SIDES = {"ours": ("ours", True), "peer": ("peer", True), "peer_no_gc": ("peer", False)}  # process, and whether it collects garbage
+WORDS = dict(ours="rlhf_nb", ours_compiled="rlhf_nb, compiled", peer="trl", peer_no_gc="trl, gc off", peer_bf16="trl, its models in bf16")
+COLOURS = dict(ours="#0072B2", ours_compiled="#56B4E9", peer="#D55E00", peer_no_gc="#E69F00", peer_bf16="#E69F00")
+SIDES = {"ours": ("ours", True), "ours_compiled": ("ours_compiled", True), "peer": ("peer", True),
+         "peer_no_gc": ("peer", False)}  # process, and whether it collects garbage
 APART = {"ours": ("ours", "float32"), "peer": ("peer", "float32"), "peer_bf16": ("peer", "bfloat16")}  # process, and what its models are in
 
 
@@ -79,7 +82,7 @@ def check_equal(s: dict, found: dict[str, list[dict]]) -> None:
             width = want["padded"] // s["batch"]
             ours = most * (-(-width // 16) * 16) // width  # with several mini-batches our trainer rounds rows up to 16 positions
             assert u["real"] <= u["computed"] <= ours, f"{side} computed {u['computed']} positions, wanted {u['real']} to {ours}"
-            if side != "ours": assert (u["real"], u["computed"]) == (want["real"], most), f"{side}: {u}, wanted {want}"
+            if not side.startswith("ours"): assert (u["real"], u["computed"]) == (want["real"], most), f"{side}: {u}, wanted {want}"
 
 
 # ---- What both sides load ----
@@ -117,9 +120,10 @@ class Side:
         kept = {name: x for name, x in os.environ.items() if not name.startswith(("PYTHONPATH", "VIRTUAL_ENV"))}
         self.name, self.log = side, folder / f"{side}.log"
         with open(self.log, "w", encoding="utf-8") as log:
-            self.process = subprocess.Popen([str(python), str(HERE / "ppo_side.py"), "--side", side, "--folder", str(folder), "--threads",
-                                             str(threads), "--models_in", models_in], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                                            env=kept | quiet)
+            words = ["--side", side.removesuffix("_compiled"), "--folder", str(folder), "--threads", str(threads), "--models_in", models_in]
+            if side == "ours_compiled": words.append("--compiled")
+            self.process = subprocess.Popen([str(python), str(HERE / "ppo_side.py"), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                            text=True, env=kept | quiet)
         self.ready = self.hear()["ready"]
 
     def hear(self) -> dict:
@@ -160,12 +164,13 @@ def measure_apart(s: dict, threads: int, rounds: int, warmup: int, python: Path 
         return dict(threads=threads, rounds=found, versions=versions, rate=best, **summary(s, found, best))
 
 
-def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None, profile: Path | None = None) -> dict:
-    "Rounds of one setting, and what they come to. Without the peer's Python, our side alone."
+def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None, profile: Path | None = None, compiled: bool = False) -> dict:
+    "Rounds of one setting, and what they come to. Without the peer's Python, our side alone; `compiled`, our side twice."
     from contextlib import ExitStack
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         write_models(s, Path(place))
-        pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
+        ours = ["ours", "ours_compiled"] if compiled else ["ours"]
+        pythons = dict.fromkeys(ours, sys.executable) | ({} if python is None else dict(peer=python))
         sides = {name: stack.enter_context(Side(name, path, Path(place), threads)) for name, path in pythons.items()}
         units = {name: unit for name, unit in SIDES.items() if unit[0] in sides}
         found: dict[str, list[dict]] = {name: [] for name in units}
@@ -191,13 +196,15 @@ def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None
 def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> dict:
     "Medians, ratios of the same rounds, and the share of the machine's matrix rate."
     middle = lambda name, what: median(u[what] for u in found[name])
-    ratio = lambda name, what: median(theirs[what] / mine[what] for mine, theirs in zip(found["ours"], found[name]))
-    others, flops = [name for name in found if name != "ours"], necessary_flops(s)
+    ratio = lambda name, what, ours="ours": median(theirs[what] / mine[what] for mine, theirs in zip(found[ours], found[name]))
+    others, flops = [name for name in found if not name.startswith("ours")], necessary_flops(s)
+    compiled = {} if "ours_compiled" not in found else dict(
+        times_faster_compiled={name: ratio(name, "seconds", "ours_compiled") for name in others})
     return dict(
         setting=s, tokens=tokens(s), seconds={name: middle(name, "seconds") for name in found},
         update_seconds={name: middle(name, "update_seconds") for name in found},
         episodes_per_second={name: s["batch"] / middle(name, "seconds") for name in found},
-        times_faster={name: ratio(name, "seconds") for name in others},
+        times_faster={name: ratio(name, "seconds") for name in others}, **compiled,
         times_faster_in_update={name: ratio(name, "update_seconds") for name in others},
         peak_mib={name: max(u["peak_mib"] for u in found[name]) for name in found}, necessary_gflop=flops / 1e9,
         share_of_rate={name: {shape: flops / middle(name, "update_seconds") / x for shape, x in rate.items()} for name in found},
@@ -213,7 +220,8 @@ def checks(results: dict) -> list[dict]:
     for r in results["runs"]:
         where = f"{NAMES[r['name']]}, {r['threads']} thread{'s' * (r['threads'] > 1)}"
         for side, wanted in TARGETS[r["name"]].items():
-            if side in r["times_faster"]: found.append(at_least(f"{where}: times the peer, {words[side]}", r["times_faster"][side], wanted))
+            for which, note in (("times_faster", ""), ("times_faster_compiled", ", compiled")):
+                if side in r.get(which, ()): found.append(at_least(f"{where}{note}: times the peer, {words[side]}", r[which][side], wanted))
             if side in r["times_faster"] and r["name"] == "gpu":
                 share = r["peak_mib"]["ours"] / r["peak_mib"][side]
                 found.append(at_most(f"{where}: peak memory, of the peer's, {words[side]}", share, 0.5, ".0%"))
@@ -226,8 +234,8 @@ def checks(results: dict) -> list[dict]:
 def table(results: dict):
     "The figures, for a terminal: a row for each side."
     from rich.table import Table
-    shown = Table(title=title("One PPO update, episodes per second", results), caption="×: how many times faster ours is. Of the matrix rate: "
-                  "necessary FLOPs of the update phase, of the rate at these shapes / at 1024 cubed.")
+    shown = Table(title=title("One PPO update, episodes per second", results), caption="×: how many times faster ours is (with torch_compile). Of the matrix "
+                  "rate: necessary FLOPs of the update phase, of the rate at these shapes / at 1024 cubed.")
     for column in ("setting", "threads", "side", "eps", "×", "wanted", "of the matrix rate", "peak MiB"):
         shown.add_column(column, justify="left" if column in ("setting", "side") else "right")
     for r in results["runs"]:
@@ -235,7 +243,8 @@ def table(results: dict):
         for i, (name, speed) in enumerate(r["episodes_per_second"].items()):
             share, times = r["share_of_rate"][name], r["times_faster"].get(name)
             shown.add_row(*((NAMES[r["name"]], str(r["threads"])) if i == 0 else ("", "")), WORDS[name], f"{speed:.1f}",
-                          "" if times is None else f"{times:.2f}", f"{wanted[name]:g}" if name in wanted else
+                          "" if times is None else f"{times:.2f}" + "".join(f" ({x:.2f})" for x in [r.get("times_faster_compiled", {}).get(name)] if x),
+                          f"{wanted[name]:g}" if name in wanted else
                           f"{SHARES[r['name']]:.0%}" if r["name"] in SHARES and name == "ours" else "", f"{share['own_shapes']:.0%} / {share['large']:.0%}",
                           f"{r['peak_mib'][name]:.0f}", end_section=i + 1 == len(r["episodes_per_second"]))
     return shown
@@ -249,15 +258,18 @@ def plot(results: dict, path: Path) -> None:
     figure, panels = plt.subplots(1, len(results["runs"]), figsize=(1.2 + 2.1 * len(results["runs"]), 3.4), squeeze=False, layout="constrained")
     for panel, r in zip(panels[0], results["runs"]):
         speeds = r["episodes_per_second"]
-        bars = panel.bar([WORDS[name].replace(", ", ",\n") for name in speeds], speeds.values(), color=["#0072B2", "#D55E00", "#E69F00"][: len(speeds)])
-        labels = [f"{x:.0f}" + (f"\n{r['times_faster'][name]:.2f} ×" if name in r["times_faster"] else "") for name, x in speeds.items()]
+        bars = panel.bar([WORDS[name].replace(", ", ",\n") for name in speeds], speeds.values(), color=[COLOURS[name] for name in speeds])
+        times = lambda name: "".join(f"\n{r[which][name]:.2f} ×{note}" for which, note in (("times_faster", ""), ("times_faster_compiled", " (c)"))
+                                     if name in r.get(which, ()))
+        labels = [f"{x:.0f}{times(name)}" for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
         panel.set_title(f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}", fontsize=9)
         panel.set_ylim(0, 1.2 * max(speeds.values()))
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(labelsize=8)
     panels[0][0].set_ylabel("episodes per second")
-    if any(r["times_faster"] for r in results["runs"]): figure.supxlabel("×: how many times faster rlhf_nb is", fontsize=9)
+    note = "; (c): compiled" * any("times_faster_compiled" in r for r in results["runs"])
+    if any(r["times_faster"] for r in results["runs"]): figure.supxlabel(f"×: how many times faster rlhf_nb is{note}", fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -275,6 +287,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="one small size and two rounds: a test of the benchmark, not of the trainers")
     add("--profile", action="store_true", help="add a profile of one of our updates as text beside the JSON file")
     add("--no_peer", action="store_true", help="our side alone")
+    add("--compiled", action="store_true", help="our side a second time, its layers compiled (torch_compile); a minute more each")
     add("--peer_venv", type=Path, default=cache / "rlhf_nb" / "peer-trl-1.12.0", help="the peer's virtual environment, made where it is missing")
     add("--output", type=Path, default=HERE / "results" / "ppo_vs_trl.json", help="the plot and profiles are put beside it")
     add("--under_load", action="store_true", help="say in the results that other work ran beside this")
@@ -284,7 +297,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         if not on_gpu: parser.error("--settings gpu stands alone: it writes results of another machine")
         asked.threads = asked.threads[:1]
         if asked.output == parser.get_default("output"): asked.output = asked.output.with_name("ppo_vs_trl_gpu.json")
-        if asked.micro is not None or asked.profile: parser.error("--micro and --profile are for the settings on a CPU")
+        if asked.micro is not None or asked.profile or asked.compiled: parser.error("--micro, --profile and --compiled are for the settings on a CPU")
         import torch
         if not (asked.quick or torch.cuda.is_available()): parser.error("--settings gpu wants a GPU, and torch sees none")
     if asked.quick: asked.settings, asked.threads, asked.rounds, asked.warmup = asked.settings if on_gpu else ["tiny"], [1], 2, 1
@@ -322,7 +335,7 @@ def main(words: list[str] | None = None) -> dict:
             start = time.perf_counter()
             profile = asked.output.with_name(f"{asked.output.stem}_profile_{name}_{threads}.txt") if asked.profile else None
             found = (measure_apart(s, threads, asked.rounds, asked.warmup, python) if name == "gpu" else
-                     measure(s, threads, asked.rounds, asked.warmup, python, profile))
+                     measure(s, threads, asked.rounds, asked.warmup, python, profile, asked.compiled))
             kept.append(dict(name=name, **found))
             results["runs"] = sorted(kept, key=lambda r: ([*SETTINGS].index(r["name"]), r["threads"]))
             console.print(f"{NAMES[name]}, {threads} threads: {time.perf_counter() - start:.0f} s", style="dim")

@@ -24,7 +24,7 @@ __all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows',
            'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings', 'load_policy', 'load_scorer', 'inside',
            'with_adapter', 'scorer_head', 'writable', 'scorer_from', 'check_vocabulary', 'read_at', 'token_scores',
            'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'PolicyAndValue', 'frozen', 'unsharded',
-           'layer_by_layer', 'Resting', 'Asked', 'asked_in_parts', 'in_step']
+           'layer_by_layer', 'Resting', 'Asked', 'asked_in_parts', 'in_step', 'compile_layers', 'uncompiled']
 
 # %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
@@ -550,3 +550,27 @@ def in_step(
     finally: handle.remove()
     while count(0):
         with torch.no_grad(): model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
+
+# %% ../nbs/04_models.ipynb #cf54102a
+_compiled: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+def compile_layers(
+    model: nn.Module,  # a transformers model, its adapter on or not
+    **how: Any,        # of `torch.compile`: backend, mode
+) -> int:              # how many layers; 0 where the model does not say which they are
+    "Compile a model's layers one by one, for rows of any number and length. Weights keep their names; a copy is not compiled."
+    kinds = torch._dynamo.config  # of one function: with a gradient or not, frozen, one row alone, another model
+    kinds.cache_size_limit = max(64, kinds.cache_size_limit)
+    names, spare = set(_layers_of(model)), set(_to_spare(inside(model).base_model))  # those are told where to look
+    layers = [part for part in inside(model).modules() if type(part).__name__ in names]
+    for layer in layers:
+        pieces = layer.children() if spare & set(layer.modules()) else [layer]
+        for piece in pieces:
+            if any(True for _ in piece.parameters()) and not spare & set(piece.modules()):
+                piece.compile(dynamic=True, **how)
+    _compiled[inside(model)] = len(layers)
+    return len(layers)
+
+def uncompiled(model: nn.Module):
+    "Meanwhile compiled layers run as they are written: token by token, they would be compiled anew for each layer and cache."
+    return torch.compiler.set_stance("force_eager") if inside(model) in _compiled else nullcontext()

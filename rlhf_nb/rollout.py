@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 from .masks import check_left_padded, position_ids
+from .models import uncompiled
 from .viz import episode_table
 
 # %% auto #0
@@ -58,8 +59,9 @@ def draw_tokens(
 # %% ../nbs/08_rollout.ipynb #23bdd113
 def _next_logits(model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache) -> Tensor:
     "Logits [B, V] of the next token, the cache grown by `token`."
-    return model(input_ids=token, attention_mask=seen.long(), position_ids=places, past_key_values=cache,
-                 use_cache=True, logits_to_keep=1).logits[:, -1]
+    with uncompiled(model):
+        return model(input_ids=token, attention_mask=seen.long(), position_ids=places, past_key_values=cache,
+                     use_cache=True, logits_to_keep=1).logits[:, -1]
 
 # %% ../nbs/08_rollout.ipynb #d312f009
 class Sample(NamedTuple):

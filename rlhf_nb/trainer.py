@@ -4,7 +4,7 @@
 
 # %% ../nbs/15_trainer.ipynb #c46ab9e2
 from __future__ import annotations
-import copy, hashlib, html, json, math, os, time
+import copy, hashlib, html, json, math, os, shutil, time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 import pandas as pd, torch
-from accelerate.utils import gather_object
+from accelerate.utils import DynamoBackend, gather_object
 from datasets import Dataset
 from httpx import HTTPError
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
@@ -35,9 +35,9 @@ from .logprobs import response_logprobs
 from .losses import explained_variance, policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from .masks import close_up, left_pad, masked_sum, whiten
 from .models import (Asked, PolicyAndValue, Resting, ValueHead, asked_in_parts, check_embeddings,
-                            check_tokenizer, check_vocabulary, fit_embeddings, frozen, in_step, inside, layer_by_layer,
-                            load_policy, load_scorer, load_tokenizer, scorer_from, sequence_scores, unsharded,
-                            with_adapter, with_rows)
+                            check_tokenizer, check_vocabulary, compile_layers, fit_embeddings, frozen, in_step, inside,
+                            layer_by_layer, load_policy, load_scorer, load_tokenizer, scorer_from, sequence_scores,
+                            uncompiled, unsharded, with_adapter, with_rows)
 from .reward import Rewarder, call_reward, score_texts
 from .rollout import Rollout, Sample, texts_of
 from .shaping import (RunningMoments, clip_scores, penalize_missing_eos, replace_missing_eos, shape_rewards,
@@ -140,6 +140,17 @@ class _RewardConfig(_EngineConfig):
                                                 "instead of 0.")
     whiten_rewards: bool = _setting(False, "Rewards over their standard deviation; their mean stays.")
 
+# %% ../nbs/15_trainer.ipynb #280c1227
+@contextmanager
+def _as_launched() -> Iterator[None]:
+    "What TrainingArguments tells Accelerate of compiling by the environment is gone after it: the next run would read it."
+    ours = lambda: {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_DYNAMO_")}
+    launched = ours()
+    try: yield
+    finally:
+        for name in ours(): del os.environ[name]
+        os.environ |= launched
+
 # %% ../nbs/15_trainer.ipynb #00620277
 @dataclass
 class PPOConfig(_RewardConfig):
@@ -169,8 +180,8 @@ class PPOConfig(_RewardConfig):
     save_merged: bool = _setting(False, "save_model writes the policy with its adapter merged into the weights.")
     logging_steps: float = _setting(10, "Updates between two logs; the last update is always logged.")
     bf16: bool | None = _setting(None, "Mixed precision in bfloat16. None: where a GPU does it, unless fp16.")
-    activation_checkpointing: bool | None = _setting(None,
-                                                     "Recompute activations in the backward pass. None: on a GPU.")
+    activation_checkpointing: bool | None = _setting(None, "Recompute activations in the backward. None: on a GPU.")
+    torch_compile: bool = _setting(False, "Compile the models' layers: a minute at first, then shorter updates.")
     dataloader_drop_last: bool = _setting(True, "The last prompts of an epoch that do not fill a batch are left out.")
 
     def __post_init__(self):
@@ -178,7 +189,7 @@ class PPOConfig(_RewardConfig):
         if self.bf16 is None: self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = on_gpu
-        super().__post_init__()
+        with _as_launched(): super().__post_init__()
         check_config(self)
 
 # %% ../nbs/15_trainer.ipynb #f86ee681
@@ -655,7 +666,8 @@ class _Passes(_LooksAhead):
             if not keeps: said = self._forward(*rows, **closing)
             elif each is not None: said = self._look_ahead(rows, **closing)
             else:
-                with _kept_bytes(self.model) as sizes: said = self._look_ahead(rows, **closing)
+                with uncompiled(self.model.policy), _kept_bytes(self.model) as sizes:
+                    said = self._look_ahead(rows, **closing)
                 each = sum(sizes.values()) / (len(rows[0]) * width)
             if keeps: room -= len(rows[0]) * width * each
             found.append(said if keeps else None)
@@ -1398,8 +1410,28 @@ class _Layout(_Starts):
                                "--cpu it starts one alone. Set ACCELERATE_USE_CPU=true and launch with --multi_gpu "
                                "--num_processes N, which starts N on the CPU too.")
 
+# %% ../nbs/15_trainer.ipynb #917c7446
+class _Compiles(_Layout):
+    "What `torch_compile` means."
+    def _compile(self) -> None:
+        "Compile the layers of every model. Raises ValueError where that cannot work, before any work is lost."
+        args = self.args
+        if not args.torch_compile: return
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError(f"torch_compile is set and what runs is {self._layout()}: layers are compiled where they "
+                             "are whole. Leave torch_compile out, or launch without DeepSpeed and FSDP.")
+        named, writes = os.environ.get("CXX", "c++"), args.torch_compile_backend == "inductor"
+        if writes and self.accelerator.device.type == "cpu" and not shutil.which(named):
+            raise ValueError(f"torch_compile wants a C++ compiler on a CPU and there is no {named}: install g++, name "
+                             "one in CXX, or leave torch_compile out.")
+        self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # or the roof over the models were compiled
+        how = dict(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+        pair, judges = self.model, (judge for judge, _ in self.judges.values())
+        for model in (pair.policy, pair.value, self.ref_model, *judges):
+            if isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model"): compile_layers(model, **how)
+
 # %% ../nbs/15_trainer.ipynb #fefd57b7
-class _Tells(_Layout):
+class _Tells(_Compiles):
     "The first line of a run."
     def train(self, *given: Any, **more: Any):
         "`Trainer.train`; its first line says what runs, on what, and in which precision."
@@ -1423,7 +1455,8 @@ class _Tells(_Layout):
         return (f"PPO: {getattr(args, 'num_total_batches', 0)} updates of {args.batch_size} responses, each "
                 f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of {args.mini_batch_size}, "
                 f"micro-batches of {args.per_device_train_batch_size}; {self._layout()}, {device}, "
-                f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}, activations {memory}{resting}; "
+                f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}, activations {memory}{resting}"
+                f"{', layers compiled by ' + args.torch_compile_backend if args.torch_compile else ''}; "
                 f"{f'sampling by vLLM ({args.vllm_mode}); ' if args.use_vllm else ''}"
                 f"trained parameters: policy {count(pair.policy)}, value model {count(pair.value)}.")
 
@@ -1460,10 +1493,9 @@ class PPOTrainer(_Tells):
         super().__init__(pair, args, data_collator=data_collator or (lambda rows: collate_prompts(rows, tokenizer)),
                          train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=tokenizer,
                          optimizers=optimizers, callbacks=callbacks)
-        self._check_layout()
-        self._set_sizes()
-        self._keep_outputs_exact()
+        for prepare in (self._check_layout, self._set_sizes, self._keep_outputs_exact): prepare()
         self.engine = self._make_engine()
         if self.ref_model is not None: self.ref_model = self._place(self.ref_model)
         self.judges = {name: (self._place(judge) if isinstance(judge, nn.Module) else judge, weight)
                        for name, (judge, weight) in self.judges.items()}
+        self._compile()
