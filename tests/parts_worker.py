@@ -57,6 +57,9 @@ assert plain is None or not torch.equal(plain.logprobs[:, :1], r.logprobs[:, :1]
 if stage: assert {p.dtype for p in trainer.ref_model.parameters()} == {p.dtype for p in trainer.reward_model.parameters()} == {torch.bfloat16}
 metrics = trainer.update(trainer.advantages(trainer.score(r)))
 assert metrics["policy/approxkl_avg"] < 1e-8 and abs(metrics["val/ratio"] - 1) < 1e-6, metrics
+try: make("compiled", torch_compile=True, torch_compile_backend="eager")
+except ValueError as error: assert "Leave torch_compile out" in str(error)
+else: raise AssertionError("layers were compiled where they lie in parts")
 if stage == "3":
     try: make("refused", offload_frozen=True)
     except ValueError as error: assert "offload_param_device" in str(error)

@@ -5,7 +5,10 @@ import copy
 import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import rlhf_nb.rollout
 from ppo_fixtures import PROMPTS, scored, weights
-from rlhf_nb.models import _compiled, compile_layers, scorer_from, uncompiled
+from rlhf_nb.models import _compiled, compile_layers, scorer_from, tiny_policy, train_tokenizer, uncompiled
 from rlhf_nb.rollout import sample
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -187,6 +190,20 @@ def test_the_first_line_says_so(ppo):
     assert "layers compiled by eager" in made(ppo, **TRACED).describe() and "compiled" not in made(ppo).describe()
 
 
+# catches: a graph of one rank alone, gradients that DDP's hooks do not see
+@pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
+def test_two_processes(tmp_path):
+    tokenizer = train_tokenizer([f"tell {i} of it" for i in range(24)])
+    policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32)
+    for name, part in dict(base=policy, scorer=scorer_from(policy, 3)).items(): part.save_pretrained(tmp_path / name)
+    for name in ("base", "scorer"): tokenizer.save_pretrained(tmp_path / name)
+    worker = str(Path(__file__).with_name("compiled_worker.py"))
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", worker, str(tmp_path)],
+                          capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true"))
+    assert done.returncode == 0 and "right" in done.stdout, done.stderr[-4000:]
+
+
+# under real ones: parts_worker.py
 @pytest.mark.parametrize("how", ["deepspeed", "fsdp"])
 def test_refused_where_layers_lie_in_parts(ppo, monkeypatch, how):
     trainer = made(ppo)
