@@ -146,6 +146,20 @@ def test_summary_and_table():
     assert all(word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75%"))
 
 
+# catches: the compiled side counted as a peer, the plain side's ratio in its place, a target that is not held against it, a worker that does not compile
+def test_our_side_compiled(tmp_path, monkeypatch):
+    found = dict(ours=[update(seconds=2.0)], ours_compiled=[update(seconds=1.0)], peer=[update(seconds=3.0)], peer_no_gc=[update(seconds=4.0)])
+    run = results(found)["runs"][0]
+    assert run["times_faster"] == dict(peer=1.5, peer_no_gc=2.0) and run["times_faster_compiled"] == dict(peer=3.0, peer_no_gc=4.0)
+    said = {c["what"]: c["found"] for c in bench.checks(results(found))}
+    assert [x for what, x in said.items() if "compiled" in what] == [3.0, 4.0] and len(said) == 5
+    words = []
+    monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: words.append(command))
+    monkeypatch.setattr(bench.Side, "hear", lambda side: dict(ready={}))
+    for side in ("ours", "ours_compiled"): bench.Side(side, sys.executable, tmp_path, 1)
+    assert [("--compiled" in one, one[one.index("--side") + 1]) for one in words] == [(False, "ours"), (True, "ours")]
+
+
 # catches: a run of other code, of a busy machine or of our side alone beside today's, and one that is measured again and kept as well
 def test_what_is_kept_of_a_file(tmp_path):
     path, now = tmp_path / "found.json", results(dict(ours=[update()], peer=[update()]))
@@ -192,7 +206,7 @@ def test_targets_of_the_comparison():
 
 
 # catches: a plot that needs the peer, or that is not written
-@pytest.mark.parametrize("sides", [("ours",), ("ours", "peer", "peer_no_gc")])
+@pytest.mark.parametrize("sides", [("ours",), ("ours", "peer", "peer_no_gc"), ("ours", "ours_compiled", "peer")])
 def test_plot(tmp_path, sides):
     bench.plot(results({side: [update()] for side in sides}), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
