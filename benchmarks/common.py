@@ -145,18 +145,23 @@ def rate(shapes: list[list[int]], seconds: float, device: str = "cpu") -> float:
 
 # ---- Models and trainer ----
 
-def make_model(s: dict, name: str) -> Any:
-    "policy, reward or value: from scratch, Llama class or, where the setting says so, GPT-NeoX (Pythia), float32."
-    from transformers import (GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, LlamaConfig, LlamaForCausalLM,
-                              LlamaForSequenceClassification)
+def make_config(s: dict, name: str) -> Any:
+    "Of policy, reward or value: Llama class or, where the setting says so, GPT-NeoX (Pythia)."
+    from transformers import GPTNeoXConfig, LlamaConfig
     sizes = dict(vocab_size=s["vocab"], hidden_size=s["hidden"], intermediate_size=s["inner"], num_hidden_layers=s["layers"],
                  num_attention_heads=s["heads"], max_position_embeddings=max(512, max(s["prompts"]) + s["response"]), pad_token_id=PAD,
                  bos_token_id=None, eos_token_id=EOS)
+    kind = dict(llama=LlamaConfig, neox=GPTNeoXConfig)[s.get("family", "llama")]
+    return kind(**sizes) if name == "policy" else kind(**sizes, num_labels=1)
+
+
+def make_model(s: dict, name: str) -> Any:
+    "policy, reward or value, from scratch, float32."
+    from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, LlamaForCausalLM, LlamaForSequenceClassification
+    policy, scorer = dict(llama=(LlamaForCausalLM, LlamaForSequenceClassification),
+                          neox=(GPTNeoXForCausalLM, GPTNeoXForSequenceClassification))[s.get("family", "llama")]
     torch.manual_seed(("policy", "reward", "value").index(name))
-    kinds = dict(llama=(LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification),
-                 neox=(GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification))
-    config, policy, scorer = kinds[s.get("family", "llama")]
-    return policy(config(**sizes)) if name == "policy" else scorer(config(**sizes, num_labels=1))
+    return (policy if name == "policy" else scorer)(make_config(s, name))
 
 
 def make_tokenizer(s: dict) -> Any:
@@ -196,14 +201,14 @@ def in_phases(around: Callable[[str], Any]) -> type:
     return type("PPOTrainer", (PPOTrainer,), {name: inside(name) for name in PHASES})
 
 
-def make_trainer(s: dict, folder: Path, kind: type) -> Any:
-    "Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy."
+def make_trainer(s: dict, folder: Path, kind: type, **more: Any) -> Any:
+    "Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy; `more` goes into its config."
     from rlhf_nb.trainer import PPOConfig
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()
     policy, reward, value = (make_model(s, name) for name in ("policy", "reward", "value"))
     given = {name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"}  # the peer's word; off on a CPU
-    return kind(PPOConfig(**given, stop_token="eos"), make_tokenizer(s), model=policy, reward_model=reward, value_model=value,
+    return kind(PPOConfig(**given, stop_token="eos", **more), make_tokenizer(s), model=policy, reward_model=reward, value_model=value,
                 train_dataset=make_prompts(s))
 
 

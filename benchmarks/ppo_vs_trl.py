@@ -42,6 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
@@ -112,7 +113,7 @@ def peer_python(folder: Path, tell=print) -> Path:
 # ---- Measuring ----
 
 class Side:
-    "A worker process. Closed, it ends."
+    "A worker process, which loads while others do. Closed, it ends."
     def __init__(self, side: str, python: str | Path, folder: Path, threads: int, models_in: str = "float32", gpu: bool = False):
         quiet = dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1",
                      TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_DISABLE_TELEMETRY="1",
@@ -124,7 +125,11 @@ class Side:
             if side == "ours_compiled": words.append("--compiled")
             self.process = subprocess.Popen([str(python), str(HERE / "ppo_side.py"), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                             text=True, env=kept | quiet)
-        self.ready = self.hear()["ready"]
+
+    @cached_property
+    def ready(self) -> dict:
+        "What it runs on; waits until it is loaded."
+        return self.hear()["ready"]
 
     def hear(self) -> dict:
         line = self.process.stdout.readline()
@@ -132,6 +137,7 @@ class Side:
         return json.loads(line)
 
     def ask(self, **word) -> dict:
+        self.ready
         self.process.stdin.write(json.dumps(word) + "\n")
         self.process.stdin.flush()
         return self.hear()
@@ -175,6 +181,7 @@ def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None
         units = {name: unit for name, unit in SIDES.items() if unit[0] in sides}
         found: dict[str, list[dict]] = {name: [] for name in units}
         rates: list[list[float]] = []
+        versions = {name: side.ready for name, side in sides.items()}  # all are loaded before anything is measured
         def ask_rates() -> None:
             rates.append(sides["ours"].ask(rate=[shapes(s), [[1024, 1024, 1024]]], seconds=0.5)["rate"])
         ask_rates()
@@ -189,7 +196,7 @@ def measure(s: dict, threads: int, rounds: int, warmup: int, python: Path | None
             profile.write_text(f"{s}, {threads} threads\n\n")
             for kind in ("operations", "functions"): sides["ours"].ask(profile=str(profile), kind=kind)
         best = dict(zip(("own_shapes", "large"), map(max, zip(*rates))))
-        return dict(threads=threads, rounds=found, versions={name: side.ready for name, side in sides.items()}, rate=best,
+        return dict(threads=threads, rounds=found, versions=versions, rate=best,
                     **summary(s, found, best))
 
 

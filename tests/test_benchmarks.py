@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import common
+import gpu_memory
 import memory
 import pipeline
 import ppo_side
@@ -156,7 +157,7 @@ def test_our_side_compiled(tmp_path, monkeypatch):
     words = []
     monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: words.append(command))
     monkeypatch.setattr(bench.Side, "hear", lambda side: dict(ready={}))
-    for side in ("ours", "ours_compiled"): bench.Side(side, sys.executable, tmp_path, 1)
+    for side in ("ours", "ours_compiled"): assert bench.Side(side, sys.executable, tmp_path, 1).ready == {}
     assert [("--compiled" in one, one[one.index("--side") + 1]) for one in words] == [(False, "ours"), (True, "ours")]
 
 
@@ -253,7 +254,7 @@ def test_our_side_does_the_work_that_is_asked(tmp_path, mean):
 # catches: waiting for ever on a side that died, and hiding why it did
 def test_a_side_that_ends_early_says_why(tmp_path):
     (tmp_path / "setting.json").write_text("{")
-    with pytest.raises(SystemExit, match="JSONDecodeError"): bench.Side("ours", sys.executable, tmp_path, 1)
+    with pytest.raises(SystemExit, match="JSONDecodeError"): bench.Side("ours", sys.executable, tmp_path, 1).ready
 
 
 # ---- What the benchmarks share ----
@@ -302,6 +303,7 @@ def test_trainer_of_a_setting(tmp_path):
 @pytest.mark.parametrize(("module", "words", "said"), [
     (scaling, ["--rounds", "3"], "--rounds is 3"), (pipeline, ["--threads", "0"], "positive"), (sampler, ["--output", "x.txt"], ".json"),
     (sampler, ["--batches", "0"], "--batches"), (memory, ["--workers", "0"], "--workers"), (pipeline, ["--hidden", "100"], "invalid choice"),
+    (gpu_memory, ["--cpu", "--micro", "3"], "a divisor of 4"), (gpu_memory, ["--micro", "5"], "a divisor of 16"),
 ])
 def test_options_are_refused(module, words, said, capsys):
     with pytest.raises(SystemExit): module.main(words)
@@ -368,6 +370,36 @@ def test_point_of_memory():
     assert p["phases"]["update"]["weights"] >= p["vocabulary_weights_needed"] > p["phases"]["rollout"]["weights"] >= 6 * one
     assert set(p["phases"]) == set(common.PHASES) and p["peak"] == max(x["aside"] for x in p["phases"].values())
     assert p["phases"]["rollout"]["largest"] >= 8 * 64 and p["phases"]["score"]["largest"] == 0
+
+
+# ---- gpu_memory.py ----
+
+# catches: a trainer that does not do what was planned, a phase held against another one's rows, a plan off by a fifth let through, and a GPU's figures without its context
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_planned_and_measured(checkpointing):
+    threads = torch.get_num_threads()
+    try: p = gpu_memory.point(gpu_memory.QUICK, checkpointing, 1)
+    finally: torch.set_num_threads(threads)
+    for name in gpu_memory.OF_PLAN: assert abs(p["planned"][name] / p["measured"][name] - 1) < gpu_memory.OFF, name
+    held, off = (gpu_memory.checks(dict(points=[p | dict(planned=planned)]))[0] for planned in (
+        p["planned"], {name: 1.2 * x for name, x in p["planned"].items()}))
+    assert held["reached"] and not off["reached"] and p["whole"] is None
+    there = dict(reserved=3 * 2**30, context=2**30, gpu=80 * 2**30, name="a GPU")
+    found = gpu_memory.checks(dict(points=[p | dict(whole=there, peak_planned=5 * 2**30)]))
+    assert len(found) == 2 and found[1]["found"] == 0.25 and not found[1]["reached"]
+    io_ = io.StringIO()
+    from rich.console import Console
+    Console(file=io_, width=120).print(gpu_memory.table(dict(points=[p | dict(whole=there, peak_planned=5 * 2**30)], quick=True, environment=dict(under_load=False))))
+    assert "all, with allowance" in io_.getvalue() and "+25%" in io_.getvalue()
+
+
+# catches: a command that would load four models of a billion weights into the memory of a CPU
+def test_the_full_size_asks_for_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit): gpu_memory.main([])
+    assert "torch sees no GPU" in capsys.readouterr().err
+    plan = gpu_memory.planned(gpu_memory.PYTHIA, True, 80.0)
+    assert plan.setup.prompt_length == 512 and plan.setup.precision == "bf16" and 1.0e9 < plan.setup.sizes[0].params < 1.02e9
 
 
 # ---- scaling.py ----
@@ -475,7 +507,7 @@ def test_stages_follow_the_update(tmp_path):
 # ---- Each of them, quick ----
 
 # catches: a benchmark that does not run, or writes no JSON, no plot or no verdicts
-@pytest.mark.parametrize("module", [memory, scaling, sampler, pipeline], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [memory, scaling, sampler, pipeline, gpu_memory], ids=lambda module: module.__name__)
 def test_quick_run(module, tmp_path, capsys):
     output = tmp_path / "deep" / "found.json"
     threads = torch.get_num_threads()

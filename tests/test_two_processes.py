@@ -119,7 +119,7 @@ def run(folder: Path, kind: str, ranks: int, micro: int = 2, layout: str = "ddp"
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stderr[-4000:]
 
 
-@pytest.fixture(scope="module", params=["plain", "lora", "trunk", "plain-zero2", "lora-zero2", "named-zero3", "named-fsdp2", "away-fsdp2"])
+@pytest.fixture(scope="module", params=["plain", "lora", "trunk", "plain-zero2", "lora-zero2", "named-zero3", "named-fsdp2", "away-zero2", "away-fsdp2"])
 def both(request, tmp_path_factory):
     "A folder in which one process and two have trained, and the kind of the model."
     from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
