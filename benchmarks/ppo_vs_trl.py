@@ -262,13 +262,14 @@ def plot(results: dict, path: Path) -> None:
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, panels = plt.subplots(1, len(results["runs"]), figsize=(1.2 + 2.1 * len(results["runs"]), 3.4), squeeze=False, layout="constrained")
+    each = 2.8 if any("ours_compiled" in r["episodes_per_second"] for r in results["runs"]) else 2.1
+    figure, panels = plt.subplots(1, len(results["runs"]), figsize=(1.2 + each * len(results["runs"]), 3.4), squeeze=False, layout="constrained")
     for panel, r in zip(panels[0], results["runs"]):
         speeds = r["episodes_per_second"]
         bars = panel.bar([WORDS[name].replace(", ", ",\n") for name in speeds], speeds.values(), color=[COLOURS[name] for name in speeds])
         times = lambda name: "".join(f"\n{r[which][name]:.2f} ×{note}" for which, note in (("times_faster", ""), ("times_faster_compiled", " (c)"))
                                      if name in r.get(which, ()))
-        labels = [f"{x:.0f}{times(name)}" for name, x in speeds.items()]
+        labels = [f"{x:.3g}{times(name)}" for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
         panel.set_title(f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}", fontsize=9)
         panel.set_ylim(0, 1.2 * max(speeds.values()))
