@@ -25,10 +25,11 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
+from .engines import Engine, Sampling
 from .kl import response_full_kl
 from .masks import left_pad
 from .reward import score_texts
-from .rollout import sample, texts_of
+from .rollout import Sample, sample, texts_of
 from .tldr import Verdict, gold_judge, win_rate
 from .viz import Html, curves, visible
 
@@ -48,6 +49,13 @@ class Completions:
     stopped: list[bool]   # whether the stop token was reached
     lengths: list[int]    # tokens, the stop token among them
 
+# %% ../nbs/14_evaluate.ipynb #46c2c6ad
+def _drawn_by(engine: Engine, ids: Tensor, mask: Tensor, how: Sampling, seed: int | None) -> Sample:
+    "An engine takes its rows' seeds from torch's global random state: with a seed of ours, it is put back."
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None: torch.default_generator.manual_seed(seed)
+        return engine.generate(ids, mask, how)[0]
+
 # %% ../nbs/14_evaluate.ipynb #fa270017
 def complete(
     model: nn.Module,                   # a causal language model
@@ -60,6 +68,7 @@ def complete(
     seed: int | None = None,            # of the sampling; None: torch's global random state
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
     told: Callable[[], None] = lambda: None,         # called after each batch, to show progress
+    engine: Engine | None = None,       # who writes, with the model's weights; None: the package's own sampler
 ) -> Completions:
     "Sample one answer to every prompt. Prompts of like length share a batch; no row is dropped."
     if not len(prompts): raise ValueError("there are 0 prompts to complete: give at least one.")
@@ -67,13 +76,15 @@ def complete(
     rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
     device, generator = next(model.parameters()).device, None
     if seed is not None: generator = torch.Generator(device).manual_seed(seed)
+    how = Sampling(response_length, tokenizer.pad_token_id, tuple(stop_ids), temperature, stop_strings=stop_strings)
     order, was_training, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), model.training, {}
     model.eval()
     for start in range(0, len(order), batch_size):
         part = order[start:start + batch_size]
         ids, mask = (x.to(device) for x in left_pad([rows[i] for i in part], tokenizer.pad_token_id))
-        drawn = sample(model, ids, mask, response_length, tokenizer.pad_token_id, stop_ids, temperature,
-                       stop_strings=stop_strings, generator=generator)
+        if engine is not None: drawn = _drawn_by(engine, ids, mask, how, None if seed is None else seed + start)
+        else: drawn = sample(model, ids, mask, response_length, how.pad_id, stop_ids, temperature,
+                             stop_strings=stop_strings, generator=generator)
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         found |= dict(zip(part, zip(texts, drawn.stopped.tolist(), drawn.mask.sum(1).tolist())))
         told()

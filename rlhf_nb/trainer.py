@@ -400,6 +400,11 @@ def _unhooked(model: nn.Module, library: str) -> Iterator[None]:
 # %% ../nbs/15_trainer.ipynb #520aaf42
 class _Writes(Trainer):
     "What stands around the policy while it writes."
+    @property
+    def _pair(self) -> PolicyAndValue:
+        "Policy and value model, without what the layout puts around them."
+        return self.model if isinstance(self.model, PolicyAndValue) else self.accelerator.unwrap_model(self.model)
+
     def _sum(self, x: Tensor) -> Tensor:
         "A sum over all ranks."
         return self.accelerator.reduce(x, reduction="sum") if self.accelerator.num_processes > 1 else x
@@ -415,13 +420,13 @@ class _Writes(Trainer):
         if self.args.ds3_gather_for_generation or not self._in_parts():
             with self._gathered(): yield
         else:
-            policy = self.accelerator.unwrap_model(self.model).policy
+            policy = self._pair.policy
             with layer_by_layer(self.model_wrapped), self._in_step(policy): yield
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
         "The policy whole on every rank; the value model's layers as they lie."
-        pair, whole = self.accelerator.unwrap_model(self.model), nullcontext()
+        pair, whole = self._pair, nullcontext()
         if self.is_fsdp_enabled: whole = unsharded(self.model_wrapped, but=pair.value)
         if self._zero3():
             import deepspeed
@@ -433,7 +438,7 @@ class _Samples(_Writes):
     "The policy, asked to write, by whoever samples."
     def _sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Sample:
         "Responses, by the engine, which is first given the policy's weights as they are now."
-        args, policy = self.args, self.accelerator.unwrap_model(self.model).policy
+        args, policy = self.args, self._pair.policy
         how = Sampling(args.response_length, self.processing_class.pad_token_id, tuple(self.stop_ids), args.temperature,
                        args.top_k, args.top_p, self.stop_strings)
         policy.eval()
@@ -444,7 +449,7 @@ class _Samples(_Writes):
 
     def _make_engine(self) -> Engine:
         "Whoever the settings ask for."
-        args, policy = self.args, self.accelerator.unwrap_model(self.model).policy
+        args, policy = self.args, self._pair.policy
         if not args.use_vllm: return CachedEngine(args.local_rollout_forward_batch_size, self._sampling)
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
         if args.vllm_mode == "server":
@@ -587,7 +592,7 @@ class _Models(_Rows):
     def _reference(self) -> tuple[nn.Module, Callable]:
         "The reference, and what is entered while it is asked: nothing, or the policy's adapter off."
         if self.ref_model is not None: return self.ref_model, nullcontext
-        policy = self.accelerator.unwrap_model(self.model).policy
+        policy = self._pair.policy
         return policy, partial(_as_reference, policy, self.args.ref_adapter_name)
 
     def _by_chunks(self, r: Rollout, function: Callable) -> list[Tensor]:
@@ -600,7 +605,7 @@ class _Models(_Rows):
     def _kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         if self.args.kl_estimator != "full":
             return estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator).masked_fill(~r.mask, 0.0)
-        policy, (ref, as_reference) = self.accelerator.unwrap_model(self.model).policy, self._reference()
+        policy, (ref, as_reference) = self._pair.policy, self._reference()
         full = lambda rows: (response_full_kl(policy, ref, *rows, temperature=self.args.temperature,
                                               ref_context=as_reference),)
         with layer_by_layer(self.model_wrapped): return self._lend(ref, lambda ref: self._by_chunks(r, full)[0])
@@ -757,7 +762,7 @@ class _Advantages(_Scores):
     def _bootstrap(self, r: Rollout) -> Tensor | None:
         "The value after the last token, for rows that were cut off."
         if not self.args.bootstrap_truncated: return None
-        pair = self.accelerator.unwrap_model(self.model)
+        pair = self._pair
         last = lambda rows: (pair.values(*rows).gather(1, rows[3].sum(1, keepdim=True)).squeeze(1),)
         with layer_by_layer(self.model_wrapped): after, = self._by_chunks(r, last)
         return after.masked_fill(r.stopped, 0.0)
@@ -1121,20 +1126,24 @@ class _Evaluation(_Opinions):
 
     def _completed(self, data: Dataset, told: Callable[[], None]) -> tuple[Completions, list[float]]:
         "Completions and their scores; each rank does every n-th row, but where ZeRO-3 makes all walk in step."
-        rank, ranks, policy = self.args.process_index, self.args.world_size, self.accelerator.unwrap_model(self.model)
-        mine = data.select(range(rank, len(data), ranks)) if self._apart() else data
-        found = Completions([], [], [], [])
-        with self._writing():
+        args, policy, found = self.args, self._pair.policy, Completions([], [], [], [])
+        mine = data.select(range(args.process_index, len(data), args.world_size)) if self._apart() else data
+        if args.use_vllm: self.engine.sync(policy)
+        with nullcontext() if args.use_vllm else self._writing():
             if len(mine):  # there may be fewer rows than ranks
-                found = complete(policy.policy, self.processing_class, read_prompts(_columns_of(mine),
-                                 self.processing_class)[0], self.args.response_length, 0.01, self.stop_ids,
-                                 self.args.local_rollout_forward_batch_size, seed=self.args.seed,
-                                 stop_strings=self.stop_strings, told=told)
+                found = complete(policy, self.processing_class, read_prompts(_columns_of(mine),
+                                 self.processing_class)[0], args.response_length, 0.01, self.stop_ids,
+                                 self._rows_at_a_time(len(mine)), seed=args.seed, stop_strings=self.stop_strings,
+                                 told=told, engine=self.engine if args.use_vllm else None)
         scores = self._opinions(found, mine).tolist()
         done = list(zip(found.prompts, found.texts, found.stopped, found.lengths, scores))
         if self._apart(): done = interleaved(gather_object([done]))
         *found, scores = map(list, zip(*done))
         return Completions(*found), scores
+
+    def _rows_at_a_time(self, rows: int) -> int:
+        "Of an evaluation: vLLM makes batches of its own."
+        return max(1, rows) if self.args.use_vllm else self.args.local_rollout_forward_batch_size
 
     def _apart(self) -> bool:
         "Whether ranks may do different rows: weights in parts are fetched by all ranks together."
@@ -1168,9 +1177,10 @@ class _Evaluates(_Completions):
     "Evaluation as Trainer asks for it."
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         "Completions of the whole evaluation set and their mean score."
-        rows, size = len(eval_dataset or self.eval_dataset or ()), self.args.local_rollout_forward_batch_size
+        rows = len(eval_dataset or self.eval_dataset or ())
         if self._apart(): rows = math.ceil(rows / self.args.world_size)  # of this rank
-        self.callback_handler.eval_dataloader = range(math.ceil(rows / size))  # how long the progress bar is
+        batches = math.ceil(rows / self._rows_at_a_time(rows))
+        self.callback_handler.eval_dataloader = range(batches)  # how long the progress bar is
         metrics = self.generate_completions(sampling=False, data=eval_dataset, metric_key_prefix=metric_key_prefix)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -1200,7 +1210,7 @@ class _Cards(_Recipes):
     "What a folder says of itself."
     def _card(self) -> str:
         "The model card, from the run itself."
-        pair, data = self.accelerator.unwrap_model(self.model), {}
+        pair, data = self._pair, {}
         def named(model: nn.Module) -> str:
             name = model.config._name_or_path or "from scratch"
             return Path(name).name if Path(name).exists() else name  # a folder of this machine means nothing elsewhere
@@ -1231,7 +1241,7 @@ class _Saving(_Cards):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         "The policy alone, with tokenizer, generation config and card."
         if not self.args.should_save: return
-        pair, of_value = self.accelerator.unwrap_model(self.model), None
+        pair, of_value = self._pair, None
         policy = pair.policy
         if state_dict is not None:  # gathered from all ranks
             state_dict, of_value = ({name.removeprefix(part): x for name, x in state_dict.items()
@@ -1445,7 +1455,7 @@ class _Tells(_Compiles):
 
     def describe(self) -> str:
         "What runs, on what, and in which precision, with what was chosen for this device."
-        args, pair = self.args, self.accelerator.unwrap_model(self.model)
+        args, pair = self.args, self._pair
         count = lambda model: (f"{sum(p.numel() for p in model.parameters() if p.requires_grad):,} of "
                                f"{sum(p.numel() for p in model.parameters()):,}")
         memory = "recomputed" if args.activation_checkpointing or args.gradient_checkpointing else "kept"

@@ -21,6 +21,7 @@ import vllm_stand_in
 from ppo_fixtures import SIZES as PPO_SIZES, logs, unlike, untimed, weights
 from rlhf_nb.engines import (Answer, CachedEngine, Sampling, VLLMEngine, VLLMServer, answer_of, check_release, collect, importance_weights, mismatch,
                              policy_weights, request, vllm_module)
+from rlhf_nb.evaluate import complete
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import left_pad
@@ -453,6 +454,38 @@ def test_the_correction_reaches_the_gradient(vllm, run, letters):
         assert_close(loss.detach(), by_hand, atol=1e-4, rtol=1e-4)
         after[name] = (w[r.mask] - 1).abs().max().item()
     assert after["right"] < 1e-4 and after["off"] > 0.1
+
+
+# catches: rows out of order, a temperature or a stop that the engine is not told, a global random state that an evaluation moves on
+def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
+    policy = changed(tiny_policy(letters, 0, **PPO_SIZES)).eval()
+    engine, prompts = VLLMEngine(policy, letters, dtype=torch.float32), [f"{'a b ' * (i % 3)}c d" for i in range(7)]
+    engine.sync(policy)
+    ask = lambda temperature, **how: complete(policy, letters, prompts, 5, temperature, batch_size=3, **how)
+    assert ask(1e-3, engine=engine) == ask(1e-6)  # below 0.01 an engine is asked to be greedy
+    before = torch.get_rng_state()
+    one, same, other = (ask(1.0, engine=engine, seed=seed) for seed in (0, 0, 1))
+    assert one == same != other and torch.equal(before, torch.get_rng_state())
+    assert engine.llm.told.count("generate") == 4 * 3  # batches
+    twice = complete(policy, letters, ["c d"] * 6, 5, 1.0, batch_size=3, seed=0, engine=engine).texts
+    assert twice[:3] != twice[3:]  # the next batch has other seeds
+    ask(1.0, engine=engine)  # without a seed of its own it takes the global random state's, as the own sampler does
+    assert not torch.equal(before, torch.get_rng_state())
+
+
+# catches: completions by the package's own sampler, slow and beside the engine in memory, or by the engine with the weights of the last rollout
+def test_vllm_writes_the_completions_too(vllm, ppo):
+    trainer = ppo(use_vllm=True, learning_rate=1e-2, total_episodes=16)
+    trainer.train()
+    assert trainer.engine.llm.told == ["reload_weights", "generate"] * 2
+    stale, before = {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()}, torch.get_rng_state()
+    calls = []
+    handle = trainer.model.policy.register_forward_hook(lambda *_: calls.append(1))
+    metrics = trainer.evaluate()
+    handle.remove()
+    assert trainer.engine.llm.told == ["reload_weights", "generate"] * 3 and not calls and torch.equal(before, torch.get_rng_state())
+    assert unlike(stale, trainer.engine.llm.core.model.state_dict()) and {"eval_score", "eval_length", "eval_stopped"} <= set(metrics)
+    assert trainer._rows_at_a_time(500) == 500 and len(trainer.callback_handler.eval_dataloader) == 1
 
 
 # catches: an engine of our own that changes what a run does
