@@ -76,18 +76,18 @@ def shapes(s: dict) -> list[list[int]]:
 def necessary_flops(s: dict, everywhere: bool = False) -> float:
     """Of one update phase: policy and value model, forward and backward (twice the forward), all epochs.
 
-    Of the last layer, keys and values for every real token, and the rest where a state is read; `everywhere`: all of it for every real token.
+    Of the last layer, keys and values for every real token, and the rest where a state is read; of each row's last token nothing, since no
+    token is chosen after it. `everywhere`: all of it for every real token.
     """
     of = lambda products: sum(2 * m * k * n for m, k, n in products)
-    pairs = [(p, p + r) for p, r in zip(prompt_lengths(s), response_lengths(s))]
+    pairs = [(p, p + r - (not everywhere)) for p, r in zip(prompt_lengths(s), response_lengths(s))]
     real, read = sum(n for _, n in pairs), tokens(s)["response"]
     keys_and_values, rest = layer_shapes(s, real)[:2], layer_shapes(s, real if everywhere else read)[2:]
     body = of(layer_shapes(s, real) * (s["layers"] - 1) + keys_and_values + rest)
     attention = sum(4 * s["hidden"] * n * (n + 1) / 2 for _, n in pairs)
     of_prompts = 0 if everywhere else sum(4 * s["hidden"] * p * (p - 1) / 2 for p, _ in pairs)  # the state before the first answer is read
-    of_last = 0 if everywhere else sum(4 * s["hidden"] * n for _, n in pairs)  # and the one after the last is not
     heads = of([[read, s["hidden"], s["vocab"]], [read, s["hidden"], 1]])
-    return 3 * s["epochs"] * (2 * (body + s["layers"] * attention - of_prompts - of_last) + heads)
+    return 3 * s["epochs"] * (2 * (body + s["layers"] * attention - of_prompts) + heads)
 
 
 class Dice:

@@ -26,8 +26,8 @@ same dice (`Dice` in common.py), which draw likewise and then decide alone wheth
 Asserted equal, update by update: optimizer steps, real tokens, and the rectangle of prompts and responses with padding. A side may
 leave out work that nobody reads (padding, the last layer's MLP on a prompt); it may not leave out a token that is learnt from.
 
-Roofline. Necessary FLOPs of the update phase: every real token through both bodies, causal attention, and the head on response
-positions alone, times 3 for forward and backward. Of the last layer, only keys and values are necessary for every real token; queries,
+Roofline. Necessary FLOPs of the update phase: every real token but each row's last through both bodies, causal attention, and the
+head on response positions alone, times 3 for forward and backward. Of the last layer, only keys and values are necessary for every real token; queries,
 output projection and MLP where a state is read. (Counted for every real token too, the share is told as
 `share_with_all_of_the_last_layer`; ours then gets work counted that it leaves out.) The machine's matrix rate is measured in the same run with the same threads, best
 of many passes: products of these very shapes, and one of 1024 x 1024 x 1024. No activation function, norm, loss or optimizer is in

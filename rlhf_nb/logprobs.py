@@ -81,9 +81,11 @@ def _inputs(
     response_ids: Tensor,  # [B, T]
     mask: Tensor,          # [B, T]
     pad_to_multiple_of: int | None = None,
+    after_last: bool = True,
 ) -> tuple[dict[str, Tensor | bool], Tensor]:  # and [B, L], what of it is real
     "Prompt and response side by side, with what the forward takes. Padding becomes token 0, so that it can hold anything."
     _check_batch(prompt_ids, prompt_mask, response_ids, mask)
+    if not after_last: response_ids, mask = response_ids[:, :-1], mask[:, 1:]  # each row without its last token
     ids, real = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1).bool()
     if pad_to_multiple_of is not None: ids, real = close_up(ids, real, pad_to_multiple_of)
     offered = dict(input_ids=ids.masked_fill(~real, 0), attention_mask=real.long(), position_ids=position_ids(real),
@@ -182,6 +184,7 @@ def response_states(
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,          # [B, T] true on real tokens
     pad_to_multiple_of: int | None = None,  # close rows up first, spare the last layer; None: all of the rectangle
+    after_last: bool = False,  # rows that are closed up keep their last token, after which nothing is chosen
 ) -> tuple[Tensor, Callable[[Tensor], Tensor],
            int]:  # states [N, hidden or V] of the N real tokens, what makes logits [N, V] of them, V
     "What the model knew when it chose each real response token, row by row, and the step from there to logits."
@@ -190,10 +193,13 @@ def response_states(
         logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)
         return logits[mask.bool()], lambda same: same, logits.shape[-1]
     body = opened.get_decoder()
-    inputs, real = _inputs(body.forward, prompt_ids, prompt_mask, response_ids, mask, pad_to_multiple_of)
-    columns = response_columns(real, prompt_mask, mask.shape[1])
-    places = (columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1])[mask.bool()]
-    with read_at(body, None if pad_to_multiple_of is None else places): hidden = body(**inputs).last_hidden_state
+    inputs, real = _inputs(body.forward, prompt_ids, prompt_mask, response_ids, mask, pad_to_multiple_of,
+                           after_last or pad_to_multiple_of is None)
+    columns = response_columns(real, prompt_mask, mask.shape[1] + after_last)
+    flat, read = columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1], mask.bool()
+    places = flat[:, :mask.shape[1]][read]
+    at = flat[torch.cat([read.new_ones(len(read), 1), read], 1)] if after_last else places
+    with read_at(body, None if pad_to_multiple_of is None else at): hidden = body(**inputs).last_hidden_state
     states = hidden.flatten(0, 1).index_select(0, places)
     return states, _head(opened), opened.config.get_text_config().vocab_size
 
@@ -417,12 +423,14 @@ def response_logprobs(
     chunk_logits: int = 2**26,     # most logits at a time; 2**26 are 256 MB in float32
     entropy: str | None = "learn", # learn: with a gradient; look: its value alone; None: not at all
     pad_to_multiple_of: int | None = None,  # close rows up before the model reads them; None: the rectangle as it is
+    after_last: bool = False,  # rows that are closed up keep their last token, for who reads the body's state there
 ) -> LogProbs:             # logprobs and entropy, [B, T] each
     "Log-prob and entropy of every response token. The same call serves the rollout (no gradient) and the update."
     if entropy not in ("learn", "look", None):
         raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
     real = mask.bool()
-    states, head, vocab_size = response_states(model, prompt_ids, prompt_mask, response_ids, mask, pad_to_multiple_of)
+    states, head, vocab_size = response_states(model, prompt_ids, prompt_mask, response_ids, mask, pad_to_multiple_of,
+                                               after_last)
     ids, rows, opened = response_ids[real].long(), max(1, chunk_logits // vocab_size), _open(model)
     plain = None if opened is None else _plain_head(opened)
     if plain is None: flat = _measured(states, head, ids, temperature, rows, entropy)

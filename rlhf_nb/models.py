@@ -362,13 +362,16 @@ def response_values(
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,          # [B, T] true on real tokens
     pad_to_multiple_of: int | None = None,  # close rows up first, spare the last layer; None: all of the rectangle
-) -> Tensor:               # [B, T + 1] float32; column t holds V_t up to each row's end, and means nothing beyond
+    after_last: bool = True,  # the value after the last token, too; if not, rows that are closed up go in without it
+) -> Tensor:               # [B, T + after_last] float32; column t holds V_t up to a row's end, then nothing that counts
     "V at each response token, read where the token is about to be chosen, and once more after the last one."
     check_left_padded(prompt_mask)
+    count, read = mask.shape[1] + after_last, mask.bool()
+    if after_last: read = torch.cat([read.new_ones(len(mask), 1), read], 1)
+    if pad_to_multiple_of is not None and not after_last: response_ids, mask = response_ids[:, :-1], mask[:, 1:]
     ids, real = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1)
     if pad_to_multiple_of is not None: ids, real = close_up(ids, real, pad_to_multiple_of)
-    columns = response_columns(real, prompt_mask, mask.shape[1] + 1)
-    read = torch.cat([mask.new_ones(len(mask), 1), mask], 1).bool()
+    columns = response_columns(real, prompt_mask, count)
     places = (columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1])[read]
     return token_scores(model, ids, real, None if pad_to_multiple_of is None else places).gather(1, columns)
 
@@ -424,12 +427,13 @@ class PolicyAndValue(nn.Module):
     def config(self) -> PreTrainedConfig: return self.policy.config
 
     def forward(self, measure: Callable, *rows: Tensor, detach: bool = False, pad_to_multiple_of: int | None = None,
+                after_last: bool = False,  # values after the last token are read too, where a row is shorter than T
                 **options) -> tuple[Tensor, ...]:
         "What `measure(policy, *rows, **options)` finds, and the values [B, T]; rows are prompt_ids, prompt_mask, response_ids, mask."
-        closing = {} if pad_to_multiple_of is None else dict(pad_to_multiple_of=pad_to_multiple_of)
+        closing = dict(pad_to_multiple_of=pad_to_multiple_of, after_last=after_last) if pad_to_multiple_of else {}
         if not isinstance(self.value, ValueHead):
             found = measure(self.policy, *rows, **options, **closing)
-            return *found, response_values(self.value, *rows, **closing)[:, :-1]
+            return *found, response_values(self.value, *rows, **closing)[:, :rows[3].shape[1]]
         with _hidden_states(self.policy) as seen: found = measure(self.policy, *rows, **options, **closing)
         hidden, real = seen[-1]
         if detach: hidden = hidden.detach()  # the value loss moves the head alone

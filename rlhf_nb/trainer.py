@@ -587,7 +587,7 @@ class _Models(_Rows):
         entropy = ("learn" if self.args.entropy_coef and not detach else "look") if torch.is_grad_enabled() else None
         with self.accelerator.autocast():
             return self.model_wrapped(response_logprobs, *rows, detach=detach, temperature=self.args.temperature,
-                                      entropy=entropy, **closing)
+                                      entropy=entropy, after_last=self.args.reward_slot == "after_eos", **closing)
 
     def _reference(self) -> tuple[nn.Module, Callable]:
         "The reference, and what is entered while it is asked: nothing, or the policy's adapter off."

@@ -100,16 +100,17 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, attn_implementation="eager")
     bodies, heads = [LlamaModel(config) for _ in range(2)], [torch.nn.Linear(16, n, bias=False) for n in (64, 1)]
-    read = torch.arange(8 * 14).view(8, 14)[:, 5:-1].flatten()
+    long = 14 if everywhere else 13  # after the last token nothing is chosen
+    read = torch.arange(8 * long).view(8, long)[:, 5:13].flatten()
     for body in bodies:
         with read_at(body, read): pass  # looks at the body once, outside of the count
     with FlopCounterMode(display=False) as counter:
         for _ in range(s["epochs"]):
             for body, head in zip(bodies, heads):
-                with read_at(body, None if everywhere else read): states = body(torch.randint(64, (8, 14)), use_cache=False).last_hidden_state
-                head(states[:, 5:-1]).sum().backward()
-    whole, causal = 4 * 16 * 14**2, 4 * 16 * 14 * 15 / 2  # eager attention computes the masked half too, and every query
-    if not everywhere: causal -= 4 * 16 * (sum(range(6)) + 14)
+                with read_at(body, None if everywhere else read): states = body(torch.randint(64, (8, long)), use_cache=False).last_hidden_state
+                head(states[:, 5:13]).sum().backward()
+    whole, causal = 4 * 16 * long**2, 4 * 16 * long * (long + 1) / 2  # eager attention computes the masked half too, and every query
+    if not everywhere: causal -= 4 * 16 * sum(range(6))
     over = 3 * s["epochs"] * 2 * 8 * (whole - causal)
     assert bench.necessary_flops(s, everywhere) == pytest.approx(counter.get_total_flops() - over, rel=0.01)
 

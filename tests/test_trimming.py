@@ -109,7 +109,7 @@ def check_same(a: tuple, b: tuple) -> None:
 
 
 # catches: rows left out, counted twice or normalised by the tokens of their part, values of another token, a slot after the end that is not read
-@pytest.mark.parametrize("more", [dict(), dict(num_mini_batches=3), dict(share_value_trunk=True), dict(reward_slot="after_eos"), dict(micro_batch_tokens=20),
+@pytest.mark.parametrize("more", [dict(), dict(num_mini_batches=3), dict(share_value_trunk=True), dict(reward_slot="after_eos"), dict(reward_slot="after_eos", share_value_trunk=True), dict(micro_batch_tokens=20),
                                   dict(micro_batch_tokens=10**6, num_ppo_epochs=1), dict(bootstrap_truncated=True, num_mini_batches=2)], ids=str)
 @pytest.mark.parametrize("name", ["neox", "llama"])
 def test_an_update_is_the_same(ppo, name, more):
