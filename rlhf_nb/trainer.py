@@ -710,7 +710,8 @@ class _Rollouts(_Passes):
         of_rows = lambda rows: response_logprobs(ref, *rows, args.temperature, entropy=None, **closing)[:1]
         with as_reference(): ref_logprobs, = self._lend(ref, lambda ref: self._by_chunks(r, of_rows))
         return r.with_(logprobs=logprobs, ref_logprobs=ref_logprobs, kl=self._kl(r, logprobs, ref_logprobs),
-                       values=values * r.mask, engine_logprobs=None if said is None else said[:, :width])
+                       values=values * slot_mask(r.mask, args.reward_slot),
+                       engine_logprobs=None if said is None else said[:, :width])
 
 # %% ../nbs/15_trainer.ipynb #4a37a7a1
 class _Scores(_Rollouts):
