@@ -33,6 +33,11 @@ SETTINGS = {  # every cell is there, nothing is fetched, nothing asks a question
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
+# While a kernel starts it has no time of its last activity, and another page that asks for all kernels then gets an error of the server's own.
+SERVER = """from jupyter_server._tz import utcnow
+from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+ServerKernelManager._last_activity_default = lambda self: utcnow()
+"""
 AHEAD = 2     # pages whose cells run while another page is looked at: two cores have something to do
 PATIENCE = 400  # seconds for the cells of a page, on a machine that does other things too
 
@@ -198,6 +203,8 @@ def fresh(folder: Path, notebooks: Path) -> dict[str, str]:
         path = folder / "settings" / plugin.replace(":", "/", 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         Path(f"{path}.jupyterlab-settings").write_text(json.dumps(values))
+    (folder / "config").mkdir()
+    (folder / "config" / "jupyter_server_config.py").write_text(SERVER)
     leave = {"MPLBACKEND", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "JUPYTER_PATH"}  # figures and bars as a person sees them
     env = {k: v for k, v in os.environ.items() if k not in leave and not k.startswith("JPY_")}
     env |= {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
