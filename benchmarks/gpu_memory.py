@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_memory.py              pythia-1b's shape, with and without recomputed activations: minutes, one GPU of 80 GB
     python benchmarks/gpu_memory.py --micro 4    smaller micro-batches, for a smaller GPU
-    python benchmarks/gpu_memory.py --cpu        pythia-160m's shape in float32 on a CPU: 4 minutes with --threads 2, 8 GiB
+    python benchmarks/gpu_memory.py --cpu        pythia-160m's shape in float32 on a CPU: 5 minutes with --threads 2, 8 GiB
     python benchmarks/gpu_memory.py --quick      does it run? Tiny models on a CPU, and figures that say nothing
 
 NOT YET RUN on a GPU: none was at hand. When it has been, keep the JSON file it writes and take this paragraph out.
@@ -20,14 +20,11 @@ the way that it goes on a GPU by itself: rows as they are padded, and no forward
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
