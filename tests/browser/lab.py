@@ -126,6 +126,10 @@ RUN = """(async () => {
   await app.commands.execute('notebook:run-all-cells');
   window.ranAll = true;
 })()"""
+LEAVE = """async () => {
+  await jupyterapp.shell.currentWidget?.sessionContext.shutdown().catch(() => null);
+  jupyterapp.serviceManager.dispose();
+}"""
 # Cells of code that have something to run: for so many the kernel owes a reply.
 CELLS = "() => [...jupyterapp.shell.currentWidget.content.model.cells].filter(c => c.type === 'code' && c.sharedModel.source.trim()).length"
 
@@ -134,7 +138,8 @@ class Notebook:
     "One notebook, open in Lab and running from the moment it is made."
     def __init__(self, context: BrowserContext, base: str, name: str):
         self.name, self.page = name, context.new_page()
-        self.wire, self.console, self.strangers = Wire(self.page), [], []
+        self.wire, self.console, self.strangers, self.sockets = Wire(self.page), [], [], []
+        self.page.on("websocket", lambda socket: self.sockets.append(socket))
         self.page.on("pageerror", lambda error: self.console.append(f"uncaught in the page: {error} {error.stack}"[:600]))
         self.page.on("console", lambda m: m.type == "error" and self.console.append(f"{m.text} ({m.location.get('url', '')})"[:600]))
         self.page.on("request", lambda r: urlsplit(r.url).scheme.startswith(("http", "ws")) and urlsplit(r.url).hostname != "127.0.0.1" and self.strangers.append(r.url))
@@ -188,8 +193,12 @@ class Notebook:
         self.page.evaluate("() => document.querySelectorAll('.jp-Cell-inputWrapper').forEach(e => e.remove())")
 
     def close(self) -> None:
-        "The page goes, and its kernel with it."
-        self.page.evaluate("jupyterapp.shell.currentWidget?.sessionContext.shutdown().catch(() => null)")
+        "The page goes, and its kernel with it. It takes leave first: a server that is writing to a page which is gone has an exception."
+        self.page.evaluate(LEAVE)
+        start = time.monotonic()
+        while not all(socket.is_closed() for socket in self.sockets):
+            if time.monotonic() - start > PATIENCE: self.give_up("its connections are not closed")
+            self.page.wait_for_timeout(20)
         self.page.close(run_before_unload=False)
 
 
