@@ -45,7 +45,7 @@ check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme
 
 check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k gae"
-	@echo "pytest:" && $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile tests --ignore tests/browser $(ARGS) \
+	@echo "pytest:" && $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser $(ARGS) \
 		|| { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
 
 check-tests: browser  # tests/test_docs.py looks at the site in it

@@ -8,6 +8,13 @@ for name, value in dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_
 
 import pytest
 
+# Minutes each. They begin, so that at the end no worker waits for one of them; the Makefile keeps this order (--no-loadscope-reorder).
+LONG = "test_two_processes", "test_docs", "test_killed", "test_demo", "test_two_processes_supervised", "test_published_faults", "test_two_processes_parts", "test_trimming"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
 
 @pytest.fixture(scope="session")
 def world():

@@ -140,7 +140,7 @@ def test_a_new_process_with_transformers_and_peft_alone_reads_it(ppo, base, tmp_
     program = ("import sys, torch; from peft import AutoPeftModelForCausalLM\n"
                f"model = AutoPeftModelForCausalLM.from_pretrained({str(tmp_path / 'saved')!r})\n"
                f"torch.save(model(torch.arange(12)[None]).logits, {str(tmp_path / 'logits.pt')!r})\nassert 'rlhf_nb' not in sys.modules")
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=900, cwd=tmp_path)
     assert torch.equal(torch.load(tmp_path / "logits.pt"), trainer.model.policy(torch.arange(12)[None]).logits)
 
 

@@ -576,9 +576,9 @@ def test_help_does_not_wait_for_torch(tmp_path):
     (tmp_path / "rlhf_nb" / "__init__.py").write_text("")  # what the package's own first lines import is not asked here
     (tmp_path / "rlhf_nb" / "cli.py").write_text((ROOT / "rlhf_nb" / "cli.py").read_text())
     program = "import sys, rlhf_nb.cli as c\ntry: c.main(['--help'])\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'transformers', 'datasets', 'matplotlib', 'pandas'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in cli.COMMANDS), done.stderr
-    done = subprocess.run([sys.executable, "-m", "rlhf_nb.cli", "ppoo"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "rlhf_nb.cli", "ppoo"], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 2 and "Did you mean ppo?" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -605,7 +605,7 @@ def run(tmp_path_factory):
     (folder / "again.yaml").write_text(yaml.safe_dump(AGAIN))
     program = "import sys, shlex\nfrom rlhf_nb.cli import main\nfor line in open('typed').read().splitlines():\n    print('>>>', line[:8], flush=True)\n    assert main(shlex.split(line)) == 0, line"
     (folder / "typed").write_text("\n".join(TYPED))
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300, env=os.environ | dict(COLUMNS="100"))
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=900, env=os.environ | dict(COLUMNS="100"))
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done.stdout
 
@@ -645,7 +645,7 @@ def test_what_was_saved_loads_with_transformers_alone(run):
     import torch
     from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, sequence_scores
     folder, _ = run
-    done = subprocess.run([sys.executable, "-c", LONELY], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LONELY], cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((folder / "lonely.json").read_text())
     ids = torch.tensor([load_tokenizer(str(folder / "sft"))("my boss sold my car . i feel sad", add_special_tokens=False)["input_ids"]])

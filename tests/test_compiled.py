@@ -199,7 +199,7 @@ def test_two_processes(tmp_path):
     for name in ("base", "scorer"): tokenizer.save_pretrained(tmp_path / name)
     worker = str(Path(__file__).with_name("compiled_worker.py"))
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", worker, str(tmp_path)],
-                          capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true"))
+                          capture_output=True, text=True, timeout=900, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true"))
     assert done.returncode == 0 and "right" in done.stdout, done.stderr[-4000:]
 
 

@@ -39,7 +39,7 @@ MODULES = sorted(path.stem for path in (ROOT / LIB).glob("*.py") if path.stem no
 def built(root: Path, place: Path) -> subprocess.CompletedProcess:
     "Build as `make docs` does, into `place`/site."
     command = [sys.executable, ROOT / "docs" / "build.py", "--root", root, "--out", place / "site", "--work", place / "work"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture(scope="session")

@@ -463,7 +463,7 @@ WORKER = textwrap.dedent(
 def test_layouts(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "worker.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
     assert done.returncode == 0 and done.stdout.count("right:") == 5, done.stderr[-3000:]
 
 

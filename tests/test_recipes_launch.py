@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 def launch(recipe: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
     "The recipe as it is, but for the number of processes, which is what its first lines say to edit."
     words = ["--config_file", str(RECIPES / f"{recipe}.yaml"), "--num_processes", "2", "--main_process_port", "0", WORKER, str(folder)]
-    return subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *words], capture_output=True, text=True, timeout=240,
+    return subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *words], capture_output=True, text=True, timeout=900,
                           env={name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"} | dict(OMP_NUM_THREADS="1") | env)
 
 

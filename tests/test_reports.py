@@ -43,7 +43,7 @@ def report(tmp_path: Path, to: str, **env) -> Path:
     "Run three updates that report to one library; the folder in which it ran."
     program = RUN.format(tests=str(Path(__file__).parent), out=str(tmp_path / "run"), to=to)
     quiet = dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9")  # a door that is shut
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=os.environ | quiet | env)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=900, env=os.environ | quiet | env)
     assert done.returncode == 0, done.stderr[-3000:]
     return tmp_path
 

@@ -2,6 +2,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -115,26 +116,37 @@ def run(folder: Path, kind: str, ranks: int, micro: int = 2, layout: str = "ddp"
     (folder / "worker.py").write_text(WORKER)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", MICRO=str(micro), SAYS=SAYS[layout]) | LAYOUTS[layout if ranks > 1 else "ddp"]
-    done = subprocess.run([sys.executable, *launcher, str(folder / "worker.py"), str(folder), kind], capture_output=True, text=True, timeout=240, env=env)
+    done = subprocess.run([sys.executable, *launcher, str(folder / "worker.py"), str(folder), kind], capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stderr[-4000:]
 
 
-@pytest.fixture(scope="module", params=["plain", "lora", "trunk", "plain-zero2", "lora-zero2", "named-zero3", "named-fsdp2", "away-zero2", "away-fsdp2"])
-def both(request, tmp_path_factory):
-    "A folder in which one process and two have trained, and the kind of the model."
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    "Makes, once for each kind of model, a folder in which one process has trained: `alone(kind)`. With it every layout is compared."
     from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+    made = {}
+    def make(kind: str) -> Path:
+        if kind in made: return made[kind]
+        made[kind] = folder = tmp_path_factory.mktemp(f"alone-{kind}")
+        tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
+        policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
+        with torch.no_grad(): policy.gpt_neox.final_layer_norm.bias += 8 * policy.get_output_embeddings().weight[1]  # now and then it stops
+        policy.save_pretrained(folder / "base")
+        scorer_from(policy, 3).save_pretrained(folder / "scorer")
+        tokenizer.save_pretrained(folder / "base")
+        run(folder, kind, 1)
+        for name in ("whole", "again", "saved"): (folder / name).rename(folder / f"{name}-1")
+        return folder
+    return make
+
+
+@pytest.fixture(scope="module", params=["plain", "lora", "trunk", "plain-zero2", "lora-zero2", "named-zero3", "named-fsdp2", "away-zero2", "away-fsdp2"])
+def both(request, tmp_path_factory, alone):
+    "A folder in which one process and two have trained, and the kind of the model."
     folder, (kind, *layout) = tmp_path_factory.mktemp(request.param), request.param.split("-")
     if "zero" in "".join(layout): need_deepspeed()
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
-    policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
-    with torch.no_grad(): policy.gpt_neox.final_layer_norm.bias += 8 * policy.get_output_embeddings().weight[1]  # now and then it stops
-    policy.save_pretrained(folder / "base")
-    scorer_from(policy, 3).save_pretrained(folder / "scorer")
-    tokenizer.save_pretrained(folder / "base")
-    for ranks in (1, 2):
-        for name in ("whole", "again", "saved"):
-            if (folder / name).exists(): (folder / name).rename(folder / f"{name}-1")
-        run(folder, kind, ranks, layout=layout[0] if layout else "ddp")
+    shutil.copytree(alone(kind), folder, dirs_exist_ok=True)
+    run(folder, kind, 2, layout=layout[0] if layout else "ddp")
     return folder, kind
 
 

@@ -38,7 +38,7 @@ def likes_a(prompts, responses, **columns):
 def launch(folder: Path, *flags: str, **env: str) -> subprocess.CompletedProcess:
     words = ["ppo", "--config", "recipe.yaml", "--model_name_or_path", "base", "--dataset_name", "prompts.jsonl", "--dataset_test_split", "train[:5]", "--reward_function", "reward.py:likes_a",
              "--output_dir", "out", "--use_cpu", "true", "--report_to", "none"]
-    return subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "rlhf_nb.cli", *words], cwd=folder, capture_output=True, text=True, timeout=300,
+    return subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "rlhf_nb.cli", *words], cwd=folder, capture_output=True, text=True, timeout=900,
                           env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | env)
 
 

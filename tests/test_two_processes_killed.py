@@ -20,7 +20,7 @@ ENV = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_
 def by_torchrun(folder: Path, out: str, moment: str) -> tuple[list[int], str, float]:
     "Exit codes, everything that was said, and when the last process ended."
     (folder / out).mkdir(exist_ok=True)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", WORKER, str(folder), out, moment], capture_output=True, text=True, timeout=300, env=ENV)
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", WORKER, str(folder), out, moment], capture_output=True, text=True, timeout=900, env=ENV)
     return [done.returncode], done.stderr, time.time()
 
 

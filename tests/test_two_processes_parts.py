@@ -23,5 +23,5 @@ def test_weights_in_parts_and_their_precision(layout, tmp_path):
     for name, part in dict(base=policy, scorer=scorer_from(policy, 3)).items(): part.save_pretrained(tmp_path / name)
     for name in ("base", "scorer"): tokenizer.save_pretrained(tmp_path / name)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", WORKER, str(tmp_path)]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=240, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | LAYOUTS[layout])
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=900, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | LAYOUTS[layout])
     assert done.returncode == 0 and "right" in done.stdout, done.stderr[-4000:]

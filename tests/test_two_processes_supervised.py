@@ -39,7 +39,7 @@ def trained(request, tmp_path_factory):
     tokenizer.save_pretrained(folder / "base")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", worker.__file__, str(folder), kind]
     env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | layout(name)
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stderr[-4000:]
     return folder, kind == "lora"
 
