@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from .masks import check_left_padded, close_up, position_ids, response_columns
-from .models import read_at
+from .models import states_at
 
 # %% auto #0
 __all__ = ['BLOCK', 'SPAN', 'tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs',
@@ -195,12 +195,14 @@ def response_states(
     body = opened.get_decoder()
     inputs, real = _inputs(body.forward, prompt_ids, prompt_mask, response_ids, mask, pad_to_multiple_of,
                            after_last or pad_to_multiple_of is None)
-    columns = response_columns(real, prompt_mask, mask.shape[1] + after_last)
-    flat, read = columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1], mask.bool()
-    places = flat[:, :mask.shape[1]][read]
-    at = flat[torch.cat([read.new_ones(len(read), 1), read], 1)] if after_last else places
-    with read_at(body, None if pad_to_multiple_of is None else at): hidden = body(**inputs).last_hidden_state
-    states = hidden.flatten(0, 1).index_select(0, places)
+    flat = response_columns(real, prompt_mask, mask.shape[1] + after_last)
+    flat, read = flat + torch.arange(len(real), device=real.device)[:, None] * real.shape[1], mask.bool()
+    if pad_to_multiple_of is None: states = body(**inputs).last_hidden_state.flatten(0, 1).index_select(0, flat[read])
+    elif after_last:
+        more = torch.cat([read.new_ones(len(read), 1), read], 1)
+        chosen = torch.cat([read, read.new_zeros(len(read), 1)], 1)[more]
+        states = states_at(body, inputs, real, flat[more], unpadded=False)[chosen]
+    else: states = states_at(body, inputs, real, flat[read], unpadded=pad_to_multiple_of == 1)
     return states, _head(opened), opened.config.get_text_config().vocab_size
 
 # %% ../nbs/05_logprobs.ipynb #5ab61044

@@ -7,24 +7,28 @@ from __future__ import annotations
 import copy, json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GPTNeoXConfig,
-                          PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast)
+from transformers import (AttentionInterface, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer,
+                          GPTNeoXConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase,
+                          PreTrainedTokenizerFast)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from .masks import check_left_padded, close_up, position_ids, response_columns
 
 # %% auto #0
 __all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy',
            'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings', 'load_policy', 'load_scorer', 'inside',
-           'with_adapter', 'scorer_head', 'writable', 'scorer_from', 'check_vocabulary', 'read_at', 'token_scores',
-           'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'PolicyAndValue', 'frozen', 'unsharded',
-           'layer_by_layer', 'Resting', 'Asked', 'asked_in_parts', 'in_step', 'compile_layers', 'uncompiled']
+           'with_adapter', 'scorer_head', 'writable', 'scorer_from', 'check_vocabulary', 'read_at', 'states_at',
+           'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'PolicyAndValue', 'frozen',
+           'unsharded', 'layer_by_layer', 'Resting', 'Asked', 'asked_in_parts', 'in_step', 'compile_layers',
+           'uncompiled']
 
 # %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
@@ -327,20 +331,141 @@ def read_at(
     "Meanwhile the body's last layer leaves out what nobody reads, where that is safe; states elsewhere mean nothing."
     return nullcontext() if places is None else _only_at(_to_spare(body), places)
 
+# %% ../nbs/04_models.ipynb #83503f31
+class _Rows(NamedTuple):
+    "Where tokens that lie end to end stand in their rectangle, padded on the right."
+    shape: tuple[int, int]  # B, W
+    places: Tensor          # [N] of B * W
+    tokens: Tensor          # [B * W] of N: who stands there; on padding, anyone
+
+class _Into(torch.autograd.Function):
+    "[N, ...] into the rectangle, [B * W, ...]."
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return x.index_select(0, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor, None, None]:
+        return pull.index_select(0, *ctx.saved_tensors), None, None
+
+class _OutOf(torch.autograd.Function):
+    "The way back, [B * W, ...] to [N, ...]."
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.shape = x.shape
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor, None]:
+        return pull.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, pull), None
+
+
+# %% ../nbs/04_models.ipynb #fd163a69
+_rows: ContextVar[_Rows] = ContextVar("the rows that are read")
+
+def _row_by_row(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None,
+                **how: Any) -> tuple[Tensor, None]:
+    "Attention of transformers' own, [1, heads, N, size] three times to [1, N, heads, size], in which no row sees another."
+    if how.get("sliding_window") is not None or how.get("position_bias") is not None:
+        raise NotImplementedError("attention that is limited or bent in some way of its own")
+    shape, places, tokens = _rows.get()
+    inside = (_Into.apply(x[0].transpose(0, 1), places, tokens).unflatten(0, shape).transpose(1, 2)
+              for x in (query, key, value))
+    found, _ = sdpa_attention_forward(module, *inside, None, **how)
+    return _OutOf.apply(found.flatten(0, 1), places)[None], None
+
+AttentionInterface.register("row_by_row", _row_by_row)
+
+# %% ../nbs/04_models.ipynb #60cc4bab
+@contextmanager
+def _unpadded(body: nn.Module, rows: _Rows) -> Iterator[None]:
+    "Meanwhile the body's attention finds the rows in what lies end to end."
+    token, usual = _rows.set(rows), body.config._attn_implementation
+    body.config._attn_implementation = "row_by_row"
+    try: yield
+    finally:
+        body.config._attn_implementation = usual
+        _rows.reset(token)
+
+def _lay_end_to_end(real: Tensor) -> _Rows:
+    "Rows padded on the right, [B, W] true on real tokens."
+    flat = real.flatten()
+    return _Rows(tuple(real.shape), flat.nonzero().squeeze(1), (flat.cumsum(0) - 1).clamp(min=0))
+
+def _end_to_end_of(asked: dict[str, Any], real: Tensor) -> dict[str, Any]:
+    "What a body is asked about a rectangle, without its padding: one row, [1, N]."
+    flat = {name: asked[name][real][None] for name in ("input_ids", "position_ids")}
+    return {name: flat.get(name, x) for name, x in asked.items() if name != "attention_mask"}
+
+
+# %% ../nbs/04_models.ipynb #63a58576
+_end_to_end: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+def _says_the_same_unpadded(body: nn.Module) -> bool:
+    "Three rows, of 2, 5 and 3 tokens: padded, and end to end."
+    real = torch.arange(5, device=body.device) < torch.tensor([[2], [5], [3]], device=body.device)
+    ids = torch.arange(15, device=body.device).view(3, 5) % body.get_input_embeddings().num_embeddings
+    asked = dict(input_ids=ids.masked_fill(~real, 0), attention_mask=real.long(), position_ids=position_ids(real))
+    with torch.no_grad(), torch.random.fork_rng([body.device] if body.device.type == "cuda" else []):
+        padded = body(**asked, use_cache=False).last_hidden_state[real]
+        rows = _lay_end_to_end(real)
+        with _unpadded(body, rows): found = body(**_end_to_end_of(asked, real), use_cache=False).last_hidden_state[0]
+    near = 1e-4 if found.dtype in (torch.float32, torch.float64) else 2e-2
+    return torch.allclose(found.float(), padded.float(), rtol=near, atol=near)
+
+def _reads_end_to_end(body: nn.Module) -> bool:
+    "Whether the body says of rows end to end what it says of them padded, here and now."
+    config, parts = body.config, [*body.modules()]
+    if config._attn_implementation != "sdpa": return False
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    chance = getattr(config, "attention_dropout", 0) or any(isinstance(part, nn.Dropout) and part.p for part in parts)
+    again = any(getattr(part, "gradient_checkpointing", False) for part in parts)
+    heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    foreign = any(getattr(part, "config", config) is not config for part in parts)
+    compiled = any(part._compiled_call_impl is not None for part in parts)
+    apart = any(hasattr(p, "ds_id") for p in body.parameters())
+    if kinds != {"full_attention"} or chance or again or heard or foreign or compiled or apart: return False
+    if body not in _end_to_end:
+        try: _end_to_end[body] = _says_the_same_unpadded(body)
+        except Exception: _end_to_end[body] = False  # not ours to say what is wrong: the rectangle is read as ever
+    return _end_to_end[body]
+
+# %% ../nbs/04_models.ipynb #323f9428
+def states_at(
+    body: nn.Module,           # a transformers model without its head
+    asked: dict[str, Any],     # what its forward takes, rows padded on the right
+    real: Tensor,              # [B, W] true on real tokens
+    places: Tensor,            # [N] of B * W, each once: where its last hidden states are read
+    unpadded: bool = True,     # no padding goes in, where that is safe
+) -> Tensor:                   # [N, hidden]
+    "The last hidden states at some places. Nothing is computed that is not needed for them, as far as the body allows it."
+    if not unpadded or bool(real.all()) or "position_ids" not in asked or not _reads_end_to_end(body):
+        with read_at(body, places): return body(**asked).last_hidden_state.flatten(0, 1).index_select(0, places)
+    rows = _lay_end_to_end(real)
+    at = rows.tokens[places]
+    with read_at(body, at), _unpadded(body, rows): hidden = body(**_end_to_end_of(asked, real)).last_hidden_state
+    return hidden[0].index_select(0, at)
+
 # %% ../nbs/04_models.ipynb #f5794e2f
+def _asked(input_ids: Tensor, real: Tensor) -> dict[str, Any]:
+    "What a body takes. Padding becomes token 0, so that its id may lie outside this model's embedding."
+    return dict(input_ids=input_ids.masked_fill(~real, 0), attention_mask=real.long(),
+                position_ids=position_ids(real), use_cache=False)
+
+def _scored(model: nn.Module, hidden: Tensor) -> Tensor:
+    "The head's word on hidden states, less the centre."
+    return scorer_head(model)(hidden).squeeze(-1).float() - getattr(model.config, "reward_center", 0.0)
+
 def token_scores(
     model: nn.Module,       # a sequence classifier with one label
     input_ids: Tensor,      # [B, L]
     attention_mask: Tensor, # [B, L] true on real tokens, padded on either side
-    places: Tensor | None = None,  # [N] of B * L, each once: where scores are read; elsewhere they mean nothing
 ) -> Tensor:                # [B, L] float32
     "The head's word at every token, less the centre that training found (`config.reward_center`, 0 without)."
-    real = attention_mask.bool()  # padding becomes token 0, so that its id may lie outside this model's embedding
-    inputs = dict(input_ids=input_ids.masked_fill(~real, 0), attention_mask=real.long(),
-                  position_ids=position_ids(real), use_cache=False)
-    body = inside(model).base_model
-    with read_at(body, places): hidden = body(**inputs).last_hidden_state
-    return scorer_head(model)(hidden).squeeze(-1).float() - getattr(model.config, "reward_center", 0.0)
+    return _scored(model, inside(model).base_model(**_asked(input_ids, attention_mask.bool())).last_hidden_state)
+
 
 # %% ../nbs/04_models.ipynb #4c9bd57a
 def sequence_scores(
@@ -352,7 +477,9 @@ def sequence_scores(
     places = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     last = (places * attention_mask.long()).argmax(1, keepdim=True)
     flat = last.squeeze(1) + torch.arange(len(last), device=last.device) * len(places)
-    return token_scores(model, input_ids, attention_mask, flat).gather(1, last).squeeze(1)
+    real = attention_mask.bool()
+    return _scored(model, states_at(inside(model).base_model, _asked(input_ids, real), real, flat, unpadded=False))
+
 
 # %% ../nbs/04_models.ipynb #f2da6ea8
 def response_values(
@@ -372,8 +499,11 @@ def response_values(
     ids, real = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1)
     if pad_to_multiple_of is not None: ids, real = close_up(ids, real, pad_to_multiple_of)
     columns = response_columns(real, prompt_mask, count)
+    if pad_to_multiple_of is None: return token_scores(model, ids, real).gather(1, columns)
     places = (columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1])[read]
-    return token_scores(model, ids, real, None if pad_to_multiple_of is None else places).gather(1, columns)
+    asked, unpadded = _asked(ids, real.bool()), pad_to_multiple_of == 1
+    found = _scored(model, states_at(inside(model).base_model, asked, real.bool(), places, unpadded))
+    return found.new_zeros(read.shape).masked_scatter(read, found)
 
 # %% ../nbs/04_models.ipynb #3755b3b0
 def zero_head(model: PreTrainedModel) -> PreTrainedModel:
