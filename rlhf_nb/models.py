@@ -371,9 +371,9 @@ def _row_by_row(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, at
     if how.get("sliding_window") is not None or how.get("position_bias") is not None:
         raise NotImplementedError("attention that is limited or bent in some way of its own")
     shape, places, tokens = _rows.get()
-    inside = (_Into.apply(x[0].transpose(0, 1), places, tokens).unflatten(0, shape).transpose(1, 2)
+    padded = (_Into.apply(x[0].transpose(0, 1), places, tokens).unflatten(0, shape).transpose(1, 2)
               for x in (query, key, value))
-    found, _ = sdpa_attention_forward(module, *inside, None, **how)
+    found, _ = sdpa_attention_forward(module, *padded, None, **how)
     return _OutOf.apply(found.flatten(0, 1), places)[None], None
 
 AttentionInterface.register("row_by_row", _row_by_row)

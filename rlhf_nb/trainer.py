@@ -668,7 +668,7 @@ class _Passes(_LooksAhead):
             nonlocal room, each
             width = int((rows[1].sum(1) + rows[3].sum(1)).max())
             keeps = room > 0 and (each is None or len(rows[0]) * width * each <= room)
-            if not keeps: said = self._forward(*rows, **closing)
+            if not keeps: room, said = 0, self._forward(*rows, **closing)  # as far as there is room, and no further
             elif each is not None: said = self._look_ahead(rows, **closing)
             else:
                 with uncompiled(self.model.policy), _kept_bytes(self.model) as sizes:

@@ -13,9 +13,9 @@ folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 
 
 def run(out: str, **more) -> tuple[dict, dict[str, torch.Tensor]]:
-    "What two updates told, and the weights after them; rows of other lengths on each rank."
+    "What two updates told, and the weights after them; rows of other lengths on each rank. Adam would make much of the last bit of a small gradient."
     args = PPOConfig(str(folder / out), use_cpu=True, report_to="none", disable_tqdm=True, per_device_train_batch_size=6, total_episodes=48, response_length=9,
-                     temperature=1.0, learning_rate=0.01, num_ppo_epochs=2, num_sample_generations=0, micro_batch_tokens=40, **more)
+                     temperature=1.0, learning_rate=0.1, optim="sgd", num_ppo_epochs=2, num_sample_generations=0, micro_batch_tokens=40, **more)
     data = Dataset.from_dict(dict(prompt=[f"tell {i} " * (1 + i % 3) for i in range(12)]))
     trainer = PPOTrainer(args, model=str(folder / "base"), reward_model=str(folder / "scorer"), train_dataset=data)
     torch.manual_seed(rank)
