@@ -419,7 +419,8 @@ def _reads_end_to_end(body: nn.Module) -> bool:
     "Whether the body says of rows end to end what it says of them padded, here and now."
     config, parts = body.config, [*body.modules()]
     if config._attn_implementation != "sdpa": return False
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = "sliding_attention" if getattr(config, "sliding_window", None) is not None else "full_attention"
+    kinds = set(getattr(config, "layer_types", None) or [window])  # a window may be wider than a trial's rows
     chance = getattr(config, "attention_dropout", 0) or any(isinstance(part, nn.Dropout) and part.p for part in parts)
     again = any(getattr(part, "gradient_checkpointing", False) for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts)

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from ppo_fixtures import logs, untimed, weights
 from torch import nn
 from transformers import (AutoModel, AutoModelForCausalLM, CohereConfig, Gemma2Config, Gemma3TextConfig, GemmaConfig, GPT2Config, GPTNeoXConfig, GraniteConfig, LlamaConfig,
-                          MambaConfig, MistralConfig, MixtralConfig, Olmo2Config, OPTConfig, Phi3Config, PhiConfig, Qwen2Config, Qwen3Config)
+                          MambaConfig, MistralConfig, MixtralConfig, Olmo2Config, OPTConfig, Phi3Config, PhiConfig, PhimoeConfig, Qwen2Config, Qwen3Config)
 
 import rlhf_nb.models as models
 from rlhf_nb.logprobs import response_logprobs
@@ -26,6 +26,7 @@ PLAIN = dict(neox=GPTNeoXConfig(**SMALL), llama=LlamaConfig(**SMALL), shared_key
              phi3=Phi3Config(**SMALL), mixtral=MixtralConfig(**SMALL, **FEWER, num_local_experts=4), olmo2=Olmo2Config(**SMALL), cohere=CohereConfig(**SMALL),
              granite=GraniteConfig(**SMALL))
 BENT = dict(window=MistralConfig(**SMALL, **FEWER, sliding_window=3), some_windows=Gemma3TextConfig(**SMALL, **FEWER, head_dim=8), caps=Gemma2Config(**SMALL, **FEWER, head_dim=8),
+            wide_window=PhimoeConfig(**SMALL, **FEWER, num_local_experts=2, sliding_window=64),  # by its mask alone, and wider than a trial's rows
             state=MambaConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2), chance=GPT2Config(**SMALL, n_inner=64),
             chance_in_attention=LlamaConfig(**SMALL, attention_dropout=0.1), written_out=LlamaConfig(**SMALL, attn_implementation="eager"))
 
