@@ -73,12 +73,15 @@ def positions(monkeypatch) -> list[torch.Size]:
 
 # ---- One body ----
 
+IN_FLOAT32 = ("gemma", "cohere", "mixtral")  # their norms or experts, whatever the weights are
+
+
 # catches: a row that reads another, positions that go on, padding that brings a gradient, keys that are shared by heads and are not, a family that is refused without need
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_same_states_and_gradients(name, positions):
-    body = body_of(PLAIN[name])
+    body, near = (body_of(PLAIN[name]), 2e-6) if name in IN_FLOAT32 else (body_of(PLAIN[name]).double(), 1e-12)
     padded, found = answer(body, False), answer(body, True)
-    assert apart(padded, found) < 2e-6 and positions == [torch.Size([1, 10]), torch.Size([1, 32])]  # asked once on trial: 2 + 5 + 3 tokens
+    assert apart(padded, found) < near and positions == [torch.Size([1, 10]), torch.Size([1, 32])]  # asked once on trial: 2 + 5 + 3 tokens
     assert body.config._attn_implementation == "sdpa" and sum(p.abs().sum() > 0 for p in found[1:]) > 5
 
 
@@ -154,11 +157,11 @@ def batch() -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("lora", [False, True])
 def test_logprobs_and_values(positions, lora):
     torch.manual_seed(0)
-    policy, rows = AutoModelForCausalLM.from_config(copy.deepcopy(PLAIN["llama"])), batch()
+    policy, rows = AutoModelForCausalLM.from_config(copy.deepcopy(PLAIN["llama"])).double(), batch()
     value = scorer_from(policy, 3)
     if lora: policy = get_peft_model(policy, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False))
     plain, tight, wide = (response_logprobs(policy, *rows, pad_to_multiple_of=m).logprobs for m in (None, 1, 16))
-    assert (tight - plain).abs().max() < 2e-6 and (wide - plain).abs().max() < 2e-6
+    assert (tight - plain).abs().max() < 1e-12 and (wide - plain).abs().max() < 1e-12
     tokens = int(rows[1].sum() + rows[3].sum()) - 6  # each row without its last
     assert positions[1:] == [torch.Size([1, tokens])]
     del positions[:]
