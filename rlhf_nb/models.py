@@ -376,13 +376,12 @@ def _row_by_row(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, at
     found, _ = sdpa_attention_forward(module, *padded, None, **how)
     return _OutOf.apply(found.flatten(0, 1), places)[None], None
 
-AttentionInterface.register("row_by_row", _row_by_row)
-
 # %% ../nbs/04_models.ipynb #60cc4bab
 @contextmanager
 def _unpadded(body: nn.Module, rows: _Rows) -> Iterator[None]:
     "Meanwhile the body's attention finds the rows in what lies end to end."
     token, usual = _rows.set(rows), body.config._attn_implementation
+    AttentionInterface.register("row_by_row", _row_by_row)  # now: a second copy of this module has other `_rows`
     body.config._attn_implementation = "row_by_row"
     try: yield
     finally:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import inspect
 
 import pytest
@@ -121,14 +122,26 @@ def leaking(module, query, key, value, attention_mask, **how):
 
 # catches: a trial that lets a leak pass, and one that leaves the body changed when it fails
 def test_a_leak_is_found_on_trial(monkeypatch):
-    monkeypatch.setitem(models.AttentionInterface._global_mapping, "row_by_row", leaking)
+    monkeypatch.setattr(models, "_row_by_row", leaking)
     body = body_of(PLAIN["llama"])
     assert not models._says_the_same_unpadded(body) and not models._reads_end_to_end(body)
     def fails(*args, **how): raise RuntimeError("no")
-    monkeypatch.setitem(models.AttentionInterface._global_mapping, "row_by_row", fails)
+    monkeypatch.setattr(models, "_row_by_row", fails)
     body = body_of(PLAIN["neox"])
     with pytest.raises(RuntimeError): models._says_the_same_unpadded(body)
     assert not models._reads_end_to_end(body) and body.config._attn_implementation == "sdpa"
+
+
+# catches: a second copy of the module, whose attention is found under the same name and knows nothing of these rows
+def test_a_module_that_was_imported_twice(positions):
+    body, (asked, real, places) = body_of(PLAIN["llama"]), question()
+    states_at(body, asked, real, places)
+    spec = importlib.util.spec_from_file_location("rlhf_nb.models_again", models.__file__)
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    for way in (again.states_at, states_at): assert torch.equal(way(body, asked, real, places), states_at(body, asked, real, places))
+    assert again._reads_end_to_end(body) and models._reads_end_to_end(body_of(PLAIN["neox"]))
+    assert [shape[1] for shape in positions] == [10, 32, 32, 32, 32, 10]  # the copy counts for itself
 
 
 # catches: padding that is looked up after all, or that brings a number through the rectangle of attention
