@@ -78,9 +78,9 @@ IN_FLOAT32 = ("gemma", "cohere", "mixtral")  # their norms or experts, whatever 
 
 
 # catches: a row that reads another, positions that go on, padding that brings a gradient, keys that are shared by heads and are not, a family that is refused without need
-@pytest.mark.parametrize("name", PLAIN)
-def test_the_same_states_and_gradients(name, positions):
-    body, near = (body_of(PLAIN[name]), 2e-6) if name in IN_FLOAT32 else (body_of(PLAIN[name]).double(), 1e-12)
+@pytest.mark.parametrize("name, dtype, near", [(name, torch.float32, 2e-6) for name in PLAIN] + [(name, torch.float64, 1e-12) for name in PLAIN if name not in IN_FLOAT32])
+def test_the_same_states_and_gradients(name, dtype, near, positions):
+    body = body_of(PLAIN[name]).to(dtype)
     padded, found = answer(body, False), answer(body, True)
     assert apart(padded, found) < near and positions == [torch.Size([1, 10]), torch.Size([1, 32])]  # asked once on trial: 2 + 5 + 3 tokens
     assert body.config._attn_implementation == "sdpa" and sum(p.abs().sum() > 0 for p in found[1:]) > 5
@@ -167,14 +167,15 @@ def batch() -> tuple[torch.Tensor, ...]:
 
 
 # catches: a place that is read in the rectangle and not in the line, and rows of a mini-batch whose last bits would depend on who stands beside them
+@pytest.mark.parametrize("dtype, near", [(torch.float32, 2e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("lora", [False, True])
-def test_logprobs_and_values(positions, lora):
+def test_logprobs_and_values(positions, lora, dtype, near):
     torch.manual_seed(0)
-    policy, rows = AutoModelForCausalLM.from_config(copy.deepcopy(PLAIN["llama"])).double(), batch()
+    policy, rows = AutoModelForCausalLM.from_config(copy.deepcopy(PLAIN["llama"])).to(dtype), batch()
     value = scorer_from(policy, 3)
     if lora: policy = get_peft_model(policy, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False))
     plain, tight, wide = (response_logprobs(policy, *rows, pad_to_multiple_of=m).logprobs for m in (None, 1, 16))
-    assert (tight - plain).abs().max() < 1e-12 and (wide - plain).abs().max() < 1e-12
+    assert (tight - plain).abs().max() < near and (wide - plain).abs().max() < near
     tokens = int(rows[1].sum() + rows[3].sum()) - 6  # each row without its last
     assert positions[1:] == [torch.Size([1, tokens])]
     del positions[:]
