@@ -1,4 +1,5 @@
 """Packaging: everything is read from settings.ini."""
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -31,7 +32,11 @@ setup(
     include_package_data=True,
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split() + cfg["docs_requirements"].split(), "docs": cfg["docs_requirements"].split(), "peft": cfg["peft_requirements"].split()},
+    extras_require={
+        "dev": cfg["dev_requirements"].split() + cfg["docs_requirements"].split(),
+        "docs": cfg["docs_requirements"].split(),
+        "peft": cfg["peft_requirements"].split(),
+    },
     entry_points={"console_scripts": cfg["console_scripts"].split("\n")},
     zip_safe=False,
 )

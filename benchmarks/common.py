@@ -1,6 +1,8 @@
-"""What the benchmarks share: the work that is asked, models of a size, our trainer on them, the machine's rate, and how figures are told.
+"""What the benchmarks share: the work that is asked, models of a size, our trainer on them, the
+machine's rate, and how figures are told.
 
-`ppo_side.py` also runs in the peer's environment, where rlhf_nb is not installed: it is imported where our trainer is made, not before.
+`ppo_side.py` also runs in the peer's environment, where rlhf_nb is not installed: it is imported
+where our trainer is made, not before.
 """
 
 from __future__ import annotations
@@ -16,13 +18,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-for name, value in dict(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1",
-                        HF_DATASETS_DISABLE_PROGRESS_BARS="1", DS_ACCELERATOR="cpu").items(): os.environ.setdefault(name, value)
+for name, value in dict(
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_DATASETS_DISABLE_PROGRESS_BARS="1",
+    DS_ACCELERATOR="cpu",
+).items():
+    os.environ.setdefault(name, value)
 
 import torch
 
@@ -30,11 +39,24 @@ HERE = Path(__file__).resolve().parent
 PAD, EOS = 0, 1
 PHASES = ("rollout", "score", "advantages", "update")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
-SMALL = dict(hidden=128, layers=4, heads=4, inner=352, vocab=4096, prompts=[32, 64], response=48, mean_length=None, batch=64, micro=64,
-             epochs=4, mini_batches=1)
+SMALL = dict(
+    hidden=128,
+    layers=4,
+    heads=4,
+    inner=352,
+    vocab=4096,
+    prompts=[32, 64],
+    response=48,
+    mean_length=None,
+    batch=64,
+    micro=64,
+    epochs=4,
+    mini_batches=1,
+)
 
 
 # ---- What is to be done ----
+
 
 def sized(hidden: int) -> dict[str, int]:
     "A body of this width: heads of 32, an MLP 2.75 times as wide."
@@ -49,95 +71,149 @@ def prompt_lengths(s: dict) -> list[int]:
 
 def response_lengths(s: dict) -> list[int]:
     "All full, or the quantiles of a geometric law with mean `mean_length`, cut off at `response`."
-    if s["mean_length"] is None: return [s["response"]] * s["batch"]
+    if s["mean_length"] is None:
+        return [s["response"]] * s["batch"]
     stay = math.log(1 - 1 / s["mean_length"])
-    return [min(s["response"], math.ceil(math.log(1 - (i + 0.5) / s["batch"]) / stay)) for i in range(s["batch"])]
+    return [
+        min(s["response"], math.ceil(math.log(1 - (i + 0.5) / s["batch"]) / stay))
+        for i in range(s["batch"])
+    ]
 
 
 def tokens(s: dict) -> dict[str, int]:
-    "What every update holds: steps, real tokens over all epochs, response tokens and positions with padding of one epoch."
+    """What every update holds: steps, real tokens over all epochs, response tokens and positions
+    with padding of one epoch."""
     prompts, responses = prompt_lengths(s), response_lengths(s)
-    return dict(steps=s["epochs"] * s["mini_batches"], real=s["epochs"] * (sum(prompts) + sum(responses)), response=sum(responses),
-                padded=s["batch"] * (max(prompts) + max(responses)))
+    return dict(
+        steps=s["epochs"] * s["mini_batches"],
+        real=s["epochs"] * (sum(prompts) + sum(responses)),
+        response=sum(responses),
+        padded=s["batch"] * (max(prompts) + max(responses)),
+    )
 
 
 def layer_shapes(s: dict, rows: int) -> list[list[int]]:
-    "The matrix products [m, k] x [k, n] of one layer's forward; a Llama's MLP has a gate, a GPT-NeoX's has none."
+    """The matrix products [m, k] x [k, n] of one layer's forward; a Llama's MLP has a gate, a
+    GPT-NeoX's has none."""
     h, i = s["hidden"], s["inner"]
-    return [[rows, h, h]] * 4 + [[rows, h, i]] * (1 if s.get("family") == "neox" else 2) + [[rows, i, h]]
+    return (
+        [[rows, h, h]] * 4
+        + [[rows, h, i]] * (1 if s.get("family") == "neox" else 2)
+        + [[rows, i, h]]
+    )
 
 
 def shapes(s: dict) -> list[list[int]]:
-    "The matrix products of one forward of the policy over a batch, real tokens alone; those of the backward are like them."
+    """The matrix products of one forward of the policy over a batch, real tokens alone; those of
+    the backward are like them."""
     count = tokens(s)
-    return layer_shapes(s, count["real"] // s["epochs"]) * s["layers"] + [[count["response"], s["hidden"], s["vocab"]]]
+    return layer_shapes(s, count["real"] // s["epochs"]) * s["layers"] + [
+        [count["response"], s["hidden"], s["vocab"]]
+    ]
 
 
 def necessary_flops(s: dict, everywhere: bool = False) -> float:
-    """Of one update phase: policy and value model, forward and backward (twice the forward), all epochs.
+    """Of one update phase: policy and value model, forward and backward (twice the forward), all
+    epochs.
 
-    Of the last layer, keys and values for every real token, and the rest where a state is read; of each row's last token nothing, since no
-    token is chosen after it. `everywhere`: all of it for every real token.
+    Of the last layer, keys and values for every real token, and the rest where a state is read; of
+    each row's last token nothing, since no token is chosen after it. `everywhere`: all of it for
+    every real token.
     """
     of = lambda products: sum(2 * m * k * n for m, k, n in products)
     pairs = [(p, p + r - (not everywhere)) for p, r in zip(prompt_lengths(s), response_lengths(s))]
     real, read = sum(n for _, n in pairs), tokens(s)["response"]
-    keys_and_values, rest = layer_shapes(s, real)[:2], layer_shapes(s, real if everywhere else read)[2:]
+    keys_and_values, rest = (
+        layer_shapes(s, real)[:2],
+        layer_shapes(s, real if everywhere else read)[2:],
+    )
     body = of(layer_shapes(s, real) * (s["layers"] - 1) + keys_and_values + rest)
     attention = sum(4 * s["hidden"] * n * (n + 1) / 2 for _, n in pairs)
-    of_prompts = 0 if everywhere else sum(4 * s["hidden"] * p * (p - 1) / 2 for p, _ in pairs)  # the state before the first answer is read
+    of_prompts = (
+        0 if everywhere else sum(4 * s["hidden"] * p * (p - 1) / 2 for p, _ in pairs)
+    )  # the state before the first answer is read
     heads = of([[read, s["hidden"], s["vocab"]], [read, s["hidden"], 1]])
     return 3 * s["epochs"] * (2 * (body + s["layers"] * attention - of_prompts) + heads)
 
 
 class Dice:
-    "A function that draws a token a row, but for when a response ends. Rows that have ended may stay in the batch or leave it."
-    def __init__(self, draw: Callable[..., torch.Tensor], lengths: list[int], limit: int, seed: int = 0):
+    """A function that draws a token a row, but for when a response ends. Rows that have ended may
+    stay in the batch or leave it."""
+
+    def __init__(
+        self, draw: Callable[..., torch.Tensor], lengths: list[int], limit: int, seed: int = 0
+    ):
         self.draw, self.plain, self.limit, self.seed = draw, torch.tensor(lengths), limit, seed
         self.t, self.rollouts, self.calls, self.drawn = max(lengths), 0, 0, 0
 
     def __call__(self, probs: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         drawn = self.draw(probs, *args, **kwargs)
         self.calls += 1
-        if self.t == int(self.plain.max()):  # the one before has ended: a new rollout, its lengths in another order
-            order = torch.randperm(len(self.plain), generator=torch.Generator().manual_seed(self.seed + self.rollouts))
+        if self.t == int(
+            self.plain.max()
+        ):  # the one before has ended: a new rollout, its lengths in another order
+            order = torch.randperm(
+                len(self.plain), generator=torch.Generator().manual_seed(self.seed + self.rollouts)
+            )
             self.lengths, self.t, self.rollouts = self.plain[order], 0, self.rollouts + 1
         self.t += 1
         left = self.lengths[self.lengths >= self.t]
-        ends = ((self.lengths if len(drawn) == len(self.lengths) else left) == self.t).to(drawn.device)
+        ends = ((self.lengths if len(drawn) == len(self.lengths) else left) == self.t).to(
+            drawn.device
+        )
         if len(drawn) not in (len(self.lengths), len(left)):
-            raise RuntimeError(f"{len(drawn)} rows are drawn, wanted {len(self.lengths)}, or {len(left)} without those that have ended")
+            raise RuntimeError(
+                f"{len(drawn)} rows are drawn, wanted {len(self.lengths)}, or {len(left)} without "
+                "those that have ended"
+            )
         self.drawn += len(left)
         drawn = torch.where(drawn <= EOS, drawn + 2, drawn)
-        return drawn.masked_fill(ends[:, None], EOS) if self.t < self.limit else drawn  # at the limit rows are cut off
+        return (
+            drawn.masked_fill(ends[:, None], EOS) if self.t < self.limit else drawn
+        )  # at the limit rows are cut off
 
 
 @contextmanager
 def dice(s: dict, seed: int = 0) -> Iterator[Dice]:
     "Meanwhile the responses of our trainer have the lengths of the setting."
     from rlhf_nb import rollout
+
     plain = rollout.draw_tokens
     rollout.draw_tokens = Dice(plain, response_lengths(s), s["response"], seed)
-    try: yield rollout.draw_tokens
-    finally: rollout.draw_tokens = plain
+    try:
+        yield rollout.draw_tokens
+    finally:
+        rollout.draw_tokens = plain
 
 
 def wait_for(device: str) -> None:
     "Until the device has done what it was told."
-    if device == "cuda": torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def rate(shapes: list[list[int]], seconds: float, device: str = "cpu") -> float:
-    "FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several passes; on a GPU in bfloat16."
+    """FLOPs a second of matrix products [m, k] x [k, n], each shape in turn, the best of several
+    passes; on a GPU in bfloat16."""
     how = dict(device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    made = lambda m, k, n: (torch.randn(m, k, **how), torch.randn(n, k, **how), torch.empty(m, n, **how))
-    kinds: dict[tuple, tuple] = {}  # on a GPU, equal shapes share their tensors: those of 16 layers would fill it
-    pairs = [kinds.setdefault(tuple(shape), made(*shape)) if device == "cuda" else made(*shape) for shape in shapes]
+    made = lambda m, k, n: (
+        torch.randn(m, k, **how),
+        torch.randn(n, k, **how),
+        torch.empty(m, n, **how),
+    )
+    kinds: dict[
+        tuple, tuple
+    ] = {}  # on a GPU, equal shapes share their tensors: those of 16 layers would fill it
+    pairs = [
+        kinds.setdefault(tuple(shape), made(*shape)) if device == "cuda" else made(*shape)
+        for shape in shapes
+    ]
     best, end = math.inf, time.perf_counter() + seconds
     with torch.no_grad():
         while time.perf_counter() < end or best == math.inf:
             start = time.perf_counter()
-            for a, b, out in pairs: torch.mm(a, b.T, out=out)
+            for a, b, out in pairs:
+                torch.mm(a, b.T, out=out)
             wait_for(device)
             best = min(best, time.perf_counter() - start)
     return sum(2 * m * k * n for m, k, n in shapes) / best
@@ -145,21 +221,39 @@ def rate(shapes: list[list[int]], seconds: float, device: str = "cpu") -> float:
 
 # ---- Models and trainer ----
 
+
 def make_config(s: dict, name: str) -> Any:
     "Of policy, reward or value: Llama class or, where the setting says so, GPT-NeoX (Pythia)."
     from transformers import GPTNeoXConfig, LlamaConfig
-    sizes = dict(vocab_size=s["vocab"], hidden_size=s["hidden"], intermediate_size=s["inner"], num_hidden_layers=s["layers"],
-                 num_attention_heads=s["heads"], max_position_embeddings=max(512, max(s["prompts"]) + s["response"]), pad_token_id=PAD,
-                 bos_token_id=None, eos_token_id=EOS)
+
+    sizes = dict(
+        vocab_size=s["vocab"],
+        hidden_size=s["hidden"],
+        intermediate_size=s["inner"],
+        num_hidden_layers=s["layers"],
+        num_attention_heads=s["heads"],
+        max_position_embeddings=max(512, max(s["prompts"]) + s["response"]),
+        pad_token_id=PAD,
+        bos_token_id=None,
+        eos_token_id=EOS,
+    )
     kind = dict(llama=LlamaConfig, neox=GPTNeoXConfig)[s.get("family", "llama")]
     return kind(**sizes) if name == "policy" else kind(**sizes, num_labels=1)
 
 
 def make_model(s: dict, name: str) -> Any:
     "policy, reward or value, from scratch, float32."
-    from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification, LlamaForCausalLM, LlamaForSequenceClassification
-    policy, scorer = dict(llama=(LlamaForCausalLM, LlamaForSequenceClassification),
-                          neox=(GPTNeoXForCausalLM, GPTNeoXForSequenceClassification))[s.get("family", "llama")]
+    from transformers import (
+        GPTNeoXForCausalLM,
+        GPTNeoXForSequenceClassification,
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+    )
+
+    policy, scorer = dict(
+        llama=(LlamaForCausalLM, LlamaForSequenceClassification),
+        neox=(GPTNeoXForCausalLM, GPTNeoXForSequenceClassification),
+    )[s.get("family", "llama")]
     torch.manual_seed(("policy", "reward", "value").index(name))
     return (policy if name == "policy" else scorer)(make_config(s, name))
 
@@ -168,52 +262,100 @@ def make_tokenizer(s: dict) -> Any:
     "A word for every id."
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+
     words = {"<pad>": PAD, "<eos>": EOS, "<unk>": 2} | {f"w{i}": i for i in range(3, s["vocab"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+    )
 
 
 def make_prompts(s: dict) -> Any:
     "The prompts of every update, as a data set."
     from datasets import Dataset
+
     draws = torch.Generator().manual_seed(0)
-    return Dataset.from_dict(dict(input_ids=[torch.randint(2, s["vocab"], (n,), generator=draws).tolist() for n in prompt_lengths(s)]))
+    return Dataset.from_dict(
+        dict(
+            input_ids=[
+                torch.randint(2, s["vocab"], (n,), generator=draws).tolist()
+                for n in prompt_lengths(s)
+            ]
+        )
+    )
 
 
 def settings(s: dict, folder: Path) -> dict:
     "The settings that both trainers know, by the same names."
-    return dict(output_dir=str(folder / "out"), per_device_train_batch_size=s["micro"], gradient_accumulation_steps=s["batch"] // s["micro"],
-                num_mini_batches=s["mini_batches"], num_ppo_epochs=s["epochs"], total_episodes=1000 * s["batch"], response_length=s["response"],
-                temperature=1.0, local_rollout_forward_batch_size=s["batch"], num_sample_generations=0,
-                bf16=s.get("device") == "cuda", use_cpu=s.get("device") != "cuda",
-                gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True, seed=0)
+    return dict(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=s["micro"],
+        gradient_accumulation_steps=s["batch"] // s["micro"],
+        num_mini_batches=s["mini_batches"],
+        num_ppo_epochs=s["epochs"],
+        total_episodes=1000 * s["batch"],
+        response_length=s["response"],
+        temperature=1.0,
+        local_rollout_forward_batch_size=s["batch"],
+        num_sample_generations=0,
+        bf16=s.get("device") == "cuda",
+        use_cpu=s.get("device") != "cuda",
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        seed=0,
+    )
 
 
 def in_phases(around: Callable[[str], Any]) -> type:
     "Our PPOTrainer, each of its four phases inside `with around(name)`."
     from rlhf_nb.trainer import PPOTrainer
+
     def inside(name: str) -> Callable:
         plain = getattr(PPOTrainer, name)
+
         def phase(self, given):
-            with around(name): return plain(self, given)
+            with around(name):
+                return plain(self, given)
+
         return phase
+
     return type("PPOTrainer", (PPOTrainer,), {name: inside(name) for name in PHASES})
 
 
 def make_trainer(s: dict, folder: Path, kind: type, **more: Any) -> Any:
-    "Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy; `more` goes into its config."
-    from rlhf_nb.trainer import PPOConfig
+    """Our trainer on models of its own, ready for `step()`. The reference is a copy of the policy;
+    `more` goes into its config."""
     from transformers.utils.logging import disable_progress_bar
+
+    from rlhf_nb.trainer import PPOConfig
+
     disable_progress_bar()
     policy, reward, value = (make_model(s, name) for name in ("policy", "reward", "value"))
-    given = {name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"}  # the peer's word; off on a CPU
-    return kind(PPOConfig(**given, stop_token="eos", **more), make_tokenizer(s), model=policy, reward_model=reward, value_model=value,
-                train_dataset=make_prompts(s))
+    given = {
+        name: x for name, x in settings(s, folder).items() if name != "gradient_checkpointing"
+    }  # the peer's word; off on a CPU
+    return kind(
+        PPOConfig(**given, stop_token="eos", **more),
+        make_tokenizer(s),
+        model=policy,
+        reward_model=reward,
+        value_model=value,
+        train_dataset=make_prompts(s),
+    )
 
 
 class Clock:
-    "Seconds by name: `with clock('update'): ...`, or `clock.mark('head')`, which runs until the next mark."
+    """Seconds by name: `with clock('update'): ...`, or `clock.mark('head')`, which runs until the
+    next mark."""
+
     def __init__(self):
         self.seconds: dict[str, float] = defaultdict(float)
         self.name, self.since = None, 0.0
@@ -226,7 +368,8 @@ class Clock:
 
     def mark(self, name: str | None) -> None:
         now = time.perf_counter()
-        if self.name is not None: self.seconds[self.name] += now - self.since
+        if self.name is not None:
+            self.seconds[self.name] += now - self.since
         self.name, self.since = name, now
 
     def read(self) -> dict[str, float]:
@@ -237,87 +380,160 @@ class Clock:
 
 # ---- Telling ----
 
+
 def installed(name: str) -> str | None:
     "Its version."
-    try: return version(name)
-    except PackageNotFoundError: return None
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def environment(loaded: bool) -> dict:
     "Machine, versions, commit and date."
-    run = lambda *words: subprocess.run(words, capture_output=True, text=True, cwd=HERE).stdout.strip()
+    run = lambda *words: subprocess.run(
+        words, capture_output=True, text=True, cwd=HERE
+    ).stdout.strip()
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    model = next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), platform.processor())
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((HERE.parent / "rlhf_nb").glob("*.py")))).hexdigest()[:12]
-    return dict(machine=model, system=platform.platform(), cpus=os.cpu_count(), load_before=round(os.getloadavg()[0], 2), under_load=loaded,
-                python=platform.python_version(), torch=torch.__version__, transformers=installed("transformers"),
-                commit=run("git", "rev-parse", "--short", "HEAD"), package_sha256=code,
-                changed=bool(run("git", "status", "--porcelain", "--", "../rlhf_nb")), date=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    model = next(
+        (line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")),
+        platform.processor(),
+    )
+    code = hashlib.sha256(
+        b"".join(path.read_bytes() for path in sorted((HERE.parent / "rlhf_nb").glob("*.py")))
+    ).hexdigest()[:12]
+    return dict(
+        machine=model,
+        system=platform.platform(),
+        cpus=os.cpu_count(),
+        load_before=round(os.getloadavg()[0], 2),
+        under_load=loaded,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=installed("transformers"),
+        commit=run("git", "rev-parse", "--short", "HEAD"),
+        package_sha256=code,
+        changed=bool(run("git", "status", "--porcelain", "--", "../rlhf_nb")),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def at_least(what: str, found: float, wanted: float, form: str = ".2f") -> dict:
     "A check for the results: found should be wanted or more."
-    return dict(what=what, found=found, wanted=wanted, rule="at least", form=form, reached=bool(found >= wanted))
+    return dict(
+        what=what,
+        found=found,
+        wanted=wanted,
+        rule="at least",
+        form=form,
+        reached=bool(found >= wanted),
+    )
 
 
 def at_most(what: str, found: float, wanted: float, form: str = ".2f") -> dict:
     "A check for the results: found should be wanted or less."
-    return dict(what=what, found=found, wanted=wanted, rule="at most", form=form, reached=bool(found <= wanted))
+    return dict(
+        what=what,
+        found=found,
+        wanted=wanted,
+        rule="at most",
+        form=form,
+        reached=bool(found <= wanted),
+    )
 
 
 def verdicts(checks: list[dict]) -> Any:
     "Checks as a table: reached or not, and the figure."
     from rich.table import Table
+
     shown = Table(title="What was to be reached")
-    for name, where in (("check", "left"), ("found", "right"), ("wanted", "right"), ("", "left")): shown.add_column(name, justify=where)
+    for name, where in (("check", "left"), ("found", "right"), ("wanted", "right"), ("", "left")):
+        shown.add_column(name, justify=where)
     for c in checks:
-        shown.add_row(c["what"], format(c["found"], c["form"]), f"{c['rule']} {format(c['wanted'], c['form'])}",
-                      "[green]reached[/]" if c["reached"] else "[red]not reached[/]")
+        shown.add_row(
+            c["what"],
+            format(c["found"], c["form"]),
+            f"{c['rule']} {format(c['wanted'], c['form'])}",
+            "[green]reached[/]" if c["reached"] else "[red]not reached[/]",
+        )
     return shown
 
 
 def title(text: str, results: dict) -> str:
     "A table's title, which says where figures are not to be kept."
-    said = {"quick: figures say nothing": results["quick"], "measured on a busy machine": results["environment"]["under_load"]}
+    said = {
+        "quick: figures say nothing": results["quick"],
+        "measured on a busy machine": results["environment"]["under_load"],
+    }
     notes = [note for note, true in said.items() if true]
     return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def parser_of(doc: str, name: str) -> argparse.ArgumentParser:
     "The words that every benchmark knows."
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: a test of the benchmark, not of the trainer")
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes and few rounds: a test of the benchmark, not of the trainer",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / f"{name}.json", help="the plot is put beside it")
-    parser.add_argument("--under_load", action="store_true", help="say in the results that other work ran beside this")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=HERE / "results" / f"{name}.json",
+        help="the plot is put beside it",
+    )
+    parser.add_argument(
+        "--under_load",
+        action="store_true",
+        help="say in the results that other work ran beside this",
+    )
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
     "The command line; one that could only fail later is refused now."
     asked = parser.parse_args(words)
-    if asked.threads < 1: parser.error(f"--threads is {asked.threads}: give a positive number")
-    if asked.output.suffix != ".json": parser.error(f"--output is {asked.output}: give a name that ends in .json; the plot takes it with .png")
+    if asked.threads < 1:
+        parser.error(f"--threads is {asked.threads}: give a positive number")
+    if asked.output.suffix != ".json":
+        parser.error(
+            f"--output is {asked.output}: give a name that ends in .json; the plot takes it with "
+            ".png"
+        )
     rounds = getattr(asked, "rounds", 5)
-    if rounds < (1 if asked.quick else 5): parser.error(f"--rounds is {rounds}: a median wants at least 5 (or take --quick)")
+    if rounds < (1 if asked.quick else 5):
+        parser.error(f"--rounds is {rounds}: a median wants at least 5 (or take --quick)")
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(asked.threads)
     return asked
 
 
-def told(results: dict, asked: argparse.Namespace, shown: list, draw: Callable[[dict, Any], None], size: tuple[float, float]) -> dict:
+def told(
+    results: dict,
+    asked: argparse.Namespace,
+    shown: list,
+    draw: Callable[[dict, Any], None],
+    size: tuple[float, float],
+) -> dict:
     "Writes JSON and plot, prints tables and checks."
     import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from rich.console import Console
+
     asked.output.write_text(json.dumps(results, indent=1) + "\n")
     figure = plt.figure(figsize=size, layout="constrained")
     draw(results, figure)
     figure.savefig(asked.output.with_suffix(".png"), dpi=130)
     plt.close(figure)
     console = Console()
-    for one in (*shown, *([verdicts(results["checks"])] if results["checks"] else [])): console.print(one)
+    for one in (*shown, *([verdicts(results["checks"])] if results["checks"] else [])):
+        console.print(one)
     console.print(f"{asked.output}, and the plot beside it", style="dim", soft_wrap=True)
     return results
 

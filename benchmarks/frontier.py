@@ -1,12 +1,14 @@
-"""Reward, gold and win rate against KL over the updates of a run of `rlhf-nb demo`, its alarms, and best-of-n beside it.
+"""Reward, gold and win rate against KL over the updates of a run of `rlhf-nb demo`, its alarms,
+and best-of-n beside it.
 
     python benchmarks/frontier.py runs/demo
     python benchmarks/frontier.py runs/seeds/few_labels_seed12 --best_of 64 --posts 200
 
-Each line of the table is what the rollout of one update says of the policy that wrote it, at the temperature of the run.
-Best-of-n samples from the run's SFT model, at the same temperature, and takes the answer that the run's reward model likes most;
-its KL has a closed form. The judge is the gold judge, on the facts of the same posts; training never sees it. Prints, and
-writes JSON and a plot under benchmarks/results/.
+Each line of the table is what the rollout of one update says of the policy that wrote it, at the
+temperature of the run. Best-of-n samples from the run's SFT model, at the same temperature, and
+takes the answer that the run's reward model likes most; its KL has a closed form. The judge is the
+gold judge, on the facts of the same posts; training never sees it. Prints, and writes JSON and a
+plot under benchmarks/results/.
 """
 
 import argparse
@@ -21,7 +23,15 @@ import pandas as pd
 import torch
 
 from rlhf_nb.cli import DemoSettings, world_of
-from rlhf_nb.evaluate import best_of_n_kl, best_of_n_reward, complete, frontier, hacking_alarms, plot_frontier, repetition
+from rlhf_nb.evaluate import (
+    best_of_n_kl,
+    best_of_n_reward,
+    complete,
+    frontier,
+    hacking_alarms,
+    plot_frontier,
+    repetition,
+)
 from rlhf_nb.models import load_policy, load_scorer
 from rlhf_nb.reward import score_texts
 from rlhf_nb.rollout import Rollout
@@ -37,37 +47,74 @@ def updates(run: Path, world, metrics: dict[int, dict]) -> pd.DataFrame:
     rows = []
     for path in sorted((run / "ppo" / "rollouts").iterdir()):
         r = Rollout.load(path)
-        ours = [gold_judge(text, posts[prompt][0], bool(stop)).gold for prompt, text, stop in zip(r.prompts, r.responses, r.stopped)]
+        ours = [
+            gold_judge(text, posts[prompt][0], bool(stop)).gold
+            for prompt, text, stop in zip(r.prompts, r.responses, r.stopped)
+        ]
         theirs = [gold_judge(posts[prompt][1], posts[prompt][0]).gold for prompt in r.prompts]
         update = r.info["update"] + 1
-        rows.append(dict(update=update, kl=r.kl.sum(1).mean().item(), reward=r.raw_scores.mean().item(), gold=sum(ours) / len(ours), win_rate=win_rate(ours, theirs),
-                         length=r.mask.sum(1).float().mean().item(), repetition=sum(map(repetition, r.responses)) / len(r), entropy=metrics[update]["policy/entropy_avg"],
-                         stopped=r.stopped.float().mean().item()))
+        rows.append(
+            dict(
+                update=update,
+                kl=r.kl.sum(1).mean().item(),
+                reward=r.raw_scores.mean().item(),
+                gold=sum(ours) / len(ours),
+                win_rate=win_rate(ours, theirs),
+                length=r.mask.sum(1).float().mean().item(),
+                repetition=sum(map(repetition, r.responses)) / len(r),
+                entropy=metrics[update]["policy/entropy_avg"],
+                stopped=r.stopped.float().mean().item(),
+            )
+        )
     return pd.DataFrame(rows)
 
 
 def best_of(run: Path, world, tokenizer, n: int, posts: int, seed: int) -> pd.DataFrame:
-    "Expected reward, gold and win rate of the best of 1, 2, 4, .. n, from n answers to each post (Nakano et al. 2021, equation 10 of appendix I)."
-    policy, judge, some = load_policy(str(run / "sft")), load_scorer(str(run / "reward")), world["test"].select(range(posts))
+    """Expected reward, gold and win rate of the best of 1, 2, 4, .. n, from n answers to each post
+    (Nakano et al. 2021, equation 10 of appendix I)."""
+    policy, judge, some = (
+        load_policy(str(run / "sft")),
+        load_scorer(str(run / "reward")),
+        world["test"].select(range(posts)),
+    )
     truths = [json.loads(text) for text in some["facts"]]
     theirs = [gold_judge(text, truth).gold for text, truth in zip(some["completion"], truths)]
     scores, golds, wins = [], [], []
     for k in range(n):
         found = complete(policy, tokenizer, some["prompt"], 32, TEMPERATURE, seed=seed * 1000 + k)
-        scores.append(score_texts(judge, tokenizer, found.prompts, found.texts, stopped=found.stopped))
+        scores.append(
+            score_texts(judge, tokenizer, found.prompts, found.texts, stopped=found.stopped)
+        )
         ours = [gold_judge(*three).gold for three in zip(found.texts, truths, found.stopped)]
         golds.append(torch.tensor(ours))
         wins.append(torch.tensor([float(a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)]))
     scores, golds, wins = (torch.stack(x, 1).double() for x in (scores, golds, wins))
     sizes = [2**i for i in range(n.bit_length()) if 2**i <= n]
     mean = lambda of, k: float(torch.as_tensor(best_of_n_reward(scores, k, of=of)).mean())
-    return pd.DataFrame([dict(n=k, kl=best_of_n_kl(k), reward=mean(None, k), gold=mean(golds, k), win_rate=mean(wins, k)) for k in sizes])
+    return pd.DataFrame(
+        [
+            dict(
+                n=k,
+                kl=best_of_n_kl(k),
+                reward=mean(None, k),
+                gold=mean(golds, k),
+                win_rate=mean(wins, k),
+            )
+            for k in sizes
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs of `rlhf-nb demo`")
-    parser.add_argument("--best_of", type=int, default=0, help="answers to each post for best-of-n; 0: none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="folders of finished runs of `rlhf-nb demo`"
+    )
+    parser.add_argument(
+        "--best_of", type=int, default=0, help="answers to each post for best-of-n; 0: none"
+    )
     parser.add_argument("--posts", type=int, default=200, help="test posts for best-of-n")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     options = parser.parse_args()
@@ -76,16 +123,45 @@ def main() -> None:
     results.mkdir(exist_ok=True)
     for run in options.runs:
         told = json.loads((run / "settings.json").read_text())
-        settings = DemoSettings(**{f.name: told[f.name] for f in fields(DemoSettings) if f.name in told})
+        settings = DemoSettings(
+            **{f.name: told[f.name] for f in fields(DemoSettings) if f.name in told}
+        )
         world, tokenizer = world_of(settings)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        table = updates(run, world, {line["step"]: line for line in lines if line.get("stage") == "ppo" and "policy/entropy_avg" in line})
+        table = updates(
+            run,
+            world,
+            {
+                line["step"]: line
+                for line in lines
+                if line.get("stage") == "ppo" and "policy/entropy_avg" in line
+            },
+        )
         print(f"\n{run.name}\n{table.round(3).to_string(index=False)}")
-        print(f"best: update {frontier(table).query('on_frontier')['update'].max():g}", *map(str, hacking_alarms(table)), sep="\n")
-        best = best_of(run, world, tokenizer, options.best_of, options.posts, settings.seed) if options.best_of else None
-        if best is not None: print(f"\nbest of n\n{best.round(3).to_string(index=False)}")
-        plot_frontier(table.assign(run=run.name), **({} if best is None else dict(best_of=best))).savefig(results / f"frontier_{run.name}.png", dpi=120)
-        (results / f"frontier_{run.name}.json").write_text(json.dumps(dict(updates=table.to_dict("records"), best_of=None if best is None else best.to_dict("records")), indent=1))
+        print(
+            f"best: update {frontier(table).query('on_frontier')['update'].max():g}",
+            *map(str, hacking_alarms(table)),
+            sep="\n",
+        )
+        best = (
+            best_of(run, world, tokenizer, options.best_of, options.posts, settings.seed)
+            if options.best_of
+            else None
+        )
+        if best is not None:
+            print(f"\nbest of n\n{best.round(3).to_string(index=False)}")
+        plot_frontier(
+            table.assign(run=run.name), **({} if best is None else dict(best_of=best))
+        ).savefig(results / f"frontier_{run.name}.png", dpi=120)
+        (results / f"frontier_{run.name}.json").write_text(
+            json.dumps(
+                dict(
+                    updates=table.to_dict("records"),
+                    best_of=None if best is None else best.to_dict("records"),
+                ),
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,24 +1,29 @@
-"""Peak memory of a PPO update on a CPU: by parameters, batch, tokens and vocabulary, phase by phase.
+"""Peak memory of a PPO update on a CPU: by parameters, batch, tokens and vocabulary, phase by
+phase.
 
     python benchmarks/memory.py                       about 1.5 minutes
     python benchmarks/memory.py --sweeps vocabulary
     python benchmarks/memory.py --quick               does it run? Seconds, and figures that say nothing
 
-One whole update of a real PPOTrainer (rollout, score, advantages, 2 epochs of optimizer steps, so that the second meets the optimizer's
-state) at each point, in float32, in a process of its own. What is varied starts from `small` of ppo_vs_trl.py: hidden 128, 4 layers,
-vocabulary 4096, prompts of 32 to 64 tokens, 48 response tokens (24 where the vocabulary is varied),
-64 rows in one micro-batch.
+One whole update of a real PPOTrainer (rollout, score, advantages, 2 epochs of optimizer steps, so
+that the second meets the optimizer's state) at each point, in float32, in a process of its own.
+What is varied starts from `small` of ppo_vs_trl.py: hidden 128, 4 layers, vocabulary 4096, prompts
+of 32 to 64 tokens, 48 response tokens (24 where the vocabulary is varied), 64 rows in one
+micro-batch.
 
-What is counted. The primary figure is live tensor bytes: a dispatch mode sees the output of every operation, backward and optimizer
-included, counts each storage once, from the operation that makes it to its end, and keeps the peak of each phase. That is exact and the
-same in every run, which resident memory is not. It leaves out what is no tensor (workspaces inside kernels, the allocator's slack,
-Python), so the process's peak resident memory less what it held before the models were made is told beside it.
+What is counted. The primary figure is live tensor bytes: a dispatch mode sees the output of every
+operation, backward and optimizer included, counts each storage once, from the operation that makes
+it to its end, and keeps the peak of each phase. That is exact and the same in every run, which
+resident memory is not. It leaves out what is no tensor (workspaces inside kernels, the allocator's
+slack, Python), so the process's peak resident memory less what it held before the models were made
+is told beside it.
 
-Vocabulary. A storage of [vocabulary, hidden] is an embedding, a head, or one's gradient or optimizer state: it is counted apart, next to
-the bytes that these need by the parameters alone. Every other tensor with a dimension equal to the vocabulary holds logits or
-probabilities of some tokens. Checked at each point: no such tensor is larger than one chunk (`chunk_logits` of `response_logprobs`,
-or, while sampling, one row for each response of the batch). Checked between points: without embeddings and heads, the peak at
-151,936 words is at most 1.2 times that at 32,000.
+Vocabulary. A storage of [vocabulary, hidden] is an embedding, a head, or one's gradient or
+optimizer state: it is counted apart, next to the bytes that these need by the parameters alone.
+Every other tensor with a dimension equal to the vocabulary holds logits or probabilities of some
+tokens. Checked at each point: no such tensor is larger than one chunk (`chunk_logits` of
+`response_logprobs`, or, while sampling, one row for each response of the batch). Checked between
+points: without embeddings and heads, the peak at 151,936 words is at most 1.2 times that at 32,000.
 """
 
 from __future__ import annotations
@@ -37,12 +42,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
+from common import COLOURS, PHASES, SMALL, at_most, environment, sized, title
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-import common
-from common import COLOURS, PHASES, SMALL, at_most, environment, sized, title
 
 BASE = SMALL | dict(epochs=2)
 SWEEPS = {
@@ -51,14 +55,19 @@ SWEEPS = {
     "tokens": [BASE | dict(response=n) for n in (24, 48, 96)],
     "vocabulary": [BASE | dict(vocab=n, response=24) for n in (4_096, 32_000, 151_936)],
 }
-QUICK = BASE | dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=7, batch=8, micro=8)  # as many tokens as words would be mistaken
+QUICK = BASE | dict(
+    hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=7, batch=8, micro=8
+)  # as many tokens as words would be mistaken
 GROWTH = 1.2  # wanted at most, from the second largest vocabulary to the largest
 
 
 # ---- Counting ----
 
+
 class Ledger(TorchDispatchMode):
-    "Bytes of the storages that are alive, by account: `weights` [vocabulary, hidden], `logits` (other tensors of the vocabulary), `rest`."
+    """Bytes of the storages that are alive, by account: `weights` [vocabulary, hidden], `logits`
+    (other tensors of the vocabulary), `rest`."""
+
     def __init__(self, vocab: int, hidden: int):
         super().__init__()
         self.vocab, self.hidden, self.alive = vocab, hidden, {}
@@ -67,66 +76,101 @@ class Ledger(TorchDispatchMode):
 
     def begin(self) -> None:
         "A new phase: peaks start from what is alive."
-        self.peak, self.total, self.weights = dict(self.now), sum(self.now.values()), self.now["weights"]
+        self.peak, self.total, self.weights = (
+            dict(self.now),
+            sum(self.now.values()),
+            self.now["weights"],
+        )
         self.most_logits, self.largest = self.now["logits"], 0
 
     def account(self, x: torch.Tensor) -> str:
         "By the shape that a storage is first seen in."
-        if tuple(x.shape) == (self.vocab, self.hidden): return "weights"
+        if tuple(x.shape) == (self.vocab, self.hidden):
+            return "weights"
         return "logits" if self.vocab in x.shape and x.dim() > 1 else "rest"
 
     def hold(self, x: torch.Tensor) -> None:
         "Count a storage that was not seen before, until it ends."
         storage, account = x.untyped_storage(), self.account(x)
         key = storage._cdata
-        known = self.alive[key][0] if key in self.alive else account  # a transposed weight is no logits
-        if account == known == "logits": self.largest = max(self.largest, min(x.numel(), storage.nbytes() // x.element_size()))
-        if key in self.alive or not storage.nbytes(): return
+        known = (
+            self.alive[key][0] if key in self.alive else account
+        )  # a transposed weight is no logits
+        if account == known == "logits":
+            self.largest = max(self.largest, min(x.numel(), storage.nbytes() // x.element_size()))
+        if key in self.alive or not storage.nbytes():
+            return
+
         def ended(_, key=key) -> None:
             account, size, _ = self.alive.pop(key)
             self.now[account] -= size
+
         self.alive[key] = account, storage.nbytes(), weakref.ref(storage, ended)
         self.now[account] += storage.nbytes()
         self.compare()
 
     def compare(self) -> None:
-        "Keep what is larger than before. `peak` is the moment at which logits and rest together are largest."
-        if self.now["logits"] + self.now["rest"] > self.peak["logits"] + self.peak["rest"]: self.peak = dict(self.now)
+        """Keep what is larger than before. `peak` is the moment at which logits and rest together
+        are largest."""
+        if self.now["logits"] + self.now["rest"] > self.peak["logits"] + self.peak["rest"]:
+            self.peak = dict(self.now)
         self.total = max(self.total, sum(self.now.values()))
-        self.most_logits, self.weights = max(self.most_logits, self.now["logits"]), max(self.weights, self.now["weights"])
+        self.most_logits, self.weights = (
+            max(self.most_logits, self.now["logits"]),
+            max(self.weights, self.now["weights"]),
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor): self.hold(x)
+            if isinstance(x, torch.Tensor):
+                self.hold(x)
         return out
 
     def told(self) -> dict[str, int]:
         "Of this phase, bytes; `largest` is the number of elements of the largest tensor of logits."
-        return dict(aside=self.peak["logits"] + self.peak["rest"], logits=self.most_logits, weights=self.weights, total=self.total,
-                    largest=self.largest)
+        return dict(
+            aside=self.peak["logits"] + self.peak["rest"],
+            logits=self.most_logits,
+            weights=self.weights,
+            total=self.total,
+            largest=self.largest,
+        )
 
 
 def resident() -> int:
     "Bytes of this process in memory, now; where that is not told, its peak."
     statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.is_file() else peak_resident()
+    return (
+        int(statm.read_text().split()[1]) * resource.getpagesize()
+        if statm.is_file()
+        else peak_resident()
+    )
 
 
 def peak_resident() -> int:
     "In bytes: Linux tells KiB."
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def needed(trainer: Any, shape: tuple[int, int]) -> int:
     "Bytes of embeddings and heads, and of gradients and Adam's two moments where they learn."
     models = [trainer.model, trainer.ref_model, *(judge for judge, _ in trainer.judges.values())]
-    return sum(p.nbytes * (4 if p.requires_grad else 1) for m in models for p in m.parameters() if tuple(p.shape) == shape)
+    return sum(
+        p.nbytes * (4 if p.requires_grad else 1)
+        for m in models
+        for p in m.parameters()
+        if tuple(p.shape) == shape
+    )
 
 
 def chunk(s: dict) -> int:
-    "Most logits that one tensor may hold: a chunk of the log-probs, or a row for each response while they are sampled."
+    """Most logits that one tensor may hold: a chunk of the log-probs, or a row for each response
+    while they are sampled."""
     from rlhf_nb.logprobs import response_logprobs
+
     limit = inspect.signature(response_logprobs).parameters["chunk_logits"].default
     return max(limit // s["vocab"], s["batch"]) * s["vocab"]
 
@@ -139,34 +183,55 @@ def point(s: dict) -> dict:
     @contextmanager
     def around(name: str) -> Iterator[None]:
         ledger.begin()
-        with ledger: yield
+        with ledger:
+            yield
         phases[name] = ledger.told()
 
     with tempfile.TemporaryDirectory() as folder, common.dice(s):
         trainer = common.make_trainer(s, Path(folder), common.in_phases(around))
-        models = [trainer.model, trainer.ref_model, *(judge for judge, _ in trainer.judges.values())]
+        models = [
+            trainer.model,
+            trainer.ref_model,
+            *(judge for judge, _ in trainer.judges.values()),
+        ]
         for m in models:
-            for x in (*m.parameters(), *m.buffers()): ledger.hold(x)
+            for x in (*m.parameters(), *m.buffers()):
+                ledger.hold(x)
         trainer.step()
         shape = s["vocab"], s["hidden"]
-        return dict(setting=s, phases=phases, parameters=sum(p.numel() for p in trainer.model.policy.parameters()),
-                    vocabulary_weights_needed=needed(trainer, shape), chunk=chunk(s), peak=max(p["aside"] for p in phases.values()),
-                    resident=peak_resident() - before)
+        return dict(
+            setting=s,
+            phases=phases,
+            parameters=sum(p.numel() for p in trainer.model.policy.parameters()),
+            vocabulary_weights_needed=needed(trainer, shape),
+            chunk=chunk(s),
+            peak=max(p["aside"] for p in phases.values()),
+            resident=peak_resident() - before,
+        )
 
 
 def points(settings: list[dict], workers: int) -> list[dict]:
     "Each in a process of its own, two at a time where there are two cores: memory does not mind."
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "common", "rlhf_nb.trainer", "transformers.models.llama.modeling_llama"])
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool: return list(pool.map(point, settings))
+    context.set_forkserver_preload(
+        ["torch", "common", "rlhf_nb.trainer", "transformers.models.llama.modeling_llama"]
+    )
+    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        return list(pool.map(point, settings))
 
 
 # ---- Telling ----
 
+
 def x_of(sweep: str, p: dict) -> int:
     "What a sweep varies."
     s = p["setting"]
-    return dict(parameters=p["parameters"], batch=s["batch"], tokens=s["batch"] * s["response"], vocabulary=s["vocab"])[sweep]
+    return dict(
+        parameters=p["parameters"],
+        batch=s["batch"],
+        tokens=s["batch"] * s["response"],
+        vocabulary=s["vocab"],
+    )[sweep]
 
 
 def checks(results: dict) -> list[dict]:
@@ -177,7 +242,9 @@ def checks(results: dict) -> list[dict]:
     if len(by_vocab := results["sweeps"].get("vocabulary", [])) > 1:
         low, high = by_vocab[-2:]
         words = f"{high['setting']['vocab']:,} words to {low['setting']['vocab']:,}"
-        kept.append(at_most(f"peak without embedding and head, {words}", high["peak"] / low["peak"], GROWTH))
+        kept.append(
+            at_most(f"peak without embedding and head, {words}", high["peak"] / low["peak"], GROWTH)
+        )
     return kept
 
 
@@ -185,19 +252,42 @@ def table(results: dict) -> Any:
     "A row for each point, MiB."
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-    shown = Table(title=title("Peak memory of one update, MiB of live tensors", results), box=SIMPLE_HEAD, pad_edge=False,
-                  padding=(0, 1, 0, 0), caption="Phases: embedding and head aside, with their gradients and moments; those are the "
-                  "next column. Logits: most alive at once, and the largest tensor in chunks. "
-                  "Process: its peak less what it held before the models were made. Advantages: see the JSON file.")
-    for name in ("varied", "", "rollout", "score", "update", "aside", "logits", "chunks", "process"):
+
+    shown = Table(
+        title=title("Peak memory of one update, MiB of live tensors", results),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        caption="Phases: embedding and head aside, with their gradients and moments; those are the "
+        "next column. Logits: most alive at once, and the largest tensor in chunks. "
+        "Process: its peak less what it held before the models were made. Advantages: see the "
+        "JSON file.",
+    )
+    for name in (
+        "varied",
+        "",
+        "rollout",
+        "score",
+        "update",
+        "aside",
+        "logits",
+        "chunks",
+        "process",
+    ):
         shown.add_column(name, justify="left" if name == "varied" else "right")
     for sweep, found in results["sweeps"].items():
         for i, p in enumerate(found):
             most = lambda what: max(phase[what] for phase in p["phases"].values())
             mib = lambda *cells: (f"{x / 2**20:.0f}" for x in cells)
             phases = [p["phases"][name]["aside"] for name in ("rollout", "score", "update")]
-            shown.add_row(sweep if i == 0 else "", f"{x_of(sweep, p):,}", *mib(*phases, most("weights"), most("logits")),
-                          f"{most('largest') / p['chunk']:.2f}", *mib(p["resident"]), end_section=i + 1 == len(found))
+            shown.add_row(
+                sweep if i == 0 else "",
+                f"{x_of(sweep, p):,}",
+                *mib(*phases, most("weights"), most("logits")),
+                f"{most('largest') / p['chunk']:.2f}",
+                *mib(p["resident"]),
+                end_section=i + 1 == len(found),
+            )
     return shown
 
 
@@ -207,9 +297,28 @@ def draw(results: dict, figure: Any) -> None:
     for panel, (sweep, found) in zip(panels, results["sweeps"].items()):
         x = [x_of(sweep, p) for p in found]
         for name, colour, style in zip(PHASES, COLOURS, ("o-", "s--", "^-", "D-")):
-            panel.plot(x, [p["phases"][name]["aside"] / 2**20 for p in found], style, color=colour, label=name, ms=4)
-        panel.plot(x, [p["resident"] / 2**20 for p in found], "x:", color="#999999", label="process, all", ms=4)
-        panel.set(xscale="log", yscale="log", xticks=x, xticklabels=[f"{n / 1e6:.1f}M" if n >= 2e5 else f"{n:,}" for n in x])
+            panel.plot(
+                x,
+                [p["phases"][name]["aside"] / 2**20 for p in found],
+                style,
+                color=colour,
+                label=name,
+                ms=4,
+            )
+        panel.plot(
+            x,
+            [p["resident"] / 2**20 for p in found],
+            "x:",
+            color="#999999",
+            label="process, all",
+            ms=4,
+        )
+        panel.set(
+            xscale="log",
+            yscale="log",
+            xticks=x,
+            xticklabels=[f"{n / 1e6:.1f}M" if n >= 2e5 else f"{n:,}" for n in x],
+        )
         panel.xaxis.minorticks_off()
         common.plain(panel, f"by {sweep}", sweep if sweep != "tokens" else "response tokens", "")
     panels[0].set_ylabel("peak MiB, embedding and head aside")
@@ -220,14 +329,29 @@ def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
     parser = common.parser_of(__doc__, "memory")
     parser.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=list(SWEEPS))
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time (default: 2, on one core 1)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(2, os.cpu_count() or 1),
+        help="processes at a time (default: 2, on one core 1)",
+    )
     asked = common.parsed(parser, words)
-    if asked.workers < 1: parser.error(f"--workers is {asked.workers}: give a positive number")
-    sweeps = dict(vocabulary=[QUICK, QUICK | dict(vocab=128)]) if asked.quick else {name: SWEEPS[name] for name in asked.sweeps}
-    settings = list({json.dumps(s): s for sweep in sweeps.values() for s in sweep}.values())  # the start of all sweeps is measured once
+    if asked.workers < 1:
+        parser.error(f"--workers is {asked.workers}: give a positive number")
+    sweeps = (
+        dict(vocabulary=[QUICK, QUICK | dict(vocab=128)])
+        if asked.quick
+        else {name: SWEEPS[name] for name in asked.sweeps}
+    )
+    settings = list(
+        {json.dumps(s): s for sweep in sweeps.values() for s in sweep}.values()
+    )  # the start of all sweeps is measured once
     found = {json.dumps(p["setting"]): p for p in points(settings, asked.workers)}
-    results = dict(environment=environment(asked.under_load), quick=asked.quick,
-                   sweeps={name: [found[json.dumps(s)] for s in sweep] for name, sweep in sweeps.items()})
+    results = dict(
+        environment=environment(asked.under_load),
+        quick=asked.quick,
+        sweeps={name: [found[json.dumps(s)] for s in sweep] for name, sweep in sweeps.items()},
+    )
     results["checks"] = checks(results)
     return common.told(results, asked, [table(results)], draw, (1 + 3 * len(sweeps), 3.4))
 

@@ -3,11 +3,13 @@
     python benchmarks/mini_tldr_seeds.py                 # five seeds; kl_coef 0, twice as long, on three; few labels, on three
     python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
 
-Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a process of its own, on
-`--threads` threads, `--jobs` of them side by side (their stage times are then those of a busy machine). The runs without a KL
-penalty start from the SFT and reward model of the same seed. The runs with few labels train the reward model on 8,000 pairs
-instead of 30,000, and then PPO with the penalty and without it, on that same reward model. Finished runs are used again. Writes JSON, a table and a plot
-under benchmarks/results/. The judge is the gold judge, on the test posts; training never sees it.
+Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a
+process of its own, on `--threads` threads, `--jobs` of them side by side (their stage times are
+then those of a busy machine). The runs without a KL penalty start from the SFT and reward model of
+the same seed. The runs with few labels train the reward model on 8,000 pairs instead of 30,000,
+and then PPO with the penalty and without it, on that same reward model. Finished runs are used
+again. Writes JSON, a table and a plot under benchmarks/results/. The judge is the gold judge, on
+the test posts; training never sees it.
 """
 
 import argparse
@@ -36,11 +38,28 @@ def run(folder: Path, seed: int, threads: int, *more: str) -> Path:
     if (folder / "results.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "rlhf_nb.cli", "demo", "--seed", str(seed), "--output_dir", str(folder), "--threads", str(threads), *more]
+    words = [
+        sys.executable,
+        "-m",
+        "rlhf_nb.cli",
+        "demo",
+        "--seed",
+        str(seed),
+        "--output_dir",
+        str(folder),
+        "--threads",
+        str(threads),
+        *more,
+    ]
     start = time.perf_counter()
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        code = subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "120"}).returncode
-    print(f"seed {seed} {' '.join(more)}: exit code {code} after {time.perf_counter() - start:.0f} s", flush=True)
+        code = subprocess.run(
+            words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "120"}
+        ).returncode
+    print(
+        f"seed {seed} {' '.join(more)}: exit code {code} after {time.perf_counter() - start:.0f} s",
+        flush=True,
+    )
     if code:
         raise SystemExit(f"see {folder / 'log.txt'}")
     return folder
@@ -58,7 +77,16 @@ def without_kl(root: Path, seed: int, threads: int, episodes: int) -> Path:
 
 def few_labels(root: Path, seed: int, threads: int) -> tuple[Path, Path]:
     "The same seed with a reward model of few labels: with the penalty, and without it."
-    words = ("--fact_pairs", "1000", "--edit_pairs", "1000", "--eval_posts", "500", "--validation_posts", "1000")
+    words = (
+        "--fact_pairs",
+        "1000",
+        "--edit_pairs",
+        "1000",
+        "--eval_posts",
+        "500",
+        "--validation_posts",
+        "1000",
+    )
     held, free = root / f"few_labels_seed{seed}", root / f"few_labels_no_kl_seed{seed}"
     if not (held / "sft").exists():
         shutil.copytree(root / f"seed{seed}" / "sft", held / "sft")
@@ -76,14 +104,27 @@ def read(folder: Path) -> dict:
     verdict = {f"{row['model']}@{row['temperature']:g}": row for row in results["verdict"]}
     gold = [log for log in logs if "gold/win_rate" in log]
     seconds = {log["stage"]: log["seconds"] for log in logs if log.get("event") == "done"}
-    return dict(verdict=verdict, reward=results["reward"], gold=gold, seconds=seconds, kl=[log["objective/kl"] for log in logs if "objective/kl" in log],
-                learned=[(log["episode"], log["objective/raw_scores"]) for log in logs if "objective/raw_scores" in log])
+    return dict(
+        verdict=verdict,
+        reward=results["reward"],
+        gold=gold,
+        seconds=seconds,
+        kl=[log["objective/kl"] for log in logs if "objective/kl" in log],
+        learned=[
+            (log["episode"], log["objective/raw_scores"])
+            for log in logs
+            if "objective/raw_scores" in log
+        ],
+    )
 
 
 def spread(values: list[float], percent: bool = True) -> str:
     "Mean, and smallest to largest."
     scale, form = (100, "{:.1f}") if percent else (1, "{:.3f}")
-    return f"{form.format(scale * statistics.mean(values))} ({form.format(scale * min(values))} to {form.format(scale * max(values))})"
+    return (
+        f"{form.format(scale * statistics.mean(values))} ({form.format(scale * min(values))} "
+        f"to {form.format(scale * max(values))})"
+    )
 
 
 def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]]) -> str:
@@ -91,45 +132,99 @@ def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dic
     at = lambda model, name: [run["verdict"][model][name] for run in runs.values()]
     gains = [p - s for p, s in zip(at("ppo@0.01", "win_rate"), at("sft@0.01", "win_rate"))]
     posts = next(iter(runs.values()))["verdict"]["sft@0.01"]["posts"]
-    drop = [max(g["gold/win_rate"] for g in run["gold"]) - run["gold"][-1]["gold/win_rate"] for run in runs.values()]
-    lines = [f"Mean over {len(runs)} seeds (smallest to largest), {posts:,} test posts each, {date.today().isoformat()}.", "",
-             "| | SFT | PPO |", "|---|---|---|",
-             f"| gold win rate against the references, near-greedy, % | {spread(at('sft@0.01', 'win_rate'))} | {spread(at('ppo@0.01', 'win_rate'))} |",
-             f"| the same at temperature 1, % | {spread(at('sft@1', 'win_rate'))} | {spread(at('ppo@1', 'win_rate'))} |",
-             f"| facts covered of 7, near-greedy | {spread(at('sft@0.01', 'covered'), False)} | {spread(at('ppo@0.01', 'covered'), False)} |",
-             f"| invented facts a summary, near-greedy | {spread(at('sft@0.01', 'invented'), False)} | {spread(at('ppo@0.01', 'invented'), False)} |",
-             f"| invented facts a summary, temperature 1 | {spread(at('sft@1', 'invented'), False)} | {spread(at('ppo@1', 'invented'), False)} |", "",
-             "| | |", "|---|---|",
-             f"| gain of PPO over SFT, near-greedy, points | {spread(gains)} |",
-             f"| reward model, held-out pairs in gold order, % | {spread([run['reward']['accuracy'] for run in runs.values()])} |",
-             f"| of these the pairs of two samples, % | {spread([run['reward']['by_kind']['sample'] for run in runs.values()])} |",
-             f"| reward model, probe: one wrong fact in a perfect summary, % | {spread([run['reward']['probe'] for run in runs.values()])} |",
-             f"| best validation win rate less the last, points | {spread(drop)} |"]
-    groups = [("kl_coef 0, twice as long", bare), ("few labels, kl_coef 0.05", {s: pair[0] for s, pair in few.items()}),
-              ("few labels, kl_coef 0", {s: pair[1] for s, pair in few.items()})]
+    drop = [
+        max(g["gold/win_rate"] for g in run["gold"]) - run["gold"][-1]["gold/win_rate"]
+        for run in runs.values()
+    ]
+    lines = [
+        f"Mean over {len(runs)} seeds (smallest to largest), {posts:,} test posts each, "
+        f"{date.today().isoformat()}.",
+        "",
+        "| | SFT | PPO |",
+        "|---|---|---|",
+        "| gold win rate against the references, near-greedy, % | "
+        f"{spread(at('sft@0.01', 'win_rate'))} | {spread(at('ppo@0.01', 'win_rate'))} |",
+        f"| the same at temperature 1, % | {spread(at('sft@1', 'win_rate'))} | "
+        f"{spread(at('ppo@1', 'win_rate'))} |",
+        f"| facts covered of 7, near-greedy | {spread(at('sft@0.01', 'covered'), False)} | "
+        f"{spread(at('ppo@0.01', 'covered'), False)} |",
+        f"| invented facts a summary, near-greedy | {spread(at('sft@0.01', 'invented'), False)} | "
+        f"{spread(at('ppo@0.01', 'invented'), False)} |",
+        f"| invented facts a summary, temperature 1 | {spread(at('sft@1', 'invented'), False)} | "
+        f"{spread(at('ppo@1', 'invented'), False)} |",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| gain of PPO over SFT, near-greedy, points | {spread(gains)} |",
+        "| reward model, held-out pairs in gold order, % | "
+        f"{spread([run['reward']['accuracy'] for run in runs.values()])} |",
+        "| of these the pairs of two samples, % | "
+        f"{spread([run['reward']['by_kind']['sample'] for run in runs.values()])} |",
+        "| reward model, probe: one wrong fact in a perfect summary, % | "
+        f"{spread([run['reward']['probe'] for run in runs.values()])} |",
+        f"| best validation win rate less the last, points | {spread(drop)} |",
+    ]
+    groups = [
+        ("kl_coef 0, twice as long", bare),
+        ("few labels, kl_coef 0.05", {s: pair[0] for s, pair in few.items()}),
+        ("few labels, kl_coef 0", {s: pair[1] for s, pair in few.items()}),
+    ]
     groups = [(name, group) for name, group in groups if group]
     if groups:
-        lines += ["", "| over-optimisation, validation posts | seeds | learned reward of the samples, last less first | best gold win rate, % | last gold win rate, % | last invented facts | last KL, nats a response |", "|---|---|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| over-optimisation, validation posts | seeds | learned reward of the samples, last "
+            "less first | best gold win rate, % | last gold win rate, % | last invented facts | "
+            "last KL, nats a response |",
+            "|---|---|---|---|---|---|---|",
+        ]
     for name, group in groups:
         learned = [run["learned"] for run in group.values()]
-        rise = [sum(x for _, x in found[-3:]) / 3 - sum(x for _, x in found[:3]) / 3 for found in learned]
+        rise = [
+            sum(x for _, x in found[-3:]) / 3 - sum(x for _, x in found[:3]) / 3
+            for found in learned
+        ]
         last = lambda key: [run["gold"][-1][key] for run in group.values()]
-        lines.append(f"| {name} | {', '.join(map(str, group))} | {spread(rise, False)} | {spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} | "
-                     f"{spread(last('gold/win_rate'))} | {spread(last('gold/invented'), False)} | {spread([run['kl'][-1] for run in group.values()], False)} |")
+        lines.append(
+            f"| {name} | {', '.join(map(str, group))} | {spread(rise, False)} | "
+            f"{spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} "
+            "| "
+            f"{spread(last('gold/win_rate'))} | {spread(last('gold/invented'), False)} | "
+            f"{spread([run['kl'][-1] for run in group.values()], False)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
-def plot(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]], path: Path) -> None:
+def plot(
+    runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]], path: Path
+) -> None:
     "Gold win rate and learned reward against episodes, with and without the penalty."
-    halves = [("30,000 labels", runs, bare), ("8,000 labels", {s: pair[0] for s, pair in few.items()}, {s: pair[1] for s, pair in few.items()})]
+    halves = [
+        ("30,000 labels", runs, bare),
+        (
+            "8,000 labels",
+            {s: pair[0] for s, pair in few.items()},
+            {s: pair[1] for s, pair in few.items()},
+        ),
+    ]
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), constrained_layout=True)
     for row, (title, held, free) in zip(axes, halves):
-        for group, colour, style, label in ((held, "#1f5fa8", "-", "kl_coef 0.05"), (free, "#c25a00", "--", "kl_coef 0")):
+        for group, colour, style, label in (
+            (held, "#1f5fa8", "-", "kl_coef 0.05"),
+            (free, "#c25a00", "--", "kl_coef 0"),
+        ):
             for i, found in enumerate(group.values()):
                 look = dict(color=colour, alpha=0.8, label=label if i == 0 else None)
-                row[0].plot([g["episode"] for g in found["gold"]], [g["gold/win_rate"] for g in found["gold"]], style, **look)
+                row[0].plot(
+                    [g["episode"] for g in found["gold"]],
+                    [g["gold/win_rate"] for g in found["gold"]],
+                    style,
+                    **look,
+                )
                 row[1].plot(*zip(*found["learned"]), style, **look)
-        row[0].set(title=f"gold win rate, validation posts ({title})", xlabel="episodes", ylim=(0, 1))
+        row[0].set(
+            title=f"gold win rate, validation posts ({title})", xlabel="episodes", ylim=(0, 1)
+        )
         row[1].set(title=f"learned reward of the samples ({title})", xlabel="episodes")
         for axis in row:
             axis.spines[["top", "right"]].set_visible(False)
@@ -138,7 +233,9 @@ def plot(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="*", default=[10, 11, 12, 13, 14])
     parser.add_argument("--no_kl_seeds", type=int, nargs="*", default=[10, 11, 12])
     parser.add_argument("--no_kl_episodes", type=int, default=12_288)
@@ -148,16 +245,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     with ThreadPoolExecutor(asked.jobs) as pool:
-        folders = list(pool.map(lambda seed: run(asked.runs / f"seed{seed}", seed, asked.threads), asked.seeds))
-        bare = list(pool.map(lambda seed: without_kl(asked.runs, seed, asked.threads, asked.no_kl_episodes), asked.no_kl_seeds))
-        few = list(pool.map(lambda seed: few_labels(asked.runs, seed, asked.threads), asked.few_label_seeds))
+        folders = list(
+            pool.map(lambda seed: run(asked.runs / f"seed{seed}", seed, asked.threads), asked.seeds)
+        )
+        bare = list(
+            pool.map(
+                lambda seed: without_kl(asked.runs, seed, asked.threads, asked.no_kl_episodes),
+                asked.no_kl_seeds,
+            )
+        )
+        few = list(
+            pool.map(
+                lambda seed: few_labels(asked.runs, seed, asked.threads), asked.few_label_seeds
+            )
+        )
     found = {seed: read(folder) for seed, folder in zip(asked.seeds, folders)}
     found_bare = {seed: read(folder) for seed, folder in zip(asked.no_kl_seeds, bare)}
-    found_few = {seed: (read(held), read(free)) for seed, (held, free) in zip(asked.few_label_seeds, few)}
+    found_few = {
+        seed: (read(held), read(free)) for seed, (held, free) in zip(asked.few_label_seeds, few)
+    }
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     text = table(found, found_bare, found_few)
-    whole = dict(date=date.today().isoformat(), default=found, no_kl=found_bare, few_labels=found_few)
+    whole = dict(
+        date=date.today().isoformat(), default=found, no_kl=found_bare, few_labels=found_few
+    )
     (results / "mini_tldr_seeds.json").write_text(json.dumps(whole, indent=1))
     (results / "mini_tldr_seeds.md").write_text(text)
     plot(found, found_bare, found_few, results / "mini_tldr_seeds.png")

@@ -1,19 +1,27 @@
-"""One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time it is told to.
+"""One side of `ppo_vs_trl.py`: a PPO trainer, ours or the peer, that does one update each time it
+is told to.
 
-Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file, and of common.py, but the lines that
-make the trainer. Commands come as JSON lines on stdin, answers go as JSON lines to stdout; what the trainers print goes to stderr.
+Run by `ppo_vs_trl.py` with the Python of either environment; both sides share all of this file,
+and of common.py, but the lines that make the trainer. Commands come as JSON lines on stdin,
+answers go as JSON lines to stdout; what the trainers print goes to stderr.
 
 Counted and timed in the same way on both sides, from outside the trainers:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
-- its update phase: from the first forward with gradients to the end of the last optimizer step. Ours makes the first step's forward while it
-  scores the rollout (`PPOConfig.keep_forward_gib`): that forward counts, what stands between it and the update does not;
+- its update phase: from the first forward with gradients to the end of the last optimizer step.
+Ours makes the first step's forward while it
+  scores the rollout (`PPOConfig.keep_forward_gib`): that forward counts, what stands between it
+  and the update does not;
 - optimizer steps: by a hook on every torch optimizer;
-- tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions, and `real` ones, not padding);
-- memory: the largest resident set of the process, or on a GPU what torch had allocated at most. There, each clock waits for the device.
+- tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions,
+and `real` ones, not padding);
+- memory: the largest resident set of the process, or on a GPU what torch had allocated at most.
+There, each clock waits for the device.
 
-The peer draws by `torch.multinomial`, ours by `rollout.draw_tokens`. `Dice` (common.py) stand around it, draw as it would, and then see to
-it that the i-th response of the n-th update has the length that the setting says, which makes tokens equal; they never draw the pad token,
-which the peer would take for the end. Log-probs are not touched, and what they cost (three small tensor operations a token) both sides pay.
+The peer draws by `torch.multinomial`, ours by `rollout.draw_tokens`. `Dice` (common.py) stand
+around it, draw as it would, and then see to it that the i-th response of the n-th update has the
+length that the setting says, which makes tokens equal; they never draw the pad token, which the
+peer would take for the end. Log-probs are not touched, and what they cost (three small tensor
+operations a token) both sides pay.
 """
 
 import argparse
@@ -29,13 +37,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from common import PAD, Dice, in_phases, make_prompts, rate, response_lengths, settings, wait_for
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Counts:
     "What happened since `begin`."
+
     def __init__(self, policy: torch.nn.Module, device: str):
         self.device = device
         policy.get_input_embeddings().register_forward_pre_hook(self.saw)
@@ -46,7 +54,8 @@ class Counts:
         self.steps = self.real = self.computed = 0
         self.first = self.last = None
         self.ahead, self.looking = 0.0, False
-        if self.device == "cuda": torch.cuda.reset_peak_memory_stats()
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self.start = self.now()
 
     def now(self) -> float:
@@ -62,11 +71,14 @@ class Counts:
 
     def begins(self) -> None:
         "The update, whose first step starts with a backward if its forward was made ahead."
-        if self.ahead: self.first = self.now()
+        if self.ahead:
+            self.first = self.now()
 
     def saw(self, _, args: tuple) -> None:
-        if not torch.is_grad_enabled(): return
-        if self.first is None and not self.looking: self.first = self.now()
+        if not torch.is_grad_enabled():
+            return
+        if self.first is None and not self.looking:
+            self.first = self.now()
         self.computed += args[0].numel()
         self.real += int((args[0] != PAD).sum())
 
@@ -75,28 +87,47 @@ class Counts:
 
     def told(self) -> dict:
         now = self.now()
-        peak = torch.cuda.max_memory_allocated() / 2**20 if self.device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return dict(seconds=now - self.start, update_seconds=self.ahead + self.last - self.first, steps=self.steps, real=self.real,
-                    computed=self.computed, peak_mib=peak)
+        peak = (
+            torch.cuda.max_memory_allocated() / 2**20
+            if self.device == "cuda"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        )
+        return dict(
+            seconds=now - self.start,
+            update_seconds=self.ahead + self.last - self.first,
+            steps=self.steps,
+            real=self.real,
+            computed=self.computed,
+            peak_mib=peak,
+        )
 
 
 class Gate:
-    "The batches of a training loop; before each, what the last update took is told, and a word to go on is waited for."
+    """The batches of a training loop; before each, what the last update took is told, and a word to
+    go on is waited for."""
+
     def __init__(self, inner, desk: "Desk"):
-        if len(inner) != 1: raise ValueError(f"{len(inner)} batches an epoch: one is wanted, so that every update has the same prompts")
+        if len(inner) != 1:
+            raise ValueError(
+                f"{len(inner)} batches an epoch: one is wanted, so that every update has the same "
+                "prompts"
+            )
         self.inner, self.desk = inner, desk
 
     def __iter__(self):
         self.desk.between()
         yield from self.inner
 
-    def __len__(self) -> int: return 1
+    def __len__(self) -> int:
+        return 1
 
-    def __getattr__(self, name: str): return getattr(self.inner, name)
+    def __getattr__(self, name: str):
+        return getattr(self.inner, name)
 
 
 class Desk:
     "Where commands come in and answers go out."
+
     def __init__(self, counts: Counts, dice: Dice, answers, collect=None):
         self.counts, self.dice, self.answers, self.collect = counts, dice, answers, collect
         self.running, self.profiling = False, contextlib.ExitStack()
@@ -109,33 +140,68 @@ class Desk:
         if self.running:
             found = self.counts.told()
             self.profiling.close()
-            if not self.dice.calls: raise SystemExit("Dice were never thrown: they must stand where this trainer draws its tokens")
+            if not self.dice.calls:
+                raise SystemExit(
+                    "Dice were never thrown: they must stand where this trainer draws its tokens"
+                )
             self.answer(**found, drawn=self.dice.drawn)
         else:
             import transformers
-            self.answer(ready=dict(torch=torch.__version__, transformers=transformers.__version__, threads=torch.get_num_threads()))
+
+            self.answer(
+                ready=dict(
+                    torch=torch.__version__,
+                    transformers=transformers.__version__,
+                    threads=torch.get_num_threads(),
+                )
+            )
         for line in sys.stdin:
             word = json.loads(line)
-            if "rate" in word: self.answer(rate=[rate(shapes, word["seconds"], self.counts.device) for shapes in word["rate"]])
-            else: break
-        else: os._exit(0)
-        if self.collect is not None: self.collect(word.get("gc", True))
-        if word.get("profile"): self.profiling.enter_context(profiled(Path(word["profile"]), word["kind"]))
+            if "rate" in word:
+                self.answer(
+                    rate=[
+                        rate(shapes, word["seconds"], self.counts.device) for shapes in word["rate"]
+                    ]
+                )
+            else:
+                break
+        else:
+            os._exit(0)
+        if self.collect is not None:
+            self.collect(word.get("gc", True))
+        if word.get("profile"):
+            self.profiling.enter_context(profiled(Path(word["profile"]), word["kind"]))
         self.running, self.dice.drawn = True, 0
         self.counts.begin()
 
 
 @contextlib.contextmanager
 def profiled(path: Path, kind: str):
-    "One update under torch's profiler (operations) or Python's (functions); a text summary is added to a file."
+    """One update under torch's profiler (operations) or Python's (functions); a text summary is
+    added to a file."""
     if kind == "operations":
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as found: yield
-        by_name = found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=48)
-        by_shape = found.key_averages(group_by_input_shape=True).table(sort_by="self_cpu_time_total", row_limit=25,
-                                                                      max_name_column_width=40, max_shapes_column_width=70)
-        text = f"Operations, by the time spent in themselves\n{by_name}\nThe same, by shape\n{by_shape}\n"
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+        ) as found:
+            yield
+        by_name = found.key_averages().table(
+            sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=48
+        )
+        by_shape = found.key_averages(group_by_input_shape=True).table(
+            sort_by="self_cpu_time_total",
+            row_limit=25,
+            max_name_column_width=40,
+            max_shapes_column_width=70,
+        )
+        text = (
+            f"Operations, by the time spent in themselves\n{by_name}\nThe same, by "
+            f"shape\n{by_shape}\n"
+        )
     else:
-        import cProfile, io, pstats
+        import cProfile
+        import io
+        import pstats
+
         found, out = cProfile.Profile(), io.StringIO()
         found.enable()
         yield
@@ -143,7 +209,8 @@ def profiled(path: Path, kind: str):
         for order in ("cumulative", "tottime"):
             pstats.Stats(found, stream=out).strip_dirs().sort_stats(order).print_stats(45)
         text = f"Python functions\n{out.getvalue()}\n"
-    with open(path, "a", encoding="utf-8") as file: file.write(text)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
 
 
 def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
@@ -151,56 +218,91 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
     from rlhf_nb.trainer import PPOConfig
 
     class Gated(in_phases(lambda name: torch.profiler.record_function(f"phase: {name}"))):
-        def get_train_dataloader(self): return Gate(super().get_train_dataloader(), desk_of(None))
+        def get_train_dataloader(self):
+            return Gate(super().get_train_dataloader(), desk_of(None))
 
         def _look_ahead(self, rows, **closing):
-            with counts.look_ahead(): return super()._look_ahead(rows, **closing)
+            with counts.look_ahead():
+                return super()._look_ahead(rows, **closing)
 
         def update(self, r):
             counts.begins()
             return super().update(r)
 
-    args = PPOConfig(**settings(s, folder), stop_token="eos", torch_compile=s.get("compiled", False))
+    args = PPOConfig(
+        **settings(s, folder), stop_token="eos", torch_compile=s.get("compiled", False)
+    )
     Gated(args, tokenizer, train_dataset=data, **parts).train()
 
 
 def peer(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
-    "The published trainer. Its garbage collection is turned off, when told to, by taking the name `gc` from its module."
+    """The published trainer. Its garbage collection is turned off, when told to, by taking the name
+    `gc` from its module."""
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
     args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")
     trainer = PPOTrainer(args, tokenizer, train_dataset=data, **parts)
-    def collect(on: bool) -> None: ppo_trainer.gc = gc if on else SimpleNamespace(collect=lambda: 0)
+
+    def collect(on: bool) -> None:
+        ppo_trainer.gc = gc if on else SimpleNamespace(collect=lambda: 0)
+
     trainer.dataloader = Gate(trainer.dataloader, desk_of(collect))
     trainer.train()
 
 
 def main() -> None:
     "Load what both sides load, make the trainer, and do what is asked."
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--side", choices=("ours", "peer"), required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="with policy/, reward/, value/ and setting.json")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="with policy/, reward/, value/ and setting.json"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--models_in", choices=("float32", "bfloat16"), default="float32", help="the peer's models, forced")
+    parser.add_argument(
+        "--models_in",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="the peer's models, forced",
+    )
     parser.add_argument("--compiled", action="store_true", help="ours with its layers compiled")
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(asked.threads)
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
     s = json.loads((asked.folder / "setting.json").read_text()) | dict(compiled=asked.compiled)
-    load = dict(policy=AutoModelForCausalLM, reward=AutoModelForSequenceClassification, value=AutoModelForSequenceClassification)
+    load = dict(
+        policy=AutoModelForCausalLM,
+        reward=AutoModelForSequenceClassification,
+        value=AutoModelForSequenceClassification,
+    )
     dtype = getattr(torch, asked.models_in)
-    policy, reward, value = (kind.from_pretrained(asked.folder / name, dtype=dtype) for name, kind in load.items())
-    parts = dict(model=policy, ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=dtype),
-                 reward_model=reward, value_model=value)
+    policy, reward, value = (
+        kind.from_pretrained(asked.folder / name, dtype=dtype) for name, kind in load.items()
+    )
+    parts = dict(
+        model=policy,
+        ref_model=AutoModelForCausalLM.from_pretrained(asked.folder / "policy", dtype=dtype),
+        reward_model=reward,
+        value_model=value,
+    )
     data = make_prompts(s)
-    where, name = (importlib.import_module("rlhf_nb.rollout"), "draw_tokens") if asked.side == "ours" else (torch, "multinomial")
+    where, name = (
+        (importlib.import_module("rlhf_nb.rollout"), "draw_tokens")
+        if asked.side == "ours"
+        else (torch, "multinomial")
+    )
     dice = Dice(getattr(where, name), response_lengths(s), s["response"])
     setattr(where, name, dice)
     counts = Counts(policy, s.get("device", "cpu"))
     desk_of = lambda collect: Desk(counts, dice, answers, collect)
     tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")
-    dict(ours=ours, peer=peer)[asked.side](s, asked.folder / asked.side, parts, tokenizer, data, desk_of, counts)
+    dict(ours=ours, peer=peer)[asked.side](
+        s, asked.folder / asked.side, parts, tokenizer, data, desk_of, counts
+    )
 
 
 if __name__ == "__main__":

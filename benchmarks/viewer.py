@@ -4,9 +4,10 @@
     python benchmarks/viewer.py --updates 20 --episodes 64
     python benchmarks/viewer.py --browser             also in JupyterLab, in a real browser (playwright, Chromium)
 
-Makes such a run from random numbers in a folder of its own (about 2 MB an update), opens it with `browse` as a notebook
-would, controls and first picture included, and moves its slider. Prints medians as JSON, times in seconds. In the browser,
-a time runs from the key that is pressed to the last change of the page, kernel and drawing included.
+Makes such a run from random numbers in a folder of its own (about 2 MB an update), opens it with
+`browse` as a notebook would, controls and first picture included, and moves its slider. Prints
+medians as JSON, times in seconds. In the browser, a time runs from the key that is pressed to the
+last change of the page, kernel and drawing included.
 """
 
 import argparse
@@ -37,10 +38,20 @@ def rollout(update: int, episodes: int, tokens: int) -> Rollout:
     texts = [[WORDS[i] for i in row[:n]] for row, n in zip(ids.tolist(), lengths.tolist())]
     signals = {name: torch.randn(episodes, tokens, generator=g) * mask for name in SIGNALS}
     post = "SUBREDDIT: r/pets POST: " + "my cat sat on a mat and was very happy . " * 6
-    return Rollout(torch.ones(episodes, 64).long(), torch.ones(episodes, 64).long(), ids, mask, lengths < tokens, **signals,
-                   raw_scores=torch.randn(episodes, generator=g), scores=torch.randn(episodes, generator=g),
-                   prompts=[f"{post}{i if i % 10 == 0 else (update, i)}" for i in range(episodes)], responses=[" ".join(row) for row in texts],
-                   tokens=texts, info=dict(update=update, episode=update * episodes, kl_coef=0.05))
+    return Rollout(
+        torch.ones(episodes, 64).long(),
+        torch.ones(episodes, 64).long(),
+        ids,
+        mask,
+        lengths < tokens,
+        **signals,
+        raw_scores=torch.randn(episodes, generator=g),
+        scores=torch.randn(episodes, generator=g),
+        prompts=[f"{post}{i if i % 10 == 0 else (update, i)}" for i in range(episodes)],
+        responses=[" ".join(row) for row in texts],
+        tokens=texts,
+        info=dict(update=update, episode=update * episodes, kl_coef=0.05),
+    )
 
 
 def make(folder: Path, updates: int, episodes: int, tokens: int) -> Path:
@@ -50,8 +61,17 @@ def make(folder: Path, updates: int, episodes: int, tokens: int) -> Path:
     for update in range(updates):
         r = rollout(update, episodes, tokens)
         r.save(folder / "rollouts" / f"update-{update:05d}.safetensors")
-        lines.append({"stage": "ppo", "step": update + 1, "episode": (update + 1) * episodes, "objective/raw_scores": update / 100,
-                      "objective/kl": update / 10, "tokens/response_length": float(r.mask.sum(1).float().mean()), "policy/entropy_avg": 2.0})
+        lines.append(
+            {
+                "stage": "ppo",
+                "step": update + 1,
+                "episode": (update + 1) * episodes,
+                "objective/raw_scores": update / 100,
+                "objective/kl": update / 10,
+                "tokens/response_length": float(r.mask.sum(1).float().mean()),
+                "policy/entropy_avg": 2.0,
+            }
+        )
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return folder
 
@@ -71,16 +91,27 @@ def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
     browser.desk
     slider, updates = browser.controls["update"], list(browser.run.files)
     to = lambda update: timed(lambda: setattr(slider, "value", update))
-    found = dict(open=median(opened), move=median(to(updates[i % (len(updates) - 1)]) for i in range(0, 7 * moves, 7)))
-    found["next_episode"] = median(timed(lambda: setattr(browser.controls["place"], "value", i)) for i in range(2, 2 + moves))
-    found["same_prompt_first"] = timed(lambda: setattr(browser.controls["same_prompt"], "value", True))
-    found["move_with_same_prompt"] = median(to(updates[i % (len(updates) - 1)]) for i in range(3, 3 + 7 * moves, 7))
+    found = dict(
+        open=median(opened),
+        move=median(to(updates[i % (len(updates) - 1)]) for i in range(0, 7 * moves, 7)),
+    )
+    found["next_episode"] = median(
+        timed(lambda: setattr(browser.controls["place"], "value", i)) for i in range(2, 2 + moves)
+    )
+    found["same_prompt_first"] = timed(
+        lambda: setattr(browser.controls["same_prompt"], "value", True)
+    )
+    found["move_with_same_prompt"] = median(
+        to(updates[i % (len(updates) - 1)]) for i in range(3, 3 + 7 * moves, 7)
+    )
     found["search_every_update"] = timed(browser.search)
     found["save_run"] = timed(lambda: browser.save_html(folder / "run.html"))
     r = browser.run.rollout(updates[0])
     found["save_rollout"] = timed(lambda: view(r).save_html(folder / "rollout.html"))
     sizes = {name: (folder / f"{name}.html").stat().st_size for name in ("run", "rollout")}
-    return {name: round(x, 4) for name, x in found.items()} | {f"bytes_{name}": x for name, x in sizes.items()}
+    return {name: round(x, 4) for name, x in found.items()} | {
+        f"bytes_{name}": x for name, x in sizes.items()
+    }
 
 
 CELLS = ("from rlhf_nb.viewer import browse", "browse({!r})")
@@ -90,31 +121,49 @@ CHANGED = """() => new Promise(done => { const view = document.querySelector('.j
 
 
 def measure_in_browser(folder: Path, moves: int) -> dict[str, float]:
-    "The same two figures as a person has them: the cell run until its view stands, a key on the update slider until the view has changed."
+    """The same two figures as a person has them: the cell run until its view stands, a key on the
+    update slider until the view has changed."""
     import nbformat
+
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
     from lab import serve
+
     pages = folder / "pages"
     pages.mkdir()
     cells = [nbformat.v4.new_code_cell(cell.format(str(folder))) for cell in CELLS]
     kernel = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), pages / "run.ipynb")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None: raise SystemExit("no Chromium is installed: leave --browser out, or install it (Debian: apt-get install chromium)")
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    if chromium is None:
+        raise SystemExit(
+            "no Chromium is installed: leave --browser out, or install it (Debian: apt-get "
+            "install chromium)"
+        )
     with serve(folder / "lab", pages, chromium) as lab:
         opened = lab.notebook("run.ipynb")
         view = opened.page.locator(".jp-OutputArea-output .widget-html").first
         view.wait_for()
+
         def reopen() -> None:
-            opened.page.evaluate("jupyterapp.commands.execute('notebook:clear-all-cell-outputs').then(() => null)")
-            opened.page.wait_for_function("() => !document.querySelector('.jp-OutputArea-output .widget-html')")
+            opened.page.evaluate(
+                "jupyterapp.commands.execute('notebook:clear-all-cell-outputs').then(() => null)"
+            )
+            opened.page.wait_for_function(
+                "() => !document.querySelector('.jp-OutputArea-output .widget-html')"
+            )
             start = time.perf_counter()
-            opened.page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells').then(() => null)")
+            opened.page.evaluate(
+                "jupyterapp.commands.execute('notebook:run-all-cells').then(() => null)"
+            )
             view.wait_for()
             times.append(time.perf_counter() - start)
             opened.settle()
+
         times: list[float] = []
-        for _ in range(3): reopen()
+        for _ in range(3):
+            reopen()
         handle = opened.page.locator("input[type=range]").first
         moved = []
         for _ in range(moves):
@@ -123,12 +172,18 @@ def measure_in_browser(folder: Path, moves: int) -> dict[str, float]:
             opened.page.keyboard.press("ArrowLeft")
             moved.append(opened.page.evaluate("() => window.answer"))
             opened.settle()
-    return dict(browser_open=round(median(times), 4), browser_move=round(median(moved), 4), browser_move_most=round(max(moved), 4))
+    return dict(
+        browser_open=round(median(times), 4),
+        browser_move=round(median(moved), 4),
+        browser_move_most=round(max(moved), 4),
+    )
 
 
 def main() -> None:
     "Make, measure, print."
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in dict(updates=200, episodes=512, tokens=53, moves=15, repeats=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--browser", action="store_true", help="measure in JupyterLab too")
@@ -136,8 +191,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = make(Path(place), args.updates, args.episodes, args.tokens)
         found = measure(folder, args.moves, args.repeats)
-        if args.browser: found |= measure_in_browser(folder, args.moves)
-    print(json.dumps(dict(vars(args), **found, cpus=os.cpu_count(), threads=torch.get_num_threads(), python=platform.python_version())))
+        if args.browser:
+            found |= measure_in_browser(folder, args.moves)
+    print(
+        json.dumps(
+            dict(
+                vars(args),
+                **found,
+                cpus=os.cpu_count(),
+                threads=torch.get_num_threads(),
+                python=platform.python_version(),
+            )
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,26 @@
 """Proves the adapters for vLLM on a machine with a GPU: `python benchmarks/vllm_check.py`.
 
-NOT YET RUN. The adapters (rlhf_nb/engines.py) were written against the published API of vLLM 0.33 and are tested against a stand-in that speaks it
-(tests/vllm_stand_in.py). Nothing below has met a GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph out.
+NOT YET RUN. The adapters (rlhf_nb/engines.py) were written against the published API of vLLM 0.33
+and are tested against a stand-in that speaks it (tests/vllm_stand_in.py). Nothing below has met a
+GPU. When it has, put the printed table into benchmarks/results/ and take this paragraph out.
 
-What it needs: pip install "vllm==0.33.*" (which brings torch 2.14 and wants transformers below 5.21, so 5.20 beside this package), one GPU. For
-the server mode a second GPU, on which it is started beforehand, with the folder that `--write DIR` fills:
+What it needs: pip install "vllm==0.33.*" (which brings torch 2.14 and wants transformers below
+5.21, so 5.20 beside this package), one GPU. For the server mode a second GPU, on which it is
+started beforehand, with the folder that `--write DIR` fills:
 
     python benchmarks/vllm_check.py --write /tmp/served
-    CUDA_VISIBLE_DEVICES=1 VLLM_SERVER_DEV_MODE=1 vllm serve /tmp/served --weight-transfer-config '{"backend": "nccl"}' \\
+    CUDA_VISIBLE_DEVICES=1 VLLM_SERVER_DEV_MODE=1 vllm serve /tmp/served --weight-transfer-config
+    '{"backend": "nccl"}' \\
         --logprobs-mode processed_logprobs --generation-config vllm
     CUDA_VISIBLE_DEVICES=0 python benchmarks/vllm_check.py --server http://127.0.0.1:8000
 
-What it checks, each a line that says so or stops with an error: greedy responses against the package's own sampler (the share of rows that are
-equal, and the first token of every row); the engine's log-probs against the trainer's (mean gap, mean weight, largest weight); a changed policy
-arrives by sync; stop tokens and length; seconds for a rollout, ours and vLLM's. A Pythia-160m's shape with random weights: nothing is downloaded.
+What it checks, each a line that says so or stops with an error: greedy responses against the
+package's own sampler (the share of rows that are equal, and the first token of every row); the
+engine's log-probs against the trainer's (mean gap, mean weight, largest weight); a changed policy
+arrives by sync; stop tokens and length; seconds for a rollout, ours and vLLM's. A Pythia-160m's
+shape with random weights: nothing is downloaded.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,10 +36,20 @@ from rlhf_nb.models import train_tokenizer
 
 
 def a_policy(dtype: torch.dtype):
-    "Random weights, larger than the default, so that a policy is sure enough of something for greedy responses to be compared."
+    """Random weights, larger than the default, so that a policy is sure enough of something for
+    greedy responses to be compared."""
     torch.manual_seed(0)
-    config = GPTNeoXConfig(vocab_size=50304, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
-                           max_position_embeddings=2048, initializer_range=0.08, bos_token_id=0, eos_token_id=0)
+    config = GPTNeoXConfig(
+        vocab_size=50304,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=2048,
+        initializer_range=0.08,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
@@ -48,15 +64,23 @@ def timed(work):
 def compare(policy, drawn, said, rows, temperature) -> dict[str, float]:
     "How far the engine's log-probs are from the trainer's, per token."
     with torch.no_grad():
-        parts = [response_logprobs(policy, *part, temperature).logprobs for part in zip(*(x.split(16) for x in (*rows, drawn.response_ids, drawn.mask)))]
+        parts = [
+            response_logprobs(policy, *part, temperature).logprobs
+            for part in zip(*(x.split(16) for x in (*rows, drawn.response_ids, drawn.mask)))
+        ]
     found = mismatch(torch.cat(parts), said, drawn.mask, cap=None)
-    return {name: (found[name] / found["tokens"]).item() for name in ("gap", "weight", "kl")} | {"weight_max": found["weight_max"].item()}
+    return {name: (found[name] / found["tokens"]).item() for name in ("gap", "weight", "kl")} | {
+        "weight_max": found["weight_max"].item()
+    }
 
 
 def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, float]:
     "Everything, for one engine. Raises AssertionError where it is not as it should be."
     device, chance = policy.device, torch.Generator().manual_seed(1)
-    ids = [torch.randint(1, 50000, (int(n),), generator=chance).tolist() for n in torch.randint(100, 512, (rows,), generator=chance)]
+    ids = [
+        torch.randint(1, 50000, (int(n),), generator=chance).tolist()
+        for n in torch.randint(100, 512, (rows,), generator=chance)
+    ]
     prompts = tuple(x.to(device) for x in left_pad(ids, 0))
     ours = CachedEngine(rows)
     ours.sync(policy)
@@ -64,9 +88,16 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
     table = dict(first_sync_s=first)
 
     greedy = Sampling(53, 0, temperature=0.005)
-    (theirs, _), mine = engine.generate(*prompts, greedy), ours.generate(*prompts, Sampling(53, 0, temperature=1e-6))[0]
-    table["greedy_first_tokens_equal"] = (theirs.response_ids[:, 0] == mine.response_ids[:, 0]).float().mean().item()
-    table["greedy_rows_equal"] = (theirs.response_ids == mine.response_ids).all(1).float().mean().item()
+    (theirs, _), mine = (
+        engine.generate(*prompts, greedy),
+        ours.generate(*prompts, Sampling(53, 0, temperature=1e-6))[0],
+    )
+    table["greedy_first_tokens_equal"] = (
+        (theirs.response_ids[:, 0] == mine.response_ids[:, 0]).float().mean().item()
+    )
+    table["greedy_rows_equal"] = (
+        (theirs.response_ids == mine.response_ids).all(1).float().mean().item()
+    )
     assert table["greedy_first_tokens_equal"] >= 0.95, table
 
     how = Sampling(53, 0, stop_ids=tuple(range(1, 1000)), temperature=0.7)
@@ -77,7 +108,8 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
     assert table["gap"] < limits["gap"] and abs(table["weight"] - 1) < limits["weight"], table
 
     with torch.no_grad():
-        for weight in policy.parameters(): weight.add_(0.01 * torch.randn_like(weight))
+        for weight in policy.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))
     stale = compare(policy, *engine.generate(*prompts, how), prompts, 0.7)
     _, table["sync_s"] = timed(lambda: engine.sync(policy))
     fresh = compare(policy, *engine.generate(*prompts, how), prompts, 0.7)
@@ -86,26 +118,50 @@ def check(policy, engine, rows: int, limits: dict[str, float]) -> dict[str, floa
 
 
 def main() -> None:
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     args.add_argument("--rows", type=int, default=64)
     args.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    args.add_argument("--server", help="address of a server on another GPU; without it, in this process")
-    args.add_argument("--sleep", action="store_true", help="in this process: leave the GPU between rollouts")
+    args.add_argument(
+        "--server", help="address of a server on another GPU; without it, in this process"
+    )
+    args.add_argument(
+        "--sleep", action="store_true", help="in this process: leave the GPU between rollouts"
+    )
     args.add_argument("--write", help="write config and tokenizer for the server here, and stop")
     given = args.parse_args()
     dtype = getattr(torch, given.dtype)
-    policy, tokenizer = a_policy(dtype), train_tokenizer(["a few words for a tokenizer that nobody asks"])
+    policy, tokenizer = (
+        a_policy(dtype),
+        train_tokenizer(["a few words for a tokenizer that nobody asks"]),
+    )
     if given.write:
-        for part in (policy, tokenizer): part.save_pretrained(given.write)
+        for part in (policy, tokenizer):
+            part.save_pretrained(given.write)
         return
     policy = policy.cuda().eval()
-    engine = (VLLMServer(given.server, dtype) if given.server
-              else VLLMEngine(policy, tokenizer, dtype, max_model_length=1024, sleep=given.sleep))
-    limits = dict(bfloat16=dict(gap=0.1, weight=0.02), float16=dict(gap=0.02, weight=0.01), float32=dict(gap=0.01, weight=0.01))[given.dtype]
-    try: table = check(policy, engine, given.rows, limits)
-    finally: engine.close()
-    print(f"vLLM, {'server' if given.server else 'colocated'}, {given.dtype}, {given.rows} rows, {torch.cuda.get_device_name()}")
-    for name, value in table.items(): print(f"{name:28s}{value:.5g}")
+    engine = (
+        VLLMServer(given.server, dtype)
+        if given.server
+        else VLLMEngine(policy, tokenizer, dtype, max_model_length=1024, sleep=given.sleep)
+    )
+    limits = dict(
+        bfloat16=dict(gap=0.1, weight=0.02),
+        float16=dict(gap=0.02, weight=0.01),
+        float32=dict(gap=0.01, weight=0.01),
+    )[given.dtype]
+    try:
+        table = check(policy, engine, given.rows, limits)
+    finally:
+        engine.close()
+    print(
+        f"vLLM, {'server' if given.server else 'colocated'}, {given.dtype}, {given.rows} rows, "
+        f"{torch.cuda.get_device_name()}"
+    )
+    for name, value in table.items():
+        print(f"{name:28s}{value:.5g}")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

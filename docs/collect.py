@@ -1,7 +1,9 @@
 """The pages of the site, taken from the notebooks and the modules: nothing is written twice.
 
-`collect` writes the folder that Sphinx reads: each notebook of `nbs/` as readers of the site want it, and a page for each module.
+`collect` writes the folder that Sphinx reads: each notebook of `nbs/` as readers of the site want
+it, and a page for each module.
 """
+
 from __future__ import annotations
 
 import ast
@@ -18,10 +20,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from markdown_it import MarkdownIt
 
-# Numbers of the notebooks, in the order of the menu. A page that is named stands where its name does.
+# Numbers of the notebooks, in the order of the menu. A page that is named stands where its name
+# does.
 SECTIONS: dict[str, tuple[str, ...] | range] = {
     "Start here": ("index", "00_tour"),
-    "The components": range(0, 13),
+    "The components": range(13),
     "Training and judging": range(13, 16),
     "The rooms": range(16, 20),
     "Labs": range(20, 100),
@@ -29,11 +32,14 @@ SECTIONS: dict[str, tuple[str, ...] | range] = {
 UNSEEN = {"hide", "default_exp"}  # cells of these directives are no part of the page
 EXPORTS = {"export", "exports", "exporti"}
 
-OF_CLASS = "   :members:\n   :inherited-members: object\n   :undoc-members:\n   :show-inheritance:\n"
+OF_CLASS = (
+    "   :members:\n   :inherited-members: object\n   :undoc-members:\n   :show-inheritance:\n"
+)
 
 
 class Wrong(Exception):
     "The site cannot be built as it is: `complaints` says where and why."
+
     def __init__(self, complaints: list[str]) -> None:
         super().__init__("\n".join(complaints))
         self.complaints = complaints
@@ -41,9 +47,11 @@ class Wrong(Exception):
 
 # ---- The project ----
 
+
 @dataclass
 class Project:
     "A repository: its notebooks, its modules, and where it is published."
+
     root: Path
     complaints: list[str] = field(default_factory=list)
 
@@ -54,26 +62,38 @@ class Project:
         return dict(config["DEFAULT"])
 
     @property
-    def nbs(self) -> Path: return self.root / self.settings["nbs_path"]
+    def nbs(self) -> Path:
+        return self.root / self.settings["nbs_path"]
 
     @property
-    def lib(self) -> Path: return self.root / self.settings["lib_path"]
+    def lib(self) -> Path:
+        return self.root / self.settings["lib_path"]
 
     @cached_property
     def notebooks(self) -> dict[str, dict]:
         "Name -> content, by number."
-        return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.nbs.glob("*.ipynb"))}
+        return {
+            path.stem: json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(self.nbs.glob("*.ipynb"))
+        }
 
     @cached_property
     def makers(self) -> dict[str, str]:
         "Module -> the notebook that exports it, in the order of the notebooks."
-        named = {name: re.search(r"^#\|\s*default_exp\s+(\S+)", code_of(nb), re.M) for name, nb in self.notebooks.items()}
+        named = {
+            name: re.search(r"^#\|\s*default_exp\s+(\S+)", code_of(nb), re.M)
+            for name, nb in self.notebooks.items()
+        }
         return {found[1]: name for name, found in named.items() if found}
 
     @cached_property
     def exports(self) -> dict[str, dict[str, str]]:
-        "Module -> what it exports, in the order of the file -> the directive of autodoc that documents it. Read and not imported."
-        return {path.stem: exports_of(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(self.lib.glob("*.py"))}
+        """Module -> what it exports, in the order of the file -> the directive of autodoc that
+        documents it. Read and not imported."""
+        return {
+            path.stem: exports_of(ast.parse(path.read_text(encoding="utf-8")))
+            for path in sorted(self.lib.glob("*.py"))
+        }
 
     def url(self, path: Path) -> str:
         "Where a file or folder of the repository can be read."
@@ -82,23 +102,38 @@ class Project:
 
     def is_ignored(self, path: Path) -> bool:
         "Does git leave it out? Then it is on this machine alone."
-        if not (self.root / ".git").exists(): return False
-        return subprocess.run(["git", "check-ignore", "-q", path], cwd=self.root, capture_output=True).returncode == 0
+        if not (self.root / ".git").exists():
+            return False
+        return (
+            subprocess.run(
+                ["git", "check-ignore", "-q", path], cwd=self.root, capture_output=True
+            ).returncode
+            == 0
+        )
 
 
 def assigned(node: ast.stmt) -> list[str]:
     "Names to which a statement gives values."
     targets = getattr(node, "targets", [getattr(node, "target", None)])
-    return [part.id for target in targets if target for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return [
+        part.id
+        for target in targets
+        if target
+        for part in ast.walk(target)
+        if isinstance(part, ast.Name)
+    ]
 
 
 def exports_of(tree: ast.Module) -> dict[str, str]:
     "What stands in `__all__`: name -> autofunction, autoclass or autodata."
     named, kinds = [], {}
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)): kinds[node.name] = "autoclass" if isinstance(node, ast.ClassDef) else "autofunction"
-        for name in assigned(node): kinds[name] = "autodata"
-        if "__all__" in assigned(node): named = ast.literal_eval(node.value)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            kinds[node.name] = "autoclass" if isinstance(node, ast.ClassDef) else "autofunction"
+        for name in assigned(node):
+            kinds[name] = "autodata"
+        if "__all__" in assigned(node):
+            named = ast.literal_eval(node.value)
     return {name: kinds.get(name, "autodata") for name in sorted(named, key=[*kinds, *named].index)}
 
 
@@ -114,45 +149,99 @@ def text(cell: dict) -> str:
 
 def title(nb: dict) -> str:
     "What stands behind the first `# `. Empty where there is none."
-    return next(iter(re.findall(r"^# (.+)$", "\n".join(text(c) for c in nb["cells"] if c["cell_type"] == "markdown"), re.M)), "")
+    return next(
+        iter(
+            re.findall(
+                r"^# (.+)$",
+                "\n".join(text(c) for c in nb["cells"] if c["cell_type"] == "markdown"),
+                re.M,
+            )
+        ),
+        "",
+    )
 
 
 # ---- Names ----
 
+
 def imported(source: str, lib: str) -> list[tuple[str, str]]:
-    "What code imports from the package: (module, name). Of `from rlhf_nb import Rollout` the module is `__init__`."
-    try: nodes = list(ast.walk(ast.parse(source)))
-    except SyntaxError: return []  # a command for the shell, or code that is wrong on purpose
-    found = [node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == lib and not node.level]
-    return [((node.module.split(".") + ["__init__"])[1], part.asname or part.name) for node in found for part in node.names]
+    """What code imports from the package: (module, name). Of `from rlhf_nb import Rollout` the
+    module is `__init__`."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return []  # a command for the shell, or code that is wrong on purpose
+    found = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").split(".")[0] == lib
+        and not node.level
+    ]
+    return [
+        (([*node.module.split("."), "__init__"])[1], part.asname or part.name)
+        for node in found
+        for part in node.names
+    ]
 
 
 def names_on(project: Project, page: str) -> dict[str, str]:
-    "What the code of a page makes or imports, and the classes that everyone imports first: name -> where it is documented."
-    made = [(module, name) for module, maker in project.makers.items() if maker == page for name in project.exports.get(module, {})]
-    used = [pair for cell in project.notebooks[page]["cells"] if cell["cell_type"] == "code" for pair in imported(text(cell), project.lib.name)]
-    front = {name: module for module, names in project.exports.items() if module != "__init__" for name in names if name in project.exports.get("__init__", {})}
+    """What the code of a page makes or imports, and the classes that everyone imports first: name
+    -> where it is documented."""
+    made = [
+        (module, name)
+        for module, maker in project.makers.items()
+        if maker == page
+        for name in project.exports.get(module, {})
+    ]
+    used = [
+        pair
+        for cell in project.notebooks[page]["cells"]
+        if cell["cell_type"] == "code"
+        for pair in imported(text(cell), project.lib.name)
+    ]
+    front = {
+        name: module
+        for module, names in project.exports.items()
+        if module != "__init__"
+        for name in names
+        if name in project.exports.get("__init__", {})
+    }
     pairs = {name: module for module, name in [*((m, n) for n, m in front.items()), *used, *made]}
-    known = {name: front.get(name) if module == "__init__" else module for name, module in pairs.items()}
-    return {name: f"{project.lib.name}.{module}.{name}" for name, module in known.items() if name in project.exports.get(module, {})}
+    known = {
+        name: front.get(name) if module == "__init__" else module for name, module in pairs.items()
+    }
+    return {
+        name: f"{project.lib.name}.{module}.{name}"
+        for name, module in known.items()
+        if name in project.exports.get(module, {})
+    }
 
 
 # ---- The menu ----
 
+
 def section_of(name: str) -> str:
-    "The section that a notebook's name or number puts it in. Raises ValueError for a name that says neither."
+    """The section that a notebook's name or number puts it in. Raises ValueError for a name that
+    says neither."""
     for section, members in SECTIONS.items():
         number = re.match(r"(\d\d)_", name)
-        if name in members or isinstance(members, range) and number and int(number[1]) in members: return section
-    raise ValueError(f"nbs/{name}.ipynb has no place in the menu: call it NN_name.ipynb, with the number of its room, or name it in SECTIONS of docs/collect.py.")
+        if name in members or (isinstance(members, range) and number and int(number[1]) in members):
+            return section
+    raise ValueError(
+        f"nbs/{name}.ipynb has no place in the menu: call it NN_name.ipynb, with the number of "
+        "its room, or name it in SECTIONS of docs/collect.py."
+    )
 
 
 def menu(project: Project) -> dict[str, list[str]]:
     "Section -> names of its notebooks, in their order."
     found: dict[str, list[str]] = {section: [] for section in SECTIONS}
     for name in project.notebooks:
-        try: found[section_of(name)].append(name)
-        except ValueError as error: project.complaints.append(str(error))
+        try:
+            found[section_of(name)].append(name)
+        except ValueError as error:
+            project.complaints.append(str(error))
     found["Start here"].sort(key=SECTIONS["Start here"].index)
     return {section: names for section, names in found.items() if names}
 
@@ -170,34 +259,60 @@ def toctree(caption: str, entries: list[str]) -> str:
 
 def contents(project: Project, modules: list[str]) -> str:
     "The whole menu, which stands unseen on the first page."
-    parts = [toctree(section, [f"{label(name, project.notebooks[name])} <{'self' if name == 'index' else name}>" for name in names])
-             for section, names in menu(project).items()]
-    if modules: parts.append(toctree("API", ["Everything, by module <api/index>", *(f"{project.lib.name}.{name} <api/{name}>" for name in modules)]))
+    parts = [
+        toctree(
+            section,
+            [
+                f"{label(name, project.notebooks[name])} <{'self' if name == 'index' else name}>"
+                for name in names
+            ],
+        )
+        for section, names in menu(project).items()
+    ]
+    if modules:
+        parts.append(
+            toctree(
+                "API",
+                [
+                    "Everything, by module <api/index>",
+                    *(f"{project.lib.name}.{name} <api/{name}>" for name in modules),
+                ],
+            )
+        )
     return "\n\n".join(parts)
 
 
 # ---- Links ----
+
 
 def destinations(markdown: str) -> dict[str, bool]:
     "What a text links to -> whether as an image. Code is not read."
     found: dict[str, bool] = {}
     for token in MarkdownIt("commonmark").enable("table").parse(markdown):
         for child in token.children or []:
-            if child.type == "link_open": found.setdefault(str(child.attrs["href"]), False)
-            if child.type == "image": found[str(child.attrs["src"])] = True
+            if child.type == "link_open":
+                found.setdefault(str(child.attrs["href"]), False)
+            if child.type == "image":
+                found[str(child.attrs["src"])] = True
     return found
 
 
 def redirected(project: Project, page: str, href: str, as_image: bool, out: Path) -> str:
-    "The same destination for a reader of the site. A link to what is not there is a complaint; notebooks are left to Sphinx, which knows their headings."
+    """The same destination for a reader of the site. A link to what is not there is a complaint;
+    notebooks are left to Sphinx, which knows their headings."""
     parts = urlsplit(href)
-    if parts.scheme or parts.netloc or not parts.path: return href
-    target = (project.nbs / unquote(parts.path)).resolve()
-    if target.parent == project.nbs and target.suffix == ".ipynb": return target.name + (f"#{parts.fragment}" if parts.fragment else "")
-    if not target.exists() or not target.is_relative_to(project.root) or project.is_ignored(target):
-        project.complaints.append(f"nbs/{page}.ipynb links to {href}: there is no such file in the repository.")
+    if parts.scheme or parts.netloc or not parts.path:
         return href
-    if not as_image: return project.url(target) + (f"#{parts.fragment}" if parts.fragment else "")
+    target = (project.nbs / unquote(parts.path)).resolve()
+    if target.parent == project.nbs and target.suffix == ".ipynb":
+        return target.name + (f"#{parts.fragment}" if parts.fragment else "")
+    if not target.exists() or not target.is_relative_to(project.root) or project.is_ignored(target):
+        project.complaints.append(
+            f"nbs/{page}.ipynb links to {href}: there is no such file in the repository."
+        )
+        return href
+    if not as_image:
+        return project.url(target) + (f"#{parts.fragment}" if parts.fragment else "")
     kept = Path("files") / target.relative_to(project.root)
     (out / kept).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(target, out / kept)
@@ -208,14 +323,22 @@ def relinked(project: Project, page: str, markdown: str, out: Path) -> str:
     "A text whose relative links lead where they should."
     for href, as_image in destinations(markdown).items():
         new = redirected(project, page, href, as_image, out)
-        markdown = re.sub(rf"(\]\(\s*<?){re.escape(href)}(?=[>\s)])", lambda match: match[1] + new, markdown)
+        markdown = re.sub(
+            rf"(\]\(\s*<?){re.escape(href)}(?=[>\s)])", lambda match: match[1] + new, markdown
+        )
     return markdown
 
 
 # ---- A page ----
 
+
 def markdown_cell(source: str) -> dict:
-    return dict(cell_type="markdown", id=f"site-{sha1(source.encode()).hexdigest()[:12]}", metadata={}, source=source)
+    return dict(
+        cell_type="markdown",
+        id=f"site-{sha1(source.encode()).hexdigest()[:12]}",
+        metadata={},
+        source=source,
+    )
 
 
 def directives(source: str) -> set[str]:
@@ -225,14 +348,21 @@ def directives(source: str) -> set[str]:
 
 
 def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]:
-    "A cell of code as it is shown: without directives; one that makes part of the package bears a mark, and an anchor that the reference leads to."
+    """A cell of code as it is shown: without directives; one that makes part of the package bears a
+    mark, and an anchor that the reference leads to."""
     said = directives(text(cell))
-    if said & UNSEEN: return []
+    if said & UNSEEN:
+        return []
     tags = ["remove-input"] * ("echo: false" in said) + ["exported"] * bool(said & EXPORTS)
     for output in cell["outputs"]:
         if "text/markdown" in output.get("data", {}):
-            output["data"]["text/markdown"] = relinked(project, page, "".join(output["data"]["text/markdown"]), out)
-    shown = cell | dict(source=re.sub(r"^#\|.*\n?", "", text(cell), flags=re.M).strip("\n"), metadata=dict(tags=tags))
+            output["data"]["text/markdown"] = relinked(
+                project, page, "".join(output["data"]["text/markdown"]), out
+            )
+    shown = cell | dict(
+        source=re.sub(r"^#\|.*\n?", "", text(cell), flags=re.M).strip("\n"),
+        metadata=dict(tags=tags),
+    )
     anchor = markdown_cell(f'<div id="cell-{cell.get("id")}"></div>')
     return [anchor, shown] if "exported" in tags else [shown]
 
@@ -240,41 +370,78 @@ def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]
 def about(project: Project, name: str) -> str:
     "Where a page comes from, and what is made on it."
     module = next((module for module, maker in project.makers.items() if maker == name), None)
-    made = f" The cells with a bar at their left are the module [`{project.lib.name}.{module}`](api/{module}.rst)." if module else ""
-    return f":::{{container}} about\nThis page is the notebook [{name}.ipynb]({project.url(project.nbs / f'{name}.ipynb')}).{made}\n:::"
+    made = (
+        " The cells with a bar at their left are the module "
+        f"[`{project.lib.name}.{module}`](api/{module}.rst)."
+        if module
+        else ""
+    )
+    return (
+        f":::{{container}} about\nThis page is the notebook "
+        f"[{name}.ipynb]({project.url(project.nbs / f'{name}.ipynb')}).{made}\n:::"
+    )
 
 
 def page(project: Project, name: str, out: Path, tail: str = "") -> dict:
     "A notebook as the site shows it."
     nb, cells = project.notebooks[name], []
     for cell in nb["cells"]:
-        if cell["cell_type"] == "code": cells += code_cells(project, name, cell, out)
-        elif cell["cell_type"] == "markdown": cells.append(markdown_cell(relinked(project, name, text(cell), out)))
-    if not title(nb): project.complaints.append(f"nbs/{name}.ipynb has no title: its first cell should open with '# Title'.")
-    if name != "index": cells.insert(1, markdown_cell(about(project, name)))
-    return nb | dict(cells=cells + [markdown_cell(tail)] * bool(tail), metadata=dict(language_info=dict(name="python", pygments_lexer="ipython3"), kernelspec=nb["metadata"]["kernelspec"]))
+        if cell["cell_type"] == "code":
+            cells += code_cells(project, name, cell, out)
+        elif cell["cell_type"] == "markdown":
+            cells.append(markdown_cell(relinked(project, name, text(cell), out)))
+    if not title(nb):
+        project.complaints.append(
+            f"nbs/{name}.ipynb has no title: its first cell should open with '# Title'."
+        )
+    if name != "index":
+        cells.insert(1, markdown_cell(about(project, name)))
+    return nb | dict(
+        cells=cells + [markdown_cell(tail)] * bool(tail),
+        metadata=dict(
+            language_info=dict(name="python", pygments_lexer="ipython3"),
+            kernelspec=nb["metadata"]["kernelspec"],
+        ),
+    )
 
 
 # ---- The reference ----
 
-def underlined(heading: str) -> str: return f"{heading}\n{'=' * len(heading)}\n"
+
+def underlined(heading: str) -> str:
+    return f"{heading}\n{'=' * len(heading)}\n"
 
 
 def module_page(project: Project, module: str) -> str:
     "The page of one module. What it says is in the docstrings."
     full, maker = f"{project.lib.name}.{module}", project.makers[module]
-    members = "".join(f".. {kind}:: {full}.{name}\n{OF_CLASS if kind == 'autoclass' else ''}\n" for name, kind in project.exports[module].items())
-    return f"{underlined(full)}\n.. automodule:: {full}\n\nHow it is made, step by step: :doc:`{label(maker, project.notebooks[maker])} </{maker}>`.\n\n{members}"
+    members = "".join(
+        f".. {kind}:: {full}.{name}\n{OF_CLASS if kind == 'autoclass' else ''}\n"
+        for name, kind in project.exports[module].items()
+    )
+    return (
+        f"{underlined(full)}\n.. automodule:: {full}\n\nHow it is made, step by step: "
+        f":doc:`{label(maker, project.notebooks[maker])} </{maker}>`.\n\n{members}"
+    )
 
 
 def front_page(project: Project, modules: list[str]) -> str:
     "The page that leads to the others: every export of every module."
     lib = project.lib.name
     home = {export: module for module in modules for export in project.exports[module]}
-    lines = [underlined("API reference"), f".. py:module:: {lib}\n", "Made from the docstrings. ``[source]`` leads to the cell of the notebook where a thing is made.\n",
-             f"From ``{lib}`` itself one can import " + ", ".join(f":py:obj:`~{lib}.{home[e]}.{e}`" for e in project.exports.get("__init__", [])) + ".\n"]
+    lines = [
+        underlined("API reference"),
+        f".. py:module:: {lib}\n",
+        "Made from the docstrings. ``[source]`` leads to the cell of the notebook where a thing "
+        "is made.\n",
+        f"From ``{lib}`` itself one can import "
+        + ", ".join(f":py:obj:`~{lib}.{home[e]}.{e}`" for e in project.exports.get("__init__", []))
+        + ".\n",
+    ]
     for module in modules:
-        names = ", ".join(f":py:obj:`~{lib}.{module}.{export}`" for export in project.exports[module])
+        names = ", ".join(
+            f":py:obj:`~{lib}.{module}.{export}`" for export in project.exports[module]
+        )
         lines.append(f":doc:`{lib}.{module} <{module}>`\n   {names}\n")
     return "\n".join(lines)
 
@@ -282,11 +449,16 @@ def front_page(project: Project, modules: list[str]) -> str:
 def write_reference(project: Project, out: Path) -> list[str]:
     "Pages for the modules, in the order of the notebooks that make them. -> names of the modules"
     here = {path.stem for path in project.lib.glob("*.py")} - {"__init__", "_modidx"}
-    project.complaints += [f"{project.lib.name}/{name}.py: no notebook makes it." for name in sorted(here - project.makers.keys())]
+    project.complaints += [
+        f"{project.lib.name}/{name}.py: no notebook makes it."
+        for name in sorted(here - project.makers.keys())
+    ]
     modules = [name for name in project.makers if name in here]
     (out / "api").mkdir(parents=True)
-    for name in modules: (out / "api" / f"{name}.rst").write_text(module_page(project, name), encoding="utf-8")
-    if modules: (out / "api" / "index.rst").write_text(front_page(project, modules), encoding="utf-8")
+    for name in modules:
+        (out / "api" / f"{name}.rst").write_text(module_page(project, name), encoding="utf-8")
+    if modules:
+        (out / "api" / "index.rst").write_text(front_page(project, modules), encoding="utf-8")
     return modules
 
 
@@ -298,7 +470,11 @@ def collect(root: Path, out: Path) -> Project:
     for name in project.notebooks:
         staged = page(project, name, out, contents(project, modules) if name == "index" else "")
         (out / f"{name}.ipynb").write_text(json.dumps(staged), encoding="utf-8")
-    (out / "names.json").write_text(json.dumps({name: names_on(project, name) for name in project.notebooks}), encoding="utf-8")
-    if "index" not in project.notebooks: project.complaints.append("nbs/index.ipynb is not there: it is the first page of the site.")
-    if project.complaints: raise Wrong(project.complaints)
+    (out / "names.json").write_text(
+        json.dumps({name: names_on(project, name) for name in project.notebooks}), encoding="utf-8"
+    )
+    if "index" not in project.notebooks:
+        project.complaints.append("nbs/index.ipynb is not there: it is the first page of the site.")
+    if project.complaints:
+        raise Wrong(project.complaints)
     return project

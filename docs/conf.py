@@ -1,4 +1,5 @@
 """Sphinx's settings. The pages come from collect.py, the rest of the reference from reference.py."""
+
 import sys
 from configparser import ConfigParser
 from importlib.util import find_spec
@@ -14,7 +15,13 @@ settings = config["DEFAULT"]
 
 project, author, version = settings["title"], settings["author"], settings["version"]
 project_copyright = settings["copyright"]
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.linkcode", "sphinx.ext.mathjax", "reference"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.linkcode",
+    "sphinx.ext.mathjax",
+    "reference",
+]
 
 # Notebooks: outputs are kept in them, nothing runs here.
 nb_execution_mode = "off"
@@ -38,8 +45,19 @@ toc_object_entries_show_parents = "hide"
 
 # What the reader's browser is given. MathJax and its fonts are among the files of the site.
 html_theme, html_title = "furo", settings["title"]
-html_static_path = [str(HERE / "static"), str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static")]
-exclude_patterns = ["mathjax/*svg*", "mathjax/*mml*", "mathjax/*full*", "mathjax/output/svg*", "mathjax/node-main.js", "mathjax/sre/mathmaps/[!be]*", "mathjax/sre/mathmaps/es.json"]
+html_static_path = [
+    str(HERE / "static"),
+    str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static"),
+]
+exclude_patterns = [
+    "mathjax/*svg*",
+    "mathjax/*mml*",
+    "mathjax/*full*",
+    "mathjax/output/svg*",
+    "mathjax/node-main.js",
+    "mathjax/sre/mathmaps/[!be]*",
+    "mathjax/sre/mathmaps/es.json",
+]
 mathjax_path = "mathjax/tex-chtml.js"
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_show_search_summary = False  # a page that is read from disk may not fetch another

@@ -4,17 +4,25 @@
 
 # %% ../nbs/13_checkpoint.ipynb #50db28bc
 from __future__ import annotations
-import copy, hashlib, json, os, re, shutil
+
+import copy
+import hashlib
+import json
+import os
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from .models import inside
 
 # %% auto #0
@@ -23,141 +31,211 @@ __all__ = ['PARTIAL', 'MANIFEST', 'staged', 'seal', 'verify', 'save_policy', 'mo
 # %% ../nbs/13_checkpoint.ipynb #a56921ce
 PARTIAL = ".partial"  # what a folder's name ends in while it is written
 
+
 @contextmanager
 def staged(
-    folder: str | Path,  # where the finished folder will stand; one that is there already is replaced
-) -> Iterator[Path]:     # where to write
+    folder: str
+    | Path,  # where the finished folder will stand; one that is there already is replaced
+) -> Iterator[Path]:  # where to write
     "A folder that appears complete or not at all."
     folder = Path(folder)
     partial, old = (folder.with_name(folder.name + end) for end in (PARTIAL, f".old{PARTIAL}"))
-    if old.exists() and not folder.exists(): old.rename(folder)  # a kill came between the two renames below
-    for left in (partial, old): shutil.rmtree(left, ignore_errors=True)
+    if old.exists() and not folder.exists():
+        old.rename(folder)  # a kill came between the two renames below
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
     partial.mkdir(parents=True)
-    try: yield partial
+    try:
+        yield partial
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     for path in partial.rglob("*"):
-        if path.is_file(): _to_disk(path)
+        if path.is_file():
+            _to_disk(path)
     if folder.exists():
         folder.rename(old)
         partial.rename(folder)
         shutil.rmtree(old)
-    else: partial.rename(folder)
+    else:
+        partial.rename(folder)
+
 
 def _to_disk(path: Path) -> None:
     "Wait until a file is really written."
-    with open(path, "rb") as file: os.fsync(file.fileno())
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 # %% ../nbs/13_checkpoint.ipynb #ed5131dc
 MANIFEST = "manifest.json"
 
+
 def _digest(path: Path) -> dict[str, Any]:
     "Size and hash of a file."
     with open(path, "rb") as file:
-        return dict(size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+        return dict(
+            size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
+        )
+
 
 def seal(folder: str | Path, **run: Any) -> None:
     "Write the manifest: every file's size and hash, and what names the run."
     folder = Path(folder)
-    files = {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()
-             and path.name != MANIFEST}
+    files = {
+        str(path.relative_to(folder)): _digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
     (folder / MANIFEST).write_text(json.dumps(dict(run=run, files=files), indent=1))
 
 # %% ../nbs/13_checkpoint.ipynb #ee434152
 def _manifest(folder: Path) -> dict[str, Any]:
     "What `seal` wrote. Raises ValueError where it cannot be read."
-    try: found = json.loads((folder / MANIFEST).read_text())
-    except ValueError: found = None
-    if not isinstance(found, dict) or not all(isinstance(found.get(part), dict) for part in ("run", "files")):
-        raise ValueError(f"{folder} is damaged: {MANIFEST} is not as it was written. Resume from an earlier checkpoint.")
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(part), dict) for part in ("run", "files")
+    ):
+        raise ValueError(
+            f"{folder} is damaged: {MANIFEST} is not as it was written. Resume from an earlier "
+            "checkpoint."
+        )
     return found
 
 # %% ../nbs/13_checkpoint.ipynb #d92abdf2
 def verify(
     folder: str | Path,
-    **run: Any,          # what the manifest must say of the run
+    **run: Any,  # what the manifest must say of the run
 ) -> None:
-    "Raises ValueError with the reason where a checkpoint is missing something, was changed, or belongs to another run."
+    """Raises ValueError with the reason where a checkpoint is missing something, was changed, or
+    belongs to another run."""
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} has no {MANIFEST}: it is not a checkpoint of this package, or it was never "
-                         "finished. Resume from an earlier one.")
+        raise ValueError(
+            f"{folder} has no {MANIFEST}: it is not a checkpoint of this package, or it was never "
+            "finished. Resume from an earlier one."
+        )
     found = _manifest(folder)
     for name, wanted in found["files"].items():
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint.")
+            raise ValueError(
+                f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint."
+            )
         if _digest(folder / name) != wanted:
-            raise ValueError(f"{folder} is damaged: {name} is not as it was written. Resume from an earlier checkpoint.")
+            raise ValueError(
+                f"{folder} is damaged: {name} is not as it was written. Resume from an earlier "
+                "checkpoint."
+            )
     for name, value in run.items():
         if (theirs := found["run"].get(name)) != value:
-            raise ValueError(f"{folder} belongs to another run: its {name} is {theirs!r}, this run's is {value!r}. "
-                             "Give this run's own checkpoint, or the same settings.")
+            raise ValueError(
+                f"{folder} belongs to another run: its {name} is {theirs!r}, this run's is "
+                f"{value!r}. "
+                "Give this run's own checkpoint, or the same settings."
+            )
 
 # %% ../nbs/13_checkpoint.ipynb #e7bb9232
 def save_policy(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
-    state: dict[str, Tensor] | None = None,  # weights gathered from all ranks; None: the model's own
-    card: str | None = None,                 # README.md of the folder
-    stop_ids: Sequence[int] = (),            # tokens that ended a response in training; none: the tokenizer's EOS
+    state: dict[str, Tensor]
+    | None = None,  # weights gathered from all ranks; None: the model's own
+    card: str | None = None,  # README.md of the folder
+    stop_ids: Sequence[
+        int
+    ] = (),  # tokens that ended a response in training; none: the tokenizer's EOS
 ) -> None:
-    "Policy, tokenizer, generation config and model card; `AutoModelForCausalLM.from_pretrained(folder)` loads it."
+    """Policy, tokenizer, generation config and model card;
+    `AutoModelForCausalLM.from_pretrained(folder)` loads it."""
     model = inside(policy)  # an adapter's folder gets them too
     own, config = model.generation_config, copy.deepcopy(model.generation_config)
     ends = list(stop_ids) or [tokenizer.eos_token_id]
-    config.update(eos_token_id=ends[0] if len(ends) == 1 else ends, pad_token_id=tokenizer.pad_token_id)
-    sampling = (getattr(config, name, None) for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"))
-    if any(value is not None for value in sampling): config.do_sample = True  # else transformers refuses to save it
+    config.update(
+        eos_token_id=ends[0] if len(ends) == 1 else ends, pad_token_id=tokenizer.pad_token_id
+    )
+    sampling = (
+        getattr(config, name, None)
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    )
+    if any(value is not None for value in sampling):
+        config.do_sample = True  # else transformers refuses to save it
     model.generation_config = config
-    try: policy.save_pretrained(folder, state_dict=state)
-    finally: model.generation_config = own
-    if model is not policy: config.save_pretrained(folder)
+    try:
+        policy.save_pretrained(folder, state_dict=state)
+    finally:
+        model.generation_config = own
+    if model is not policy:
+        config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if card: (Path(folder) / "README.md").write_text(card, encoding="utf-8")
+    if card:
+        (Path(folder) / "README.md").write_text(card, encoding="utf-8")
 
 # %% ../nbs/13_checkpoint.ipynb #8c2835e1
 def model_card(
     name: str,
-    recipe: dict[str, Any],            # settings that matter
-    results: dict[str, float],         # last metrics
-    base: str = "",                    # what the policy started from; a name on the hub goes into the metadata
-    sections: dict[str, dict[str, Any]] | None = None,  # more tables under their titles, such as the data and seeds
+    recipe: dict[str, Any],  # settings that matter
+    results: dict[str, float],  # last metrics
+    base: str = "",  # what the policy started from; a name on the hub goes into the metadata
+    sections: dict[str, dict[str, Any]]
+    | None = None,  # more tables under their titles, such as the data and seeds
 ) -> str:
     "Markdown with the metadata block that the hub reads."
-    show = lambda x: (f"{x:.4g}" if isinstance(x, float) else str(x)).replace("|", "\\|").replace("\n", " ")
-    table = lambda rows: "\n".join(["| | |", "|---|---|", *[f"| {show(k)} | {show(v)} |" for k, v in rows.items()]])
+    show = lambda x: (
+        (f"{x:.4g}" if isinstance(x, float) else str(x)).replace("|", "\\|").replace("\n", " ")
+    )
+    table = lambda rows: "\n".join(
+        ["| | |", "|---|---|", *[f"| {show(k)} | {show(v)} |" for k, v in rows.items()]]
+    )
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
-    head = ["library_name: transformers", *[f"base_model: {base}"] * bool(on_hub), "pipeline_tag: text-generation",
-            "tags: [rlhf, ppo, rlhf_nb]"]
+    head = [
+        "library_name: transformers",
+        *[f"base_model: {base}"] * bool(on_hub),
+        "pipeline_tag: text-generation",
+        "tags: [rlhf, ppo, rlhf_nb]",
+    ]
     start = f", started from `{base}`" if base else ""
     tables = {"Recipe": recipe, **(sections or {}), "Last metrics": results}
-    body = [f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.",
-            *[f"## {title}\n\n{table(rows)}" for title, rows in tables.items()]]
+    body = [
+        f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.",
+        *[f"## {title}\n\n{table(rows)}" for title, rows in tables.items()],
+    ]
     return "\n".join(["---", *head, "---", "", f"# {name}", "", "\n\n".join(body), ""])
 
 # %% ../nbs/13_checkpoint.ipynb #e21c1193
-def save_weights(model: nn.Module, folder: str | Path, state: dict[str, Tensor] | None = None) -> None:
-    "A transformers model whole, of a PEFT model the adapter, of anything else the weights; `state` where it was gathered."
-    if hasattr(model, "save_pretrained"): return model.save_pretrained(folder, state_dict=state)
+def save_weights(
+    model: nn.Module, folder: str | Path, state: dict[str, Tensor] | None = None
+) -> None:
+    """A transformers model whole, of a PEFT model the adapter, of anything else the weights;
+    `state` where it was gathered."""
+    if hasattr(model, "save_pretrained"):
+        return model.save_pretrained(folder, state_dict=state)
     Path(folder).mkdir(parents=True, exist_ok=True)
     state = {name: x.contiguous() for name, x in (state or model.state_dict()).items()}
     save_file(state, Path(folder) / "model.safetensors")
+
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     "Put back what `save_weights` or `save_policy` wrote, into a model of the same make."
     if hasattr(model, "peft_config"):
         import peft
+
         own = model.active_adapter
-        weights = peft.load_peft_weights(Path(folder) / (own if own != "default" else ""), device="cpu")
+        weights = peft.load_peft_weights(
+            Path(folder) / (own if own != "default" else ""), device="cpu"
+        )
         peft.set_peft_model_state_dict(model, weights, adapter_name=own)
     elif hasattr(model, "save_pretrained"):
         _put(model, type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
-    else: _put(model, load_file(Path(folder) / "model.safetensors"))
+    else:
+        _put(model, load_file(Path(folder) / "model.safetensors"))
+
 
 def _put(model: nn.Module, state: dict[str, Tensor]) -> None:
     "`load_state_dict`, also where the weights lie in parts on several devices (FSDP2)."
     if any(isinstance(p, DTensor) for p in model.parameters()):
         set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
-    else: model.load_state_dict(state)
+    else:
+        model.load_state_dict(state)

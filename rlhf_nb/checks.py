@@ -4,10 +4,14 @@
 
 # %% ../nbs/00_checks.ipynb #eb444386
 from __future__ import annotations
-import copy, html, math
+
+import copy
+import html
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,40 +26,55 @@ __all__ = ['check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_tin
 @dataclass(frozen=True)
 class Verdict:
     "What a checker has to say of an answer."
+
     ok: bool
     text: str
-    def __bool__(self) -> bool: return self.ok
-    def __repr__(self) -> str: return f"{'✓' if self.ok else '✗'} {self.text}"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        return f"{'✓' if self.ok else '✗'} {self.text}"
+
     def _repr_html_(self) -> str:
         ground = "#dbe9f9" if self.ok else "#fdebd7"
         mark = "✓ right" if self.ok else "✗ not yet"
-        return (f'<p style="background:{ground};color:#111;padding:6px 10px;margin:0"><b>{mark}</b> '
-                f"{html.escape(self.text)}</p>")
+        return (
+            f'<p style="background:{ground};color:#111;padding:6px 10px;margin:0"><b>{mark}</b> '
+            f"{html.escape(self.text)}</p>"
+        )
 
 # %% ../nbs/00_checks.ipynb #bb6897fa
 def outcome(
     program: Callable,
     case: tuple,  # its arguments; they are copied first
-) -> Any:         # what it returned, or the exception that it raised
+) -> Any:  # what it returned, or the exception that it raised
     "Run a program on one case."
-    try: return program(*copy.deepcopy(case))
-    except Exception as error: return error
+    try:
+        return program(*copy.deepcopy(case))
+    except Exception as error:
+        return error
+
 
 def same(
     a: Any,
     b: Any,
     tolerance: float = 1e-5,
 ) -> bool:
-    "Whether two outcomes are the same: shape and values, part by part, or the type of the exception."
-    if isinstance(a, Exception) or isinstance(b, Exception): return type(a) is type(b)
+    """Whether two outcomes are the same: shape and values, part by part, or the type of the
+    exception."""
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        return type(a) is type(b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
     if not isinstance(a, (int, float, Tensor)) or not isinstance(b, (int, float, Tensor)):
-        return a is b or isinstance(a, str) and a == b
+        return a is b or (isinstance(a, str) and a == b)
     a, b = torch.as_tensor(a), torch.as_tensor(b)
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), atol=tolerance, rtol=tolerance, equal_nan=True)
+    return a.shape == b.shape and torch.allclose(
+        a.double(), b.double(), atol=tolerance, rtol=tolerance, equal_nan=True
+    )
 
 # %% ../nbs/00_checks.ipynb #700e1385
 def difference(
@@ -63,16 +82,21 @@ def difference(
     want: Any,
 ) -> str:
     "One sentence on where two outcomes differ first."
-    if isinstance(want, Exception): return f"An error was wanted here, a {type(want).__name__}: {got!r} came."
+    if isinstance(want, Exception):
+        return f"An error was wanted here, a {type(want).__name__}: {got!r} came."
     if isinstance(want, (tuple, list)):
-        if not isinstance(got, (tuple, list)) or len(got) != len(want): return f"Return {len(want)} values, as a tuple."
+        if not isinstance(got, (tuple, list)) or len(got) != len(want):
+            return f"Return {len(want)} values, as a tuple."
         return next(difference(a, b) for a, b in zip(got, want) if not same(a, b))
-    if isinstance(want, str): return f"You have {got!r}, and {want!r} was wanted."
-    if not isinstance(got, (int, float, Tensor)): return f"Return a tensor or a number: {type(got).__name__} came."
+    if isinstance(want, str):
+        return f"You have {got!r}, and {want!r} was wanted."
+    if not isinstance(got, (int, float, Tensor)):
+        return f"Return a tensor or a number: {type(got).__name__} came."
     found, wanted = torch.as_tensor(got).double(), torch.as_tensor(want).double()
     if found.shape != wanted.shape:
         return f"The answer has shape {list(found.shape)}, and {list(wanted.shape)} was wanted."
-    if not wanted.ndim: return f"The answer is {found:g}, and {wanted:g} was wanted."
+    if not wanted.ndim:
+        return f"The answer is {found:g}, and {wanted:g} was wanted."
     place = (~torch.isclose(found, wanted, atol=1e-5, equal_nan=True)).nonzero()[0].tolist()
     return f"At {place} you have {found[tuple(place)]:g}, and {wanted[tuple(place)]:g} was wanted."
 
@@ -80,6 +104,7 @@ def difference(
 @dataclass(frozen=True)
 class Mistake:
     "A mistake that people make, as a program that makes it."
+
     wrong: Callable
     message: str  # names the mistake and the way out
 
@@ -87,24 +112,33 @@ class Mistake:
 @dataclass(frozen=True)
 class Exercise:
     "Call it with your function: it says whether that is right, and if not, which mistake it sees."
-    name: str                      # of the function that the reader writes
-    right: Callable                # one answer
-    cases: tuple[tuple, ...]       # arguments to try
+
+    name: str  # of the function that the reader writes
+    right: Callable  # one answer
+    cases: tuple[tuple, ...]  # arguments to try
     mistakes: tuple[Mistake, ...]
-    praise: str                    # what the reader has understood
+    praise: str  # what the reader has understood
 
     def __call__(self, answer: Callable) -> Verdict:
-        if not callable(answer): return Verdict(False, f"Give the function itself: a {type(answer).__name__} came.")
+        if not callable(answer):
+            return Verdict(False, f"Give the function itself: a {type(answer).__name__} came.")
         for case in self.cases:
             given = copy.deepcopy(case)
-            try: answer(*given)
-            except Exception: pass  # what it raised is compared below
+            try:
+                answer(*given)
+            except Exception:
+                pass  # what it raised is compared below
             if not same(given, case, 0.0):
-                return Verdict(False, "You changed an argument in place. It is needed again: build a new tensor.")
+                return Verdict(
+                    False,
+                    "You changed an argument in place. It is needed again: build a new tensor.",
+                )
         got = [outcome(answer, case) for case in self.cases]
-        if self._matches(self.right, got): return Verdict(True, self.praise)
+        if self._matches(self.right, got):
+            return Verdict(True, self.praise)
         for mistake in self.mistakes:
-            if self._matches(mistake.wrong, got): return Verdict(False, mistake.message)
+            if self._matches(mistake.wrong, got):
+                return Verdict(False, mistake.message)
         return Verdict(False, self._first_difference(got))
 
     def _matches(self, program: Callable, got: list) -> bool:
@@ -114,90 +148,199 @@ class Exercise:
         "Where an answer that is no known mistake goes wrong first."
         for case, found in zip(self.cases, got):
             want = outcome(self.right, case)
-            if same(found, want): continue
-            if isinstance(found, Exception): return f"It raised {type(found).__name__}: {found}"
+            if same(found, want):
+                continue
+            if isinstance(found, Exception):
+                return f"It raised {type(found).__name__}: {found}"
             return f"No mistake that I know. {difference(found, want)}"
         raise AssertionError("an answer without a difference is right")
 
 # %% ../nbs/00_checks.ipynb #b870b28f
-def _right_mean(x, mask): return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
-def _wrong_mean_no_mask(x, mask): return x.mean()
-def _wrong_mean_rectangle(x, mask): return torch.where(mask, x, 0.0).mean()
-def _wrong_mean_product_rectangle(x, mask): return (x * mask).mean()
-def _wrong_mean_product(x, mask): return (x * mask).sum() / mask.sum().clamp(min=1)
-def _wrong_mean_both(x, mask): return (x * mask).sum() / mask.sum()
-def _wrong_mean_no_clamp(x, mask): return x[mask].mean()
-def _wrong_mean_rows(x, mask): return torch.stack([_right_mean(*row) for row in zip(x, mask)]).mean()
-def _wrong_mean_rows_no_clamp(x, mask): return torch.stack([row[keep].mean() for row, keep in zip(x, mask)]).mean()
+def _right_mean(x, mask):
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def _wrong_mean_no_mask(x, mask):
+    return x.mean()
+
+
+def _wrong_mean_rectangle(x, mask):
+    return torch.where(mask, x, 0.0).mean()
+
+
+def _wrong_mean_product_rectangle(x, mask):
+    return (x * mask).mean()
+
+
+def _wrong_mean_product(x, mask):
+    return (x * mask).sum() / mask.sum().clamp(min=1)
+
+
+def _wrong_mean_both(x, mask):
+    return (x * mask).sum() / mask.sum()
+
+
+def _wrong_mean_no_clamp(x, mask):
+    return x[mask].mean()
+
+
+def _wrong_mean_rows(x, mask):
+    return torch.stack([_right_mean(*row) for row in zip(x, mask)]).mean()
+
+
+def _wrong_mean_rows_no_clamp(x, mask):
+    return torch.stack([row[keep].mean() for row, keep in zip(x, mask)]).mean()
+
 
 _mean_rows = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
 _mean_keep = torch.tensor([[True, True, True], [True, False, False]])
-_mean_cases = ((_mean_rows, _mean_keep), (_mean_rows.masked_fill(~_mean_keep, math.inf), _mean_keep),
-               (_mean_rows, torch.zeros(2, 3, dtype=torch.bool)))
+_mean_cases = (
+    (_mean_rows, _mean_keep),
+    (_mean_rows.masked_fill(~_mean_keep, math.inf), _mean_keep),
+    (_mean_rows, torch.zeros(2, 3, dtype=torch.bool)),
+)
 _mean_padded = "You divided by 6. Two of those six are padding: count the trues of the mask."
-_mean_by_rows = ("You averaged the rows first (2 and 9 make 5.5). That is the sequence mean: let every token weigh the "
-                 "same.")
+_mean_by_rows = (
+    "You averaged the rows first (2 and 9 make 5.5). That is the sequence mean: let every token "
+    "weigh the "
+    "same."
+)
 
 # %% ../nbs/00_checks.ipynb #f4332390
-check_mean = Exercise("my_mean", _right_mean, _mean_cases, praise=(
-    "Every real token weighs the same, and padding weighs nothing, whatever lies on it."), mistakes=(
-    Mistake(_wrong_mean_no_mask, "The mask does nothing here: what lies on the padding goes into your mean."),
-    Mistake(_wrong_mean_rectangle, _mean_padded),
-    Mistake(_wrong_mean_product_rectangle, _mean_padded + " And 0 times infinity is no number: replace the padding, "
-            "do not multiply it by zero."),
-    Mistake(_wrong_mean_product, "With infinity on the padding you return nan, since 0 times infinity is no number: "
-            "replace the padding, do not multiply it by zero."),
-    Mistake(_wrong_mean_both, "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 times "
-            "infinity is nan, so replace the padding; 0 divided by 0 is nan too, so keep the count at 1 or more."),
-    Mistake(_wrong_mean_no_clamp, "With no real token at all you divide 0 by 0: keep the count at 1 or more."),
-    Mistake(_wrong_mean_rows, _mean_by_rows),
-    Mistake(_wrong_mean_rows_no_clamp, _mean_by_rows + " A row without a token would have no mean at all.")))
+check_mean = Exercise(
+    "my_mean",
+    _right_mean,
+    _mean_cases,
+    praise=("Every real token weighs the same, and padding weighs nothing, whatever lies on it."),
+    mistakes=(
+        Mistake(
+            _wrong_mean_no_mask,
+            "The mask does nothing here: what lies on the padding goes into your mean.",
+        ),
+        Mistake(_wrong_mean_rectangle, _mean_padded),
+        Mistake(
+            _wrong_mean_product_rectangle,
+            _mean_padded + " And 0 times infinity is no number: replace the padding, "
+            "do not multiply it by zero.",
+        ),
+        Mistake(
+            _wrong_mean_product,
+            "With infinity on the padding you return nan, since 0 times infinity is no number: "
+            "replace the padding, do not multiply it by zero.",
+        ),
+        Mistake(
+            _wrong_mean_both,
+            "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 "
+            "times "
+            "infinity is nan, so replace the padding; 0 divided by 0 is nan too, so keep the "
+            "count at 1 or more.",
+        ),
+        Mistake(
+            _wrong_mean_no_clamp,
+            "With no real token at all you divide 0 by 0: keep the count at 1 or more.",
+        ),
+        Mistake(_wrong_mean_rows, _mean_by_rows),
+        Mistake(
+            _wrong_mean_rows_no_clamp,
+            _mean_by_rows + " A row without a token would have no mean at all.",
+        ),
+    ),
+)
 
 # %% ../nbs/00_checks.ipynb #4188d23e
-def _stops(response_ids, stop_ids): return torch.isin(response_ids, torch.tensor(stop_ids))
+def _stops(response_ids, stop_ids):
+    return torch.isin(response_ids, torch.tensor(stop_ids))
+
+
 def _right_response_mask(response_ids, stop_ids):
     is_stop = _stops(response_ids, stop_ids).long()
     return is_stop.cumsum(1) - is_stop == 0
 
-def _wrong_response_mask_without(response_ids, stop_ids): return _stops(response_ids, stop_ids).cumsum(1) == 0
-def _wrong_response_mask_not_stop(response_ids, stop_ids): return ~_stops(response_ids, stop_ids)
+
+def _wrong_response_mask_without(response_ids, stop_ids):
+    return _stops(response_ids, stop_ids).cumsum(1) == 0
+
+
+def _wrong_response_mask_not_stop(response_ids, stop_ids):
+    return ~_stops(response_ids, stop_ids)
+
+
 def _wrong_response_mask_last(response_ids, stop_ids):
     is_stop = _stops(response_ids, stop_ids)
     return (is_stop.flip(1).cumsum(1).flip(1) > 0) | ~is_stop.any(1, keepdim=True)
 
-def _wrong_response_mask_second(response_ids, stop_ids): return _stops(response_ids, stop_ids).cumsum(1) <= 1
-def _wrong_response_mask_one_id(response_ids, stop_ids): return _right_response_mask(response_ids, stop_ids[:1])
+
+def _wrong_response_mask_second(response_ids, stop_ids):
+    return _stops(response_ids, stop_ids).cumsum(1) <= 1
+
+
+def _wrong_response_mask_one_id(response_ids, stop_ids):
+    return _right_response_mask(response_ids, stop_ids[:1])
+
+
 def _wrong_response_mask_argmax(response_ids, stop_ids):
     first = _stops(response_ids, stop_ids).int().argmax(1, keepdim=True)
     return torch.arange(response_ids.shape[1]) <= first
 
-_response_mask_cases = ((torch.tensor([[7, 9, 8, 9], [7, 7, 8, 8], [9, 7, 7, 7]]), [9]),
-                        (torch.tensor([[7, 4, 8, 9], [7, 9, 4, 8]]), [9, 4]))
-check_response_mask = Exercise("my_response_mask", _right_response_mask, _response_mask_cases, praise=(
-    "Up to the first stop token and on it; without one, to the end."), mistakes=(
-    Mistake(_wrong_response_mask_without, "You leave out the stop token. The policy chose it, and learns from it when "
-            "to stop: a token is out if a stop token came *before* it."),
-    Mistake(_wrong_response_mask_not_stop, "You leave out stop tokens alone, and keep what was drawn after them: count "
-            "how many have come so far."),
-    Mistake(_wrong_response_mask_last, "You go on to the last stop token of the row: the first one ends it."),
-    Mistake(_wrong_response_mask_second, "You go on behind the first stop token, to just before the second: "
-            "a token stays if *no* stop token came before it."),
-    Mistake(_wrong_response_mask_one_id, "You look for the first of stop_ids alone: any of them ends a row."),
-    Mistake(_wrong_response_mask_argmax, "argmax of a row without a true is 0, so a response that never stopped is "
-            "cut to one token: such a row is true throughout.")))
+
+_response_mask_cases = (
+    (torch.tensor([[7, 9, 8, 9], [7, 7, 8, 8], [9, 7, 7, 7]]), [9]),
+    (torch.tensor([[7, 4, 8, 9], [7, 9, 4, 8]]), [9, 4]),
+)
+check_response_mask = Exercise(
+    "my_response_mask",
+    _right_response_mask,
+    _response_mask_cases,
+    praise=("Up to the first stop token and on it; without one, to the end."),
+    mistakes=(
+        Mistake(
+            _wrong_response_mask_without,
+            "You leave out the stop token. The policy chose it, and learns from it when "
+            "to stop: a token is out if a stop token came *before* it.",
+        ),
+        Mistake(
+            _wrong_response_mask_not_stop,
+            "You leave out stop tokens alone, and keep what was drawn after them: count "
+            "how many have come so far.",
+        ),
+        Mistake(
+            _wrong_response_mask_last,
+            "You go on to the last stop token of the row: the first one ends it.",
+        ),
+        Mistake(
+            _wrong_response_mask_second,
+            "You go on behind the first stop token, to just before the second: "
+            "a token stays if *no* stop token came before it.",
+        ),
+        Mistake(
+            _wrong_response_mask_one_id,
+            "You look for the first of stop_ids alone: any of them ends a row.",
+        ),
+        Mistake(
+            _wrong_response_mask_argmax,
+            "argmax of a row without a true is 0, so a response that never stopped is "
+            "cut to one token: such a row is true throughout.",
+        ),
+    ),
+)
 
 # %% ../nbs/00_checks.ipynb #b93e6497
 def _whitened(parts, masks, means, variances):
-    return tuple(torch.where(mask, (x - mean) / (variance + 1e-8).sqrt(), 0.0)
-                 for x, mask, mean, variance in zip(parts, masks, means, variances))
+    return tuple(
+        torch.where(mask, (x - mean) / (variance + 1e-8).sqrt(), 0.0)
+        for x, mask, mean, variance in zip(parts, masks, means, variances)
+    )
+
 
 def _right_whiten_ranks(parts, masks):
     real, n = torch.cat([x[mask] for x, mask in zip(parts, masks)]), len(parts)
     return _whitened(parts, masks, [real.mean()] * n, [real.var()] * n)
 
+
 def _wrong_whiten_alone(parts, masks):
     real = [x[mask] for x, mask in zip(parts, masks)]
     return _whitened(parts, masks, [x.mean() for x in real], [x.var() for x in real])
+
 
 def _wrong_whiten_mean_of_means(parts, masks):
     real, n = [x[mask] for x, mask in zip(parts, masks)], len(parts)
@@ -205,13 +348,21 @@ def _wrong_whiten_mean_of_means(parts, masks):
     variance = (torch.cat(real) - mean).square().sum() / (len(torch.cat(real)) - 1)
     return _whitened(parts, masks, [mean] * n, [variance] * n)
 
+
 def _wrong_whiten_own_variance(parts, masks):
     real, n = [x[mask] for x, mask in zip(parts, masks)], len(parts)
     return _whitened(parts, masks, [torch.cat(real).mean()] * n, [x.var() for x in real])
 
+
 def _wrong_whiten_mean_variance(parts, masks):
     real, n = [x[mask] for x, mask in zip(parts, masks)], len(parts)
-    return _whitened(parts, masks, [torch.cat(real).mean()] * n, [torch.stack([x.var() for x in real]).mean()] * n)
+    return _whitened(
+        parts,
+        masks,
+        [torch.cat(real).mean()] * n,
+        [torch.stack([x.var() for x in real]).mean()] * n,
+    )
+
 
 def _wrong_whiten_biased(parts, masks):
     real, n = torch.cat([x[mask] for x, mask in zip(parts, masks)]), len(parts)
@@ -222,295 +373,650 @@ def _wrong_whiten_padding_counts(parts, masks):
     every, n = torch.cat([x.flatten() for x in parts]), len(parts)
     return _whitened(parts, masks, [every.mean()] * n, [every.var()] * n)
 
+
 def _wrong_whiten_padding_kept(parts, masks):
     real = torch.cat([x[mask] for x, mask in zip(parts, masks)])
     return tuple((x - real.mean()) / (real.var() + 1e-8).sqrt() for x in parts)
 
+
 def _wrong_whiten_product(parts, masks):
     return tuple(x * mask for x, mask in zip(_wrong_whiten_padding_kept(parts, masks), masks))
 
-_whiten_masks = [torch.tensor([[True, True, True], [True, True, False]]), torch.tensor([[True, True, False]])]
-_whiten_tame = [torch.tensor([[-1.0, 0.0, 1.0], [2.0, -3.0, 50.0]]), torch.tensor([[4.0, 8.0, -70.0]])]
+
+_whiten_masks = [
+    torch.tensor([[True, True, True], [True, True, False]]),
+    torch.tensor([[True, True, False]]),
+]
+_whiten_tame = [
+    torch.tensor([[-1.0, 0.0, 1.0], [2.0, -3.0, 50.0]]),
+    torch.tensor([[4.0, 8.0, -70.0]]),
+]
 _whiten_wild = [x.masked_fill(~mask, math.inf) for x, mask in zip(_whiten_tame, _whiten_masks)]
 
 # %% ../nbs/00_checks.ipynb #49a8dfd5
 check_whiten_ranks = Exercise(
-    "my_whiten", _right_whiten_ranks, ((_whiten_tame, _whiten_masks), (_whiten_wild, _whiten_masks)), praise=(
-        "One mean and one variance over all real tokens of all ranks: how the batch was dealt out does not show."),
+    "my_whiten",
+    _right_whiten_ranks,
+    ((_whiten_tame, _whiten_masks), (_whiten_wild, _whiten_masks)),
+    praise=(
+        "One mean and one variance over all real tokens of all ranks: how the batch was dealt out "
+        "does not show."
+    ),
     mistakes=(
-        Mistake(_wrong_whiten_alone, "Each rank is whitened by itself, so a rank whose tokens did better than those of "
-                "another looks just like it: add up over all ranks first."),
-        Mistake(_wrong_whiten_mean_of_means, "Your mean is the mean of the ranks' means: a rank with few tokens counts "
-                "as much as one with many. Add up sums and counts, and divide last."),
-        Mistake(_wrong_whiten_own_variance, "The mean is that of all ranks, but each rank divides by its own spread."),
-        Mistake(_wrong_whiten_mean_variance, "You averaged the ranks' variances. That leaves out how far the ranks lie "
-                "from each other: take the squares about the common mean."),
+        Mistake(
+            _wrong_whiten_alone,
+            "Each rank is whitened by itself, so a rank whose tokens did better than those of "
+            "another looks just like it: add up over all ranks first.",
+        ),
+        Mistake(
+            _wrong_whiten_mean_of_means,
+            "Your mean is the mean of the ranks' means: a rank with few tokens counts "
+            "as much as one with many. Add up sums and counts, and divide last.",
+        ),
+        Mistake(
+            _wrong_whiten_own_variance,
+            "The mean is that of all ranks, but each rank divides by its own spread.",
+        ),
+        Mistake(
+            _wrong_whiten_mean_variance,
+            "You averaged the ranks' variances. That leaves out how far the ranks lie "
+            "from each other: take the squares about the common mean.",
+        ),
         Mistake(_wrong_whiten_biased, "You divided the squares by N: this page divides by N - 1."),
-        Mistake(_wrong_whiten_padding_counts, "Padding goes into your mean and variance: choose by the mask first."),
-        Mistake(_wrong_whiten_padding_kept, "Real tokens are right, but the padding is not zero afterwards."),
-        Mistake(_wrong_whiten_product, "With infinity on the padding you leave nan there: replace it by zero, do not "
-                "multiply.")))
+        Mistake(
+            _wrong_whiten_padding_counts,
+            "Padding goes into your mean and variance: choose by the mask first.",
+        ),
+        Mistake(
+            _wrong_whiten_padding_kept,
+            "Real tokens are right, but the padding is not zero afterwards.",
+        ),
+        Mistake(
+            _wrong_whiten_product,
+            "With infinity on the padding you leave nan there: replace it by zero, do not "
+            "multiply.",
+        ),
+    ),
+)
 
 # %% ../nbs/00_checks.ipynb #3449c703
-def _mix(share, end): return "#" + "".join(f"{round(255 + share * (channel - 255)):02x}" for channel in end)
+def _mix(share, end):
+    return "#" + "".join(f"{round(255 + share * (channel - 255)):02x}" for channel in end)
+
+
 _tint_purple, _tint_green = (138, 96, 200), (96, 176, 112)
 
-def _tinted(value, share): return _mix(share, _tint_green if value > 0 else _tint_purple)
-def _right_tint(value, vmax): return _tinted(value, min(abs(value) / vmax, 1) if vmax > 0 else 0)
-def _wrong_tint_swapped(value, vmax): return _right_tint(-value, vmax)
-def _wrong_tint_from_black(value, vmax): return _tinted(value, 1 - min(abs(value) / vmax, 1) if vmax > 0 else 0)
-def _wrong_tint_no_clamp(value, vmax): return _tinted(value, abs(value) / vmax if vmax > 0 else 0)
-def _wrong_tint_divides(value, vmax): return _tinted(value, min(abs(value) / vmax, 1))
-def _wrong_tint_neither(value, vmax): return _tinted(value, abs(value) / vmax)
-def _wrong_tint_no_scale(value, vmax): return _tinted(value, min(abs(value), 1))
-def _wrong_tint_one_end(value, vmax): return _right_tint(abs(value), vmax)
+
+def _tinted(value, share):
+    return _mix(share, _tint_green if value > 0 else _tint_purple)
+
+
+def _right_tint(value, vmax):
+    return _tinted(value, min(abs(value) / vmax, 1) if vmax > 0 else 0)
+
+
+def _wrong_tint_swapped(value, vmax):
+    return _right_tint(-value, vmax)
+
+
+def _wrong_tint_from_black(value, vmax):
+    return _tinted(value, 1 - min(abs(value) / vmax, 1) if vmax > 0 else 0)
+
+
+def _wrong_tint_no_clamp(value, vmax):
+    return _tinted(value, abs(value) / vmax if vmax > 0 else 0)
+
+
+def _wrong_tint_divides(value, vmax):
+    return _tinted(value, min(abs(value) / vmax, 1))
+
+
+def _wrong_tint_neither(value, vmax):
+    return _tinted(value, abs(value) / vmax)
+
+
+def _wrong_tint_no_scale(value, vmax):
+    return _tinted(value, min(abs(value), 1))
+
+
+def _wrong_tint_one_end(value, vmax):
+    return _right_tint(abs(value), vmax)
+
+
 def _wrong_tint_cut(value, vmax):
-    share, end = min(abs(value) / vmax, 1) if vmax > 0 else 0, _tint_green if value > 0 else _tint_purple
+    share, end = (
+        min(abs(value) / vmax, 1) if vmax > 0 else 0,
+        _tint_green if value > 0 else _tint_purple,
+    )
     return "#" + "".join(f"{int(255 + share * (channel - 255)):02x}" for channel in end)
+
 
 _tint_runs_on = "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1."
 check_tint = Exercise(
-    "my_tint", _right_tint, ((-1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (5.0, 1.0), (0.3, 2.0), (-0.3, 2.0), (0.0, 0.0)),
-    praise="White at zero, one end for each sign, and a share that stays between 0 and 1.", mistakes=(
+    "my_tint",
+    _right_tint,
+    ((-1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (5.0, 1.0), (0.3, 2.0), (-0.3, 2.0), (0.0, 0.0)),
+    praise="White at zero, one end for each sign, and a share that stays between 0 and 1.",
+    mistakes=(
         Mistake(_wrong_tint_swapped, "Positive is purple: the two ends are swapped."),
-        Mistake(_wrong_tint_from_black, "Zero has full colour, and the largest number none: the share runs the wrong "
-                "way."),
+        Mistake(
+            _wrong_tint_from_black,
+            "Zero has full colour, and the largest number none: the share runs the wrong way.",
+        ),
         Mistake(_wrong_tint_no_clamp, _tint_runs_on),
-        Mistake(_wrong_tint_divides, "A row of zeros has vmax 0, and you divide by it: make that row white."),
-        Mistake(_wrong_tint_neither, _tint_runs_on + " And a row of zeros has vmax 0: do not divide by it."),
-        Mistake(_wrong_tint_no_scale, "vmax does nothing here: 0.3 has the same colour on every scale."),
+        Mistake(
+            _wrong_tint_divides,
+            "A row of zeros has vmax 0, and you divide by it: make that row white.",
+        ),
+        Mistake(
+            _wrong_tint_neither,
+            _tint_runs_on + " And a row of zeros has vmax 0: do not divide by it.",
+        ),
+        Mistake(
+            _wrong_tint_no_scale, "vmax does nothing here: 0.3 has the same colour on every scale."
+        ),
         Mistake(_wrong_tint_one_end, "Every number goes to green: the sign has to choose the end."),
-        Mistake(_wrong_tint_cut, "You are off by one in a channel or two: int cuts the fraction off, round does not.")))
+        Mistake(
+            _wrong_tint_cut,
+            "You are off by one in a channel or two: int cuts the fraction off, round does not.",
+        ),
+    ),
+)
 
 # %% ../nbs/00_checks.ipynb #8002469c
-def _seen(token): return token.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
-def _escaped(text): return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-def _right_cell(token): return f"<td>{_escaped(_seen(token))}</td>"
-def _wrong_cell_raw(token): return f"<td>{_seen(token)}</td>"
+def _seen(token):
+    return token.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
+
+
+def _escaped(text):
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _right_cell(token):
+    return f"<td>{_escaped(_seen(token))}</td>"
+
+
+def _wrong_cell_raw(token):
+    return f"<td>{_seen(token)}</td>"
+
+
 def _wrong_cell_no_ampersand(token):
     return f"<td>{_seen(token).replace('<', '&lt;').replace('>', '&gt;')}</td>"
 
-def _wrong_cell_ampersand_last(token):
-    return f"<td>{_seen(token).replace('<', '&lt;').replace('>', '&gt;').replace('&', '&amp;')}</td>"
 
-def _wrong_cell_whole(token): return _escaped(f"<td>{_seen(token)}</td>")
+def _wrong_cell_ampersand_last(token):
+    return (
+        f"<td>{_seen(token).replace('<', '&lt;').replace('>', '&gt;').replace('&', '&amp;')}</td>"
+    )
+
+
+def _wrong_cell_whole(token):
+    return _escaped(f"<td>{_seen(token)}</td>")
+
+
 def _wrong_cell_tags_dropped(token):
-    while "<" in token and ">" in token: token = token[:token.index("<")] + token[token.index(">") + 1:]
+    while "<" in token and ">" in token:
+        token = token[: token.index("<")] + token[token.index(">") + 1 :]
     return _right_cell(token)
 
-def _wrong_cell_stripped(token): return _right_cell(token.strip())
-def _wrong_cell_empty(token): return _right_cell(token) if token else "<td></td>"
-def _wrong_cell_invisible(token): return f"<td>{_escaped(token)}</td>"
+
+def _wrong_cell_stripped(token):
+    return _right_cell(token.strip())
+
+
+def _wrong_cell_empty(token):
+    return _right_cell(token) if token else "<td></td>"
+
+
+def _wrong_cell_invisible(token):
+    return f"<td>{_escaped(token)}</td>"
 
 # %% ../nbs/00_checks.ipynb #ace77c51
 check_cell = Exercise(
-    "my_cell", _right_cell,
+    "my_cell",
+    _right_cell,
     (("cat",), ("</s>",), ("a<b>c</b>",), ("AT&T",), ("&lt;",), (" cat",), ("\n",), ("\t",), ("",)),
-    praise="Every token can be seen, and none of them can be taken for markup.", mistakes=(
-        Mistake(_wrong_cell_raw, "Nothing is escaped: to a browser </s> is a tag, and it shows nothing."),
-        Mistake(_wrong_cell_no_ampersand, "You escape < and > alone: the token &lt; is then shown as <. Escape & too."),
-        Mistake(_wrong_cell_ampersand_last, "You escape & last, and with it the & of your own &lt;: escape it first."),
-        Mistake(_wrong_cell_whole, "You escaped your own <td> as well: escape the token, then put the cell around it."),
-        Mistake(_wrong_cell_tags_dropped, "You take tags out of the text. What a model wrote has to be seen: escape "
-                "it."),
-        Mistake(_wrong_cell_stripped, "You strip white space: ' cat' and 'cat' are two tokens, and look like one."),
-        Mistake(_wrong_cell_empty, "A token that decodes to nothing leaves an empty cell: write ∅."),
-        Mistake(_wrong_cell_invisible, "Spaces, line breaks, tabs and empty tokens cannot be seen: write ␣, ↵, ⇥ "
-                "and ∅.")))
+    praise="Every token can be seen, and none of them can be taken for markup.",
+    mistakes=(
+        Mistake(
+            _wrong_cell_raw, "Nothing is escaped: to a browser </s> is a tag, and it shows nothing."
+        ),
+        Mistake(
+            _wrong_cell_no_ampersand,
+            "You escape < and > alone: the token &lt; is then shown as <. Escape & too.",
+        ),
+        Mistake(
+            _wrong_cell_ampersand_last,
+            "You escape & last, and with it the & of your own &lt;: escape it first.",
+        ),
+        Mistake(
+            _wrong_cell_whole,
+            "You escaped your own <td> as well: escape the token, then put the cell around it.",
+        ),
+        Mistake(
+            _wrong_cell_tags_dropped,
+            "You take tags out of the text. What a model wrote has to be seen: escape it.",
+        ),
+        Mistake(
+            _wrong_cell_stripped,
+            "You strip white space: ' cat' and 'cat' are two tokens, and look like one.",
+        ),
+        Mistake(
+            _wrong_cell_empty, "A token that decodes to nothing leaves an empty cell: write ∅."
+        ),
+        Mistake(
+            _wrong_cell_invisible,
+            "Spaces, line breaks, tabs and empty tokens cannot be seen: write ␣, ↵, ⇥ and ∅.",
+        ),
+    ),
+)
 
 # %% ../nbs/00_checks.ipynb #462cbe0e
 def _right_vmax(values, mask):
     real = values[mask & values.isfinite()]
     return real.abs().max() if len(real) else torch.tensor(0.0)
 
-def _wrong_vmax_no_mask(values, mask): return values.abs().max()
-def _wrong_vmax_padding(values, mask): return values[values.isfinite()].abs().max()
+
+def _wrong_vmax_no_mask(values, mask):
+    return values.abs().max()
+
+
+def _wrong_vmax_padding(values, mask):
+    return values[values.isfinite()].abs().max()
+
+
 def _wrong_vmax_signed(values, mask):
     real = values[mask & values.isfinite()]
     return real.max() if len(real) else torch.tensor(0.0)
 
-def _wrong_vmax_infinite(values, mask): return values[mask].abs().max() if mask.any() else torch.tensor(0.0)
-def _wrong_vmax_infinite_empty(values, mask): return values[mask].abs().max()
-def _wrong_vmax_product(values, mask): return (values * mask).abs().max()
-def _wrong_vmax_empty(values, mask): return values[mask & values.isfinite()].abs().max()
+
+def _wrong_vmax_infinite(values, mask):
+    return values[mask].abs().max() if mask.any() else torch.tensor(0.0)
+
+
+def _wrong_vmax_infinite_empty(values, mask):
+    return values[mask].abs().max()
+
+
+def _wrong_vmax_product(values, mask):
+    return (values * mask).abs().max()
+
+
+def _wrong_vmax_empty(values, mask):
+    return values[mask & values.isfinite()].abs().max()
+
 
 _vmax_mask = torch.tensor([True, True, True, False, False])
-_vmax_cases = ((torch.tensor([0.5, -3.0, 1.0, 50.0, math.inf]), _vmax_mask),
-               (torch.tensor([0.5, -3.0, math.inf, 50.0, 60.0]), _vmax_mask),
-               (torch.tensor([0.5, math.nan, 1.0, 50.0, 60.0]), _vmax_mask),
-               (torch.tensor([0.5, -3.0]), torch.zeros(2, dtype=torch.bool)))
+_vmax_cases = (
+    (torch.tensor([0.5, -3.0, 1.0, 50.0, math.inf]), _vmax_mask),
+    (torch.tensor([0.5, -3.0, math.inf, 50.0, 60.0]), _vmax_mask),
+    (torch.tensor([0.5, math.nan, 1.0, 50.0, 60.0]), _vmax_mask),
+    (torch.tensor([0.5, -3.0]), torch.zeros(2, dtype=torch.bool)),
+)
 
 # %% ../nbs/00_checks.ipynb #b0d8223c
-check_vmax = Exercise("my_vmax", _right_vmax, _vmax_cases, praise=(
-    "The largest magnitude among real, finite numbers; 0 where there is none."), mistakes=(
-    Mistake(_wrong_vmax_no_mask, "The mask does nothing here, so an infinity on the padding sets your scale."),
-    Mistake(_wrong_vmax_padding, "Padding sets your scale (50 in the first case): every real token would look white."),
-    Mistake(_wrong_vmax_signed, "You take the largest number, and -3 is far from zero too: take magnitudes."),
-    Mistake(_wrong_vmax_infinite, "One infinite or nan value sets the scale, and all the others lose their colour."),
-    Mistake(_wrong_vmax_infinite_empty, "Two cases are missing: a value that is infinite or nan, which must not set "
-            "the scale, and a row without a real token, where max has nothing to choose from."),
-    Mistake(_wrong_vmax_product, "Infinity times zero is nan, and so the padding sets your scale after all: choose the "
-            "real and finite values, do not multiply."),
-    Mistake(_wrong_vmax_empty, "In a row without a real token max has nothing to choose from: return 0.")))
+check_vmax = Exercise(
+    "my_vmax",
+    _right_vmax,
+    _vmax_cases,
+    praise=("The largest magnitude among real, finite numbers; 0 where there is none."),
+    mistakes=(
+        Mistake(
+            _wrong_vmax_no_mask,
+            "The mask does nothing here, so an infinity on the padding sets your scale.",
+        ),
+        Mistake(
+            _wrong_vmax_padding,
+            "Padding sets your scale (50 in the first case): every real token would look white.",
+        ),
+        Mistake(
+            _wrong_vmax_signed,
+            "You take the largest number, and -3 is far from zero too: take magnitudes.",
+        ),
+        Mistake(
+            _wrong_vmax_infinite,
+            "One infinite or nan value sets the scale, and all the others lose their colour.",
+        ),
+        Mistake(
+            _wrong_vmax_infinite_empty,
+            "Two cases are missing: a value that is infinite or nan, which must not set "
+            "the scale, and a row without a real token, where max has nothing to choose from.",
+        ),
+        Mistake(
+            _wrong_vmax_product,
+            "Infinity times zero is nan, and so the padding sets your scale after all: choose the "
+            "real and finite values, do not multiply.",
+        ),
+        Mistake(
+            _wrong_vmax_empty,
+            "In a row without a real token max has nothing to choose from: return 0.",
+        ),
+    ),
+)
 
 # %% ../nbs/00_checks.ipynb #168d015e
 def _right_logprobs(logits: Tensor, ids: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
-    chose, taken = logits[:, prompt_width - 1:-1].log_softmax(-1), ids[:, prompt_width:]
+    chose, taken = logits[:, prompt_width - 1 : -1].log_softmax(-1), ids[:, prompt_width:]
     return torch.where(mask, chose.gather(-1, taken[..., None]).squeeze(-1), 0.0)
 
-def _wrong_logprobs(start: int = -1, taken: int = 0, log: bool = True, probability: bool = False, mend: str = "where"):
-    "An answer that reads columns from prompt_width + start, and gathers the tokens from prompt_width + taken."
+
+def _wrong_logprobs(
+    start: int = -1,
+    taken: int = 0,
+    log: bool = True,
+    probability: bool = False,
+    mend: str = "where",
+):
+    """An answer that reads columns from prompt_width + start, and gathers the tokens from
+    prompt_width + taken."""
+
     def answer(logits: Tensor, ids: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
         width, first = mask.shape[1], prompt_width + start
         z = logits.log_softmax(-1) if log else logits
-        found = z[:, first:first + width].gather(-1, ids[:, prompt_width + taken:][:, :width, None]).squeeze(-1)
-        if probability: found = found.exp()
+        found = (
+            z[:, first : first + width]
+            .gather(-1, ids[:, prompt_width + taken :][:, :width, None])
+            .squeeze(-1)
+        )
+        if probability:
+            found = found.exp()
         return {"where": torch.where(mask, found, 0.0), "times": found * mask, "none": found}[mend]
+
     return answer
 
+
 def _case_logprobs(dirt: float) -> tuple:
-    "Two rows, prompts of 3 and 2 tokens, responses of 4 and 2; `dirt` is what the columns hold that chose no token."
+    """Two rows, prompts of 3 and 2 tokens, responses of 4 and 2; `dirt` is what the columns hold
+    that chose no token."""
     mask = torch.tensor([[True] * 4, [True, True, False, False]])
     logits = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0))
     logits[:, -1], logits[1, 0], logits[1, 4:] = dirt, dirt, dirt
     return logits, torch.tensor([[1, 4, 2, 0, 3, 1, 4], [0, 3, 1, 2, 4, 0, 0]]), 3, mask
 
-check_logprobs = Exercise("my_logprobs", _right_logprobs, (_case_logprobs(9.0), _case_logprobs(math.nan)), (
-    Mistake(_wrong_logprobs(start=0), "You read the column of the token itself: that one chose the token after it."),
-    Mistake(_wrong_logprobs(start=-2), "One column too early: you skipped the last prompt column."),
-    Mistake(_wrong_logprobs(taken=-1), "The columns are right and the tokens are not: you looked up the one before."),
-    Mistake(_wrong_logprobs(log=False), "These are logits: subtract the log of the sum over the vocabulary."),
-    Mistake(_wrong_logprobs(probability=True), "These are probabilities: PPO wants their logarithm."),
-    Mistake(_wrong_logprobs(mend="times"), "Zero times NaN is NaN: choose with torch.where rather than multiply."),
-    Mistake(_wrong_logprobs(mend="none"), "The padding still has log-probs: it should be 0, so that a sum is a sum."),
-), "Each token from the column before it, and nothing from the padding.")
+
+check_logprobs = Exercise(
+    "my_logprobs",
+    _right_logprobs,
+    (_case_logprobs(9.0), _case_logprobs(math.nan)),
+    (
+        Mistake(
+            _wrong_logprobs(start=0),
+            "You read the column of the token itself: that one chose the token after it.",
+        ),
+        Mistake(
+            _wrong_logprobs(start=-2), "One column too early: you skipped the last prompt column."
+        ),
+        Mistake(
+            _wrong_logprobs(taken=-1),
+            "The columns are right and the tokens are not: you looked up the one before.",
+        ),
+        Mistake(
+            _wrong_logprobs(log=False),
+            "These are logits: subtract the log of the sum over the vocabulary.",
+        ),
+        Mistake(
+            _wrong_logprobs(probability=True), "These are probabilities: PPO wants their logarithm."
+        ),
+        Mistake(
+            _wrong_logprobs(mend="times"),
+            "Zero times NaN is NaN: choose with torch.where rather than multiply.",
+        ),
+        Mistake(
+            _wrong_logprobs(mend="none"),
+            "The padding still has log-probs: it should be 0, so that a sum is a sum.",
+        ),
+    ),
+    "Each token from the column before it, and nothing from the padding.",
+)
 
 # %% ../nbs/00_checks.ipynb #0a3b0ac4
 def _right_entropy(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
     logp = (logits[mask] / temperature).log_softmax(-1)
     return -(logp.exp() * logp.clamp(min=-1e4)).sum(-1).mean()
 
+
 def _wrong_entropy(power: int = -1, floor: float = -1e4, unit: float = 1.0, mean: str = "tokens"):
-    "An answer that multiplies the logits by temperature ** power, and averages in one of several ways."
+    """An answer that multiplies the logits by temperature ** power, and averages in one of several
+    ways."""
+
     def answer(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
-        logp = (logits * temperature ** power).log_softmax(-1)
+        logp = (logits * temperature**power).log_softmax(-1)
         each = -(logp.exp() * logp.clamp(min=floor)).sum(-1) * unit
         clean, count = torch.where(mask, each, 0.0), mask.sum(-1)
-        return {"tokens": clean.sum() / count.sum(), "times": (each * mask).sum() / count.sum(),
-                "columns": clean.mean(), "rows": (clean.sum(-1) / count).mean(), "raw": each.mean()}[mean]
+        return {
+            "tokens": clean.sum() / count.sum(),
+            "times": (each * mask).sum() / count.sum(),
+            "columns": clean.mean(),
+            "rows": (clean.sum(-1) / count).mean(),
+            "raw": each.mean(),
+        }[mean]
+
     return answer
 
+
 def _case_entropy(dirt: float, banned: float) -> tuple:
-    logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 1.0], [1.0, 1.0, 4.0]],
-                           [[2.0, 2.0, 0.0], [dirt] * 3, [dirt] * 3]])
+    logits = torch.tensor(
+        [
+            [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0], [1.0, 1.0, 4.0]],
+            [[2.0, 2.0, 0.0], [dirt] * 3, [dirt] * 3],
+        ]
+    )
     logits[0, 1, 1] = banned
     return logits, torch.tensor([[True, True, True], [True, False, False]]), 0.7
 
-check_entropy = Exercise("my_entropy", _right_entropy, (_case_entropy(math.nan, 0.0), _case_entropy(5.0, -math.inf)), (
-    Mistake(_wrong_entropy(power=0), "You left the temperature out: the sampler divided its logits by it."),
-    Mistake(_wrong_entropy(power=1), "You multiplied by the temperature: divide, hotter is flatter."),
-    Mistake(_wrong_entropy(unit=-1.0), "The sign is turned: an entropy is never negative."),
-    Mistake(_wrong_entropy(unit=1 / math.log(2)), "These are bits: use the natural logarithm, as all of this book."),
-    Mistake(_wrong_entropy(floor=-math.inf), "A banned token gives NaN: 0 times -inf. It should add nothing."),
-    Mistake(_wrong_entropy(mean="times"), "Zero times NaN is NaN: take the real tokens by the mask, do not multiply."),
-    Mistake(_wrong_entropy(mean="columns"), "You divided by all columns: count the real tokens."),
-    Mistake(_wrong_entropy(mean="rows"), "You averaged the rows' means: a token of a short row then weighs more."),
-    Mistake(_wrong_entropy(mean="raw"), "You averaged over the padding too: use the mask."),
-), "In nats, at the sampler's temperature, over the tokens that are real.")
+
+check_entropy = Exercise(
+    "my_entropy",
+    _right_entropy,
+    (_case_entropy(math.nan, 0.0), _case_entropy(5.0, -math.inf)),
+    (
+        Mistake(
+            _wrong_entropy(power=0),
+            "You left the temperature out: the sampler divided its logits by it.",
+        ),
+        Mistake(
+            _wrong_entropy(power=1), "You multiplied by the temperature: divide, hotter is flatter."
+        ),
+        Mistake(_wrong_entropy(unit=-1.0), "The sign is turned: an entropy is never negative."),
+        Mistake(
+            _wrong_entropy(unit=1 / math.log(2)),
+            "These are bits: use the natural logarithm, as all of this book.",
+        ),
+        Mistake(
+            _wrong_entropy(floor=-math.inf),
+            "A banned token gives NaN: 0 times -inf. It should add nothing.",
+        ),
+        Mistake(
+            _wrong_entropy(mean="times"),
+            "Zero times NaN is NaN: take the real tokens by the mask, do not multiply.",
+        ),
+        Mistake(
+            _wrong_entropy(mean="columns"), "You divided by all columns: count the real tokens."
+        ),
+        Mistake(
+            _wrong_entropy(mean="rows"),
+            "You averaged the rows' means: a token of a short row then weighs more.",
+        ),
+        Mistake(_wrong_entropy(mean="raw"), "You averaged over the padding too: use the mask."),
+    ),
+    "In nats, at the sampler's temperature, over the tokens that are real.",
+)
 
 # %% ../nbs/00_checks.ipynb #d5292ada
 def _right_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
     logr = torch.where(mask, ref_logprobs - logprobs, 0.0)
     return torch.expm1(logr) - logr
 
+
 def _wrong_k3(formula: Callable[[Tensor], Tensor], mend: str = "where"):
-    "An answer that puts another formula of logr in the place of k3, or deals with the padding in another way."
+    """An answer that puts another formula of logr in the place of k3, or deals with the padding in
+    another way."""
+
     def answer(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
         found = formula(ref_logprobs - logprobs)
-        if mend == "mean": return torch.where(mask, found, 0.0).mean()
+        if mend == "mean":
+            return torch.where(mask, found, 0.0).mean()
         return {"where": torch.where(mask, found, 0.0), "times": found * mask, "none": found}[mend]
+
     return answer
+
 
 def _case_k3(dirt: float) -> tuple:
     "Two rows of log-probs; on the padding the policy's are `dirt`."
     mask = torch.tensor([[True] * 3, [True, False, False]])
-    return (torch.tensor([[-1.4, -0.3, -2.0], [-0.9, dirt, dirt]]),
-            torch.tensor([[-0.7, -0.7, -2.0], [-2.9, -1.0, -1.0]]), mask)
+    return (
+        torch.tensor([[-1.4, -0.3, -2.0], [-0.9, dirt, dirt]]),
+        torch.tensor([[-0.7, -0.7, -2.0], [-2.9, -1.0, -1.0]]),
+        mask,
+    )
 
-check_k3 = Exercise("my_k3", _right_k3, (_case_k3(0.0), _case_k3(-1e4)), (
-    Mistake(_wrong_k3(lambda l: torch.expm1(-l) + l), "logr is the wrong way round: reference minus policy."),
-    Mistake(_wrong_k3(lambda l: l.exp() - l), "exp(logr) - logr starts at 1: subtract 1, or use expm1."),
-    Mistake(_wrong_k3(lambda l: torch.expm1(l) + l), "The last sign is turned: subtract logr."),
-    Mistake(_wrong_k3(lambda l: l - torch.expm1(l)), "The sign is turned: k3 is never negative."),
-    Mistake(_wrong_k3(lambda l: l.square() / 2), "That is k2, half the square: near zero they agree, and only there."),
-    Mistake(_wrong_k3(lambda l: -l), "That is k1: unbiased too, but of either sign."),
-    Mistake(_wrong_k3(lambda l: torch.expm1(l) - l, "times"), "Zero times infinity is NaN: use torch.where on logr."),
-    Mistake(_wrong_k3(lambda l: torch.expm1(l) - l, "none"), "The padding has a KL: it should be 0."),
-    Mistake(_wrong_k3(lambda l: torch.expm1(l) - l, "mean"), "Give one number a token: who averages decides how."),
-), "Never negative, right on average, and silent on padding.")
+
+check_k3 = Exercise(
+    "my_k3",
+    _right_k3,
+    (_case_k3(0.0), _case_k3(-1e4)),
+    (
+        Mistake(
+            _wrong_k3(lambda l: torch.expm1(-l) + l),
+            "logr is the wrong way round: reference minus policy.",
+        ),
+        Mistake(
+            _wrong_k3(lambda l: l.exp() - l),
+            "exp(logr) - logr starts at 1: subtract 1, or use expm1.",
+        ),
+        Mistake(_wrong_k3(lambda l: torch.expm1(l) + l), "The last sign is turned: subtract logr."),
+        Mistake(
+            _wrong_k3(lambda l: l - torch.expm1(l)), "The sign is turned: k3 is never negative."
+        ),
+        Mistake(
+            _wrong_k3(lambda l: l.square() / 2),
+            "That is k2, half the square: near zero they agree, and only there.",
+        ),
+        Mistake(_wrong_k3(lambda l: -l), "That is k1: unbiased too, but of either sign."),
+        Mistake(
+            _wrong_k3(lambda l: torch.expm1(l) - l, "times"),
+            "Zero times infinity is NaN: use torch.where on logr.",
+        ),
+        Mistake(
+            _wrong_k3(lambda l: torch.expm1(l) - l, "none"), "The padding has a KL: it should be 0."
+        ),
+        Mistake(
+            _wrong_k3(lambda l: torch.expm1(l) - l, "mean"),
+            "Give one number a token: who averages decides how.",
+        ),
+    ),
+    "Never negative, right on average, and silent on padding.",
+)
 
 # %% ../nbs/00_checks.ipynb #72ac9dbf
 def _right_kl_gradient(logits: Tensor, ref_logits: Tensor) -> Tensor:
     logp, logq = logits.log_softmax(-1), ref_logits.log_softmax(-1)
     return logp.exp() * (logp - logq - (logp.exp() * (logp - logq)).sum())
 
+
 def _expected_gradient(kind: str, formula: Callable[[Tensor], Tensor]):
-    "The average gradient of an estimator of logr, as a detached reward or as a loss, over what the policy draws."
+    """The average gradient of an estimator of logr, as a detached reward or as a loss, over what
+    the policy draws."""
+
     def answer(logits: Tensor, ref_logits: Tensor) -> Tensor:
         logits = logits.detach().clone().requires_grad_()
         logp = logits.log_softmax(-1)
         kl = formula(ref_logits.log_softmax(-1) - logp)
         each = kl if kind == "loss" else kl.detach() * logp
         return torch.autograd.grad((logp.detach().exp() * each).sum(), logits)[0]
+
     return answer
+
 
 def _unbalanced(logits: Tensor, ref_logits: Tensor) -> Tensor:
     logp = logits.log_softmax(-1)
     return logp.exp() * (logp - ref_logits.log_softmax(-1))
 
-check_kl_gradient = Exercise("my_kl_gradient", _right_kl_gradient, (
-    (torch.tensor([0.0, math.log(3)]), torch.zeros(2)),
-    (torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0.5, 1.0, -2.0])),
-), (
-    Mistake(_expected_gradient("loss", lambda l: -l), "All zeros: that is k1 as a loss. Detach it, times logp."),
-    Mistake(_expected_gradient("loss", lambda l: torch.expm1(l) - l),
-            "k3 as a loss: that is the gradient of the KL the other way round."),
-    Mistake(_expected_gradient("reward", lambda l: torch.expm1(l) - l),
-            "That is k3 as a reward: k1 belongs there."),
-    Mistake(_expected_gradient("reward", lambda l: l.square() / 2), "That is k2 as a reward: it belongs in the loss."),
-    Mistake(_expected_gradient("loss", torch.abs), "That is |logr| as a loss: half its square is what pulls right."),
-    Mistake(_expected_gradient("reward", lambda l: l), "The sign is turned: k1 is log policy less log reference."),
-    Mistake(_unbalanced, "It does not add up to 0, as a gradient by logits must: take the KL from log π - log ρ."),
-), "k1 as a reward or k2 as a loss: both pull home, exactly, on average.")
+
+check_kl_gradient = Exercise(
+    "my_kl_gradient",
+    _right_kl_gradient,
+    (
+        (torch.tensor([0.0, math.log(3)]), torch.zeros(2)),
+        (torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0.5, 1.0, -2.0])),
+    ),
+    (
+        Mistake(
+            _expected_gradient("loss", lambda l: -l),
+            "All zeros: that is k1 as a loss. Detach it, times logp.",
+        ),
+        Mistake(
+            _expected_gradient("loss", lambda l: torch.expm1(l) - l),
+            "k3 as a loss: that is the gradient of the KL the other way round.",
+        ),
+        Mistake(
+            _expected_gradient("reward", lambda l: torch.expm1(l) - l),
+            "That is k3 as a reward: k1 belongs there.",
+        ),
+        Mistake(
+            _expected_gradient("reward", lambda l: l.square() / 2),
+            "That is k2 as a reward: it belongs in the loss.",
+        ),
+        Mistake(
+            _expected_gradient("loss", torch.abs),
+            "That is |logr| as a loss: half its square is what pulls right.",
+        ),
+        Mistake(
+            _expected_gradient("reward", lambda l: l),
+            "The sign is turned: k1 is log policy less log reference.",
+        ),
+        Mistake(
+            _unbalanced,
+            "It does not add up to 0, as a gradient by logits must: take the KL from log π - log "
+            "ρ.",
+        ),
+    ),
+    "k1 as a reward or k2 as a loss: both pull home, exactly, on average.",
+)
 
 # %% ../nbs/00_checks.ipynb #26d8de84
 def _payments(scores: Tensor, mask: Tensor, place: str) -> Tensor:
     "The scores [B] as [B, T]: on the last real token, or where people put them instead."
     column, last = torch.arange(mask.shape[1]), mask.sum(1, keepdim=True) - 1
-    paid = {"last": column == last, "column": column == len(column) - 1, "index": column == last % len(column),
-            "late": column == (last + 1).clamp(max=len(column) - 1), "every": mask, "nobody": mask & ~mask}[place]
+    paid = {
+        "last": column == last,
+        "column": column == len(column) - 1,
+        "index": column == last % len(column),
+        "late": column == (last + 1).clamp(max=len(column) - 1),
+        "every": mask,
+        "nobody": mask & ~mask,
+    }[place]
     return torch.where(paid, scores[:, None], 0.0)
+
 
 def _right_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
     rewards = torch.where(mask, -kl_coef * kl, 0.0)
     for row, length in enumerate(mask.sum(1).tolist()):
-        if length: rewards[row, length - 1] += scores[row]
+        if length:
+            rewards[row, length - 1] += scores[row]
     return rewards
 
+
 def _wrong_shaping(unit: float = -1.0, coef: bool = True, place: str = "last", mend: str = "where"):
-    "An answer with another sign or coefficient, another token that is paid, or another way with the padding."
+    """An answer with another sign or coefficient, another token that is paid, or another way with
+    the padding."""
+
     def answer(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
         price = unit * (kl_coef if coef else 1.0) * kl
         price = {"where": torch.where(mask, price, 0.0), "times": price * mask, "none": price}[mend]
         return price + _payments(scores, mask, place)
+
     return answer
+
 
 def _wrong_shaping_once(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
     return _payments(scores - kl_coef * torch.where(mask, kl, 0.0).sum(1), mask, "last")
 
+
 def _wrong_shaping_free(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
     last = _payments(torch.ones_like(scores), mask, "last") > 0
     return torch.where(last, scores[:, None], torch.where(mask, -kl_coef * kl, 0.0))
+
 
 def _case_shaping(dirt: tuple[float, float]) -> tuple:
     "Rows of 3, 5 and 0 tokens; `dirt` is what the padding holds."
@@ -519,94 +1025,214 @@ def _case_shaping(dirt: tuple[float, float]) -> tuple:
     return torch.tensor([3.0, -2.0, 7.0]), kl, mask, 0.5
 
 # %% ../nbs/00_checks.ipynb #be35591c
-check_shaping = Exercise("my_shaping", _right_shaping, (
-    _case_shaping((9.0, 8.0)), _case_shaping((math.inf, math.nan)),
-), (
-    Mistake(_wrong_shaping(place="column"), "The score is in the last column, also where that column is padding: look "
-            "for the last real token."),
-    Mistake(_wrong_shaping(place="late"), "The score is one slot after the last real token: the stop token itself "
-            "should get it."),
-    Mistake(_wrong_shaping(place="every"), "Every token collects the score: it is paid once a row."),
-    Mistake(_wrong_shaping(place="nobody"), "Nobody collects the score: add it to the last real token."),
-    Mistake(_wrong_shaping(place="index"), "A row without tokens is paid in its last column: its last index is -1, "
-            "and -1 counts from the right. Compare columns rather than index."),
-    Mistake(_wrong_shaping(unit=1.0), "Drift from the reference is rewarded: the KL is a price, so it needs a minus."),
-    Mistake(_wrong_shaping(coef=False), "kl_coef makes no difference: did you multiply the KL by it?"),
-    Mistake(_wrong_shaping(mend="none"), "Padding is charged for KL: nobody chose those tokens."),
-    Mistake(_wrong_shaping(mend="times"), "Zero times infinity is NaN: choose with torch.where rather than multiply by "
-            "the mask."),
-    Mistake(_wrong_shaping_once, "All the KL is charged on the last token: let each token pay for its own, so that it "
-            "learns which one it was."),
-    Mistake(_wrong_shaping_free, "The last token collects the score and pays no KL: add the score to its price, do not "
-            "replace it."),
-), "Each real token pays for its KL, and the last one collects the score.")
+check_shaping = Exercise(
+    "my_shaping",
+    _right_shaping,
+    (
+        _case_shaping((9.0, 8.0)),
+        _case_shaping((math.inf, math.nan)),
+    ),
+    (
+        Mistake(
+            _wrong_shaping(place="column"),
+            "The score is in the last column, also where that column is padding: look "
+            "for the last real token.",
+        ),
+        Mistake(
+            _wrong_shaping(place="late"),
+            "The score is one slot after the last real token: the stop token itself should get it.",
+        ),
+        Mistake(
+            _wrong_shaping(place="every"), "Every token collects the score: it is paid once a row."
+        ),
+        Mistake(
+            _wrong_shaping(place="nobody"),
+            "Nobody collects the score: add it to the last real token.",
+        ),
+        Mistake(
+            _wrong_shaping(place="index"),
+            "A row without tokens is paid in its last column: its last index is -1, "
+            "and -1 counts from the right. Compare columns rather than index.",
+        ),
+        Mistake(
+            _wrong_shaping(unit=1.0),
+            "Drift from the reference is rewarded: the KL is a price, so it needs a minus.",
+        ),
+        Mistake(
+            _wrong_shaping(coef=False),
+            "kl_coef makes no difference: did you multiply the KL by it?",
+        ),
+        Mistake(
+            _wrong_shaping(mend="none"), "Padding is charged for KL: nobody chose those tokens."
+        ),
+        Mistake(
+            _wrong_shaping(mend="times"),
+            "Zero times infinity is NaN: choose with torch.where rather than multiply by the mask.",
+        ),
+        Mistake(
+            _wrong_shaping_once,
+            "All the KL is charged on the last token: let each token pay for its own, so that it "
+            "learns which one it was.",
+        ),
+        Mistake(
+            _wrong_shaping_free,
+            "The last token collects the score and pays no KL: add the score to its price, do not "
+            "replace it.",
+        ),
+    ),
+    "Each real token pays for its KL, and the last one collects the score.",
+)
 
 # %% ../nbs/00_checks.ipynb #27c2d96b
-def _right_final_scores(scores: Tensor, reached_stop: Tensor, score_clip: float, missing_eos_penalty: float):
+def _right_final_scores(
+    scores: Tensor, reached_stop: Tensor, score_clip: float, missing_eos_penalty: float
+):
     return scores.clamp(-score_clip, score_clip) - missing_eos_penalty * (~reached_stop).float()
 
-def _wrong_final_scores(low: float = -1.0, clip: bool = True, unit: float = -1.0, charged: str = "cut off"):
+
+def _wrong_final_scores(
+    low: float = -1.0, clip: bool = True, unit: float = -1.0, charged: str = "cut off"
+):
     "An answer with another lower bound, no clip, another sign, or another set of rows that pay."
-    def answer(scores: Tensor, reached_stop: Tensor, score_clip: float, missing_eos_penalty: float) -> Tensor:
-        rows = {"cut off": ~reached_stop, "stopped": reached_stop, "all": reached_stop | True}[charged]
+
+    def answer(
+        scores: Tensor, reached_stop: Tensor, score_clip: float, missing_eos_penalty: float
+    ) -> Tensor:
+        rows = {"cut off": ~reached_stop, "stopped": reached_stop, "all": reached_stop | True}[
+            charged
+        ]
         clipped = scores.clamp(low * score_clip, score_clip) if clip else scores
         return clipped + unit * missing_eos_penalty * rows.float()
+
     return answer
+
 
 def _wrong_final_scores_order(scores, reached_stop, score_clip, missing_eos_penalty):
     return (scores - missing_eos_penalty * (~reached_stop).float()).clamp(-score_clip, score_clip)
 
+
 def _wrong_final_scores_replace(scores, reached_stop, score_clip, missing_eos_penalty):
     return torch.where(reached_stop, scores.clamp(-score_clip, score_clip), -missing_eos_penalty)
 
-check_final_scores = Exercise("my_final_scores", _right_final_scores, (
-    (torch.tensor([6.0, 6.0, -5.0, 0.5, 0.5]), torch.tensor([True, False, False, True, False]), 3.0, 1.0),
-), (
-    Mistake(_wrong_final_scores_order, "You clipped last, so that the clip swallows the penalty of a very good "
-            "response without an end: clip first."),
-    Mistake(_wrong_final_scores_replace, "You replaced the score of a row that was cut off: that is the older trick. "
-            "Subtract here."),
-    Mistake(_wrong_final_scores(unit=1.0), "Rows without a stop token are paid for it: the penalty is subtracted."),
-    Mistake(_wrong_final_scores(unit=0.0), "A row that was cut off costs nothing: subtract the penalty there."),
-    Mistake(_wrong_final_scores(charged="stopped"), "You charge the rows that did stop: turn the condition round."),
-    Mistake(_wrong_final_scores(charged="all"), "You charge every row: only one that did not stop pays."),
-    Mistake(_wrong_final_scores(low=-math.inf), "You clipped above and not below: -score_clip is a bound too."),
-    Mistake(_wrong_final_scores(clip=False), "Nothing is clipped: keep each score between -score_clip and score_clip."),
-), "Clipped first, so that the penalty always bites.")
+
+check_final_scores = Exercise(
+    "my_final_scores",
+    _right_final_scores,
+    (
+        (
+            torch.tensor([6.0, 6.0, -5.0, 0.5, 0.5]),
+            torch.tensor([True, False, False, True, False]),
+            3.0,
+            1.0,
+        ),
+    ),
+    (
+        Mistake(
+            _wrong_final_scores_order,
+            "You clipped last, so that the clip swallows the penalty of a very good "
+            "response without an end: clip first.",
+        ),
+        Mistake(
+            _wrong_final_scores_replace,
+            "You replaced the score of a row that was cut off: that is the older trick. "
+            "Subtract here.",
+        ),
+        Mistake(
+            _wrong_final_scores(unit=1.0),
+            "Rows without a stop token are paid for it: the penalty is subtracted.",
+        ),
+        Mistake(
+            _wrong_final_scores(unit=0.0),
+            "A row that was cut off costs nothing: subtract the penalty there.",
+        ),
+        Mistake(
+            _wrong_final_scores(charged="stopped"),
+            "You charge the rows that did stop: turn the condition round.",
+        ),
+        Mistake(
+            _wrong_final_scores(charged="all"),
+            "You charge every row: only one that did not stop pays.",
+        ),
+        Mistake(
+            _wrong_final_scores(low=-math.inf),
+            "You clipped above and not below: -score_clip is a bound too.",
+        ),
+        Mistake(
+            _wrong_final_scores(clip=False),
+            "Nothing is clipped: keep each score between -score_clip and score_clip.",
+        ),
+    ),
+    "Clipped first, so that the penalty always bites.",
+)
 
 # %% ../nbs/00_checks.ipynb #a46d303a
 def _right_merge(a: tuple, b: tuple) -> tuple:
     (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
     n = n_a + n_b
-    if n == 0: return 0, 0.0, 0.0
+    if n == 0:
+        return 0, 0.0, 0.0
     mean = (n_a * mean_a + n_b * mean_b) / n
-    return n, mean, m_a + n_a * (mean_a - mean)**2 + m_b + n_b * (mean_b - mean)**2
+    return n, mean, m_a + n_a * (mean_a - mean) ** 2 + m_b + n_b * (mean_b - mean) ** 2
 
-def _wrong_merge(share: str = "b", between: Callable = lambda d, n_a, n_b: d**2 * n_a * n_b / (n_a + n_b),
-                 old: bool = True, guard: bool = True):
-    "An answer with another weight of the mean's step, another term for the distance of the means, or no guard."
+
+def _wrong_merge(
+    share: str = "b",
+    between: Callable = lambda d, n_a, n_b: d**2 * n_a * n_b / (n_a + n_b),
+    old: bool = True,
+    guard: bool = True,
+):
+    """An answer with another weight of the mean's step, another term for the distance of the means,
+    or no guard."""
+
     def answer(a: tuple, b: tuple) -> tuple:
         (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
-        if guard and n_b == 0: return a
+        if guard and n_b == 0:
+            return a
         n, d = n_a + n_b, mean_b - mean_a
         step = {"b": n_b / n, "a": n_a / n, "half": 0.5}[share]
         return n, mean_a + d * step, (m_a if old else 0.0) + m_b + between(d, n_a, n_b)
+
     return answer
 
-check_merge = Exercise("my_merge", _right_merge, (
-    ((2, 2.0, 2.0), (3, 7.0, 6.0)), ((4, 4.0, 18.0), (0, 0.0, 0.0)), ((0, 0.0, 0.0), (0, 0.0, 0.0)),
-), (
-    Mistake(_wrong_merge(between=lambda d, n_a, n_b: 0.0), "You added the two M alone: how far the means lie apart is "
-            "spread as well."),
-    Mistake(_wrong_merge(share="half"), "You took the middle of the two means: the larger set weighs more."),
-    Mistake(_wrong_merge(share="a"), "The weights of the mean are crossed: the step towards b is n_b / n."),
-    Mistake(_wrong_merge(between=lambda d, n_a, n_b: d * n_a * n_b / (n_a + n_b)), "The distance of the means counts "
-            "squared: M is a sum of squares."),
-    Mistake(_wrong_merge(between=lambda d, n_a, n_b: d**2 * n_b), "You took the distances of b from the old mean: the "
-            "mean of both lies nearer, so that the term is d ** 2 * n_a * n_b / n."),
-    Mistake(_wrong_merge(old=False), "The spread of the first set is lost: add its M."),
-    Mistake(_wrong_merge(guard=False), "Two empty sets divide 0 by 0: give the first back where the second is empty."),
-), "Three numbers are enough, however the scores were cut into batches.")
+
+check_merge = Exercise(
+    "my_merge",
+    _right_merge,
+    (
+        ((2, 2.0, 2.0), (3, 7.0, 6.0)),
+        ((4, 4.0, 18.0), (0, 0.0, 0.0)),
+        ((0, 0.0, 0.0), (0, 0.0, 0.0)),
+    ),
+    (
+        Mistake(
+            _wrong_merge(between=lambda d, n_a, n_b: 0.0),
+            "You added the two M alone: how far the means lie apart is spread as well.",
+        ),
+        Mistake(
+            _wrong_merge(share="half"),
+            "You took the middle of the two means: the larger set weighs more.",
+        ),
+        Mistake(
+            _wrong_merge(share="a"),
+            "The weights of the mean are crossed: the step towards b is n_b / n.",
+        ),
+        Mistake(
+            _wrong_merge(between=lambda d, n_a, n_b: d * n_a * n_b / (n_a + n_b)),
+            "The distance of the means counts squared: M is a sum of squares.",
+        ),
+        Mistake(
+            _wrong_merge(between=lambda d, n_a, n_b: d**2 * n_b),
+            "You took the distances of b from the old mean: the "
+            "mean of both lies nearer, so that the term is d ** 2 * n_a * n_b / n.",
+        ),
+        Mistake(_wrong_merge(old=False), "The spread of the first set is lost: add its M."),
+        Mistake(
+            _wrong_merge(guard=False),
+            "Two empty sets divide 0 by 0: give the first back where the second is empty.",
+        ),
+    ),
+    "Three numbers are enough, however the scores were cut into batches.",
+)
 
 # %% ../nbs/00_checks.ipynb #99dd1a4e
 def _surprises(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -615,118 +1241,222 @@ def _surprises(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> T
     after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     return torch.where(mask, rewards + gamma * after - values, 0.0)
 
+
 def _pass_back(deltas: Tensor, decay: float) -> Tensor:
     "A from delta by walking from the last column to the first."
     advantages = deltas.clone()
-    for t in reversed(range(deltas.shape[1] - 1)): advantages[:, t] += decay * advantages[:, t + 1]
+    for t in reversed(range(deltas.shape[1] - 1)):
+        advantages[:, t] += decay * advantages[:, t + 1]
     return advantages
+
 
 def _right_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
     return _pass_back(_surprises(rewards, values, mask, gamma), gamma * lam)
 
-def _gae_with(after: Callable[[Tensor, Tensor], Tensor], clear: Callable[[Tensor, Tensor], Tensor] | None = None):
+
+def _gae_with(
+    after: Callable[[Tensor, Tensor], Tensor],
+    clear: Callable[[Tensor, Tensor], Tensor] | None = None,
+):
     "An answer whose next value is after(values, mask); clear(deltas, mask) deals with the padding."
+
     def answer(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
         deltas = rewards + gamma * after(values, mask) - values
-        return _pass_back(clear(deltas, mask) if clear else torch.where(mask, deltas, 0.0), gamma * lam)
+        return _pass_back(
+            clear(deltas, mask) if clear else torch.where(mask, deltas, 0.0), gamma * lam
+        )
+
     return answer
+
 
 def _next_value(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
 
+
 def _case_gae(dirt: tuple[float, float]) -> tuple:
     mask = torch.arange(5) < torch.tensor([[5], [3], [0]])
-    rewards = torch.tensor([[0.5, -1.0, 2.0, 0.25, 1.0], [-0.5, 1.5, 1.0, *dirt], [*dirt, *dirt, 1.0]])
-    values = torch.tensor([[1.0, 0.5, -0.25, 2.0, 0.75], [0.25, -1.0, 0.5, *reversed(dirt)], [*dirt, *dirt, 2.0]])
+    rewards = torch.tensor(
+        [[0.5, -1.0, 2.0, 0.25, 1.0], [-0.5, 1.5, 1.0, *dirt], [*dirt, *dirt, 1.0]]
+    )
+    values = torch.tensor(
+        [[1.0, 0.5, -0.25, 2.0, 0.75], [0.25, -1.0, 0.5, *reversed(dirt)], [*dirt, *dirt, 2.0]]
+    )
     return rewards, values, mask, 0.9, 0.5
 
 # %% ../nbs/00_checks.ipynb #91141dcf
 def _wrong_gae(change: Callable):
-    "An answer of right pieces put together wrongly: change(deltas by gamma, rewards, values, mask, gamma, lam)."
+    """An answer of right pieces put together wrongly: change(deltas by gamma, rewards, values,
+    mask, gamma, lam)."""
     return lambda r, v, m, g, l: change(lambda gamma: _surprises(r, v, m, gamma), r, v, m, g, l)
 
-def _all_real(x: Tensor) -> Tensor: return torch.ones_like(x, dtype=torch.bool)
+
+def _all_real(x: Tensor) -> Tensor:
+    return torch.ones_like(x, dtype=torch.bool)
+
+
 def _real_whitened(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, (x - x[mask].mean()) / x[mask].std(), 0.0)
 
-check_gae = Exercise("my_gae", _right_gae, (_case_gae((3.0, 7.0)), _case_gae((math.inf, math.nan))), (
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(g), g)), "lam makes no difference: the step back is "
-            "gamma * lam."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(1.0), l)), "gamma makes no difference: it belongs in the "
-            "surprise and in the step back."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(g), l)), "The step back is lam alone: it is gamma * lam."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: d(g)), "These are the surprises: nothing is passed back to earlier "
-            "tokens yet."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: torch.where(m, _pass_back(d(g).flip(1), g * l).flip(1), 0.0)),
-            "Tokens inherit from those before them: start at the last token and walk to the front."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: torch.where(m, _right_gae(r, v, _all_real(m), g, l), 0.0)),
-            "Padding leaks into real tokens: it was cleared after the recursion, and must be cleared before."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: _right_gae(r, v, _all_real(m), g, l)),
-            "The mask makes no difference: clear values and surprises on padding first."),
-    Mistake(_gae_with(_next_value), "The last real token of a short row sees a value on padding: after the end, the "
-            "value is 0."),
-    Mistake(_gae_with(lambda v, m: torch.where(m, v, 0.0).roll(-1, 1)), "The last token of a full row sees the value "
-            "of the first: roll wraps around, so put a 0 there."),
-    Mistake(_gae_with(lambda v, m: _next_value(v * m), lambda deltas, m: deltas * m), "Zero times infinity is NaN: "
-            "clear the padding with torch.where, do not multiply by the mask."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(g), g * l) + torch.where(m, v, 0.0)),
-            "These are the returns, A + V: an advantage is without the value."),
-    Mistake(_wrong_gae(lambda d, r, v, m, g, l: _real_whitened(_pass_back(d(g), g * l), m)),
-            "These are whitened: that comes later, because the returns need the advantages as they are."),
-), "Each token has its own surprise and its share of the later ones.")
+
+check_gae = Exercise(
+    "my_gae",
+    _right_gae,
+    (_case_gae((3.0, 7.0)), _case_gae((math.inf, math.nan))),
+    (
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(g), g)),
+            "lam makes no difference: the step back is gamma * lam.",
+        ),
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(1.0), l)),
+            "gamma makes no difference: it belongs in the surprise and in the step back.",
+        ),
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(g), l)),
+            "The step back is lam alone: it is gamma * lam.",
+        ),
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: d(g)),
+            "These are the surprises: nothing is passed back to earlier tokens yet.",
+        ),
+        Mistake(
+            _wrong_gae(
+                lambda d, r, v, m, g, l: torch.where(
+                    m, _pass_back(d(g).flip(1), g * l).flip(1), 0.0
+                )
+            ),
+            "Tokens inherit from those before them: start at the last token and walk to the front.",
+        ),
+        Mistake(
+            _wrong_gae(
+                lambda d, r, v, m, g, l: torch.where(m, _right_gae(r, v, _all_real(m), g, l), 0.0)
+            ),
+            "Padding leaks into real tokens: it was cleared after the recursion, and must be "
+            "cleared before.",
+        ),
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: _right_gae(r, v, _all_real(m), g, l)),
+            "The mask makes no difference: clear values and surprises on padding first.",
+        ),
+        Mistake(
+            _gae_with(_next_value),
+            "The last real token of a short row sees a value on padding: after the end, the "
+            "value is 0.",
+        ),
+        Mistake(
+            _gae_with(lambda v, m: torch.where(m, v, 0.0).roll(-1, 1)),
+            "The last token of a full row sees the value "
+            "of the first: roll wraps around, so put a 0 there.",
+        ),
+        Mistake(
+            _gae_with(lambda v, m: _next_value(v * m), lambda deltas, m: deltas * m),
+            "Zero times infinity is NaN: "
+            "clear the padding with torch.where, do not multiply by the mask.",
+        ),
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: _pass_back(d(g), g * l) + torch.where(m, v, 0.0)),
+            "These are the returns, A + V: an advantage is without the value.",
+        ),
+        Mistake(
+            _wrong_gae(lambda d, r, v, m, g, l: _real_whitened(_pass_back(d(g), g * l), m)),
+            "These are whitened: that comes later, because the returns need the advantages as "
+            "they are.",
+        ),
+    ),
+    "Each token has its own surprise and its share of the later ones.",
+)
 
 # %% ../nbs/00_checks.ipynb #fc9be61d
-def _right_deltas(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor) -> Tensor:
+def _right_deltas(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor
+) -> Tensor:
     deltas = torch.zeros_like(rewards)
     for row, length in enumerate(mask.sum(1).tolist()):
-        after = torch.cat([values[row, 1:length], bootstrap[row:row + 1]])[:length]
+        after = torch.cat([values[row, 1:length], bootstrap[row : row + 1]])[:length]
         deltas[row, :length] = rewards[row, :length] + gamma * after - values[row, :length]
     return deltas
 
+
 def _wrong_deltas(end: Callable, inside: bool = True, mend: str = "where"):
-    "An answer whose part for what follows the last real token is end(values, is_last, gamma, bootstrap), [B, T]."
-    def answer(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor) -> Tensor:
+    """An answer whose part for what follows the last real token is end(values, is_last, gamma,
+    bootstrap), [B, T]."""
+
+    def answer(
+        rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor
+    ) -> Tensor:
         clean = values * mask if mend == "times" else torch.where(mask, values, 0.0)
         is_last = torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1
         step = (gamma if inside else 1.0) * _next_value(clean)
         deltas = rewards + step + end(values, is_last, gamma, bootstrap) - clean
         return {"where": torch.where(mask, deltas, 0.0), "times": deltas * mask}[mend]
+
     return answer
+
 
 def _at_end(amount: Callable):
     "An `end` that puts amount(values, gamma, bootstrap) on the last real token."
     return lambda v, is_last, g, b: torch.where(is_last, amount(v, g, b), 0.0)
 
+
 def _at_last_column(v: Tensor, is_last: Tensor, g: float, b: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(v[:, 1:]), g * b[:, None]], 1)
+
 
 def _on_padding(v: Tensor, is_last: Tensor, g: float, b: Tensor) -> Tensor:
     return torch.where(is_last, g * torch.cat([v[:, 1:], b[:, None]], 1), 0.0)
 
+
 def _case_deltas(dirt: float) -> tuple:
     mask = torch.arange(4) < torch.tensor([[4], [2], [3]])
     rewards = torch.tensor([[0.5, -1.0, 2.0, 1.0], [-0.5, 1.5, dirt, dirt], [0.25, 0.0, 1.0, dirt]])
-    values = torch.tensor([[1.0, 0.5, -0.25, 2.0], [0.25, -1.0, dirt, dirt], [0.75, 0.5, 1.25, dirt]])
+    values = torch.tensor(
+        [[1.0, 0.5, -0.25, 2.0], [0.25, -1.0, dirt, dirt], [0.75, 0.5, 1.25, dirt]]
+    )
     return rewards, values, mask, 0.5, torch.tensor([3.0, 2.0, 0.0])
 
 # %% ../nbs/00_checks.ipynb #8c2912c3
-check_deltas = Exercise("my_deltas", _right_deltas, (_case_deltas(9.0), _case_deltas(math.nan)), (
-    Mistake(_wrong_deltas(_at_end(lambda v, g, b: torch.zeros_like(v))), "bootstrap makes no difference: every row is "
-            "taken as ended."),
-    Mistake(_wrong_deltas(_at_last_column), "Only a row that fills its columns is bootstrapped: the place is after the "
-            "last real token, not after the last column."),
-    Mistake(_wrong_deltas(_on_padding), "A short row sees a value on padding: what follows it is its bootstrap."),
-    Mistake(_wrong_deltas(_at_end(lambda v, g, b: b[:, None].expand_as(v))), "The bootstrap is not discounted: it lies "
-            "one step ahead like any other value, so it costs a gamma."),
-    Mistake(_wrong_deltas(_at_end(lambda v, g, b: g * v)), "The last token is followed by its own value: take the "
-            "bootstrap there."),
-    Mistake(_wrong_deltas(lambda v, is_last, g, b: (g * b)[:, None].expand_as(v)), "Every token gets the bootstrap: "
-            "only the last real one looks behind the end."),
-    Mistake(_wrong_deltas(_at_end(lambda v, g, b: g * b[:, None].expand_as(v)), inside=False), "gamma is missing "
-            "within the row: every value that lies one step ahead is discounted."),
-    Mistake(_wrong_deltas(_at_end(lambda v, g, b: g * b[:, None].expand_as(v)), mend="times"), "Zero times NaN is NaN: "
-            "clear the padding with torch.where."),
-), "After the end comes 0, and after a cut what you were told.")
+check_deltas = Exercise(
+    "my_deltas",
+    _right_deltas,
+    (_case_deltas(9.0), _case_deltas(math.nan)),
+    (
+        Mistake(
+            _wrong_deltas(_at_end(lambda v, g, b: torch.zeros_like(v))),
+            "bootstrap makes no difference: every row is taken as ended.",
+        ),
+        Mistake(
+            _wrong_deltas(_at_last_column),
+            "Only a row that fills its columns is bootstrapped: the place is after the "
+            "last real token, not after the last column.",
+        ),
+        Mistake(
+            _wrong_deltas(_on_padding),
+            "A short row sees a value on padding: what follows it is its bootstrap.",
+        ),
+        Mistake(
+            _wrong_deltas(_at_end(lambda v, g, b: b[:, None].expand_as(v))),
+            "The bootstrap is not discounted: it lies "
+            "one step ahead like any other value, so it costs a gamma.",
+        ),
+        Mistake(
+            _wrong_deltas(_at_end(lambda v, g, b: g * v)),
+            "The last token is followed by its own value: take the bootstrap there.",
+        ),
+        Mistake(
+            _wrong_deltas(lambda v, is_last, g, b: (g * b)[:, None].expand_as(v)),
+            "Every token gets the bootstrap: only the last real one looks behind the end.",
+        ),
+        Mistake(
+            _wrong_deltas(_at_end(lambda v, g, b: g * b[:, None].expand_as(v)), inside=False),
+            "gamma is missing within the row: every value that lies one step ahead is discounted.",
+        ),
+        Mistake(
+            _wrong_deltas(_at_end(lambda v, g, b: g * b[:, None].expand_as(v)), mend="times"),
+            "Zero times NaN is NaN: clear the padding with torch.where.",
+        ),
+    ),
+    "After the end comes 0, and after a cut what you were told.",
+)
 
 # %% ../nbs/00_checks.ipynb #50e1690f
 def _right_targets(advantages: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -734,182 +1464,422 @@ def _right_targets(advantages: Tensor, values: Tensor, mask: Tensor) -> tuple[Te
     whitened = (advantages - real.mean()) / (real.var() + 1e-8).sqrt()
     return torch.where(mask, whitened, 0.0), torch.where(mask, advantages + values, 0.0)
 
-def _wrong_targets(target: Callable = lambda a, w, v: a + v, whiten: str = "tokens", mend: str = "where"):
-    "An answer whose returns are target(advantages, whitened, values), or that whitens over something else."
+
+def _wrong_targets(
+    target: Callable = lambda a, w, v: a + v, whiten: str = "tokens", mend: str = "where"
+):
+    """An answer whose returns are target(advantages, whitened, values), or that whitens over
+    something else."""
+
     def answer(advantages: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         rows = [x[keep] for x, keep in zip(advantages, mask)]
-        of = {"columns": lambda f: f(advantages), "rows": lambda f: torch.stack([f(x) for x in rows])[:, None]}
+        of = {
+            "columns": lambda f: f(advantages),
+            "rows": lambda f: torch.stack([f(x) for x in rows])[:, None],
+        }
         over = of.get(whiten, lambda f: f(advantages[mask]))
         mean = 0.0 if whiten == "scale" else over(torch.mean)
         spread = over(torch.var) if whiten == "variance" else over(torch.std)
         whitened = advantages if whiten == "not" else (advantages - mean) / spread
         returns = target(advantages, whitened, values)
-        if mend == "padded": return whitened, torch.where(mask, returns, 0.0)
-        if mend == "times": return whitened * mask, returns * mask
+        if mend == "padded":
+            return whitened, torch.where(mask, returns, 0.0)
+        if mend == "times":
+            return whitened * mask, returns * mask
         return torch.where(mask, whitened, 0.0), torch.where(mask, returns, 0.0)
+
     return answer
+
 
 def _case_targets(dirt: float) -> tuple:
     mask = torch.arange(4) < torch.tensor([[4], [2]])
-    return (torch.tensor([[0.5, -1.0, 2.0, 1.0], [-0.5, 3.0, 0.0, 0.0]]),
-            torch.tensor([[1.0, 0.5, -0.25, 2.0], [0.25, -1.0, dirt, dirt]]), mask)
+    return (
+        torch.tensor([[0.5, -1.0, 2.0, 1.0], [-0.5, 3.0, 0.0, 0.0]]),
+        torch.tensor([[1.0, 0.5, -0.25, 2.0], [0.25, -1.0, dirt, dirt]]),
+        mask,
+    )
 
 # %% ../nbs/00_checks.ipynb #5d9194b4
-check_targets = Exercise("my_targets", _right_targets, (_case_targets(9.0), _case_targets(math.nan)), (
-    Mistake(_wrong_targets(lambda a, w, v: w + v), "The returns are made of whitened advantages: take the returns "
-            "first, then whiten."),
-    Mistake(_wrong_targets(lambda a, w, v: a), "Returns without the value are advantages: add V."),
-    Mistake(_wrong_targets(lambda a, w, v: v - a), "The sign is turned: the value was too low by A, so add it."),
-    Mistake(_wrong_targets(whiten="not"), "The advantages are not whitened: mean 0 and standard deviation 1."),
-    Mistake(_wrong_targets(whiten="columns"), "The zeros on padding took part in the mean and the spread: whiten over "
-            "real tokens."),
-    Mistake(_wrong_targets(whiten="rows"), "Each row was whitened by itself: a good row and a bad one then look alike. "
-            "Whiten over all tokens."),
-    Mistake(_wrong_targets(whiten="scale"), "You divided by the spread and left the mean: subtract it."),
-    Mistake(_wrong_targets(whiten="variance"), "You divided by the variance: take its root."),
-    Mistake(_wrong_targets(mend="padded"), "Padding is no longer 0 after whitening, since the mean was taken off there "
-            "too: clear it."),
-    Mistake(_wrong_targets(mend="times"), "Zero times NaN is NaN: clear the padding with torch.where."),
-), "Targets as they are, and advantages on one scale.")
+check_targets = Exercise(
+    "my_targets",
+    _right_targets,
+    (_case_targets(9.0), _case_targets(math.nan)),
+    (
+        Mistake(
+            _wrong_targets(lambda a, w, v: w + v),
+            "The returns are made of whitened advantages: take the returns first, then whiten.",
+        ),
+        Mistake(
+            _wrong_targets(lambda a, w, v: a), "Returns without the value are advantages: add V."
+        ),
+        Mistake(
+            _wrong_targets(lambda a, w, v: v - a),
+            "The sign is turned: the value was too low by A, so add it.",
+        ),
+        Mistake(
+            _wrong_targets(whiten="not"),
+            "The advantages are not whitened: mean 0 and standard deviation 1.",
+        ),
+        Mistake(
+            _wrong_targets(whiten="columns"),
+            "The zeros on padding took part in the mean and the spread: whiten over real tokens.",
+        ),
+        Mistake(
+            _wrong_targets(whiten="rows"),
+            "Each row was whitened by itself: a good row and a bad one then look alike. "
+            "Whiten over all tokens.",
+        ),
+        Mistake(
+            _wrong_targets(whiten="scale"),
+            "You divided by the spread and left the mean: subtract it.",
+        ),
+        Mistake(_wrong_targets(whiten="variance"), "You divided by the variance: take its root."),
+        Mistake(
+            _wrong_targets(mend="padded"),
+            "Padding is no longer 0 after whitening, since the mean was taken off there "
+            "too: clear it.",
+        ),
+        Mistake(
+            _wrong_targets(mend="times"),
+            "Zero times NaN is NaN: clear the padding with torch.where.",
+        ),
+    ),
+    "Targets as they are, and advantages on one scale.",
+)
 
 # %% ../nbs/00_checks.ipynb #1d0f9ae2
-def _clipped(choose: Callable = torch.maximum, reduce: str = "real", way: int = 1, link: Callable = torch.exp):
+def _clipped(
+    choose: Callable = torch.maximum, reduce: str = "real", way: int = 1, link: Callable = torch.exp
+):
     "A policy loss with parts that can be exchanged. As it stands it is right."
-    def answer(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, cliprange: float) -> Tensor:
+
+    def answer(
+        logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, cliprange: float
+    ) -> Tensor:
         ratio = link(way * (logprobs - old_logprobs))
         loss = choose(-advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + cliprange))
         return _reduced(loss, mask, reduce)
+
     return answer
+
 
 def _reduced(loss: Tensor, mask: Tensor, reduce: str) -> Tensor:
     "One number of a loss per token, in the right way (real) or one of four others."
-    if reduce == "rows": return torch.stack([one[keep].mean() for one, keep in zip(loss, mask)]).mean()
-    return dict(real=loss[mask].sum(), all=loss.sum(), times=(loss * mask).sum(), mean=loss[mask].mean())[reduce]
+    if reduce == "rows":
+        return torch.stack([one[keep].mean() for one, keep in zip(loss, mask)]).mean()
+    return dict(
+        real=loss[mask].sum(), all=loss.sum(), times=(loss * mask).sum(), mean=loss[mask].mean()
+    )[reduce]
+
 
 def _case_policy(dirt: float, cliprange: float) -> tuple:
-    "Ratios on both sides of the range with advantages of both signs; `dirt` for log-probs on the padding."
+    """Ratios on both sides of the range with advantages of both signs; `dirt` for log-probs on the
+    padding."""
     mask = torch.tensor([[True] * 4, [True, True, False, False]])
     old = torch.tensor([[-1.0, -2.0, -1.5, -0.7], [-0.9, -3.0, dirt, dirt]])
     ratio = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
     advantages = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 7.0, 7.0]])
     return old + ratio.log(), old, advantages, mask, cliprange
 
+
 _right_policy_loss = _clipped()
 
 # %% ../nbs/00_checks.ipynb #83cd0081
-check_policy_loss = Exercise("my_policy_loss", _right_policy_loss, (
-    _case_policy(-1.0, 0.2), _case_policy(-math.inf, 0.2), _case_policy(-1.0, 0.3),
-), (
-    Mistake(_clipped(lambda plain, near: plain), "Nothing is clipped: the ratio may run as far as it likes."),
-    Mistake(_clipped(torch.minimum), "That is the smaller loss, the optimist's choice: take the maximum."),
-    Mistake(_clipped(lambda plain, near: near), "You clip whichever way it moved: a good token that became rarer gets "
-            "no pull back. Take the maximum of both."),
-    Mistake(_clipped(lambda plain, near: -torch.maximum(plain, near)), "The sign of the result is turned: an "
-            "optimizer goes downhill, so give the loss."),
-    Mistake(_clipped(way=-1), "The ratio is upside down: now over then, logprobs - old_logprobs."),
-    Mistake(_clipped(link=lambda logr: logr), "That is the log of the ratio: take its exponential."),
-    Mistake(_clipped(reduce="all"), "Padding counts in your sum: choose the real tokens by the mask."),
-    Mistake(_clipped(reduce="times"), "Zero times NaN is NaN: choose by the mask, do not multiply by it."),
-    Mistake(_clipped(reduce="mean"), "You return a mean: return the sum, the caller knows the count."),
-    Mistake(_clipped(reduce="rows"), "You average row by row: a token in a short row weighs more. Return the sum."),
-    Mistake(lambda *given: _right_policy_loss(*given[:4], 0.2), "You wrote 0.2 into the function: use cliprange."),
-), "It stops a step that went far enough, and never one that has to come back.")
+check_policy_loss = Exercise(
+    "my_policy_loss",
+    _right_policy_loss,
+    (
+        _case_policy(-1.0, 0.2),
+        _case_policy(-math.inf, 0.2),
+        _case_policy(-1.0, 0.3),
+    ),
+    (
+        Mistake(
+            _clipped(lambda plain, near: plain),
+            "Nothing is clipped: the ratio may run as far as it likes.",
+        ),
+        Mistake(
+            _clipped(torch.minimum),
+            "That is the smaller loss, the optimist's choice: take the maximum.",
+        ),
+        Mistake(
+            _clipped(lambda plain, near: near),
+            "You clip whichever way it moved: a good token that became rarer gets "
+            "no pull back. Take the maximum of both.",
+        ),
+        Mistake(
+            _clipped(lambda plain, near: -torch.maximum(plain, near)),
+            "The sign of the result is turned: an optimizer goes downhill, so give the loss.",
+        ),
+        Mistake(
+            _clipped(way=-1), "The ratio is upside down: now over then, logprobs - old_logprobs."
+        ),
+        Mistake(
+            _clipped(link=lambda logr: logr), "That is the log of the ratio: take its exponential."
+        ),
+        Mistake(
+            _clipped(reduce="all"),
+            "Padding counts in your sum: choose the real tokens by the mask.",
+        ),
+        Mistake(
+            _clipped(reduce="times"),
+            "Zero times NaN is NaN: choose by the mask, do not multiply by it.",
+        ),
+        Mistake(
+            _clipped(reduce="mean"),
+            "You return a mean: return the sum, the caller knows the count.",
+        ),
+        Mistake(
+            _clipped(reduce="rows"),
+            "You average row by row: a token in a short row weighs more. Return the sum.",
+        ),
+        Mistake(
+            lambda *given: _right_policy_loss(*given[:4], 0.2),
+            "You wrote 0.2 into the function: use cliprange.",
+        ),
+    ),
+    "It stops a step that went far enough, and never one that has to come back.",
+)
 
 # %% ../nbs/00_checks.ipynb #7ba5710c
-def _value_answer(choose: Callable = torch.maximum, around: str = "old", half: float = 0.5, reduce: str = "real"):
+def _value_answer(
+    choose: Callable = torch.maximum, around: str = "old", half: float = 0.5, reduce: str = "real"
+):
     "A value loss with parts that can be exchanged. As it stands it is right."
-    def answer(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float) -> Tensor:
+
+    def answer(
+        values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float
+    ) -> Tensor:
         centre = dict(old=old_values, zero=torch.zeros_like(values))[around]
         moved = values.clamp(centre - cliprange_value, centre + cliprange_value)
-        return half * _reduced(choose((values - returns) ** 2, (moved - returns) ** 2), mask, reduce)
+        return half * _reduced(
+            choose((values - returns) ** 2, (moved - returns) ** 2), mask, reduce
+        )
+
     return answer
 
-def _squared_late(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float) -> Tensor:
+
+def _squared_late(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float
+) -> Tensor:
     moved = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
     return 0.5 * (torch.maximum(values - returns, moved - returns) ** 2)[mask].sum()
+
 
 def _case_value(dirt: float) -> tuple:
     "Values that moved towards the return and away from it, up and down; `dirt` on the padding."
     mask = torch.tensor([[True] * 4, [True, False, False, False]])
-    return (torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, dirt, dirt, dirt]]),
-            torch.tensor([[0.0, 0.0, 0.5, 0.4], [0.7, 0.0, 0.0, 0.0]]),
-            torch.tensor([[2.0, 2.0, 1.0, -1.5], [0.3, 1.0, 1.0, 1.0]]), mask, 0.2)
+    return (
+        torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, dirt, dirt, dirt]]),
+        torch.tensor([[0.0, 0.0, 0.5, 0.4], [0.7, 0.0, 0.0, 0.0]]),
+        torch.tensor([[2.0, 2.0, 1.0, -1.5], [0.3, 1.0, 1.0, 1.0]]),
+        mask,
+        0.2,
+    )
+
 
 _right_value_loss = _value_answer()
 
 # %% ../nbs/00_checks.ipynb #926723e4
-check_value_loss = Exercise("my_value_loss", _right_value_loss, (_case_value(9.0), _case_value(math.inf)), (
-    Mistake(_value_answer(lambda plain, moved: plain), "Nothing is clipped: that is the squared error alone."),
-    Mistake(_value_answer(torch.minimum), "The smaller error lets a value that ran away go: take the larger."),
-    Mistake(_value_answer(lambda plain, moved: moved), "Only the clipped error: a value that moved away from its "
-            "return gets no pull back. Take the larger of both."),
-    Mistake(_value_answer(around="zero"), "You clip the value itself: clip how far it moved, around the old value."),
-    Mistake(_squared_late, "You took the maximum of signed errors, and squared that: square first."),
-    Mistake(_value_answer(half=1.0), "The half is missing: the gradient is twice what vf_coef was set for."),
-    Mistake(_value_answer(reduce="all"), "Padding counts in your sum: choose the real tokens by the mask."),
-    Mistake(_value_answer(reduce="times"), "Zero times infinity is NaN: choose by the mask, do not multiply by it."),
-    Mistake(_value_answer(reduce="mean"), "You return a mean: return the sum, the caller knows the count."),
-), "The worse of two errors: what went too far waits, what went astray comes back.")
+check_value_loss = Exercise(
+    "my_value_loss",
+    _right_value_loss,
+    (_case_value(9.0), _case_value(math.inf)),
+    (
+        Mistake(
+            _value_answer(lambda plain, moved: plain),
+            "Nothing is clipped: that is the squared error alone.",
+        ),
+        Mistake(
+            _value_answer(torch.minimum),
+            "The smaller error lets a value that ran away go: take the larger.",
+        ),
+        Mistake(
+            _value_answer(lambda plain, moved: moved),
+            "Only the clipped error: a value that moved away from its "
+            "return gets no pull back. Take the larger of both.",
+        ),
+        Mistake(
+            _value_answer(around="zero"),
+            "You clip the value itself: clip how far it moved, around the old value.",
+        ),
+        Mistake(
+            _squared_late, "You took the maximum of signed errors, and squared that: square first."
+        ),
+        Mistake(
+            _value_answer(half=1.0),
+            "The half is missing: the gradient is twice what vf_coef was set for.",
+        ),
+        Mistake(
+            _value_answer(reduce="all"),
+            "Padding counts in your sum: choose the real tokens by the mask.",
+        ),
+        Mistake(
+            _value_answer(reduce="times"),
+            "Zero times infinity is NaN: choose by the mask, do not multiply by it.",
+        ),
+        Mistake(
+            _value_answer(reduce="mean"),
+            "You return a mean: return the sum, the caller knows the count.",
+        ),
+    ),
+    "The worse of two errors: what went too far waits, what went astray comes back.",
+)
 
 # %% ../nbs/00_checks.ipynb #1c11e486
 def _right_minibatch_loss(micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
-    return sum(loss[mask].sum() for loss, mask in micro_batches) / sum(mask.sum() for _, mask in micro_batches)
+    return sum(loss[mask].sum() for loss, mask in micro_batches) / sum(
+        mask.sum() for _, mask in micro_batches
+    )
+
 
 def _mean_of(one: Callable[[Tensor, Tensor], Tensor], divide: Callable[[list], float] = len):
-    "An answer that makes one number of each micro-batch, adds them, and divides by `divide(micro_batches)`."
-    return lambda micro_batches: sum(one(loss, mask) for loss, mask in micro_batches) / divide(micro_batches)
+    """An answer that makes one number of each micro-batch, adds them, and divides by
+    `divide(micro_batches)`."""
+    return lambda micro_batches: (
+        sum(one(loss, mask) for loss, mask in micro_batches) / divide(micro_batches)
+    )
 
-def _tokens(micro_batches: list) -> int: return sum(int(mask.sum()) for _, mask in micro_batches)
 
-def _row_mean(loss: Tensor, mask: Tensor) -> Tensor: return _reduced(loss, mask, "rows")
+def _tokens(micro_batches: list) -> int:
+    return sum(int(mask.sum()) for _, mask in micro_batches)
 
-def _real_sum(loss: Tensor, mask: Tensor) -> Tensor: return loss[mask].sum()
+
+def _row_mean(loss: Tensor, mask: Tensor) -> Tensor:
+    return _reduced(loss, mask, "rows")
+
+
+def _real_sum(loss: Tensor, mask: Tensor) -> Tensor:
+    return loss[mask].sum()
+
 
 def _case_minibatch(dirt: float, *lengths: tuple[int, ...]) -> tuple:
-    "A micro-batch for each tuple of row lengths, with losses that all differ; `dirt` on the padding."
+    """A micro-batch for each tuple of row lengths, with losses that all differ; `dirt` on the
+    padding."""
     masks = [torch.arange(4) < torch.tensor(rows)[:, None] for rows in lengths]
-    losses = [(torch.arange(mask.numel()).view(mask.shape) - 2.5 * i) ** 2 / 8 for i, mask in enumerate(masks)]
+    losses = [
+        (torch.arange(mask.numel()).view(mask.shape) - 2.5 * i) ** 2 / 8
+        for i, mask in enumerate(masks)
+    ]
     return ([(loss.masked_fill(~mask, dirt), mask) for loss, mask in zip(losses, masks)],)
 
 # %% ../nbs/00_checks.ipynb #b78955a7
-check_minibatch_loss = Exercise("my_minibatch_loss", _right_minibatch_loss, (
-    _case_minibatch(5.0, (1, 3), (4, 2)), _case_minibatch(math.nan, (4,), (0,), (2,)),
-), (
-    Mistake(_mean_of(lambda loss, mask: loss[mask].mean()),
-            "A mean of means: a token in a small micro-batch weighs more. Add everything, then divide once."),
-    Mistake(_mean_of(lambda loss, mask: loss[mask].mean(), lambda _: 1),
-            "You add up means: the loss grows with the number of micro-batches. Divide once, by all real tokens."),
-    Mistake(_mean_of(_row_mean), "A mean of row means: a token in a short row weighs more. Divide by tokens, not rows."),
-    Mistake(_mean_of(_real_sum), "You divided by the number of micro-batches: divide by the real tokens."),
-    Mistake(_mean_of(_real_sum, lambda _: 1), "A sum: divide it by the real tokens of all micro-batches."),
-    Mistake(_mean_of(_real_sum, lambda all: sum(mask.numel() for _, mask in all)),
-            "You divided by every column, padding included: count the mask."),
-    Mistake(_mean_of(_real_sum, lambda all: _tokens(all[-1:])),
-            "You divided by the tokens of the last micro-batch: count those of all."),
-    Mistake(_mean_of(lambda loss, mask: loss.sum(), _tokens), "The padding's loss is in the sum: choose by the mask."),
-    Mistake(_mean_of(lambda loss, mask: (loss * mask).sum(), _tokens), "Zero times NaN is NaN: choose by the mask."),
-), "Every real token weighs the same, however the batch was cut.")
+check_minibatch_loss = Exercise(
+    "my_minibatch_loss",
+    _right_minibatch_loss,
+    (
+        _case_minibatch(5.0, (1, 3), (4, 2)),
+        _case_minibatch(math.nan, (4,), (0,), (2,)),
+    ),
+    (
+        Mistake(
+            _mean_of(lambda loss, mask: loss[mask].mean()),
+            "A mean of means: a token in a small micro-batch weighs more. Add everything, then "
+            "divide once.",
+        ),
+        Mistake(
+            _mean_of(lambda loss, mask: loss[mask].mean(), lambda _: 1),
+            "You add up means: the loss grows with the number of micro-batches. Divide once, by "
+            "all real tokens.",
+        ),
+        Mistake(
+            _mean_of(_row_mean),
+            "A mean of row means: a token in a short row weighs more. Divide by tokens, not rows.",
+        ),
+        Mistake(
+            _mean_of(_real_sum),
+            "You divided by the number of micro-batches: divide by the real tokens.",
+        ),
+        Mistake(
+            _mean_of(_real_sum, lambda _: 1),
+            "A sum: divide it by the real tokens of all micro-batches.",
+        ),
+        Mistake(
+            _mean_of(_real_sum, lambda all: sum(mask.numel() for _, mask in all)),
+            "You divided by every column, padding included: count the mask.",
+        ),
+        Mistake(
+            _mean_of(_real_sum, lambda all: _tokens(all[-1:])),
+            "You divided by the tokens of the last micro-batch: count those of all.",
+        ),
+        Mistake(
+            _mean_of(lambda loss, mask: loss.sum(), _tokens),
+            "The padding's loss is in the sum: choose by the mask.",
+        ),
+        Mistake(
+            _mean_of(lambda loss, mask: (loss * mask).sum(), _tokens),
+            "Zero times NaN is NaN: choose by the mask.",
+        ),
+    ),
+    "Every real token weighs the same, however the batch was cut.",
+)
 
 # %% ../nbs/00_checks.ipynb #d7e0448d
 def _right_lean(seen: list[tuple[str, bool]]) -> float:
     without = [key == "1" for key, decided in seen if not decided]
     return sum(without) / len(without)
 
-_LEAN_CASES = (([("1", False), ("2", True), ("1", False), ("1", True), ("2", True), ("2", False), ("2", True)],),
-               ([("1", True), ("1", True), ("2", False), ("1", True), ("2", False)],))
 
-check_lean = Exercise("my_lean", _right_lean, _LEAN_CASES, (
-    Mistake(lambda seen: sum(key == "1" for key, _ in seen) / len(seen), "All choices are in your share: keep those "
-            "without a reason."),
-    Mistake(lambda seen: sum(key == "1" for key, d in seen if d) / sum(d for _, d in seen), "That is the share where "
-            "she had a reason: keep the others."),
-    Mistake(lambda seen: sum(key == "1" and not d for key, d in seen) / len(seen), "You divide by all choices: divide "
-            "by those without a reason."),
-    Mistake(lambda seen: 1 - _right_lean(seen), "That is the share of right answers: key 1 is the left one."),
-), "A habit shows where there is no reason, and only there.")
+_LEAN_CASES = (
+    (
+        [
+            ("1", False),
+            ("2", True),
+            ("1", False),
+            ("1", True),
+            ("2", True),
+            ("2", False),
+            ("2", True),
+        ],
+    ),
+    ([("1", True), ("1", True), ("2", False), ("1", True), ("2", False)],),
+)
+
+check_lean = Exercise(
+    "my_lean",
+    _right_lean,
+    _LEAN_CASES,
+    (
+        Mistake(
+            lambda seen: sum(key == "1" for key, _ in seen) / len(seen),
+            "All choices are in your share: keep those without a reason.",
+        ),
+        Mistake(
+            lambda seen: sum(key == "1" for key, d in seen if d) / sum(d for _, d in seen),
+            "That is the share where she had a reason: keep the others.",
+        ),
+        Mistake(
+            lambda seen: sum(key == "1" and not d for key, d in seen) / len(seen),
+            "You divide by all choices: divide by those without a reason.",
+        ),
+        Mistake(
+            lambda seen: 1 - _right_lean(seen),
+            "That is the share of right answers: key 1 is the left one.",
+        ),
+    ),
+    "A habit shows where there is no reason, and only there.",
+)
 
 # %% ../nbs/00_checks.ipynb #7efd7df2
-EXERCISES = (check_mean, check_response_mask, check_whiten_ranks, check_tint, check_cell, check_vmax,
-             check_logprobs, check_entropy, check_k3, check_kl_gradient, check_shaping, check_final_scores,
-             check_merge, check_gae, check_deltas, check_targets, check_policy_loss, check_value_loss,
-             check_minibatch_loss, check_lean)
+EXERCISES = (
+    check_mean,
+    check_response_mask,
+    check_whiten_ranks,
+    check_tint,
+    check_cell,
+    check_vmax,
+    check_logprobs,
+    check_entropy,
+    check_k3,
+    check_kl_gradient,
+    check_shaping,
+    check_final_scores,
+    check_merge,
+    check_gae,
+    check_deltas,
+    check_targets,
+    check_policy_loss,
+    check_value_loss,
+    check_minibatch_loss,
+    check_lean,
+)

@@ -4,7 +4,21 @@
 
 # %% ../nbs/17_cli.ipynb #8469e314
 from __future__ import annotations
-import argparse, copy, difflib, importlib, importlib.util, json, math, os, re, shutil, sys, textwrap, time, webbrowser
+
+import argparse
+import copy
+import difflib
+import importlib
+import importlib.util
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import textwrap
+import time
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -12,18 +26,43 @@ from fnmatch import fnmatch
 from functools import partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 from rich.table import Table
 from rich.text import Text
+
 if TYPE_CHECKING:  # five seconds that `--help` does not wait for
     import pandas as pd
     from datasets import Dataset, DatasetDict
     from matplotlib.figure import Figure
-    from transformers import (HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback,
-                              TrainingArguments)
+    from transformers import (
+        HfArgumentParser,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
     from rlhf_nb.memory import MemoryPlan
     from rlhf_nb.rollout import Rollout
 
@@ -41,91 +80,159 @@ __all__ = ['RECIPES', 'COMMANDS', 'EMBEDDED', 'REWARDS', 'METRICS', 'QUICK', 'Co
 # %% ../nbs/17_cli.ipynb #0b183d15
 RECIPES = Path(importlib.util.find_spec("rlhf_nb").origin).parent / "recipes"
 
+
 @dataclass(frozen=True)
 class Command:
     "What `--help` says of a command."
-    line: str                   # in the list of all
-    text: str                   # what it does, what it needs, what it writes
+
+    line: str  # in the list of all
+    text: str  # what it does, what it needs, what it writes
     examples: tuple[str, str]
 
-_TRAIN = ("The folder then holds the model, its tokenizer, a card, checkpoints (save_steps) and trainer_state.json "
-          "with every metric. --resume goes on from the last checkpoint.")
+
+_TRAIN = (
+    "The folder then holds the model, its tokenizer, a card, checkpoints (save_steps) and "
+    "trainer_state.json "
+    "with every metric. --resume goes on from the last checkpoint."
+)
 COMMANDS = dict(
-    sft=Command("learn to answer as the references do",
-                "Supervised fine-tuning: the model learns the completions, and the stop token after them. It needs "
-                "rows with prompt and completion, and a causal language model (or --from_scratch). " + _TRAIN,
-                ("rlhf-nb sft --dataset_name mini_tldr --from_scratch --output_dir runs/sft",
-                 "rlhf-nb sft --config tldr_pythia_1b.yaml --learning_rate 1e-5")),
-    reward=Command("learn which of two answers people prefer",
-                   "A reward model from preferences (Bradley-Terry). It needs rows with prompt, chosen and rejected, "
-                   "and a model to start from: a causal language model gets a fresh head of one number. " + _TRAIN,
-                   ("rlhf-nb reward --dataset_name mini_tldr --model_name_or_path runs/sft --output_dir runs/reward",
-                    "rlhf-nb reward --dataset_name pairs.jsonl --model_name_or_path runs/sft --use_peft")),
-    ppo=Command("write what is preferred, not far from where it started",
-                "Proximal policy optimisation of a language model. It needs rows with a prompt, a policy, and "
-                "something that scores its answers: a reward model (--reward_model_path), functions "
-                "(--reward_function), or both. With --save_rollouts every update's episodes are kept for `rlhf-nb view`. " + _TRAIN,
-                ("rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
-                 "accelerate launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml")),
+    sft=Command(
+        "learn to answer as the references do",
+        "Supervised fine-tuning: the model learns the completions, and the stop token after them. "
+        "It needs "
+        "rows with prompt and completion, and a causal language model (or --from_scratch). "
+        + _TRAIN,
+        (
+            "rlhf-nb sft --dataset_name mini_tldr --from_scratch --output_dir runs/sft",
+            "rlhf-nb sft --config tldr_pythia_1b.yaml --learning_rate 1e-5",
+        ),
+    ),
+    reward=Command(
+        "learn which of two answers people prefer",
+        "A reward model from preferences (Bradley-Terry). It needs rows with prompt, chosen and "
+        "rejected, "
+        "and a model to start from: a causal language model gets a fresh head of one number. "
+        + _TRAIN,
+        (
+            "rlhf-nb reward --dataset_name mini_tldr --model_name_or_path runs/sft --output_dir "
+            "runs/reward",
+            "rlhf-nb reward --dataset_name pairs.jsonl --model_name_or_path runs/sft --use_peft",
+        ),
+    ),
+    ppo=Command(
+        "write what is preferred, not far from where it started",
+        "Proximal policy optimisation of a language model. It needs rows with a prompt, a policy, "
+        "and "
+        "something that scores its answers: a reward model (--reward_model_path), functions "
+        "(--reward_function), or both. With --save_rollouts every update's episodes are kept for "
+        "`rlhf-nb view`. " + _TRAIN,
+        (
+            "rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
+            "accelerate launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config "
+            "tldr_pythia_1b.yaml",
+        ),
+    ),
 )
 
 # %% ../nbs/17_cli.ipynb #d7fe4750
 COMMANDS |= dict(
-    judge=Command("ask a judge how often the answers beat the references",
-                  "Pairwise win rate with its interval: the model answers the prompts of the test split near-greedily, "
-                  "and the judge compares each answer with the reference, or with another model's answer, in both "
-                  "orders. It needs prompt and completion, and a judge. Verdicts of an endpoint are kept in --cache "
-                  "and never paid for twice; --output writes every pair with its verdict.",
-                  ("rlhf-nb judge --model_name_or_path runs/ppo --dataset_name mini_tldr --judge_model gold",
-                   "rlhf-nb judge --model_name_or_path runs/ppo --dataset_name trl-lib/tldr --dataset_test_split "
-                   "validation --judge_model gpt-4o-mini --num_examples 1000")),
-    plot=Command("metrics of several runs and seeds, a panel a metric",
-                 "Draws what runs logged, by episode. Runs whose names differ in nothing but the seed become one line: "
-                 "the mean, with a 95 % interval over the seeds (Student's t). It needs folders with "
-                 "trainer_state.json (or metrics.jsonl, which `rlhf-nb demo` writes), and writes OUTPUT.png and "
-                 "OUTPUT.svg.",
-                 ("rlhf-nb plot runs/ppo_seed0 runs/ppo_seed1 runs/ppo_seed2 --output ppo",
-                  "rlhf-nb plot runs/a runs/b --metrics 'objective/*' val/ratio --group 'kl 0.05' 'kl 0'")),
-    view=Command("read the episodes of a run, token by token",
-                 "Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts`, or of `rlhf-nb demo`. It "
-                 "writes one static page (rollouts.html, or report.html of a demo) and opens it in the browser; "
-                 "--terminal writes nothing and prints.",
-                 ("rlhf-nb view runs/ppo", "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4")),
-    demo=Command("the whole of RLHF on embedded data, in minutes on a CPU",
-                 "Supervised fine-tuning, a reward model and PPO on a small world of posts, and the verdict of a judge "
-                 "who knows the truth. It needs nothing, and writes the models, the rollouts, results.json and a report into "
-                 "its folder. Stages that are finished there are used again.",
-                 ("rlhf-nb demo --quick", "rlhf-nb demo --kl_coef 0 --output_dir runs/no_kl")),
+    judge=Command(
+        "ask a judge how often the answers beat the references",
+        "Pairwise win rate with its interval: the model answers the prompts of the test split "
+        "near-greedily, "
+        "and the judge compares each answer with the reference, or with another model's answer, "
+        "in both "
+        "orders. It needs prompt and completion, and a judge. Verdicts of an endpoint are kept in "
+        "--cache "
+        "and never paid for twice; --output writes every pair with its verdict.",
+        (
+            "rlhf-nb judge --model_name_or_path runs/ppo --dataset_name mini_tldr --judge_model "
+            "gold",
+            "rlhf-nb judge --model_name_or_path runs/ppo --dataset_name trl-lib/tldr "
+            "--dataset_test_split "
+            "validation --judge_model gpt-4o-mini --num_examples 1000",
+        ),
+    ),
+    plot=Command(
+        "metrics of several runs and seeds, a panel a metric",
+        "Draws what runs logged, by episode. Runs whose names differ in nothing but the seed "
+        "become one line: "
+        "the mean, with a 95 % interval over the seeds (Student's t). It needs folders with "
+        "trainer_state.json (or metrics.jsonl, which `rlhf-nb demo` writes), and writes "
+        "OUTPUT.png and "
+        "OUTPUT.svg.",
+        (
+            "rlhf-nb plot runs/ppo_seed0 runs/ppo_seed1 runs/ppo_seed2 --output ppo",
+            "rlhf-nb plot runs/a runs/b --metrics 'objective/*' val/ratio --group 'kl 0.05' 'kl 0'",
+        ),
+    ),
+    view=Command(
+        "read the episodes of a run, token by token",
+        "Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts`, or of "
+        "`rlhf-nb demo`. It "
+        "writes one static page (rollouts.html, or report.html of a demo) and opens it in the "
+        "browser; "
+        "--terminal writes nothing and prints.",
+        ("rlhf-nb view runs/ppo", "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4"),
+    ),
+    demo=Command(
+        "the whole of RLHF on embedded data, in minutes on a CPU",
+        "Supervised fine-tuning, a reward model and PPO on a small world of posts, and the "
+        "verdict of a judge "
+        "who knows the truth. It needs nothing, and writes the models, the rollouts, results.json "
+        "and a report into "
+        "its folder. Stages that are finished there are used again.",
+        ("rlhf-nb demo --quick", "rlhf-nb demo --kl_coef 0 --output_dir runs/no_kl"),
+    ),
 )
 
 # %% ../nbs/17_cli.ipynb #c28b6eb3
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     "Paragraphs and examples stay as they are written; a flag is shown under one of its names."
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0: return super()._format_action_invocation(action)
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{action.option_strings[0]} {value if len(value) < 60 else action.dest.upper()}"
+
 
 def _near(word: str, known: Sequence[str]) -> str:
     "The mend for a word with a slip in it, or nothing."
     near = difflib.get_close_matches(word, list(known), 1)
     return f" Did you mean {near[0]}?" if near else ""
 
+
 def _one_line(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     "What is wrong and how to mend it, on one line; exit code 2."
     known = [flag for action in parser._actions for flag in action.option_strings]
-    if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message): message += "." + _near(unknown[1], known)
+    if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+        message += "." + _near(unknown[1], known)
     elif wrong := re.match(r"argument (\S+): invalid choice: '([^']*)'", message):
-        choices = next(a.choices for a in parser._actions if wrong[1].split("/")[0] in (a.metavar, *a.option_strings))
+        choices = next(
+            a.choices
+            for a in parser._actions
+            if wrong[1].split("/")[0] in (a.metavar, *a.option_strings)
+        )
         message += "." + _near(wrong[2], [str(choice) for choice in choices])
     message = " ".join(message.split()).rstrip(".")
-    parser.exit(2, f"{parser.prog}: {message}{'' if message.endswith('?') else '.'} See {parser.prog} --help\n")
+    parser.exit(
+        2,
+        f"{parser.prog}: {message}{'' if message.endswith('?') else '.'} See {parser.prog} "
+        "--help\n",
+    )
+
 
 def _told(name: str) -> dict[str, Any]:
     "How a command's parser introduces itself."
     command, fill = COMMANDS[name], partial(textwrap.fill, width=100)
-    return dict(prog=f"rlhf-nb {name}", description=fill(command.text), formatter_class=_Help, allow_abbrev=False,
-                epilog="Examples:\n  " + "\n  ".join(command.examples))
+    return dict(
+        prog=f"rlhf-nb {name}",
+        description=fill(command.text),
+        formatter_class=_Help,
+        allow_abbrev=False,
+        epilog="Examples:\n  " + "\n  ".join(command.examples),
+    )
 
 # %% ../nbs/17_cli.ipynb #3dfb8213
 def build_parser() -> argparse.ArgumentParser:
@@ -133,14 +240,23 @@ def build_parser() -> argparse.ArgumentParser:
     width = max(map(len, COMMANDS))
     recipes = ", ".join(sorted(path.name for path in RECIPES.glob("*.yaml")))
     parser = argparse.ArgumentParser(
-        "rlhf-nb", usage="rlhf-nb COMMAND [--FLAG VALUE ...]", formatter_class=_Help, allow_abbrev=False,
-        description="Learn, run and trust RLHF with PPO.\n\n" + "\n".join(
-            f"  {name:{width}}  {command.line}" for name, command in COMMANDS.items()),
+        "rlhf-nb",
+        usage="rlhf-nb COMMAND [--FLAG VALUE ...]",
+        formatter_class=_Help,
+        allow_abbrev=False,
+        description="Learn, run and trust RLHF with PPO.\n\n"
+        + "\n".join(f"  {name:{width}}  {command.line}" for name, command in COMMANDS.items()),
         epilog=textwrap.fill(
-            "`rlhf-nb COMMAND --help` teaches a command. On several GPUs: accelerate launch -m rlhf_nb.cli COMMAND ... "
-            f"Settings and launcher files that come along, in {RECIPES}: {recipes}.", width=100,
-            break_on_hyphens=False))
-    parser.add_argument("command", metavar="COMMAND", choices=list(COMMANDS), help="one of the above")
+            "`rlhf-nb COMMAND --help` teaches a command. On several GPUs: accelerate launch -m "
+            "rlhf_nb.cli COMMAND ... "
+            f"Settings and launcher files that come along, in {RECIPES}: {recipes}.",
+            width=100,
+            break_on_hyphens=False,
+        ),
+    )
+    parser.add_argument(
+        "command", metavar="COMMAND", choices=list(COMMANDS), help="one of the above"
+    )
     parser.error = partial(_one_line, parser)
     return parser
 
@@ -149,56 +265,88 @@ def _flag(default: Any, text: str, **more: Any) -> Any:
     "A setting with the text that `--help` shows."
     return field(default=default, metadata={"help": text, **more})
 
+
 @dataclass
 class DataArguments:
     "Where the rows come from."
+
     _argument_group_name = "data"
-    dataset_name: str | None = _flag(None, "A name on the hub, a folder of save_to_disk, a .json, .jsonl, .csv or "
-                                           ".parquet file, or what is embedded: mini_tldr, docstrings.")
+    dataset_name: str | None = _flag(
+        None,
+        "A name on the hub, a folder of save_to_disk, a .json, .jsonl, .csv or "
+        ".parquet file, or what is embedded: mini_tldr, docstrings.",
+    )
     dataset_config: str | None = _flag(None, "Configuration of a data set on the hub.")
-    dataset_test_split: str = _flag("test", "Rows to evaluate on; a slice such as test[:100] is one too.")
+    dataset_test_split: str = _flag(
+        "test", "Rows to evaluate on; a slice such as test[:100] is one too."
+    )
     dataset_seed: int = _flag(0, "Of the embedded data sets.")
     max_prompt_length: int | None = _flag(None, "Rows whose prompt has more tokens are left out.")
+
 
 @dataclass
 class TrainDataArguments(DataArguments):
     "And those to train on."
-    dataset_train_split: str = _flag("train", "Rows to train on; a slice such as train[:1000] is one too.")
+
+    dataset_train_split: str = _flag(
+        "train", "Rows to train on; a slice such as train[:1000] is one too."
+    )
+
 
 @dataclass
 class AnswerDataArguments(TrainDataArguments):
     "And how long their answers may be."
-    max_completion_length: int | None = _flag(None, "Rows with an answer of more tokens, its stop token among them, "
-                                                    "are left out.")
+
+    max_completion_length: int | None = _flag(
+        None, "Rows with an answer of more tokens, its stop token among them, are left out."
+    )
 
 # %% ../nbs/17_cli.ipynb #f61c9e4a
 @dataclass
 class ModelArguments:
     "Which model."
+
     _argument_group_name = "models"
     model_name_or_path: str | None = _flag(None, "A name on the hub, or a folder.")
     tokenizer_name_or_path: str | None = _flag(None, "Where the tokenizer is not beside the model.")
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = _flag(
-        "float32", "Of the weights. auto: as they were saved. (--bf16 trains float32 weights in mixed precision.)")
-    attn_implementation: str | None = _flag(None, "eager, sdpa, flash_attention_2, ... None: transformers chooses.")
+        "float32",
+        "Of the weights. auto: as they were saved. (--bf16 trains float32 weights in mixed "
+        "precision.)",
+    )
+    attn_implementation: str | None = _flag(
+        None, "eager, sdpa, flash_attention_2, ... None: transformers chooses."
+    )
+
 
 @dataclass
 class TrainModelArguments(ModelArguments):
     "And how it is trained."
+
     use_peft: bool = _flag(False, "Train a LoRA adapter instead of the weights.")
     lora_r: int = _flag(16, "Rank of the adapter.")
     lora_alpha: int = _flag(32, "Its scale, over the rank.")
     lora_dropout: float = _flag(0.05, "Dropout before it; PPO sets it to 0.")
-    lora_target_modules: list[str] | None = _flag(None, "Layers that get one; all-linear: every one. None: as peft "
-                                                        "knows the architecture.")
-    resume: bool = _flag(False, "Go on from the last checkpoint in output_dir. (--resume_from_checkpoint FOLDER: from "
-                                "that one.)")
+    lora_target_modules: list[str] | None = _flag(
+        None, "Layers that get one; all-linear: every one. None: as peft knows the architecture."
+    )
+    resume: bool = _flag(
+        False,
+        "Go on from the last checkpoint in output_dir. (--resume_from_checkpoint FOLDER: from "
+        "that one.)",
+    )
+
 
 @dataclass
 class ScratchModelArguments(TrainModelArguments):
     "Or a model made here, small enough for a laptop."
-    from_scratch: bool = _flag(False, "A GPT-NeoX with random weights, and a tokenizer from the training rows.")
-    vocab_size: int | None = _flag(None, "Of its tokenizer, byte-level BPE. None: one token a word, for mini_tldr.")
+
+    from_scratch: bool = _flag(
+        False, "A GPT-NeoX with random weights, and a tokenizer from the training rows."
+    )
+    vocab_size: int | None = _flag(
+        None, "Of its tokenizer, byte-level BPE. None: one token a word, for mini_tldr."
+    )
     hidden_size: int = _flag(64, "Its width.")
     num_hidden_layers: int = _flag(2, "Its depth.")
     num_attention_heads: int = _flag(8, "Its heads.")
@@ -208,41 +356,77 @@ class ScratchModelArguments(TrainModelArguments):
 @dataclass
 class RewardModelArguments(TrainModelArguments):
     "And where its zero is."
-    center_rewards: bool = _flag(False, "After training, shift the scores so that reference answers average zero (the "
-                                        "first 1,000 training rows: completion, or else chosen).")
+
+    center_rewards: bool = _flag(
+        False,
+        "After training, shift the scores so that reference answers average zero (the "
+        "first 1,000 training rows: completion, or else chosen).",
+    )
+
 
 @dataclass
 class PPOModelArguments(TrainModelArguments):
     "And who scores. `sft_model_path` and `reward_model_path` stand among the flags of PPO."
-    reward_function: list[str] | None = _flag(None, "module:function or file.py:function, called with prompts, "
-                                              "responses and the columns; or gold, words_from_prompt. Several are "
-                                              "added up (--reward_weights).")
-    reward_tokenizer_name_or_path: str | None = _flag(None, "Where the reward model has a tokenizer of its own.")
-    value_model_path: str | None = _flag(None, "Value model. None: grown from the reward model or the policy.")
+
+    reward_function: list[str] | None = _flag(
+        None,
+        "module:function or file.py:function, called with prompts, "
+        "responses and the columns; or gold, words_from_prompt. Several are "
+        "added up (--reward_weights).",
+    )
+    reward_tokenizer_name_or_path: str | None = _flag(
+        None, "Where the reward model has a tokenizer of its own."
+    )
+    value_model_path: str | None = _flag(
+        None, "Value model. None: grown from the reward model or the policy."
+    )
     zero_value_head: bool = _flag(False, "The value model starts by saying 0 everywhere.")
     value_use_peft: bool = _flag(False, "An adapter for the value model too.")
-    dry_run: bool = _flag(False, "Tell what the run needs on each GPU, and train nothing. No weights are read.")
-    gpu_memory: float | None = _flag(None, "With --dry_run: GiB of a GPU. None: those of the GPU that is there.")
-    layout: str | None = _flag(None, "With --dry_run: alone, ddp, zero2, zero3 or fsdp2. None: as the launcher says.")
-    num_processes: int | None = _flag(None, "With --dry_run: how many GPUs. None: as the launcher says.")
+    dry_run: bool = _flag(
+        False, "Tell what the run needs on each GPU, and train nothing. No weights are read."
+    )
+    gpu_memory: float | None = _flag(
+        None, "With --dry_run: GiB of a GPU. None: those of the GPU that is there."
+    )
+    layout: str | None = _flag(
+        None, "With --dry_run: alone, ddp, zero2, zero3 or fsdp2. None: as the launcher says."
+    )
+    num_processes: int | None = _flag(
+        None, "With --dry_run: how many GPUs. None: as the launcher says."
+    )
 
 # %% ../nbs/17_cli.ipynb #c6aa88fa
 @dataclass
 class JudgeArguments:
     "Who judges what."
+
     _argument_group_name = "judging"
-    judge_model: str = _flag("gpt-4o-mini", "gold (the judge of mini_tldr), the folder of a reward model, or a model's "
-                                            "name at an OpenAI-compatible endpoint.")
-    judge_base_url: str | None = _flag(None, "The endpoint, up to and with /v1. None: OPENAI_BASE_URL, else "
-                                             "api.openai.com. The key is read from OPENAI_API_KEY.")
-    opponent_name_or_path: str | None = _flag(None, "Compare with this model's answers instead of the references.")
-    num_examples: int | None = _flag(None, "How many rows of the test split, from its start. None: all.")
+    judge_model: str = _flag(
+        "gpt-4o-mini",
+        "gold (the judge of mini_tldr), the folder of a reward model, or a model's "
+        "name at an OpenAI-compatible endpoint.",
+    )
+    judge_base_url: str | None = _flag(
+        None,
+        "The endpoint, up to and with /v1. None: OPENAI_BASE_URL, else "
+        "api.openai.com. The key is read from OPENAI_API_KEY.",
+    )
+    opponent_name_or_path: str | None = _flag(
+        None, "Compare with this model's answers instead of the references."
+    )
+    num_examples: int | None = _flag(
+        None, "How many rows of the test split, from its start. None: all."
+    )
     response_length: int = _flag(53, "Most tokens of an answer.")
     temperature: float = _flag(0.01, "Of the sampling; 0.01 is near-greedy.")
     batch_size: int = _flag(64, "Prompts that are answered at a time.")
     seed: int = _flag(0, "Of the sampling, and of the interval.")
-    one_order: bool = _flag(False, "Show each pair in one order, by chance, instead of in both: half the cost.")
-    cache: str | None = _flag("judgings.jsonl", "File that keeps every verdict of an endpoint. None: keep none.")
+    one_order: bool = _flag(
+        False, "Show each pair in one order, by chance, instead of in both: half the cost."
+    )
+    cache: str | None = _flag(
+        "judgings.jsonl", "File that keeps every verdict of an endpoint. None: keep none."
+    )
     concurrency: int = _flag(8, "Requests to the endpoint at a time.")
     timeout: float = _flag(60.0, "Seconds to wait for the endpoint.")
     attempts: int = _flag(5, "At a request that fails in a way that may pass.")
@@ -251,49 +435,75 @@ class JudgeArguments:
     use_cpu: bool = _flag(False, "Leave the GPU alone.")
 
 # %% ../nbs/17_cli.ipynb #42016054
-_TRUTH = {**dict.fromkeys(("true", "yes", "t", "y", "1"), True), **dict.fromkeys(("false", "no", "f", "n", "0"), False)}
+_TRUTH = {
+    **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
+    **dict.fromkeys(("false", "no", "f", "n", "0"), False),
+}
+
 
 def _kinds(hint: Any) -> list[Any]:
     "The types that an annotation allows: `list[str] | None` -> [list, NoneType]."
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
     return [get_origin(part) or part for part in parts]
 
+
 def _convert(kinds: list[Any], inner: Callable[[str], Any], text: str) -> Any:
     "The value that a typed word means. Raises ValueError where it means none."
-    if text == "None" and NoneType in kinds: return None
-    if bool in kinds and text.lower() in _TRUTH: return _TRUTH[text.lower()]
+    if text == "None" and NoneType in kinds:
+        return None
+    if bool in kinds and text.lower() in _TRUTH:
+        return _TRUTH[text.lower()]
     made = next((kind for kind in kinds if kind is dict or is_dataclass(kind)), None)
-    if made and text.startswith("{"): return made(**json.loads(text))
-    if (bool in kinds or made) and str not in kinds: raise ValueError
+    if made and text.startswith("{"):
+        return made(**json.loads(text))
+    if (bool in kinds or made) and str not in kinds:
+        raise ValueError
     return str(text) if bool in kinds or made else inner(text)
 
+
 def _tune(action: argparse.Action, hint: Any) -> None:
-    "A flag that takes all that its annotation allows: a yes-or-no alone or with a value, JSON, several words, None."
+    """A flag that takes all that its annotation allows: a yes-or-no alone or with a value, JSON,
+    several words, None."""
     kinds, inner = _kinds(hint), action.type or str
-    if bool in kinds: action.nargs, action.const = "?", True
-    if list in kinds: action.nargs = "+"
+    if bool in kinds:
+        action.nargs, action.const = "?", True
+    if list in kinds:
+        action.nargs = "+"
     action.type = partial(_convert, kinds, inner)
     action.type.__name__ = "True or False" if bool in kinds else getattr(inner, "__name__", "value")
 
 # %% ../nbs/17_cli.ipynb #9dc095b7
 def _arguments(name: str) -> list[type]:
     "The dataclasses of a command, the trainer's own last. Imports the trainer."
-    if name == "judge": return [DataArguments, ModelArguments, JudgeArguments]
+    if name == "judge":
+        return [DataArguments, ModelArguments, JudgeArguments]
     if name == "sft":
         from rlhf_nb.sft import SFTConfig
+
         return [AnswerDataArguments, ScratchModelArguments, SFTConfig]
     if name == "reward":
         from rlhf_nb.reward import RewardConfig
+
         return [AnswerDataArguments, RewardModelArguments, RewardConfig]
     from rlhf_nb.trainer import PPOConfig
+
     return [TrainDataArguments, PPOModelArguments, PPOConfig]
+
 
 def _regroup(parser: HfArgumentParser, config: type) -> None:
     "What the trainer adds in a group of its own, before what every trainer of transformers has."
     from transformers import TrainingArguments
-    added = {name for kind in config.__mro__[:config.__mro__.index(TrainingArguments)]
-             for name in vars(kind).get("__annotations__", {})}
-    rest = [action for action in parser._optionals._group_actions if action.dest not in ("help", "config")]
+
+    added = {
+        name
+        for kind in config.__mro__[: config.__mro__.index(TrainingArguments)]
+        for name in vars(kind).get("__annotations__", {})
+    }
+    rest = [
+        action
+        for action in parser._optionals._group_actions
+        if action.dest not in ("help", "config")
+    ]
     for title, own in (("what this trainer adds", True), ("transformers.TrainingArguments", False)):
         group = parser.add_argument_group(title)
         for action in rest:
@@ -303,17 +513,23 @@ def _regroup(parser: HfArgumentParser, config: type) -> None:
 
 # %% ../nbs/17_cli.ipynb #a2671400
 def command_parser(
-    name: str,           # sft, reward, ppo or judge
-) -> HfArgumentParser:   # made from the command's dataclasses
+    name: str,  # sft, reward, ppo or judge
+) -> HfArgumentParser:  # made from the command's dataclasses
     "Every field of the command's settings as a flag, in groups."
     from transformers import HfArgumentParser, TrainingArguments
+
     kinds = _arguments(name)
-    parser = HfArgumentParser(kinds, usage=f"rlhf-nb {name} [--config FILE] [--FLAG VALUE ...]", **_told(name))
-    parser.add_argument("--config", help="YAML file of settings, or a recipe that comes along; flags override it.")
+    parser = HfArgumentParser(
+        kinds, usage=f"rlhf-nb {name} [--config FILE] [--FLAG VALUE ...]", **_told(name)
+    )
+    parser.add_argument(
+        "--config", help="YAML file of settings, or a recipe that comes along; flags override it."
+    )
     parser.error = partial(_one_line, parser)
     hints = {key: hint for kind in kinds for key, hint in get_type_hints(kind).items()}
     for action in parser._actions:
-        if action.dest in hints and action.nargs != 0: _tune(action, hints[action.dest])
+        if action.dest in hints and action.nargs != 0:
+            _tune(action, hints[action.dest])
     if issubclass(kinds[-1], TrainingArguments):
         _regroup(parser, kinds[-1])
         parser.set_defaults(output_dir=f"runs/{name}")
@@ -321,193 +537,309 @@ def command_parser(
 
 # %% ../nbs/17_cli.ipynb #309a6326
 def read_config(
-    path: str,         # a YAML file, or the name of a recipe that comes along
-    name: str,         # of the command
-) -> dict[str, Any]:   # flag to text, list of texts, dictionary or None
-    "The settings of one command. Raises ValueError where the file is no mapping, OSError where there is none."
+    path: str,  # a YAML file, or the name of a recipe that comes along
+    name: str,  # of the command
+) -> dict[str, Any]:  # flag to text, list of texts, dictionary or None
+    """The settings of one command. Raises ValueError where the file is no mapping, OSError where
+    there is none."""
     import yaml
-    file = next((p for p in (Path(path), RECIPES / path, RECIPES / f"{path}.yaml") if p.is_file()), None)
+
+    file = next(
+        (p for p in (Path(path), RECIPES / path, RECIPES / f"{path}.yaml") if p.is_file()), None
+    )
     if file is None:
         known = sorted(p.name for p in RECIPES.glob("*.yaml"))
-        raise FileNotFoundError(f"--config {path}: there is no such file.{_near(path, known)} Recipes that come along: "
-                                f"{', '.join(known)}.")
+        raise FileNotFoundError(
+            f"--config {path}: there is no such file.{_near(path, known)} Recipes that come along: "
+            f"{', '.join(known)}."
+        )
     try:
         found = _settings(yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader))
-        sections = {key: found.pop(key) for key in COMMANDS if isinstance(found.get(key), yaml.MappingNode)}
+        sections = {
+            key: found.pop(key) for key in COMMANDS if isinstance(found.get(key), yaml.MappingNode)
+        }
         found |= _settings(sections.get(name))
-    except (yaml.YAMLError, ValueError) as error: raise ValueError(f"--config {path}: {error}") from error
-    return {key: yaml.safe_load(yaml.serialize(value)) if isinstance(value, yaml.Node) else value
-            for key, value in found.items()}
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"--config {path}: {error}") from error
+    return {
+        key: yaml.safe_load(yaml.serialize(value)) if isinstance(value, yaml.Node) else value
+        for key, value in found.items()
+    }
+
 
 def _settings(node: Any) -> dict[str, Any]:
-    "The lines of a YAML mapping: text as it was typed, lists of texts, None, or a node where it goes deeper."
+    """The lines of a YAML mapping: text as it was typed, lists of texts, None, or a node where it
+    goes deeper."""
     import yaml
-    if not isinstance(node, yaml.MappingNode | None): raise ValueError("wanted lines such as `kl_coef: 0.05`")
+
+    if not isinstance(node, yaml.MappingNode | None):
+        raise ValueError("wanted lines such as `kl_coef: 0.05`")
     found: dict[str, Any] = {}
     for key, value in node.value if node else []:
-        if key.value in found: raise ValueError(f"{key.value} stands there twice: keep one of them")
-        if isinstance(value, yaml.ScalarNode): value = None if value.tag.endswith(":null") else value.value
-        elif isinstance(value, yaml.SequenceNode): value = [item.value for item in value.value]
+        if key.value in found:
+            raise ValueError(f"{key.value} stands there twice: keep one of them")
+        if isinstance(value, yaml.ScalarNode):
+            value = None if value.tag.endswith(":null") else value.value
+        elif isinstance(value, yaml.SequenceNode):
+            value = [item.value for item in value.value]
         found[key.value] = value
     return found
 
 # %% ../nbs/17_cli.ipynb #4782c384
 def _apply(parser: argparse.ArgumentParser, settings: Mapping[str, Any], path: str) -> None:
-    "Settings of a file as defaults. Exits where a key is no flag, or a value none that the flag takes."
-    actions = {action.dest: action for action in parser._actions if action.option_strings and action.nargs != 0}
+    """Settings of a file as defaults. Exits where a key is no flag, or a value none that the flag
+    takes."""
+    actions = {
+        action.dest: action
+        for action in parser._actions
+        if action.option_strings and action.nargs != 0
+    }
     for key, value in settings.items():
         action = actions.get(key.replace("-", "_"))
         if action is None or action.dest == "config":
             parser.error(f"{path}: unknown key {key!r}.{_near(key, list(actions))}")
-        words = [json.dumps(x) if isinstance(x, dict) else "None" if x is None else x
-                 for x in (value if isinstance(value, list) else [value])]
-        if isinstance(value, list) and action.nargs != "+": parser.error(f"{path}: {key} takes one value, not a list")
+        words = [
+            json.dumps(x) if isinstance(x, dict) else "None" if x is None else x
+            for x in (value if isinstance(value, list) else [value])
+        ]
+        if isinstance(value, list) and action.nargs != "+":
+            parser.error(f"{path}: {key} takes one value, not a list")
         try:
             made = [parser._get_value(action, word) for word in words]
-            for one in made: parser._check_value(action, one)
-        except argparse.ArgumentError as error: parser.error(f"{path}: {error}")
-        parser.set_defaults(**{action.dest: made if action.nargs == "+" and value is not None else made[0]})
+            for one in made:
+                parser._check_value(action, one)
+        except argparse.ArgumentError as error:
+            parser.error(f"{path}: {error}")
+        parser.set_defaults(
+            **{action.dest: made if action.nargs == "+" and value is not None else made[0]}
+        )
+
 
 def _prepared(name: str, words: Sequence[str]) -> HfArgumentParser:
     "The parser, its defaults from the config file. Exits with one line on what nobody knows."
-    parser, first = command_parser(name), argparse.ArgumentParser(f"rlhf-nb {name}", add_help=False, allow_abbrev=False)
+    parser, first = (
+        command_parser(name),
+        argparse.ArgumentParser(f"rlhf-nb {name}", add_help=False, allow_abbrev=False),
+    )
     first.add_argument("--config")
     first.error = parser.error
-    if path := first.parse_known_args(words)[0].config: _apply(parser, read_config(path, name), path)
-    if unknown := parser.parse_known_args(words)[1]: parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if path := first.parse_known_args(words)[0].config:
+        _apply(parser, read_config(path, name), path)
+    if unknown := parser.parse_known_args(words)[1]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parser
 
+
 def parse(
-    name: str,             # sft, reward, ppo or judge
+    name: str,  # sft, reward, ppo or judge
     words: Sequence[str],  # that follow the command
-) -> list[Any]:            # its dataclasses, filled
-    "Flags over the config file over the defaults. Exits with one line on what nobody knows; ValueError on bad values."
-    return list(_prepared(name, words).parse_args_into_dataclasses(words, look_for_args_file=False))[:-1]
+) -> list[Any]:  # its dataclasses, filled
+    """Flags over the config file over the defaults. Exits with one line on what nobody knows;
+    ValueError on bad values."""
+    return list(
+        _prepared(name, words).parse_args_into_dataclasses(words, look_for_args_file=False)
+    )[:-1]
 
 # %% ../nbs/17_cli.ipynb #354ff2a1
 EMBEDDED = ("mini_tldr", "docstrings")
 
+
 def _embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     "No more rows than `name[:n]` asks for are made; they are the first n, however many there are."
     from rlhf_nb.tldr import docstrings, mini_tldr
+
     sizes = dict(train=24_000, validation=1_000, test=2_000)
-    if name == "docstrings": sizes = dict(train=3_000, validation=300, test=300)
+    if name == "docstrings":
+        sizes = dict(train=3_000, validation=300, test=300)
     asked = [re.fullmatch(r"(\w+?)(?:\[:(\d+)\])?", split) for split in splits]
     if splits and all(asked):
         wanted = {m[1]: min(int(m[2] or sizes[m[1]]), sizes[m[1]]) for m in asked if m[1] in sizes}
         sizes = {split: wanted.get(split, 1) for split in sizes}
     return dict(mini_tldr=mini_tldr, docstrings=docstrings)[name](seed, **sizes)
 
+
 def load_rows(
-    name: str | None,          # as `--dataset_name`
+    name: str | None,  # as `--dataset_name`
     config: str | None = None,
-    seed: int = 0,             # of what is embedded
+    seed: int = 0,  # of what is embedded
     splits: Sequence[str] = (),  # what will be taken; none: everything
 ) -> DatasetDict:
     "Every split by its name. Raises ValueError where there is nothing of that name."
     from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
-    if name is None: raise ValueError("--dataset_name is missing: give a name on the hub, a folder, a file, or "
-                                      f"{' or '.join(EMBEDDED)}.")
-    if name in EMBEDDED: return _embedded(name, seed, splits)
-    path, kinds = Path(name), {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+    if name is None:
+        raise ValueError(
+            "--dataset_name is missing: give a name on the hub, a folder, a file, or "
+            f"{' or '.join(EMBEDDED)}."
+        )
+    if name in EMBEDDED:
+        return _embedded(name, seed, splits)
+    path, kinds = (
+        Path(name),
+        {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"},
+    )
     if path.suffix in kinds:
-        if not path.is_file(): raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
+        if not path.is_file():
+            raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
         return load_dataset(kinds[path.suffix], data_files={"train": str(path)})
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
-    try: data = load_from_disk(name) if saved else load_dataset(name, config)
+    try:
+        data = load_from_disk(name) if saved else load_dataset(name, config)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--dataset_name {name}: {error}. No folder of save_to_disk has that name either."
-                         + _near(name, EMBEDDED)) from error
+        raise ValueError(
+            f"--dataset_name {name}: {error}. No folder of save_to_disk has that name either."
+            + _near(name, EMBEDDED)
+        ) from error
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 
 # %% ../nbs/17_cli.ipynb #eb5092f5
 def take(
     data: DatasetDict,
-    split: str,           # a name, a slice of it, or a sum of these: "train[:100]", "train+validation"
+    split: str,  # a name, a slice of it, or a sum of these: "train[:100]", "train+validation"
     flag: str = "split",  # what the error calls it
 ) -> Dataset:
     "The rows of a split. Raises ValueError where there is none of that name, or no row in it."
     from datasets import ReadInstruction, concatenate_datasets
-    try: parts = ReadInstruction.from_spec(split).to_absolute({name: len(rows) for name, rows in data.items()})
+
+    try:
+        parts = ReadInstruction.from_spec(split).to_absolute(
+            {name: len(rows) for name, rows in data.items()}
+        )
     except ValueError as error:
-        raise ValueError(f"{flag} is {split!r} and the data set has the splits {', '.join(data)}: name one of them, or "
-                         "a slice such as "
-                         f"{next(iter(data))}[:100].{_near(split.split('[')[0], list(data))}") from error
+        raise ValueError(
+            f"{flag} is {split!r} and the data set has the splits {', '.join(data)}: name one of "
+            "them, or "
+            "a slice such as "
+            f"{next(iter(data))}[:100].{_near(split.split('[')[0], list(data))}"
+        ) from error
     parts = [part for part in parts if part.to > part.from_]
-    if not parts: raise ValueError(f"{flag} is {split!r}, which has 0 rows: take more.")
-    return concatenate_datasets([data[part.splitname].select(range(part.from_, part.to)) for part in parts])
+    if not parts:
+        raise ValueError(f"{flag} is {split!r}, which has 0 rows: take more.")
+    return concatenate_datasets(
+        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
+    )
 
 # %% ../nbs/17_cli.ipynb #7a60e75f
-def _short(rows: Dataset, tokenizer: PreTrainedTokenizerBase, prompt: int | None, answer: int | None = None) -> Dataset:
+def _short(
+    rows: Dataset, tokenizer: PreTrainedTokenizerBase, prompt: int | None, answer: int | None = None
+) -> Dataset:
     "Rows that fit; how many did not is told."
     from rlhf_nb.models import drop_long_rows
-    if prompt is None and answer is None: return rows
+
+    if prompt is None and answer is None:
+        return rows
     if any(isinstance(rows[0].get(name), list) for name in ("prompt", "completion", "chosen")):
-        raise ValueError("--max_prompt_length and --max_completion_length count the tokens of texts, and these rows "
-                         "are conversations: leave them out, and set --max_length.")
+        raise ValueError(
+            "--max_prompt_length and --max_completion_length count the tokens of texts, and these "
+            "rows "
+            "are conversations: leave them out, and set --max_length."
+        )
     kept = drop_long_rows(rows, tokenizer, prompt, answer)
     if len(kept) < len(rows) and os.environ.get("RANK", "0") == "0":
         print(f"left out {len(rows) - len(kept):,} of {len(rows):,} rows: too long")
     return kept
 
+
 def _pairs(rows: Dataset | None, data: DataArguments) -> Dataset | None:
-    "Preferences: the rows themselves, of a file of labels those that decide, or pairs made from an embedded set."
+    """Preferences: the rows themselves, of a file of labels those that decide, or pairs made from
+    an embedded set."""
     from rlhf_nb.reward import decided_pairs
-    if rows is None or data.dataset_name not in EMBEDDED: return rows and decided_pairs(rows)
+
+    if rows is None or data.dataset_name not in EMBEDDED:
+        return rows and decided_pairs(rows)
     from rlhf_nb.tldr import docstring_pairs, edit_pairs
-    return (edit_pairs if data.dataset_name == "mini_tldr" else docstring_pairs)(rows, data.dataset_seed)
+
+    return (edit_pairs if data.dataset_name == "mini_tldr" else docstring_pairs)(
+        rows, data.dataset_seed
+    )
+
 
 def _splits(data: TrainDataArguments) -> tuple[Dataset, Dataset | None]:
     "Training rows, and test rows where there are some or they were asked for."
-    found = load_rows(data.dataset_name, data.dataset_config, data.dataset_seed,
-                      (data.dataset_train_split, data.dataset_test_split))
+    found = load_rows(
+        data.dataset_name,
+        data.dataset_config,
+        data.dataset_seed,
+        (data.dataset_train_split, data.dataset_test_split),
+    )
     train = take(found, data.dataset_train_split, "--dataset_train_split")
-    if data.dataset_test_split == "test" and "test" not in found: return train, None
+    if data.dataset_test_split == "test" and "test" not in found:
+        return train, None
     return train, take(found, data.dataset_test_split, "--dataset_test_split")
 
 # %% ../nbs/17_cli.ipynb #4792ebb6
 @contextmanager
 def _no_bars(quiet: bool = False) -> Iterator[None]:
-    "Loading and saving draw no bars meanwhile; `quiet`: nor do they tell of a head that is missing and is made here."
+    """Loading and saving draw no bars meanwhile; `quiet`: nor do they tell of a head that is
+    missing and is made here."""
     from transformers.utils import logging
+
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    if quiet: logging.set_verbosity_error()
-    try: yield
+    if quiet:
+        logging.set_verbosity_error()
+    try:
+        yield
     finally:
         logging.set_verbosity(level)
-        if bars: logging.enable_progress_bar()
+        if bars:
+            logging.enable_progress_bar()
+
 
 @contextmanager
 def _named(flag: str, name: str | None, fresh: bool = False) -> Iterator[None]:
-    "Something is loaded; an error names the flag it came from. `fresh`: a head that is missing is no news."
-    if name is None: raise ValueError(f"{flag} is missing: give a name on the hub, or a folder.")
+    """Something is loaded; an error names the flag it came from. `fresh`: a head that is missing is
+    no news."""
+    if name is None:
+        raise ValueError(f"{flag} is missing: give a name on the hub, or a folder.")
     try:
-        with _no_bars(fresh): yield
-    except OSError as error: raise OSError(f"{flag} {name}: there is no such model. {error}") from error
+        with _no_bars(fresh):
+            yield
+    except OSError as error:
+        raise OSError(f"{flag} {name}: there is no such model. {error}") from error
+
 
 def _loading(models: ModelArguments) -> dict[str, Any]:
     "How weights are read."
     import torch
+
     found = dict(dtype=models.dtype if models.dtype == "auto" else getattr(torch, models.dtype))
-    return found | ({} if models.attn_implementation is None else dict(attn_implementation=models.attn_implementation))
+    return found | (
+        {}
+        if models.attn_implementation is None
+        else dict(attn_implementation=models.attn_implementation)
+    )
 
 # %% ../nbs/17_cli.ipynb #dce60f3b
 def _adapter(models: TrainModelArguments, task: str, wanted: bool) -> Any:
     "The adapter that was asked for, or None."
-    if not wanted: return None
-    try: from peft import LoraConfig
+    if not wanted:
+        return None
+    try:
+        from peft import LoraConfig
     except ImportError as error:
-        raise ValueError("--use_peft needs the library peft: pip install peft, or leave the flag out.") from error
+        raise ValueError(
+            "--use_peft needs the library peft: pip install peft, or leave the flag out."
+        ) from error
     layers = models.lora_target_modules
-    return LoraConfig(task_type=task, r=models.lora_r, lora_alpha=models.lora_alpha, lora_dropout=models.lora_dropout,
-                      target_modules=layers[0] if layers is not None and len(layers) == 1 else layers)
+    return LoraConfig(
+        task_type=task,
+        r=models.lora_r,
+        lora_alpha=models.lora_alpha,
+        lora_dropout=models.lora_dropout,
+        target_modules=layers[0] if layers is not None and len(layers) == 1 else layers,
+    )
+
 
 def _tokenizer(models: ModelArguments) -> PreTrainedTokenizerBase:
     "The tokenizer named, or the one beside the model."
     from rlhf_nb.models import load_tokenizer
+
     name = models.tokenizer_name_or_path or models.model_name_or_path
-    with _named("--tokenizer_name_or_path" if models.tokenizer_name_or_path else "--model_name_or_path", name):
+    with _named(
+        "--tokenizer_name_or_path" if models.tokenizer_name_or_path else "--model_name_or_path",
+        name,
+    ):
         return load_tokenizer(name)
 
 # %% ../nbs/17_cli.ipynb #c929ceb4
@@ -515,97 +847,163 @@ def _tokenizer(models: ModelArguments) -> PreTrainedTokenizerBase:
 def _in_folder(args: TrainingArguments) -> Iterator[None]:
     "A folder that was not there before, and that an error leaves empty, is taken away again."
     from rlhf_nb.sft import quiet_bars
+
     new = [p for p in (Path(args.output_dir), *Path(args.output_dir).parents) if not p.exists()]
     try:
-        with _no_bars(), quiet_bars(args.disable_tqdm): yield
+        with _no_bars(), quiet_bars(args.disable_tqdm):
+            yield
     except BaseException:
         for folder in new:
-            if folder.is_dir() and not any(folder.iterdir()): folder.rmdir()
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
         raise
 
-def _finish(trainer: Trainer, name: str, resume: bool, told: str, then: Callable[[], str] = lambda: "") -> None:
+
+def _finish(
+    trainer: Trainer, name: str, resume: bool, told: str, then: Callable[[], str] = lambda: ""
+) -> None:
     "Train, save, and say what was written where."
     args, start = trainer.args, trainer.args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=resume or None if start in (None, "False") else start == "True" or start)
+    trainer.train(
+        resume_from_checkpoint=resume or None
+        if start in (None, "False")
+        else start == "True" or start
+    )
     told += then()
-    if args.eval_strategy != "no": trainer.evaluate()
+    if args.eval_strategy != "no":
+        trainer.evaluate()
     trainer.save_model(args.output_dir)
     trainer.save_state()
     if trainer.is_world_process_zero():
-        print(f"rlhf-nb {name}: {trainer.state.global_step} steps; {told} in {args.output_dir}, every metric in "
-              f"{Path(args.output_dir) / 'trainer_state.json'}")
+        print(
+            f"rlhf-nb {name}: {trainer.state.global_step} steps; {told} in {args.output_dir}, "
+            "every metric in "
+            f"{Path(args.output_dir) / 'trainer_state.json'}"
+        )
     trainer.accelerator.end_training()
-    if args.world_size > 1: time.sleep(1)  # threads of the backend still want Python's lock for a moment
+    if args.world_size > 1:
+        time.sleep(1)  # threads of the backend still want Python's lock for a moment
 
 # %% ../nbs/17_cli.ipynb #6e30594d
-def _start(models: ScratchModelArguments, rows: Dataset, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _start(
+    models: ScratchModelArguments, rows: Dataset, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     "A model to fine-tune and its tokenizer: loaded, or made from nothing."
     from rlhf_nb.models import load_policy, tiny_policy, train_bpe_tokenizer, train_tokenizer
+
     if not models.from_scratch:
         tokenizer = _tokenizer(models)
         with _named("--model_name_or_path", models.model_name_or_path):
             return load_policy(models.model_name_or_path, **_loading(models)), tokenizer
-    if models.model_name_or_path: raise ValueError("--from_scratch makes a model and --model_name_or_path loads one: "
-                                                   "leave one of them out.")
+    if models.model_name_or_path:
+        raise ValueError(
+            "--from_scratch makes a model and --model_name_or_path loads one: "
+            "leave one of them out."
+        )
     if missing := {"prompt", "completion"} - set(rows.column_names):
-        raise ValueError(f"the data set has columns {rows.column_names} and lacks {sorted(missing)}.")
+        raise ValueError(
+            f"the data set has columns {rows.column_names} and lacks {sorted(missing)}."
+        )
     texts = [p + c for p, c in zip(rows["prompt"], rows["completion"])]
-    tokenizer = (train_tokenizer(texts) if models.vocab_size is None
-                 else train_bpe_tokenizer(texts, models.vocab_size))
+    tokenizer = (
+        train_tokenizer(texts)
+        if models.vocab_size is None
+        else train_bpe_tokenizer(texts, models.vocab_size)
+    )
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-    return tiny_policy(tokenizer, seed, **{size: getattr(models, size) for size in sizes}), tokenizer
+    return tiny_policy(
+        tokenizer, seed, **{size: getattr(models, size) for size in sizes}
+    ), tokenizer
+
 
 def sft_command(words: Sequence[str]) -> None:
     "`rlhf-nb sft`."
     data, models, args = parse("sft", words)
     from rlhf_nb.sft import SFTTrainer
+
     with _in_folder(args):
         train, test = _splits(data)
         model, tokenizer = _start(models, train, args.seed)
-        train, test = (rows and _short(rows, tokenizer, data.max_prompt_length, data.max_completion_length)
-                       for rows in (train, test))
-        trainer = SFTTrainer(model, args, train, test, tokenizer, peft_config=_adapter(models, "CAUSAL_LM",
-                                                                                       models.use_peft))
+        train, test = (
+            rows and _short(rows, tokenizer, data.max_prompt_length, data.max_completion_length)
+            for rows in (train, test)
+        )
+        trainer = SFTTrainer(
+            model,
+            args,
+            train,
+            test,
+            tokenizer,
+            peft_config=_adapter(models, "CAUSAL_LM", models.use_peft),
+        )
         _finish(trainer, "sft", models.resume, "model and tokenizer")
 
 # %% ../nbs/17_cli.ipynb #1facf2f9
 def _references(data: DataArguments, train: Dataset) -> Dataset:
     "Up to 1,000 answers that were written by people: the completions, or what was chosen."
-    if "completion" not in train.column_names: train = train.rename_column("chosen", "completion")
+    if "completion" not in train.column_names:
+        train = train.rename_column("chosen", "completion")
     return train.select(range(min(len(train), 1000)))
+
 
 def reward_command(words: Sequence[str]) -> None:
     "`rlhf-nb reward`."
     data, models, args = parse("reward", words)
     from rlhf_nb.reward import RewardTrainer, center_rewards, load_reward_model
+
     with _in_folder(args):
         rows, test = _splits(data)
         tokenizer = _tokenizer(models)
         with _named("--model_name_or_path", models.model_name_or_path, fresh=True):
             model = load_reward_model(models.model_name_or_path, args.seed)
         how = _loading(models)
-        if models.dtype != "auto": model = model.to(how["dtype"])
-        if models.attn_implementation is not None: model.set_attn_implementation(models.attn_implementation)
-        train, test = (pairs and _short(pairs, tokenizer, data.max_prompt_length, data.max_completion_length)
-                       for pairs in (_pairs(rows, data), _pairs(test, data)))
-        trainer = RewardTrainer(model, args, train, test, tokenizer, peft_config=_adapter(models, "SEQ_CLS",
-                                                                                          models.use_peft))
+        if models.dtype != "auto":
+            model = model.to(how["dtype"])
+        if models.attn_implementation is not None:
+            model.set_attn_implementation(models.attn_implementation)
+        train, test = (
+            pairs and _short(pairs, tokenizer, data.max_prompt_length, data.max_completion_length)
+            for pairs in (_pairs(rows, data), _pairs(test, data))
+        )
+        trainer = RewardTrainer(
+            model,
+            args,
+            train,
+            test,
+            tokenizer,
+            peft_config=_adapter(models, "SEQ_CLS", models.use_peft),
+        )
+
         def center() -> str:
-            if not models.center_rewards: return ""
+            if not models.center_rewards:
+                return ""
             inner = trainer.accelerator.unwrap_model(trainer.model)
             centre = center_rewards(inner, tokenizer, _references(data, rows), args.max_length)
             return f" (centred: {centre:+.2f} was taken off every score)"
+
         _finish(trainer, "reward", models.resume, "reward model and tokenizer", center)
 
 # %% ../nbs/17_cli.ipynb #6fae00be
-def gold_points(prompts: Sequence[str], responses: Sequence[str], facts: Sequence[str] | None = None,
-                **columns: list) -> list[float]:
-    "The gold judge of mini_tldr as a reward: no policy of the real world has one. Raises ValueError without facts."
+def gold_points(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    facts: Sequence[str] | None = None,
+    **columns: list,
+) -> list[float]:
+    """The gold judge of mini_tldr as a reward: no policy of the real world has one. Raises
+    ValueError without facts."""
     from rlhf_nb.tldr import gold_judge
-    if facts is None: raise ValueError("the reward `gold` needs the column facts: use --dataset_name mini_tldr.")
-    return [gold_judge(text, json.loads(truth)).gold for text, truth in zip(responses, facts, strict=True)]
+
+    if facts is None:
+        raise ValueError("the reward `gold` needs the column facts: use --dataset_name mini_tldr.")
+    return [
+        gold_judge(text, json.loads(truth)).gold
+        for text, truth in zip(responses, facts, strict=True)
+    ]
+
 
 REWARDS = ("gold", "words_from_prompt")  # by a word; every other by module:function
+
 
 def _module(place: str) -> Any:
     "A module by its name, or a file of Python."
@@ -615,32 +1013,48 @@ def _module(place: str) -> Any:
         spec.loader.exec_module(module)
         return module
     sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's own modules are found
-    try: return importlib.import_module(place)
-    finally: sys.path.remove(os.getcwd())
+    try:
+        return importlib.import_module(place)
+    finally:
+        sys.path.remove(os.getcwd())
 
 # %% ../nbs/17_cli.ipynb #db8586d1
 def load_reward_function(
     name: str,  # one of REWARDS, module:function, or file.py:function
 ) -> Callable[..., list[float]]:
     "The function of that name. Raises ValueError where there is none."
-    if name == "gold": return gold_points
-    if name == "words_from_prompt": name = "rlhf_nb.tldr:words_from_prompt"
+    if name == "gold":
+        return gold_points
+    if name == "words_from_prompt":
+        name = "rlhf_nb.tldr:words_from_prompt"
     place, _, wanted = name.rpartition(":")
-    if not place: raise ValueError(f"--reward_function {name}: give module:function, file.py:function, or one of "
-                                   f"{', '.join(REWARDS)}.{_near(name, REWARDS)}")
-    try: module = _module(place)
+    if not place:
+        raise ValueError(
+            f"--reward_function {name}: give module:function, file.py:function, or one of "
+            f"{', '.join(REWARDS)}.{_near(name, REWARDS)}"
+        )
+    try:
+        module = _module(place)
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ValueError(f"--reward_function {name}: {error}.") from error
     if not callable(found := getattr(module, wanted, None)):
-        raise ValueError(f"--reward_function {name}: {place} has no function {wanted}.{_near(wanted, dir(module))}")
+        raise ValueError(
+            f"--reward_function {name}: {place} has no function "
+            f"{wanted}.{_near(wanted, dir(module))}"
+        )
     return _blamed(found, name)
+
 
 def _blamed(function: Callable, name: str) -> Callable[..., list[float]]:
     "The same function; what it raises is told with its name and its own traceback."
+
     @wraps(function)
     def call(*args: Any, **columns: Any) -> list[float]:
-        try: return function(*args, **columns)
-        except Exception as error: raise RuntimeError(f"reward function {name} failed: {error}") from error
+        try:
+            return function(*args, **columns)
+        except Exception as error:
+            raise RuntimeError(f"reward function {name} failed: {error}") from error
+
     return call
 
 # %% ../nbs/17_cli.ipynb #eeb92b3d
@@ -648,78 +1062,137 @@ def _policy_name(models: PPOModelArguments, args: TrainingArguments) -> str:
     "Where the policy comes from. The default of sft_model_path is not taken for somebody's wish."
     usual = next(f.default for f in fields(_arguments("ppo")[-1]) if f.name == "sft_model_path")
     name = models.model_name_or_path if args.sft_model_path == usual else args.sft_model_path
-    if name is None: raise ValueError("--model_name_or_path is missing: give the policy to start from, such as the "
-                                      "folder of `rlhf-nb sft`.")
-    if models.model_name_or_path is None: models.model_name_or_path = name
+    if name is None:
+        raise ValueError(
+            "--model_name_or_path is missing: give the policy to start from, such as the "
+            "folder of `rlhf-nb sft`."
+        )
+    if models.model_name_or_path is None:
+        models.model_name_or_path = name
     return name
+
 
 def _judges(models: PPOModelArguments, args: TrainingArguments) -> list[Any]:
     "Reward model and reward functions, in this order: that of reward_weights."
     from rlhf_nb.reward import load_reward_model
+
     usual = next(f.default for f in fields(_arguments("ppo")[-1]) if f.name == "reward_model_path")
     found, functions = [], models.reward_function or []
     if args.reward_model_path == usual and not functions:
-        raise ValueError("--reward_model_path is missing: give a reward model, such as the folder of `rlhf-nb reward`, "
-                         f"or a --reward_function ({', '.join(REWARDS)}, or module:function).")
+        raise ValueError(
+            "--reward_model_path is missing: give a reward model, such as the folder of `rlhf-nb "
+            "reward`, "
+            f"or a --reward_function ({', '.join(REWARDS)}, or module:function)."
+        )
     functions = [load_reward_function(name) for name in functions]
     if args.reward_model_path != usual:
         with _named("--reward_model_path", args.reward_model_path):
-            found = [load_reward_model(args.reward_model_path, args.seed).to(_loading(models)["dtype"])
-                     if models.dtype != "auto" else load_reward_model(args.reward_model_path, args.seed)]
+            found = [
+                load_reward_model(args.reward_model_path, args.seed).to(_loading(models)["dtype"])
+                if models.dtype != "auto"
+                else load_reward_model(args.reward_model_path, args.seed)
+            ]
     return found + functions
 
 # %% ../nbs/17_cli.ipynb #c8735c69
-def _value_model(models: PPOModelArguments, judges: list[Any], policy: PreTrainedModel, args: TrainingArguments) -> Any:
+def _value_model(
+    models: PPOModelArguments, judges: list[Any], policy: PreTrainedModel, args: TrainingArguments
+) -> Any:
     "The value model that was asked for; None: the trainer grows one."
     from torch.nn import Module
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
     from rlhf_nb.models import load_scorer, scorer_from, zero_head
     from rlhf_nb.reward import load_reward_model
-    from transformers.integrations import is_deepspeed_zero3_enabled
-    value, grown = None, isinstance(judges[0], Module) and models.reward_tokenizer_name_or_path is None
+
+    value, grown = (
+        None,
+        isinstance(judges[0], Module) and models.reward_tokenizer_name_or_path is None,
+    )
     if models.value_model_path is not None:
-        with _named("--value_model_path", models.value_model_path): value = load_scorer(models.value_model_path)
-        if models.dtype != "auto": value = value.to(_loading(models)["dtype"])
-    elif is_deepspeed_zero3_enabled() and not args.share_value_trunk:  # weights in parts: none can be copied
-        value = load_reward_model(args.reward_model_path if grown else _policy_name(models, args), args.seed)
-        if models.dtype != "auto": value = value.to(_loading(models)["dtype"])
-    if not models.zero_value_head: return value
-    if value is None: value = copy.deepcopy(judges[0]) if grown else scorer_from(policy, args.seed)
+        with _named("--value_model_path", models.value_model_path):
+            value = load_scorer(models.value_model_path)
+        if models.dtype != "auto":
+            value = value.to(_loading(models)["dtype"])
+    elif (
+        is_deepspeed_zero3_enabled() and not args.share_value_trunk
+    ):  # weights in parts: none can be copied
+        value = load_reward_model(
+            args.reward_model_path if grown else _policy_name(models, args), args.seed
+        )
+        if models.dtype != "auto":
+            value = value.to(_loading(models)["dtype"])
+    if not models.zero_value_head:
+        return value
+    if value is None:
+        value = copy.deepcopy(judges[0]) if grown else scorer_from(policy, args.seed)
     return zero_head(value)
 
+
 def _reference(models: PPOModelArguments, name: str) -> Any:
-    "None: the trainer copies the policy. Under ZeRO-3 nothing can be copied, and it is loaded once more."
+    """None: the trainer copies the policy. Under ZeRO-3 nothing can be copied, and it is loaded
+    once more."""
     from transformers.integrations import is_deepspeed_zero3_enabled
+
     from rlhf_nb.models import load_policy
-    if models.use_peft or not is_deepspeed_zero3_enabled(): return None
+
+    if models.use_peft or not is_deepspeed_zero3_enabled():
+        return None
     return load_policy(name, **_loading(models))
 
 # %% ../nbs/17_cli.ipynb #d752df22
 def _config_of(flag: str, name: str) -> Any:
     "A model's config: no weights. Raises OSError, in words, where there is none."
     from transformers import AutoConfig
+
     folder, adapter = Path(name), Path(name) / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
         return _config_of(flag, json.loads(adapter.read_text())["base_model_name_or_path"])
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise OSError(f"{flag} {name}: the folder has no config.json. Give one that has; weights are not needed.")
-    try: return AutoConfig.from_pretrained(name)
+        raise OSError(
+            f"{flag} {name}: the folder has no config.json. Give one that has; weights are not "
+            "needed."
+        )
+    try:
+        return AutoConfig.from_pretrained(name)
     except OSError as error:
-        raise OSError(f"{flag} {name}: no folder has that name, its config.json is not in the cache of the hub, and "
-                      "the hub did not give it. Look at the name and the network, or give a folder with a config.json; "
-                      "weights are not needed.") from error
+        raise OSError(
+            f"{flag} {name}: no folder has that name, its config.json is not in the cache of the "
+            "hub, and "
+            "the hub did not give it. Look at the name and the network, or give a folder with a "
+            "config.json; "
+            "weights are not needed."
+        ) from error
+
 
 def _spread(asked: argparse.Namespace) -> tuple[str, int]:
-    "Layout and number of GPUs: as the launcher says, or as asked. Raises ValueError where they differ."
+    """Layout and number of GPUs: as the launcher says, or as asked. Raises ValueError where they
+    differ."""
     on = lambda name: os.environ.get(name, "").lower() in ("1", "true", "yes")
-    world, stage = int(os.environ.get("WORLD_SIZE", 1)), os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    found = (f"zero{stage}" if on("ACCELERATE_USE_DEEPSPEED") else "fsdp2" if on("ACCELERATE_USE_FSDP")
-             else "ddp" if world > 1 else None)
+    world, stage = (
+        int(os.environ.get("WORLD_SIZE", 1)),
+        os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"),
+    )
+    found = (
+        f"zero{stage}"
+        if on("ACCELERATE_USE_DEEPSPEED")
+        else "fsdp2"
+        if on("ACCELERATE_USE_FSDP")
+        else "ddp"
+        if world > 1
+        else None
+    )
     if "WORLD_SIZE" in os.environ:
-        for flag, given, there in (("layout", asked.layout, found or "alone"),
-                                   ("num_processes", asked.num_processes, world)):
+        for flag, given, there in (
+            ("layout", asked.layout, found or "alone"),
+            ("num_processes", asked.num_processes, world),
+        ):
             if given not in (None, there):
-                raise ValueError(f"--{flag} is {given} and the launcher says {there}: leave the flag out, or the "
-                                 "launcher.")
+                raise ValueError(
+                    f"--{flag} is {given} and the launcher says {there}: leave the flag out, or "
+                    "the "
+                    "launcher."
+                )
         return found or "alone", world
     layout = asked.layout or found or ("alone" if asked.num_processes in (None, 1) else "ddp")
     if layout != "alone" and asked.num_processes is None:
@@ -728,19 +1201,29 @@ def _spread(asked: argparse.Namespace) -> tuple[str, int]:
 
 # %% ../nbs/17_cli.ipynb #7707eafa
 def _precision(asked: argparse.Namespace) -> dict[str, Any]:
-    "In which numbers the run would compute, where the flags leave it to the device: on a GPU in bf16, recomputing."
+    """In which numbers the run would compute, where the flags leave it to the device: on a GPU in
+    bf16, recomputing."""
     bf16 = asked.bf16 if asked.bf16 is not None else not asked.use_cpu and not asked.fp16
     again = (asked.activation_checkpointing, asked.gradient_checkpointing)
-    return dict(precision="bf16" if bf16 else "fp16" if asked.fp16 else "float32",
-                activation_checkpointing=any(again) if again != (None, None) else not asked.use_cpu)
+    return dict(
+        precision="bf16" if bf16 else "fp16" if asked.fp16 else "float32",
+        activation_checkpointing=any(again) if again != (None, None) else not asked.use_cpu,
+    )
+
 
 def _for_vllm(asked: argparse.Namespace) -> float:
     "The share of each GPU that vLLM takes beside the trainer."
-    return asked.vllm_gpu_memory_utilization if asked.use_vllm and asked.vllm_mode == "colocate" else 0.0
+    return (
+        asked.vllm_gpu_memory_utilization
+        if asked.use_vllm and asked.vllm_mode == "colocate"
+        else 0.0
+    )
+
 
 def _gpu_memory(asked: argparse.Namespace) -> float | None:
     "GiB of a GPU that are the trainer's: of what was asked, or of the one that is there."
     import torch
+
     whole = asked.gpu_memory
     if whole is None and not asked.use_cpu and torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -750,43 +1233,75 @@ def _gpu_memory(asked: argparse.Namespace) -> float | None:
 def plan_of(asked: argparse.Namespace) -> MemoryPlan:
     "The plan of a run, from its flags. Raises ValueError and OSError as the run would."
     from rlhf_nb.memory import plan_memory
+
     policy = _config_of("--model_name_or_path", _policy_name(asked, asked))
     usual = next(f.default for f in fields(_arguments("ppo")[-1]) if f.name == "reward_model_path")
     judged = asked.reward_model_path != usual
-    if not judged and not asked.reward_function: _judges(asked, asked)  # says what is missing
+    if not judged and not asked.reward_function:
+        _judges(asked, asked)  # says what is missing
     value = asked.value_model_path and _config_of("--value_model_path", asked.value_model_path)
     layout, processes = _spread(asked)
-    dtype = str(getattr(policy, "dtype", None)).split(".")[-1] if asked.dtype == "auto" else asked.dtype
+    dtype = (
+        str(getattr(policy, "dtype", None)).split(".")[-1] if asked.dtype == "auto" else asked.dtype
+    )
     places = getattr(policy, "max_position_embeddings", None) or 10**9
-    like = ("response_length", "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches",
-            "local_rollout_forward_batch_size", "share_value_trunk", "ds3_gather_for_generation",
-            "offload_frozen")
+    like = (
+        "response_length",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_mini_batches",
+        "local_rollout_forward_batch_size",
+        "share_value_trunk",
+        "ds3_gather_for_generation",
+        "offload_frozen",
+    )
     return plan_memory(
-        policy, _config_of("--reward_model_path", asked.reward_model_path) if judged else None, value, layout,
-        processes, asked.max_prompt_length or max(1, min(512, places - asked.response_length)),
-        dtype="bfloat16" if dtype in ("bfloat16", "float16") else "float32", gpu_memory=_gpu_memory(asked),
-        peft_config=_adapter(asked, "CAUSAL_LM", asked.use_peft), **_precision(asked),
+        policy,
+        _config_of("--reward_model_path", asked.reward_model_path) if judged else None,
+        value,
+        layout,
+        processes,
+        asked.max_prompt_length or max(1, min(512, places - asked.response_length)),
+        dtype="bfloat16" if dtype in ("bfloat16", "float16") else "float32",
+        gpu_memory=_gpu_memory(asked),
+        peft_config=_adapter(asked, "CAUSAL_LM", asked.use_peft),
+        **_precision(asked),
         value_peft_config=_adapter(asked, "SEQ_CLS", asked.value_use_peft),
-        **{key: getattr(asked, key) for key in like})
+        **{key: getattr(asked, key) for key in like},
+    )
 
 # %% ../nbs/17_cli.ipynb #90a47039
 def dry_run(asked: argparse.Namespace, console: Console | None = None) -> int:
-    "Print what the run needs. Returns the exit code: 0 where it fits or nobody knows the GPU, 1 where it does not."
-    if os.environ.get("RANK", "0") != "0": return 0  # one speaks for all; a launcher ends the others where one fails
-    with _no_bars(): plan = plan_of(asked)
+    """Print what the run needs. Returns the exit code: 0 where it fits or nobody knows the GPU, 1
+    where it does not."""
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # one speaks for all; a launcher ends the others where one fails
+    with _no_bars():
+        plan = plan_of(asked)
     setup, (policy, value, _) = plan.setup, plan.setup.sizes
     count = lambda size: f"{size.trained:,} of {size.params:,}" if size else "a layer on the policy"
     assumed = "" if asked.max_prompt_length else " (assumed: --max_prompt_length says otherwise)"
     memory = "recomputed" if setup.checkpointing else "kept"
-    console = console or Console(file=sys.stdout, force_jupyter=False, width=None if sys.stdout.isatty() else 110)
-    console.print(f"PPO, planned and not run: {setup.layout}, {setup.num_processes} process(es), "
-                  f"{setup.precision}, weights loaded in {setup.dtype}, activations {memory}; "
-                  f"micro-batches of {setup.per_device_train_batch_size}, prompts of {setup.prompt_length} tokens"
-                  f"{assumed}, responses of {setup.response_length}; trained parameters: policy {count(policy)}, "
-                  f"value model {count(value)}.", highlight=False)
+    console = console or Console(
+        file=sys.stdout, force_jupyter=False, width=None if sys.stdout.isatty() else 110
+    )
+    console.print(
+        f"PPO, planned and not run: {setup.layout}, {setup.num_processes} process(es), "
+        f"{setup.precision}, weights loaded in {setup.dtype}, activations {memory}; "
+        f"micro-batches of {setup.per_device_train_batch_size}, prompts of {setup.prompt_length} "
+        "tokens"
+        f"{assumed}, responses of {setup.response_length}; trained parameters: policy "
+        f"{count(policy)}, "
+        f"value model {count(value)}.",
+        highlight=False,
+    )
     if share := _for_vllm(asked):
-        console.print(f"vLLM takes {share:.0%} of each GPU (--vllm_gpu_memory_utilization); this is held against the "
-                      "rest.", highlight=False)
+        console.print(
+            f"vLLM takes {share:.0%} of each GPU (--vllm_gpu_memory_utilization); this is held "
+            "against the "
+            "rest.",
+            highlight=False,
+        )
     console.print(plan)
     return 1 if plan.fits is False else 0
 
@@ -794,23 +1309,35 @@ def dry_run(asked: argparse.Namespace, console: Console | None = None) -> int:
 def ppo_command(words: Sequence[str]) -> int | None:
     "`rlhf-nb ppo`. With --dry_run it returns an exit code, and trains nothing."
     asked = _prepared("ppo", words).parse_args(words)
-    if asked.dry_run: return dry_run(asked)
+    if asked.dry_run:
+        return dry_run(asked)
     data, models, args = parse("ppo", words)
     from rlhf_nb.models import load_policy
     from rlhf_nb.trainer import PPOTrainer
+
     with _in_folder(args):
         name = _policy_name(models, args)
         judges = _judges(models, args)
         train, test = _splits(data)
         tokenizer = _tokenizer(models)
-        with _named("--sft_model_path", name): policy = load_policy(name, **_loading(models))
-        train, test = (rows and _short(rows, tokenizer, data.max_prompt_length) for rows in (train, test))
+        with _named("--sft_model_path", name):
+            policy = load_policy(name, **_loading(models))
+        train, test = (
+            rows and _short(rows, tokenizer, data.max_prompt_length) for rows in (train, test)
+        )
         trainer = PPOTrainer(
-            args, tokenizer, policy, _reference(models, name), judges, train_dataset=train, eval_dataset=test,
+            args,
+            tokenizer,
+            policy,
+            _reference(models, name),
+            judges,
+            train_dataset=train,
+            eval_dataset=test,
             value_model=_value_model(models, judges, policy, args),
             reward_processing_class=models.reward_tokenizer_name_or_path,
             peft_config=_adapter(models, "CAUSAL_LM", models.use_peft),
-            value_peft_config=_adapter(models, "SEQ_CLS", models.value_use_peft))
+            value_peft_config=_adapter(models, "SEQ_CLS", models.value_use_peft),
+        )
         kept = f" (rollouts in {Path(args.output_dir) / 'rollouts'})" if args.save_rollouts else ""
         _finish(trainer, "ppo", models.resume, f"policy, tokenizer and model card{kept}")
 
@@ -818,60 +1345,112 @@ def ppo_command(words: Sequence[str]) -> int | None:
 def make_judge(asked: JudgeArguments) -> Any:
     "The judge of that name. Raises ValueError where there is none."
     from rlhf_nb.evaluate import EndpointJudge, GoldPairJudge, RewardModelJudge
+
     name = asked.judge_model
-    if name == "gold": return GoldPairJudge()
+    if name == "gold":
+        return GoldPairJudge()
     if Path(name).is_dir():
         from rlhf_nb.models import load_tokenizer
         from rlhf_nb.reward import load_reward_model
+
         with _named("--judge_model", name):
             model = load_reward_model(name).to(_device(asked)).eval()
             return RewardModelJudge(model, load_tokenizer(name), asked.batch_size)
-    if Path(name).expanduser().is_absolute() or name.startswith(".") or (
-            len(Path(name).parts) > 1 and Path(name).parent.is_dir()):
+    if (
+        Path(name).expanduser().is_absolute()
+        or name.startswith(".")
+        or (len(Path(name).parts) > 1 and Path(name).parent.is_dir())
+    ):
         raise FileNotFoundError(f"--judge_model {name}: there is no such folder.")
     if asked.prices is not None and len(asked.prices) != 2:
         raise ValueError(f"--prices is {asked.prices}: give two, of a million tokens in, and out.")
-    return EndpointJudge(name, asked.judge_base_url, timeout=asked.timeout, attempts=asked.attempts, cache=asked.cache,
-                         concurrency=asked.concurrency, prices=asked.prices and tuple(asked.prices))
+    return EndpointJudge(
+        name,
+        asked.judge_base_url,
+        timeout=asked.timeout,
+        attempts=asked.attempts,
+        cache=asked.cache,
+        concurrency=asked.concurrency,
+        prices=asked.prices and tuple(asked.prices),
+    )
+
 
 def _device(asked: JudgeArguments) -> str:
     import torch
+
     return "cuda" if torch.cuda.is_available() and not asked.use_cpu else "cpu"
 
 # %% ../nbs/17_cli.ipynb #69f787ee
-def _answers(name: str | None, flag: str, models: ModelArguments, asked: JudgeArguments, prompts: list[Any]) -> Any:
-    "The prompts as this model's template writes them, and its completions, which end where its generation config says."
+def _answers(
+    name: str | None, flag: str, models: ModelArguments, asked: JudgeArguments, prompts: list[Any]
+) -> Any:
+    """The prompts as this model's template writes them, and its completions, which end where its
+    generation config says."""
     from rlhf_nb.evaluate import complete
     from rlhf_nb.models import load_policy, load_tokenizer
     from rlhf_nb.sft import render
+
     with _named(flag, name):
         model = load_policy(name, **_loading(models)).to(_device(asked))
         own = models.tokenizer_name_or_path if flag == "--model_name_or_path" else None
         tokenizer = load_tokenizer(own or name)
     ends = model.generation_config.eos_token_id
     ends = None if ends is None else ends if isinstance(ends, list) else [ends]
-    batches = iter(track(range(-(-len(prompts) // asked.batch_size)), f"answers of {name}", transient=True,
-                         console=Console(stderr=True), disable=not sys.stderr.isatty()))
+    batches = iter(
+        track(
+            range(-(-len(prompts) // asked.batch_size)),
+            f"answers of {name}",
+            transient=True,
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+    )
     texts = [render(tokenizer, prompt, opened=True) for prompt in prompts]
-    return tokenizer, complete(model, tokenizer, texts, asked.response_length, asked.temperature, ends,
-                               asked.batch_size, asked.seed, told=lambda: next(batches, None))
+    return tokenizer, complete(
+        model,
+        tokenizer,
+        texts,
+        asked.response_length,
+        asked.temperature,
+        ends,
+        asked.batch_size,
+        asked.seed,
+        told=lambda: next(batches, None),
+    )
+
 
 def _rows_to_judge(data: DataArguments, asked: JudgeArguments) -> Dataset:
     "Rows with prompt and something to compare with."
-    found = load_rows(data.dataset_name, data.dataset_config, data.dataset_seed, (data.dataset_test_split,))
-    split = "train" if data.dataset_test_split == "test" and list(found) == ["train"] else data.dataset_test_split
+    found = load_rows(
+        data.dataset_name, data.dataset_config, data.dataset_seed, (data.dataset_test_split,)
+    )
+    split = (
+        "train"
+        if data.dataset_test_split == "test" and list(found) == ["train"]
+        else data.dataset_test_split
+    )
     rows, wanted = take(found, split, "--dataset_test_split"), {"prompt"}
-    if asked.opponent_name_or_path is None: wanted |= {"completion"}
+    if asked.opponent_name_or_path is None:
+        wanted |= {"completion"}
     if missing := sorted(wanted - set(rows.column_names)):
-        raise ValueError(f"the data set has columns {rows.column_names} and lacks {missing}: judging needs prompt, and "
-                         "completion or --opponent_name_or_path.")
+        raise ValueError(
+            f"the data set has columns {rows.column_names} and lacks {missing}: judging needs "
+            "prompt, and "
+            "completion or --opponent_name_or_path."
+        )
     if asked.judge_model == "gold" and "facts" not in rows.column_names:
-        raise ValueError("--judge_model gold needs the column facts, the truth of every post: --dataset_name "
-                         "mini_tldr has it.")
-    if asked.num_examples is None: return rows
+        raise ValueError(
+            "--judge_model gold needs the column facts, the truth of every post: --dataset_name "
+            "mini_tldr has it."
+        )
+    if asked.num_examples is None:
+        return rows
     if not 0 < asked.num_examples <= len(rows):
-        raise ValueError(f"--num_examples is {asked.num_examples} and the split has {len(rows)} rows: give a number "
-                         f"from 1 to {len(rows)}.")
+        raise ValueError(
+            f"--num_examples is {asked.num_examples} and the split has {len(rows)} rows: give a "
+            "number "
+            f"from 1 to {len(rows)}."
+        )
     return rows.select(range(asked.num_examples))
 
 # %% ../nbs/17_cli.ipynb #6bea1c1f
@@ -880,28 +1459,52 @@ def judge_command(words: Sequence[str]) -> None:
     data, models, asked = parse("judge", words)
     from rlhf_nb.evaluate import judge_pairs
     from rlhf_nb.sft import render_pair
-    rows, name, other = _rows_to_judge(data, asked), models.model_name_or_path, asked.opponent_name_or_path
+
+    rows, name, other = (
+        _rows_to_judge(data, asked),
+        models.model_name_or_path,
+        asked.opponent_name_or_path,
+    )
     judge = make_judge(asked)
     tokenizer = _tokenizer(models)
     rows = _short(rows, tokenizer, data.max_prompt_length)
     tokenizer, ours = _answers(name, "--model_name_or_path", models, asked, rows["prompt"][:])
     if other is None:
-        theirs = [render_pair(tokenizer, *both)[1] for both in zip(rows["prompt"], rows["completion"])]
+        theirs = [
+            render_pair(tokenizer, *both)[1] for both in zip(rows["prompt"], rows["completion"])
+        ]
         ends = [True] * len(rows)
     else:
         found = _answers(other, "--opponent_name_or_path", models, asked, rows["prompt"][:])[1]
         theirs, ends = found.texts, found.stopped
     columns = dict(facts=rows["facts"][:]) if "facts" in rows.column_names else {}
-    report = judge_pairs(judge, ours.prompts, ours.texts, theirs, columns, list(zip(ours.stopped, ends)),
-                         both_orders=not asked.one_order, seed=asked.seed)
-    if asked.output is not None: _write_verdicts(asked.output, ours, theirs, report.scores)
+    report = judge_pairs(
+        judge,
+        ours.prompts,
+        ours.texts,
+        theirs,
+        columns,
+        list(zip(ours.stopped, ends)),
+        both_orders=not asked.one_order,
+        seed=asked.seed,
+    )
+    if asked.output is not None:
+        _write_verdicts(asked.output, ours, theirs, report.scores)
     print(report)
+
 
 def _write_verdicts(path: str, ours: Any, theirs: list[str], scores: list[float | None]) -> None:
     "A row a pair; the file appears whole."
     import pandas as pd
-    frame = pd.DataFrame({"query": ours.prompts, "model response": ours.texts, "compared with": theirs,
-                          "verdict": scores})
+
+    frame = pd.DataFrame(
+        {
+            "query": ours.prompts,
+            "model response": ours.texts,
+            "compared with": theirs,
+            "verdict": scores,
+        }
+    )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(f"{path}.partial", index=False)
     os.replace(f"{path}.partial", path)
@@ -909,20 +1512,23 @@ def _write_verdicts(path: str, ours: Any, theirs: list[str], scores: list[float 
 
 # %% ../nbs/17_cli.ipynb #21f865fd
 def t_quantile(
-    freedom: int,       # n - 1
+    freedom: int,  # n - 1
     share: float = 0.95,  # between -t and t
 ) -> float:
     "Student's t. Raises ValueError below one degree of freedom."
     import numpy as np
-    if freedom < 1: raise ValueError(f"freedom is {freedom}: give at least two runs.")
+
+    if freedom < 1:
+        raise ValueError(f"freedom is {freedom}: give at least two runs.")
     angle = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angle) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(freedom) * math.tan(np.interp(share * area[-1], area, angle))
 
+
 def mean_and_interval(
     values: pd.DataFrame,  # a column a run, a row a place on the x axis; gaps are left out
-) -> pd.DataFrame:         # mean, low, high, runs
+) -> pd.DataFrame:  # mean, low, high, runs
     "Mean of the runs and its 95 % interval; NaN where there is one run."
     n = values.count(axis=1)
     t = n.map({k: t_quantile(k - 1) for k in range(2, values.shape[1] + 1)})
@@ -932,25 +1538,38 @@ def mean_and_interval(
 
 # %% ../nbs/17_cli.ipynb #54855289
 def read_log(run: str | Path) -> pd.DataFrame:
-    "What a run logged, a row an episode count (a step, where it has none). Raises ValueError where it logged nothing."
+    """What a run logged, a row an episode count (a step, where it has none). Raises ValueError
+    where it logged nothing."""
     import pandas as pd
+
     run = Path(run)
-    states = sorted(run.glob("checkpoint-*/trainer_state.json"), key=lambda p: int(p.parent.name.split("-")[1]))
+    states = sorted(
+        run.glob("checkpoint-*/trainer_state.json"), key=lambda p: int(p.parent.name.split("-")[1])
+    )
     state = next((p for p in (run / "trainer_state.json", *states[::-1]) if p.is_file()), None)
     lines = run / "metrics.jsonl"
     try:
-        if state: rows = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+        if state:
+            rows = json.loads(state.read_text(encoding="utf-8"))["log_history"]
         elif lines.is_file():  # a last line that a kill cut short is left out
             rows = [json.loads(line) for line in lines.read_text(encoding="utf-8").split("\n")[:-1]]
             rows = [row for row in rows if row.get("stage", "ppo") == "ppo"]
-        else: raise ValueError("it has neither trainer_state.json nor metrics.jsonl. Give the --output_dir of a "
-                               "command that trains")
-        numbers = [{k: float(v) for k, v in row.items() if isinstance(v, int | float)} for row in rows]
+        else:
+            raise ValueError(
+                "it has neither trainer_state.json nor metrics.jsonl. Give the --output_dir of a "
+                "command that trains"
+            )
+        numbers = [
+            {k: float(v) for k, v in row.items() if isinstance(v, int | float)} for row in rows
+        ]
         frame = pd.DataFrame([row for row in numbers if "step" in row])
-        if not len(frame): raise ValueError("it has logged nothing yet")
-    except (ValueError, KeyError) as error: raise ValueError(f"{run} cannot be drawn: {error}.") from error
+        if not len(frame):
+            raise ValueError("it has logged nothing yet")
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{run} cannot be drawn: {error}.") from error
     frame = frame.groupby("step", as_index=False).last()
     return frame.dropna(subset=["episode"]) if "episode" in frame else frame
+
 
 def group_runs(
     runs: Sequence[str],
@@ -958,16 +1577,25 @@ def group_runs(
 ) -> dict[str, list[str]]:
     "Which runs are averaged. Raises ValueError where names and runs do not pair up."
     if groups and len(groups) != len(runs):
-        raise ValueError(f"--group has {len(groups)} names for {len(runs)} runs: give one for each.")
+        raise ValueError(
+            f"--group has {len(groups)} names for {len(runs)} runs: give one for each."
+        )
     paths = [Path(run).as_posix() for run in runs]
     plain = [re.sub(r"[-_.]?seed[-_=]?\d+", "", path).strip("/") or path for path in paths]
-    shared = os.path.commonpath([Path(path).parent for path in plain]) if len(set(plain)) > 1 else str(
-        Path(plain[0]).parent)
+    shared = (
+        os.path.commonpath([Path(path).parent for path in plain])
+        if len(set(plain)) > 1
+        else str(Path(plain[0]).parent)
+    )
     names = groups or [os.path.relpath(path, shared or ".") for path in plain]
-    return {name: [run for run, other in zip(runs, names) if other == name] for name in dict.fromkeys(names)}
+    return {
+        name: [run for run, other in zip(runs, names) if other == name]
+        for name in dict.fromkeys(names)
+    }
 
 # %% ../nbs/17_cli.ipynb #59e65707
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
+
 
 def choose_metrics(
     logs: Sequence[pd.DataFrame],
@@ -975,13 +1603,17 @@ def choose_metrics(
 ) -> list[str]:
     "Metrics that match, in the order of the patterns. Raises ValueError where one matches nothing."
     known = sorted({name for log in logs for name in log} - {"step", "episode", "epoch"})
-    if patterns is None and not any(fnmatch(name, p) for name in known for p in METRICS): return known
+    if patterns is None and not any(fnmatch(name, p) for name in known for p in METRICS):
+        return known
     found = []
     for pattern in patterns or METRICS:
         match = [name for name in known if fnmatch(name, pattern)]
         if not match and patterns:
-            raise ValueError(f"--metrics {pattern} matches nothing that was logged.{_near(pattern, known)} There are: "
-                             f"{', '.join(known)}.")
+            raise ValueError(
+                f"--metrics {pattern} matches nothing that was logged.{_near(pattern, known)} "
+                "There are: "
+                f"{', '.join(known)}."
+            )
         found += [name for name in match if name not in found]
     return found
 
@@ -991,44 +1623,82 @@ def plot_runs(
     metrics: Sequence[str],
     ncols: int = 4,
 ) -> Figure:
-    "A panel a metric, a line a name: the mean of its runs and the 95 % interval (Student's t) where there are several."
+    """A panel a metric, a line a name: the mean of its runs and the 95 % interval (Student's t)
+    where there are several."""
     import pandas as pd
+
     from rlhf_nb.viz import curves
+
     every = [log for runs in logs.values() for log in runs]
     x = "episode" if all("episode" in log for log in every) else "step"
-    lines, label = {}, lambda name: f"{name} ({len(logs[name])} runs)" if len(logs[name]) > 1 else name
+    lines, label = (
+        {},
+        lambda name: f"{name} ({len(logs[name])} runs)" if len(logs[name]) > 1 else name,
+    )
     for name, runs in logs.items():
         for metric in metrics:
-            there = [log.set_index(x)[metric].rename(i) for i, log in enumerate(runs) if metric in log]
-            if there: lines[name, metric] = mean_and_interval(pd.concat(there, axis=1).sort_index().dropna(how="all"))
-    means = pd.concat([line["mean"].rename(metric).reset_index().assign(run=label(name))
-                       for (name, metric), line in lines.items()], ignore_index=True)
+            there = [
+                log.set_index(x)[metric].rename(i) for i, log in enumerate(runs) if metric in log
+            ]
+            if there:
+                lines[name, metric] = mean_and_interval(
+                    pd.concat(there, axis=1).sort_index().dropna(how="all")
+                )
+    means = pd.concat(
+        [
+            line["mean"].rename(metric).reset_index().assign(run=label(name))
+            for (name, metric), line in lines.items()
+        ],
+        ignore_index=True,
+    )
     several = any(len(runs) > 1 for runs in logs.values())
-    figure = curves(means, list(metrics), x=x, ncols=ncols,
-                    title="mean of the runs, and its 95 % interval (Student's t)" if several else None)
+    figure = curves(
+        means,
+        list(metrics),
+        x=x,
+        ncols=ncols,
+        title="mean of the runs, and its 95 % interval (Student's t)" if several else None,
+    )
     colours = dict(zip(logs, (line.get_color() for line in figure.axes[0].get_lines())))
     for axis, metric in zip(figure.axes, metrics):
         for name in logs:
-            if (line := lines.get((name, metric))) is None: continue
-            axis.fill_between(line.index, line["low"], line["high"], color=colours[name], alpha=.2, linewidth=0)
+            if (line := lines.get((name, metric))) is None:
+                continue
+            axis.fill_between(
+                line.index, line["low"], line["high"], color=colours[name], alpha=0.2, linewidth=0
+            )
     return figure
 
 # %% ../nbs/17_cli.ipynb #1e345a5a
 def plot_command(words: Sequence[str]) -> None:
     "`rlhf-nb plot`."
-    parser = argparse.ArgumentParser(usage="rlhf-nb plot RUN [RUN ...] [--FLAG VALUE ...]", **_told("plot"))
+    parser = argparse.ArgumentParser(
+        usage="rlhf-nb plot RUN [RUN ...] [--FLAG VALUE ...]", **_told("plot")
+    )
     parser.error = partial(_one_line, parser)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, before the flags")
-    parser.add_argument("--metrics", nargs="+", help=f"patterns of metrics; None: {' '.join(METRICS)}, or all of a run "
-                                                     "without these")
-    parser.add_argument("--group", nargs="+", help="a name for each run; runs of the same name are averaged. None: "
-                                                   "their names without the seed")
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        help=f"patterns of metrics; None: {' '.join(METRICS)}, or all of a run without these",
+    )
+    parser.add_argument(
+        "--group",
+        nargs="+",
+        help="a name for each run; runs of the same name are averaged. None: "
+        "their names without the seed",
+    )
     parser.add_argument("--output", default="plot", help="OUTPUT.png and OUTPUT.svg are written")
     parser.add_argument("--ncols", type=int, default=4, help="panels side by side")
     asked = parser.parse_args(words)
-    if asked.ncols < 1: parser.error(f"--ncols is {asked.ncols}: give a positive number")
+    if asked.ncols < 1:
+        parser.error(f"--ncols is {asked.ncols}: give a positive number")
     from matplotlib import rc_context
-    logs = {name: [read_log(run) for run in runs] for name, runs in group_runs(asked.runs, asked.group).items()}
+
+    logs = {
+        name: [read_log(run) for run in runs]
+        for name, runs in group_runs(asked.runs, asked.group).items()
+    }
     metrics = choose_metrics([log for runs in logs.values() for log in runs], asked.metrics)
     figure, output = plot_runs(logs, metrics, asked.ncols), Path(asked.output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -1036,28 +1706,48 @@ def plot_command(words: Sequence[str]) -> None:
         for kind, more in (("png", dict(dpi=130)), ("svg", dict(metadata={"Date": None}))):
             figure.savefig(f"{output}.partial", format=kind, **more)
             os.replace(f"{output}.partial", f"{output}.{kind}")
-    print(f"rlhf-nb plot: {len(metrics)} metrics of {len(asked.runs)} runs in {output}.png and {output}.svg")
+    print(
+        f"rlhf-nb plot: {len(metrics)} metrics of {len(asked.runs)} runs in {output}.png and "
+        f"{output}.svg"
+    )
 
 # %% ../nbs/17_cli.ipynb #d389f830
 def rollout_table(
     rollout: Rollout,
     episodes: int = 8,
 ) -> Table:
-    "Episodes for a terminal: tokens that the policy likes more than the reference did in orange, less in blue."
-    table = Table(title=", ".join(f"{k} {v}" for k, v in rollout.info.items() if k in ("update", "episode")),
-                  box=SIMPLE_HEAD, show_lines=True)
+    """Episodes for a terminal: tokens that the policy likes more than the reference did in orange,
+    less in blue."""
+    table = Table(
+        title=", ".join(f"{k} {v}" for k, v in rollout.info.items() if k in ("update", "episode")),
+        box=SIMPLE_HEAD,
+        show_lines=True,
+    )
     for name in ("prompt", "response", "score", "KL", "tokens", "end"):
-        table.add_column(name, justify="right" if name in ("score", "KL", "tokens") else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if name in ("score", "KL", "tokens") else "left", overflow="fold"
+        )
     for i in range(min(episodes, len(rollout))):
         n, text = int(rollout.mask[i].sum()), Text()
         kl = rollout.kl[i, :n].tolist() if rollout.kl is not None else [0.0] * n
         tokens = rollout.tokens[i] if rollout.tokens else [rollout.responses[i]]
-        gap = "" if rollout.responses[i] in "".join(tokens) else " "  # tokens that are words bring no space along
+        gap = (
+            "" if rollout.responses[i] in "".join(tokens) else " "
+        )  # tokens that are words bring no space along
         for token, nats in zip(tokens, kl):
-            text.append(token + gap, "bold dark_orange" if nats > 0.5 else "bold dodger_blue2" if nats < -0.5 else "")
+            text.append(
+                token + gap,
+                "bold dark_orange" if nats > 0.5 else "bold dodger_blue2" if nats < -0.5 else "",
+            )
         score = "" if rollout.scores is None else f"{float(rollout.scores[i]):+.2f}"
-        table.add_row(Text(rollout.prompts[i][-160:] if rollout.prompts else ""), text, score, f"{sum(kl):+.2f}",
-                      str(n), "stopped" if rollout.stopped[i] else "cut off")
+        table.add_row(
+            Text(rollout.prompts[i][-160:] if rollout.prompts else ""),
+            text,
+            score,
+            f"{sum(kl):+.2f}",
+            str(n),
+            "stopped" if rollout.stopped[i] else "cut off",
+        )
     return table
 
 # %% ../nbs/17_cli.ipynb #c8bcc543
@@ -1066,68 +1756,118 @@ def view_command(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(usage="rlhf-nb view RUN [--FLAG VALUE ...]", **_told("view"))
     parser.error = partial(_one_line, parser)
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument("--update", type=int, nargs="+", help="which updates to show. None: eight, spread over the run")
+    parser.add_argument(
+        "--update",
+        type=int,
+        nargs="+",
+        help="which updates to show. None: eight, spread over the run",
+    )
     parser.add_argument("--episodes", type=int, default=8, help="how many episodes of each")
     parser.add_argument("--terminal", action="store_true", help="print, and write nothing")
-    parser.add_argument("--no-browser", "--no_browser", action="store_true", help="write the page and do not open it")
+    parser.add_argument(
+        "--no-browser",
+        "--no_browser",
+        action="store_true",
+        help="write the page and do not open it",
+    )
     asked = parser.parse_args(words)
-    if asked.episodes < 1: parser.error(f"--episodes is {asked.episodes}: give a positive number")
+    if asked.episodes < 1:
+        parser.error(f"--episodes is {asked.episodes}: give a positive number")
     from rlhf_nb.viewer import browse, report
+
     browser = browse(asked.run)
     if missing := sorted({*(asked.update or [])} - {*browser.run.files}):
-        parser.error(f"--update is {missing[0]} and {asked.run} keeps {min(browser.run.files)} to "
-                     f"{max(browser.run.files)}: give one of them")
+        parser.error(
+            f"--update is {missing[0]} and {asked.run} keeps {min(browser.run.files)} to "
+            f"{max(browser.run.files)}: give one of them"
+        )
     if asked.terminal:
         for update in asked.update or [max(browser.run.files)]:
             Console().print(rollout_table(browser.run.rollout(update), asked.episodes))
         return
     page = browser.save_html(Path(asked.run) / "rollouts.html", asked.update or 8, asked.episodes)
-    if (Path(asked.run) / "settings.json").is_file(): print(f"rlhf-nb view: {report(asked.run)}")
+    if (Path(asked.run) / "settings.json").is_file():
+        print(f"rlhf-nb view: {report(asked.run)}")
     _show(page, asked.no_browser)
+
 
 def _show(page: Path, closed: bool) -> None:
     "Open a page, unless it is not wanted, and say where it lies."
     opened = not closed and webbrowser.open(page.resolve().as_uri())
-    print(f"rlhf-nb view: {page}" + ("" if opened or closed else " (no browser was found: open it yourself)"))
+    print(
+        f"rlhf-nb view: {page}"
+        + ("" if opened or closed else " (no browser was found: open it yourself)")
+    )
 
 # %% ../nbs/17_cli.ipynb #d371e1a7
 @dataclass(frozen=True)
 class DemoSettings:
     "What `rlhf-nb demo` can be told, and the numbers behind it."
-    output_dir: str = _flag("runs/mini_tldr", "Folder of the run. A stage that is finished there is used again.")
+
+    output_dir: str = _flag(
+        "runs/mini_tldr", "Folder of the run. A stage that is finished there is used again."
+    )
     seed: int = _flag(0, "Of the world, the models, the sampling and every shuffle.")
-    kl_coef: float = _flag(0.05, "Weight of the KL penalty. Try 0: nothing but the learned reward is followed, and "
-                                 "gold may fall while it rises.")
+    kl_coef: float = _flag(
+        0.05,
+        "Weight of the KL penalty. Try 0: nothing but the learned reward is followed, and "
+        "gold may fall while it rises.",
+    )
     posts: int = _flag(24_000, "Posts to imitate, and to label.")
     sample_pairs: int = _flag(6_000, "Pairs of two samples of the SFT model.")
-    fact_pairs: int = _flag(16_000, "Pairs of a summary and the same with one fact wrong: hard to learn, so they "
-                                    "come first.")
-    edit_pairs: int = _flag(8_000, "Pairs of a summary and the same with anything changed: a fact dropped, an "
-                                   "opening, a repeat.")
+    fact_pairs: int = _flag(
+        16_000,
+        "Pairs of a summary and the same with one fact wrong: hard to learn, so they come first.",
+    )
+    edit_pairs: int = _flag(
+        8_000,
+        "Pairs of a summary and the same with anything changed: a fact dropped, an "
+        "opening, a repeat.",
+    )
     episodes: int = _flag(6_144, "Summaries that PPO samples.")
     batch: int = _flag(256, "Episodes of one update.")
     eval_posts: int = _flag(2_000, "Test posts that the gold judge reads.")
-    validation_posts: int = _flag(500, "Posts judged now and then while PPO runs; they decide nothing.")
+    validation_posts: int = _flag(
+        500, "Posts judged now and then while PPO runs; they decide nothing."
+    )
     evaluations: int = _flag(8, "How often they are.")
 
-QUICK = dict(posts=6_000, sample_pairs=500, fact_pairs=2_500, edit_pairs=1_000, episodes=1_536, batch=128,
-             eval_posts=400, validation_posts=200, evaluations=3)
+
+QUICK = dict(
+    posts=6_000,
+    sample_pairs=500,
+    fact_pairs=2_500,
+    edit_pairs=1_000,
+    episodes=1_536,
+    batch=128,
+    eval_posts=400,
+    validation_posts=200,
+    evaluations=3,
+)
+
 
 def check_settings(s: DemoSettings) -> None:
     "Raises ValueError, naming the option and the mend."
     if not (math.isfinite(s.kl_coef) and s.kl_coef >= 0):
-        raise ValueError(f"--kl_coef is {s.kl_coef}: give a finite number that is not negative, such as 0.05.")
+        raise ValueError(
+            f"--kl_coef is {s.kl_coef}: give a finite number that is not negative, such as 0.05."
+        )
     for f in fields(s):
         if f.name not in ("output_dir", "seed", "kl_coef") and getattr(s, f.name) < 1:
             raise ValueError(f"--{f.name} is {getattr(s, f.name)}: give a positive number.")
-    if s.seed < 0: raise ValueError(f"--seed is {s.seed}: give a whole number that is not negative.")
+    if s.seed < 0:
+        raise ValueError(f"--seed is {s.seed}: give a whole number that is not negative.")
     if s.batch % 2 or s.episodes < s.batch or s.posts < s.batch:
-        raise ValueError(f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) and "
-                         f"--posts ({s.posts}).")
+        raise ValueError(
+            f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) "
+            "and "
+            f"--posts ({s.posts})."
+        )
 
 # %% ../nbs/17_cli.ipynb #c366e165
 class _Files:
     "What stands in a run folder."
+
     folder: Path
 
     def write(self, name: str, text: str) -> None:
@@ -1151,25 +1891,39 @@ class _Files:
         path = self.folder / "metrics.jsonl"
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         # a last line that was cut off by a kill is left out
-        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 # %% ../nbs/17_cli.ipynb #ce065c93
 class _Folder(_Files):
     "A run folder and the settings that it belongs to."
+
     def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):
-        self.settings, self.folder, self.console = settings, Path(settings.output_dir), console or Console()
+        self.settings, self.folder, self.console = (
+            settings,
+            Path(settings.output_dir),
+            console or Console(),
+        )
         path = self.folder / "settings.json"
-        if fresh: self._clear()
+        if fresh:
+            self._clear()
         self.folder.mkdir(parents=True, exist_ok=True)
         if path.is_file() and (there := json.loads(path.read_text())) != self._told():
-            changed = [f"--{k} {there.get(k)}" for k, v in self._told().items() if there.get(k) != v and k != "quick"]
-            raise ValueError(f"{self.folder} holds a run with {', '.join(changed)}: give the same, another "
-                             "--output_dir, or --fresh to start over.")
+            changed = [
+                f"--{k} {there.get(k)}"
+                for k, v in self._told().items()
+                if there.get(k) != v and k != "quick"
+            ]
+            raise ValueError(
+                f"{self.folder} holds a run with {', '.join(changed)}: give the same, another "
+                "--output_dir, or --fresh to start over."
+            )
         self.write("settings.json", json.dumps(self._told(), indent=1))
 
     def _told(self) -> dict[str, Any]:
         "The settings as the folder keeps them; a quick run says that it was one."
-        told = {name: value for name, value in asdict(self.settings).items() if name != "output_dir"}
+        told = {
+            name: value for name, value in asdict(self.settings).items() if name != "output_dir"
+        }
         return told | dict(quick=all(told[name] <= value for name, value in QUICK.items()))
 
     def _clear(self) -> None:
@@ -1182,6 +1936,7 @@ class _Folder(_Files):
 # %% ../nbs/17_cli.ipynb #c7b0f298
 class Run(_Folder):
     "A run folder whose stages are announced and timed."
+
     @contextmanager
     def stage(self, name: str, title: str) -> Iterator[None]:
         "Announce a stage, time it, and say so when it is done."
@@ -1199,191 +1954,359 @@ def _quiet() -> Iterator[None]:
     "The libraries keep their progress bars and hints to themselves while the stages show theirs."
     from datasets.utils.logging import disable_progress_bar
     from transformers.utils import logging
+
     disable_progress_bar()
     logging.disable_progress_bar()
     level = logging.get_verbosity()
     logging.set_verbosity_error()
-    try: yield
-    finally: logging.set_verbosity(level)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 # %% ../nbs/17_cli.ipynb #9ae170d7
 class StageCallback:
     "Progress bar and metrics file for any of the trainers."
+
     def __init__(self, run: Run, stage: str, metric: str):
         self.run, self.stage, self.metric = run, stage, metric
-        self.bar = Progress(TextColumn("      "), BarColumn(30), MofNCompleteColumn(),
-                            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-                            TextColumn("[bold]{task.fields[metric]}"), console=run.console, disable=run.console.quiet)
+        self.bar = Progress(
+            TextColumn("      "),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("[bold]{task.fields[metric]}"),
+            console=run.console,
+            disable=run.console.quiet,
+        )
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.bar.start()
-        self.task, self.start = self.bar.add_task("", total=state.max_steps, rate="", metric=""), time.perf_counter()
+        self.task, self.start = (
+            self.bar.add_task("", total=state.max_steps, rate="", metric=""),
+            time.perf_counter(),
+        )
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.bar.update(self.task, completed=state.global_step,
-                        rate=f"{state.global_step / (time.perf_counter() - self.start):.1f} steps/s")
+        self.bar.update(
+            self.task,
+            completed=state.global_step,
+            rate=f"{state.global_step / (time.perf_counter() - self.start):.1f} steps/s",
+        )
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        self.run.log(self.stage, step=state.global_step,
-                     **{name: float(value) for name, value in logs.items() if isinstance(value, (int, float))})
-        if self.metric in logs: self.bar.update(self.task, metric=f"{self.metric} {float(logs[self.metric]):.3f}")
+        self.run.log(
+            self.stage,
+            step=state.global_step,
+            **{
+                name: float(value)
+                for name, value in logs.items()
+                if isinstance(value, (int, float))
+            },
+        )
+        if self.metric in logs:
+            self.bar.update(self.task, metric=f"{self.metric} {float(logs[self.metric]):.3f}")
 
-    def on_train_end(self, args, state, control, **kwargs): self.bar.stop()
+    def on_train_end(self, args, state, control, **kwargs):
+        self.bar.stop()
+
 
 def as_callback(watcher: Any) -> TrainerCallback:
     "A callback of Trainer that hands on the events for which `watcher` has a method."
     from transformers import TrainerCallback
+
     callback = TrainerCallback()
     for event in dir(watcher):
-        if event.startswith("on_"): setattr(callback, event, getattr(watcher, event))
+        if event.startswith("on_"):
+            setattr(callback, event, getattr(watcher, event))
     return callback
+
 
 def train(trainer: Trainer, run: Run, stage: str, metric: str) -> None:
     "Train with the stage's bar; an interrupt leaves the terminal as it was."
     from transformers import PrinterCallback, ProgressCallback
-    for callback in (PrinterCallback, ProgressCallback): trainer.remove_callback(callback)
+
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
     shown = StageCallback(run, stage, metric)
     trainer.add_callback(as_callback(shown))
-    try: trainer.train()
-    finally: shown.bar.stop()
+    try:
+        trainer.train()
+    finally:
+        shown.bar.stop()
 
 # %% ../nbs/17_cli.ipynb #10457380
 def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
     "Posts, references and the tokenizer: a function of the seed, so it is made anew each time."
     from rlhf_nb.models import train_tokenizer
     from rlhf_nb.tldr import mini_tldr
+
     world = mini_tldr(s.seed, s.posts, max(s.validation_posts, 500), s.eval_posts)
-    return world, train_tokenizer(p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"]))
+    return world, train_tokenizer(
+        p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"])
+    )
+
 
 def _common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
     "Arguments that all three trainers get."
-    return dict(output_dir=str(folder), seed=s.seed, use_cpu=True, report_to="none", save_strategy="no",
-                disable_tqdm=True, optim="adamw_torch_fused",
-                weight_decay=0.0, max_grad_norm=1.0, lr_scheduler_type="linear", **more)
+    return dict(
+        output_dir=str(folder),
+        seed=s.seed,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        optim="adamw_torch_fused",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        lr_scheduler_type="linear",
+        **more,
+    )
+
 
 def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Imitate the references."
     from rlhf_nb.checkpoint import save_policy, staged
     from rlhf_nb.models import tiny_policy
     from rlhf_nb.sft import SFTConfig, SFTTrainer
+
     s = run.settings
     with staged(run.folder / "sft") as folder:
-        args = SFTConfig(**_common(s, folder, learning_rate=3e-3, warmup_steps=50, per_device_train_batch_size=32,
-                                   num_train_epochs=1.5, logging_steps=20))
-        trainer = SFTTrainer(tiny_policy(tokenizer, s.seed), args,
-                             world["train"].select_columns(["prompt", "completion"]), processing_class=tokenizer)
+        args = SFTConfig(
+            **_common(
+                s,
+                folder,
+                learning_rate=3e-3,
+                warmup_steps=50,
+                per_device_train_batch_size=32,
+                num_train_epochs=1.5,
+                logging_steps=20,
+            )
+        )
+        trainer = SFTTrainer(
+            tiny_policy(tokenizer, s.seed),
+            args,
+            world["train"].select_columns(["prompt", "completion"]),
+            processing_class=tokenizer,
+        )
         train(trainer, run, "sft", "loss")
         save_policy(trainer.model, tokenizer, folder)
 
 # %% ../nbs/17_cli.ipynb #a9f184e7
-def sampled_pairs(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, posts: Dataset, seed: int) -> Dataset:
+def sampled_pairs(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, posts: Dataset, seed: int
+) -> Dataset:
     "Two samples of the policy for every post, labelled; equal ones are left out."
     from rlhf_nb.evaluate import complete
     from rlhf_nb.tldr import preference_pairs
-    found = [complete(policy, tokenizer, posts["prompt"], 32, 1.0, seed=2 * seed + i) for i in range(2)]
+
+    found = [
+        complete(policy, tokenizer, posts["prompt"], 32, 1.0, seed=2 * seed + i) for i in range(2)
+    ]
     differ = [i for i, (a, b) in enumerate(zip(*(c.texts for c in found))) if a != b]
-    answers = [tuple(" " + c.texts[i] for c in found) + ("sample",) for i in differ]
-    return preference_pairs(posts.select(differ), answers, [tuple(c.stopped[i] for c in found) for i in differ], seed)
+    answers = [(*tuple(" " + c.texts[i] for c in found), "sample") for i in differ]
+    return preference_pairs(
+        posts.select(differ), answers, [tuple(c.stopped[i] for c in found) for i in differ], seed
+    )
+
 
 def pairs_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
-    "Labelled sample pairs and edit pairs: wrong facts first, then all mixed. Held-out ones come from the test split."
+    """Labelled sample pairs and edit pairs: wrong facts first, then all mixed. Held-out ones come
+    from the test split."""
     from datasets import DatasetDict, concatenate_datasets
+
     from rlhf_nb.checkpoint import staged
     from rlhf_nb.models import load_policy
     from rlhf_nb.tldr import edit_pairs
+
     s, policy = run.settings, load_policy(str(run.folder / "sft"))
     posts = world["train"].shuffle(seed=s.seed)
-    cycle, half = (lambda start, n: posts.select([i % len(posts)
-                                                  for i in range(start, start + n)])), len(world["test"]) // 2
+    cycle, half = (
+        (lambda start, n: posts.select([i % len(posts) for i in range(start, start + n)])),
+        len(world["test"]) // 2,
+    )
     facts_first = edit_pairs(cycle(0, s.fact_pairs), s.seed, kinds=("swap",))
-    mixed = concatenate_datasets([sampled_pairs(policy, tokenizer, cycle(0, s.sample_pairs), s.seed),
-                                  edit_pairs(cycle(s.sample_pairs, s.edit_pairs), s.seed + 1,
-                                             kinds=("swap", "drop", "drop", "opening", "repeat"))])
-    held_out = concatenate_datasets([sampled_pairs(policy, tokenizer, world["test"].select(range(half)), s.seed + 1),
-                                     edit_pairs(world["test"].select(range(half, 2 * half)), s.seed + 2)])
-    pairs = DatasetDict(train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out)
-    with staged(run.folder / "pairs") as folder: pairs.save_to_disk(str(folder))
+    mixed = concatenate_datasets(
+        [
+            sampled_pairs(policy, tokenizer, cycle(0, s.sample_pairs), s.seed),
+            edit_pairs(
+                cycle(s.sample_pairs, s.edit_pairs),
+                s.seed + 1,
+                kinds=("swap", "drop", "drop", "opening", "repeat"),
+            ),
+        ]
+    )
+    held_out = concatenate_datasets(
+        [
+            sampled_pairs(policy, tokenizer, world["test"].select(range(half)), s.seed + 1),
+            edit_pairs(world["test"].select(range(half, 2 * half)), s.seed + 2),
+        ]
+    )
+    pairs = DatasetDict(
+        train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out
+    )
+    with staged(run.folder / "pairs") as folder:
+        pairs.save_to_disk(str(folder))
     run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
 
 # %% ../nbs/17_cli.ipynb #7e54bc5a
 def reward_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Learn what was preferred; centre; measure on held-out pairs and on the probe."
     from datasets import load_from_disk
+
     from rlhf_nb.checkpoint import staged
     from rlhf_nb.models import load_policy, scorer_from
     from rlhf_nb.reward import RewardConfig, RewardTrainer, center_rewards
+
     s, pairs = run.settings, load_from_disk(str(run.folder / "pairs"))
     with staged(run.folder / "reward") as folder:
-        args = RewardConfig(**_common(s, folder, learning_rate=1e-3, warmup_steps=50, per_device_train_batch_size=8,
-                                      num_train_epochs=1, logging_steps=50, train_sampling_strategy="sequential"))
-        trainer = RewardTrainer(scorer_from(load_policy(str(run.folder / "sft")), s.seed), args,
-                                pairs["train"].select_columns(["prompt", "chosen", "rejected"]),
-                                processing_class=tokenizer)
+        args = RewardConfig(
+            **_common(
+                s,
+                folder,
+                learning_rate=1e-3,
+                warmup_steps=50,
+                per_device_train_batch_size=8,
+                num_train_epochs=1,
+                logging_steps=50,
+                train_sampling_strategy="sequential",
+            )
+        )
+        trainer = RewardTrainer(
+            scorer_from(load_policy(str(run.folder / "sft")), s.seed),
+            args,
+            pairs["train"].select_columns(["prompt", "chosen", "rejected"]),
+            processing_class=tokenizer,
+        )
         train(trainer, run, "reward", "accuracy")
         model = trainer.model
         center_rewards(model, tokenizer, world["validation"])
         found = reward_report(model, tokenizer, pairs["test"], world["test"], s.seed)
-        run.log("reward", **{name: value for name, value in found.items() if isinstance(value, float)})
+        run.log(
+            "reward", **{name: value for name, value in found.items() if isinstance(value, float)}
+        )
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "report.json").write_text(json.dumps(found))
 
-def reward_report(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Dataset, posts: Dataset,
-                  seed: int) -> dict[str, Any]:
+
+def reward_report(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset,
+    posts: Dataset,
+    seed: int,
+) -> dict[str, Any]:
     "Accuracy on held-out pairs by the gold order, and on the probe, each in all and by kind."
     from rlhf_nb.reward import pair_accuracy
     from rlhf_nb.tldr import probe_pairs
+
     def measure(data: Dataset) -> tuple[float, dict[str, float]]:
         share = lambda part: pair_accuracy(model, tokenizer, part).float().mean().item()
-        by_kind = {kind: share(data.select([i for i, k in enumerate(data["kind"]) if k == kind]))
-                   for kind in sorted(set(data["kind"]))}
+        by_kind = {
+            kind: share(data.select([i for i, k in enumerate(data["kind"]) if k == kind]))
+            for kind in sorted(set(data["kind"]))
+        }
         return share(data), by_kind
+
     accuracy, by_kind = measure(pairs)
     probe, by_slot = measure(probe_pairs(posts, seed))
     return dict(accuracy=accuracy, by_kind=by_kind, probe=probe, probe_by_slot=by_slot)
 
 # %% ../nbs/17_cli.ipynb #13ae4396
 class GoldCallback:
-    "Now and then the gold judge reads validation posts. It writes down what it saw; the trainer never hears of it."
+    """Now and then the gold judge reads validation posts. It writes down what it saw; the trainer
+    never hears of it."""
+
     def __init__(self, run: Run, trainer: PPOTrainer, posts: Dataset):
         self.run, self.trainer, self.posts = run, trainer, posts
 
     def on_step_end(self, args, state, control, **kwargs):
         every = max(1, state.max_steps // self.run.settings.evaluations)
-        if state.global_step % every == 0 or state.global_step in (1, state.max_steps): self.look(state.global_step)
+        if state.global_step % every == 0 or state.global_step in (1, state.max_steps):
+            self.look(state.global_step)
 
     def look(self, step: int) -> None:
         "Judge near-greedy summaries of the validation posts."
         from rlhf_nb.evaluate import complete, judge_completions
         from rlhf_nb.reward import score_texts
-        found = complete(self.trainer.model.policy, self.trainer.processing_class, self.posts["prompt"],
-                         self.trainer.args.response_length, seed=0)
+
+        found = complete(
+            self.trainer.model.policy,
+            self.trainer.processing_class,
+            self.posts["prompt"],
+            self.trainer.args.response_length,
+            seed=0,
+        )
         gold, _ = judge_completions(found, self.posts, 0.01)
-        learned = score_texts(self.trainer.reward_model, self.trainer.processing_class, found.prompts,
-                              found.texts, stopped=found.stopped).mean().item()
-        self.run.log("ppo", step=step, episode=step * self.trainer.args.batch_size,
-                     **{"gold/win_rate": gold.win_rate, "gold/points": gold.gold, "gold/covered": gold.covered,
-                        "gold/invented": gold.invented, "gold/reward": learned})
+        learned = (
+            score_texts(
+                self.trainer.reward_model,
+                self.trainer.processing_class,
+                found.prompts,
+                found.texts,
+                stopped=found.stopped,
+            )
+            .mean()
+            .item()
+        )
+        self.run.log(
+            "ppo",
+            step=step,
+            episode=step * self.trainer.args.batch_size,
+            **{
+                "gold/win_rate": gold.win_rate,
+                "gold/points": gold.gold,
+                "gold/covered": gold.covered,
+                "gold/invented": gold.invented,
+                "gold/reward": learned,
+            },
+        )
 
 # %% ../nbs/17_cli.ipynb #b3920272
 def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
-    "Policy, reference, reward and value model together. The trainer is given prompts, and nothing else of the world."
+    """Policy, reference, reward and value model together. The trainer is given prompts, and nothing
+    else of the world."""
     from rlhf_nb.checkpoint import staged
     from rlhf_nb.models import load_policy, load_scorer, zero_head
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
     s = run.settings
     with staged(run.folder / "ppo") as folder:
-        args = PPOConfig(**_common(s, folder, learning_rate=6e-4, value_learning_rate=1e-3, total_episodes=s.episodes,
-                                   num_ppo_epochs=4, num_mini_batches=2,
-                                   per_device_train_batch_size=s.batch // 2, gradient_accumulation_steps=2,
-                                   response_length=32, temperature=0.7, kl_coef=s.kl_coef,
-                                   missing_eos_penalty=1.0, normalize_scores=True,
-                                   value_warmup_updates=min(2, s.episodes // s.batch // 4),
-                                   local_rollout_forward_batch_size=256, save_rollouts=True, num_sample_generations=0,
-                                   logging_steps=1))
+        args = PPOConfig(
+            **_common(
+                s,
+                folder,
+                learning_rate=6e-4,
+                value_learning_rate=1e-3,
+                total_episodes=s.episodes,
+                num_ppo_epochs=4,
+                num_mini_batches=2,
+                per_device_train_batch_size=s.batch // 2,
+                gradient_accumulation_steps=2,
+                response_length=32,
+                temperature=0.7,
+                kl_coef=s.kl_coef,
+                missing_eos_penalty=1.0,
+                normalize_scores=True,
+                value_warmup_updates=min(2, s.episodes // s.batch // 4),
+                local_rollout_forward_batch_size=256,
+                save_rollouts=True,
+                num_sample_generations=0,
+                logging_steps=1,
+            )
+        )
         value = zero_head(load_scorer(str(run.folder / "reward")))
-        trainer = PPOTrainer(args, tokenizer, load_policy(str(run.folder / "sft")), None,
-                             load_scorer(str(run.folder / "reward")), world["train"].select_columns(["prompt"]), value)
+        trainer = PPOTrainer(
+            args,
+            tokenizer,
+            load_policy(str(run.folder / "sft")),
+            None,
+            load_scorer(str(run.folder / "reward")),
+            world["train"].select_columns(["prompt"]),
+            value,
+        )
         gold = GoldCallback(run, trainer, world["validation"].select(range(s.validation_posts)))
         gold.look(0)
         trainer.add_callback(as_callback(gold))
@@ -1391,11 +2314,14 @@ def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) 
         trainer.save_model(str(folder))
 
 # %% ../nbs/17_cli.ipynb #fe2deb9a
-def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def judge_stage(
+    run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
     "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
     from rlhf_nb.evaluate import complete, completions_table, judge_completions, print_table
     from rlhf_nb.models import load_policy, load_scorer
     from rlhf_nb.reward import score_texts
+
     s, posts, rows = run.settings, world["test"], []
     reward_model = load_scorer(str(run.folder / "reward"))
     (run.folder / "completions").mkdir(exist_ok=True)
@@ -1405,42 +2331,82 @@ def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
             found = complete(policy, tokenizer, posts["prompt"], 32, temperature, seed=s.seed)
             verdict, golds = judge_completions(found, posts, temperature)
             rows.append(dict(model=name, **asdict(verdict)))
-            if temperature != 0.01: continue
-            scores = score_texts(reward_model, tokenizer, found.prompts, found.texts, stopped=found.stopped)
+            if temperature != 0.01:
+                continue
+            scores = score_texts(
+                reward_model, tokenizer, found.prompts, found.texts, stopped=found.stopped
+            )
             frame = completions_table(found, scores.tolist())
-            frame.assign(gold=[v.gold for v in golds],
-                         reference=posts["completion"]).to_csv(run.folder / "completions" / f"{name}.csv", index=False)
-            print_table(frame, f"{name}: near-greedy completions of test posts", console=run.console)
-    results = dict(reward=json.loads((run.folder / "reward" / "report.json").read_text()), verdict=rows)
+            frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(
+                run.folder / "completions" / f"{name}.csv", index=False
+            )
+            print_table(
+                frame, f"{name}: near-greedy completions of test posts", console=run.console
+            )
+    results = dict(
+        reward=json.loads((run.folder / "reward" / "report.json").read_text()), verdict=rows
+    )
     run.write("results.json", json.dumps(results, indent=1))
     return rows
+
 
 def verdict_table(rows: list[dict[str, Any]], reward: dict[str, Any] | None = None) -> Table:
     "Gold win rate against the references, side by side, with its 95 % interval."
     from rlhf_nb.tldr import FACTS
-    title = f"gold win rate against the references, {rows[0]['posts']:,} test posts (covered: facts of {len(FACTS)})"
-    caption = reward and (f"reward model: {reward['accuracy']:.1%} of held-out pairs in gold order, "
-                          f"{reward['probe']:.1%} of the probe")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption)
-    for name in ("model", "T", "win rate", "95 % interval", "covered", "invented", "bad form", "tokens"):
+
+    title = (
+        f"gold win rate against the references, {rows[0]['posts']:,} test posts (covered: "
+        f"facts of {len(FACTS)})"
+    )
+    caption = reward and (
+        f"reward model: {reward['accuracy']:.1%} of held-out pairs in gold order, "
+        f"{reward['probe']:.1%} of the probe"
+    )
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption
+    )
+    for name in (
+        "model",
+        "T",
+        "win rate",
+        "95 % interval",
+        "covered",
+        "invented",
+        "bad form",
+        "tokens",
+    ):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
     for row in rows:
-        table.add_row(row["model"], f"{row['temperature']:g}", f"{row['win_rate']:.1%}",
-                      f"{row['low']:.1%}–{row['high']:.1%}", f"{row['covered']:.2f}",
-                      f"{row['invented']:.3f}", f"{row['malformed']:.1%}", f"{row['length']:.1f}")
+        table.add_row(
+            row["model"],
+            f"{row['temperature']:g}",
+            f"{row['win_rate']:.1%}",
+            f"{row['low']:.1%}–{row['high']:.1%}",
+            f"{row['covered']:.2f}",
+            f"{row['invented']:.3f}",
+            f"{row['malformed']:.1%}",
+            f"{row['length']:.1f}",
+        )
     return table
 
 # %% ../nbs/17_cli.ipynb #d236379f
-def demo(settings: DemoSettings, fresh: bool = False, console: Console | None = None) -> dict[str, Any]:
-    "The whole pipeline; stages that are finished in the folder are used again. Returns what results.json holds."
+def demo(
+    settings: DemoSettings, fresh: bool = False, console: Console | None = None
+) -> dict[str, Any]:
+    """The whole pipeline; stages that are finished in the folder are used again. Returns what
+    results.json holds."""
     from transformers import set_seed
+
     from rlhf_nb.viewer import report, run_curves
+
     check_settings(settings)
     run = Run(settings, console, fresh)
-    stages = dict(sft=(sft_stage, "learn to write as the references do"),
-                  pairs=(pairs_stage, "show two summaries, ask which is better"),
-                  reward=(reward_stage, "learn what was preferred"),
-                  ppo=(ppo_stage, "write what is preferred, not far from where it started"))
+    stages = dict(
+        sft=(sft_stage, "learn to write as the references do"),
+        pairs=(pairs_stage, "show two summaries, ask which is better"),
+        reward=(reward_stage, "learn what was preferred"),
+        ppo=(ppo_stage, "write what is preferred, not far from where it started"),
+    )
     with _quiet():
         with run.stage("world", f"{settings.posts:,} posts with references, seed {settings.seed}"):
             world, tokenizer = world_of(settings)
@@ -1449,7 +2415,8 @@ def demo(settings: DemoSettings, fresh: bool = False, console: Console | None = 
                 run.console.print(f"[bold]{name}[/bold]  finished before, used again")
                 continue
             set_seed(settings.seed)
-            with run.stage(name, title): function(run, world, tokenizer)
+            with run.stage(name, title):
+                function(run, world, tokenizer)
         with run.stage("judge", f"the gold judge reads {settings.eval_posts:,} test posts"):
             rows = judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text())
@@ -1464,39 +2431,74 @@ def demo_command(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(usage="rlhf-nb demo [--FLAG VALUE ...]", **_told("demo"))
     parser.error = partial(_one_line, parser)
     for f in fields(DemoSettings):
-        parser.add_argument(f"--{f.name}", type={"str": str, "int": int, "float": float}[f.type], default=f.default,
-                            help=f.metadata["help"])
-    parser.add_argument("--quick", action="store_true",
-                        help="The same path with smaller numbers, in about a minute; the verdict is no measure then.")
-    parser.add_argument("--fresh", action="store_true", help="Start over, whatever is finished in the folder.")
-    parser.add_argument("--threads", type=int, default=None,
-                        help="CPU threads of torch. Default: two, where torch would take as many; models this small "
-                             "gain nothing from a third. On a busy machine take 1. 0: as torch chooses.")
+        parser.add_argument(
+            f"--{f.name}",
+            type={"str": str, "int": int, "float": float}[f.type],
+            default=f.default,
+            help=f.metadata["help"],
+        )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="The same path with smaller numbers, in about a minute; the verdict is no measure "
+        "then.",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="Start over, whatever is finished in the folder."
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=None,
+        help="CPU threads of torch. Default: two, where torch would take as many; models this "
+        "small "
+        "gain nothing from a third. On a busy machine take 1. 0: as torch chooses.",
+    )
     asked = vars(parser.parse_args(words))
     named = {f.name: asked[f.name] for f in fields(DemoSettings)}
     if asked["quick"]:
-        named |= {name: value for name, value in QUICK.items() if named[name] == getattr(DemoSettings, name)}
+        named |= {
+            name: value
+            for name, value in QUICK.items()
+            if named[name] == getattr(DemoSettings, name)
+        }
     if (asked["threads"] or 0) < 0:
         raise ValueError(f"--threads is {asked['threads']}: give a number of threads, or 0.")
     if asked["threads"] != 0:
         import torch
+
         torch.set_num_threads(asked["threads"] or min(2, torch.get_num_threads()))
     demo(DemoSettings(**named), asked["fresh"])
 
 # %% ../nbs/17_cli.ipynb #f3730f0a
-_STOPPED = dict(demo="What was finished is kept; the same command goes on from there.",
-                judge="Verdicts that were paid for are in --cache.",
-                **dict.fromkeys(("sft", "reward", "ppo"), "Checkpoints are in the output folder; --resume goes on "
-                                                          "from the last."))
+_STOPPED = dict(
+    demo="What was finished is kept; the same command goes on from there.",
+    judge="Verdicts that were paid for are in --cache.",
+    **dict.fromkeys(
+        ("sft", "reward", "ppo"),
+        "Checkpoints are in the output folder; --resume goes on from the last.",
+    ),
+)
+
 
 def main(words: list[str] | None = None) -> int:
-    "The program `rlhf-nb`. Exit code: 0 done, 1 diverged or will not fit, 2 asked for what cannot be, 130 interrupted."
+    """The program `rlhf-nb`. Exit code: 0 done, 1 diverged or will not fit, 2 asked for what cannot
+    be, 130 interrupted."""
     words = sys.argv[1:] if words is None else list(words)
-    if not words or words[0] not in COMMANDS: build_parser().parse_args(words[:1])
+    if not words or words[0] not in COMMANDS:
+        build_parser().parse_args(words[:1])
     name = words[0]
-    run = dict(sft=sft_command, reward=reward_command, ppo=ppo_command, judge=judge_command, plot=plot_command,
-               view=view_command, demo=demo_command)[name]
-    try: code = run(words[1:])
+    run = dict(
+        sft=sft_command,
+        reward=reward_command,
+        ppo=ppo_command,
+        judge=judge_command,
+        plot=plot_command,
+        view=view_command,
+        demo=demo_command,
+    )[name]
+    try:
+        code = run(words[1:])
     except KeyboardInterrupt:
         print(f"\nrlhf-nb {name}: stopped. {_STOPPED.get(name, '')}".rstrip(), file=sys.stderr)
         return 130
@@ -1508,12 +2510,16 @@ def main(words: list[str] | None = None) -> int:
 # %% ../nbs/17_cli.ipynb #285ac6bc
 _ELSEWHERE = dict(SFTTrainer="sft", RewardTrainer="reward", PPOTrainer="trainer", mini_tldr="tldr")
 
+
 def __getattr__(name: str) -> Any:
     "What the commands use, imported when somebody asks for it here. Raises AttributeError."
-    if name == "load_from_disk": return importlib.import_module("datasets").load_from_disk
-    if name not in _ELSEWHERE: raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "load_from_disk":
+        return importlib.import_module("datasets").load_from_disk
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__package__ or 'rlhf_nb'}.{_ELSEWHERE[name]}"), name)
 
 # %% ../nbs/17_cli.ipynb #e00b029d
 #| eval: false
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

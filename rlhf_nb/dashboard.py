@@ -4,7 +4,13 @@
 
 # %% ../nbs/18_dashboard.ipynb #857d062c
 from __future__ import annotations
-import base64, contextvars, copy, math, threading, time
+
+import base64
+import contextvars
+import copy
+import math
+import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +19,7 @@ from html import escape
 from numbers import Real
 from pathlib import Path
 from typing import Any
+
 import ipywidgets as widgets
 from IPython import get_ipython
 from IPython.display import display
@@ -20,11 +27,23 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 from transformers.utils.notebook import NotebookProgressCallback
+
 from .explore import control
 from .kl import AdaptiveKLController
 from .rollout import SIGNALS, Rollout
 from .trainer import PPOTrainer
-from .viewer import _METRICS, _button, _clock, _facts, _line_of, _page, _signals, _text, _tokens, _white
+from rlhf_nb.viewer import (
+    _METRICS,
+    _button,
+    _clock,
+    _facts,
+    _line_of,
+    _page,
+    _signals,
+    _text,
+    _tokens,
+    _white,
+)
 from .viz import Html, _cell, _table, token_strip, visible
 
 # %% auto #0
@@ -34,93 +53,124 @@ __all__ = ['logger', 'Change', 'Run', 'thin', 'render_run', 'LiveDashboard']
 @dataclass(frozen=True)
 class Change:
     "What a hand did to a run."
-    update: int                   # the last one that was not touched by it
-    what: str                     # kl_coef, pause or stop
+
+    update: int  # the last one that was not touched by it
+    what: str  # kl_coef, pause or stop
     before: float | None = None
-    after: float | None = None    # of a pause: how many seconds
+    after: float | None = None  # of a pause: how many seconds
 
     def __str__(self) -> str:
-        if self.what == "kl_coef": return f"kl_coef {self.before:.4g} → {self.after:.4g}"
+        if self.what == "kl_coef":
+            return f"kl_coef {self.before:.4g} → {self.after:.4g}"
         return f"paused for {_clock(self.after)}" if self.what == "pause" else "stopped"
 
 # %% ../nbs/18_dashboard.ipynb #6e656a8b
 @dataclass
 class Run:
     "What is known of a run at this moment."
-    name: str = "update"            # what a step of this trainer is called
-    state: str = "waiting"          # then running, paused; at last done, ended, stopped, interrupted, left or failed
-    update: int = 0                 # how many are done
+
+    name: str = "update"  # what a step of this trainer is called
+    state: str = (
+        "waiting"  # then running, paused; at last done, ended, stopped, interrupted, left or failed
+    )
+    update: int = 0  # how many are done
     total: int = 0
-    batch: int = 0                  # episodes in an update; 0 where there are none
-    rate: float | None = None       # updates in a second, over the last thirty
-    kl_coef: float | None = None    # that of the next update, unless another is asked for
-    asked: tuple[str, ...] = ()     # what a hand wants and has not got yet
-    note: str = ""                  # about the controls
+    batch: int = 0  # episodes in an update; 0 where there are none
+    rate: float | None = None  # updates in a second, over the last thirty
+    kl_coef: float | None = None  # that of the next update, unless another is asked for
+    asked: tuple[str, ...] = ()  # what a hand wants and has not got yet
+    note: str = ""  # about the controls
     error: str = ""
-    last: Rollout | None = None     # of the last update
-    lines: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # metric: its value after each update
+    last: Rollout | None = None  # of the last update
+    lines: dict[str, list[tuple[int, float]]] = field(
+        default_factory=dict
+    )  # metric: its value after each update
     changes: list[Change] = field(default_factory=list)
 
     def add(self, update: int, numbers: dict[str, Any]) -> None:
         "Take what was told of an update; what is no number is left out."
         for name, value in numbers.items():
-            if isinstance(value, Real): self.lines.setdefault(name, []).append((update, float(value)))
+            if isinstance(value, Real):
+                self.lines.setdefault(name, []).append((update, float(value)))
 
 # %% ../nbs/18_dashboard.ipynb #d78cdc9e
 _P = '<p style="margin:4px 0">'
 
+
 def _sentence(run: Run) -> str:
     "The state of a run in words."
     of, whole = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
-    return {"waiting": "No run yet: give this to a trainer as a callback, and call train().",
-            "running": f"Running: {of} is done.",
-            "paused": f"Paused after {of}. Go on, stop, or move kl_coef first.",
-            "done": f"Done: all {run.total:,} {run.name}s.", "ended": f"Ended by another callback after {of}.",
-            "stopped": f"Stopped by hand after {of}; what was trained is kept.",
-            "interrupted": f"Interrupted after {whole}; the next one may be half made.",
-            "left": f"Interrupted in the pause after {of}; nothing is half made.",
-            "failed": f"Failed after {whole}: {run.error}"}[run.state]
+    return {
+        "waiting": "No run yet: give this to a trainer as a callback, and call train().",
+        "running": f"Running: {of} is done.",
+        "paused": f"Paused after {of}. Go on, stop, or move kl_coef first.",
+        "done": f"Done: all {run.total:,} {run.name}s.",
+        "ended": f"Ended by another callback after {of}.",
+        "stopped": f"Stopped by hand after {of}; what was trained is kept.",
+        "interrupted": f"Interrupted after {whole}; the next one may be half made.",
+        "left": f"Interrupted in the pause after {of}; nothing is half made.",
+        "failed": f"Failed after {whole}: {run.error}",
+    }[run.state]
+
 
 def _progress(run: Run) -> str:
     "How far, how fast, how long still."
-    if not run.total: return ""
+    if not run.total:
+        return ""
     rows = run.batch or 1
-    facts = [f"{run.update * rows:,} of {run.total * rows:,} {'episodes' if run.batch else run.name + 's'}"]
+    facts = [
+        f"{run.update * rows:,} of {run.total * rows:,} "
+        f"{'episodes' if run.batch else run.name + 's'}"
+    ]
     if run.rate and run.state in ("running", "paused"):
-        facts.append(f"{run.rate * rows:.3g} {'episodes' if run.batch else run.name + 's'} per second")
+        facts.append(
+            f"{run.rate * rows:.3g} {'episodes' if run.batch else run.name + 's'} per second"
+        )
         facts.append(f"{_clock((run.total - run.update) / run.rate)} left")
-    bar = (f'<progress max="{run.total}" value="{run.update}" aria-label="{run.name}s done" '
-           'style="width:20em;max-width:100%;vertical-align:middle;color-scheme:light;accent-color:#1f5fa8"></progress>')
+    bar = (
+        f'<progress max="{run.total}" value="{run.update}" aria-label="{run.name}s done" '
+        'style="width:20em;max-width:100%;vertical-align:middle;color-scheme:light;accent-color:#1f5fa8"></progress>'
+    )
     return f"{_P}{bar} {escape(' · '.join(facts))}</p>"
 
 # %% ../nbs/18_dashboard.ipynb #9b1cf262
 def _head(run: Run) -> str:
     "State, progress, and what a hand has asked for."
     parts = [f"{_P}<strong>{_text(_sentence(run))}</strong></p>", _progress(run)]
-    when = f" It happens when {run.name} {run.update + 1:,} is done." if run.state == "running" else ""
-    if run.asked: parts.append(f"{_P}Asked for: {_text(', '.join(run.asked))}.{when}</p>")
-    if run.note: parts.append(f'<p role="note" style="margin:4px 0">{_text(run.note)}</p>')
+    when = (
+        f" It happens when {run.name} {run.update + 1:,} is done." if run.state == "running" else ""
+    )
+    if run.asked:
+        parts.append(f"{_P}Asked for: {_text(', '.join(run.asked))}.{when}</p>")
+    if run.note:
+        parts.append(f'<p role="note" style="margin:4px 0">{_text(run.note)}</p>')
     return "".join(parts)
+
 
 def _changed(run: Run) -> str:
     "Every change, and when; nothing where nobody touched the run."
-    if not run.changes: return ""
+    if not run.changes:
+        return ""
     heads = [_cell(head, "#eeeeee", "left", "col") for head in (f"After {run.name}", "What")]
-    rows = [_cell(f"{one.update:,}", scope="row") + _cell(str(one), align="left") for one in run.changes]
+    rows = [
+        _cell(f"{one.update:,}", scope="row") + _cell(str(one), align="left") for one in run.changes
+    ]
     table = _table([f"<tr>{row}</tr>" for row in ("".join(heads), *rows)])
     return f"{_P}<strong>Changed by hand</strong></p>{table}"
 
 # %% ../nbs/18_dashboard.ipynb #048bd212
 def thin(
     points: Sequence[tuple[int, float]],  # update and value, in order
-    most: int = 240,                      # about so many are left
+    most: int = 240,  # about so many are left
 ) -> list[tuple[int, float]]:
-    "Fewer points with the same outline: first, last, and the smallest and largest of each stretch. nan and inf go."
+    """Fewer points with the same outline: first, last, and the smallest and largest of each
+    stretch. nan and inf go."""
     points = [point for point in points if math.isfinite(point[1])]
-    if len(points) <= most: return points
+    if len(points) <= most:
+        return points
     size, kept = math.ceil(len(points) / (most // 2)), {points[0], points[-1]}
     for at in range(0, len(points), size):
-        stretch = points[at:at + size]
+        stretch = points[at : at + size]
         kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
     return sorted(kept)
 
@@ -132,91 +182,548 @@ def _svg(line: Sequence[tuple[int, float]], marks: Sequence[int]) -> str:
     x = lambda u: 62 + 246 * (u - left) / ((right - left) or 1)
     y = lambda value: 96 - 84 * ((value - low) / (high - low) if high > low else 0.5)
     path = " ".join(f"{x(u):.1f},{y(value):.1f}" for u, value in line)
-    words = ((58, 16, "end", f"{high:.3g}"), (58, 100, "end", f"{low:.3g}"), (62, 114, "start", f"{left:,}"),
-             (308, 114, "end", f"{right:,}"))
-    text = "".join(f'<text x="{at}" y="{down}" text-anchor="{side}">{told}</text>' for at, down, side, told in words)
-    dashes = "".join(f'<path d="M{x(u + .5):.1f} 8V100" stroke="#b35000" stroke-dasharray="4 3"/>' for u in marks
-                     if left <= u < right)
+    words = (
+        (58, 16, "end", f"{high:.3g}"),
+        (58, 100, "end", f"{low:.3g}"),
+        (62, 114, "start", f"{left:,}"),
+        (308, 114, "end", f"{right:,}"),
+    )
+    text = "".join(
+        f'<text x="{at}" y="{down}" text-anchor="{side}">{told}</text>'
+        for at, down, side, told in words
+    )
+    dashes = "".join(
+        f'<path d="M{x(u + 0.5):.1f} 8V100" stroke="#b35000" stroke-dasharray="4 3"/>'
+        for u in marks
+        if left <= u < right
+    )
     end = f'<circle cx="{x(right):.1f}" cy="{y(values[-1]):.1f}" r="3" fill="#1f5fa8"/>'
-    return ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="120" viewBox="0 0 320 120">'
-            f'<path d="M62 8V100H308" fill="none" stroke="#767676"/>{dashes}<g font-size="11" fill="#111111" '
-            f'font-family="sans-serif">{text}</g><polyline fill="none" stroke="#1f5fa8" stroke-width="2" '
-            f'points="{path}"/>{end}</svg>')
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="320" height="120" viewBox="0 0 320 120">'
+        f'<path d="M62 8V100H308" fill="none" stroke="#767676"/>{dashes}<g font-size="11" '
+        'fill="#111111" '
+        f'font-family="sans-serif">{text}</g><polyline fill="none" stroke="#1f5fa8" '
+        'stroke-width="2" '
+        f'points="{path}"/>{end}</svg>'
+    )
+
 
 def _panel(title: str, points: Sequence[tuple[int, float]], run: Run) -> str:
     "One metric: a picture, and the same in a sentence."
     line = thin(points)
-    if not line: return f"<p>{_text(title)}: no finite number yet.</p>"
+    if not line:
+        return f"<p>{_text(title)}: no finite number yet.</p>"
     values, (last, now) = [y for _, y in line], line[-1]
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
-    told = f"{title}: {now:.4g} after {run.name} {last:,}; lowest {min(values):.4g}, highest {max(values):.4g}"
-    if any(line[0][0] <= u < last for u in marks): told += "; dashed: kl_coef was moved"
+    told = (
+        f"{title}: {now:.4g} after {run.name} {last:,}; lowest {min(values):.4g}, highest "
+        f"{max(values):.4g}"
+    )
+    if any(line[0][0] <= u < last for u in marks):
+        told += "; dashed: kl_coef was moved"
     data = base64.b64encode(_svg(line, marks).encode()).decode()
-    return (f'<figure style="margin:0"><img alt="{escape(visible(told))}" width="320" height="120" '
-            f'style="max-width:100%" src="data:image/svg+xml;base64,{data}"><figcaption>{_text(told)}</figcaption></figure>')
+    return (
+        f'<figure style="margin:0"><img alt="{escape(visible(told))}" width="320" height="120" '
+        'style="max-width:100%" '
+        f'src="data:image/svg+xml;base64,{data}"><figcaption>{_text(told)}</figcaption></figure>'
+    )
 
 # %% ../nbs/18_dashboard.ipynb #b15e4b59
 _SHORT = {"kl_coef": "objective/kl_coef", **_METRICS}
 
+
 def _chosen(run: Run, names: Sequence[str] | None) -> dict[str, str]:
     "Title and metric of each panel; None: all that there are."
-    if names is None: return {name: name for name in list(run.lines)}  # a thread may be adding to it
+    if names is None:
+        return {name: name for name in list(run.lines)}  # a thread may be adding to it
     asked = {name: _SHORT.get(name, name) for name in names}
     if run.lines and not any(metric in run.lines for metric in asked.values()):
         return {name: name for name in list(run.lines)[:4]}
     return asked
 
+
 def _panels(run: Run, names: Sequence[str] | None) -> str:
     "A panel for each metric; a sentence for one that was never logged."
-    if not run.lines: return f"<p>No curves yet: they begin with the first {run.name}.</p>"
+    if not run.lines:
+        return f"<p>No curves yet: they begin with the first {run.name}.</p>"
     chosen = _chosen(run, names)
-    there = [_panel(title, run.lines[metric], run) for title, metric in chosen.items() if metric in run.lines]
+    there = [
+        _panel(title, run.lines[metric], run)
+        for title, metric in chosen.items()
+        if metric in run.lines
+    ]
     absent = [title for title, metric in chosen.items() if metric not in run.lines]
-    told = f"<p>Never logged: {_text(', '.join(absent))}. There are {_text(', '.join(run.lines))}.</p>" if absent else ""
-    grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:8px 16px"
+    told = (
+        f"<p>Never logged: {_text(', '.join(absent))}. There are {_text(', '.join(run.lines))}.</p>"
+        if absent
+        else ""
+    )
+    grid = (
+        "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:8px "
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        "16px"
+    )
     return f'<div style="{grid}">{"".join(there)}</div>{told}'
 
 # %% ../nbs/18_dashboard.ipynb #50d0b8e6
 def _episodes(run: Run, signal: str, count: int) -> str:
     "The first episodes of the last update, one signal under each."
     r = run.last
-    if r is None: return f"<p>No episodes yet: they come with the first {run.name}.</p>" if run.batch else ""
+    if r is None:
+        return f"<p>No episodes yet: they come with the first {run.name}.</p>" if run.batch else ""
     rows = range(min(count, len(r)))
     found = [_signals(r, i).get(signal) for i in rows]
-    most = max((abs(x) for row in found if row is not None for x in row.tolist() if math.isfinite(x)), default=0.0)
+    most = max(
+        (abs(x) for row in found if row is not None for x in row.tolist() if math.isfinite(x)),
+        default=0.0,
+    )
     parts = []
     for i, row in zip(rows, found):
         asked = r.prompts[i] if r.prompts else ""
         prompt = f"<p>… {_text(asked[-160:])}</p>" if len(asked) > 160 else f"<p>{_text(asked)}</p>"
-        strip = token_strip(_tokens(r, i), row, name=signal if row is not None else "value", vmax=most or None)
-        strip = strip.replace('<caption style="', '<caption style="color:#111111;')  # a dark theme would make it white
+        strip = token_strip(
+            _tokens(r, i), row, name=signal if row is not None else "value", vmax=most or None
+        )
+        strip = strip.replace(
+            '<caption style="', '<caption style="color:#111111;'
+        )  # a dark theme would make it white
         parts.append(f"{_P}<strong>{_text(_facts(r, i))}</strong></p>{prompt}{strip}")
     return "".join(parts)
+
 
 def render_run(
     run: Run,
     names: Sequence[str] | None = ("KL", "entropy", "length", "score"),  # metrics; None: all
     signal: str = "advantages",  # under the tokens
-    episodes: int = 2,           # of the last update
+    episodes: int = 2,  # of the last update
 ) -> Html:
     "A run as it stands, readable without a kernel."
-    return Html(_white(_head(run) + _panels(run, names) + _changed(run) + _episodes(run, signal, episodes)))
+    return Html(
+        _white(_head(run) + _panels(run, names) + _changed(run) + _episodes(run, signal, episodes))
+    )
 
 # %% ../nbs/18_dashboard.ipynb #39d4977a
 class _Wishes(TrainerCallback):
     "What is asked for. Any thread may ask, and nothing happens here."
+
     run: Run
     trainer: PPOTrainer | None
 
     def _may(self, what: str) -> None:
         "Raises RuntimeError where nobody would fulfil it."
-        starting = self._thread is not None and self._thread.is_alive() and self.run.state == "waiting"
+        starting = (
+            self._thread is not None and self._thread.is_alive() and self.run.state == "waiting"
+        )
         if self.run.state not in ("running", "paused") and not starting:
-            raise RuntimeError(f"{what} was asked for, and no run is going on. {_sentence(self.run)} Ask while train() "
-                               "runs; before it, set PPOConfig.")
+            raise RuntimeError(
+                f"{what} was asked for, and no run is going on. {_sentence(self.run)} Ask while "
+                "train() "
+                "runs; before it, set PPOConfig."
+            )
         if self._ranks > 1:
-            raise RuntimeError(f"{what} was asked for, and this run has {self._ranks} processes: this one alone would "
-                               "obey. Stop it, and start again from its checkpoint with another PPOConfig.")
+            raise RuntimeError(
+                f"{what} was asked for, and this run has {self._ranks} processes: this one alone "
+                "would "
+                "obey. Stop it, and start again from its checkpoint with another PPOConfig."
+            )
 
     def pause(self) -> None:
         "Wait when this update is done, until `go_on` or `stop`."
@@ -231,7 +738,8 @@ class _Wishes(TrainerCallback):
         self._told()
 
     def stop(self) -> None:
-        "End the run when this update is done; train() returns as ever, and a checkpoint is written unless save_strategy is no."
+        """End the run when this update is done; train() returns as ever, and a checkpoint is
+        written unless save_strategy is no."""
         self._may("stop")
         self._stopping = True
         self._gate.set()
@@ -240,51 +748,64 @@ class _Wishes(TrainerCallback):
 # %% ../nbs/18_dashboard.ipynb #082c8c90
 class _WishesForKL(_Wishes):
     "The price of KL among them."
+
     @property
     def kl_coef(self) -> float | None:
-        "The coefficient as it is now; None where the trainer has none. Set it, and the next update has it."
+        """The coefficient as it is now; None where the trainer has none. Set it, and the next
+        update has it."""
         return None if self.trainer is None else self.trainer.controller.value
 
     @kl_coef.setter
     def kl_coef(self, wanted: float) -> None:
         self._may("kl_coef")
-        if self.trainer is None: raise RuntimeError("kl_coef was asked for, and this trainer has none: PPOTrainer has.")
+        if self.trainer is None:
+            raise RuntimeError("kl_coef was asked for, and this trainer has none: PPOTrainer has.")
         trial = copy.copy(self.trainer.controller)
         trial.set(wanted)  # it refuses what the real one would refuse
-        with self._lock: self._wanted = None if trial.value == self.trainer.controller.value else trial.value
+        with self._lock:
+            self._wanted = None if trial.value == self.trainer.controller.value else trial.value
         self._told()
 
 # %% ../nbs/18_dashboard.ipynb #a7813b57
 class _Fulfils(_WishesForKL):
     "What the training thread does about it, between two updates."
+
     def _fulfil(self, args: Any, control: Any) -> None:
         "Set what was wanted; stop where that was wanted and something is left to stop."
-        with self._lock: wanted, self._wanted = self._wanted, None
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
         if wanted is not None and self.trainer is not None:
             before = self.trainer.controller.value
             self.trainer.controller.set(wanted)
-            self._note(control, Change(self.run.update, "kl_coef", before, wanted),
-                       {"steering/kl_coef": wanted, "steering/kl_coef_before": before})
+            self._note(
+                control,
+                Change(self.run.update, "kl_coef", before, wanted),
+                {"steering/kl_coef": wanted, "steering/kl_coef_before": before},
+            )
         if self._stopping and not self._stopped and self.run.update < self.run.total:
             self._stopped = True
             self._note(control, Change(self.run.update, "stop"), {"steering/stopped": 1.0})
             control.should_training_stop = control.should_log = True
-            if args.save_strategy != "no": control.should_save = True
+            if args.save_strategy != "no":
+                control.should_save = True
 
     def _note(self, control: Any, change: Change, line: dict[str, float]) -> None:
         "A change, in the record and in the log."
         self.run.changes.append(change)
-        if self.trainer is None: return
+        if self.trainer is None:
+            return
         due = control.should_log
         self.trainer.log(line)
         control.should_log = due
 
     def _hold(self) -> None:
         "Wait while the gate is closed; in short waits, so that an interrupt comes through."
-        if self._gate.is_set(): return
+        if self._gate.is_set():
+            return
         start, self.run.state = time.perf_counter(), "paused"
         self._draw(now=True)
-        while not self._gate.wait(0.1): pass
+        while not self._gate.wait(0.1):
+            pass
         seconds = time.perf_counter() - start
         self._away += seconds
         self.run.state = "running"
@@ -294,16 +815,25 @@ class _Fulfils(_WishesForKL):
 # %% ../nbs/18_dashboard.ipynb #c2efb58e
 class _Remembers(_Fulfils):
     "How a run begins, and what an earlier part of it left in the log."
+
     def on_train_begin(self, args, state, control, **kwargs) -> None:
         "A fresh record; of a run that is resumed, what its checkpoint remembers."
-        if self.trainer is not None and self.trainer.state is not state: self.trainer = None
+        if self.trainer is not None and self.trainer.state is not state:
+            self.trainer = None
         self._args, self._state, self._ranks = args, state, args.world_size
         self._away, self._ticks = 0.0, deque(maxlen=31)
         self._heard, self._stopped, self.seconds = False, False, 0.0
         ppo = self.trainer is not None
-        self.run = Run("update" if ppo else "step", "running", state.global_step, state.max_steps,
-                       args.batch_size if ppo else 0, kl_coef=self.kl_coef)
-        for line in state.log_history: self._remember(line)
+        self.run = Run(
+            "update" if ppo else "step",
+            "running",
+            state.global_step,
+            state.max_steps,
+            args.batch_size if ppo else 0,
+            kl_coef=self.kl_coef,
+        )
+        for line in state.log_history:
+            self._remember(line)
         self._tick()
         self._open(state)
 
@@ -314,11 +844,14 @@ class _Remembers(_Fulfils):
         if "steering/kl_coef" in line:
             pair = line["steering/kl_coef_before"], line["steering/kl_coef"]
             self.run.changes.append(Change(at, "kl_coef", *pair))
-        if "steering/stopped" in line: self.run.changes.append(Change(at, "stop"))
+        if "steering/stopped" in line:
+            self.run.changes.append(Change(at, "stop"))
 
     def _drawable(self, name: str) -> bool:
         "What is a metric, and no counter or total."
-        return name not in ("epoch", "step", "total_flos", "episode") and not name.startswith(("train_", "steering/"))
+        return name not in ("epoch", "step", "total_flos", "episode") and not name.startswith(
+            ("train_", "steering/")
+        )
 
     def _tick(self) -> None:
         "Updates a second, pauses left out."
@@ -329,6 +862,7 @@ class _Remembers(_Fulfils):
 # %% ../nbs/18_dashboard.ipynb #4e3921b4
 class _Hears(_Remembers):
     "What any trainer tells."
+
     def on_step_begin(self, args, state, control, **kwargs) -> None:
         "Where a trainer that is not PPO can wait."
         if self.trainer is None:
@@ -345,27 +879,34 @@ class _Hears(_Remembers):
 
     def on_log(self, args, state, control, logs=None, **kwargs) -> None:
         "Evaluations of any trainer, and all that is told by one that is not PPO."
-        if self.run.state not in ("running", "paused"): return
+        if self.run.state not in ("running", "paused"):
+            return
         ours = {name: x for name, x in (logs or {}).items() if self._drawable(name)}
-        if self.trainer is not None: ours = {name: x for name, x in ours.items() if name.startswith("eval_")}
+        if self.trainer is not None:
+            ours = {name: x for name, x in ours.items() if name.startswith("eval_")}
         self.run.add(state.global_step, ours)
-        if ours: self._draw()
+        if ours:
+            self._draw()
 
 # %% ../nbs/18_dashboard.ipynb #bf1ef691
 class _HearsPPO(_Hears):
     "What PPO tells besides, and every kind of end."
+
     def ppo_begin(self, trainer: PPOTrainer) -> None:
         "The dashboard takes the place of the progress bar where it can be seen."
         self.trainer = trainer
-        if self._shell() is None: return
-        for kind in (NotebookProgressCallback, ProgressCallback, PrinterCallback): trainer.remove_callback(kind)
+        if self._shell() is None:
+            return
+        for kind in (NotebookProgressCallback, ProgressCallback, PrinterCallback):
+            trainer.remove_callback(kind)
 
     def ppo_update(self, rollout: Rollout, metrics: dict[str, float]) -> None:
         "An update, by train() or by hand."
         at = self.run.update if self.run.state != "running" else self._state.global_step
         self.run.last = rollout
         self.run.add(at + 1, {name: x for name, x in metrics.items() if self._drawable(name)})
-        if self.run.state == "waiting": self.run.update = at + 1
+        if self.run.state == "waiting":
+            self.run.update = at + 1
 
     def ppo_between(self, control: Any) -> None:
         "All of an update is logged and saved: here a pause waits."
@@ -375,7 +916,13 @@ class _HearsPPO(_Hears):
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         "The end that was planned, or a stop."
-        self._end("stopped" if self._stopped else "done" if state.global_step >= state.max_steps else "ended")
+        self._end(
+            "stopped"
+            if self._stopped
+            else "done"
+            if state.global_step >= state.max_steps
+            else "ended"
+        )
 
     def ppo_end(self, error: BaseException) -> None:
         "The end that was not."
@@ -390,25 +937,40 @@ class _HearsPPO(_Hears):
         self._close()
 
 # %% ../nbs/18_dashboard.ipynb #4deef7e9
-_DEAF = ("Clicks do not reach this run: while a cell trains, this kernel or front end delivers them only when it is over. "
-         "To stop, interrupt the kernel. To steer, train beside the cells the next time, dashboard.start(trainer), and "
-         "use the controls, or dashboard.pause(), .stop() and .kl_coef = 0.1 from another cell.")
+_DEAF = (
+    "Clicks do not reach this run: while a cell trains, this kernel or front end delivers them "
+    "only when it is over. "
+    "To stop, interrupt the kernel. To steer, train beside the cells the next time, "
+    "dashboard.start(trainer), and "
+    "use the controls, or dashboard.pause(), .stop() and .kl_coef = 0.1 from another cell."
+)
+
 
 def _open_ear(widget: widgets.Widget) -> widgets.Widget:
-    "What is done to it arrives where the front end sends it, and not on the shell that last wrote to it (ipykernel 7.4)."
-    if widget.comm is not None: widget.comm._reply_subshell_for = None
+    """What is done to it arrives where the front end sends it, and not on the shell that last wrote
+    to it (ipykernel 7.4)."""
+    if widget.comm is not None:
+        widget.comm._reply_subshell_for = None
     return widget
 
 # %% ../nbs/18_dashboard.ipynb #3a86f857
-_SHOWN = tuple(name for name in SIGNALS if name != "engine_logprobs")  # there only with another engine: view() has it
+_SHOWN = tuple(
+    name for name in SIGNALS if name != "engine_logprobs"
+)  # there only with another engine: view() has it
+
 
 class _Widgets(_HearsPPO):
     "The live part."
+
     @cached_property
     def box(self) -> widgets.VBox:
         "Controls and views, made when somebody looks."
-        self._hold_button = _button("pause", self._by_hand(self._pause_or_go), "wait when this update is done")
-        self._stop_button = _button("stop", self._by_hand(self.stop), "end when this update is done, and keep all")
+        self._hold_button = _button(
+            "pause", self._by_hand(self._pause_or_go), "wait when this update is done"
+        )
+        self._stop_button = _button(
+            "stop", self._by_hand(self.stop), "end when this update is done, and keep all"
+        )
         self._slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
         self._slider.readout_format = ".3g"
         self._signal, self._all = control("signal", list(_SHOWN)), control("curves", ["few", "all"])
@@ -417,18 +979,39 @@ class _Widgets(_HearsPPO):
         self._said, self._view = widgets.HTML(), widgets.HTML()
         self._slider.observe(self._slid, names="value")
         self._beat.observe(self._hear, names="value")
-        for one in (self._signal, self._all): one.observe(self._look, names="value")
-        live = (self._hold_button, self._stop_button, self._slider, self._signal, self._all, self._beat)
-        for one in live: _open_ear(one)
+        for one in (self._signal, self._all):
+            one.observe(self._look, names="value")
+        live = (
+            self._hold_button,
+            self._stop_button,
+            self._slider,
+            self._signal,
+            self._all,
+            self._beat,
+        )
+        for one in live:
+            _open_ear(one)
         self._range()
-        return widgets.VBox([self._said, _line_of(*live[:3]), _line_of(self._signal), _line_of(self._all), self._view,
-                             self._beat])
+        return widgets.VBox(
+            [
+                self._said,
+                _line_of(*live[:3]),
+                _line_of(self._signal),
+                _line_of(self._all),
+                self._view,
+                self._beat,
+            ]
+        )
 
     def _range(self) -> None:
         "The slider for this run: from nothing to ten times where it starts, in steps of a tenth."
         start = self.kl_coef or 0.0
         step = float(f"{start / 10:.1g}") if start else 0.005
-        least = step if self.trainer and isinstance(self.trainer.controller, AdaptiveKLController) else 0.0
+        least = (
+            step
+            if self.trainer and isinstance(self.trainer.controller, AdaptiveKLController)
+            else 0.0
+        )
         with self._slider.hold_trait_notifications():
             self._slider.max, self._slider.min, self._slider.step = 100 * step, least, step
             self._slider.value = self._synced = max(start, least)
@@ -436,36 +1019,47 @@ class _Widgets(_HearsPPO):
 # %% ../nbs/18_dashboard.ipynb #0f0a4627
 class _Handlers(_Widgets):
     "What a hand does, on whatever thread it comes."
+
     def _by_hand(self, act):
         "The handler of a button."
+
         def handle() -> None:
             self._heard = True
             if self.run.state not in ("running", "paused"):
                 self.run.note = "That click came when no run was going on, so it did nothing."
                 return self._told()
             self._careful(act)
+
         return handle
 
     def _careful(self, act) -> None:
         "Do it; where it fails, say so above the controls."
-        try: act()
+        try:
+            act()
         except Exception as error:
             self.run.note = f"{type(error).__name__}: {error}"
             raise
-        else: self.run.note = ""
-        finally: self._told()
+        else:
+            self.run.note = ""
+        finally:
+            self._told()
 
     def _pause_or_go(self) -> None:
         (self.pause if self._gate.is_set() else self.go_on)()
 
     def _slid(self, change: dict[str, Any]) -> None:
-        if self.run.state not in ("running", "paused") or self.trainer is None: return
-        def wish() -> None: self.kl_coef = change["new"]
+        if self.run.state not in ("running", "paused") or self.trainer is None:
+            return
+
+        def wish() -> None:
+            self.kl_coef = change["new"]
+
         self._careful(wish)
 
     def _hear(self, change: dict[str, Any]) -> None:
         "The front end answers."
-        if change["new"] != 1: return
+        if change["new"] != 1:
+            return
         self._heard, self.run.note = True, self.run.note.replace(_DEAF, "")
         self._told()
 
@@ -475,43 +1069,60 @@ class _Handlers(_Widgets):
 # %% ../nbs/18_dashboard.ipynb #d04c60eb
 logger = logging.get_logger(__name__)
 
+
 class _Says(_Handlers):
     "The head and the controls, from any thread."
+
     def _put(self, view: widgets.HTML, markup: str) -> None:
-        with self._lock: view.value = _white(markup)
+        with self._lock:
+            view.value = _white(markup)
 
     def _told(self) -> None:
         "What was asked for, and what can be asked for now."
         with self._lock:
             wanted, going = self._wanted, self._gate.is_set()
-            asked = dict(pause=not going and self.run.state != "paused", stop=self._stopping and not self._stopped)
-            self.run.asked = (*(name for name, is_so in asked.items() if is_so),
-                              *([] if wanted is None else [f"kl_coef {wanted:.4g}"]))
-            if "box" not in vars(self): return
+            asked = dict(
+                pause=not going and self.run.state != "paused",
+                stop=self._stopping and not self._stopped,
+            )
+            self.run.asked = (
+                *(name for name, is_so in asked.items() if is_so),
+                *([] if wanted is None else [f"kl_coef {wanted:.4g}"]),
+            )
+            if "box" not in vars(self):
+                return
             self._hold_button.description = "pause" if going else "go on"
             self._fit()
             over = self.run.state not in ("running", "paused") or self._ranks > 1
-            for one in (self._hold_button, self._stop_button, self._slider): one.disabled = over
+            for one in (self._hold_button, self._stop_button, self._slider):
+                one.disabled = over
             if wanted is None and self.kl_coef not in (None, self._synced):
                 self._slider.value = self._synced = self.kl_coef
             self._put(self._said, _head(self.run))
 
     def _fit(self) -> None:
-        "No control for what is not there: episodes, more curves than are shown, a run that can still be steered."
+        """No control for what is not there: episodes, more curves than are shown, a run that can
+        still be steered."""
         more = len(self.run.lines) > len(_chosen(self.run, self.curves))
         steers = self.trainer is not None and self.run.state in ("running", "paused")
-        for one, there, shown in ((self._signal, self.run.batch, "flex"), (self._all, more, "flex"),
-                                  (self._slider, steers, None)):
+        for one, there, shown in (
+            (self._signal, self.run.batch, "flex"),
+            (self._all, more, "flex"),
+            (self._slider, steers, None),
+        ):
             one.layout.display = shown if there else "none"
 
 # %% ../nbs/18_dashboard.ipynb #8d93d036
 class _Listens(_Says):
     "Whether the buttons are heard."
+
     def _listen(self, seconds: float = 1.0, times: int = 6) -> None:
-        "Ask the front end for a sign, now and then; say so where none comes. In a thread of its own."
+        """Ask the front end for a sign, now and then; say so where none comes. In a thread of its
+        own."""
         run = self.run
         for _ in range(times):
-            if self._heard or run.state not in ("running", "paused"): return
+            if self._heard or run.state not in ("running", "paused"):
+                return
             self._beat.playing, self._beat.value = False, 0
             self._beat.playing = True
             time.sleep(seconds)
@@ -522,19 +1133,27 @@ class _Listens(_Says):
 # %% ../nbs/18_dashboard.ipynb #8b63493f
 class _Draws(_Listens):
     "What is seen, as often as it is worth it."
+
     def _body(self) -> str:
         names = self.curves if self._all.value == "few" else None
-        return _panels(self.run, names) + _changed(self.run) + _episodes(self.run, self._signal.value, self.episodes)
+        return (
+            _panels(self.run, names)
+            + _changed(self.run)
+            + _episodes(self.run, self._signal.value, self.episodes)
+        )
 
     def _draw(self, now: bool = False) -> None:
         "Everything, unless it was drawn a moment ago or nobody looks."
         start = time.perf_counter()
-        if "box" not in vars(self) or not now and start - self._drawn < self.every: return self._told() if now else None
+        if "box" not in vars(self) or (not now and start - self._drawn < self.every):
+            return self._told() if now else None
         try:
             self._told()
             self._put(self._view, self._body())
         except Exception as error:
-            logger.warning(f"the dashboard could not draw ({type(error).__name__}: {error}); training goes on.")
+            logger.warning(
+                f"the dashboard could not draw ({type(error).__name__}: {error}); training goes on."
+            )
             self._view.value = f'<p role="alert"><b>{type(error).__name__}</b>: {_text(error)}</p>'
         self._drawn = time.perf_counter()
         self.seconds += self._drawn - start
@@ -542,6 +1161,7 @@ class _Draws(_Listens):
 # %% ../nbs/18_dashboard.ipynb #afc86e8b
 class _Shown(_Draws):
     "Beginning and end of what is shown."
+
     def _shell(self) -> Any:
         "The shell of a notebook; None elsewhere, and where nothing is to be shown."
         shell = get_ipython() if self.live else None
@@ -554,96 +1174,157 @@ class _Shown(_Draws):
 
     def _open(self, state: Any) -> None:
         "Show it where there is someone to look."
-        self._drawn, shell = 0.0, self._shell() if state.is_world_process_zero and self._ranks == 1 else None
+        self._drawn, shell = (
+            0.0,
+            self._shell() if state.is_world_process_zero and self._ranks == 1 else None,
+        )
         if shell is not None and not self._placed:
             here = threading.current_thread() is threading.main_thread()
-            if self.trainer is None and here: shell.events.register("post_run_cell", self._cell_over)
+            if self.trainer is None and here:
+                shell.events.register("post_run_cell", self._cell_over)
             self.show()
-        if "box" in vars(self): self._range()
+        if "box" in vars(self):
+            self._range()
         self._draw(now=True)
-        if shell is not None: threading.Thread(target=self._listen, daemon=True).start()
+        if shell is not None:
+            threading.Thread(target=self._listen, daemon=True).start()
 
     def _close(self) -> None:
         "The last picture."
         self._placed = False
         self._draw(now=True)
-        if self._handle is not None: self._handle.update(self)
+        if self._handle is not None:
+            self._handle.update(self)
         shell = self._shell()
         if shell is not None and self._cell_over in shell.events.callbacks["post_run_cell"]:
             shell.events.unregister("post_run_cell", self._cell_over)
 
     def _cell_over(self, result: Any) -> None:
         "The cell is over and the trainer, no PPO, did not say so: it broke off."
-        error = result.error_in_exec or result.error_before_exec or RuntimeError("the cell ended before the run")
-        if self.run.state in ("running", "paused"): self.ppo_end(error)
+        error = (
+            result.error_in_exec
+            or result.error_before_exec
+            or RuntimeError("the cell ended before the run")
+        )
+        if self.run.state in ("running", "paused"):
+            self.ppo_end(error)
 
 # %% ../nbs/18_dashboard.ipynb #f898ad77
 class _Beside(_Shown):
     "A run in a thread of its own."
+
     def start(self, trainer: Trainer, resume_from_checkpoint: str | bool | None = None) -> None:
-        "Train beside the cells; works with every kernel. Raises RuntimeError while a run is going on."
+        """Train beside the cells; works with every kernel. Raises RuntimeError while a run is going
+        on."""
         if self._thread is not None and self._thread.is_alive():
-            raise RuntimeError(f"a run is going on. {_sentence(self.run)} Call wait() or stop() first.")
-        if self not in trainer.callback_handler.callbacks: trainer.add_callback(self)
+            raise RuntimeError(
+                f"a run is going on. {_sentence(self.run)} Call wait() or stop() first."
+            )
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
         self.run, self.trainer = Run(), trainer if isinstance(trainer, PPOTrainer) else None
         self._result, self._error, self._placed = None, None, self._shell() is not None
         work = (self._train, trainer, resume_from_checkpoint)
-        self._thread = threading.Thread(target=contextvars.copy_context().run, daemon=True, args=work)
-        if self._placed: self.show()
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run, daemon=True, args=work
+        )
+        if self._placed:
+            self.show()
         self._thread.start()
 
     def _train(self, trainer: Trainer, resume_from_checkpoint: str | bool | None) -> None:
-        try: self._result = trainer.train(resume_from_checkpoint=resume_from_checkpoint)
+        try:
+            self._result = trainer.train(resume_from_checkpoint=resume_from_checkpoint)
         except BaseException as error:
             self._error = error  # wait() raises it
-            if self.run.state in ("waiting", "running", "paused"): self.ppo_end(error)
+            if self.run.state in ("waiting", "running", "paused"):
+                self.ppo_end(error)
 
     def wait(self, seconds: float | None = None) -> TrainOutput:
-        "What train() returned; its error is raised here. Raises TimeoutError where the run is not over by then."
-        if self._thread is None: raise RuntimeError("there is nothing to wait for: call start(trainer) first.")
+        """What train() returned; its error is raised here. Raises TimeoutError where the run is not
+        over by then."""
+        if self._thread is None:
+            raise RuntimeError("there is nothing to wait for: call start(trainer) first.")
         end = math.inf if seconds is None else time.monotonic() + seconds
-        while self._thread.is_alive() and time.monotonic() < end: self._thread.join(0.1)
-        if self._thread.is_alive(): raise TimeoutError(f"{seconds} seconds are over. {_sentence(self.run)} It goes on.")
+        while self._thread.is_alive() and time.monotonic() < end:
+            self._thread.join(0.1)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{seconds} seconds are over. {_sentence(self.run)} It goes on.")
         # what the thread wrote after its cell was over is not kept by every front end
-        if self._handle is not None: self._handle.update(self)
-        if self._error is not None: raise self._error
+        if self._handle is not None:
+            self._handle.update(self)
+        if self._error is not None:
+            raise self._error
         return self._result
 
 # %% ../nbs/18_dashboard.ipynb #4f34a80c
 class LiveDashboard(_Beside):
-    "A callback that shows a run while it trains, and lets a hand pause, stop and steer it between two updates."
+    """A callback that shows a run while it trains, and lets a hand pause, stop and steer it between
+    two updates."""
+
     def __init__(
         self,
-        curves: Sequence[str] = ("KL", "entropy", "length", "score"),  # short names, or names of the log
-        episodes: int = 2,           # of each update, from its first
+        curves: Sequence[str] = (
+            "KL",
+            "entropy",
+            "length",
+            "score",
+        ),  # short names, or names of the log
+        episodes: int = 2,  # of each update, from its first
         signal: str = "advantages",  # under their tokens
-        every: float = 1.0,          # seconds between two drawings, at least
-        live: bool = True,           # False: it listens, and is shown when `show()` is called
+        every: float = 1.0,  # seconds between two drawings, at least
+        live: bool = True,  # False: it listens, and is shown when `show()` is called
     ):
-        if signal not in _SHOWN: raise ValueError(f"signal is {signal!r}: give one of {', '.join(_SHOWN)}.")
-        if isinstance(curves, str): raise ValueError(f"curves is {curves!r}: give a list of names, [{curves!r}].")
+        if signal not in _SHOWN:
+            raise ValueError(f"signal is {signal!r}: give one of {', '.join(_SHOWN)}.")
+        if isinstance(curves, str):
+            raise ValueError(f"curves is {curves!r}: give a list of names, [{curves!r}].")
         for name, value in dict(episodes=episodes, every=every).items():
-            if not (math.isfinite(value) and value >= 0): raise ValueError(f"{name} is {value}: give 0 or more.")
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}: give 0 or more.")
         self.live, self.curves, self.episodes = live, list(curves), int(episodes)
         self.signal, self.every = signal, every
         self.run, self.trainer, self.seconds = Run(), None, 0.0
-        self._lock, self._gate, self._thread, self._handle = threading.RLock(), threading.Event(), None, None
-        self._wanted, self._stopping, self._stopped, self._ranks, self._placed = None, False, False, 1, False
-        self._heard, self._drawn, self._synced, self._result, self._error = False, 0.0, None, None, None
+        self._lock, self._gate, self._thread, self._handle = (
+            threading.RLock(),
+            threading.Event(),
+            None,
+            None,
+        )
+        self._wanted, self._stopping, self._stopped, self._ranks, self._placed = (
+            None,
+            False,
+            False,
+            1,
+            False,
+        )
+        self._heard, self._drawn, self._synced, self._result, self._error = (
+            False,
+            0.0,
+            None,
+            None,
+            None,
+        )
         self._gate.set()
 
-    def _repr_html_(self) -> str: return render_run(self.run, self.curves, self.signal, self.episodes)
+    def _repr_html_(self) -> str:
+        return render_run(self.run, self.curves, self.signal, self.episodes)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         live = self.box._repr_mimebundle_(**kwargs)
         return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
 
-    def __repr__(self) -> str: return f"LiveDashboard({_sentence(self.run)})"
+    def __repr__(self) -> str:
+        return f"LiveDashboard({_sentence(self.run)})"
 
     def save_html(self, path: str | Path) -> Path:
         "The run as it stands, in one file that needs no kernel and no network."
         run, path = self.run, Path(path)
-        sections = {"State": _head(run), "Changed by hand": _changed(run) or "<p>Nothing.</p>",
-                    "Curves": _panels(run, None), "Episodes": _episodes(run, self.signal, self.episodes)}
+        sections = {
+            "State": _head(run),
+            "Changed by hand": _changed(run) or "<p>Nothing.</p>",
+            "Curves": _panels(run, None),
+            "Episodes": _episodes(run, self.signal, self.episodes),
+        }
         path.write_text(_page("A run, watched", _sentence(run), sections), encoding="utf-8")
         return path

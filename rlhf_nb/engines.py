@@ -4,18 +4,25 @@
 
 # %% ../nbs/09_engines.ipynb #8f5d4f0c
 from __future__ import annotations
-import math, os, tempfile, time, uuid
+
+import math
+import os
+import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
+
 import httpx
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from transformers.core_model_loading import revert_weight_conversion
+
 from .masks import check_left_padded, masked_sum
 from .rollout import Sample, sample
 
@@ -28,40 +35,56 @@ __all__ = ['LOG_WEIGHT_CAP', 'VLLM', 'START', 'Sampling', 'Engine', 'CachedEngin
 @dataclass(frozen=True)
 class Sampling:
     "How to sample. Raises ValueError on settings that no engine could carry out."
-    response_length: int              # most tokens of a response
+
+    response_length: int  # most tokens of a response
     pad_id: int
-    stop_ids: tuple[int, ...] = ()    # tokens that end a row
+    stop_ids: tuple[int, ...] = ()  # tokens that end a row
     temperature: float = 1.0
-    top_k: int = 0                    # 0: from all
-    top_p: float = 1.0                # 1: from all
+    top_k: int = 0  # 0: from all
+    top_p: float = 1.0  # 1: from all
     stop_strings: StopStringCriteria | None = None  # texts that end a row
 
     def __post_init__(self):
         if not self.response_length > 0:
-            raise ValueError(f"response_length is {self.response_length}: give a positive number of tokens.")
+            raise ValueError(
+                f"response_length is {self.response_length}: give a positive number of tokens."
+            )
         if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature is {self.temperature}: give a positive number; 0.01 is near-greedy.")
+            raise ValueError(
+                f"temperature is {self.temperature}: give a positive number; 0.01 is near-greedy."
+            )
         if not (self.top_k >= 0 and 0 < self.top_p <= 1):
-            raise ValueError(f"top_k is {self.top_k} and top_p {self.top_p}: give a top_k of at least 0 (0: all "
-                             "tokens) and a top_p above 0, up to 1 (1: all tokens).")
+            raise ValueError(
+                f"top_k is {self.top_k} and top_p {self.top_p}: give a top_k of at least 0 (0: all "
+                "tokens) and a top_p above 0, up to 1 (1: all tokens)."
+            )
 
 # %% ../nbs/09_engines.ipynb #7fb4d264
 class Engine(Protocol):
     "Who writes the responses."
+
     def sync(self, model: nn.Module) -> None:
         "Take over the policy's weights as they are now. On every rank."
-    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling) -> tuple[Sample, Tensor | None]:
-        "A response to each prompt [B, P], and the engine's own log-probs [B, T] of its tokens, zero on padding."
+
+    def generate(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+    ) -> tuple[Sample, Tensor | None]:
+        """A response to each prompt [B, P], and the engine's own log-probs [B, T] of its tokens,
+        zero on padding."""
+
     def close(self) -> None:
         "Give back what it holds."
 
 # %% ../nbs/09_engines.ipynb #1ba6e86c
 class CachedEngine:
     "The package's own sampler: the very model that is trained, a token at a time, with a cache."
+
     def __init__(
         self,
         rows: int = 64,  # in one batch
-        around: Callable[[], AbstractContextManager] = nullcontext,  # entered while it samples: autocast, whole weights
+        around: Callable[
+            [], AbstractContextManager
+        ] = nullcontext,  # entered while it samples: autocast, whole weights
     ):
         self.rows, self.around, self.model = rows, around, None
 
@@ -69,38 +92,61 @@ class CachedEngine:
         "Nothing to copy: the weights are the trainer's own."
         self.model = model
 
-    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling) -> tuple[Sample, None]:
+    def generate(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+    ) -> tuple[Sample, None]:
         "As `rollout.sample`, in batches of `rows`."
-        if self.model is None: raise RuntimeError("the engine has no weights yet: call sync(model) before generate.")
+        if self.model is None:
+            raise RuntimeError("the engine has no weights yet: call sync(model) before generate.")
         with self.around():
-            parts = [sample(self.model, ids, mask, how.response_length, how.pad_id, how.stop_ids, how.temperature,
-                            how.top_k, how.top_p, how.stop_strings)
-                     for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))]
+            parts = [
+                sample(
+                    self.model,
+                    ids,
+                    mask,
+                    how.response_length,
+                    how.pad_id,
+                    how.stop_ids,
+                    how.temperature,
+                    how.top_k,
+                    how.top_p,
+                    how.stop_strings,
+                )
+                for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))
+            ]
         return Sample(*map(torch.cat, zip(*parts))), None
 
-    def close(self) -> None: self.model = None
+    def close(self) -> None:
+        self.model = None
 
 # %% ../nbs/09_engines.ipynb #40896497
 LOG_WEIGHT_CAP = 20.0  # e^20 is 485 million: no number beyond it says more
 
+
 @torch.no_grad()
 def importance_weights(
-    logprobs: Tensor,         # [B, T] of the trainer's policy at the rollout
+    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    mask: Tensor,             # [B, T] true on real tokens
+    mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # largest weight; None: as large as it comes, unbiased
-) -> Tensor:                  # [B, T] float32 (float64 stays), zero on padding, without gradient
-    "Truncated importance weights (Ionides 2008), token by token. Raises ValueError on other shapes or a bad cap."
+) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
+    """Truncated importance weights (Ionides 2008), token by token. Raises ValueError on other
+    shapes or a bad cap."""
     if cap is not None and not cap > 0:
-        raise ValueError(f"cap is {cap}: give a positive number, such as 2, or None for no truncation.")
+        raise ValueError(
+            f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
+        )
     weights = _log_gap(logprobs, engine_logprobs, mask).exp()
     return (weights if cap is None else weights.clamp(max=cap)).masked_fill(~mask.bool(), 0.0)
+
 
 def _log_gap(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor) -> Tensor:
     "Trainer minus engine [B, T], zero on padding, between -20 and 20."
     if not logprobs.shape == engine_logprobs.shape == mask.shape:
-        raise ValueError(f"logprobs {list(logprobs.shape)}, engine_logprobs {list(engine_logprobs.shape)}, mask "
-                         f"{list(mask.shape)}: wanted [B, T] for all three.")
+        raise ValueError(
+            f"logprobs {list(logprobs.shape)}, engine_logprobs {list(engine_logprobs.shape)}, mask "
+            f"{list(mask.shape)}: wanted [B, T] for all three."
+        )
     wide = logprobs.dtype if logprobs.dtype == torch.float64 else torch.float32
     ours, theirs = (x.to(wide).masked_fill(~mask.bool(), 0.0) for x in (logprobs, engine_logprobs))
     return (ours - theirs).clamp(-LOG_WEIGHT_CAP, LOG_WEIGHT_CAP)
@@ -108,63 +154,93 @@ def _log_gap(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor) -> Tensor:
 # %% ../nbs/09_engines.ipynb #4a186fae
 @torch.no_grad()
 def mismatch(
-    logprobs: Tensor,         # [B, T] of the trainer's policy at the rollout
+    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    mask: Tensor,             # [B, T] true on real tokens
+    mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # as in importance_weights
-) -> dict[str, Tensor]:       # sums over real tokens: weight, capped, kl, gap, tokens; and weight_max, no sum
-    "How far engine and trainer are apart, as sums to add over ranks and divide by tokens; kl is KL(engine, trainer)."
+) -> dict[
+    str, Tensor
+]:  # sums over real tokens: weight, capped, kl, gap, tokens; and weight_max, no sum
+    """How far engine and trainer are apart, as sums to add over ranks and divide by tokens; kl is
+    KL(engine, trainer)."""
     gap = _log_gap(logprobs, engine_logprobs, mask)
     whole, weights = (importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap))
-    sums = dict(weight=weights, capped=(whole > weights).float(), kl=torch.expm1(gap) - gap, gap=gap.abs(),
-                tokens=torch.ones_like(gap))
+    sums = dict(
+        weight=weights,
+        capped=(whole > weights).float(),
+        kl=torch.expm1(gap) - gap,
+        gap=gap.abs(),
+        tokens=torch.ones_like(gap),
+    )
     return {**{name: masked_sum(x, mask) for name, x in sums.items()}, "weight_max": whole.max()}
 
 # %% ../nbs/09_engines.ipynb #ed57a95d
 class Answer(NamedTuple):
     "One response, in the engine's own words."
-    token_ids: list[int]         # its tokens, the stop token included
-    logprobs: list[float] | None # of each token, as it was drawn
-    finish_reason: str | None    # stop, or length
+
+    token_ids: list[int]  # its tokens, the stop token included
+    logprobs: list[float] | None  # of each token, as it was drawn
+    finish_reason: str | None  # stop, or length
+
 
 def _complain(row: int, answer: Answer, how: Sampling) -> str | None:
     "What is wrong with an answer, and the mend."
     ids, ended = answer.token_ids, answer.finish_reason
     if not 0 < len(ids) <= how.response_length:
-        return f"row {row} has {len(ids)} tokens, wanted 1 to {how.response_length}: see the engine's own limits."
+        return (
+            f"row {row} has {len(ids)} tokens, wanted 1 to {how.response_length}: see the "
+            "engine's own limits."
+        )
     if answer.logprobs is None or len(answer.logprobs) != len(ids):
         count = "none" if answer.logprobs is None else len(answer.logprobs)
-        return f"row {row} has {len(ids)} tokens and {count} log-probs: the engine must give one for each (logprobs=0)."
+        return (
+            f"row {row} has {len(ids)} tokens and {count} log-probs: the engine must give one "
+            "for each (logprobs=0)."
+        )
     if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in answer.logprobs):
         return f"row {row} has a log-prob that is no finite number: {answer.logprobs}."
     if ended not in ("stop", "length"):
-        return f"row {row} ended with {ended!r}, wanted 'stop' or 'length': the engine was interrupted; ask again."
+        return (
+            f"row {row} ended with {ended!r}, wanted 'stop' or 'length': the engine was "
+            "interrupted; ask again."
+        )
     if any(i in how.stop_ids for i in ids[:-1]) or (ended == "length" and ids[-1] in how.stop_ids):
-        return f"row {row} goes on after one of its stop tokens {list(how.stop_ids)}: the engine was told others."
+        return (
+            f"row {row} goes on after one of its stop tokens {list(how.stop_ids)}: the engine "
+            "was told others."
+        )
     if ended == "stop" and how.stop_strings is None and ids[-1] not in how.stop_ids:
-        return (f"row {row} stopped at token {ids[-1]}, and the stop tokens are {list(how.stop_ids)}: the engine ends "
-                "rows by a rule of its own, perhaps of the model's generation config; turn that off.")
+        return (
+            f"row {row} stopped at token {ids[-1]}, and the stop tokens are {list(how.stop_ids)}: "
+            "the engine ends "
+            "rows by a rule of its own, perhaps of the model's generation config; turn that off."
+        )
     return None
 
 # %% ../nbs/09_engines.ipynb #8ca4481c
 def collect(
     answers: Sequence[Answer],  # B of them
-    rows: int,                  # B, how many were asked for
+    rows: int,  # B, how many were asked for
     how: Sampling,
     device: torch.device | str = "cpu",
-) -> tuple[Sample, Tensor]:     # the sample, and the engine's log-probs [B, T], zero on padding
-    "An engine's answers as tensors, padded on the right. Raises ValueError where they are not what was asked for."
+) -> tuple[Sample, Tensor]:  # the sample, and the engine's log-probs [B, T], zero on padding
+    """An engine's answers as tensors, padded on the right. Raises ValueError where they are not
+    what was asked for."""
     if len(answers) != rows:
-        raise ValueError(f"the engine gave {len(answers)} responses to {rows} prompts: wanted one for each; see its "
-                         "log.")
+        raise ValueError(
+            f"the engine gave {len(answers)} responses to {rows} prompts: wanted one for each; "
+            "see its "
+            "log."
+        )
     for row, answer in enumerate(answers):
-        if complaint := _complain(row, answer, how): raise ValueError(complaint)
+        if complaint := _complain(row, answer, how):
+            raise ValueError(complaint)
     ids = torch.full((rows, how.response_length), how.pad_id)
     mask, logprobs = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(rows, how.response_length)
     for row, answer in enumerate(answers):
-        ids[row, :len(answer.token_ids)] = torch.tensor(answer.token_ids)
-        logprobs[row, :len(answer.token_ids)] = torch.tensor(answer.logprobs)
-        mask[row, :len(answer.token_ids)] = True
+        ids[row, : len(answer.token_ids)] = torch.tensor(answer.token_ids)
+        logprobs[row, : len(answer.token_ids)] = torch.tensor(answer.logprobs)
+        mask[row, : len(answer.token_ids)] = True
     stopped = torch.tensor([answer.finish_reason == "stop" for answer in answers], dtype=torch.bool)
     return Sample(*(x.to(device) for x in (ids, mask, stopped))), logprobs.to(device)
 
@@ -172,20 +248,37 @@ def collect(
 def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
     "LoRA's layers by name. Raises ValueError on adapters whose sum with the weights is not plain."
     for name, config in getattr(model, "peft_config", {}).items():
-        if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA" or getattr(config, "use_dora", False):
-            raise ValueError(f"adapter {name!r} is {config.peft_type}, DoRA {getattr(config, 'use_dora', False)}: an "
-                             "engine can be given plain LoRA. Take that, or sample with use_vllm=False.")
+        if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA" or getattr(
+            config, "use_dora", False
+        ):
+            raise ValueError(
+                f"adapter {name!r} is {config.peft_type}, DoRA "
+                f"{getattr(config, 'use_dora', False)}: an "
+                "engine can be given plain LoRA. Take that, or sample with use_vllm=False."
+            )
     return {name: part for name, part in model.named_modules() if hasattr(part, "get_delta_weight")}
+
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module | None]]:
     "Each weight under its name in a plain model, and the LoRA layer that changes it."
     layers = _layers_of(model)
     for name, weight in model.named_parameters():
-        if ".lora_" in name or ".original_module." in name: continue
+        if ".lora_" in name or ".original_module." in name:
+            continue
         owner, _, kind = name.rpartition(".base_layer.")
-        for inner in ("_checkpoint_wrapped_module.", "_orig_mod.", "base_layer.", "modules_to_save.default."):
+        for inner in (
+            "_checkpoint_wrapped_module.",
+            "_orig_mod.",
+            "base_layer.",
+            "modules_to_save.default.",
+        ):
             name = name.replace(inner, "")
-        yield name.removeprefix("base_model.model."), weight, layers.get(owner) if kind == "weight" else None
+        yield (
+            name.removeprefix("base_model.model."),
+            weight,
+            layers.get(owner) if kind == "weight" else None,
+        )
+
 
 def _on_disk(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     "A weight as a checkpoint has it: under another name, or as several."
@@ -195,16 +288,20 @@ def _on_disk(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str,
 # %% ../nbs/09_engines.ipynb #0bc898be
 def _gathered(parts: Sequence[Tensor]) -> AbstractContextManager:
     "Under ZeRO-3 a weight lies in parts on all ranks: whole in here."
-    if not any(hasattr(x, "ds_id") for x in parts): return nullcontext()
+    if not any(hasattr(x, "ds_id") for x in parts):
+        return nullcontext()
     import deepspeed
+
     return deepspeed.zero.GatheredParameters(list(parts))
+
 
 @torch.no_grad()
 def policy_weights(
-    model: nn.Module,                  # a causal language model, with LoRA or without, in parts or whole
+    model: nn.Module,  # a causal language model, with LoRA or without, in parts or whole
     dtype: torch.dtype | None = None,  # what the engine computes in; None: as they are
-) -> Iterator[tuple[str, Tensor]]:     # name in a checkpoint, whole weight
-    "The policy's weights one by one, LoRA added in; the model stays as it is. On every rank, in step."
+) -> Iterator[tuple[str, Tensor]]:  # name in a checkpoint, whole weight
+    """The policy's weights one by one, LoRA added in; the model stays as it is. On every rank, in
+    step."""
     for name, weight, layer in _parts(model):
         with _gathered([weight, *(layer.parameters() if layer is not None else ())]):
             whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight.detach()
@@ -212,45 +309,76 @@ def policy_weights(
                 for adapter in layer.active_adapters:
                     if adapter in layer.scaling:
                         whole = whole + _whole(layer.get_delta_weight(adapter)).to(whole.dtype)
-            whole = whole.to(dtype or whole.dtype, copy=hasattr(weight, "ds_id"))  # what is lent goes back
+            whole = whole.to(
+                dtype or whole.dtype, copy=hasattr(weight, "ds_id")
+            )  # what is lent goes back
             yield from _on_disk(model, name, whole)
 
-def _whole(x: Tensor) -> Tensor: return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
 
 def weight_shapes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     "The same names with empty tensors of the same shapes: nothing is gathered or moved."
     for name, weight, _ in _parts(model):
-        yield from _on_disk(model, name, torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta"))
+        yield from _on_disk(
+            model, name, torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")
+        )
 
 # %% ../nbs/09_engines.ipynb #cff8363a
 VLLM = "0.33"
 
+
 def vllm_module() -> Any:
     "vLLM itself. Raises ImportError where it is missing or of another release."
-    try: import vllm
+    try:
+        import vllm
     except ImportError as error:
-        raise ImportError(f"use_vllm is set and vLLM cannot be imported ({error}): pip install 'vllm=={VLLM}.*' on a "
-                          "machine with a GPU, or set use_vllm=False for the package's own engine.") from error
+        raise ImportError(
+            f"use_vllm is set and vLLM cannot be imported ({error}): pip install 'vllm=={VLLM}.*' "
+            "on a "
+            "machine with a GPU, or set use_vllm=False for the package's own engine."
+        ) from error
     check_release(vllm.__version__, "installed is")
     return vllm
+
 
 def check_release(version: str, who: str) -> None:
     "Raises ImportError unless a release is one that the adapter was written for."
     if not version.startswith(f"{VLLM}."):
-        raise ImportError(f"{who} vLLM {version}, and this adapter was written for {VLLM}: pip install "
-                          f"'vllm=={VLLM}.*', or set use_vllm=False.")
+        raise ImportError(
+            f"{who} vLLM {version}, and this adapter was written for {VLLM}: pip install "
+            f"'vllm=={VLLM}.*', or set use_vllm=False."
+        )
 
 # %% ../nbs/09_engines.ipynb #d06127ff
 def request(
     how: Sampling,
     seed: int,  # of this row alone
 ) -> dict[str, Any]:
-    "What vLLM is asked for, with every setting named. Below 0.01 it samples greedily: vLLM would round up to 0.01."
+    """What vLLM is asked for, with every setting named. Below 0.01 it samples greedily: vLLM would
+    round up to 0.01."""
     stops = list(how.stop_strings.stop_strings) if how.stop_strings is not None else None
-    return dict(n=1, max_tokens=how.response_length, temperature=how.temperature if how.temperature >= 0.01 else 0.0,
-                top_k=how.top_k, top_p=how.top_p, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0,
-                frequency_penalty=0.0, seed=seed, logprobs=0, stop_token_ids=list(how.stop_ids), ignore_eos=True,
-                stop=stops, include_stop_str_in_output=True, skip_special_tokens=False)
+    return dict(
+        n=1,
+        max_tokens=how.response_length,
+        temperature=how.temperature if how.temperature >= 0.01 else 0.0,
+        top_k=how.top_k,
+        top_p=how.top_p,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=seed,
+        logprobs=0,
+        stop_token_ids=list(how.stop_ids),
+        ignore_eos=True,
+        stop=stops,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )
+
 
 def _rows_of(prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[list[list[int]], list[int]]:
     "Prompts without padding, and a seed for each."
@@ -263,36 +391,59 @@ def answer_of(one: Any) -> Answer:
     "vLLM's CompletionOutput as an answer; the log-prob of each token is looked up by its id."
     ids, told = list(one.token_ids), one.logprobs
     known = told is not None and len(told) == len(ids) and all(i in at for i, at in zip(ids, told))
-    return Answer(ids, [at[i].logprob for i, at in zip(ids, told)] if known else None, one.finish_reason)
+    return Answer(
+        ids, [at[i].logprob for i, at in zip(ids, told)] if known else None, one.finish_reason
+    )
 
 # %% ../nbs/09_engines.ipynb #f8519980
 class _VLLM:
     "How an engine in this process is made."
+
     def __init__(
         self,
-        model: nn.Module,                    # the policy: for its config
+        model: nn.Module,  # the policy: for its config
         tokenizer: PreTrainedTokenizerBase,  # for texts that end a row
-        dtype: torch.dtype = torch.bfloat16,      # what the engine computes in: that of the trainer's forward
-        gpu_memory_utilization: float = 0.3,      # share of the GPU for weights and cache; the trainer needs the rest
-        max_model_length: int | None = None,      # most tokens of prompt and response; None: the model's positions
-        sleep: bool = False,                      # leave the GPU between rollouts; takes memory of the host
+        dtype: torch.dtype = torch.bfloat16,  # what the engine computes in: that of the trainer's forward
+        gpu_memory_utilization: float = 0.3,  # share of the GPU for weights and cache; the trainer needs the rest
+        max_model_length: int
+        | None = None,  # most tokens of prompt and response; None: the model's positions
+        sleep: bool = False,  # leave the GPU between rollouts; takes memory of the host
         rank: int = 0,
         ranks: int = 1,
     ):
         vllm = vllm_module()
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are handed over, not sent to another process
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
+            "0"  # weights are handed over, not sent to another process
+        )
         self._folder = tempfile.TemporaryDirectory()
-        for part in (model.config, tokenizer): part.save_pretrained(self._folder.name)
+        for part in (model.config, tokenizer):
+            part.save_pretrained(self._folder.name)
         several = dict(distributed_executor_backend="external_launcher") if ranks > 1 else {}
-        self.llm = vllm.LLM(model=self._folder.name, load_format="dummy", dtype=str(dtype).removeprefix("torch."),
-                            gpu_memory_utilization=gpu_memory_utilization, max_model_len=max_model_length,
-                            enable_sleep_mode=sleep, logprobs_mode="processed_logprobs", generation_config="vllm",
-                            seed=rank, **several)
-        self.params, self.dtype, self.sleep, self._awake, self._synced = vllm.SamplingParams, dtype, sleep, True, False
+        self.llm = vllm.LLM(
+            model=self._folder.name,
+            load_format="dummy",
+            dtype=str(dtype).removeprefix("torch."),
+            gpu_memory_utilization=gpu_memory_utilization,
+            max_model_len=max_model_length,
+            enable_sleep_mode=sleep,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            seed=rank,
+            **several,
+        )
+        self.params, self.dtype, self.sleep, self._awake, self._synced = (
+            vllm.SamplingParams,
+            dtype,
+            sleep,
+            True,
+            False,
+        )
 
 # %% ../nbs/09_engines.ipynb #68e29a3b
 class VLLMEngine(_VLLM):
-    "vLLM in this process, on this rank's GPU. Raises ImportError where vLLM is missing or of another release."
+    """vLLM in this process, on this rank's GPU. Raises ImportError where vLLM is missing or of
+    another release."""
+
     def sync(self, model: nn.Module) -> None:
         "Hand the policy's weights over."
         self._wake()
@@ -301,13 +452,20 @@ class VLLMEngine(_VLLM):
         self.llm.reset_prefix_cache()
         self._synced = True
 
-    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling) -> tuple[Sample, Tensor]:
-        "A response to each prompt, and the engine's log-probs. Raises RuntimeError before the first sync."
-        if not self._synced: raise RuntimeError("the engine's weights are empty: call sync(model) before generate.")
+    def generate(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+    ) -> tuple[Sample, Tensor]:
+        """A response to each prompt, and the engine's log-probs. Raises RuntimeError before the
+        first sync."""
+        if not self._synced:
+            raise RuntimeError("the engine's weights are empty: call sync(model) before generate.")
         self._wake()
         rows, seeds = _rows_of(prompt_ids, prompt_mask)
-        outputs = self.llm.generate([dict(prompt_token_ids=ids) for ids in rows],
-                                    [self.params(**request(how, seed)) for seed in seeds], use_tqdm=False)
+        outputs = self.llm.generate(
+            [dict(prompt_token_ids=ids) for ids in rows],
+            [self.params(**request(how, seed)) for seed in seeds],
+            use_tqdm=False,
+        )
         if self.sleep:
             self.llm.sleep(level=1)
             self._awake = False
@@ -315,7 +473,8 @@ class VLLMEngine(_VLLM):
         return collect(answers, len(rows), how, prompt_ids.device)
 
     def _wake(self) -> None:
-        if not self._awake: self.llm.wake_up()
+        if not self._awake:
+            self.llm.wake_up()
         self._awake = True
 
     def close(self) -> None:
@@ -323,43 +482,63 @@ class VLLMEngine(_VLLM):
         del self.llm
 
 # %% ../nbs/09_engines.ipynb #24ef2b14
-START = ("VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{\"backend\": \"nccl\"}' "
-         "--logprobs-mode processed_logprobs --generation-config vllm")
+START = (
+    'VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\' '
+    "--logprobs-mode processed_logprobs --generation-config vllm"
+)
+
 
 class _Http:
     "Requests to the server, with errors that say what to do."
+
     def __init__(self, url: str, timeout: float):
         self.url, self.timeout = url.rstrip("/"), timeout
-        held = httpx.Limits(max_connections=256, keepalive_expiry=2.0)  # the server lets go of a silent one after 5
+        held = httpx.Limits(
+            max_connections=256, keepalive_expiry=2.0
+        )  # the server lets go of a silent one after 5
         self.client = httpx.Client(base_url=self.url, timeout=timeout, limits=held)
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        "Its answer as JSON. Raises ConnectionError where there is none, RuntimeError where it is an error."
-        try: answer = self.client.request(method, path, json=body or None)
+        """Its answer as JSON. Raises ConnectionError where there is none, RuntimeError where it is
+        an error."""
+        try:
+            answer = self.client.request(method, path, json=body or None)
         except httpx.TransportError as error:
-            raise ConnectionError(f"the vLLM server at {self.url} did not answer {path} ({type(error).__name__}): "
-                                  f"start it again, {START}, then resume the run from its last checkpoint, "
-                                  "train(resume_from_checkpoint=True).") from error
+            raise ConnectionError(
+                f"the vLLM server at {self.url} did not answer {path} ({type(error).__name__}): "
+                f"start it again, {START}, then resume the run from its last checkpoint, "
+                "train(resume_from_checkpoint=True)."
+            ) from error
         if answer.status_code != 200:
-            raise RuntimeError(f"the vLLM server at {self.url} answered {path} with {answer.status_code}: "
-                               f"{answer.text[:300]} (was it started so? {START})")
+            raise RuntimeError(
+                f"the vLLM server at {self.url} answered {path} with {answer.status_code}: "
+                f"{answer.text[:300]} (was it started so? {START})"
+            )
         return answer.json() if answer.content else None
 
     def wait(self) -> None:
         "Until it is up; it may still be loading."
         until = time.monotonic() + self.timeout
         while True:
-            try: return self.ask("GET", "/health")
+            try:
+                return self.ask("GET", "/health")
             except (ConnectionError, RuntimeError):
-                if time.monotonic() > until: raise
+                if time.monotonic() > until:
+                    raise
                 time.sleep(min(1.0, self.timeout))
 
 # %% ../nbs/09_engines.ipynb #c65d9508
 class _Transfer:
-    "Weights to the server, by vLLM's own trainer engine. On every rank: rank 0 sends, the others help to gather."
+    """Weights to the server, by vLLM's own trainer engine. On every rank: rank 0 sends, the others
+    help to gather."""
+
     def __init__(self, http: _Http, model: nn.Module, dtype: torch.dtype, port: int, rank: int):
-        from vllm.distributed.weight_transfer import (HTTPVLLMWeightSyncClient, ParamMeta, WeightSource,
-                                                      WeightTransferTrainerFactory)
+        from vllm.distributed.weight_transfer import (
+            HTTPVLLMWeightSyncClient,
+            ParamMeta,
+            WeightSource,
+            WeightTransferTrainerFactory,
+        )
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
         from vllm.utils.network_utils import get_ip
 
@@ -367,22 +546,30 @@ class _Transfer:
             @cached_property
             def metadata(self) -> list:
                 return [ParamMeta(name, dtype, tuple(x.shape)) for name, x in weight_shapes(model)]
-            def iter_full(self) -> Iterator[tuple[str, Tensor]]: yield from policy_weights(model, dtype)
+
+            def iter_full(self) -> Iterator[tuple[str, Tensor]]:
+                yield from policy_weights(model, dtype)
 
         workers = http.ask("GET", "/get_world_size")["world_size"]
-        info = NCCLTrainerInitInfo(master_address=get_ip(), master_port=port, world_size=workers + 1, rank=rank)
+        info = NCCLTrainerInitInfo(
+            master_address=get_ip(), master_port=port, world_size=workers + 1, rank=rank
+        )
         client = HTTPVLLMWeightSyncClient(http.url, timeout=http.timeout)
-        self.model, self.engine = model, WeightTransferTrainerFactory.trainer_init(info, client=client, source=Policy())
+        self.model, self.engine = (
+            model,
+            WeightTransferTrainerFactory.trainer_init(info, client=client, source=Policy()),
+        )
 
 # %% ../nbs/09_engines.ipynb #d61f67e8
 class _Server:
     "A server, and whether it is still the one that was given this run's weights."
+
     def __init__(
         self,
-        url: str,                   # such as http://127.0.0.1:8000
+        url: str,  # such as http://127.0.0.1:8000
         dtype: torch.dtype = torch.bfloat16,  # what weights are sent in
-        timeout: float = 240.0,     # seconds to wait for the server, and for one answer
-        group_port: int = 51216,    # of the connection that weights travel on
+        timeout: float = 240.0,  # seconds to wait for the server, and for one answer
+        group_port: int = 51216,  # of the connection that weights travel on
         rank: int = 0,
     ):
         vllm_module()
@@ -394,60 +581,97 @@ class _Server:
     def _check_version(self) -> None:
         there = self.http.ask("GET", "/weight_info")["weight_version"]
         if there != self._version:
-            raise RuntimeError(f"the vLLM server at {self.http.url} holds weights {there!r}, and this run last sent "
-                               f"{self._version!r}: it was restarted, or another run uses it. Give this run a server "
-                               "of its own and resume from the last checkpoint, train(resume_from_checkpoint=True).")
+            raise RuntimeError(
+                f"the vLLM server at {self.http.url} holds weights {there!r}, and this run last "
+                "sent "
+                f"{self._version!r}: it was restarted, or another run uses it. Give this run a "
+                "server "
+                "of its own and resume from the last checkpoint, "
+                "train(resume_from_checkpoint=True)."
+            )
 
     def _check_logprobs(self) -> None:
         asked = request(Sampling(1, 0), seed=0) | dict(logprobs=1, prompt=[0])
-        at = lambda heat: self.http.ask("POST", "/v1/completions", **asked | dict(temperature=heat))["choices"][0]
+        at = lambda heat: self.http.ask(
+            "POST", "/v1/completions", **asked | dict(temperature=heat)
+        )["choices"][0]
         cold, hot = (max(at(heat)["logprobs"]["top_logprobs"][0].values()) for heat in (1.0, 2.0))
         if abs(cold - hot) < 1e-6:
-            raise RuntimeError(f"the vLLM server at {self.http.url} gives log-probs that do not know the temperature: "
-                               f"start it with --logprobs-mode processed_logprobs, {START}")
+            raise RuntimeError(
+                f"the vLLM server at {self.http.url} gives log-probs that do not know the "
+                "temperature: "
+                f"start it with --logprobs-mode processed_logprobs, {START}"
+            )
 
 # %% ../nbs/09_engines.ipynb #d5769a7a
 class _ServerSync(_Server):
     "Weights to the server."
+
     def sync(self, model: nn.Module) -> None:
         "Send the policy's weights: pause, send, name the version, resume. On every rank."
-        if self._transfer is None: self._transfer = _Transfer(self.http, model, self.dtype, self.port, self.rank)
-        elif self.rank == 0: self._check_version()
+        if self._transfer is None:
+            self._transfer = _Transfer(self.http, model, self.dtype, self.port, self.rank)
+        elif self.rank == 0:
+            self._check_version()
         if self._transfer.model is not model:
-            raise ValueError("this engine was first synced with another model: make a new one for this.")
-        if self.rank == 0: self.http.ask("POST", "/pause?mode=wait")  # which drops what it cached of prompts, too
+            raise ValueError(
+                "this engine was first synced with another model: make a new one for this."
+            )
+        if self.rank == 0:
+            self.http.ask("POST", "/pause?mode=wait")  # which drops what it cached of prompts, too
         self._transfer.engine.send_weights()
         self._count += 1
         self._name()
-        if self.rank == 0: self.http.ask("POST", "/resume")
-        if self.rank == 0 and self._count == 1: self._check_logprobs()
-        if torch.distributed.is_initialized(): torch.distributed.barrier()  # nobody asks before all is there
+        if self.rank == 0:
+            self.http.ask("POST", "/resume")
+        if self.rank == 0 and self._count == 1:
+            self._check_logprobs()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # nobody asks before all is there
 
     def _name(self) -> None:
         "A version that no other run has, the same on every rank."
         name = [f"{uuid.uuid4().hex[:8]}-{self._count}"]
-        if torch.distributed.is_initialized(): torch.distributed.broadcast_object_list(name)
+        if torch.distributed.is_initialized():
+            torch.distributed.broadcast_object_list(name)
         self._version = name[0]
-        if self.rank == 0: self.http.ask("POST", "/update_weight_version", new_version=self._version)
+        if self.rank == 0:
+            self.http.ask("POST", "/update_weight_version", new_version=self._version)
 
 # %% ../nbs/09_engines.ipynb #30fb5763
 class VLLMServer(_ServerSync):
-    "A vLLM server on other GPUs. Raises ConnectionError where it is away, ImportError where it is of another release."
-    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling) -> tuple[Sample, Tensor]:
-        "A response to each prompt of this rank, and the engine's log-probs. Raises RuntimeError on another's weights."
-        if not self._count: raise RuntimeError("the server has no weights of this run: call sync(model) first.")
+    """A vLLM server on other GPUs. Raises ConnectionError where it is away, ImportError where it is
+    of another release."""
+
+    def generate(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+    ) -> tuple[Sample, Tensor]:
+        """A response to each prompt of this rank, and the engine's log-probs. Raises RuntimeError
+        on another's weights."""
+        if not self._count:
+            raise RuntimeError("the server has no weights of this run: call sync(model) first.")
         rows, seeds = _rows_of(prompt_ids, prompt_mask)
         with ThreadPoolExecutor(min(len(rows), 256)) as pool:
-            answers = list(pool.map(lambda ids, seed: self._one(ids, request(how, seed)), rows, seeds))
+            answers = list(
+                pool.map(lambda ids, seed: self._one(ids, request(how, seed)), rows, seeds)
+            )
         self._check_version()  # after, so that a restart in between is seen as well
-        return collect([one for several in answers for one in several], len(rows), how, prompt_ids.device)
+        return collect(
+            [one for several in answers for one in several], len(rows), how, prompt_ids.device
+        )
 
     def _one(self, ids: list[int], asked: dict[str, Any]) -> list[Answer]:
         "The server's answers to one prompt."
         found = self.http.ask("POST", "/v1/completions", prompt=ids, return_token_ids=True, **asked)
-        told = [(one, (one.get("logprobs") or {}).get("token_logprobs")) for one in found["choices"]]
-        return [Answer(one.get("token_ids") or [], logprobs, one["finish_reason"]) for one, logprobs in told]
+        told = [
+            (one, (one.get("logprobs") or {}).get("token_logprobs")) for one in found["choices"]
+        ]
+        return [
+            Answer(one.get("token_ids") or [], logprobs, one["finish_reason"])
+            for one, logprobs in told
+        ]
 
     def close(self) -> None:
-        if self._transfer is not None: self._transfer.engine.shutdown()
+        if self._transfer is not None:
+            self._transfer.engine.shutdown()
         self.http.client.close()

@@ -4,10 +4,15 @@
 
 # %% ../nbs/02_explore.ipynb #bbd4a180
 from __future__ import annotations
-import base64, html, io
+
+import base64
+import html
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-import anywidget, ipywidgets as widgets
+
+import anywidget
+import ipywidgets as widgets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -50,24 +55,39 @@ _SLIDER = """export default { render({ model, el }) {
 } };"""
 
 # %% ../nbs/02_explore.ipynb #775379a2
-class _IntSlider(anywidget.AnyWidget, widgets.IntSlider): _esm = _SLIDER
+class _IntSlider(anywidget.AnyWidget, widgets.IntSlider):
+    _esm = _SLIDER
 
-class _FloatSlider(anywidget.AnyWidget, widgets.FloatSlider): _esm = _SLIDER
+
+class _FloatSlider(anywidget.AnyWidget, widgets.FloatSlider):
+    _esm = _SLIDER
+
 
 class ChoiceSlider(anywidget.AnyWidget, widgets.SelectionSlider):
     "A slider over a list of options."
+
     _esm = _SLIDER
 
 # %% ../nbs/02_explore.ipynb #72a9b33b
 def control(
-    name: str,       # of the argument; underscores become spaces
-    spec: Any,       # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
+    name: str,  # of the argument; underscores become spaces
+    spec: Any,  # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
 ) -> widgets.Widget:
     "A control for one argument. Raises ValueError where the specification is none of these."
     label = name.replace("_", " ")  # without a tooltip, the label's says null
-    shared = dict(description=label, tooltip=label, style=dict(description_width="11em"), layout=dict(width="29em"))
-    if isinstance(spec, bool): return widgets.Checkbox(value=spec, **shared)
-    if isinstance(spec, tuple) and len(spec) in (3, 4) and all(isinstance(x, (int, float)) for x in spec):
+    shared = dict(
+        description=label,
+        tooltip=label,
+        style=dict(description_width="11em"),
+        layout=dict(width="29em"),
+    )
+    if isinstance(spec, bool):
+        return widgets.Checkbox(value=spec, **shared)
+    if (
+        isinstance(spec, tuple)
+        and len(spec) in (3, 4)
+        and all(isinstance(x, (int, float)) for x in spec)
+    ):
         low, high, start, *step = spec
         whole = all(isinstance(x, int) for x in spec)
         make = _IntSlider if whole else _FloatSlider
@@ -76,38 +96,50 @@ def control(
     choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
     if len(choices) and None not in choices:  # ipywidgets reads None as: nothing is chosen
         shared["style"] |= dict(button_width="initial")
-        beside = dict(display="flex", flex_flow="row nowrap", align_items="baseline")  # else its name takes a line
+        beside = dict(
+            display="flex", flex_flow="row nowrap", align_items="baseline"
+        )  # else its name takes a line
         return widgets.ToggleButtons(options=spec, **shared | dict(layout=beside))
-    raise ValueError(f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
-                     "choices without None, or a truth value.")
+    raise ValueError(
+        f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
+        "choices without None, or a truth value."
+    )
 
 # %% ../nbs/02_explore.ipynb #6dfab4ab
 def markup(
     view: str | Figure,
-    alt: str = "",       # what the figure shows, in a sentence
+    alt: str = "",  # what the figure shows, in a sentence
 ) -> str:
     "Markup of a view; a figure becomes an inline image, and is closed."
-    if view is None: raise ValueError("the function that draws returned nothing: let it return markup or a figure.")
-    if not isinstance(view, Figure): return str(view)
+    if view is None:
+        raise ValueError(
+            "the function that draws returned nothing: let it return markup or a figure."
+        )
+    if not isinstance(view, Figure):
+        return str(view)
     file = io.BytesIO()
     view.savefig(file, format="png", dpi=100, bbox_inches="tight")
     plt.close(view)
     data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html.escape(alt)}" style="max-width:100%" src="data:image/png;base64,{data}">'
+    return (
+        f'<img alt="{html.escape(alt)}" style="max-width:100%" src="data:image/png;base64,{data}">'
+    )
 
 # %% ../nbs/02_explore.ipynb #90a7a9b8
 class Explorer:
     "Controls above a view that a pure function draws from their values."
+
     def __init__(
         self,
         render: Callable[..., str | Figure],  # called with one keyword argument a control
-        alt: str = "",                        # what a figure shows, in a sentence
-        **specs: Any,                         # a specification for each argument of render, as `control` takes it
+        alt: str = "",  # what a figure shows, in a sentence
+        **specs: Any,  # a specification for each argument of render, as `control` takes it
     ):
         self.render, self.alt = render, alt
         self.controls = {name: control(name, spec) for name, spec in specs.items()}
         self.view = widgets.HTML()
-        for one in self.controls.values(): one.observe(self.update, names="value")
+        for one in self.controls.values():
+            one.observe(self.update, names="value")
         self.box = widgets.VBox([*self.controls.values(), self.view])
         self.update()
 
@@ -117,12 +149,21 @@ class Explorer:
 
     def update(self, change: Any = None) -> None:
         "Draw the view from the controls as they stand."
-        try: self.view.value = markup(self.render(**self.state()), self.alt)
+        try:
+            self.view.value = markup(self.render(**self.state()), self.alt)
         except Exception as error:
-            self.view.value = f'<p role="alert"><b>{type(error).__name__}</b>: {html.escape(str(error))}</p>'
+            self.view.value = (
+                f'<p role="alert"><b>{type(error).__name__}</b>: {html.escape(str(error))}</p>'
+            )
             raise
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        told = " · ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.state().items())
+        told = " · ".join(
+            f"{name.replace('_', ' ')} {value}" for name, value in self.state().items()
+        )
         static = f"<p>{html.escape(told)}</p>{self.view.value}"
-        return {**self.box._repr_mimebundle_(**kwargs), "text/html": static, "text/plain": f"Explorer({told})"}
+        return {
+            **self.box._repr_mimebundle_(**kwargs),
+            "text/html": static,
+            "text/plain": f"Explorer({told})",
+        }

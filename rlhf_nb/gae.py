@@ -4,6 +4,7 @@
 
 # %% ../nbs/11_gae.ipynb #f72d02aa
 from __future__ import annotations
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -13,13 +14,14 @@ __all__ = ['td_errors', 'gae', 'gae_matrix', 'returns_from']
 
 # %% ../nbs/11_gae.ipynb #00912a07
 def td_errors(
-    rewards: Tensor,                  # [B, T] per-token rewards
-    values: Tensor,                   # [B, T] value of the state in which token t is about to be chosen
-    mask: Tensor,                     # [B, T] true on real tokens: a run from the left, then padding
-    gamma: float = 1.0,               # discount per token, 0 to 1
+    rewards: Tensor,  # [B, T] per-token rewards
+    values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
+    mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
+    gamma: float = 1.0,  # discount per token, 0 to 1
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
-) -> Tensor:                          # [B, T] delta, zero on padding, float32 or wider
-    "Temporal-difference errors. Schulman et al. 2016, section 3. Raises ValueError for shapes that differ or a mask with a hole."
+) -> Tensor:  # [B, T] delta, zero on padding, float32 or wider
+    """Temporal-difference errors. Schulman et al. 2016, section 3. Raises ValueError for shapes
+    that differ or a mask with a hole."""
     _check_signals(rewards, values, mask, gamma, bootstrap)
     mask = mask.bool()
     values = torch.where(mask, values.to(torch.promote_types(values.dtype, torch.float32)), 0.0)
@@ -30,35 +32,48 @@ def td_errors(
     return torch.where(mask, rewards + gamma * after - values, 0.0)
 
 
-def _check_signals(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor | None) -> None:
+def _check_signals(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor | None
+) -> None:
     "Refuse what would broadcast into nonsense or run backwards over a gap."
     if not rewards.shape == values.shape == mask.shape:
-        raise ValueError(f"rewards {list(rewards.shape)}, values {list(values.shape)} and mask {list(mask.shape)} "
-                         "differ: give [B, T] each. A value head's [B, T, 1] wants squeeze(-1).")
+        raise ValueError(
+            f"rewards {list(rewards.shape)}, values {list(values.shape)} and mask "
+            f"{list(mask.shape)} "
+            "differ: give [B, T] each. A value head's [B, T, 1] wants squeeze(-1)."
+        )
     if bootstrap is not None and bootstrap.shape != mask.shape[:1]:
-        raise ValueError(f"bootstrap {list(bootstrap.shape)}: give one value a row, [{len(mask)}], "
-                         "and 0 for a row that ended by itself.")
+        raise ValueError(
+            f"bootstrap {list(bootstrap.shape)}: give one value a row, [{len(mask)}], "
+            "and 0 for a row that ended by itself."
+        )
     gap = (mask[:, 1:].bool() & ~mask[:, :-1].bool()).any(1)
     if gap.any():
-        raise ValueError(f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: responses are "
-                         "padded on the right. Leave the prompt out, and take what was not sampled out of the row.")
+        raise ValueError(
+            f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: responses "
+            "are "
+            "padded on the right. Leave the prompt out, and take what was not sampled out of the "
+            "row."
+        )
     _check_unit("gamma", gamma)
 
 
 def _check_unit(name: str, x: float) -> None:
     "Discounts are fractions."
-    if not 0 <= x <= 1: raise ValueError(f"{name}={x}: give a number from 0 to 1.")
+    if not 0 <= x <= 1:
+        raise ValueError(f"{name}={x}: give a number from 0 to 1.")
 
 # %% ../nbs/11_gae.ipynb #56ac7a06
 def gae(
-    rewards: Tensor,                  # [B, T] per-token rewards
-    values: Tensor,                   # [B, T] value of the state in which token t is about to be chosen
-    mask: Tensor,                     # [B, T] true on real tokens: a run from the left, then padding
-    gamma: float = 1.0,               # discount per token, 0 to 1
-    lam: float = 0.95,                # how much of the next token's advantage is inherited, 0 to 1
+    rewards: Tensor,  # [B, T] per-token rewards
+    values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
+    mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
+    gamma: float = 1.0,  # discount per token, 0 to 1
+    lam: float = 0.95,  # how much of the next token's advantage is inherited, 0 to 1
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
-) -> Tensor:                          # [B, T] advantages, not whitened, zero on padding
-    "Generalised advantage estimates, from the back. Schulman et al. 2016, eq. 16. Raises ValueError as `td_errors` does."
+) -> Tensor:  # [B, T] advantages, not whitened, zero on padding
+    """Generalised advantage estimates, from the back. Schulman et al. 2016, eq. 16. Raises
+    ValueError as `td_errors` does."""
     _check_unit("lam", lam)
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
     advantage, advantages = torch.zeros_like(delta[:, 0]), []
@@ -69,14 +84,15 @@ def gae(
 
 # %% ../nbs/11_gae.ipynb #8a57d28f
 def gae_matrix(
-    rewards: Tensor,                  # [B, T] per-token rewards
-    values: Tensor,                   # [B, T] value of the state in which token t is about to be chosen
-    mask: Tensor,                     # [B, T] true on real tokens: a run from the left, then padding
-    gamma: float = 1.0,               # discount per token, 0 to 1
-    lam: float = 0.95,                # how much of the next token's advantage is inherited, 0 to 1
+    rewards: Tensor,  # [B, T] per-token rewards
+    values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
+    mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
+    gamma: float = 1.0,  # discount per token, 0 to 1
+    lam: float = 0.95,  # how much of the next token's advantage is inherited, 0 to 1
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
-) -> Tensor:                          # [B, T] the advantages of `gae`, up to rounding
-    "GAE as a product with the upper-triangular matrix of (gamma * lam)^(l - t). Schulman et al. 2016, eq. 16."
+) -> Tensor:  # [B, T] the advantages of `gae`, up to rounding
+    """GAE as a product with the upper-triangular matrix of (gamma * lam)^(l - t). Schulman et al.
+    2016, eq. 16."""
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
     return delta @ _credit(delta.shape[1], gamma, lam).to(delta.dtype).to(delta.device).T
 
@@ -90,8 +106,9 @@ def _credit(T: int, gamma: float, lam: float) -> Tensor:
 # %% ../nbs/11_gae.ipynb #b041995f
 def returns_from(
     advantages: Tensor,  # [B, T] from `gae`, before any whitening
-    values: Tensor,      # [B, T] the values that `gae` was given
-    mask: Tensor,        # [B, T] true on real tokens
-) -> Tensor:             # [B, T] targets of the value loss, zero on padding
-    "Returns R = A + V on real tokens: what the value model should have said, the lambda-return (Sutton and Barto 2018, section 12.1)."
+    values: Tensor,  # [B, T] the values that `gae` was given
+    mask: Tensor,  # [B, T] true on real tokens
+) -> Tensor:  # [B, T] targets of the value loss, zero on padding
+    """Returns R = A + V on real tokens: what the value model should have said, the lambda-return
+    (Sutton and Barto 2018, section 12.1)."""
     return torch.where(mask.bool(), advantages + values, 0.0)

@@ -4,11 +4,14 @@
 
 # %% ../nbs/09_kl.ipynb #b12eb3b8
 from __future__ import annotations
+
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-import math
+
 import torch
 from torch import Tensor, nn
+
 from .logprobs import response_states, tempered
 
 # %% auto #0
@@ -17,103 +20,133 @@ __all__ = ['LOGR_CAP', 'ESTIMATORS', 'full_kl', 'log_ratio', 'k1', 'k2', 'abs_kl
 
 # %% ../nbs/09_kl.ipynb #56341bcc
 def full_kl(
-    logits: Tensor,      # [..., V] policy
+    logits: Tensor,  # [..., V] policy
     ref_logits: Tensor,  # [..., V] reference
     temperature: float = 1.0,  # what the sampler divided by; both distributions are compared at it
-) -> Tensor:             # [...] float32, in nats
-    "Exact KL(policy || reference), summed over the vocabulary. A token that the policy never says adds nothing."
+) -> Tensor:  # [...] float32, in nats
+    """Exact KL(policy || reference), summed over the vocabulary. A token that the policy never says
+    adds nothing."""
     if logits.shape != ref_logits.shape:
-        raise ValueError(f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: wanted one shape. Two "
-                         "models must share a vocabulary.")
+        raise ValueError(
+            f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: wanted one "
+            "shape. Two "
+            "models must share a vocabulary."
+        )
     logp, logq = [tempered(x, temperature).log_softmax(-1) for x in (logits, ref_logits)]
     p = logp.exp()
     return (p * (logp - logq).masked_fill(p == 0, 0.0)).sum(-1)
 
 # %% ../nbs/09_kl.ipynb #bbb72aff
 def log_ratio(
-    logprobs: Tensor,      # [B, T] policy
+    logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-) -> Tensor:               # [B, T] float32: reference minus policy
-    "logr, wide enough to subtract in: bf16 log-probs become float32 first. Raises ValueError if the shapes differ."
+) -> Tensor:  # [B, T] float32: reference minus policy
+    """logr, wide enough to subtract in: bf16 log-probs become float32 first. Raises ValueError if
+    the shapes differ."""
     if logprobs.shape != ref_logprobs.shape:
-        raise ValueError(f"logprobs {list(logprobs.shape)} and ref_logprobs {list(ref_logprobs.shape)}: wanted one "
-                         "shape, the same tokens in both.")
-    wide = torch.promote_types(torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32)
+        raise ValueError(
+            f"logprobs {list(logprobs.shape)} and ref_logprobs {list(ref_logprobs.shape)}: wanted "
+            "one "
+            "shape, the same tokens in both."
+        )
+    wide = torch.promote_types(
+        torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32
+    )
     return ref_logprobs.to(wide) - logprobs.to(wide)
 
 # %% ../nbs/09_kl.ipynb #4684eceb
 def k1(
-    logprobs: Tensor,      # [B, T] policy
+    logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-) -> Tensor:               # [B, T] nats, of either sign
+) -> Tensor:  # [B, T] nats, of either sign
     "-logr: unbiased, noisy. Schulman, joschu.net/blog/kl-approx.html."
     return log_ratio(ref_logprobs, logprobs)
 
+
 def k2(
-    logprobs: Tensor,      # [B, T] policy
+    logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-) -> Tensor:               # [B, T] nats, never negative
-    "logr squared, halved: little noise, biased once the two are far apart. Schulman, joschu.net/blog/kl-approx.html."
+) -> Tensor:  # [B, T] nats, never negative
+    """logr squared, halved: little noise, biased once the two are far apart. Schulman,
+    joschu.net/blog/kl-approx.html."""
     return log_ratio(logprobs, ref_logprobs).square() / 2
 
+
 def abs_kl(
-    logprobs: Tensor,      # [B, T] policy
+    logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-) -> Tensor:               # [B, T] nats, never negative
-    "|logr|: a distance rather than a KL, first order where k2 is second; some early code penalises it."
+) -> Tensor:  # [B, T] nats, never negative
+    """|logr|: a distance rather than a KL, first order where k2 is second; some early code
+    penalises it."""
     return log_ratio(logprobs, ref_logprobs).abs()
 
 # %% ../nbs/09_kl.ipynb #b66f3e33
 LOGR_CAP = 80.0  # e^80 is 5.5e34: a few thousand of them still add up in float32
 
+
 def k3(
-    logprobs: Tensor,      # [B, T] policy
+    logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-) -> Tensor:               # [B, T] nats, never negative
-    "e^logr - 1 - logr: unbiased and never negative. logr above 80 counts as 80. Schulman, joschu.net/blog/kl-approx.html."
+) -> Tensor:  # [B, T] nats, never negative
+    """e^logr - 1 - logr: unbiased and never negative. logr above 80 counts as 80. Schulman,
+    joschu.net/blog/kl-approx.html."""
     logr = log_ratio(logprobs, ref_logprobs).clamp(max=LOGR_CAP)
     small = logr.clamp(-0.1, 0.1)
     series = small.square() / 2
-    series = series * (1 + small / 3 * (1 + small / 4 * (1 + small / 5 * (1 + small / 6 * (1 + small / 7)))))
+    series = series * (
+        1 + small / 3 * (1 + small / 4 * (1 + small / 5 * (1 + small / 6 * (1 + small / 7))))
+    )
     return torch.where(logr.abs() < 0.1, series, torch.expm1(logr) - logr)
 
 # %% ../nbs/09_kl.ipynb #addc4ac4
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": abs_kl}
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "abs": abs_kl,
+}
+
 
 def estimate_kl(
-    logprobs: Tensor,      # [B, T] policy
+    logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
-    estimator: str = "k1", # one of ESTIMATORS
-) -> Tensor:               # [B, T] float32, in nats
+    estimator: str = "k1",  # one of ESTIMATORS
+) -> Tensor:  # [B, T] float32, in nats
     "KL of every token by the estimator of that name. Raises ValueError on a name it does not know."
     if estimator not in ESTIMATORS:
-        raise ValueError(f"kl_estimator is {estimator!r}: known are {', '.join(ESTIMATORS)} from log-probs, and full, "
-                         "which needs both distributions (full_kl on logits, response_full_kl on models).")
+        raise ValueError(
+            f"kl_estimator is {estimator!r}: known are {', '.join(ESTIMATORS)} from log-probs, "
+            "and full, "
+            "which needs both distributions (full_kl on logits, response_full_kl on models)."
+        )
     return ESTIMATORS[estimator](logprobs, ref_logprobs)
 
 # %% ../nbs/09_kl.ipynb #507ef9ee
 def response_full_kl(
-    policy: nn.Module,     # a causal language model
-    ref: nn.Module,        # the reference, of the same vocabulary
-    prompt_ids: Tensor,    # [B, P] padded on the left
-    prompt_mask: Tensor,   # [B, P] true on real tokens
+    policy: nn.Module,  # a causal language model
+    ref: nn.Module,  # the reference, of the same vocabulary
+    prompt_ids: Tensor,  # [B, P] padded on the left
+    prompt_mask: Tensor,  # [B, P] true on real tokens
     response_ids: Tensor,  # [B, T] padded on the right
-    mask: Tensor,          # [B, T] true on real tokens
-    temperature: float = 1.0,   # what the sampler divided by
+    mask: Tensor,  # [B, T] true on real tokens
+    temperature: float = 1.0,  # what the sampler divided by
     chunk_logits: int = 2**26,  # most logits held at a time, for each model
     # entered around the reference: policy.disable_adapter under LoRA
     ref_context: Callable[[], AbstractContextManager] = nullcontext,
-) -> Tensor:               # [B, T] float32, zero on padding
-    "Exact KL(policy || reference) where each response token was chosen, a chunk of tokens at a time and without gradients."
+) -> Tensor:  # [B, T] float32, zero on padding
+    """Exact KL(policy || reference) where each response token was chosen, a chunk of tokens at a
+    time and without gradients."""
     batch = (prompt_ids, prompt_mask, response_ids, mask)
     with torch.no_grad():
         states, head, vocab_size = response_states(policy, *batch)
-        with ref_context(): ref_states, ref_head, _ = response_states(ref, *batch)
+        with ref_context():
+            ref_states, ref_head, _ = response_states(ref, *batch)
         kl = torch.zeros(mask.shape, device=mask.device)
         parts, size = [], max(1, chunk_logits // vocab_size)
         for some, ref_some in zip(states.split(size), ref_states.split(size)):
             logits = head(some)
-            with ref_context(): ref_logits = ref_head(ref_some)
+            with ref_context():
+                ref_logits = ref_head(ref_some)
             parts.append(full_kl(logits, ref_logits, temperature).float())
     return kl.masked_scatter(mask.bool(), torch.cat(parts))
 
@@ -121,34 +154,46 @@ def response_full_kl(
 def _check_coef(kl_coef: float) -> float:
     "A price that can be multiplied with."
     if not (math.isfinite(kl_coef) and kl_coef >= 0):
-        raise ValueError(f"kl_coef is {kl_coef}: give a number that is finite and not negative, for example 0.05; 0 "
-                         "turns the penalty off.")
+        raise ValueError(
+            f"kl_coef is {kl_coef}: give a number that is finite and not negative, for example "
+            "0.05; 0 "
+            "turns the penalty off."
+        )
     return float(kl_coef)
+
 
 class FixedKLController:
     "The same kl_coef for the whole run."
+
     def __init__(self, kl_coef: float) -> None:
         self.value = _check_coef(kl_coef)
+
     def update(self, kl: float, n_episodes: int) -> float:
         "Nothing to learn: the coefficient as it is."
         return self.value
+
     def set(self, kl_coef: float) -> None:
-        "Another coefficient from here on, by hand. Raises ValueError as the constructor does, and then nothing changes."
+        """Another coefficient from here on, by hand. Raises ValueError as the constructor does, and
+        then nothing changes."""
         self.value = _check_coef(kl_coef)
+
     def state_dict(self) -> dict[str, float]:
         "What a checkpoint keeps."
         return {"value": self.value}
+
     def load_state_dict(self, state: dict[str, float]) -> None:
         "Go on from a checkpoint."
         self.value = _check_coef(state["value"])
 
 # %% ../nbs/09_kl.ipynb #8815793e
 class AdaptiveKLController(FixedKLController):
-    "Raises kl_coef while the KL is above target and lowers it below. Ziegler et al. 2019, section 2.2."
+    """Raises kl_coef while the KL is above target and lowers it below. Ziegler et al. 2019, section
+    2.2."""
+
     def __init__(
         self,
         kl_coef: float,  # where to start, above 0
-        target: float,   # KL per episode to hold, in nats
+        target: float,  # KL per episode to hold, in nats
         horizon: float,  # episodes over which a wrong coefficient is put right; larger is slower
     ) -> None:
         super().__init__(kl_coef)
@@ -156,20 +201,31 @@ class AdaptiveKLController(FixedKLController):
             if not (math.isfinite(x) and x > 0):
                 raise ValueError(f"{name} is {x}: the adaptive controller needs a positive number.")
         self.target, self.horizon = target, horizon
+
     def set(self, kl_coef: float) -> None:
         "Go on adapting from another coefficient, above 0: one of 0 would stay 0 for ever."
         if not (math.isfinite(kl_coef) and kl_coef > 0):
-            raise ValueError(f"kl_coef is {kl_coef}: the adaptive controller needs a positive number.")
+            raise ValueError(
+                f"kl_coef is {kl_coef}: the adaptive controller needs a positive number."
+            )
         self.value = float(kl_coef)
+
     def update(self, kl: float, n_episodes: int) -> float:
-        "The new coefficient after n_episodes whose mean KL was kl. Raises ValueError if kl is not finite or the step would not be positive."
+        """The new coefficient after n_episodes whose mean KL was kl. Raises ValueError if kl is not
+        finite or the step would not be positive."""
         if not math.isfinite(kl):
-            raise ValueError(f"the measured KL is {kl}: the coefficient stays {self.value}; look at the log-probs of "
-                             "this batch.")
+            raise ValueError(
+                f"the measured KL is {kl}: the coefficient stays {self.value}; look at the "
+                "log-probs of "
+                "this batch."
+            )
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * n_episodes / self.horizon
         if factor <= 0:
-            raise ValueError(f"kl_horizon {self.horizon} is too short for {n_episodes} episodes an update: make it "
-                             f"{n_episodes} or more.")
+            raise ValueError(
+                f"kl_horizon {self.horizon} is too short for {n_episodes} episodes an update: "
+                "make it "
+                f"{n_episodes} or more."
+            )
         self.value *= factor
         return self.value

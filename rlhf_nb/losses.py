@@ -4,9 +4,12 @@
 
 # %% ../nbs/12_losses.ipynb #b43c1f8f
 from __future__ import annotations
+
 from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
 from .masks import masked_sum, masked_var
 
 # %% auto #0
@@ -15,110 +18,137 @@ __all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', '
 # %% ../nbs/12_losses.ipynb #d42a9865
 LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: no number beyond it says more
 
+
 def _real(
-    x: Tensor,     # [B, T]
+    x: Tensor,  # [B, T]
     mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:       # [B, T] float32 (float64 stays), zero on padding
-    "What counts, before anything is done to it: padding can then spoil neither value nor gradient. Raises ValueError if the shapes differ."
+) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding
+    """What counts, before anything is done to it: padding can then spoil neither value nor
+    gradient. Raises ValueError if the shapes differ."""
     if x.shape != mask.shape:
-        raise ValueError(f"a tensor of shape {list(x.shape)} with a mask of {list(mask.shape)}: wanted [B, T] for both.")
+        raise ValueError(
+            f"a tensor of shape {list(x.shape)} with a mask of {list(mask.shape)}: wanted [B, T] "
+            "for both."
+        )
     return (x if x.dtype == torch.float64 else x.float()).masked_fill(~mask.bool(), 0.0)
 
+
 def _log_ratio(
-    logprobs: Tensor,      # [B, T] of the policy now
+    logprobs: Tensor,  # [B, T] of the policy now
     old_logprobs: Tensor,  # [B, T] of the policy that sampled
-    mask: Tensor,          # [B, T] true on real tokens
-) -> Tensor:               # [B, T] now minus then, between -20 and 20, zero on padding
+    mask: Tensor,  # [B, T] true on real tokens
+) -> Tensor:  # [B, T] now minus then, between -20 and 20, zero on padding
     "Log of the probability ratio, capped so that its exponential is a number one can compute with."
     return (_real(logprobs, mask) - _real(old_logprobs, mask)).clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
 
 # %% ../nbs/12_losses.ipynb #269f9cb4
 def _surrogates(
-    ratio: Tensor,       # [B, T] new probability over old
+    ratio: Tensor,  # [B, T] new probability over old
     advantages: Tensor,  # [B, T]
-    cliprange: float,    # how far below 1
+    cliprange: float,  # how far below 1
     cliprange_high: float | None,  # how far above 1; None: as far as below
 ) -> tuple[Tensor, Tensor]:  # [B, T] the plain loss and the clipped one
     "Both sides of the maximum. Schulman et al. 2017, equation 7, with the sign of a loss."
     high = cliprange if cliprange_high is None else cliprange_high
     if not (0 <= cliprange <= 1 and high >= 0):
-        raise ValueError(f"cliprange is {cliprange} and cliprange_high {cliprange_high}: give a share between 0 and 1, "
-                         "such as 0.2, and a high one of at least 0.")
+        raise ValueError(
+            f"cliprange is {cliprange} and cliprange_high {cliprange_high}: give a share between "
+            "0 and 1, "
+            "such as 0.2, and a high one of at least 0."
+        )
     return -advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high)
 
 # %% ../nbs/12_losses.ipynb #1adfb051
 def policy_loss(
-    logprobs: Tensor,      # [B, T] of the policy now; the gradient flows here
+    logprobs: Tensor,  # [B, T] of the policy now; the gradient flows here
     old_logprobs: Tensor,  # [B, T] of the policy that sampled
-    advantages: Tensor,    # [B, T]
-    mask: Tensor,          # [B, T] true on real tokens
-    cliprange: float = 0.2,                # the ratio counts down to 1 - cliprange
-    cliprange_high: float | None = None,   # and up to 1 + this; None: as far up as down
-    dual_clip: float | None = None,        # above 1: no token's loss exceeds -dual_clip * A where A < 0
-) -> Tensor:               # scalar: the sum over real tokens
-    "PPO's clipped loss, Schulman et al. 2017, eq. 7; dual clip: Ye et al. 2019 (1912.09729). Divide by the real tokens of the whole mini-batch."
+    advantages: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
+    cliprange: float = 0.2,  # the ratio counts down to 1 - cliprange
+    cliprange_high: float | None = None,  # and up to 1 + this; None: as far up as down
+    dual_clip: float | None = None,  # above 1: no token's loss exceeds -dual_clip * A where A < 0
+) -> Tensor:  # scalar: the sum over real tokens
+    """PPO's clipped loss, Schulman et al. 2017, eq. 7; dual clip: Ye et al. 2019 (1912.09729).
+    Divide by the real tokens of the whole mini-batch."""
     if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off.")
+        raise ValueError(
+            f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off."
+        )
     advantages = _real(advantages, mask)
-    plain, clipped = _surrogates(_log_ratio(logprobs, old_logprobs, mask).exp(), advantages, cliprange, cliprange_high)
+    plain, clipped = _surrogates(
+        _log_ratio(logprobs, old_logprobs, mask).exp(), advantages, cliprange, cliprange_high
+    )
     loss = torch.maximum(plain, clipped)
-    if dual_clip is not None: loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
     return masked_sum(loss, mask)
 
 # %% ../nbs/12_losses.ipynb #e8db5334
 def _value_errors(
-    values: Tensor,      # [B, T] of the value model now
+    values: Tensor,  # [B, T] of the value model now
     old_values: Tensor,  # [B, T] of the value model at the rollout
-    returns: Tensor,     # [B, T]
-    mask: Tensor,        # [B, T] true on real tokens
+    returns: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
     cliprange_value: float,  # how far a value may move from the old one
 ) -> tuple[Tensor, Tensor]:  # [B, T] squared errors, plain and clipped
     "Both sides of the maximum."
     if not cliprange_value >= 0:
-        raise ValueError(f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; "
-                         "float('inf') turns clipping off.")
+        raise ValueError(
+            f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; "
+            "float('inf') turns clipping off."
+        )
     values, old_values, returns = _real(values, mask), _real(old_values, mask), _real(returns, mask)
     near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
     return (values - returns).square(), (near - returns).square()
 
 # %% ../nbs/12_losses.ipynb #b31a775b
 def value_loss(
-    values: Tensor,      # [B, T] of the value model now; the gradient flows here
+    values: Tensor,  # [B, T] of the value model now; the gradient flows here
     old_values: Tensor,  # [B, T] of the value model at the rollout
-    returns: Tensor,     # [B, T]
-    mask: Tensor,        # [B, T] true on real tokens
+    returns: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
     cliprange_value: float = 0.2,  # how far a value may move from the old one
-) -> Tensor:             # scalar: the sum over real tokens
-    "Half the squared error, the worse of moved and clipped; 2403.17031. Divide by the real tokens of the whole mini-batch."
-    return 0.5 * masked_sum(torch.maximum(*_value_errors(values, old_values, returns, mask, cliprange_value)), mask)
+) -> Tensor:  # scalar: the sum over real tokens
+    """Half the squared error, the worse of moved and clipped; 2403.17031. Divide by the real tokens
+    of the whole mini-batch."""
+    return 0.5 * masked_sum(
+        torch.maximum(*_value_errors(values, old_values, returns, mask, cliprange_value)), mask
+    )
 
 # %% ../nbs/12_losses.ipynb #4cd7f13d
 @torch.no_grad()
 def policy_diagnostics(
-    logprobs: Tensor,      # [B, T] of the policy now
+    logprobs: Tensor,  # [B, T] of the policy now
     old_logprobs: Tensor,  # [B, T] of the policy that sampled
-    advantages: Tensor,    # [B, T]
-    mask: Tensor,          # [B, T] true on real tokens
-    cliprange: float = 0.2,               # as in policy_loss
+    advantages: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
+    cliprange: float = 0.2,  # as in policy_loss
     cliprange_high: float | None = None,  # as in policy_loss
-) -> dict[str, Tensor]:    # sums over real tokens: ratio, ratio_sq, clipfrac, approxkl, tokens
-    "What the policy loss did, as sums: add them over micro-batches and ranks, then divide by tokens."
+) -> dict[str, Tensor]:  # sums over real tokens: ratio, ratio_sq, clipfrac, approxkl, tokens
+    """What the policy loss did, as sums: add them over micro-batches and ranks, then divide by
+    tokens."""
     logr = _log_ratio(logprobs, old_logprobs, mask)
     plain, clipped = _surrogates(logr.exp(), _real(advantages, mask), cliprange, cliprange_high)
-    sums = dict(ratio=logr.exp(), ratio_sq=(2 * logr).exp(), clipfrac=(clipped > plain).float(),
-                approxkl=0.5 * logr.square(), tokens=torch.ones_like(logr))
+    sums = dict(
+        ratio=logr.exp(),
+        ratio_sq=(2 * logr).exp(),
+        clipfrac=(clipped > plain).float(),
+        approxkl=0.5 * logr.square(),
+        tokens=torch.ones_like(logr),
+    )
     return {name: masked_sum(x, mask) for name, x in sums.items()}
 
 # %% ../nbs/12_losses.ipynb #8b70df82
 @torch.no_grad()
 def value_diagnostics(
-    values: Tensor,      # [B, T] of the value model now
+    values: Tensor,  # [B, T] of the value model now
     old_values: Tensor,  # [B, T] of the value model at the rollout
-    returns: Tensor,     # [B, T]
-    mask: Tensor,        # [B, T] true on real tokens
+    returns: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
     cliprange_value: float = 0.2,  # as in value_loss
 ) -> dict[str, Tensor]:  # sums over real tokens: clipfrac, error_sq, tokens
-    "What the value loss did, as sums: add them over micro-batches and ranks, then divide by tokens."
+    """What the value loss did, as sums: add them over micro-batches and ranks, then divide by
+    tokens."""
     plain, clipped = _value_errors(values, old_values, returns, mask, cliprange_value)
     sums = dict(clipfrac=(clipped > plain).float(), error_sq=plain, tokens=torch.ones_like(plain))
     return {name: masked_sum(x, mask) for name, x in sums.items()}
@@ -126,11 +156,12 @@ def value_diagnostics(
 # %% ../nbs/12_losses.ipynb #e570e71a
 @torch.no_grad()
 def explained_variance(
-    values: Tensor,   # [B, T] of the value model
+    values: Tensor,  # [B, T] of the value model
     returns: Tensor,  # [B, T] what it was meant to foresee
-    mask: Tensor,     # [B, T] true on real tokens
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> Tensor:          # scalar: 1 foresees all, 0 no better than a constant, below 0 worse
+    mask: Tensor,  # [B, T] true on real tokens
+    reduce: Callable[[Tensor], Tensor]
+    | None = None,  # sums a tensor over all ranks; None: this rank alone
+) -> Tensor:  # scalar: 1 foresees all, 0 no better than a constant, below 0 worse
     "1 - var(returns - values) / var(returns), over real tokens; 0 where the returns do not vary."
     values, returns = _real(values, mask), _real(returns, mask)
     left, spread = masked_var(returns - values, mask, reduce), masked_var(returns, mask, reduce)

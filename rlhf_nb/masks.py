@@ -4,7 +4,9 @@
 
 # %% ../nbs/01_masks.ipynb #7b825c5f
 from __future__ import annotations
+
 from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,41 +18,50 @@ __all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'close_
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
     "Refuse what cannot be padded, and say how to mend it."
     if pad_id is None:
-        raise ValueError("pad_id is None: the tokenizer has no padding token. Give it one of its own, "
-                         "for example tokenizer.add_special_tokens({'pad_token': '[PAD]'}).")
-    if len(rows) == 0: raise ValueError("rows is empty: give at least one list of token ids.")
+        raise ValueError(
+            "pad_id is None: the tokenizer has no padding token. Give it one of its own, "
+            "for example tokenizer.add_special_tokens({'pad_token': '[PAD]'})."
+        )
+    if len(rows) == 0:
+        raise ValueError("rows is empty: give at least one list of token ids.")
     for i, row in enumerate(rows):
         if len(row) == 0:
-            raise ValueError(f"row {i} holds no token: drop the row, or start it with the tokenizer's bos token.")
+            raise ValueError(
+                f"row {i} holds no token: drop the row, or start it with the tokenizer's bos token."
+            )
 
 # %% ../nbs/01_masks.ipynb #783c411e
 def left_pad(
     rows: list[list[int]],  # token ids, one list a row, of any lengths
-    pad_id: int,            # what goes into the empty places
-) -> tuple[Tensor, Tensor]: # ids [B, P] long, mask [B, P] true on real tokens
+    pad_id: int,  # what goes into the empty places
+) -> tuple[Tensor, Tensor]:  # ids [B, P] long, mask [B, P] true on real tokens
     "Prompts into a rectangle, padded on the left. Raises ValueError on an empty row or no rows."
     _check_rows(rows, pad_id)
     lengths = torch.tensor([[len(row)] for row in rows])
     width = int(lengths.max())
-    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
+    ids = torch.tensor(
+        [[pad_id] * (width - len(row)) + list(row) for row in rows], dtype=torch.long
+    )
     return ids, torch.arange(width) >= width - lengths
 
 # %% ../nbs/01_masks.ipynb #b1ba427c
 def right_pad(
     rows: list[list[int]],  # token ids, one list a row, of any lengths
-    pad_id: int,            # what goes into the empty places
-) -> tuple[Tensor, Tensor]: # ids [B, T] long, mask [B, T] true on real tokens
+    pad_id: int,  # what goes into the empty places
+) -> tuple[Tensor, Tensor]:  # ids [B, T] long, mask [B, T] true on real tokens
     "Responses into a rectangle, padded on the right. Raises ValueError on an empty row or no rows."
     _check_rows(rows, pad_id)
     lengths = torch.tensor([[len(row)] for row in rows])
     width = int(lengths.max())
-    ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows], dtype=torch.long)
+    ids = torch.tensor(
+        [list(row) + [pad_id] * (width - len(row)) for row in rows], dtype=torch.long
+    )
     return ids, torch.arange(width) < lengths
 
 # %% ../nbs/01_masks.ipynb #3e22d867
 def position_ids(
     mask: Tensor,  # [B, L] true on real tokens; prompt and response side by side are fine
-) -> Tensor:       # [B, L] long: 0, 1, 2, .. over the real tokens, 0 on padding
+) -> Tensor:  # [B, L] long: 0, 1, 2, .. over the real tokens, 0 on padding
     "Positions that do not move when padding is added."
     mask = mask.bool()
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
@@ -61,15 +72,19 @@ def check_left_padded(
 ) -> None:
     "Raises ValueError where a prompt does not end in the last column."
     if prompt_mask.shape[1] == 0 or not bool(prompt_mask[:, -1].all()):
-        raise ValueError("a prompt does not end in the last column of prompt_mask: pad prompts on the left "
-                         "(masks.left_pad), and drop empty ones.")
+        raise ValueError(
+            "a prompt does not end in the last column of prompt_mask: pad prompts on the left "
+            "(masks.left_pad), and drop empty ones."
+        )
 
 # %% ../nbs/01_masks.ipynb #7bb8aaaa
 def close_up(
-    ids: Tensor,   # [B, L]
+    ids: Tensor,  # [B, L]
     mask: Tensor,  # [B, L] true on real tokens
     pad_to_multiple_of: int = 1,
-) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], W the longest row's length, rounded up to such a multiple, L at most
+) -> tuple[
+    Tensor, Tensor
+]:  # ids and mask [B, W], W the longest row's length, rounded up to such a multiple, L at most
     "The same rows with their real tokens side by side on the left, in order."
     width = -(-int(mask.sum(1).max()) // pad_to_multiple_of) * pad_to_multiple_of
     order = (~mask.bool()).long().argsort(dim=1, stable=True)[:, :width]
@@ -77,10 +92,10 @@ def close_up(
 
 # %% ../nbs/01_masks.ipynb #2eede886
 def response_columns(
-    real: Tensor,         # [B, L] true on real tokens, prompt before response, wherever they stand
+    real: Tensor,  # [B, L] true on real tokens, prompt before response, wherever they stand
     prompt_mask: Tensor,  # [B, P] true on real tokens of the prompts
-    count: int,           # response tokens
-) -> Tensor:              # [B, count] columns of real, the last one where the row ends before
+    count: int,  # response tokens
+) -> Tensor:  # [B, count] columns of real, the last one where the row ends before
     "The column in front of each response token: where the model stands when it chooses that token."
     tokens = prompt_mask.sum(1, keepdim=True)
     before = (real.long().cumsum(1) == tokens).long().argmax(1, keepdim=True)
@@ -89,16 +104,23 @@ def response_columns(
 # %% ../nbs/01_masks.ipynb #97addce7
 def _is_stop(response_ids: Tensor, stop_ids: list[int]) -> Tensor:
     "[B, T] true on every stop token. Raises ValueError where stop_ids is not a list of ints."
-    if not isinstance(stop_ids, (list, tuple, set)) or not all(isinstance(i, int) for i in stop_ids):
-        raise ValueError(f"stop_ids is {stop_ids!r}: give a list of token ids, for example [tokenizer.eos_token_id], "
-                         "or [] for none.")
-    return torch.isin(response_ids, torch.tensor(list(stop_ids), dtype=torch.long, device=response_ids.device))
+    if not isinstance(stop_ids, (list, tuple, set)) or not all(
+        isinstance(i, int) for i in stop_ids
+    ):
+        raise ValueError(
+            f"stop_ids is {stop_ids!r}: give a list of token ids, for example "
+            "[tokenizer.eos_token_id], "
+            "or [] for none."
+        )
+    return torch.isin(
+        response_ids, torch.tensor(list(stop_ids), dtype=torch.long, device=response_ids.device)
+    )
 
 # %% ../nbs/01_masks.ipynb #9128717b
 def response_mask(
     response_ids: Tensor,  # [B, T] sampled tokens
-    stop_ids: list[int],   # tokens that end a response; an empty list ends none
-) -> Tensor:               # [B, T] true up to the first stop token and on it
+    stop_ids: list[int],  # tokens that end a response; an empty list ends none
+) -> Tensor:  # [B, T] true up to the first stop token and on it
     "Which sampled tokens belong to the response; a row without a stop token is true throughout."
     is_stop = _is_stop(response_ids, stop_ids).long()
     return is_stop.cumsum(-1) - is_stop == 0
@@ -106,58 +128,68 @@ def response_mask(
 # %% ../nbs/01_masks.ipynb #1ce48d08
 def reached_stop(
     response_ids: Tensor,  # [B, T] sampled tokens
-    stop_ids: list[int],   # tokens that end a response
-) -> Tensor:               # [B] true where the row holds a stop token
+    stop_ids: list[int],  # tokens that end a response
+) -> Tensor:  # [B] true where the row holds a stop token
     "Rows that ended by themselves, rather than at the length limit."
     return _is_stop(response_ids, stop_ids).any(-1)
 
 # %% ../nbs/01_masks.ipynb #2f3ad9de
 def last_index(
     mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:       # [B] long: the column of the last true, -1 where there is none
+) -> Tensor:  # [B] long: the column of the last true, -1 where there is none
     "The last real token of each row, where the score of the whole response is paid."
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask.bool(), columns, -1).amax(-1)
 
 # %% ../nbs/01_masks.ipynb #143322e4
 def _real(
-    x: Tensor,     # any shape
+    x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-) -> Tensor:       # x in float32 (float64 stays), zero on padding
+) -> Tensor:  # x in float32 (float64 stays), zero on padding
     "The numbers that count, wide enough to add up. Raises ValueError if the shapes differ."
     if x.shape != mask.shape:
-        raise ValueError(f"x has shape {list(x.shape)} and mask {list(mask.shape)}: give one mask entry for each "
-                         "number, for example mask.expand_as(x).")
+        raise ValueError(
+            f"x has shape {list(x.shape)} and mask {list(mask.shape)}: give one mask entry for "
+            "each "
+            "number, for example mask.expand_as(x)."
+        )
     wide = x if x.dtype == torch.float64 else x.float()
     return wide.masked_fill(~mask.bool(), 0.0)
 
 # %% ../nbs/01_masks.ipynb #f86dfd41
 def masked_sum(
-    x: Tensor,     # any shape
+    x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> Tensor:       # scalar, float32 (float64 if x is)
+    reduce: Callable[[Tensor], Tensor]
+    | None = None,  # sums a tensor over all ranks; None: this rank alone
+) -> Tensor:  # scalar, float32 (float64 if x is)
     "Sum over every real token; 0 if there is none. Padding may hold anything, NaN included."
     total = _real(x, mask).sum()
-    if reduce is None: return total
-    return reduce(total.detach()) + (total - total.detach())  # a collective has no gradient: the added zero carries it
+    if reduce is None:
+        return total
+    return reduce(total.detach()) + (
+        total - total.detach()
+    )  # a collective has no gradient: the added zero carries it
 
 # %% ../nbs/01_masks.ipynb #80dcacc3
 def masked_mean(
-    x: Tensor,     # any shape
+    x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> Tensor:       # scalar, float32 (float64 if x is)
-    "Mean over every real token: every token weighs the same, whichever row or rank it is in; 0 if there is none."
+    reduce: Callable[[Tensor], Tensor]
+    | None = None,  # sums a tensor over all ranks; None: this rank alone
+) -> Tensor:  # scalar, float32 (float64 if x is)
+    """Mean over every real token: every token weighs the same, whichever row or rank it is in; 0 if
+    there is none."""
     count = masked_sum(torch.ones_like(x), mask, reduce)
     return masked_sum(x, mask, reduce) / count.clamp(min=1)
 
 # %% ../nbs/01_masks.ipynb #b8f32388
 def masked_var(
-    x: Tensor,     # any shape
+    x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> Tensor:       # scalar, float32 (float64 if x is)
+    reduce: Callable[[Tensor], Tensor]
+    | None = None,  # sums a tensor over all ranks; None: this rank alone
+) -> Tensor:  # scalar, float32 (float64 if x is)
     "Unbiased variance over every real token (divided by N - 1); 0 if there are fewer than two."
     centred = _real(x, mask) - masked_mean(x, mask, reduce)
     count = masked_sum(torch.ones_like(x), mask, reduce)
@@ -165,15 +197,18 @@ def masked_var(
 
 # %% ../nbs/01_masks.ipynb #80b69597
 def whiten(
-    x: Tensor,     # any shape
+    x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
     shift_mean: bool = True,  # False: scale about the mean and leave the mean where it was
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
+    reduce: Callable[[Tensor], Tensor]
+    | None = None,  # sums a tensor over all ranks; None: this rank alone
     eps: float = 1e-8,  # added to the variance
-) -> Tensor:       # like x (float32 if x holds integers), zero on padding
-    "Scale to a standard deviation of 1 over all real tokens, one token alone only centred. Ziegler et al. 2019; 2403.17031, section 7."
+) -> Tensor:  # like x (float32 if x holds integers), zero on padding
+    """Scale to a standard deviation of 1 over all real tokens, one token alone only centred.
+    Ziegler et al. 2019; 2403.17031, section 7."""
     mean, var = masked_mean(x, mask, reduce), masked_var(x, mask, reduce)
     white = (_real(x, mask) - mean) * (var + eps).rsqrt()
-    if not shift_mean: white = white + mean
+    if not shift_mean:
+        white = white + mean
     white = white.masked_fill(~mask.bool(), 0.0)
     return white.to(x.dtype) if x.is_floating_point() else white

@@ -4,9 +4,15 @@
 
 # %% ../nbs/16_memory.ipynb #14f6e840
 from __future__ import annotations
-import copy, json, math, re, warnings
+
+import copy
+import json
+import math
+import re
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
 import pandas as pd
 import torch
 from rich.box import SIMPLE_HEAD
@@ -15,6 +21,7 @@ from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
+
 from .models import with_adapter
 
 GIB = 2**30  # what GPUs are sold as GB, near enough: 80 "GB" are 80 GiB, less what the driver keeps
@@ -28,51 +35,68 @@ __all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGM
 def _count(model: nn.Module, wanted: Any = lambda p: True) -> int:
     return sum(p.numel() for p in model.parameters() if wanted(p))
 
+
 def _layers(model: nn.Module, n: int) -> nn.ModuleList:
     "The decoder layers. Raises ValueError where there is no list of n of them."
     found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n]
     if not found:
-        raise ValueError(f"{type(model).__name__} has no list of {n} layers: give the config of a causal language "
-                         "model, such as LlamaConfig, GPTNeoXConfig or GPT2Config.")
+        raise ValueError(
+            f"{type(model).__name__} has no list of {n} layers: give the config of a causal "
+            "language "
+            "model, such as LlamaConfig, GPTNeoXConfig or GPT2Config."
+        )
     return max(found, key=_count)
+
 
 def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
     config = copy.deepcopy(config)
-    if scorer: config.num_labels = 1
+    if scorer:
+        config.num_labels = 1
     kind = AutoModelForSequenceClassification if scorer else AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers, not ours
         return with_adapter(kind.from_config(config), copy.deepcopy(adapter))  # peft writes into it
 
+
 def _part(name: str) -> str:
-    "Which part of a layer a parameter belongs to, by the names that GPT-NeoX, GPT-2, Llama and its relatives use."
-    if "norm" in name or re.search(r"\bln_", name): return "norms"
-    if "mlp" in name: return "down" if re.search(r"down_proj|c_proj|4h_to_h", name) else "up"
+    """Which part of a layer a parameter belongs to, by the names that GPT-NeoX, GPT-2, Llama and
+    its relatives use."""
+    if "norm" in name or re.search(r"\bln_", name):
+        return "norms"
+    if "mlp" in name:
+        return "down" if re.search(r"down_proj|c_proj|4h_to_h", name) else "up"
     return "out" if re.search(r"o_proj|c_proj|out_proj|\bdense\b", name) else "attention"
 
 # %% ../nbs/16_memory.ipynb #7a5cc670
 @dataclass(frozen=True)
 class ModelSize:
     "What the memory of a model follows from. All counts are of numbers, not of bytes."
-    params: int           # all weights
-    trained: int          # those that learn
-    matrices: int         # weights and biases of linear layers: autocast makes bf16 copies of these
+
+    params: int  # all weights
+    trained: int  # those that learn
+    matrices: int  # weights and biases of linear layers: autocast makes bf16 copies of these
     trained_matrices: int
-    layer: int            # all weights of one decoder layer
+    layer: int  # all weights of one decoder layer
     layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    mlp: int              # width in the middle of a layer's MLP
+    mlp: int  # width in the middle of a layer's MLP
     vocab: int
-    gated: bool           # the MLP has a gate beside its way up (Llama)
-    fused: bool           # queries, keys and values come from one matrix (GPT-NeoX, GPT-2)
-    rotary: bool          # positions turn queries and keys (Su et al. 2021)
-    rms: bool             # RMSNorm, which keeps two tensors where LayerNorm keeps one
-    parallel: bool        # attention and MLP read the same input (GPT-NeoX)
-    slow_gelu: bool       # an activation made of five operations (GPT-2's)
-    learns: tuple[str, ...] = ("attention", "down", "norms", "out", "up")  # parts of a layer; only they keep inputs
+    gated: bool  # the MLP has a gate beside its way up (Llama)
+    fused: bool  # queries, keys and values come from one matrix (GPT-NeoX, GPT-2)
+    rotary: bool  # positions turn queries and keys (Su et al. 2021)
+    rms: bool  # RMSNorm, which keeps two tensors where LayerNorm keeps one
+    parallel: bool  # attention and MLP read the same input (GPT-NeoX)
+    slow_gelu: bool  # an activation made of five operations (GPT-2's)
+    learns: tuple[str, ...] = (
+        "attention",
+        "down",
+        "norms",
+        "out",
+        "up",
+    )  # parts of a layer; only they keep inputs
 
 # %% ../nbs/16_memory.ipynb #2614bdf8
 def _measure(model: nn.Module) -> ModelSize:
@@ -80,63 +104,104 @@ def _measure(model: nn.Module) -> ModelSize:
     config = model.config.get_text_config()
     layers = _layers(model, config.num_hidden_layers)
     names = {name.rpartition(".")[2]: m for name, m in layers[0].named_modules()}
-    linear = [p for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) for p in m.parameters(recurse=False)]
+    linear = [
+        p
+        for m in model.modules()
+        if isinstance(m, (nn.Linear, Conv1D))
+        for p in m.parameters(recurse=False)
+    ]
     heads, hidden = config.num_attention_heads, config.hidden_size
     tied = {id(p): p for p in linear}.values()
     return ModelSize(
-        params=_count(model), trained=_count(model, lambda p: p.requires_grad),
-        matrices=sum(p.numel() for p in tied), trained_matrices=sum(p.numel() for p in tied if p.requires_grad),
-        layer=_count(layers[0]), layers=len(layers), hidden=hidden, heads=heads,
+        params=_count(model),
+        trained=_count(model, lambda p: p.requires_grad),
+        matrices=sum(p.numel() for p in tied),
+        trained_matrices=sum(p.numel() for p in tied if p.requires_grad),
+        layer=_count(layers[0]),
+        layers=len(layers),
+        hidden=hidden,
+        heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or hidden // heads,
-        mlp=getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden,
-        vocab=config.vocab_size, gated="gate_proj" in names or "gate_up_proj" in names,
+        mlp=getattr(config, "intermediate_size", None)
+        or getattr(config, "n_inner", None)
+        or 4 * hidden,
+        vocab=config.vocab_size,
+        gated="gate_proj" in names or "gate_up_proj" in names,
         fused=bool({"query_key_value", "c_attn", "qkv_proj"} & set(names)),
         rotary=any("rotary" in name for name, _ in model.named_modules()),
         rms=any("RMSNorm" in type(m).__name__ for m in layers[0].modules()),
         parallel=bool(getattr(config, "use_parallel_residual", False)),
         slow_gelu=any(type(m).__name__ == "NewGELUActivation" for m in layers[0].modules()),
-        learns=tuple(sorted({_part(name) for name, p in layers[0].named_parameters() if p.requires_grad})))
+        learns=tuple(
+            sorted({_part(name) for name, p in layers[0].named_parameters() if p.requires_grad})
+        ),
+    )
 
 # %% ../nbs/16_memory.ipynb #67a0ff4f
 def model_size(
     config: PreTrainedConfig,  # of a causal language model
-    scorer: bool = False,      # a head of one number instead of one of the vocabulary
-    adapter: Any = None,       # of peft, such as LoraConfig: then only the adapter learns
+    scorer: bool = False,  # a head of one number instead of one of the vocabulary
+    adapter: Any = None,  # of peft, such as LoraConfig: then only the adapter learns
 ) -> ModelSize:
-    "Exact counts, from the model built on torch's meta device: shapes without numbers. Raises ValueError on other configs."
-    key = json.dumps([type(config).__name__, config.to_json_string(use_diff=False), scorer, repr(adapter)])
-    if key not in _SIZES: _SIZES[key] = _measure(_on_meta(config, scorer, adapter))
+    """Exact counts, from the model built on torch's meta device: shapes without numbers. Raises
+    ValueError on other configs."""
+    key = json.dumps(
+        [type(config).__name__, config.to_json_string(use_diff=False), scorer, repr(adapter)]
+    )
+    if key not in _SIZES:
+        _SIZES[key] = _measure(_on_meta(config, scorer, adapter))
     return _SIZES[key]
+
 
 _SIZES: dict[str, ModelSize] = {}
 
 # %% ../nbs/16_memory.ipynb #42a1ed37
 class Precision(NamedTuple):
     "Bytes of a number, by where it lies."
-    weights: int    # as the model computes with them
-    matmul: int     # what goes into and comes out of a matrix product
-    stream: int     # what runs from layer to layer
+
+    weights: int  # as the model computes with them
+    matmul: int  # what goes into and comes out of a matrix product
+    stream: int  # what runs from layer to layer
     autocast: bool  # float32 weights, of which bf16 copies are made
 
-FORMS = {"float32": Precision(4, 4, 4, False), "autocast": Precision(4, 2, 4, True), "bf16": Precision(2, 2, 2, False)}
+
+FORMS = {
+    "float32": Precision(4, 4, 4, False),
+    "autocast": Precision(4, 2, 4, True),
+    "bf16": Precision(2, 2, 2, False),
+}
 
 # %% ../nbs/16_memory.ipynb #49bfd023
 def layer_activations(
     size: ModelSize,
     form: Precision,
-    length: int,     # tokens of a row: the mask is [B, 1, length, length] and is kept once a layer
-) -> float:          # bytes a token
-    "What one decoder layer keeps for its backward pass, with attention by sdpa and a padding mask. After Korthikanti et al. 2022."
+    length: int,  # tokens of a row: the mask is [B, 1, length, length] and is kept once a layer
+) -> float:  # bytes a token
+    """What one decoder layer keeps for its backward pass, with attention by sdpa and a padding
+    mask. After Korthikanti et al. 2022."""
     mm, h, heads = form.matmul, size.hidden, size.heads * size.head_dim
-    kept = lambda part, bytes_: bytes_ if part in size.learns else 0  # a frozen matrix does not need its input
-    norms = 2 * (4 * h + kept("norms", form.stream * h)) if size.rms else (1 if size.parallel else 2) * form.stream * h
-    into = 1 if not form.autocast or size.fused else 3      # under autocast each matrix makes its own bf16 copy
-    up = 1 if not form.autocast or not size.gated else 2    # of a float32 input
-    inputs = kept("attention", into * mm * h) + kept("up", up * mm * h) + kept("down", mm * size.mlp)
-    split = 3 if size.fused and size.rotary else 0          # queries and keys are turned, and the whole matrix stays
+    kept = lambda part, bytes_: (
+        bytes_ if part in size.learns else 0
+    )  # a frozen matrix does not need its input
+    norms = (
+        2 * (4 * h + kept("norms", form.stream * h))
+        if size.rms
+        else (1 if size.parallel else 2) * form.stream * h
+    )
+    into = (
+        1 if not form.autocast or size.fused else 3
+    )  # under autocast each matrix makes its own bf16 copy
+    up = 1 if not form.autocast or not size.gated else 2  # of a float32 input
+    inputs = (
+        kept("attention", into * mm * h) + kept("up", up * mm * h) + kept("down", mm * size.mlp)
+    )
+    split = (
+        3 if size.fused and size.rotary else 0
+    )  # queries and keys are turned, and the whole matrix stays
     attention = (4 + split) * mm * heads + 4 * size.heads + mm * length
-    if size.fused and size.rotary: attention -= mm * heads - kept("out", mm * heads)
+    if size.fused and size.rotary:
+        attention -= mm * heads - kept("out", mm * heads)
     middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
     return norms + inputs + attention + middle
 
@@ -144,11 +209,12 @@ def layer_activations(
 def model_activations(
     size: ModelSize,
     form: Precision,
-    rows: int,           # of a micro-batch
-    length: int,         # tokens of a row, prompt and response
-    checkpointing: bool, # each layer keeps its input alone
-    read: int | None = None,  # positions of a row that the head reads; None: all, as a value model's does
-) -> float:              # bytes
+    rows: int,  # of a micro-batch
+    length: int,  # tokens of a row, prompt and response
+    checkpointing: bool,  # each layer keeps its input alone
+    read: int
+    | None = None,  # positions of a row that the head reads; None: all, as a value model's does
+) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and what the head reads."
     layer = form.stream * size.hidden if checkpointing else layer_activations(size, form, length)
     last = (4 + form.stream if size.rms else form.stream) * size.hidden
@@ -158,10 +224,11 @@ def model_activations(
 # %% ../nbs/16_memory.ipynb #4581b72e
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
 
+
 def logits_bytes(
     size: ModelSize,
-    tokens: int,         # response tokens of a micro-batch
-    copies: float = 2,   # float32 copies of [tokens, V] that live at a time
+    tokens: int,  # response tokens of a micro-batch
+    copies: float = 2,  # float32 copies of [tokens, V] that live at a time
 ) -> float:
     "The chunk of the vocabulary that `response_logprobs` has in hand."
     return 4 * copies * size.vocab * min(tokens, max(1, CHUNK // size.vocab))
@@ -171,18 +238,21 @@ def kv_cache(
     size: ModelSize,
     form: Precision,
     rows: int,
-    length: int,   # columns: prompt and response less the last token, which is never read
-) -> float:        # bytes
-    "Keys and values of all layers. Under autocast rotated keys are float32, as cosine and sine are, and values follow them."
+    length: int,  # columns: prompt and response less the last token, which is never read
+) -> float:  # bytes
+    """Keys and values of all layers. Under autocast rotated keys are float32, as cosine and sine
+    are, and values follow them."""
     each = 4 if form.autocast and size.rotary else form.matmul
     return 2 * rows * length * size.layers * size.kv_heads * size.head_dim * each
 
 # %% ../nbs/16_memory.ipynb #865afb53
 LAYOUTS = ("alone", "ddp", "zero2", "zero3", "fsdp2")
 
+
 @dataclass(frozen=True)
 class _Given:
     "What `plan_memory` was told."
+
     policy: PreTrainedConfig
     reward: PreTrainedConfig | None
     value: PreTrainedConfig | None
@@ -208,198 +278,341 @@ class _Given:
 @dataclass(frozen=True)
 class PPOSetup(_Given):
     "All that the memory of a PPO run follows from."
+
     @property
-    def length(self) -> int: return self.prompt_length + self.response_length
+    def length(self) -> int:
+        return self.prompt_length + self.response_length
+
     @property
     def rows(self) -> int:
         "Rows of a forward pass without gradient, and of a sampling batch."
-        return min(self.local_rollout_forward_batch_size,
-                   self.per_device_train_batch_size * self.gradient_accumulation_steps)
+        return min(
+            self.local_rollout_forward_batch_size,
+            self.per_device_train_batch_size * self.gradient_accumulation_steps,
+        )
+
     @property
     def micro_batches(self) -> int:
         "Backward passes of an optimizer step."
         return max(1, self.gradient_accumulation_steps // self.num_mini_batches)
+
     @property
     def form(self) -> Precision:
-        "How the two trained models compute. DeepSpeed and FSDP2 compute with bf16 weights, DDP by autocast."
-        if self.precision == "float32": return FORMS["bf16" if self.dtype == "bfloat16" else "float32"]
-        return FORMS["autocast" if self.dtype == "float32" and self.layout in ("alone", "ddp") else "bf16"]
+        """How the two trained models compute. DeepSpeed and FSDP2 compute with bf16 weights, DDP by
+        autocast."""
+        if self.precision == "float32":
+            return FORMS["bf16" if self.dtype == "bfloat16" else "float32"]
+        return FORMS[
+            "autocast" if self.dtype == "float32" and self.layout in ("alone", "ddp") else "bf16"
+        ]
+
     @property
     def sizes(self) -> tuple[ModelSize, ModelSize | None, list[ModelSize]]:
         "Policy, value model (None: a layer on the policy), and the models that never learn."
         policy = model_size(self.policy, adapter=self.adapter)
         value = None if self.share_value_trunk else model_size(self.value, True, self.value_adapter)
         frozen = [] if self.adapter is not None else [model_size(self.policy)]
-        return policy, value, frozen + ([] if self.reward is None else [model_size(self.reward, True)])
+        return (
+            policy,
+            value,
+            frozen + ([] if self.reward is None else [model_size(self.reward, True)]),
+        )
 
 # %% ../nbs/16_memory.ipynb #0874c042
 def _check(setup: PPOSetup) -> None:
-    def refuse(name: str, wanted: str) -> None: raise ValueError(f"{name} is {getattr(setup, name)!r}: {wanted}.")
-    for name, known in (("layout", LAYOUTS), ("precision", ("bf16", "fp16", "float32")),
-                        ("dtype", ("float32", "bfloat16"))):
-        if getattr(setup, name) not in known: refuse(name, f"give one of {', '.join(known)}")
-    for name in ("num_processes", "prompt_length", "response_length", "per_device_train_batch_size",
-                 "gradient_accumulation_steps", "num_mini_batches", "local_rollout_forward_batch_size"):
+    def refuse(name: str, wanted: str) -> None:
+        raise ValueError(f"{name} is {getattr(setup, name)!r}: {wanted}.")
+
+    for name, known in (
+        ("layout", LAYOUTS),
+        ("precision", ("bf16", "fp16", "float32")),
+        ("dtype", ("float32", "bfloat16")),
+    ):
+        if getattr(setup, name) not in known:
+            refuse(name, f"give one of {', '.join(known)}")
+    for name in (
+        "num_processes",
+        "prompt_length",
+        "response_length",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_mini_batches",
+        "local_rollout_forward_batch_size",
+    ):
         if not (isinstance(getattr(setup, name), int) and getattr(setup, name) > 0):
             refuse(name, "give a whole number above 0")
     if setup.layout == "alone" and setup.num_processes > 1:
         refuse("num_processes", "alone is one GPU; give layout='ddp', 'zero2', 'zero3' or 'fsdp2'")
     if setup.layout == "zero3" and setup.offload_frozen:
-        refuse("offload_frozen", "DeepSpeed ZeRO-3 keeps weights where its own configuration says; set "
-               "offload_param_device: cpu there, and leave offload_frozen out")
-    if setup.gpu_memory is not None and not (math.isfinite(setup.gpu_memory) and setup.gpu_memory > 0):
+        refuse(
+            "offload_frozen",
+            "DeepSpeed ZeRO-3 keeps weights where its own configuration says; set "
+            "offload_param_device: cpu there, and leave offload_frozen out",
+        )
+    if setup.gpu_memory is not None and not (
+        math.isfinite(setup.gpu_memory) and setup.gpu_memory > 0
+    ):
         refuse("gpu_memory", "give GiB, such as 80, or None")
     places = getattr(setup.policy, "max_position_embeddings", None)
     if places and setup.length > places:
-        raise ValueError(f"prompt_length {setup.prompt_length} and response_length {setup.response_length} are more "
-                         f"than the model's {places} positions: shorten one of them.")
+        raise ValueError(
+            f"prompt_length {setup.prompt_length} and response_length {setup.response_length} are "
+            "more "
+            f"than the model's {places} positions: shorten one of them."
+        )
 
 # %% ../nbs/16_memory.ipynb #9a8a7e34
 def _frozen_bytes(setup: PPOSetup) -> int:
-    "Of a weight that never learns: as loaded; under DeepSpeed in the type that its engine computes in."
-    if setup.layout in ("zero2", "zero3"): return setup.form.weights
+    """Of a weight that never learns: as loaded; under DeepSpeed in the type that its engine
+    computes in."""
+    if setup.layout in ("zero2", "zero3"):
+        return setup.form.weights
     return 2 if setup.dtype == "bfloat16" else 4
 
+
 def states(setup: PPOSetup) -> dict[str, float]:
-    "Bytes that lie on each GPU from update to update, and the gradients; Rajbhandari et al. 2020, section 3, for ZeRO."
+    """Bytes that lie on each GPU from update to update, and the gradients; Rajbhandari et al. 2020,
+    section 3, for ZeRO."""
     policy, value, frozen = setup.sizes
     n, layout, form = setup.num_processes, setup.layout, setup.form
     trained = [policy] + ([value] if value else [])
-    all_, learns = sum(m.params for m in trained), sum(m.trained for m in trained) + (0 if value else policy.hidden)
+    all_, learns = (
+        sum(m.params for m in trained),
+        sum(m.trained for m in trained) + (0 if value else policy.hidden),
+    )
     own = 2 if setup.dtype == "bfloat16" else 4
     still = 0 if setup.offload_frozen else _frozen_bytes(setup) * sum(m.params for m in frozen)
-    if layout in ("alone", "ddp"):  # an adapter is float32, whatever it is added to; DDP copies gradients into buckets
-        moved = 4 * learns if own == 4 else sum(m.trained * (4 if m.trained < m.params else 2) for m in trained)
-        return dict(weights=all_ * own, frozen=still, optimizer=2 * moved,
-                    gradients=moved * (2 if layout == "ddp" else 1))
+    if layout in (
+        "alone",
+        "ddp",
+    ):  # an adapter is float32, whatever it is added to; DDP copies gradients into buckets
+        moved = (
+            4 * learns
+            if own == 4
+            else sum(m.trained * (4 if m.trained < m.params else 2) for m in trained)
+        )
+        return dict(
+            weights=all_ * own,
+            frozen=still,
+            optimizer=2 * moved,
+            gradients=moved * (2 if layout == "ddp" else 1),
+        )
     if layout == "fsdp2":
-        return dict(weights=4 * all_ / n, frozen=still / n, gradients=4 * learns / n, optimizer=8 * learns / n)
+        return dict(
+            weights=4 * all_ / n,
+            frozen=still / n,
+            gradients=4 * learns / n,
+            optimizer=8 * learns / n,
+        )
     part = n if layout == "zero3" else 1
-    return dict(weights=all_ * form.weights / part, frozen=still / part, gradients=form.weights * learns / n,
-                optimizer=12 * learns / n)
+    return dict(
+        weights=all_ * form.weights / part,
+        frozen=still / part,
+        gradients=form.weights * learns / n,
+        optimizer=12 * learns / n,
+    )
 
 # %% ../nbs/16_memory.ipynb #18d09b36
 def _lent(setup: PPOSetup, phase: str) -> float:
-    "Bytes of the larger frozen model, here while it is asked; under FSDP2 this GPU's part of a unit."
+    """Bytes of the larger frozen model, here while it is asked; under FSDP2 this GPU's part of a
+    unit."""
     frozen = setup.sizes[2]
-    if not (setup.offload_frozen and phase == "score" and frozen): return 0
-    if setup.layout == "fsdp2": return _frozen_bytes(setup) * max(map(_unit, frozen)) / setup.num_processes
+    if not (setup.offload_frozen and phase == "score" and frozen):
+        return 0
+    if setup.layout == "fsdp2":
+        return _frozen_bytes(setup) * max(map(_unit, frozen)) / setup.num_processes
     return _frozen_bytes(setup) * max(m.params for m in frozen)
+
 
 def _unit(size: ModelSize) -> int:
     "What FSDP2 has whole of a model that it calls: embeddings and head, a layer and the next one."
     return size.params - size.layer * (size.layers - 2)
 
+
 def gathered(setup: PPOSetup, phase: str) -> float:
-    "Bytes of weights and gradients that are whole on a GPU for a while, beside their parts; buckets of DeepSpeed."
+    """Bytes of weights and gradients that are whole on a GPU for a while, beside their parts;
+    buckets of DeepSpeed."""
     policy, value, frozen = setup.sizes
     b, trained = setup.form.weights, [policy] + ([value] if value else [])
     all_, learns = sum(m.params for m in trained), sum(m.trained for m in trained)
     bucket = b * min(learns, 5e8) if phase == "update" else 0  # reduce_bucket_size
-    if setup.layout == "zero2": return bucket
+    if setup.layout == "zero2":
+        return bucket
     if setup.layout == "zero3":
-        if phase == "rollout" and setup.gather_for_generation: return b * policy.params
-        return b * min(all_, 1e9 + 5e7) + bucket  # stage3_max_live_parameters, stage3_prefetch_bucket_size
-    if setup.layout != "fsdp2": return 0
+        if phase == "rollout" and setup.gather_for_generation:
+            return b * policy.params
+        return (
+            b * min(all_, 1e9 + 5e7) + bucket
+        )  # stage3_max_live_parameters, stage3_prefetch_bucket_size
+    if setup.layout != "fsdp2":
+        return 0
     if phase == "rollout":  # embeddings and heads of both models are one group
         head = value.params - value.layer * value.layers if value else 0
         return b * (head + (policy.params if setup.gather_for_generation else _unit(policy)))
     unit = sum(map(_unit, trained))
-    if phase == "score": return b * max([unit, *map(_unit, frozen)])  # one after the other
-    whole = learns if setup.micro_batches > 1 else 0  # gradients wait whole for the last micro-batch
+    if phase == "score":
+        return b * max([unit, *map(_unit, frozen)])  # one after the other
+    whole = (
+        learns if setup.micro_batches > 1 else 0
+    )  # gradients wait whole for the last micro-batch
     return b * (unit + unit * learns / all_ + whole)
 
 # %% ../nbs/16_memory.ipynb #aec3c6cc
 def _copies(setup: PPOSetup, phase: str) -> float:
-    "The bf16 copies of matrices that autocast keeps: of those that learn, until the forward pass is over."
-    if not setup.form.autocast: return 0
+    """The bf16 copies of matrices that autocast keeps: of those that learn, until the forward pass
+    is over."""
+    if not setup.form.autocast:
+        return 0
     policy, value, _ = setup.sizes
     of = [policy] + ([value] if value and phase != "rollout" else [])
-    if phase == "update" and not setup.checkpointing: return 2 * sum(m.matrices for m in of)  # kept for backward
+    if phase == "update" and not setup.checkpointing:
+        return 2 * sum(m.matrices for m in of)  # kept for backward
     return 2 * sum(m.trained_matrices for m in of)
+
 
 def _passing(size: ModelSize, setup: PPOSetup, tokens: float) -> float:
     "What a layer has in hand without a gradient: the stream twice, and the middle of its MLP."
     form = setup.form
-    return tokens * (2 * form.stream * size.hidden + form.matmul * size.mlp * (3 if size.gated else 2))
+    return tokens * (
+        2 * form.stream * size.hidden + form.matmul * size.mlp * (3 if size.gated else 2)
+    )
+
 
 def _whole_logits(setup: PPOSetup, rows: int, backward: bool) -> float:
-    "Under ZeRO-3 head and body are not called apart: logits [B, T + 1, V] and the real ones among them, and gradients."
+    """Under ZeRO-3 head and body are not called apart: logits [B, T + 1, V] and the real ones among
+    them, and gradients."""
     policy = setup.sizes[0]
-    if setup.layout != "zero3": return 0
-    return rows * (2 * setup.response_length + 1) * policy.vocab * setup.form.matmul * (2 if backward else 1)
+    if setup.layout != "zero3":
+        return 0
+    return (
+        rows
+        * (2 * setup.response_length + 1)
+        * policy.vocab
+        * setup.form.matmul
+        * (2 if backward else 1)
+    )
 
 # %% ../nbs/16_memory.ipynb #13829e40
 def _rollout(setup: PPOSetup) -> dict[str, float]:
     policy, rows = setup.sizes[0], setup.rows
-    return dict(kv=kv_cache(policy, setup.form, rows, setup.length - 1),
-                activations=_passing(policy, setup, rows * setup.prompt_length),
-                logits=4 * 4 * rows * policy.vocab)
+    return dict(
+        kv=kv_cache(policy, setup.form, rows, setup.length - 1),
+        activations=_passing(policy, setup, rows * setup.prompt_length),
+        logits=4 * 4 * rows * policy.vocab,
+    )
+
 
 def _score(setup: PPOSetup) -> dict[str, float]:
     policy, value, frozen = setup.sizes
     rows, form = setup.rows, setup.form
-    widest = max((_passing(m, setup, rows * setup.length) for m in [policy, *frozen]))
-    return dict(activations=widest, logits=_whole_logits(setup, rows, False)
-                + logits_bytes(policy, rows * setup.response_length, 5 if setup.layout == "zero3" else 2))
+    widest = max(_passing(m, setup, rows * setup.length) for m in [policy, *frozen])
+    return dict(
+        activations=widest,
+        logits=_whole_logits(setup, rows, False)
+        + logits_bytes(policy, rows * setup.response_length, 5 if setup.layout == "zero3" else 2),
+    )
 
 # %% ../nbs/16_memory.ipynb #7cf305f6
 def _update(setup: PPOSetup) -> dict[str, float]:
-    "The largest of four moments: the head's forward; forward is over; its backward; a checkpointed layer worked out again."
+    """The largest of four moments: the head's forward; forward is over; its backward; a
+    checkpointed layer worked out again."""
     policy, value, _ = setup.sizes
-    rows, form, n = setup.per_device_train_batch_size, setup.form, setup.per_device_train_batch_size * setup.length
+    rows, form, n = (
+        setup.per_device_train_batch_size,
+        setup.form,
+        setup.per_device_train_batch_size * setup.length,
+    )
     models = [policy] + ([value] if value else [])
     reads = (setup.length if setup.layout == "zero3" else setup.response_length, setup.length)
-    kept, *of_value = [model_activations(m, form, rows, setup.length, setup.checkpointing, read)
-                       for m, read in zip(models, reads)]
-    whole_layer = [replace(m, learns=ModelSize.learns) for m in models]  # inputs of frozen matrices pass by
-    again = max(n * layer_activations(m, form, setup.length) for m in whole_layer) if setup.checkpointing else 0
+    kept, *of_value = [
+        model_activations(m, form, rows, setup.length, setup.checkpointing, read)
+        for m, read in zip(models, reads)
+    ]
+    whole_layer = [
+        replace(m, learns=ModelSize.learns) for m in models
+    ]  # inputs of frozen matrices pass by
+    again = (
+        max(n * layer_activations(m, form, setup.length) for m in whole_layer)
+        if setup.checkpointing
+        else 0
+    )
     tokens, copies = rows * setup.response_length, _copies(setup, "update")
     again_copies = 2 * policy.layer if form.autocast and setup.checkpointing else copies
     held, first, back = _held_logits(setup, tokens)
-    moments = [dict(activations=kept, copies=copies, logits=first),
-               dict(activations=kept + sum(of_value), copies=copies, logits=held),
-               dict(activations=kept, copies=0 if setup.checkpointing else copies, logits=back),
-               dict(activations=kept + sum(of_value) + again + 2 * n * form.stream * policy.hidden,
-                    logits=held if value else 0, copies=again_copies)]
+    moments = [
+        dict(activations=kept, copies=copies, logits=first),
+        dict(activations=kept + sum(of_value), copies=copies, logits=held),
+        dict(activations=kept, copies=0 if setup.checkpointing else copies, logits=back),
+        dict(
+            activations=kept + sum(of_value) + again + 2 * n * form.stream * policy.hidden,
+            logits=held if value else 0,
+            copies=again_copies,
+        ),
+    ]
     return max(moments, key=lambda rows: sum(rows.values()))
 
+
 def _held_logits(setup: PPOSetup, tokens: int) -> tuple[float, float, float]:
-    "Logits and what is like them: kept until the backward pass; in hand in the head's forward; in its backward."
+    """Logits and what is like them: kept until the backward pass; in hand in the head's forward; in
+    its backward."""
     policy, whole = setup.sizes[0], _whole_logits(setup, setup.per_device_train_batch_size, True)
-    if setup.layout != "zero3": return 0, logits_bytes(policy, tokens), logits_bytes(policy, tokens)
+    if setup.layout != "zero3":
+        return 0, logits_bytes(policy, tokens), logits_bytes(policy, tokens)
     chunked = tokens > CHUNK // policy.vocab  # then no chunk is kept: each is worked out again
     kept = whole / 2 + (0 if chunked else logits_bytes(policy, tokens, 4))
-    return kept, whole / 2 + logits_bytes(policy, tokens, 5), whole + logits_bytes(policy, tokens, 6)
+    return (
+        kept,
+        whole / 2 + logits_bytes(policy, tokens, 5),
+        whole + logits_bytes(policy, tokens, 6),
+    )
 
 # %% ../nbs/16_memory.ipynb #5742b997
-ROWS = dict(weights="weights: policy, value model", frozen="weights: reference, reward model", optimizer="optimizer",
-            gradients="gradients", copies="bf16 copies of weights", gathered="gathered weights, buckets",
-            kv="KV cache", activations="activations", logits="logits", allowance="allowance (not measured)")
-CONTEXT, NCCL, FRAGMENTS = 0.6 * GIB, 1.0 * GIB, 0.1  # CUDA context; NCCL's buffers; share lost between blocks
+ROWS = dict(
+    weights="weights: policy, value model",
+    frozen="weights: reference, reward model",
+    optimizer="optimizer",
+    gradients="gradients",
+    copies="bf16 copies of weights",
+    gathered="gathered weights, buckets",
+    kv="KV cache",
+    activations="activations",
+    logits="logits",
+    allowance="allowance (not measured)",
+)
+CONTEXT, NCCL, FRAGMENTS = (
+    0.6 * GIB,
+    1.0 * GIB,
+    0.1,
+)  # CUDA context; NCCL's buffers; share lost between blocks
 
 # %% ../nbs/16_memory.ipynb #5397957c
 @dataclass(frozen=True)
 class _Sums:
     "Bytes on each GPU by phase and by what they are."
+
     setup: PPOSetup
     phases: dict[str, dict[str, float]]  # phase -> row -> bytes
 
     @property
-    def totals(self) -> dict[str, float]: return {name: sum(rows.values()) for name, rows in self.phases.items()}
+    def totals(self) -> dict[str, float]:
+        return {name: sum(rows.values()) for name, rows in self.phases.items()}
+
     @property
     def phase(self) -> str:
         "The largest phase."
         return max(self.totals, key=self.totals.get)
+
     @property
     def peak(self) -> float:
         "Bytes of the largest phase."
         return self.totals[self.phase]
+
     @property
     def dominates(self) -> str:
         "The largest row of the largest phase."
         rows = self.phases[self.phase]
         return max(rows, key=rows.get)
+
     @property
     def fits(self) -> bool | None:
         "None: no size of a GPU is known."
@@ -409,10 +622,19 @@ class _Sums:
 @dataclass(frozen=True)
 class _Advised(_Sums):
     "And what to change."
+
     def changes(self) -> list[Change]:
-        "What else could be done, each computed; those that fit first. Where none does, the best ones together."
-        found = sorted(map(self._after, _options(self.setup)), key=lambda change: (not change.fits, change.peak))
-        return found if self.fits is None or any(c.fits for c in found) else [*self._together(), *found]
+        """What else could be done, each computed; those that fit first. Where none does, the best
+        ones together."""
+        found = sorted(
+            map(self._after, _options(self.setup)),
+            key=lambda change: (not change.fits, change.peak),
+        )
+        return (
+            found
+            if self.fits is None or any(c.fits for c in found)
+            else [*self._together(), *found]
+        )
 
     def _after(self, option: tuple[str, str, PPOSetup]) -> Change:
         plan = _plan(option[2])
@@ -422,12 +644,17 @@ class _Advised(_Sums):
         "The best change, then the best after it, and so on, until it fits or nothing helps."
         setup, peak, done = self.setup, self.peak, {}
         for _ in range(6):
-            name, how, best = min(_options(setup), key=lambda option: _plan(option[2]).peak, default=(None,) * 3)
-            if best is None or _plan(best).peak >= peak: break
+            name, how, best = min(
+                _options(setup), key=lambda option: _plan(option[2]).peak, default=(None,) * 3
+            )
+            if best is None or _plan(best).peak >= peak:
+                break
             setup, peak = best, _plan(best).peak
             done[how.split()[0]] = name, how  # twice the GPUs, twice, is four times
-            if _plan(setup).fits: break
-        if not setup.offload_frozen: done.pop("--offload_frozen", None)  # ZeRO-3, taken later, refuses it
+            if _plan(setup).fits:
+                break
+        if not setup.offload_frozen:
+            done.pop("--offload_frozen", None)  # ZeRO-3, taken later, refuses it
         names, hows = [" + ".join(x) for x in zip(*done.values())] if len(done) > 1 else ("", "")
         return [Change(names, hows.replace(" + ", " "), peak, _plan(setup).fits)] if names else []
 
@@ -435,73 +662,127 @@ class _Advised(_Sums):
 def _options(setup: PPOSetup) -> list[tuple[str, str, PPOSetup]]:
     "What could be done otherwise: name, what to type, and the setup after it."
     found, micro = [], setup.per_device_train_batch_size
-    def offer(name: str, how: str, **changed: Any) -> None: found.append((name, how, replace(setup, **changed)))
-    if not setup.checkpointing: offer("recompute activations", "--activation_checkpointing True", checkpointing=True)
+
+    def offer(name: str, how: str, **changed: Any) -> None:
+        found.append((name, how, replace(setup, **changed)))
+
+    if not setup.checkpointing:
+        offer("recompute activations", "--activation_checkpointing True", checkpointing=True)
     for smaller in sorted({micro // 2, 1} - {0, micro}, reverse=True):
         steps = setup.gradient_accumulation_steps * micro // smaller
-        offer(f"micro-batches of {smaller}", f"--per_device_train_batch_size {smaller} --gradient_accumulation_steps "
-              f"{steps}", per_device_train_batch_size=smaller, gradient_accumulation_steps=steps)
+        offer(
+            f"micro-batches of {smaller}",
+            f"--per_device_train_batch_size {smaller} --gradient_accumulation_steps {steps}",
+            per_device_train_batch_size=smaller,
+            gradient_accumulation_steps=steps,
+        )
     if setup.adapter is None:
         lora = _lora("CAUSAL_LM"), None if setup.share_value_trunk else _lora("SEQ_CLS")
         if lora[0] is not None:
-            name, how = ("LoRA", "") if setup.share_value_trunk else ("LoRA on both models", " --value_use_peft")
+            name, how = (
+                ("LoRA", "")
+                if setup.share_value_trunk
+                else ("LoRA on both models", " --value_use_peft")
+            )
             offer(name, f"--use_peft{how}", adapter=lora[0], value_adapter=lora[1])
-    if not setup.share_value_trunk: offer("value on the policy's trunk", "--share_value_trunk", share_value_trunk=True)
+    if not setup.share_value_trunk:
+        offer("value on the policy's trunk", "--share_value_trunk", share_value_trunk=True)
     if setup.local_rollout_forward_batch_size > 8 and setup.rows > 8:
-        offer("smaller sampling batches", "--local_rollout_forward_batch_size 8", local_rollout_forward_batch_size=8)
+        offer(
+            "smaller sampling batches",
+            "--local_rollout_forward_batch_size 8",
+            local_rollout_forward_batch_size=8,
+        )
     if setup.layout != "zero3" and not setup.offload_frozen and setup.sizes[2]:
         offer("frozen models in host memory", "--offload_frozen", offload_frozen=True)
     return found + _scaled(setup)
 
+
 def _lora(task: str) -> Any:
     "An adapter as the command line makes it; None without peft."
-    try: from peft import LoraConfig
-    except ImportError: return None
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        return None
     return LoraConfig(task_type=task, r=16, lora_alpha=32, lora_dropout=0.0)
 
 # %% ../nbs/16_memory.ipynb #319c6a03
 def _scaled(setup: PPOSetup) -> list[tuple[str, str, PPOSetup]]:
     "Other layouts on these GPUs, and more of them."
     n, found = setup.num_processes, []
+
     def offer(name: str, how: str, layout: str, gpus: int) -> None:
         off = setup.offload_frozen and layout == "zero3"  # which has a way of its own
-        found.append((name, how + off * " --offload_frozen False", replace(
-            setup, layout=layout, num_processes=gpus, offload_frozen=setup.offload_frozen and not off)))
-    for layout in LAYOUTS[LAYOUTS.index(setup.layout) + 1:] if setup.layout not in ("zero3", "fsdp2") else ():
-        if layout == "ddp" or n == 1: continue
+        found.append(
+            (
+                name,
+                how + off * " --offload_frozen False",
+                replace(
+                    setup,
+                    layout=layout,
+                    num_processes=gpus,
+                    offload_frozen=setup.offload_frozen and not off,
+                ),
+            )
+        )
+
+    for layout in (
+        LAYOUTS[LAYOUTS.index(setup.layout) + 1 :] if setup.layout not in ("zero3", "fsdp2") else ()
+    ):
+        if layout == "ddp" or n == 1:
+            continue
         offer(f"layout {layout}", f"accelerate launch --config_file {layout}.yaml", layout, n)
     more, layout = (8, "zero3") if n == 1 else (2 * n, setup.layout)
     if layout in ("zero2", "zero3", "fsdp2"):
         offer(f"{more} GPUs, {layout}", f"--layout {layout} --num_processes {more}", layout, more)
     if setup.layout in ("zero3", "fsdp2") and setup.gather_for_generation:
-        found.append(("sample without gathering (slow)", "--ds3_gather_for_generation False",
-                      replace(setup, gather_for_generation=False)))
+        found.append(
+            (
+                "sample without gathering (slow)",
+                "--ds3_gather_for_generation False",
+                replace(setup, gather_for_generation=False),
+            )
+        )
     return found
 
 # %% ../nbs/16_memory.ipynb #ed4299d6
 @dataclass(frozen=True)
 class MemoryPlan(_Advised):
     "Bytes on each GPU by phase and by what they are; whether they fit, and what to change."
+
     @property
     def verdict(self) -> str:
         "In a sentence."
-        told = (f"peak {self.peak / GIB:.1f} GiB on each GPU, in the {self.phase}; most of it: "
-                f"{ROWS[self.dominates]} ({self.phases[self.phase][self.dominates] / GIB:.1f} GiB)")
-        if self.fits is None: return f"{told}. Give gpu_memory, in GiB, to be told whether it fits."
+        told = (
+            f"peak {self.peak / GIB:.1f} GiB on each GPU, in the {self.phase}; most of it: "
+            f"{ROWS[self.dominates]} ({self.phases[self.phase][self.dominates] / GIB:.1f} GiB)"
+        )
+        if self.fits is None:
+            return f"{told}. Give gpu_memory, in GiB, to be told whether it fits."
         left = self.setup.gpu_memory - self.peak / GIB
-        if self.fits: return f"It fits: {told}; {left:.1f} of {self.setup.gpu_memory:g} GiB are left."
-        return f"It does not fit: {told}; {-left:.1f} GiB more than the {self.setup.gpu_memory:g} there are."
+        if self.fits:
+            return f"It fits: {told}; {left:.1f} of {self.setup.gpu_memory:g} GiB are left."
+        return (
+            f"It does not fit: {told}; {-left:.1f} GiB more than the {self.setup.gpu_memory:g} "
+            "there are."
+        )
 
     def frame(self) -> pd.DataFrame:
         "GiB on each GPU: a row for each kind, a column for each phase."
-        frame = pd.DataFrame(self.phases).loc[[row for row in ROWS if any(row in p for p in self.phases.values())]]
-        return pd.concat([frame.rename(index=ROWS).fillna(0.0), frame.sum().to_frame("sum").T]) / GIB
+        frame = pd.DataFrame(self.phases).loc[
+            [row for row in ROWS if any(row in p for p in self.phases.values())]
+        ]
+        return (
+            pd.concat([frame.rename(index=ROWS).fillna(0.0), frame.sum().to_frame("sum").T]) / GIB
+        )
 
     def advice(self) -> pd.DataFrame:
         "The changes as a table."
         word = {True: "fits", False: "no", None: "?"}
-        return pd.DataFrame([(c.name, c.how, round(c.peak / GIB, 1), word[c.fits]) for c in self.changes()],
-                            columns=["change", "how", "peak GiB", "then"])
+        return pd.DataFrame(
+            [(c.name, c.how, round(c.peak / GIB, 1), word[c.fits]) for c in self.changes()],
+            columns=["change", "how", "peak GiB", "then"],
+        )
 
     def _repr_html_(self) -> str:
         advice = "" if self.fits else self.advice().to_html(index=False)
@@ -510,64 +791,98 @@ class MemoryPlan(_Advised):
     def __rich__(self) -> Group:
         frame, width = self.frame(), dict(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         table = Table(title="GiB on each GPU", **width)
-        for name in ("", *frame.columns): table.add_column(name, justify="right" if name else "left")
+        for name in ("", *frame.columns):
+            table.add_column(name, justify="right" if name else "left")
         for name, row in frame.iterrows():
             table.add_row(name, *map("{:.2f}".format, row), style="bold" if name == "sum" else "")
-        if self.fits: return Group(table, self.verdict)
+        if self.fits:
+            return Group(table, self.verdict)
         todo = Table(title="what to change", **width)
-        for name in ("change", "how", "peak GiB", "then"): todo.add_column(name, overflow="fold")
-        for _, row in self.advice().iterrows(): todo.add_row(*map(str, row))
+        for name in ("change", "how", "peak GiB", "then"):
+            todo.add_column(name, overflow="fold")
+        for _, row in self.advice().iterrows():
+            todo.add_row(*map(str, row))
         return Group(table, self.verdict, todo)
 
 # %% ../nbs/16_memory.ipynb #bfbbd37a
 @dataclass(frozen=True)
 class Change:
     "One thing to do otherwise, and the peak it would give."
+
     name: str
-    how: str              # what to type
-    peak: float           # bytes
-    fits: bool | None     # None: no size of a GPU is known
+    how: str  # what to type
+    peak: float  # bytes
+    fits: bool | None  # None: no size of a GPU is known
+
 
 def _plan(setup: PPOSetup) -> MemoryPlan:
     resident, phases = states(setup), {}
     gradients = resident.pop("gradients")
     for name, needs in (("rollout", _rollout), ("score", _score), ("update", _update)):
         left = gradients / 2 if setup.layout == "ddp" else 0  # its buckets stay
-        rows = resident | dict(frozen=resident["frozen"] + _lent(setup, name),
-                               gradients=gradients if name == "update" else left,
-                               copies=_copies(setup, name), gathered=gathered(setup, name)) | needs(setup)
-        moving = sum(rows.get(row, 0) for row in ("copies", "gathered", "kv", "activations", "logits"))
+        rows = (
+            resident
+            | dict(
+                frozen=resident["frozen"] + _lent(setup, name),
+                gradients=gradients if name == "update" else left,
+                copies=_copies(setup, name),
+                gathered=gathered(setup, name),
+            )
+            | needs(setup)
+        )
+        moving = sum(
+            rows.get(row, 0) for row in ("copies", "gathered", "kv", "activations", "logits")
+        )
         lost = FRAGMENTS * moving + CONTEXT + (NCCL if setup.num_processes > 1 else 0)
         phases[name] = rows | dict(allowance=lost)
     return MemoryPlan(setup, phases)
 
 # %% ../nbs/16_memory.ipynb #6818cd3d
 def plan_memory(
-    policy: PreTrainedConfig,               # of a causal language model; no weights are read
-    reward: PreTrainedConfig | None = None, # None: the reward is a function
+    policy: PreTrainedConfig,  # of a causal language model; no weights are read
+    reward: PreTrainedConfig | None = None,  # None: the reward is a function
     value: PreTrainedConfig | None = None,  # None: like the reward model, or else like the policy
-    layout: str = "alone",                  # alone, ddp, zero2, zero3, fsdp2
-    num_processes: int = 1,                 # GPUs
-    prompt_length: int = 512,               # tokens, of the longest prompt of a batch
+    layout: str = "alone",  # alone, ddp, zero2, zero3, fsdp2
+    num_processes: int = 1,  # GPUs
+    prompt_length: int = 512,  # tokens, of the longest prompt of a batch
     response_length: int = 53,
-    per_device_train_batch_size: int = 8,   # rows of a micro-batch
+    per_device_train_batch_size: int = 8,  # rows of a micro-batch
     gradient_accumulation_steps: int = 1,
     num_mini_batches: int = 1,
     local_rollout_forward_batch_size: int = 64,
-    precision: str = "bf16",                # bf16, fp16 or float32; bf16 is autocast over the weights' own dtype
-    dtype: str = "float32",                 # in which the weights are loaded: float32 or bfloat16
+    precision: str = "bf16",  # bf16, fp16 or float32; bf16 is autocast over the weights' own dtype
+    dtype: str = "float32",  # in which the weights are loaded: float32 or bfloat16
     activation_checkpointing: bool = True,
     share_value_trunk: bool = False,
-    peft_config: Any = None,                # of the policy; the reference is then its adapter off
+    peft_config: Any = None,  # of the policy; the reference is then its adapter off
     value_peft_config: Any = None,
     ds3_gather_for_generation: bool = True,
-    gpu_memory: float | None = None,        # GiB of a GPU; None: unknown
-    offload_frozen: bool = False,           # reference and reward model in host memory but while they are asked
+    gpu_memory: float | None = None,  # GiB of a GPU; None: unknown
+    offload_frozen: bool = False,  # reference and reward model in host memory but while they are asked
 ) -> MemoryPlan:
-    "What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the argument and the mend."
-    setup = PPOSetup(policy, reward, value or reward or policy, layout, num_processes, prompt_length, response_length,
-                     per_device_train_batch_size, gradient_accumulation_steps, num_mini_batches,
-                     local_rollout_forward_batch_size, precision, dtype, activation_checkpointing, share_value_trunk,
-                     peft_config, value_peft_config, ds3_gather_for_generation, gpu_memory, offload_frozen)
+    """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the argument
+    and the mend."""
+    setup = PPOSetup(
+        policy,
+        reward,
+        value or reward or policy,
+        layout,
+        num_processes,
+        prompt_length,
+        response_length,
+        per_device_train_batch_size,
+        gradient_accumulation_steps,
+        num_mini_batches,
+        local_rollout_forward_batch_size,
+        precision,
+        dtype,
+        activation_checkpointing,
+        share_value_trunk,
+        peft_config,
+        value_peft_config,
+        ds3_gather_for_generation,
+        gpu_memory,
+        offload_frozen,
+    )
     _check(setup)
     return _plan(setup)

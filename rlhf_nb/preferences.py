@@ -4,7 +4,16 @@
 
 # %% ../nbs/19_preferences.ipynb #0115fa9a
 from __future__ import annotations
-import base64, copy, hashlib, json, math, os, random, tempfile, time
+
+import base64
+import copy
+import hashlib
+import json
+import math
+import os
+import random
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +22,7 @@ from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
+
 import ipywidgets as widgets
 import numpy as np
 import pandas as pd
@@ -20,14 +30,35 @@ import torch
 from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+
 from .evaluate import complete, wilson_interval
 from .explore import control
 from .masks import right_pad
 from .models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
-from .reward import RewardConfig, RewardTrainer, encode_pairs, pair_texts, preference_metrics, score_texts
+from rlhf_nb.reward import (
+    RewardConfig,
+    RewardTrainer,
+    encode_pairs,
+    pair_texts,
+    preference_metrics,
+    score_texts,
+)
 from .sft import Turns, tokenizer_of
-from .viewer import (_READER_STYLE, _TOOLS, Desk, _box, _button, _follow, _grid, _line_of, _prose, _step, _text,
-                            _white, _wrapped)
+from rlhf_nb.viewer import (
+    _READER_STYLE,
+    _TOOLS,
+    Desk,
+    _box,
+    _button,
+    _follow,
+    _grid,
+    _line_of,
+    _prose,
+    _step,
+    _text,
+    _white,
+    _wrapped,
+)
 from .viz import Html, signal_table, signed, token_strip, visible, visible_token
 
 # %% auto #0
@@ -38,43 +69,68 @@ __all__ = ['draw_pairs', 'Showing', 'showings', 'LabelFile', 'Labels', 'read_lab
 
 # %% ../nbs/19_preferences.ipynb #01c3c53e
 def draw_pairs(
-    model: nn.Module,                    # a policy
+    model: nn.Module,  # a policy
     tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,                       # column prompt; other columns come along
+    data: Dataset,  # column prompt; other columns come along
     response_length: int = 53,
     temperature: float = 1.0,
     seed: int = 0,
-) -> Dataset:                            # with columns answer_1 and answer_2
+) -> Dataset:  # with columns answer_1 and answer_2
     "Two samples of a policy for every prompt; pairs that are equal, empty or cut off are left out."
-    one, two = (complete(model, tokenizer, data["prompt"], response_length, temperature, seed=2 * seed + i)
-                for i in range(2))
+    one, two = (
+        complete(model, tokenizer, data["prompt"], response_length, temperature, seed=2 * seed + i)
+        for i in range(2)
+    )
+
     def fits(i: int) -> bool:
-        return all((one.stopped[i], two.stopped[i], one.texts[i], two.texts[i], one.texts[i] != two.texts[i]))
-    rows = [{**row, "answer_1": one.texts[i], "answer_2": two.texts[i]} for i, row in enumerate(data) if fits(i)]
+        return all(
+            (
+                one.stopped[i],
+                two.stopped[i],
+                one.texts[i],
+                two.texts[i],
+                one.texts[i] != two.texts[i],
+            )
+        )
+
+    rows = [
+        {**row, "answer_1": one.texts[i], "answer_2": two.texts[i]}
+        for i, row in enumerate(data)
+        if fits(i)
+    ]
     if not rows:
-        raise ValueError(f"of {len(data)} prompts none got two different answers that came to their end: raise "
-                         "response_length or temperature, or train the policy further.")
+        raise ValueError(
+            f"of {len(data)} prompts none got two different answers that came to their end: raise "
+            "response_length or temperature, or train the policy further."
+        )
     return Dataset.from_list(rows)
 
 # %% ../nbs/19_preferences.ipynb #2875f338
 @dataclass(frozen=True)
 class Showing:
     "One pair as it is put before a person."
-    pair: int    # row of the data set
-    left: int    # which of its answers, 0 or 1, is shown as answer 1
+
+    pair: int  # row of the data set
+    left: int  # which of its answers, 0 or 1, is shown as answer 1
     again: bool  # the second time, the other way round
 
+
 _APART = 3  # pairs at least between two showings of one
+
 
 def showings(
     pairs: int,
     repeat_every: int = 8,  # after so many new pairs, one comes again; 0: none does
     seed: int = 0,
 ) -> list[Showing]:
-    "Which pair when, and on which side. More pairs later do not change the beginning. Raises ValueError on too many repeats."
+    """Which pair when, and on which side. More pairs later do not change the beginning. Raises
+    ValueError on too many repeats."""
     if repeat_every and repeat_every <= _APART:
-        raise ValueError(f"repeat_every is {repeat_every}: give 0 for none, or at least {_APART + 1}, so that nobody "
-                         "remembers the side on which an answer stood.")
+        raise ValueError(
+            f"repeat_every is {repeat_every}: give 0 for none, or at least {_APART + 1}, so that "
+            "nobody "
+            "remembers the side on which an answer stood."
+        )
     chance, order, once = random.Random(f"sides/{seed}"), [], []
     for pair in range(pairs):
         once.append(Showing(pair, chance.randrange(2), False))
@@ -88,33 +144,56 @@ def showings(
 def _is_turns(x: Any) -> bool:
     "Whether this is a text that is not empty, or a conversation."
     turn = lambda t: isinstance(t, Mapping) and {"role", "content"} <= set(t)
-    return bool(x) and (isinstance(x, str) or isinstance(x, Sequence) and all(map(turn, x)))
+    return bool(x) and (isinstance(x, str) or (isinstance(x, Sequence) and all(map(turn, x))))
+
 
 def _said(x: Turns | None) -> str:
     "A text, or a conversation line by line."
-    return x or "" if isinstance(x, str) or x is None else "\n".join(f"{t['role']}: {t['content']}" for t in x)
+    return (
+        x or ""
+        if isinstance(x, str) or x is None
+        else "\n".join(f"{t['role']}: {t['content']}" for t in x)
+    )
 
-def _asked_pairs(data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]) -> list[dict[str, Any]]:
-    "Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label it."
-    found, wanted = [], f"give columns {answers[0]} and {answers[1]} (answers= says how they are called), and prompt"
+
+def _asked_pairs(
+    data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]
+) -> list[dict[str, Any]]:
+    """Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label
+    it."""
+    found, wanted = (
+        [],
+        f"give columns {answers[0]} and {answers[1]} (answers= says how they are called), and "
+        "prompt",
+    )
     for number, row in enumerate(data):
         if missing := [name for name in answers if name not in row]:
             raise ValueError(f"the data have columns {list(row)} and lack {missing}: {wanted}.")
         both = [row[name] for name in answers]
         for name, x in zip(("prompt", *answers), (row.get("prompt"), *both)):
             if not _is_turns(x) and not (name == "prompt" and x is None):
-                raise ValueError(f"row {number}: {name} is {x!r}: give a text that is not empty, or a conversation; or "
-                                 "drop the row.")
-        if both[0] == both[1]: raise ValueError(f"row {number}: both answers are the same: drop the row.")
+                raise ValueError(
+                    f"row {number}: {name} is {x!r}: give a text that is not empty, or a "
+                    "conversation; or "
+                    "drop the row."
+                )
+        if both[0] == both[1]:
+            raise ValueError(f"row {number}: both answers are the same: drop the row.")
         found.append(dict(prompt=row.get("prompt"), answers=both))
-    if not found: raise ValueError(f"there are 0 pairs to label: {wanted}.")
+    if not found:
+        raise ValueError(f"there are 0 pairs to label: {wanted}.")
     return found
 
 # %% ../nbs/19_preferences.ipynb #60aba427
 class _Lines:
     "JSON lines, read as far as they are whole."
+
     def __init__(self, path: str | Path):
-        self.path, self.size, self.torn = Path(path), 0, 0  # bytes of whole lines; bytes of a torn one behind them
+        self.path, self.size, self.torn = (
+            Path(path),
+            0,
+            0,
+        )  # bytes of whole lines; bytes of a torn one behind them
         self.seen = self.stamp()
 
     def stamp(self) -> tuple[int, int]:
@@ -128,26 +207,36 @@ class _Lines:
         raw = self.path.read_bytes() if self.path.exists() else b""
         records, lines, self.size = [], raw.splitlines(keepends=True), 0
         for number, line in enumerate(lines, 1):
-            try: record = json.loads(line)
-            except ValueError: record = None  # of JSON, or of UTF-8
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None  # of JSON, or of UTF-8
             if isinstance(record, dict) and line.endswith(b"\n"):
                 records.append(record)
                 self.size += len(line)
             elif number < len(lines):
-                raise ValueError(f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Mend or delete "
-                                 "that line; all others are kept.")
+                raise ValueError(
+                    f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Mend or "
+                    "delete "
+                    "that line; all others are kept."
+                )
         self.torn = len(raw) - self.size
         return records
 
 # %% ../nbs/19_preferences.ipynb #f212a1a6
 class LabelFile(_Lines):
     "JSON lines, each of them on the disk before `append` returns."
+
     def append(self, record: Mapping[str, Any]) -> None:
-        "One more line, in place of a torn one. Raises ValueError where somebody else has written meanwhile."
+        """One more line, in place of a torn one. Raises ValueError where somebody else has written
+        meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.stamp() != self.seen:
-            raise ValueError(f"{self.path.name} was written by somebody else since it was last written here: it is open "
-                             "elsewhere. This choice was not saved; close the other one and run this cell again.")
+            raise ValueError(
+                f"{self.path.name} was written by somebody else since it was last written here: "
+                "it is open "
+                "elsewhere. This choice was not saved; close the other one and run this cell again."
+            )
         try:
             with open(self.path, "r+b" if self.path.exists() else "wb") as file:
                 file.seek(self.size)
@@ -156,36 +245,48 @@ class LabelFile(_Lines):
                 file.flush()
                 os.fsync(file.fileno())
             self.size, self.torn = self.size + len(line), 0
-        finally: self.seen = self.stamp()
+        finally:
+            self.seen = self.stamp()
 
 # %% ../nbs/19_preferences.ipynb #e63c8ec3
 def _verdict(row: Mapping[str, Any]) -> float:
     "Which of the data's two answers was better, 0 or 1; a tie is one half."
     return {"1": row["left"], "2": 1 - row["left"], "0": 0.5}[row["choice"]]
 
+
 def _share(count: int, of: int) -> str:
     "A share with its 95 % interval, in words."
-    if not of: return "none yet"
+    if not of:
+        return "none yet"
     low, high = wilson_interval(count / of, of)
     return f"{count} of {of} ({count / of:.0%}; 95 % interval {low:.0%} to {high:.0%})"
+
 
 def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     "The choices that were not taken back. Raises ValueError on a line that is none."
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(records, 1):
-        if row.get("choice") == "undo" and rows: rows.pop()
-        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row): rows.append(dict(row))
-        else: raise ValueError(f"{name}, line {number} is no choice of label_preferences: {str(row)[:80]}. Give the "
-                               "path of a file that it wrote, or of a new one.")
+        if row.get("choice") == "undo" and rows:
+            rows.pop()
+        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
+            rows.append(dict(row))
+        else:
+            raise ValueError(
+                f"{name}, line {number} is no choice of label_preferences: {str(row)[:80]}. Give "
+                "the "
+                "path of a file that it wrote, or of a new one."
+            )
     return rows
 
 # %% ../nbs/19_preferences.ipynb #7e23fc10
 @dataclass(frozen=True)
 class Labels:
-    "The choices of a file that are in force, in their order, and what they say of the person who made them."
+    """The choices of a file that are in force, in their order, and what they say of the person who
+    made them."""
+
     rows: list[dict[str, Any]]
     undone: int = 0  # choices that were taken back
-    torn: int = 0    # bytes of a last line that was not written to its end
+    torn: int = 0  # bytes of a last line that was not written to its end
 
     @property
     def fresh(self) -> list[dict[str, Any]]:
@@ -204,11 +305,15 @@ class Labels:
         return decided.count("1"), len(decided)
 
     def training(self) -> Dataset:
-        "Columns chosen, rejected, pair, and prompt where there is one: first showings that were no tie. Raises ValueError where there is none."
+        """Columns chosen, rejected, pair, and prompt where there is one: first showings that were
+        no tie. Raises ValueError where there is none."""
         rows = [row for row in self.fresh if row["choice"] != "0"]
         if not rows:
-            raise ValueError(f"of {len(self.fresh)} labelled pairs {len(self.fresh)} are ties and none is decided: "
-                             "label more, or draw pairs that differ more.")
+            raise ValueError(
+                f"of {len(self.fresh)} labelled pairs {len(self.fresh)} are ties and none is "
+                "decided: "
+                "label more, or draw pairs that differ more."
+            )
         names = ["prompt"] * (rows[0]["prompt"] is not None) + ["chosen", "rejected", "pair"]
         return Dataset.from_list([{name: row[name] for name in names} for row in rows])
 
@@ -219,25 +324,41 @@ def _report_lines(labels: Labels) -> dict[str, str]:
     seconds = [row["seconds"] for row in labels.rows if row.get("seconds") is not None]
     (same, twice), (first, of) = labels.agreement(), labels.first_taken()
     low, high = wilson_interval(first / of, of) if of else (0, 1)
-    lean = "" if low <= 0.5 <= high else ": the place seems to decide, so read both before you choose"
+    lean = (
+        "" if low <= 0.5 <= high else ": the place seems to decide, so read both before you choose"
+    )
     hasty = sum(x < 1 for x in seconds)
-    lines = {"labelled": f"{len(labels.fresh)} pairs: {decided} decided, {len(labels.fresh) - decided} ties (kept in the "
-                         f"file, left out of training), {twice} shown again, {labels.undone} taken back",
-             "time a pair": f"{median(seconds):.1f} s (median), {hasty} in under a second" if seconds else "none yet",
-             "agreement with yourself": _share(same, twice),
-             "answer 1 was taken": _share(first, of) + lean}
-    return lines | ({"torn": f"{labels.torn} bytes of a last line were not written to their end and are passed over"}
-                    if labels.torn else {})
+    lines = {
+        "labelled": f"{len(labels.fresh)} pairs: {decided} decided, {len(labels.fresh) - decided} "
+        "ties (kept in the "
+        f"file, left out of training), {twice} shown again, {labels.undone} taken back",
+        "time a pair": f"{median(seconds):.1f} s (median), {hasty} in under a second"
+        if seconds
+        else "none yet",
+        "agreement with yourself": _share(same, twice),
+        "answer 1 was taken": _share(first, of) + lean,
+    }
+    return lines | (
+        {
+            "torn": f"{labels.torn} bytes of a last line were not written to their end and are "
+            "passed over"
+        }
+        if labels.torn
+        else {}
+    )
+
 
 def read_labels(
     path: str | Path,  # of label_preferences
 ) -> Labels:
     "The choices of a file. Raises FileNotFoundError, or ValueError on a line that is no choice."
     file = LabelFile(path)
-    if not file.path.exists(): raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
+    if not file.path.exists():
+        raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
     records = file.read()
     rows = _in_force(records, file.path.name)
     return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
+
 
 def label_report(
     labels: Labels,
@@ -249,29 +370,46 @@ def label_report(
 # %% ../nbs/19_preferences.ipynb #c3dfc37f
 def load_preferences(
     path: str | Path,  # of label_preferences
-) -> Dataset:          # prompt, chosen, rejected, pair; without prompt where there was none
-    "The decided pairs of a file, as RewardTrainer takes them; ties, repeats and what was taken back are left out. `read_labels` tells how many."
+) -> Dataset:  # prompt, chosen, rejected, pair; without prompt where there was none
+    """The decided pairs of a file, as RewardTrainer takes them; ties, repeats and what was taken
+    back are left out. `read_labels` tells how many."""
     return read_labels(path).training()
 
 # %% ../nbs/19_preferences.ipynb #f13c750a
-def _continue(rows: Sequence[Mapping[str, Any]], order: Sequence[Showing], pairs: Sequence[Mapping[str, Any]],
-              name: str) -> None:
+def _continue(
+    rows: Sequence[Mapping[str, Any]],
+    order: Sequence[Showing],
+    pairs: Sequence[Mapping[str, Any]],
+    name: str,
+) -> None:
     "Raises ValueError where the file was labelled on other pairs, or in another order."
     mend = "give the data, seed and repeat_every that it was begun with, or a path that is new"
     if len(rows) > len(order):
-        raise ValueError(f"{name} has {len(rows)} choices and there are {len(order)} to make: {mend}.")
+        raise ValueError(
+            f"{name} has {len(rows)} choices and there are {len(order)} to make: {mend}."
+        )
     for i, (row, showing) in enumerate(zip(rows, order)):
         if (row["pair"], row["left"], row["again"]) != (showing.pair, showing.left, showing.again):
-            raise ValueError(f"choice {i + 1} in {name} is of pair {row['pair']}, and pair {showing.pair} would be shown "
-                             f"here, or its sides the other way round: {mend}.")
+            raise ValueError(
+                f"choice {i + 1} in {name} is of pair {row['pair']}, and pair {showing.pair} "
+                "would be shown "
+                f"here, or its sides the other way round: {mend}."
+            )
         asked = pairs[showing.pair]
-        if [row.get("prompt"), row["answers"]] != [asked["prompt"], asked["answers"][::-1 if showing.left else 1]]:
-            raise ValueError(f"choice {i + 1} in {name} was made between other texts than row {showing.pair} has: "
-                             f"{mend}.")
+        if [row.get("prompt"), row["answers"]] != [
+            asked["prompt"],
+            asked["answers"][:: -1 if showing.left else 1],
+        ]:
+            raise ValueError(
+                f"choice {i + 1} in {name} was made between other texts than row {showing.pair} "
+                "has: "
+                f"{mend}."
+            )
 
 # %% ../nbs/19_preferences.ipynb #816d45d3
 class _Waiting:
     "Pairs in their order, and how far the file is."
+
     def __init__(
         self,
         dataset: Dataset | Sequence[Mapping[str, Any]],
@@ -293,40 +431,63 @@ class _Waiting:
         return self.order[len(self.rows)] if len(self.rows) < len(self.order) else None
 
     @property
-    def labels(self) -> Labels: return Labels(self.rows, self.undone, self.file.torn)
+    def labels(self) -> Labels:
+        return Labels(self.rows, self.undone, self.file.torn)
 
     def shown(self) -> tuple[Turns | None, list[Turns]]:
         "The prompt and the two answers as they stand on the screen."
         row = self.pairs[self.showing.pair]
-        return row["prompt"], row["answers"][::-1 if self.showing.left else 1]
+        return row["prompt"], row["answers"][:: -1 if self.showing.left else 1]
 
 # %% ../nbs/19_preferences.ipynb #ddbb4477
 class Labelling(_Waiting):
     "Pairs that wait for a choice, and the file of those that were made."
+
     def choose(self, key: str) -> None:
-        "1: answer 1 is better. 2: answer 2. 0: a tie. On the disk when it returns. Raises ValueError on another key, or where all are made."
+        """1: answer 1 is better. 2: answer 2. 0: a tie. On the disk when it returns. Raises
+        ValueError on another key, or where all are made."""
         if key not in ("0", "1", "2") or self.showing is None:
-            raise ValueError(f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 while a "
-                             "pair is shown.")
+            raise ValueError(
+                f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 "
+                "while a "
+                "pair is shown."
+            )
         (prompt, both), at, now = self.shown(), self.showing, self.clock()
         chosen, rejected = {"1": both, "2": both[::-1], "0": (None, None)}[key]
-        row = dict(prompt=prompt, chosen=chosen, rejected=rejected, answers=both, choice=key, pair=at.pair,
-                   left=at.left, again=at.again, seconds=round(now - self.since, 2))
+        row = dict(
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            answers=both,
+            choice=key,
+            pair=at.pair,
+            left=at.left,
+            again=at.again,
+            seconds=round(now - self.since, 2),
+        )
         self.file.append(row)
         self.rows, self.since = [*self.rows, row], now
 
     def undo(self) -> None:
         "Take the last choice back; its pair is shown again. Raises ValueError where there is none."
-        if not self.rows: raise ValueError("there is no choice to take back.")
-        self.file.append(dict(prompt=None, chosen=None, rejected=None, choice="undo", pair=self.rows[-1]["pair"]))
+        if not self.rows:
+            raise ValueError("there is no choice to take back.")
+        self.file.append(
+            dict(prompt=None, chosen=None, rejected=None, choice="undo", pair=self.rows[-1]["pair"])
+        )
         self.rows, self.undone, self.since = self.rows[:-1], self.undone + 1, self.clock()
 
 # %% ../nbs/19_preferences.ipynb #b04775cf
 def _pane(name: str, text: str, width: str = "18em") -> str:
     "A text under its name, as wide as there is room."
-    return (f'<section style="flex:1 1 {width};min-width:0;border:1px solid #767676;border-radius:4px;padding:4px 10px">'
-            f'<h4 style="margin:2px 0;color:#111111">{escape(name)}</h4>'
-            f'<p style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.5;margin:2px 0">{_prose(text)}</p></section>')
+    return (
+        f'<section style="flex:1 1 {width};min-width:0;border:1px solid '
+        '#767676;border-radius:4px;padding:4px 10px">'
+        f'<h4 style="margin:2px 0;color:#111111">{escape(name)}</h4>'
+        '<p style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.5;margin:2px '
+        f'0">{_prose(text)}</p></section>'
+    )
+
 
 def render_labelling(
     work: Labelling,
@@ -335,18 +496,30 @@ def render_labelling(
     "The pair that waits for a choice, how far one is, and how good the labels are so far."
     done, total = len(work.rows), len(work.order)
     told = f" · {note}" if note else ""
-    head = (f'<p role="status"><b>Choice {min(done + 1, total)} of {total}</b> · {done} saved in '
-            f'{_text(work.file.path.name)}{_text(told)}</p>'
-            f'<progress value="{done}" max="{total}" style="width:100%" aria-label="choices made"></progress>')
+    head = (
+        f'<p role="status"><b>Choice {min(done + 1, total)} of {total}</b> · {done} saved in '
+        f"{_text(work.file.path.name)}{_text(told)}</p>"
+        f'<progress value="{done}" max="{total}" style="width:100%" aria-label="choices '
+        'made"></progress>'
+    )
     if work.showing is None:
-        body = f"<p><b>All {total} choices are made.</b> load_preferences({_text(repr(work.file.path.name))}) gives them to RewardTrainer.</p>"
+        body = (
+            f"<p><b>All {total} choices are made.</b> "
+            f"load_preferences({_text(repr(work.file.path.name))}) gives them to "
+            "RewardTrainer.</p>"
+        )
     else:
         prompt, both = work.shown()
         asked = _pane("Prompt", _said(prompt)) if prompt is not None else ""
         panes = "".join(_pane(f"Answer {i}", _said(text)) for i, text in enumerate(both, 1))
-        body = (f'<div style="display:flex">{asked}</div>'
-                f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{panes}</div>')
-    report = f"<details><summary>How good are these labels?</summary>{label_report(work.labels)}</details>"
+        body = (
+            f'<div style="display:flex">{asked}</div>'
+            f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{panes}</div>'
+        )
+    report = (
+        "<details><summary>How good are these "
+        f"labels?</summary>{label_report(work.labels)}</details>"
+    )
     return _white(head + body + report)
 
 # %% ../nbs/19_preferences.ipynb #5e97f874
@@ -363,30 +536,42 @@ def is_held_out(
 @dataclass(frozen=True)
 class Refit:
     "A reward model of the labels so far, held against them."
+
     model: PreTrainedModel
     table: pd.DataFrame  # a row a label: pair, prompt, chosen, rejected, margin, held_out
     seconds: float
 
     def right(self) -> tuple[int, int]:
-        "Held-out labels that the model predicts, of all held-out labels; a tie of the scores counts as wrong."
+        """Held-out labels that the model predicts, of all held-out labels; a tie of the scores
+        counts as wrong."""
         held = self.table[self.table.held_out]
         return int((held.margin > 0).sum()), len(held)
 
     def disagreements(self) -> pd.DataFrame:
-        "Labels that the model contradicts, the most confident first; sure is its probability of the other answer."
+        """Labels that the model contradicts, the most confident first; sure is its probability of
+        the other answer."""
         wrong = self.table[self.table.margin < 0].sort_values("margin", kind="stable")
-        return wrong.assign(sure=torch.sigmoid(-torch.tensor(wrong.margin.to_numpy(dtype=float))).tolist())
+        return wrong.assign(
+            sure=torch.sigmoid(-torch.tensor(wrong.margin.to_numpy(dtype=float))).tolist()
+        )
 
     def verdict(self) -> str:
         "Accuracy on held-out labels, against chance."
         right, of = self.right()
-        if not of: return "no held-out label yet: nothing can be said of labels that it has not seen"
+        if not of:
+            return "no held-out label yet: nothing can be said of labels that it has not seen"
         low, high = wilson_interval(right / of, of)
-        against = ("better than a coin" if low > 0.5 else "worse than a coin: are the labels the wrong way round?"
-                   if high < 0.5 else "not to be told from a coin (50 %)")
+        against = (
+            "better than a coin"
+            if low > 0.5
+            else "worse than a coin: are the labels the wrong way round?"
+            if high < 0.5
+            else "not to be told from a coin (50 %)"
+        )
         return f"{_share(right, of)} of held-out labels predicted, {against}"
 
-    def _repr_html_(self) -> str: return render_refit(self)
+    def _repr_html_(self) -> str:
+        return render_refit(self)
 
     def __repr__(self) -> str:
         return f"Refit(trained on {int((~self.table.held_out).sum())} labels; {self.verdict()})"
@@ -398,13 +583,34 @@ def render_refit(
 ) -> Html:
     "What the model learned, and where it contradicts the person."
     wrong, trained = found.disagreements(), int((~found.table.held_out).sum())
-    rows = [(int(row.pair), f"{row.sure:.0%}", "held out" if row.held_out else "trained on", _said(row.chosen),
-             _said(row.rejected)) for row in wrong.head(most).itertuples()]
+    rows = [
+        (
+            int(row.pair),
+            f"{row.sure:.0%}",
+            "held out" if row.held_out else "trained on",
+            _said(row.chosen),
+            _said(row.rejected),
+        )
+        for row in wrong.head(most).itertuples()
+    ]
     heads = ["pair", "model is sure", "label was", "you chose", "the model prefers"]
-    table = _grid(f"The model disagrees with you on {len(wrong)} of {len(found.table)} labels"
-                  f"{f'; the {most} most confident' if len(wrong) > most else ''}", heads, rows) if rows else ""
-    return Html(_white(f"<p><b>Refitted on {trained} labels in {found.seconds:.1f} s:</b> {_text(found.verdict())}.</p>"
-                       f"{table or '<p>It agrees with every label.</p>'}"))
+    table = (
+        _grid(
+            f"The model disagrees with you on {len(wrong)} of {len(found.table)} labels"
+            f"{f'; the {most} most confident' if len(wrong) > most else ''}",
+            heads,
+            rows,
+        )
+        if rows
+        else ""
+    )
+    return Html(
+        _white(
+            f"<p><b>Refitted on {trained} labels in {found.seconds:.1f} s:</b> "
+            f"{_text(found.verdict())}.</p>"
+            f"{table or '<p>It agrees with every label.</p>'}"
+        )
+    )
 
 # %% ../nbs/19_preferences.ipynb #f9c59042
 @contextmanager
@@ -412,89 +618,139 @@ def _same_chance() -> Iterator[None]:
     "Leaves the random numbers of Python, numpy and torch as they were."
     ours, arrays = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(): yield
+        with torch.random.fork_rng():
+            yield
     finally:
         random.setstate(ours)
         np.random.set_state(arrays)
 
-def _margins(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data: Dataset,
-             max_length: int | None) -> list[float]:
+
+def _margins(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Dataset,
+    max_length: int | None,
+) -> list[float]:
     "Score of the chosen answer less that of the rejected one."
     prompts, *both = zip(*(pair_texts(row, tokenizer) for row in data))
-    chosen, rejected = (score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in both)
+    chosen, rejected = (
+        score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in both
+    )
     return (chosen - rejected).tolist()
 
+
 def quick_reward_args(output_dir: str) -> RewardConfig:
-    "Eight passes with a large learning rate: for models of a few hundred thousand weights and labels of a few minutes."
-    return RewardConfig(output_dir, learning_rate=3e-3, per_device_train_batch_size=8, num_train_epochs=8,
-                        report_to="none", save_strategy="no", disable_tqdm=True, use_cpu=not torch.cuda.is_available())
+    """Eight passes with a large learning rate: for models of a few hundred thousand weights and
+    labels of a few minutes."""
+    return RewardConfig(
+        output_dir,
+        learning_rate=3e-3,
+        per_device_train_batch_size=8,
+        num_train_epochs=8,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+    )
 
 # %% ../nbs/19_preferences.ipynb #1dcd9ac6
 def refit_reward_model(
-    labels: Dataset,                 # of load_preferences
-    model: PreTrainedModel | str,    # what to start from, as RewardTrainer takes it; it is not changed
+    labels: Dataset,  # of load_preferences
+    model: PreTrainedModel
+    | str,  # what to start from, as RewardTrainer takes it; it is not changed
     processing_class: PreTrainedTokenizerBase | str | None = None,
     args: RewardConfig | None = None,  # None: quick_reward_args
-    held_out: float = 0.25,          # share of prompts that is never trained on
-    seed: int = 0,                   # which prompts those are
+    held_out: float = 0.25,  # share of prompts that is never trained on
+    seed: int = 0,  # which prompts those are
 ) -> Refit:
-    "A reward model trained on the labels whose prompts are not held out. Raises ValueError on fewer than two of them."
+    """A reward model trained on the labels whose prompts are not held out. Raises ValueError on
+    fewer than two of them."""
     held = [is_held_out(row.get("prompt") or row["chosen"], held_out, seed) for row in labels]
     train = labels.select([i for i, kept in enumerate(held) if not kept])
     if len(train) < 2:
-        raise ValueError(f"of {len(labels)} decided labels {len(train)} may be trained on: label at least "
-                         f"{2 - len(train)} more pairs, or lower held_out ({held_out:g}).")
+        raise ValueError(
+            f"of {len(labels)} decided labels {len(train)} may be trained on: label at least "
+            f"{2 - len(train)} more pairs, or lower held_out ({held_out:g})."
+        )
     start = time.monotonic()
     with _same_chance(), tempfile.TemporaryDirectory() as folder:
         own = model if isinstance(model, str) else copy.deepcopy(model)
-        trainer = RewardTrainer(own, args or quick_reward_args(folder), train, processing_class=processing_class)
+        trainer = RewardTrainer(
+            own, args or quick_reward_args(folder), train, processing_class=processing_class
+        )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     margins = _margins(trainer.model, trainer.processing_class, labels, trainer.args.max_length)
-    kept = [name for name in ("prompt", "chosen", "rejected", "pair") if name in labels.column_names]
-    table = pd.DataFrame(dict(pair=range(len(labels)))).assign(**{name: labels[name][:] for name in kept})
-    return Refit(trainer.model, table.assign(margin=margins, held_out=held), time.monotonic() - start)
+    kept = [
+        name for name in ("prompt", "chosen", "rejected", "pair") if name in labels.column_names
+    ]
+    table = pd.DataFrame(dict(pair=range(len(labels)))).assign(
+        **{name: labels[name][:] for name in kept}
+    )
+    return Refit(
+        trainer.model, table.assign(margin=margins, held_out=held), time.monotonic() - start
+    )
 
 # %% ../nbs/19_preferences.ipynb #ac64374f
 _APART_SECONDS = 0.2  # a choice that comes sooner after another one was not made by a reader
 
+
 class _Presses:
     "What keys and buttons do, and what is said of it."
-    def __init__(self, work: Labelling, refit: Callable[[], Refit] | None = None, refit_every: int = 0):
+
+    def __init__(
+        self, work: Labelling, refit: Callable[[], Refit] | None = None, refit_every: int = 0
+    ):
         self.work, self.refit, self.refit_every = work, refit, refit_every
         self.found: Refit | None = None
         self.note, self.heard = "", -math.inf
 
     def draw(self, **state: Any) -> str:
         "The pair, and below it what the last refit found."
-        return render_labelling(self.work, self.note) + (render_refit(self.found) if self.found else "")
+        return render_labelling(self.work, self.note) + (
+            render_refit(self.found) if self.found else ""
+        )
 
-    def last_key(self) -> str: return self.work.rows[-1]["choice"] if self.work.rows else ""
+    def last_key(self) -> str:
+        return self.work.rows[-1]["choice"] if self.work.rows else ""
 
     def press(self, key: str) -> None:
         "What a key or a button does: 1, 2, 0, u."
         now, before, key = self.work.clock(), self.heard, key.lower()
         self.heard, rows = now, self.work.rows
-        if now - before < _APART_SECONDS: self.note = f"“{key}” came at once after another key and was not counted"
+        if now - before < _APART_SECONDS:
+            self.note = f"“{key}” came at once after another key and was not counted"
         elif key == "u":
-            if rows: self.work.undo()
-            self.note = "the last choice is taken back" if rows else "there is no choice to take back"
-        elif key not in ("0", "1", "2"): self.note = f"“{key}” is no key here: 1, 2, 0 (a tie), or u"
-        elif self.work.showing is None: self.note = "all are made; u takes the last one back"
+            if rows:
+                self.work.undo()
+            self.note = (
+                "the last choice is taken back" if rows else "there is no choice to take back"
+            )
+        elif key not in ("0", "1", "2"):
+            self.note = f"“{key}” is no key here: 1, 2, 0 (a tie), or u"
+        elif self.work.showing is None:
+            self.note = "all are made; u takes the last one back"
         else:
             self.work.choose(key)
             self.note = f"saved: {dict(zip('120', ('answer 1', 'answer 2', 'a tie')))[key]}"
-            if self.refit_every and len(self.work.rows) % self.refit_every == 0: self.learn()
+            if self.refit_every and len(self.work.rows) % self.refit_every == 0:
+                self.learn()
 
 # %% ../nbs/19_preferences.ipynb #d4199199
 _ENOUGH = 8  # decided pairs to refit on
 
+
 class _Learning(_Presses):
     "And what the refit does."
+
     def learn(self) -> None:
         "Refit now. Raises ValueError where there is no model."
-        if self.refit is None: raise ValueError("there is nothing to refit: give label_preferences a model.")
-        start, decided = self.work.clock(), sum(row["choice"] != "0" for row in self.work.labels.fresh)
+        if self.refit is None:
+            raise ValueError("there is nothing to refit: give label_preferences a model.")
+        start, decided = (
+            self.work.clock(),
+            sum(row["choice"] != "0" for row in self.work.labels.fresh),
+        )
         if decided < _ENOUGH:
             self.note = f"{decided} decided pairs are too few to refit: {_ENOUGH} are wanted"
             return
@@ -509,108 +765,152 @@ class _Learning(_Presses):
 # %% ../nbs/19_preferences.ipynb #65f5405b
 class PreferenceDesk(_Learning):
     "Pairs to choose from by key or button; every choice is on the disk at once."
+
     @cached_property
     def desk(self) -> Desk:
         "Controls above the pair, made when they are first wanted."
-        self.field = widgets.Text(value=self.last_key(), description="key", placeholder="1 2 0 u",
-                                  tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.")
+        self.field = widgets.Text(
+            value=self.last_key(),
+            description="key",
+            placeholder="1 2 0 u",
+            tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
+        )
         names = {"1": "1 is better", "2": "2 is better", "0": "0 tie", "u": "undo (u)"}
-        self.buttons = {key: _button(names[key], partial(self.click, partial(self.press, key))) for key in names}
-        if self.refit: self.buttons["refit"] = _button("refit now", partial(self.click, self.learn))
+        self.buttons = {
+            key: _button(names[key], partial(self.click, partial(self.press, key))) for key in names
+        }
+        if self.refit:
+            self.buttons["refit"] = _button("refit now", partial(self.click, self.learn))
         line = _line_of(self.field, *self.buttons.values())
         self.field.layout.width, self.field.style.description_width = "10em", "2.5em"
         return Desk(self.draw, dict(key=self.field), [line], self.typed)
 
-    def busy(self, note: str) -> None: self.desk.view.value = render_labelling(self.work, note)
+    def busy(self, note: str) -> None:
+        self.desk.view.value = render_labelling(self.work, note)
 
     def typed(self, change: Any) -> None:
         "The field was written to: a digit behind the last choice, or the last choice taken out."
-        if change: self.act(partial(self.press, change["new"][-1:] or "u"))
+        if change:
+            self.act(partial(self.press, change["new"][-1:] or "u"))
 
     def act(self, press: Callable[[], None]) -> None:
         "Press, with the field showing the last choice again whatever came of it."
-        try: press()
-        finally: self.field.value = self.last_key()
+        try:
+            press()
+        finally:
+            self.field.value = self.last_key()
 
     def click(self, press: Callable[[], None]) -> None:
         "A button: what it does, what it leaves, and the cursor back into the field."
-        with self.desk.still(): self.desk.careful(partial(self.act, press))
+        with self.desk.still():
+            self.desk.careful(partial(self.act, press))
         self.field.focus()
 
-    def _repr_html_(self) -> str: return self.draw()
+    def _repr_html_(self) -> str:
+        return self.draw()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         live = self.desk.box._repr_mimebundle_(**kwargs)
         return {**live, "text/html": self.draw(), "text/plain": repr(self)}
 
     def __repr__(self) -> str:
-        return f"{len(self.work.rows)} of {len(self.work.order)} choices in {self.work.file.path.name}"
+        return (
+            f"{len(self.work.rows)} of {len(self.work.order)} choices in {self.work.file.path.name}"
+        )
 
 # %% ../nbs/19_preferences.ipynb #223ae9ab
 def label_preferences(
-    dataset: Dataset | Sequence[Mapping[str, Any]],  # two answers a row; prompt, unless the answers are whole texts
-    path: str | Path,                                # JSON lines; where the file is there, it goes on
-    answers: tuple[str, str] = ("answer_1", "answer_2"),  # columns of the answers: texts or conversations
-    seed: int = 0,                                   # which answer stands on which side
-    repeat_every: int = 8,                           # after so many pairs one comes again, swapped; 0: none does
-    model: PreTrainedModel | str | None = None,      # to refit: a policy or a reward model; it is not changed
+    dataset: Dataset
+    | Sequence[Mapping[str, Any]],  # two answers a row; prompt, unless the answers are whole texts
+    path: str | Path,  # JSON lines; where the file is there, it goes on
+    answers: tuple[str, str] = (
+        "answer_1",
+        "answer_2",
+    ),  # columns of the answers: texts or conversations
+    seed: int = 0,  # which answer stands on which side
+    repeat_every: int = 8,  # after so many pairs one comes again, swapped; 0: none does
+    model: PreTrainedModel
+    | str
+    | None = None,  # to refit: a policy or a reward model; it is not changed
     processing_class: PreTrainedTokenizerBase | str | None = None,
-    args: RewardConfig | None = None,                # of the refit; None: quick_reward_args
-    refit_every: int = 0,                            # choices; 0: when the button is pressed
-    held_out: float = 0.25,                          # share of prompts whose labels only measure
+    args: RewardConfig | None = None,  # of the refit; None: quick_reward_args
+    refit_every: int = 0,  # choices; 0: when the button is pressed
+    held_out: float = 0.25,  # share of prompts whose labels only measure
 ) -> PreferenceDesk:
-    "Choose by 1, 2, 0 and u; every choice is saved at once. Raises ValueError on rows that cannot be labelled, or a file of others."
+    """Choose by 1, 2, 0 and u; every choice is saved at once. Raises ValueError on rows that cannot
+    be labelled, or a file of others."""
     if refit_every and model is None:
-        raise ValueError(f"refit_every is {refit_every} and there is no model to refit: give model and processing_class.")
+        raise ValueError(
+            f"refit_every is {refit_every} and there is no model to refit: give model and "
+            "processing_class."
+        )
     work, refit = Labelling(dataset, path, answers, seed, repeat_every), None
     if model is not None:
         processing_class = tokenizer_of(model, processing_class)
-        refit = lambda: refit_reward_model(work.labels.training(), model, processing_class, args, held_out)
+        refit = lambda: refit_reward_model(
+            work.labels.training(), model, processing_class, args, held_out
+        )
     return PreferenceDesk(work, refit, refit_every)
 
 # %% ../nbs/19_preferences.ipynb #2b520a53
 def _scorer(model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     "A model that RewardTrainer makes. Raises ValueError on others."
     if not isinstance(model, str) and not hasattr(getattr(model, "config", None), "num_labels"):
-        raise ValueError(f"model is a {type(model).__name__}: give a reward model as RewardTrainer makes it, or its folder.")
+        raise ValueError(
+            f"model is a {type(model).__name__}: give a reward model as RewardTrainer makes it, "
+            "or its folder."
+        )
     model = load_scorer(model)
     scorer_head(model)
     check_vocabulary(model, tokenizer, "reward model")
     return model
 
+
 @torch.no_grad()
-def _running(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[list[int]],
-             batch_size: int = 64) -> list[list[float]]:
+def _running(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[list[int]],
+    batch_size: int = 64,
+) -> list[list[float]]:
     "What the head says at each token of each row. Padding is on the right."
     was_training, found = model.training, []
     model.eval()
     for start in range(0, len(rows), batch_size):
-        ids, mask = right_pad(rows[start:start + batch_size], tokenizer.pad_token_id)
+        ids, mask = right_pad(rows[start : start + batch_size], tokenizer.pad_token_id)
         scores = token_scores(model, ids.to(model.device), mask.to(model.device)).cpu()
         found += [row[keep].tolist() for row, keep in zip(scores, mask.bool())]
     model.train(was_training)
     return found
 
-def _check_causal(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: list[int]) -> None:
+
+def _check_causal(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: list[int]
+) -> None:
     "Raises ValueError where the score so far depends on what comes later."
     half = max(1, len(row) // 2)
     other = row[:half] + row[:1] * (len(row) - half)  # as long, so that rounding is the same
     told, changed = (scores[half - 1] for scores in _running(model, tokenizer, [row, other]))
     loose = 1e-6 if next(model.parameters()).dtype == torch.float32 else 1e-2
     if not math.isclose(told, changed, rel_tol=loose, abs_tol=loose):
-        raise ValueError(f"{type(model).__name__} reads both ways: after {half} tokens it says {told:.6g}, and {changed:.6g} "
-                         "where other words follow, so that there is no score so far. Give a reward model that is made "
-                         "from a causal model.")
+        raise ValueError(
+            f"{type(model).__name__} reads both ways: after {half} tokens it says {told:.6g}, and "
+            f"{changed:.6g} "
+            "where other words follow, so that there is no score so far. Give a reward model that "
+            "is made "
+            "from a causal model."
+        )
 
 # %% ../nbs/19_preferences.ipynb #eb401559
 @dataclass(frozen=True)
 class ScoredPair:
     "Two answers, token by token, and what a reward model says so far at each."
-    number: int                           # row of the data
+
+    number: int  # row of the data
     prompt: str
-    tokens: tuple[list[str], list[str]]   # chosen and rejected; the stop token is the last
+    tokens: tuple[list[str], list[str]]  # chosen and rejected; the stop token is the last
     scores: tuple[list[float], list[float]]
-    start: float | None                   # at the end of the prompt; None without one
+    start: float | None  # at the end of the prompt; None without one
 
     @property
     def margin(self) -> float:
@@ -623,25 +923,33 @@ class ScoredPair:
         return [now - before for before, now in zip([self.start or 0.0, *scores], scores)]
 
     @property
-    def text(self) -> str: return "\n".join("".join(tokens) for tokens in self.tokens)
+    def text(self) -> str:
+        return "\n".join("".join(tokens) for tokens in self.tokens)
 
-def _rows_of_ids(pairs: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> Dataset:
-    "Columns chosen_ids and rejected_ids. Raises ValueError on an empty set, or on rows that cannot be scored."
-    if not len(pairs): raise ValueError("there are 0 pairs to look at: give at least one.")
+
+def _rows_of_ids(
+    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None
+) -> Dataset:
+    """Columns chosen_ids and rejected_ids. Raises ValueError on an empty set, or on rows that
+    cannot be scored."""
+    if not len(pairs):
+        raise ValueError("there are 0 pairs to look at: give at least one.")
     if {"chosen_ids", "rejected_ids"} <= set(pairs.column_names):
         for i, row in enumerate(pairs):
-            if not row["chosen_ids"] or not row["rejected_ids"]: raise ValueError(f"row {i} has no ids: drop the row.")
+            if not row["chosen_ids"] or not row["rejected_ids"]:
+                raise ValueError(f"row {i} has no ids: drop the row.")
         return pairs
     return encode_pairs(pairs, tokenizer, max_length)
 
 # %% ../nbs/19_preferences.ipynb #a8f525c9
 def score_pairs(
-    model: PreTrainedModel | str,             # a reward model made by RewardTrainer, or its folder
+    model: PreTrainedModel | str,  # a reward model made by RewardTrainer, or its folder
     processing_class: PreTrainedTokenizerBase | str,
-    pairs: Dataset,                           # prompt, chosen, rejected: texts or conversations; or ids of encode_pairs
-    max_length: int | None = None,            # as in training
+    pairs: Dataset,  # prompt, chosen, rejected: texts or conversations; or ids of encode_pairs
+    max_length: int | None = None,  # as in training
 ) -> list[ScoredPair]:
-    "The running score of every answer. Raises ValueError on another kind of model, and on rows that RewardTrainer refuses."
+    """The running score of every answer. Raises ValueError on another kind of model, and on rows
+    that RewardTrainer refuses."""
     tokenizer = load_tokenizer(processing_class)
     model, data = _scorer(model, tokenizer), _rows_of_ids(pairs, tokenizer, max_length)
     rows = [list(map(list, both)) for both in zip(data["chosen_ids"], data["rejected_ids"])]
@@ -649,27 +957,44 @@ def score_pairs(
     scores, found = _running(model, tokenizer, [ids for both in rows for ids in both]), []
     for i, both in enumerate(rows):
         shared = next((k for k, (a, b) in enumerate(zip(*both)) if a != b), min(map(len, both)) - 1)
-        of = tuple(scores[2 * i:2 * i + 2])
+        of = tuple(scores[2 * i : 2 * i + 2])
         tokens = tuple([tokenizer.decode([t]) for t in ids[shared:]] for ids in both)
-        found.append(ScoredPair(i, tokenizer.decode(both[0][:shared]), tokens, tuple(s[shared:] for s in of),
-                                of[0][shared - 1] if shared else None))
+        found.append(
+            ScoredPair(
+                i,
+                tokenizer.decode(both[0][:shared]),
+                tokens,
+                tuple(s[shared:] for s in of),
+                of[0][shared - 1] if shared else None,
+            )
+        )
     return found
 
 # %% ../nbs/19_preferences.ipynb #9aae7c23
 @dataclass(frozen=True)
 class PairLook:
     "Which pairs, in which order, and what is shown of them."
+
     place: int = 1
-    signal: str = "running score"       # or change
+    signal: str = "running score"  # or change
     sort: str = "worst mistakes first"
     only: str = "all"
-    find: str = ""                      # in prompt or answers, capitals or not
+    find: str = ""  # in prompt or answers, capitals or not
+
 
 _PAIR_SIGNALS = ("running score", "change")
-_PAIR_SORTS = {"worst mistakes first": lambda one: one.margin, "closest calls first": lambda one: abs(one.margin),
-               "surest first": lambda one: -one.margin, "as given": lambda one: one.number}
-_PAIR_FILTERS = {"all": lambda one: True, "mistakes": lambda one: not one.margin > 0,
-                 "right": lambda one: one.margin > 0}
+_PAIR_SORTS = {
+    "worst mistakes first": lambda one: one.margin,
+    "closest calls first": lambda one: abs(one.margin),
+    "surest first": lambda one: -one.margin,
+    "as given": lambda one: one.number,
+}
+_PAIR_FILTERS = {
+    "all": lambda one: True,
+    "mistakes": lambda one: not one.margin > 0,
+    "right": lambda one: one.margin > 0,
+}
+
 
 def pair_order(
     pairs: Sequence[ScoredPair],
@@ -677,11 +1002,20 @@ def pair_order(
 ) -> list[int]:  # places in `pairs`; those that tie keep their order
     "Filter, then sort. Raises ValueError on an order or a filter that is not there."
     if look.sort not in _PAIR_SORTS or look.only not in _PAIR_FILTERS:
-        raise ValueError(f"cannot sort by {look.sort!r} and keep {look.only!r}: there are {list(_PAIR_SORTS)} and "
-                         f"{list(_PAIR_FILTERS)}.")
-    kept = [i for i, one in enumerate(pairs) if _PAIR_FILTERS[look.only](one)
-            and look.find.casefold() in f"Pair {one.number}\n{one.prompt}\n{one.text}".casefold()]
-    return sorted(kept, key=lambda i: (math.isnan(pairs[i].margin), _PAIR_SORTS[look.sort](pairs[i])))
+        raise ValueError(
+            f"cannot sort by {look.sort!r} and keep {look.only!r}: there are {list(_PAIR_SORTS)} "
+            "and "
+            f"{list(_PAIR_FILTERS)}."
+        )
+    kept = [
+        i
+        for i, one in enumerate(pairs)
+        if _PAIR_FILTERS[look.only](one)
+        and look.find.casefold() in f"Pair {one.number}\n{one.prompt}\n{one.text}".casefold()
+    ]
+    return sorted(
+        kept, key=lambda i: (math.isnan(pairs[i].margin), _PAIR_SORTS[look.sort](pairs[i]))
+    )
 
 # %% ../nbs/19_preferences.ipynb #c04a4095
 def pair_summary(
@@ -691,19 +1025,27 @@ def pair_summary(
     chosen, rejected = (torch.tensor([one.scores[which][-1] for one in pairs]) for which in (0, 1))
     found = preference_metrics(chosen, rejected)
     right = int((chosen > rejected).sum())
-    return f"{len(pairs)} pairs · accuracy {_share(right, len(pairs))} · mean margin {signed(found['margin'])}"
+    return (
+        f"{len(pairs)} pairs · accuracy {_share(right, len(pairs))} · mean margin "
+        f"{signed(found['margin'])}"
+    )
+
 
 def _pair_facts(one: ScoredPair) -> str:
     "What is known of a pair as a whole."
     chosen, rejected = (signed(scores[-1]) for scores in one.scores)
     verdict = "right" if one.margin > 0 else "wrong"
     start = "" if one.start is None else f" · at the end of the prompt {signed(one.start)}"
-    return f"Pair {one.number} · {verdict}, margin {signed(one.margin)} · chosen {chosen}, rejected {rejected}{start}"
+    return (
+        f"Pair {one.number} · {verdict}, margin {signed(one.margin)} · chosen {chosen}, "
+        f"rejected {rejected}{start}"
+    )
 
 # %% ../nbs/19_preferences.ipynb #e5b68fa9
 def _pair_numbers(one: ScoredPair, which: int) -> dict[str, list[float]]:
     "The numbers under the tokens of one answer, signal by signal."
     return {"running score": one.scores[which], "change": one.changes(which)}
+
 
 def render_pair(
     one: ScoredPair,
@@ -711,14 +1053,23 @@ def render_pair(
 ) -> str:
     "Both answers with a number under each token, on one scale, and the table of all numbers below."
     rows = [_pair_numbers(one, which) for which in (0, 1)]
-    vmax = max((abs(x) for row in rows for x in row[signal] if math.isfinite(x)), default=0.0) or None
-    parts = [f"<p><b>{_text(_pair_facts(one))}</b></p>",
-             f'<details><summary>Prompt</summary><p style="white-space:pre-wrap">{_prose(one.prompt)}</p></details>']
+    vmax = (
+        max((abs(x) for row in rows for x in row[signal] if math.isfinite(x)), default=0.0) or None
+    )
+    parts = [
+        f"<p><b>{_text(_pair_facts(one))}</b></p>",
+        "<details><summary>Prompt</summary><p "
+        f'style="white-space:pre-wrap">{_prose(one.prompt)}</p></details>',
+    ]
     for name, tokens, row in zip(("Chosen", "Rejected"), one.tokens, rows):
-        parts += [f"<h4>{name}</h4>", token_strip(tokens, row[signal], name=signal, vmax=vmax),
-                  f"<details><summary>{name}: all numbers</summary>"
-                  f"{signal_table(tokens, **{key: torch.tensor(x) for key, x in row.items()})}</details>"]
+        parts += [
+            f"<h4>{name}</h4>",
+            token_strip(tokens, row[signal], name=signal, vmax=vmax),
+            f"<details><summary>{name}: all numbers</summary>"
+            f"{signal_table(tokens, **{key: torch.tensor(x) for key, x in row.items()})}</details>",
+        ]
     return "".join(parts)
+
 
 def render_pairs(
     pairs: Sequence[ScoredPair],
@@ -727,12 +1078,20 @@ def render_pairs(
     "The summary, and the pair that is looked at."
     order, head = pair_order(pairs, look), f"<p>{_text(pair_summary(pairs))}</p>"
     place = max(1, min(look.place, len(order)))
-    where = f"{place} of {len(order)} · {look.signal} · {look.sort}" + ("" if look.only == "all" else f" · {look.only}")
+    where = f"{place} of {len(order)} · {look.signal} · {look.sort}" + (
+        "" if look.only == "all" else f" · {look.only}"
+    )
     where += f" · with “{look.find}”" if look.find else ""
-    if not order: return _white(f"{head}<p>No pair is left of {len(pairs)}: {_text(where)}.</p>")
-    note = ("Each number is what the reward head says if the text stopped there; only the last one, at the stop token, was "
-            "trained.")
-    return _white(f"{head}<p>{_text(where)}</p>{render_pair(pairs[order[place - 1]], look.signal)}<p>{note}</p>")
+    if not order:
+        return _white(f"{head}<p>No pair is left of {len(pairs)}: {_text(where)}.</p>")
+    note = (
+        "Each number is what the reward head says if the text stopped there; only the last one, "
+        "at the stop token, was "
+        "trained."
+    )
+    return _white(
+        f"{head}<p>{_text(where)}</p>{render_pair(pairs[order[place - 1]], look.signal)}<p>{note}</p>"
+    )
 
 # %% ../nbs/19_preferences.ipynb #2a72941d
 _PAIR_SCRIPT = """
@@ -796,17 +1155,26 @@ trained.</p><div id="app" hidden>
 <script type="application/json" id="data">{data}</script><script>{script}</script></body></html>
 """
 
+
 def _pair_record(one: ScoredPair) -> dict[str, Any]:
     "One pair as the script reads it: texts with everything visible, numbers as they are written."
     plain = lambda numbers: " ".join(signed(float(x)) for x in numbers).replace("−", "-")
-    return dict(facts=_pair_facts(one), asked=visible(one.prompt).replace("↵\n", "\n"), text=visible(one.text),
-                number=one.number, margin=one.margin if math.isfinite(one.margin) else None,
-                tokens=[[visible_token(token) for token in tokens] for tokens in one.tokens],
-                rows=[{name: plain(x) for name, x in _pair_numbers(one, which).items()} for which in (0, 1)])
+    return dict(
+        facts=_pair_facts(one),
+        asked=visible(one.prompt).replace("↵\n", "\n"),
+        text=visible(one.text),
+        number=one.number,
+        margin=one.margin if math.isfinite(one.margin) else None,
+        tokens=[[visible_token(token) for token in tokens] for tokens in one.tokens],
+        rows=[
+            {name: plain(x) for name, x in _pair_numbers(one, which).items()} for which in (0, 1)
+        ],
+    )
 
 # %% ../nbs/19_preferences.ipynb #94b4dc77
 class _PairControls(Html):
     "Markup that grows controls when somebody wants them."
+
     pairs: list[ScoredPair]
     look: PairLook
 
@@ -814,46 +1182,86 @@ class _PairControls(Html):
     def desk(self) -> Desk:
         "The controls, made when they are first wanted."
         place = control("place", (1, max(2, len(self.pairs)), 1))
-        made = dict(place=place, signal=control("signal", list(_PAIR_SIGNALS)),
-                    sort=control("sort_by", list(_PAIR_SORTS)), only=control("only", list(_PAIR_FILTERS)),
-                    find=_box(widgets.Text, "find", "", placeholder="in prompt or answers, or pair 7; Enter"))
+        made = dict(
+            place=place,
+            signal=control("signal", list(_PAIR_SIGNALS)),
+            sort=control("sort_by", list(_PAIR_SORTS)),
+            only=control("only", list(_PAIR_FILTERS)),
+            find=_box(
+                widgets.Text, "find", "", placeholder="in prompt or answers, or pair 7; Enter"
+            ),
+        )
         _follow(place, len(self.pairs))
-        steps = [_button(name, partial(_step, place, by)) for name, by in (("◀ previous", -1), ("next ▶", 1))]
-        lines = [_line_of(*steps, place, made["find"]), *(_line_of(made[name]) for name in ("signal", "sort", "only"))]
+        steps = [
+            _button(name, partial(_step, place, by))
+            for name, by in (("◀ previous", -1), ("next ▶", 1))
+        ]
+        lines = [
+            _line_of(*steps, place, made["find"]),
+            *(_line_of(made[name]) for name in ("signal", "sort", "only")),
+        ]
+
         def relist(change: Any) -> None:
             if change and change["owner"] in (made["sort"], made["only"], made["find"]):
                 _follow(place, len(pair_order(self.pairs, self.seen())))
+
         self._made = made
-        return Desk(lambda **state: render_pairs(self.pairs, PairLook(**state)), made, lines, relist)
+        return Desk(
+            lambda **state: render_pairs(self.pairs, PairLook(**state)), made, lines, relist
+        )
 
     @property
-    def controls(self) -> dict[str, widgets.Widget]: return self.desk.controls
+    def controls(self) -> dict[str, widgets.Widget]:
+        return self.desk.controls
 
     def seen(self) -> PairLook:
         "Where the controls look now."
-        return PairLook(**{name: one.value for name, one in self._made.items()}) if "_made" in vars(self) else self.look
+        return (
+            PairLook(**{name: one.value for name, one in self._made.items()})
+            if "_made" in vars(self)
+            else self.look
+        )
 
 # %% ../nbs/19_preferences.ipynb #7fa0feac
 class RewardView(_PairControls):
-    "One pair as markup; with controls over all of them in a live notebook, and as a file of its own."
-    def _repr_html_(self) -> str: return str(self) if self.seen() == self.look else self.desk.view.value
+    """One pair as markup; with controls over all of them in a live notebook, and as a file of its
+    own."""
+
+    def _repr_html_(self) -> str:
+        return str(self) if self.seen() == self.look else self.desk.view.value
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         live = self.desk.box._repr_mimebundle_(**kwargs)
         return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
 
     def save_html(self, path: str | Path, most: int = 200) -> Path:
-        "One file that needs no kernel and no network: the pairs in the order that is looked at, `most` of them."
+        """One file that needs no kernel and no network: the pairs in the order that is looked at,
+        `most` of them."""
         look, script = self.seen(), _TOOLS + _PAIR_SCRIPT
-        order = [self.pairs[i] for i in pair_order(self.pairs, replace(look, find="", only="all"))[:most]]
-        given = dict(pairs=[_pair_record(one) for one in order], signals=list(_PAIR_SIGNALS), signal=look.signal,
-                     sort=look.sort, only=look.only, find=look.find)
-        cut = f" · the first {len(order)} of them are in this file" if len(order) < len(self.pairs) else ""
+        order = [
+            self.pairs[i] for i in pair_order(self.pairs, replace(look, find="", only="all"))[:most]
+        ]
+        given = dict(
+            pairs=[_pair_record(one) for one in order],
+            signals=list(_PAIR_SIGNALS),
+            signal=look.signal,
+            sort=look.sort,
+            only=look.only,
+            find=look.find,
+        )
+        cut = (
+            f" · the first {len(order)} of them are in this file"
+            if len(order) < len(self.pairs)
+            else ""
+        )
         page = _PAIR_FRAME.format(
-            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(), style=_READER_STYLE,
-            summary=_text(pair_summary(self.pairs) + cut), script=script,
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            style=_READER_STYLE,
+            summary=_text(pair_summary(self.pairs) + cut),
+            script=script,
             plain=_wrapped("".join(render_pair(one) for one in order[:3])),
-            data=json.dumps(given, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"))
+            data=json.dumps(given, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
+        )
         path = Path(path)
         beside = path.with_name(path.name + ".partial")
         beside.write_text(page, encoding="utf-8", newline="\n")
@@ -863,10 +1271,11 @@ class RewardView(_PairControls):
 def reward_view(
     model: PreTrainedModel | str,  # a reward model made by RewardTrainer, or its folder
     processing_class: PreTrainedTokenizerBase | str,
-    pairs: Dataset,                # prompt, chosen, rejected: texts or conversations; or ids of encode_pairs
-    max_length: int | None = None, # as in training
+    pairs: Dataset,  # prompt, chosen, rejected: texts or conversations; or ids of encode_pairs
+    max_length: int | None = None,  # as in training
 ) -> RewardView:
-    "The score along the tokens of both answers, worst mistakes first. Raises ValueError on other models, and on rows that RewardTrainer refuses."
+    """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
+    models, and on rows that RewardTrainer refuses."""
     scored = score_pairs(model, processing_class, pairs, max_length)
     made = RewardView(render_pairs(scored, PairLook()))
     made.pairs, made.look = scored, PairLook()

@@ -4,13 +4,17 @@
 
 # %% ../nbs/07_reward.ipynb #a7d1e8a6
 from __future__ import annotations
-import json, math, warnings
+
+import json
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
+
 import pandas as pd
 import torch
 from datasets import Dataset
@@ -19,13 +23,39 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import logsigmoid
-from transformers import (AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback,
-                          TrainingArguments)
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainingArguments,
+)
+
 from .masks import position_ids, right_pad
-from .models import (CENTER, fit_embeddings, inside, load_scorer, load_tokenizer, read_at, scorer_from,
-                            scorer_head, sequence_scores, unsharded, with_adapter, writable)
-from .sft import (ResumingTrainer, adapter_for, check_lengths, quiet_bars, render, render_pair, tokenizer_of,
-                         without_stop)
+from rlhf_nb.models import (
+    CENTER,
+    fit_embeddings,
+    inside,
+    load_scorer,
+    load_tokenizer,
+    read_at,
+    scorer_from,
+    scorer_head,
+    sequence_scores,
+    unsharded,
+    with_adapter,
+    writable,
+)
+from rlhf_nb.sft import (
+    ResumingTrainer,
+    adapter_for,
+    check_lengths,
+    quiet_bars,
+    render,
+    render_pair,
+    tokenizer_of,
+    without_stop,
+)
 
 # %% auto #0
 __all__ = ['ANSWERS', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'pair_batch',
@@ -35,60 +65,94 @@ __all__ = ['ANSWERS', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_id
 
 # %% ../nbs/07_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
-    chosen: Tensor,    # [B] scores of the answers that people chose
+    chosen: Tensor,  # [B] scores of the answers that people chose
     rejected: Tensor,  # [B] of the others
-    margin: Tensor | float = 0.0,  # [B] how much better the chosen one must be (Touvron et al. 2023, eq. 2)
-) -> Tensor:           # [B] nats
+    margin: Tensor
+    | float = 0.0,  # [B] how much better the chosen one must be (Touvron et al. 2023, eq. 2)
+) -> Tensor:  # [B] nats
     "Negative log-likelihood of the choices."
     return -logsigmoid(chosen - rejected - margin)
 
 # %% ../nbs/07_reward.ipynb #196e3eb7
 ANSWERS = ("chosen", "rejected")
 
+
 def pair_texts(
-    row: dict[str, Any],                 # prompt (or none), chosen and rejected: texts or conversations
+    row: dict[str, Any],  # prompt (or none), chosen and rejected: texts or conversations
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[str, str, str]:
     "Prompt, chosen and rejected as text. Without a prompt it is '', and both answers are whole."
-    if row.get("prompt") is None: return "", *(without_stop(tokenizer, render(tokenizer, row[a])) for a in ANSWERS)
-    (prompt, chosen), (other, rejected) = (render_pair(tokenizer, row["prompt"], row[name]) for name in ANSWERS)
-    return (prompt, chosen, rejected) if prompt == other else ("", prompt + chosen, other + rejected)
+    if row.get("prompt") is None:
+        return "", *(without_stop(tokenizer, render(tokenizer, row[a])) for a in ANSWERS)
+    (prompt, chosen), (other, rejected) = (
+        render_pair(tokenizer, row["prompt"], row[name]) for name in ANSWERS
+    )
+    return (
+        (prompt, chosen, rejected) if prompt == other else ("", prompt + chosen, other + rejected)
+    )
 
 # %% ../nbs/07_reward.ipynb #00d79c69
-def answer_ids(prompt: list[int], answer: list[int], stop_id: int, max_length: int | None = None) -> list[int]:
+def answer_ids(
+    prompt: list[int], answer: list[int], stop_id: int, max_length: int | None = None
+) -> list[int]:
     "Prompt, answer and the stop token, the prompt cut on its left where it must be."
-    answer = answer + [stop_id]
+    answer = [*answer, stop_id]
     if max_length is not None and len(answer) >= max_length:
-        raise ValueError(f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: raise "
-                         "max_length or drop the row.")
-    return (prompt if max_length is None else prompt[-(max_length - len(answer)):]) + answer
+        raise ValueError(
+            f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: "
+            "raise "
+            "max_length or drop the row."
+        )
+    return (prompt if max_length is None else prompt[-(max_length - len(answer)) :]) + answer
 
 # %% ../nbs/07_reward.ipynb #9330c30f
 def _refuse(row: int, what: str, mend: str = "drop the row") -> None:
     raise ValueError(f"row {row}: {what}: {mend}.")
 
+
 def _shared(first: list[int], second: list[int]) -> int:
     "With how many equal tokens two rows begin."
-    return next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second))
+    )
 
-def _pair_ids(ids: list[list[int]], implicit: bool, number: int, stop: int, max_length: int | None) -> list[list[int]]:
-    "Chosen and rejected with what is left of their prompt. Raises ValueError on a pair that cannot teach."
+
+def _pair_ids(
+    ids: list[list[int]], implicit: bool, number: int, stop: int, max_length: int | None
+) -> list[list[int]]:
+    """Chosen and rejected with what is left of their prompt. Raises ValueError on a pair that
+    cannot teach."""
     prompt, *answers = ids
     if implicit:
         start = _shared(*answers)
-        if not start: _refuse(number, "there is no column prompt, and chosen and rejected share no beginning that could "
-                                      "be one", "rename the column with the prompts to prompt")
+        if not start:
+            _refuse(
+                number,
+                "there is no column prompt, and chosen and rejected share no beginning that could "
+                "be one",
+                "rename the column with the prompts to prompt",
+            )
         prompt, answers = answers[0][:start], [answer[start:] for answer in answers]
     if answers[0] == answers[1]:
-        _refuse(number, "chosen and rejected are the same, token by token", "drop such rows, they teach nothing")
+        _refuse(
+            number,
+            "chosen and rejected are the same, token by token",
+            "drop such rows, they teach nothing",
+        )
     longer = max(answers, key=len)
-    try: kept = len(answer_ids(prompt, longer, stop, max_length)) - len(longer) - 1  # of the prompt, for both alike
-    except ValueError as error: raise ValueError(f"row {number}: {error}") from None
-    return [answer_ids(prompt[len(prompt) - kept:], answer, stop) for answer in answers]
+    try:
+        kept = (
+            len(answer_ids(prompt, longer, stop, max_length)) - len(longer) - 1
+        )  # of the prompt, for both alike
+    except ValueError as error:
+        raise ValueError(f"row {number}: {error}") from None
+    return [answer_ids(prompt[len(prompt) - kept :], answer, stop) for answer in answers]
+
 
 def _margin(value: Any, number: int) -> float:
     "The margin of a row, checked."
-    if isinstance(value, Real) and 0 <= value < math.inf: return float(value)
+    if isinstance(value, Real) and 0 <= value < math.inf:
+        return float(value)
     _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
 
 # %% ../nbs/07_reward.ipynb #0abf42d1
@@ -97,83 +161,124 @@ def decided_pairs(
 ) -> Dataset:
     """Of such lines the first choices that stand and were no tie; any other data as they are.
     Raises ValueError where none is left, or where lines are missing."""
-    if not {"choice", "again", "pair", *ANSWERS} <= set(data.column_names): return data
+    if not {"choice", "again", "pair", *ANSWERS} <= set(data.column_names):
+        return data
     standing: list[tuple[int, str, bool, int]] = []
     for i, row in enumerate(zip(data["choice"], data["again"], data["pair"])):
-        if row[0] != "undo": standing.append((i, *row))
+        if row[0] != "undo":
+            standing.append((i, *row))
         elif not standing or standing.pop()[-1] != row[-1]:
-            raise ValueError(f"row {i} takes back a choice for pair {row[-1]}, which is not the one before it: lines of "
-                             "label_preferences were left out or shuffled. Give the whole file, or load_preferences.")
+            raise ValueError(
+                f"row {i} takes back a choice for pair {row[-1]}, which is not the one before it: "
+                "lines of "
+                "label_preferences were left out or shuffled. Give the whole file, or "
+                "load_preferences."
+            )
     kept = [i for i, choice, again, _ in standing if choice in ("1", "2") and not again]
     if not kept:
-        raise ValueError(f"of {len(data)} choices none is left that decides: the others are ties, second showings or "
-                         "were taken back. Label more, or draw pairs that differ more.")
+        raise ValueError(
+            f"of {len(data)} choices none is left that decides: the others are ties, second "
+            "showings or "
+            "were taken back. Label more, or draw pairs that differ more."
+        )
     return data.select(kept)
 
 # %% ../nbs/07_reward.ipynb #553b0d0d
 def encode_pairs(
-    data: Dataset,                       # columns chosen, rejected; prompt, where it is not in both; perhaps margin
+    data: Dataset,  # columns chosen, rejected; prompt, where it is not in both; perhaps margin
     tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None = None,       # prompt and answer together; the prompt is cut on its left
-) -> Dataset:                            # columns chosen_ids, rejected_ids, length; margin, where it was given
-    "Prompt, answer and stop token as ids, both ways. Raises ValueError on missing columns and on rows that cannot teach."
+    max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
+) -> Dataset:  # columns chosen_ids, rejected_ids, length; margin, where it was given
+    """Prompt, answer and stop token as ids, both ways. Raises ValueError on missing columns and on
+    rows that cannot teach."""
     data = decided_pairs(data)
     if missing := [c for c in ANSWERS if c not in data.column_names]:
-        raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: a reward model is trained "
-                         "on prompt, chosen and rejected.")
+        raise ValueError(
+            f"the data set has columns {data.column_names} and lacks {missing}: a reward model is "
+            "trained "
+            "on prompt, chosen and rejected."
+        )
     names = [name for name in ("prompt", *ANSWERS) if name in data.column_names]
+
     def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
         texts = []
         for number, *parts in zip(numbers, *(rows[name] for name in names)):
             row = dict(zip(names, parts))
             empty = [name for name in names if row[name] is None or len(row[name]) == 0]
-            if empty: _refuse(number, f"{empty[0]} is {'missing (None)' if row[empty[0]] is None else 'empty'}")
+            if empty:
+                _refuse(
+                    number,
+                    f"{empty[0]} is {'missing (None)' if row[empty[0]] is None else 'empty'}",
+                )
             texts.append(pair_texts(row, tokenizer))
-        ids = zip(*(tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in zip(*texts)))
-        both = [_pair_ids(list(row), not text[0], number, tokenizer.eos_token_id, max_length)
-                for number, row, text in zip(numbers, ids, texts)]
+        ids = zip(
+            *(tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in zip(*texts))
+        )
+        both = [
+            _pair_ids(list(row), not text[0], number, tokenizer.eos_token_id, max_length)
+            for number, row, text in zip(numbers, ids, texts)
+        ]
         found = dict(zip(("chosen_ids", "rejected_ids"), map(list, zip(*both))))
-        if "margin" in rows: found["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
+        if "margin" in rows:
+            found["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
         return {**found, "length": [max(map(len, pair)) for pair in both]}
+
     return data.map(encode, batched=True, with_indices=True, remove_columns=data.column_names)
 
 # %% ../nbs/07_reward.ipynb #ad0a41b5
 def pair_batch(
-    rows: list[dict],   # of `encode_pairs`
+    rows: list[dict],  # of `encode_pairs`
     pad_id: int,
-) -> dict[str, Tensor]: # input_ids and attention_mask [2B, L]: the chosen ones, then the rejected ones; margin [B]
+) -> dict[
+    str, Tensor
+]:  # input_ids and attention_mask [2B, L]: the chosen ones, then the rejected ones; margin [B]
     "Both answers of every pair in one batch, padded on the right."
-    ids, mask = right_pad([row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows], pad_id)
+    ids, mask = right_pad(
+        [row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows], pad_id
+    )
     batch = dict(input_ids=ids, attention_mask=mask)
-    if "margin" in rows[0]: batch["margin"] = torch.tensor([float(row["margin"]) for row in rows])
+    if "margin" in rows[0]:
+        batch["margin"] = torch.tensor([float(row["margin"]) for row in rows])
     return batch
 
 # %% ../nbs/07_reward.ipynb #b59d798e
 def preference_metrics(
-    chosen: Tensor,   # [N] scores
-    rejected: Tensor, # [N]
+    chosen: Tensor,  # [N] scores
+    rejected: Tensor,  # [N]
 ) -> dict[str, float]:
     "Share of pairs in the right order, and how far apart they are."
     both = torch.cat([chosen, rejected])
-    return dict(accuracy=(chosen > rejected).float().mean().item(), margin=(chosen - rejected).mean().item(),
-                min_reward=both.min().item(), mean_reward=both.mean().item(), max_reward=both.max().item())
+    return dict(
+        accuracy=(chosen > rejected).float().mean().item(),
+        margin=(chosen - rejected).mean().item(),
+        min_reward=both.min().item(),
+        mean_reward=both.mean().item(),
+        max_reward=both.max().item(),
+    )
 
 # %% ../nbs/07_reward.ipynb #e82f2e49
 def calibration(
-    chosen: Tensor,    # [N] scores
+    chosen: Tensor,  # [N] scores
     rejected: Tensor,  # [N]
-    bins: int = 10,    # of equal width, from one half to 1
-) -> pd.DataFrame:     # predicted, observed, pairs: a line for each bin that has any
-    "How often the preferred answer was the chosen one, by how sure the model was; a tie is half right. Raises ValueError on NaN."
+    bins: int = 10,  # of equal width, from one half to 1
+) -> pd.DataFrame:  # predicted, observed, pairs: a line for each bin that has any
+    """How often the preferred answer was the chosen one, by how sure the model was; a tie is half
+    right. Raises ValueError on NaN."""
     gap = chosen.double() - rejected.double()
     if gap.isnan().any():
-        raise ValueError(f"{int(gap.isnan().sum())} of {len(gap)} pairs have a score that is no number: look for a "
-                         "loss that is not finite before asking how good the scores are.")
+        raise ValueError(
+            f"{int(gap.isnan().sum())} of {len(gap)} pairs have a score that is no number: look "
+            "for a "
+            "loss that is not finite before asking how good the scores are."
+        )
     predicted, observed = gap.abs().sigmoid(), (gap.sign() + 1) / 2
     place = ((2 * predicted - 1) * bins).long().clamp(max=bins - 1)
-    frame = pd.DataFrame(dict(bin=place.tolist(), predicted=predicted.tolist(), observed=observed.tolist()))
+    frame = pd.DataFrame(
+        dict(bin=place.tolist(), predicted=predicted.tolist(), observed=observed.tolist())
+    )
     found = frame.groupby("bin").mean()
     return found.assign(pairs=frame.groupby("bin").size())
+
 
 def calibration_error(
     table: pd.DataFrame,  # of `calibration`
@@ -185,16 +290,25 @@ def calibration_error(
 def calibration_plot(
     table: pd.DataFrame,  # of `calibration`
 ) -> Figure:
-    "Observed against predicted, with the number of pairs at each point; a model that can be believed lies on the line."
+    """Observed against predicted, with the number of pairs at each point; a model that can be
+    believed lies on the line."""
     figure, axis = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
     axis.plot([0.5, 1], [0.5, 1], color="#777777", linestyle="--", label="as sure as it should be")
     axis.plot(table.predicted, table.observed, color="#1f5fa8", marker="o", label="this model")
     for place in table.itertuples():
-        axis.annotate(f"{place.pairs:,}", (place.predicted, place.observed), xytext=(4, -11),
-                      textcoords="offset points", fontsize=8)
-    axis.set(xlabel="predicted: how sure", ylabel="observed: how often right",
-             title=f"calibration error {calibration_error(table):.3f}")
+        axis.annotate(
+            f"{place.pairs:,}",
+            (place.predicted, place.observed),
+            xytext=(4, -11),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    axis.set(
+        xlabel="predicted: how sure",
+        ylabel="observed: how often right",
+        title=f"calibration error {calibration_error(table):.3f}",
+    )
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
     return figure
@@ -206,66 +320,104 @@ def _fresh_head(model: PreTrainedModel, seed: int) -> None:
     with torch.random.fork_rng(devices=[]), writable(head):
         torch.manual_seed(seed)
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
-        if head.bias is not None: nn.init.zeros_(head.bias)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
+
 
 def load_reward_model(
-    model: PreTrainedModel | str,  # a classifier with one label, a causal model, or the name or folder of either
-    seed: int = 0,                 # of a head that has to be made
+    model: PreTrainedModel
+    | str,  # a classifier with one label, a causal model, or the name or folder of either
+    seed: int = 0,  # of a head that has to be made
 ) -> PreTrainedModel:
     "A reward model; where there was no head, it has a new one, N(0, 1/sqrt(d + 1))."
     if not isinstance(model, str):
-        return scorer_from(model, seed) if inside(model).get_output_embeddings() is not None else load_scorer(model)
-    if (Path(model) / "adapter_config.json").is_file(): return load_scorer(model)
-    found, report = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, output_loading_info=True)
+        return (
+            scorer_from(model, seed)
+            if inside(model).get_output_embeddings() is not None
+            else load_scorer(model)
+        )
+    if (Path(model) / "adapter_config.json").is_file():
+        return load_scorer(model)
+    found, report = AutoModelForSequenceClassification.from_pretrained(
+        model, num_labels=1, output_loading_info=True
+    )
     head = scorer_head(found)
-    if any(found.get_parameter(name) is head.weight for name in report["missing_keys"]): _fresh_head(found, seed)
+    if any(found.get_parameter(name) is head.weight for name in report["missing_keys"]):
+        _fresh_head(found, seed)
     return load_scorer(found)
 
 # %% ../nbs/07_reward.ipynb #971385e2
 @dataclass
 class RewardConfig(TrainingArguments):
     "`transformers.TrainingArguments` and what a reward model needs more."
-    max_length: int | None = field(default=None,
-                                   metadata={"help": "Most tokens of prompt and answer together; the prompt is cut on "
-                                                     "its left. None: no limit."})
+
+    max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens of prompt and answer together; the prompt is cut on "
+            "its left. None: no limit."
+        },
+    )
     center_rewards_coefficient: float = field(
-        default=0.0, metadata={"help": "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
-                                       "(Eisenstein et al. 2023)."})
+        default=0.0,
+        metadata={
+            "help": "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
+            "(Eisenstein et al. 2023)."
+        },
+    )
     learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    train_sampling_strategy: str = field(default="group_by_length",
-                                         metadata={"help": "Rows of like length share a batch: little padding."})
-    length_column_name: str = field(default="length", metadata={"help": "Column with the tokens of a row."})
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "Rows of like length share a batch: little padding."},
+    )
+    length_column_name: str = field(
+        default="length", metadata={"help": "Column with the tokens of a row."}
+    )
 
 # %% ../nbs/07_reward.ipynb #b6b5fc62
 def reversed_labels(
-    chosen: Tensor,   # [N] scores
-    rejected: Tensor, # [N]
-) -> str | None:      # what to tell the user; None where there is nothing to tell
-    "A warning where far more pairs than half are in the wrong order: 60 % at least, and four standard deviations of a coin."
-    if not (pairs := len(chosen)): return None
+    chosen: Tensor,  # [N] scores
+    rejected: Tensor,  # [N]
+) -> str | None:  # what to tell the user; None where there is nothing to tell
+    """A warning where far more pairs than half are in the wrong order: 60 % at least, and four
+    standard deviations of a coin."""
+    if not (pairs := len(chosen)):
+        return None
     wrong = (chosen < rejected).float().mean().item()
-    if wrong < max(0.6, 0.5 + 4 / math.sqrt(4 * pairs)): return None
-    return (f"the model prefers the rejected answer in {wrong:.0%} of {pairs:,} pairs, and a coin would in half: chosen "
-            "and rejected are probably swapped, in these pairs or in those that it was trained on. Read some of both "
-            "before going on. (A model that was never trained may do this too.)")
+    if wrong < max(0.6, 0.5 + 4 / math.sqrt(4 * pairs)):
+        return None
+    return (
+        f"the model prefers the rejected answer in {wrong:.0%} of {pairs:,} pairs, and a coin "
+        "would in half: chosen "
+        "and rejected are probably swapped, in these pairs or in those that it was trained on. "
+        "Read some of both "
+        "before going on. (A model that was never trained may do this too.)"
+    )
 
 # %% ../nbs/07_reward.ipynb #019c55dc
-_READ_LAST = {"GenericForSequenceClassification", "GPTNeoXForSequenceClassification", "GPT2ForSequenceClassification"}
+_READ_LAST = {
+    "GenericForSequenceClassification",
+    "GPTNeoXForSequenceClassification",
+    "GPT2ForSequenceClassification",
+}
+
 
 def _places_read(
-    model: nn.Module,   # a sequence classifier
+    model: nn.Module,  # a sequence classifier
     input_ids: Tensor,  # [B, L]
-) -> Tensor | None:     # [B] of B * L; None: wherever it likes
+) -> Tensor | None:  # [B] of B * L; None: wherever it likes
     "Where such a classifier reads each row: at its last token that is not the pad token."
     inner = inside(model)
     pad_id = inner.config.get_text_config().pad_token_id
-    if pad_id is None or not _READ_LAST & {kind.__name__ for kind in type(inner).__mro__}: return None
+    if pad_id is None or not _READ_LAST & {kind.__name__ for kind in type(inner).__mro__}:
+        return None
     rows, columns = (torch.arange(n, device=input_ids.device) for n in input_ids.shape)
     return (columns * (input_ids != pad_id)).argmax(1) + rows * len(columns)
 
 # %% ../nbs/07_reward.ipynb #886a83f5
 class _PairTrainer(ResumingTrainer):
     "Loss and metrics of pairs."
+
     _seen: list[Tensor] = []  # scores since the last log; replaced, never changed in place
     _logs, _warned = 0, False
 
@@ -277,29 +429,53 @@ class _PairTrainer(ResumingTrainer):
         real = attention_mask.bool()
         places = None if self.args.n_gpu > 1 else _places_read(self.model, input_ids)
         with read_at(inside(self.model).base_model, places):
-            found = model(input_ids=input_ids, attention_mask=real.long(), position_ids=position_ids(real),
-                          use_cache=False)
+            found = model(
+                input_ids=input_ids,
+                attention_mask=real.long(),
+                position_ids=position_ids(real),
+                use_cache=False,
+            )
         return found.logits.squeeze(-1).float() - getattr(self.model.config, "reward_center", 0.0)
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False,
-                     num_items_in_batch: Tensor | None = None):
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ):
         "Mean loss over the pairs; with `return_outputs`, the scores [B, 2] too."
-        chosen, rejected = self._scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(2)
+        chosen, rejected = self._scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
+            2
+        )
         each = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
         pull = self.args.center_rewards_coefficient * (chosen + rejected).square()
         loss, scores = each.mean() + pull.mean(), torch.stack([chosen, rejected], 1)
-        if model.training: self._seen = [*self._seen, scores.detach()]
+        if model.training:
+            self._seen = [*self._seen, scores.detach()]
         return (loss, dict(scores=scores, losses=each + pull)) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         "Loss and scores of one batch; what Trainer takes for labels is the loss of each pair."
-        with torch.no_grad(): loss, found = self.compute_loss(model, self._prepare_inputs(inputs), return_outputs=True)
+        with torch.no_grad():
+            loss, found = self.compute_loss(
+                model, self._prepare_inputs(inputs), return_outputs=True
+            )
         return loss, found["scores"], found["losses"]
 
-    def evaluation_loop(self, dataloader, description, prediction_loss_only=None, ignore_keys=None,
-                        metric_key_prefix="eval"):
-        "Trainer's; its loss counts rows twice that a rank was filled up with, and here each pair counts once."
-        found = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+    def evaluation_loop(
+        self,
+        dataloader,
+        description,
+        prediction_loss_only=None,
+        ignore_keys=None,
+        metric_key_prefix="eval",
+    ):
+        """Trainer's; its loss counts rows twice that a rank was filled up with, and here each pair
+        counts once."""
+        found = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
         if found.label_ids is not None and f"{metric_key_prefix}_loss" in found.metrics:
             found.metrics[f"{metric_key_prefix}_loss"] = float(found.label_ids.mean())
         return found
@@ -307,12 +483,14 @@ class _PairTrainer(ResumingTrainer):
 # %% ../nbs/07_reward.ipynb #940f4ad9
 class _MeasuredTrainer(_PairTrainer):
     "Metrics of the scores, and a word where the labels look reversed."
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         "The training metrics since the last log, of all ranks, join the loss."
         if "loss" in logs and self._seen:
             scores = self.accelerator.gather(torch.cat(self._seen)).T
             logs |= preference_metrics(*scores)
-            if self._logs: self._warn(*scores)
+            if self._logs:
+                self._warn(*scores)
             self._seen, self._logs = [], self._logs + 1
         super().log(logs, start_time)
 
@@ -325,75 +503,132 @@ class _MeasuredTrainer(_PairTrainer):
 
     def _warn(self, chosen: Tensor, rejected: Tensor) -> None:
         "Once in a run."
-        word = None if self._warned or not self.is_world_process_zero() else reversed_labels(chosen, rejected)
-        if word: warnings.warn(word, stacklevel=2)
+        word = (
+            None
+            if self._warned or not self.is_world_process_zero()
+            else reversed_labels(chosen, rejected)
+        )
+        if word:
+            warnings.warn(word, stacklevel=2)
         self._warned = self._warned or word is not None
 
 # %% ../nbs/07_reward.ipynb #045b7278
 def reward_card(
     name: str,
-    recipe: dict[str, Any],      # settings that matter
-    results: dict[str, float],   # last metrics
-    base: str = "",              # what the model was made from
-    adapter: bool = False,       # whether the folder holds an adapter alone
+    recipe: dict[str, Any],  # settings that matter
+    results: dict[str, float],  # last metrics
+    base: str = "",  # what the model was made from
+    adapter: bool = False,  # whether the folder holds an adapter alone
 ) -> str:
     "Markdown with the metadata block that the hub reads."
-    table = lambda rows: "\n".join(["| | |", "|---|---|", *[f"| {k} | {v:.4g} |" if isinstance(v, float) else
-                                                           f"| {k} | {v} |" for k, v in rows.items()]])
+    table = lambda rows: "\n".join(
+        [
+            "| | |",
+            "|---|---|",
+            *[
+                f"| {k} | {v:.4g} |" if isinstance(v, float) else f"| {k} | {v} |"
+                for k, v in rows.items()
+            ],
+        ]
+    )
     known = f"\nbase_model: {base}" if base else ""
-    load = ("AutoPeftModelForSequenceClassification" if adapter else "AutoModelForSequenceClassification")
-    return (f"---\nlibrary_name: {'peft' if adapter else 'transformers'}\npipeline_tag: text-classification{known}\n"
-            f"tags: [reward-model, rlhf, rlhf_nb]\n---\n\n# {name}\n\nA reward model trained on preferences "
-            "(Bradley-Terry) by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer is the logit at "
-            f"its stop token, less `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` loads it.\n\n"
-            f"## Recipe\n\n{table(recipe)}\n\n## Last metrics\n\n{table(results)}\n")
+    load = (
+        "AutoPeftModelForSequenceClassification"
+        if adapter
+        else "AutoModelForSequenceClassification"
+    )
+    return (
+        f"---\nlibrary_name: {'peft' if adapter else 'transformers'}\npipeline_tag: "
+        f"text-classification{known}\n"
+        f"tags: [reward-model, rlhf, rlhf_nb]\n---\n\n# {name}\n\nA reward model trained on "
+        "preferences "
+        "(Bradley-Terry) by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer "
+        "is the logit at "
+        f"its stop token, less `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` "
+        "loads it.\n\n"
+        f"## Recipe\n\n{table(recipe)}\n\n## Last metrics\n\n{table(results)}\n"
+    )
 
 # %% ../nbs/07_reward.ipynb #d6ac398e
 class _CardTrainer(_MeasuredTrainer):
     "Whatever it saves says what it is."
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         "With a card; beside an adapter, the centre too."
         super()._save(output_dir, state_dict)
-        if not self.args.should_save: return
+        if not self.args.should_save:
+            return
         folder, config = Path(output_dir or self.args.output_dir), self.model.config
         adapter = hasattr(self.model, "peft_config")
-        if adapter: (folder / CENTER).write_text(json.dumps(getattr(config, "reward_center", 0.0)))
-        (folder / "README.md").write_text(self._card(folder.resolve().name, adapter), encoding="utf-8")
+        if adapter:
+            (folder / CENTER).write_text(json.dumps(getattr(config, "reward_center", 0.0)))
+        (folder / "README.md").write_text(
+            self._card(folder.resolve().name, adapter), encoding="utf-8"
+        )
 
     def _card(self, name: str, adapter: bool) -> str:
         "What was trained, how, and what it reached."
-        recipe = {key: getattr(self.args, key) for key in ("learning_rate", "num_train_epochs", "seed", "max_length",
-                                                           "per_device_train_batch_size", "center_rewards_coefficient")}
+        recipe = {
+            key: getattr(self.args, key)
+            for key in (
+                "learning_rate",
+                "num_train_epochs",
+                "seed",
+                "max_length",
+                "per_device_train_batch_size",
+                "center_rewards_coefficient",
+            )
+        }
         results = {key: value for log in self.state.log_history for key, value in log.items()}
         base = getattr(self.model.config, "_name_or_path", "")
-        return reward_card(name, {**recipe, "steps": self.state.global_step}, results,
-                           "" if Path(base).exists() else base, adapter)
+        return reward_card(
+            name,
+            {**recipe, "steps": self.state.global_step},
+            results,
+            "" if Path(base).exists() else base,
+            adapter,
+        )
 
 # %% ../nbs/07_reward.ipynb #d406f827
 class RewardTrainer(_CardTrainer):
-    "Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or conversations."
+    """Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or
+    conversations."""
+
     def __init__(
         self,
-        model: PreTrainedModel | str,   # a sequence classifier with one label, a causal model, or the name of either
+        model: PreTrainedModel
+        | str,  # a sequence classifier with one label, a causal model, or the name of either
         args: RewardConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        processing_class: PreTrainedTokenizerBase | str | None = None,  # None: the tokenizer beside the model's name
+        processing_class: PreTrainedTokenizerBase
+        | str
+        | None = None,  # None: the tokenizer beside the model's name
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
-        peft_config: Any = None,        # of peft, such as LoraConfig(r=8): train and save an adapter and the head
+        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train and save an adapter and the head
     ):
         args = args or RewardConfig(output_dir="reward")
         tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
         model = fit_embeddings(load_reward_model(model, args.seed), tokenizer)
         with quiet_bars(args.disable_tqdm):
-            encode = lambda data: None if data is None else check_lengths(
-                encode_pairs(data, tokenizer, args.max_length), model)
+            encode = lambda data: (
+                None
+                if data is None
+                else check_lengths(encode_pairs(data, tokenizer, args.max_length), model)
+            )
             train_dataset, eval_dataset = encode(train_dataset), encode(eval_dataset)
-        super().__init__(with_adapter(model, adapter_for("SEQ_CLS", peft_config)), args, train_dataset=train_dataset,
-                         eval_dataset=eval_dataset, data_collator=lambda rows: pair_batch(rows, tokenizer.pad_token_id),
-                         processing_class=tokenizer, callbacks=callbacks, optimizers=optimizers,
-                         compute_metrics=self._measure)
+        super().__init__(
+            with_adapter(model, adapter_for("SEQ_CLS", peft_config)),
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            data_collator=lambda rows: pair_batch(rows, tokenizer.pad_token_id),
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            compute_metrics=self._measure,
+        )
 
 # %% ../nbs/07_reward.ipynb #5b66a752
 @torch.no_grad()
@@ -403,21 +638,32 @@ def score_texts(
     prompts: Sequence[str],
     answers: Sequence[str],
     batch_size: int = 256,
-    stopped: Sequence[bool] | None = None,  # whether each answer reached its stop token; None: all did
+    stopped: Sequence[bool]
+    | None = None,  # whether each answer reached its stop token; None: all did
     max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
-) -> Tensor:                  # [N] float32
-    "The reward model's score of each answer, the stop token added where it was reached, in the order given."
+) -> Tensor:  # [N] float32
+    """The reward model's score of each answer, the stop token added where it was reached, in the
+    order given."""
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     encode = lambda texts: tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    rows = [answer_ids(p, a, stop, max_length) for p, a in zip(encode(prompts), encode(answers), strict=True)]
-    if stopped is not None: rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
+    rows = [
+        answer_ids(p, a, stop, max_length)
+        for p, a in zip(encode(prompts), encode(answers), strict=True)
+    ]
+    if stopped is not None:
+        rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
-    with unsharded(model) if isinstance(model, FSDPModule) else nullcontext():  # under a roof, layers fetch themselves
+    with (
+        unsharded(model) if isinstance(model, FSDPModule) else nullcontext()
+    ):  # under a roof, layers fetch themselves
         for i in range(0, len(order), batch_size):
-            ids, mask = (x.to(model.device) for x in right_pad([rows[j] for j in order[i:i + batch_size]], pad))
-            scores[order[i:i + batch_size]] = sequence_scores(model, ids, mask).cpu()
+            ids, mask = (
+                x.to(model.device)
+                for x in right_pad([rows[j] for j in order[i : i + batch_size]], pad)
+            )
+            scores[order[i : i + batch_size]] = sequence_scores(model, ids, mask).cpu()
     model.train(was_training)
     return scores
 
@@ -425,13 +671,17 @@ def score_texts(
 def pair_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,           # columns prompt, chosen, rejected; gold_chosen and gold_rejected where the truth is known
+    data: Dataset,  # columns prompt, chosen, rejected; gold_chosen and gold_rejected where the truth is known
     max_length: int | None = None,
-) -> Tensor:                 # [N] bool: pairs put into the right order
-    "Which pairs the model orders rightly: by the gold order where there is one (pairs of equal gold are left out), else by the label."
+) -> Tensor:  # [N] bool: pairs put into the right order
+    """Which pairs the model orders rightly: by the gold order where there is one (pairs of equal
+    gold are left out), else by the label."""
     prompts, *answers = zip(*(pair_texts(row, tokenizer) for row in data))
-    first, second = (score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in answers)
-    if "gold_chosen" not in data.column_names: return first > second
+    first, second = (
+        score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in answers
+    )
+    if "gold_chosen" not in data.column_names:
+        return first > second
     gap = torch.tensor(data["gold_chosen"]) - torch.tensor(data["gold_rejected"])
     return ((first - second).sign() == gap.sign())[gap != 0]
 
@@ -439,44 +689,67 @@ def pair_accuracy(
 def center_rewards(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,               # columns prompt and completion: reference answers, texts or conversations
+    data: Dataset,  # columns prompt and completion: reference answers, texts or conversations
     max_length: int | None = None,
-) -> float:                      # the centre, now in model.config.reward_center
-    "Shift the model's scores so that reference answers average zero; the shift is saved with the config."
+) -> float:  # the centre, now in model.config.reward_center
+    """Shift the model's scores so that reference answers average zero; the shift is saved with the
+    config."""
     if not {"prompt", "completion"} <= set(data.column_names) or not len(data):
-        raise ValueError(f"the reference answers have columns {data.column_names} and {len(data)} rows: give prompt and "
-                         "completion, and at least one row.")
-    texts = zip(*(render_pair(tokenizer, *both) for both in zip(data["prompt"], data["completion"])))
+        raise ValueError(
+            f"the reference answers have columns {data.column_names} and {len(data)} rows: give "
+            "prompt and "
+            "completion, and at least one row."
+        )
+    texts = zip(
+        *(render_pair(tokenizer, *both) for both in zip(data["prompt"], data["completion"]))
+    )
     model.config.reward_center = 0.0
-    model.config.reward_center = score_texts(model, tokenizer, *texts, max_length=max_length).mean().item()
+    model.config.reward_center = (
+        score_texts(model, tokenizer, *texts, max_length=max_length).mean().item()
+    )
     return model.config.reward_center
 
 # %% ../nbs/07_reward.ipynb #2d6dbdad
 Rewarder = Callable[..., list[float]]
 
+
 def _is_score(x: Any) -> bool:
     "Whether this is one number, of Python, numpy or torch, that float32 can hold."
-    if isinstance(x, bool) or not (isinstance(x, Real) or isinstance(x, Tensor) and x.numel() == 1): return False
+    if isinstance(x, bool) or not (
+        isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
+    ):
+        return False
     return abs(float(x)) <= torch.finfo(torch.float32).max
 
+
 def call_reward(
-    function: Rewarder,          # f(prompts, responses, **columns)
+    function: Rewarder,  # f(prompts, responses, **columns)
     prompts: list[str],
     responses: list[str],
-    columns: dict[str, list],    # what came with the prompts
-) -> Tensor:                     # [B] float32
-    "Scores of a reward function. Raises ValueError where it returns another count, something that is no number, or NaN."
+    columns: dict[str, list],  # what came with the prompts
+) -> Tensor:  # [B] float32
+    """Scores of a reward function. Raises ValueError where it returns another count, something that
+    is no number, or NaN."""
     name = getattr(function, "__name__", type(function).__name__)
     found = function(prompts, responses, **columns)
     if not hasattr(found, "__iter__"):
-        raise ValueError(f"reward function {name} returned {found!r}: return a list with a finite number for each "
-                         "response.")
+        raise ValueError(
+            f"reward function {name} returned {found!r}: return a list with a finite number for "
+            "each "
+            "response."
+        )
     found = list(found)
     if len(found) != len(responses):
-        raise ValueError(f"reward function {name} returned {len(found)} scores for {len(responses)} responses: return "
-                         "one for each, in order.")
+        raise ValueError(
+            f"reward function {name} returned {len(found)} scores for {len(responses)} responses: "
+            "return "
+            "one for each, in order."
+        )
     for i, score in enumerate(found):
         if not _is_score(score):
-            raise ValueError(f"reward function {name} returned {score!r} for response {i} ({responses[i][:60]!r}): "
-                             "return a finite number.")
+            raise ValueError(
+                f"reward function {name} returned {score!r} for response {i} "
+                f"({responses[i][:60]!r}): "
+                "return a finite number."
+            )
     return torch.tensor([float(score) for score in found])

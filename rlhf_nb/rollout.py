@@ -4,17 +4,21 @@
 
 # %% ../nbs/08_rollout.ipynb #f85c15f6
 from __future__ import annotations
-import json, math
+
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
 import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
+
 from .masks import check_left_padded, position_ids
 from .models import uncompiled
 from .viz import episode_table
@@ -24,86 +28,118 @@ __all__ = ['TENSORS', 'SIGNALS', 'truncate_logits', 'draw_tokens', 'Sample', 'sa
 
 # %% ../nbs/08_rollout.ipynb #54510149
 def truncate_logits(
-    logits: Tensor,       # [B, V], temperature applied
-    top_k: int = 0,       # keep the k most likely; 0: all
-    top_p: float = 1.0,   # keep the most likely that together have this probability; 1: all
-) -> Tensor:              # [B, V], -inf where a token may not be drawn
-    "Top-k and nucleus truncation (Holtzman et al. 2020). PPO leaves both off: it scores under the whole distribution."
+    logits: Tensor,  # [B, V], temperature applied
+    top_k: int = 0,  # keep the k most likely; 0: all
+    top_p: float = 1.0,  # keep the most likely that together have this probability; 1: all
+) -> Tensor:  # [B, V], -inf where a token may not be drawn
+    """Top-k and nucleus truncation (Holtzman et al. 2020). PPO leaves both off: it scores under the
+    whole distribution."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k, -1).values[..., -1:], -math.inf)
     if top_p < 1.0:
         ordered, order = logits.sort(-1, descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -math.inf)
+        logits = logits.masked_fill(
+            (before >= top_p).scatter(-1, order, before >= top_p), -math.inf
+        )
     return logits
 
 # %% ../nbs/08_rollout.ipynb #21241ad8
 def draw_tokens(
     probs: Tensor,  # [B, V], not negative; a row that adds up to something else than 1 is scaled
     generator: torch.Generator | None = None,  # None: torch's global random state
-) -> Tensor:        # [B, 1]
-    "One token a row, by inversion (Devroye 1986, III.2). Raises FloatingPointError where a row has no finite, positive sum."
-    wide, on_cpu = torch.float32 if probs.device.type == "mps" else torch.float64, probs.device.type == "cpu"
+) -> Tensor:  # [B, 1]
+    """One token a row, by inversion (Devroye 1986, III.2). Raises FloatingPointError where a row
+    has no finite, positive sum."""
+    wide, on_cpu = (
+        torch.float32 if probs.device.type == "mps" else torch.float64,
+        probs.device.type == "cpu",
+    )
     chance = torch.rand(len(probs), 1, generator=generator, dtype=wide, device=probs.device)
     rows, found = max(1, 2**20 // probs.shape[1]) if on_cpu else max(1, len(probs)), []
     for some, at in zip(probs.split(rows), chance.split(rows)):
         line = some.cumsum(-1, dtype=wide)
         end = line[:, -1:]
         if not bool(((end > 0) & end.isfinite()).all()):
-            raise FloatingPointError("the probabilities of a next token are not finite numbers: the policy's weights have "
-                                     "diverged. Lower learning_rate, and go on from the last checkpoint.")
+            raise FloatingPointError(
+                "the probabilities of a next token are not finite numbers: the policy's weights "
+                "have "
+                "diverged. Lower learning_rate, and go on from the last checkpoint."
+            )
         short_of = torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))
         found.append(torch.searchsorted(line, short_of, right=True))
     return torch.cat(found)
 
 # %% ../nbs/08_rollout.ipynb #23bdd113
-def _next_logits(model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache) -> Tensor:
+def _next_logits(
+    model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache
+) -> Tensor:
     "Logits [B, V] of the next token, the cache grown by `token`."
     with uncompiled(model):
-        return model(input_ids=token, attention_mask=seen.long(), position_ids=places, past_key_values=cache,
-                     use_cache=True, logits_to_keep=1).logits[:, -1]
+        return model(
+            input_ids=token,
+            attention_mask=seen.long(),
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
 
 # %% ../nbs/08_rollout.ipynb #d312f009
 class Sample(NamedTuple):
     "What a policy wrote."
+
     response_ids: Tensor  # [B, T], the pad token after the end
-    mask: Tensor          # [B, T] true up to and on the stop token
-    stopped: Tensor       # [B] true where the row reached its stop token
+    mask: Tensor  # [B, T] true up to and on the stop token
+    stopped: Tensor  # [B] true where the row reached its stop token
 
 # %% ../nbs/08_rollout.ipynb #46ef995a
 @torch.no_grad()
 def sample(
-    model: nn.Module,      # a causal language model
-    prompt_ids: Tensor,    # [B, P] padded on the left
-    prompt_mask: Tensor,   # [B, P] true on real tokens
+    model: nn.Module,  # a causal language model
+    prompt_ids: Tensor,  # [B, P] padded on the left
+    prompt_mask: Tensor,  # [B, P] true on real tokens
     response_length: int,  # most tokens to sample
     pad_id: int,
-    stop_ids: Sequence[int] = (),      # tokens that end a row
+    stop_ids: Sequence[int] = (),  # tokens that end a row
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     stop_strings: StopStringCriteria | None = None,  # texts that end a row
-    generator: torch.Generator | None = None,        # None: torch's global random state
+    generator: torch.Generator | None = None,  # None: torch's global random state
 ) -> Sample:
-    "Sample a response to each prompt. The model's own generation config plays no part. Raises ValueError on bad settings."
+    """Sample a response to each prompt. The model's own generation config plays no part. Raises
+    ValueError on bad settings."""
     if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}: give a positive number; 0.01 is near-greedy.")
+        raise ValueError(
+            f"temperature is {temperature}: give a positive number; 0.01 is near-greedy."
+        )
     check_left_padded(prompt_mask)
-    if not 0 < top_p <= 1: raise ValueError(f"top_p is {top_p}: give a share above 0, up to 1.")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}: give a share above 0, up to 1.")
     rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
     ids = torch.full((len(rows), response_length), pad_id, device=device)
-    mask, stopped = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(rows, dtype=torch.bool)
+    mask, stopped = (
+        torch.zeros_like(ids, dtype=torch.bool),
+        torch.zeros_like(rows, dtype=torch.bool),
+    )
     ends, cache = torch.tensor(list(stop_ids), device=device), DynamicCache(config=model.config)
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
     for t in range(response_length):
         # in one expression, so that of a large vocabulary no copy outlives its use
-        token = draw_tokens(truncate_logits(_next_logits(model, token, seen, places, cache).float() / temperature,
-                                            top_k, top_p).softmax(-1), generator)
+        token = draw_tokens(
+            truncate_logits(
+                _next_logits(model, token, seen, places, cache).float() / temperature, top_k, top_p
+            ).softmax(-1),
+            generator,
+        )
         ids[rows, t], mask[rows, t] = token[:, 0], True
         done = torch.isin(token[:, 0], ends)
-        if stop_strings is not None: done |= stop_strings(ids[rows, : t + 1], None).to(device)
+        if stop_strings is not None:
+            done |= stop_strings(ids[rows, : t + 1], None).to(device)
         stopped[rows[done]] = True
-        if done.all(): break
+        if done.all():
+            break
         if done.any():
             cache.batch_select_indices((~done).nonzero()[:, 0])
             rows, token, seen, places = rows[~done], token[~done], seen[~done], places[~done]
@@ -115,47 +151,81 @@ def texts_of(
     tokenizer: PreTrainedTokenizerBase,
     drawn: Sample,
     stop_ids: Sequence[int] = (),
-) -> tuple[list[str],
-           list[list[str]]]:  # each response as text without its stop token, and the text of each of its tokens
+) -> tuple[
+    list[str], list[list[str]]
+]:  # each response as text without its stop token, and the text of each of its tokens
     "Responses as people read them."
     rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
-    texts = tokenizer.batch_decode([row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows])
+    texts = tokenizer.batch_decode(
+        [row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows]
+    )
     return texts, [[tokenizer.decode([i]) for i in row] for row in rows]
 
 # %% ../nbs/08_rollout.ipynb #b241bbe4
-TENSORS = ("prompt_ids", "prompt_mask", "response_ids", "mask", "stopped", "logprobs", "ref_logprobs", "kl", "values",
-           "rewards", "advantages", "returns", "raw_scores", "scores", "engine_logprobs")
-SIGNALS = ("logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns", "engine_logprobs")
+TENSORS = (
+    "prompt_ids",
+    "prompt_mask",
+    "response_ids",
+    "mask",
+    "stopped",
+    "logprobs",
+    "ref_logprobs",
+    "kl",
+    "values",
+    "rewards",
+    "advantages",
+    "returns",
+    "raw_scores",
+    "scores",
+    "engine_logprobs",
+)
+SIGNALS = (
+    "logprobs",
+    "ref_logprobs",
+    "kl",
+    "values",
+    "rewards",
+    "advantages",
+    "returns",
+    "engine_logprobs",
+)
 
 # %% ../nbs/08_rollout.ipynb #4484302f
 @dataclass(frozen=True, repr=False)
 class _Episodes:
     "The fields."
-    prompt_ids: Tensor                   # [B, P] padded on the left
-    prompt_mask: Tensor                  # [B, P]
-    response_ids: Tensor                 # [B, T] padded on the right
-    mask: Tensor                         # [B, T] true up to and on the last real token
-    stopped: Tensor                      # [B] true where the stop token was reached
-    logprobs: Tensor | None = None       # [B, T] of the policy that sampled, nats
-    ref_logprobs: Tensor | None = None   # [B, T] of the reference
-    kl: Tensor | None = None             # [B, T] estimate per token
-    values: Tensor | None = None         # [B, T] where each token is about to be chosen
-    rewards: Tensor | None = None        # [B, T]
-    advantages: Tensor | None = None     # [B, T] whitened
-    returns: Tensor | None = None        # [B, T] targets of the value model
-    raw_scores: Tensor | None = None     # [B] of the reward model or function
-    scores: Tensor | None = None         # [B] after scaling, clipping and penalties
-    engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another one
+
+    prompt_ids: Tensor  # [B, P] padded on the left
+    prompt_mask: Tensor  # [B, P]
+    response_ids: Tensor  # [B, T] padded on the right
+    mask: Tensor  # [B, T] true up to and on the last real token
+    stopped: Tensor  # [B] true where the stop token was reached
+    logprobs: Tensor | None = None  # [B, T] of the policy that sampled, nats
+    ref_logprobs: Tensor | None = None  # [B, T] of the reference
+    kl: Tensor | None = None  # [B, T] estimate per token
+    values: Tensor | None = None  # [B, T] where each token is about to be chosen
+    rewards: Tensor | None = None  # [B, T]
+    advantages: Tensor | None = None  # [B, T] whitened
+    returns: Tensor | None = None  # [B, T] targets of the value model
+    raw_scores: Tensor | None = None  # [B] of the reward model or function
+    scores: Tensor | None = None  # [B] after scaling, clipping and penalties
+    engine_logprobs: Tensor | None = (
+        None  # [B, T] of the engine that drew the tokens, if another one
+    )
     prompts: list[str] = field(default_factory=list)
-    responses: list[str] = field(default_factory=list)          # the stop token and what follows left out
-    tokens: list[list[str]] = field(default_factory=list)       # text of each response token
-    columns: dict[str, list] = field(default_factory=dict)      # that came with the prompts
-    info: dict[str, Any] = field(default_factory=dict)          # update, episode, seed, kl_coef, temperature
+    responses: list[str] = field(default_factory=list)  # the stop token and what follows left out
+    tokens: list[list[str]] = field(default_factory=list)  # text of each response token
+    columns: dict[str, list] = field(default_factory=dict)  # that came with the prompts
+    info: dict[str, Any] = field(
+        default_factory=dict
+    )  # update, episode, seed, kl_coef, temperature
 
 # %% ../nbs/08_rollout.ipynb #0bc2ef6d
 class _Copies(_Episodes):
     "How to copy some of it."
-    def __len__(self) -> int: return len(self.response_ids)
+
+    def __len__(self) -> int:
+        return len(self.response_ids)
 
     def with_(self, **changes: Any):
         "A copy with some fields filled."
@@ -165,36 +235,65 @@ class _Copies(_Episodes):
         "Some of the episodes, in the order given."
         rows = torch.as_tensor(rows)
         rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.long()
-        pick = lambda x: x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
+        pick = lambda x: (
+            x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
+        )
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{name: {k: pick(v) for k, v in x.items()} if name == "columns" else x if x is None
-                             or name == "info" or not len(x) else pick(x)
-                          for name, x in parts.items()})
+        return type(self)(
+            **{
+                name: {k: pick(v) for k, v in x.items()}
+                if name == "columns"
+                else x
+                if x is None or name == "info" or not len(x)
+                else pick(x)
+                for name, x in parts.items()
+            }
+        )
 
 # %% ../nbs/08_rollout.ipynb #6895f27f
 class _Tables(_Copies):
     "The same, for people."
+
     def episodes(self) -> pd.DataFrame:
         "One row an episode: the texts, score, KL, length, and the columns that came along."
-        frame = dict(prompt=self.prompts, response=self.responses, length=self.mask.sum(1).tolist(),
-                     stopped=self.stopped.tolist())
-        if self.kl is not None: frame["kl"] = self.kl.masked_fill(~self.mask, 0.0).sum(1).tolist()
+        frame = dict(
+            prompt=self.prompts,
+            response=self.responses,
+            length=self.mask.sum(1).tolist(),
+            stopped=self.stopped.tolist(),
+        )
+        if self.kl is not None:
+            frame["kl"] = self.kl.masked_fill(~self.mask, 0.0).sum(1).tolist()
         for name in ("raw_scores", "scores"):
-            if getattr(self, name) is not None: frame[name.rstrip("s")] = getattr(self, name).tolist()
-        return pd.DataFrame({name: column for name, column in {**frame, **self.columns}.items() if len(column)})
+            if getattr(self, name) is not None:
+                frame[name.rstrip("s")] = getattr(self, name).tolist()
+        return pd.DataFrame(
+            {name: column for name, column in {**frame, **self.columns}.items() if len(column)}
+        )
 
     def by_token(self) -> pd.DataFrame:
         "One row a real token: episode, position, token, and every signal there is."
         where = self.mask.nonzero()
-        frame = dict(episode=where[:, 0].tolist(), position=where[:, 1].tolist(),
-                     id=self.response_ids[self.mask].tolist())
-        if self.tokens: frame["token"] = [self.tokens[b][t] for b, t in where.tolist()]
-        frame |= {name: getattr(self, name)[self.mask].tolist() for name in SIGNALS if getattr(self, name) is not None}
+        frame = dict(
+            episode=where[:, 0].tolist(),
+            position=where[:, 1].tolist(),
+            id=self.response_ids[self.mask].tolist(),
+        )
+        if self.tokens:
+            frame["token"] = [self.tokens[b][t] for b, t in where.tolist()]
+        frame |= {
+            name: getattr(self, name)[self.mask].tolist()
+            for name in SIGNALS
+            if getattr(self, name) is not None
+        }
         return pd.DataFrame(frame)
 
     def __repr__(self) -> str:
         filled = [name for name in TENSORS[5:] if getattr(self, name) is not None]
-        return f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} tokens; {', '.join(filled) or 'not scored yet'})"
+        return (
+            f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} tokens; "
+            f"{', '.join(filled) or 'not scored yet'})"
+        )
 
     def __str__(self) -> str:
         shown = self.episodes().drop(columns=list(self.columns), errors="ignore").head(8)
@@ -208,14 +307,28 @@ class _Tables(_Copies):
 # %% ../nbs/08_rollout.ipynb #09373054
 class Rollout(_Tables):
     "Episodes of one update: B prompts of P tokens, responses of at most T tokens."
+
     def save(self, path: str | Path) -> Path:
-        "Write everything to one safetensors file; texts, columns and the schema version are in its header."
-        path, described = Path(path), {name: getattr(self, name)
-                                       for name in ("prompts", "responses", "tokens", "columns", "info")}
-        tensors = {name: getattr(self, name).detach().cpu().clone(memory_format=torch.contiguous_format)
-                   for name in TENSORS if getattr(self, name) is not None}
+        """Write everything to one safetensors file; texts, columns and the schema version are in
+        its header."""
+        path, described = (
+            Path(path),
+            {
+                name: getattr(self, name)
+                for name in ("prompts", "responses", "tokens", "columns", "info")
+            },
+        )
+        tensors = {
+            name: getattr(self, name).detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name in TENSORS
+            if getattr(self, name) is not None
+        }
         beside = path.with_name(path.name + ".partial")
-        save_file(tensors, beside, metadata=dict(schema="rlhf_nb.rollout/1", described=json.dumps(described)))
+        save_file(
+            tensors,
+            beside,
+            metadata=dict(schema="rlhf_nb.rollout/1", described=json.dumps(described)),
+        )
         return beside.replace(path)
 
     @classmethod
@@ -223,10 +336,17 @@ class Rollout(_Tables):
         "Read what `save` wrote. Raises ValueError where the file is damaged or something else."
         try:
             with safe_open(path, "pt") as file:
-                meta, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+                meta, tensors = (
+                    file.metadata() or {},
+                    {name: file.get_tensor(name) for name in file},
+                )
         except SafetensorError as error:
-            raise ValueError(f"{path} is damaged ({error}): take another rollout, or sample it again.") from error
+            raise ValueError(
+                f"{path} is damaged ({error}): take another rollout, or sample it again."
+            ) from error
         if meta.get("schema") != "rlhf_nb.rollout/1":
-            raise ValueError(f"{path} has schema {meta.get('schema')!r}, wanted 'rlhf_nb.rollout/1': it was not "
-                             "written by Rollout.save.")
+            raise ValueError(
+                f"{path} has schema {meta.get('schema')!r}, wanted 'rlhf_nb.rollout/1': it was not "
+                "written by Rollout.save."
+            )
         return cls(**tensors, **json.loads(meta["described"]))

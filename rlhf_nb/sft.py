@@ -4,22 +4,45 @@
 
 # %% ../nbs/06_sft.ipynb #5e4ffc45
 from __future__ import annotations
-import copy, inspect
+
+import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
+
 import torch
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset, are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from datasets import (
+    Dataset,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_pt_utils import LengthGroupedSampler
+
 from .masks import right_pad
-from .models import fit_embeddings, inside, load_policy, load_tokenizer, read_at, with_adapter, writable
+from rlhf_nb.models import (
+    fit_embeddings,
+    inside,
+    load_policy,
+    load_tokenizer,
+    read_at,
+    with_adapter,
+    writable,
+)
 
 # %% auto #0
 __all__ = ['Turns', 'render', 'without_stop', 'render_pair', 'encode_completions', 'completion_batch', 'packed_batch',
@@ -27,67 +50,103 @@ __all__ = ['Turns', 'render', 'without_stop', 'render_pair', 'encode_completions
            'ResumingTrainer', 'TokenLossTrainer', 'SFTTrainer']
 
 # %% ../nbs/06_sft.ipynb #00859b31
-Turns = str | Sequence[dict[str, str]]  # text, or a conversation: [{"role": "user", "content": "..."}, ...]
+Turns = (
+    str | Sequence[dict[str, str]]
+)  # text, or a conversation: [{"role": "user", "content": "..."}, ...]
+
 
 def render(
     tokenizer: PreTrainedTokenizerBase,
     turns: Turns,
     opened: bool = False,  # end with the mark that opens an answer
 ) -> str:
-    "A conversation through the tokenizer's chat template; text as it is. Raises ValueError on anything else."
-    if isinstance(turns, str): return turns
+    """A conversation through the tokenizer's chat template; text as it is. Raises ValueError on
+    anything else."""
+    if isinstance(turns, str):
+        return turns
     if not turns or not all(isinstance(turn, dict) for turn in turns):
-        raise ValueError(f"{turns!r} is neither text nor a conversation: give a string, or turns such as "
-                         "[{'role': 'user', 'content': '...'}].")
+        raise ValueError(
+            f"{turns!r} is neither text nor a conversation: give a string, or turns such as "
+            "[{'role': 'user', 'content': '...'}]."
+        )
     return tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opened)
 
+
 def without_stop(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    "The text without the stop token, and the white space behind it, that a template may have put at its end."
+    """The text without the stop token, and the white space behind it, that a template may have put
+    at its end."""
     end = text.rstrip()
     return end.removesuffix(tokenizer.eos_token) if end.endswith(tokenizer.eos_token) else text
 
-def render_pair(tokenizer: PreTrainedTokenizerBase, prompt: Turns, answer: Turns) -> tuple[str, str]:
-    "Prompt and answer as text, the stop token taken off; an answer in text to a conversation is the assistant's."
+
+def render_pair(
+    tokenizer: PreTrainedTokenizerBase, prompt: Turns, answer: Turns
+) -> tuple[str, str]:
+    """Prompt and answer as text, the stop token taken off; an answer in text to a conversation is
+    the assistant's."""
     if isinstance(prompt, str):
-        if isinstance(answer, str): return prompt, answer
-        raise ValueError("the prompt is text and the answer a conversation: give both as turns, or both as text.")
+        if isinstance(answer, str):
+            return prompt, answer
+        raise ValueError(
+            "the prompt is text and the answer a conversation: give both as turns, or both as text."
+        )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else answer
     whole = render(tokenizer, [*prompt, *reply])
-    start = commonprefix([render(tokenizer, prompt, opened=True), whole])  # some templates close what they opened
-    return start, without_stop(tokenizer, whole[len(start):])
+    start = commonprefix(
+        [render(tokenizer, prompt, opened=True), whole]
+    )  # some templates close what they opened
+    return start, without_stop(tokenizer, whole[len(start) :])
 
 # %% ../nbs/06_sft.ipynb #cb4da106
 def encode_completions(
-    data: Dataset,                       # columns prompt and completion, texts or conversations
+    data: Dataset,  # columns prompt and completion, texts or conversations
     tokenizer: PreTrainedTokenizerBase,
-    max_length: int | None = None,       # of both together; the prompt is cut on its left, never the stop token
-) -> Dataset:                            # columns input_ids, prompt_length, length
-    "Prompt, completion and the stop token as ids. Raises ValueError on missing columns and on a completion longer than max_length."
+    max_length: int
+    | None = None,  # of both together; the prompt is cut on its left, never the stop token
+) -> Dataset:  # columns input_ids, prompt_length, length
+    """Prompt, completion and the stop token as ids. Raises ValueError on missing columns and on a
+    completion longer than max_length."""
     if missing := [c for c in ("prompt", "completion") if c not in data.column_names]:
-        raise ValueError(f"the data set has columns {data.column_names} and lacks {missing}: supervised fine-tuning "
-                         "needs prompt and completion.")
+        raise ValueError(
+            f"the data set has columns {data.column_names} and lacks {missing}: supervised "
+            "fine-tuning "
+            "needs prompt and completion."
+        )
+
     def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
         if None in rows["prompt"] or None in rows["completion"]:
-            number = next(n for n, *both in zip(numbers, rows["prompt"], rows["completion"]) if None in both)
+            number = next(
+                n for n, *both in zip(numbers, rows["prompt"], rows["completion"]) if None in both
+            )
             raise ValueError(f"row {number} has no prompt or no completion (None): drop it.")
         texts = [render_pair(tokenizer, *both) for both in zip(rows["prompt"], rows["completion"])]
-        prompts, answers = (tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in zip(*texts))
-        answers = [ids + [tokenizer.eos_token_id] for ids in answers]
+        prompts, answers = (
+            tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in zip(*texts)
+        )
+        answers = [[*ids, tokenizer.eos_token_id] for ids in answers]
         if max_length is not None:
             if (longest := max(map(len, answers))) >= max_length:
-                raise ValueError(f"row {numbers[list(map(len, answers)).index(longest)]}: its completion has {longest} "
-                                 f"tokens with its stop token, max_length is {max_length}: raise max_length or drop "
-                                 "the row.")
-            prompts = [ids[-(max_length - len(answer)):] for ids, answer in zip(prompts, answers)]
-        return dict(input_ids=[p + a for p, a in zip(prompts, answers)], prompt_length=list(map(len, prompts)),
-                    length=[len(p) + len(a) for p, a in zip(prompts, answers)])
+                raise ValueError(
+                    f"row {numbers[list(map(len, answers)).index(longest)]}: its completion has "
+                    f"{longest} "
+                    f"tokens with its stop token, max_length is {max_length}: raise max_length or "
+                    "drop "
+                    "the row."
+                )
+            prompts = [ids[-(max_length - len(answer)) :] for ids, answer in zip(prompts, answers)]
+        return dict(
+            input_ids=[p + a for p, a in zip(prompts, answers)],
+            prompt_length=list(map(len, prompts)),
+            length=[len(p) + len(a) for p, a in zip(prompts, answers)],
+        )
+
     return data.map(encode, batched=True, with_indices=True, remove_columns=data.column_names)
 
 # %% ../nbs/06_sft.ipynb #c1a156ef
 def completion_batch(
     rows: list[dict],  # of `encode_completions`
     pad_id: int,
-) -> dict[str, Tensor]: # input_ids, attention_mask, labels [B, L]
+) -> dict[str, Tensor]:  # input_ids, attention_mask, labels [B, L]
     "Rows padded on the right; labels are -100 on prompt and padding."
     ids, mask = right_pad([row["input_ids"] for row in rows], pad_id)
     starts = torch.tensor([row["prompt_length"] for row in rows]).unsqueeze(1)
@@ -97,15 +156,21 @@ def completion_batch(
 # %% ../nbs/06_sft.ipynb #c3c22e97
 def packed_batch(
     rows: list[dict],  # of `encode_completions`
-    fill_id: int,      # for what is left of a line: not the pad token, about which models warn where there is no mask
-    width: int = 0,    # tokens of a line; at least the longest row
-) -> dict[str, Any]:   # input_ids, position_ids, labels [lines, L]; use_cache
-    "Rows end to end in as few lines as first-fit finds, positions starting anew at each; no attention mask."
+    fill_id: int,  # for what is left of a line: not the pad token, about which models warn where there is no mask
+    width: int = 0,  # tokens of a line; at least the longest row
+) -> dict[str, Any]:  # input_ids, position_ids, labels [lines, L]; use_cache
+    """Rows end to end in as few lines as first-fit finds, positions starting anew at each; no
+    attention mask."""
     width, lines = max([width, *(len(row["input_ids"]) for row in rows)]), []
     for row in sorted(rows, key=lambda row: len(row["input_ids"]), reverse=True):
-        free = (line for line in lines if sum(len(r["input_ids"]) for r in line) + len(row["input_ids"]) <= width)
+        free = (
+            line
+            for line in lines
+            if sum(len(r["input_ids"]) for r in line) + len(row["input_ids"]) <= width
+        )
         line = next(free, None)
-        if line is None: lines.append(line := [])
+        if line is None:
+            lines.append(line := [])
         line.append(row)
     ids, _ = right_pad([[i for row in line for i in row["input_ids"]] for line in lines], fill_id)
     positions, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
@@ -125,145 +190,224 @@ def check_packing(model: PreTrainedModel) -> None:
     training, vocabulary = model.training, model.get_input_embeddings().num_embeddings
     model.eval()
     first, second = ([i % vocabulary for i in ids] for ids in ((7, 3, 5, 2, 6, 4), (4, 7, 1, 5)))
-    line = packed_batch([dict(input_ids=ids, prompt_length=1) for ids in (first, second)], 0, width=10)
+    line = packed_batch(
+        [dict(input_ids=ids, prompt_length=1) for ids in (first, second)], 0, width=10
+    )
     inputs = {name: value.to(model.device) for name, value in line.items() if name.endswith("_ids")}
     alone = model(input_ids=inputs["input_ids"][:, 6:], use_cache=False).logits.float()
     behind = model(**inputs, use_cache=False).logits[:, 6:].float()
     model.train(training)
     near = 1e-3 if model.dtype == torch.float32 else 5e-2
     if not torch.allclose(behind, alone, rtol=near, atol=near * alone.abs().max().item()):
-        raise ValueError(f"{type(model).__name__} lets the rows of a packed line see each other (logits differ by up "
-                         f"to {(behind - alone).abs().max():.2g}): train it with packing=False.")
+        raise ValueError(
+            f"{type(model).__name__} lets the rows of a packed line see each other (logits differ "
+            "by up "
+            f"to {(behind - alone).abs().max():.2g}): train it with packing=False."
+        )
 
 # %% ../nbs/06_sft.ipynb #58dacf73
 @dataclass
 class SFTConfig(TrainingArguments):
     "`transformers.TrainingArguments` and two fields more."
-    max_length: int | None = field(default=None,
-                                   metadata={"help": "Most tokens of prompt and completion together; the prompt is cut "
-                                                     "on its left. None: no limit."})
-    packing: bool = field(default=False, metadata={"help": "Lay the rows of a batch end to end instead of padding "
-                                                           "them; the loss is the same."})
+
+    max_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens of prompt and completion together; the prompt is cut "
+            "on its left. None: no limit."
+        },
+    )
+    packing: bool = field(
+        default=False,
+        metadata={
+            "help": "Lay the rows of a batch end to end instead of padding "
+            "them; the loss is the same."
+        },
+    )
     learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    train_sampling_strategy: str = field(default="group_by_length",
-                                         metadata={"help": "Rows of like length share a batch: little padding."})
-    length_column_name: str = field(default="length", metadata={"help": "Column with the tokens of a row."})
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "Rows of like length share a batch: little padding."},
+    )
+    length_column_name: str = field(
+        default="length", metadata={"help": "Column with the tokens of a row."}
+    )
 
 # %% ../nbs/06_sft.ipynb #e66973e7
 @contextmanager
 def quiet_bars(quiet: bool) -> Iterator[None]:
     "Data sets show no progress bar meanwhile, if asked; afterwards all is as before."
     hide = quiet and not are_progress_bars_disabled()
-    if hide: disable_progress_bars()
-    try: yield
+    if hide:
+        disable_progress_bars()
+    try:
+        yield
     finally:
-        if hide: enable_progress_bars()
+        if hide:
+            enable_progress_bars()
 
 # %% ../nbs/06_sft.ipynb #3ca169c6
 def check_lengths(
-    data: Dataset,           # with a column length
+    data: Dataset,  # with a column length
     model: PreTrainedModel,
-) -> Dataset:                # the same
+) -> Dataset:  # the same
     "Raises ValueError on a row with more tokens than the model has positions."
-    lengths, limit = data["length"][:], getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    lengths, limit = (
+        data["length"][:],
+        getattr(model.config.get_text_config(), "max_position_embeddings", None),
+    )
     if limit is not None and len(lengths) and (longest := max(lengths)) > limit:
-        raise ValueError(f"row {lengths.index(longest)} has {longest} tokens and the model {limit} positions: set "
-                         f"max_length={limit}, which cuts prompts on their left, or drop the row.")
+        raise ValueError(
+            f"row {lengths.index(longest)} has {longest} tokens and the model {limit} positions: "
+            "set "
+            f"max_length={limit}, which cuts prompts on their left, or drop the row."
+        )
     return data
 
 # %% ../nbs/06_sft.ipynb #084e3c9f
 def adapter_for(
-    task: str,         # "CAUSAL_LM" or "SEQ_CLS"
+    task: str,  # "CAUSAL_LM" or "SEQ_CLS"
     peft_config: Any,  # of peft, such as LoraConfig(r=8); None: no adapter
 ) -> Any:
-    "A copy of the adapter's config with its task set. Raises ValueError where it names another one."
-    if peft_config is None: return None
+    """A copy of the adapter's config with its task set. Raises ValueError where it names another
+    one."""
+    if peft_config is None:
+        return None
     peft_config = copy.deepcopy(peft_config)
     if peft_config.task_type not in (None, task):
-        raise ValueError(f"peft_config has task_type={peft_config.task_type!r} and this trainer wants {task!r}: set "
-                         "it, or leave it out.")
+        raise ValueError(
+            f"peft_config has task_type={peft_config.task_type!r} and this trainer wants "
+            f"{task!r}: set "
+            "it, or leave it out."
+        )
     peft_config.task_type = task
     return peft_config
 
+
 def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | str | None) -> Any:
-    "The tokenizer given, or the name that the model goes by. Raises ValueError where there is neither."
+    """The tokenizer given, or the name that the model goes by. Raises ValueError where there is
+    neither."""
     if given is None and not isinstance(model, str):
-        raise ValueError("processing_class is None and the model is an object, which does not know its tokenizer: give "
-                         "processing_class, a tokenizer or its name.")
+        raise ValueError(
+            "processing_class is None and the model is an object, which does not know its "
+            "tokenizer: give "
+            "processing_class, a tokenizer or its name."
+        )
     return model if given is None else given
 
 # %% ../nbs/06_sft.ipynb #0d9d9745
 class _OrderByLength(LengthGroupedSampler):
-    "Trainer's sampler, which remembers the random state that its order came from, and can begin with it again."
+    """Trainer's sampler, which remembers the random state that its order came from, and can begin
+    with it again."""
+
     drawn: Tensor | None = None
     again: Tensor | None = None
 
     def __iter__(self) -> Iterator[int]:
-        if self.again is not None: torch.set_rng_state(self.again)
+        if self.again is not None:
+            torch.set_rng_state(self.again)
         self.drawn, self.again = torch.get_rng_state(), None
         return iter(*broadcast_object_list([list(super().__iter__())]))
 
 # %% ../nbs/06_sft.ipynb #450ec075
 class ResumingTrainer(Trainer):
-    "Hugging Face's Trainer, which resumes exactly: the model is read as `from_pretrained` does, the rows keep their order."
+    """Hugging Face's Trainer, which resumes exactly: the model is read as `from_pretrained` does,
+    the rows keep their order."""
+
     _order: _OrderByLength | None = None
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
-        if type(sampler) is not LengthGroupedSampler: return sampler
+        if type(sampler) is not LengthGroupedSampler:
+            return sampler
         lengths = list(sampler.lengths)  # a column of a data set answers slowly, one row at a time
-        self._order = _OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
+        self._order = _OrderByLength(
+            sampler.batch_size, lengths=lengths, generator=sampler.generator
+        )
         return self._order
 
-    def _order_file(self, folder: str) -> Path: return Path(folder) / f"order_{self.args.process_index}.pt"
+    def _order_file(self, folder: str) -> Path:
+        return Path(folder) / f"order_{self.args.process_index}.pt"
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        if self._order is None or self.state.epoch == int(self.state.epoch): return
+        if self._order is None or self.state.epoch == int(self.state.epoch):
+            return
         torch.save(self._order.drawn, self._order_file(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if self._order is not None and checkpoint is not None and self._order_file(checkpoint).is_file():
+        if (
+            self._order is not None
+            and checkpoint is not None
+            and self._order_file(checkpoint).is_file()
+        ):
             self._order.again = torch.load(self._order_file(checkpoint), weights_only=True)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: PreTrainedModel | None = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
+    ) -> None:
         model, folder = self.model if model is None else model, Path(resume_from_checkpoint)
-        whole = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()  # no adapter, no shards
-        if not whole or self.is_fsdp_enabled: return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        whole = (
+            isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
+        )  # no adapter, no shards
+        if not whole or self.is_fsdp_enabled:
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
         model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
 
     def _load_best_model(self) -> None:
-        if not isinstance(self.model, PreTrainedModel) or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if (
+            not isinstance(self.model, PreTrainedModel)
+            or self.is_fsdp_enabled
+            or self.is_deepspeed_enabled
+        ):
             return super()._load_best_model()
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 # %% ../nbs/06_sft.ipynb #8bdd8470
 class TokenLossTrainer(ResumingTrainer):
-    "An evaluation loss that is the mean over all counted tokens, whatever the batch size or the number of processes."
-    padded: Callable[[list[dict]], dict[str, Any]] | None = None  # collates an evaluation; None: as in training
+    """An evaluation loss that is the mean over all counted tokens, whatever the batch size or the
+    number of processes."""
+
+    padded: Callable[[list[dict]], dict[str, Any]] | None = (
+        None  # collates an evaluation; None: as in training
+    )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         "Trainer's, with the rows apart."
         own, self.data_collator = self.data_collator, self.padded or self.data_collator
-        try: return super().get_eval_dataloader(eval_dataset)
-        finally: self.data_collator = own
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = own
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        "Loss of one batch; what Trainer takes for labels is the sum over each row and its counted tokens, [B, 2]."
+        """Loss of one batch; what Trainer takes for labels is the sum over each row and its counted
+        tokens, [B, 2]."""
         if not prediction_loss_only or self.label_smoother is not None:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = {**self._prepare_inputs(inputs)}
         labels = inputs.pop("labels")[:, 1:]
-        with torch.no_grad(), self.compute_loss_context_manager(): logits = model(**inputs).logits[:, :-1].float()
-        nats = cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # 0 where nothing counts
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs).logits[:, :-1].float()
+        nats = cross_entropy(
+            logits.transpose(1, 2), labels, reduction="none"
+        )  # 0 where nothing counts
         rows = torch.stack([nats.sum(1), (labels != -100).sum(1)], 1)
         return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
 
-    def evaluation_loop(self, dataloader, description, prediction_loss_only=None, ignore_keys=None,
-                        metric_key_prefix="eval"):
+    def evaluation_loop(
+        self,
+        dataloader,
+        description,
+        prediction_loss_only=None,
+        ignore_keys=None,
+        metric_key_prefix="eval",
+    ):
         "Trainer's, its mean of means made right."
-        found = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        found = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
         if found.label_ids is not None and found.predictions is None:
             nats, tokens = found.label_ids.sum(0, dtype="float64")
             found.metrics[f"{metric_key_prefix}_loss"] = float(nats / tokens)
@@ -272,48 +416,80 @@ class TokenLossTrainer(ResumingTrainer):
 # %% ../nbs/06_sft.ipynb #a505c344
 class _CompletionTrainer(TokenLossTrainer):
     "A training loss that costs what is counted."
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         "Trainer's; nothing of the vocabulary is made for what stands before the first completion."
         given = dict(return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
         inner, counted = inside(self.model), inputs["labels"][:, 1:] != -100
-        whole = return_outputs or self.label_smoother is not None or self.compute_loss_func is not None
-        if whole or self.args.n_gpu > 1 or "logits_to_keep" not in inspect.signature(inner.forward).parameters \
-                or not counted.any(): return super().compute_loss(model, inputs, **given)
-        first, places = int(counted.any(0).nonzero()[0]), pad(counted, (0, 1)).flatten().nonzero()[:, 0]
+        whole = (
+            return_outputs or self.label_smoother is not None or self.compute_loss_func is not None
+        )
+        if (
+            whole
+            or self.args.n_gpu > 1
+            or "logits_to_keep" not in inspect.signature(inner.forward).parameters
+            or not counted.any()
+        ):
+            return super().compute_loss(model, inputs, **given)
+        first, places = (
+            int(counted.any(0).nonzero()[0]),
+            pad(counted, (0, 1)).flatten().nonzero()[:, 0],
+        )
         kept = dict(labels=inputs["labels"][:, first:], logits_to_keep=counted.shape[1] + 1 - first)
-        with read_at(inner.base_model, places): return super().compute_loss(model, {**inputs, **kept}, **given)
+        with read_at(inner.base_model, places):
+            return super().compute_loss(model, {**inputs, **kept}, **given)
 
 # %% ../nbs/06_sft.ipynb #c6c179e7
 class SFTTrainer(_CompletionTrainer):
-    "Completion-only fine-tuning on columns `prompt` and `completion`: Hugging Face's Trainer with the tokenisation and collation above."
+    """Completion-only fine-tuning on columns `prompt` and `completion`: Hugging Face's Trainer with
+    the tokenisation and collation above."""
+
     def __init__(
         self,
-        model: PreTrainedModel | str,   # or a name or folder
+        model: PreTrainedModel | str,  # or a name or folder
         args: SFTConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        processing_class: PreTrainedTokenizerBase | str | None = None,  # None: the tokenizer beside the model's name
+        processing_class: PreTrainedTokenizerBase
+        | str
+        | None = None,  # None: the tokenizer beside the model's name
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
-        peft_config: Any = None,        # of peft, such as LoraConfig(r=8): train an adapter and save it alone
+        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter and save it alone
     ):
         args = args or SFTConfig(output_dir="sft")
         tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
         model = fit_embeddings(load_policy(model), tokenizer)
         with quiet_bars(args.disable_tqdm):
-            encode = lambda data: None if data is None else check_lengths(
-                encode_completions(data, tokenizer, args.max_length), model)
+            encode = lambda data: (
+                None
+                if data is None
+                else check_lengths(encode_completions(data, tokenizer, args.max_length), model)
+            )
             train_dataset, eval_dataset = encode(train_dataset), encode(eval_dataset)
         # flash attention tells rows apart in a single line alone
-        width = 10 ** 9 if "flash" in str(model.config._attn_implementation) else 0
-        collate = lambda rows: (packed_batch(rows, tokenizer.eos_token_id, width) if args.packing
-                                else completion_batch(rows, tokenizer.pad_token_id))
-        super().__init__(with_adapter(model, adapter_for("CAUSAL_LM", peft_config)), args, data_collator=collate,
-                         train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=tokenizer,
-                         callbacks=callbacks, optimizers=optimizers)
-        self.padded = (lambda rows: completion_batch(rows, tokenizer.pad_token_id)) if args.packing else None
+        width = 10**9 if "flash" in str(model.config._attn_implementation) else 0
+        collate = lambda rows: (
+            packed_batch(rows, tokenizer.eos_token_id, width)
+            if args.packing
+            else completion_batch(rows, tokenizer.pad_token_id)
+        )
+        super().__init__(
+            with_adapter(model, adapter_for("CAUSAL_LM", peft_config)),
+            args,
+            data_collator=collate,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        self.padded = (
+            (lambda rows: completion_batch(rows, tokenizer.pad_token_id)) if args.packing else None
+        )
         if args.packing:
-            with self.accelerator.autocast(), writable(self.model): check_packing(self.model)  # whole, under ZeRO-3
+            with self.accelerator.autocast(), writable(self.model):
+                check_packing(self.model)  # whole, under ZeRO-3
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = ["input_ids", "prompt_length", "length"]

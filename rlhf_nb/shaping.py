@@ -4,11 +4,14 @@
 
 # %% ../nbs/10_shaping.ipynb #82196a12
 from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+
 import torch
 from torch import Tensor
+
 from .masks import last_index
 
 # %% auto #0
@@ -17,25 +20,36 @@ __all__ = ['score_index', 'shape_rewards', 'slot_mask', 'penalize_missing_eos', 
 
 # %% ../nbs/10_shaping.ipynb #2a368724
 def score_index(
-    mask: Tensor,               # [B, T] true on real tokens
+    mask: Tensor,  # [B, T] true on real tokens
     reward_slot: str = "last",  # "last": the last real token; "after_eos": one slot later, where there is one
-) -> Tensor:                    # [B] long: the column that the score of each row belongs to; 0 for a row without tokens
-    "Where the score is paid. `after_eos` is the published code's slot (arXiv 2403.17031). Raises ValueError for another slot."
+) -> (
+    Tensor
+):  # [B] long: the column that the score of each row belongs to; 0 for a row without tokens
+    """Where the score is paid. `after_eos` is the published code's slot (arXiv 2403.17031). Raises
+    ValueError for another slot."""
     last = last_index(mask).clamp(min=0)
-    if reward_slot == "last": return last
-    if reward_slot == "after_eos": return (last + 1).clamp(max=mask.shape[1] - 1)
-    raise ValueError(f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) or 'after_eos' (one "
-                     "slot later).")
+    if reward_slot == "last":
+        return last
+    if reward_slot == "after_eos":
+        return (last + 1).clamp(max=mask.shape[1] - 1)
+    raise ValueError(
+        f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) or "
+        "'after_eos' (one "
+        "slot later)."
+    )
 
 # %% ../nbs/10_shaping.ipynb #c5ee83a7
 def shape_rewards(
-    scores: Tensor,             # [B] one score per response, penalties included
-    kl: Tensor,                 # [B, T] KL estimate per token, in nats
-    mask: Tensor,               # [B, T] true on real tokens
-    kl_coef: float,             # price of one nat, zero or more
+    scores: Tensor,  # [B] one score per response, penalties included
+    kl: Tensor,  # [B, T] KL estimate per token, in nats
+    mask: Tensor,  # [B, T] true on real tokens
+    kl_coef: float,  # price of one nat, zero or more
     reward_slot: str = "last",  # which token gets the score, see `score_index`
-) -> tuple[Tensor, Tensor]:     # rewards [B, T] and non_score_rewards [B, T], both new, float32 or wider
-    "Per-token rewards: -kl_coef * KL on real tokens, and the score on one. Ziegler et al. 2019, eq. 2. Raises ValueError."
+) -> tuple[
+    Tensor, Tensor
+]:  # rewards [B, T] and non_score_rewards [B, T], both new, float32 or wider
+    """Per-token rewards: -kl_coef * KL on real tokens, and the score on one. Ziegler et al. 2019,
+    eq. 2. Raises ValueError."""
     _check_shaping(scores, kl, mask, kl_coef)
     mask, column = mask.bool(), torch.arange(mask.shape[1], device=mask.device)
     paid = (column == score_index(mask, reward_slot)[:, None]) & mask.any(1, keepdim=True)
@@ -51,57 +65,72 @@ def _wide(x: Tensor) -> Tensor:
 def _check_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> None:
     "Refuse what would broadcast into nonsense."
     if scores.shape != mask.shape[:1] or kl.shape != mask.shape:
-        raise ValueError(f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do not fit: "
-                         "give [B], [B, T] and [B, T]. A reward model's [B, 1] wants squeeze(-1).")
-    if not 0 <= kl_coef < math.inf: raise ValueError(f"kl_coef={kl_coef}: give a finite number, zero or more.")
+        raise ValueError(
+            f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do not "
+            "fit: "
+            "give [B], [B, T] and [B, T]. A reward model's [B, 1] wants squeeze(-1)."
+        )
+    if not 0 <= kl_coef < math.inf:
+        raise ValueError(f"kl_coef={kl_coef}: give a finite number, zero or more.")
 
 # %% ../nbs/10_shaping.ipynb #32402669
 def slot_mask(
-    mask: Tensor,               # [B, T] true on real tokens
+    mask: Tensor,  # [B, T] true on real tokens
     reward_slot: str = "last",  # the one given to `shape_rewards`
-) -> Tensor:                    # [B, T] true on real tokens and on the slot of the score
-    "Where rewards, values and returns live: `mask` itself for 'last', one column longer (where there is one) for 'after_eos'."
+) -> Tensor:  # [B, T] true on real tokens and on the slot of the score
+    """Where rewards, values and returns live: `mask` itself for 'last', one column longer (where
+    there is one) for 'after_eos'."""
     column = torch.arange(mask.shape[1], device=mask.device)
     paid = column == score_index(mask, reward_slot)[:, None]
     return mask.bool() | (paid & mask.bool().any(1, keepdim=True))
 
 # %% ../nbs/10_shaping.ipynb #a2b5edbd
 def penalize_missing_eos(
-    scores: Tensor,              # [B]
-    reached_stop: Tensor,        # [B] true where the row ended with its own stop token
+    scores: Tensor,  # [B]
+    reached_stop: Tensor,  # [B] true where the row ended with its own stop token
     missing_eos_penalty: float,  # what is taken off, zero or more
-) -> Tensor:                     # [B] new scores, lower where the row was cut off
-    "Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative or non-finite penalty."
+) -> Tensor:  # [B] new scores, lower where the row was cut off
+    """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
+    or non-finite penalty."""
     _check_stop(scores, reached_stop)
     if not 0 <= missing_eos_penalty < math.inf:
-        raise ValueError(f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, so give a finite number, zero "
-                         "or more.")
+        raise ValueError(
+            f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, so give a finite "
+            "number, zero "
+            "or more."
+        )
     return torch.where(reached_stop.bool(), _wide(scores), _wide(scores) - missing_eos_penalty)
 
 
 def _check_stop(scores: Tensor, reached_stop: Tensor) -> None:
     "One answer a row: a [B, T] mask in its place would broadcast."
     if scores.shape != reached_stop.shape or scores.dim() != 1:
-        raise ValueError(f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
-                         "give [B] and [B], one entry a row.")
+        raise ValueError(
+            f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
+            "give [B] and [B], one entry a row."
+        )
 
 # %% ../nbs/10_shaping.ipynb #060c4271
 def replace_missing_eos(
-    scores: Tensor,                      # [B]
-    reached_stop: Tensor,                # [B] true where the row ended with its own stop token
+    scores: Tensor,  # [B]
+    reached_stop: Tensor,  # [B] true where the row ended with its own stop token
     penalty_reward_value: float = -1.0,  # the score of every row that was cut off
-) -> Tensor:                             # [B] new scores, one fixed value where the row was cut off
-    "Replace the score where the row did not stop by itself (the EOS trick, arXiv 2403.17031). Raises ValueError if not finite."
+) -> Tensor:  # [B] new scores, one fixed value where the row was cut off
+    """Replace the score where the row did not stop by itself (the EOS trick, arXiv 2403.17031).
+    Raises ValueError if not finite."""
     _check_stop(scores, reached_stop)
     if not math.isfinite(penalty_reward_value):
-        raise ValueError(f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most scores.")
+        raise ValueError(
+            f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most "
+            "scores."
+        )
     return torch.where(reached_stop.bool(), _wide(scores), penalty_reward_value)
 
 # %% ../nbs/10_shaping.ipynb #31725ec2
 def clip_scores(
-    scores: Tensor,     # [B]
+    scores: Tensor,  # [B]
     score_clip: float,  # the largest size that a score may have, above zero
-) -> Tensor:            # [B] new scores, between -score_clip and score_clip
+) -> Tensor:  # [B] new scores, between -score_clip and score_clip
     "Clamp the scores. Raises ValueError for a bound that is not positive and finite."
     if not 0 < score_clip < math.inf:
         raise ValueError(f"score_clip={score_clip}: give a positive finite number, or do not clip.")
@@ -111,24 +140,29 @@ def clip_scores(
 def merge_moments(
     a: tuple[float, float, float],  # count, mean and M of one set
     b: tuple[float, float, float],  # the same of another
-) -> tuple[float, float, float]:    # count, mean and M of both together
+) -> tuple[float, float, float]:  # count, mean and M of both together
     "Mean and squared deviations of a union from those of its parts. Chan, Golub and LeVeque 1979."
     (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
-    if n_b == 0: return a
+    if n_b == 0:
+        return a
     n, d = n_a + n_b, mean_b - mean_a
     return n, mean_a + d * n_b / n, m_a + m_b + d**2 * n_a * n_b / n
 
 # %% ../nbs/10_shaping.ipynb #1dad97c6
 def batch_moments(
-    x: Tensor,                                         # [N] the numbers on this rank; none at all is fine
-    reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> tuple[float, float, float]:                       # count, mean and M over all ranks
+    x: Tensor,  # [N] the numbers on this rank; none at all is fine
+    reduce: Callable[[Tensor], Tensor]
+    | None = None,  # sums a tensor over all ranks; None: this rank alone
+) -> tuple[float, float, float]:  # count, mean and M over all ranks
     "Moments of one batch. Raises ValueError, on every rank alike, if a number is not finite."
     over_ranks = reduce or (lambda part: part)
     x = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
     count, total = over_ranks(torch.stack([x.new_tensor(x.numel()), x.sum()])).tolist()
     if not math.isfinite(total):
-        raise ValueError("the scores hold NaN or inf, which would stay in the running mean for good: mend the reward.")
+        raise ValueError(
+            "the scores hold NaN or inf, which would stay in the running mean for good: mend the "
+            "reward."
+        )
     mean = total / max(count, 1)
     return int(count), mean, over_ranks((x - mean).square().sum()).item()
 
@@ -136,6 +170,7 @@ def batch_moments(
 @dataclass
 class RunningMoments:
     "Mean and standard deviation of all scores seen so far, on all ranks."
+
     count: int = 0
     mean: float = 0.0
     m2: float = 0.0  # sum of squared distances from the mean
@@ -147,16 +182,20 @@ class RunningMoments:
 
     def update(
         self,
-        x: Tensor,                                         # [N] new scores on this rank
-        reduce: Callable[[Tensor], Tensor] | None = None,  # sums a tensor over all ranks; None: this rank alone
+        x: Tensor,  # [N] new scores on this rank
+        reduce: Callable[[Tensor], Tensor]
+        | None = None,  # sums a tensor over all ranks; None: this rank alone
     ) -> None:
-        "Take in a batch; all ranks end with the same numbers. Raises ValueError if a score is not finite."
-        self.count, self.mean, self.m2 = merge_moments((self.count, self.mean, self.m2), batch_moments(x, reduce))
+        """Take in a batch; all ranks end with the same numbers. Raises ValueError if a score is not
+        finite."""
+        self.count, self.mean, self.m2 = merge_moments(
+            (self.count, self.mean, self.m2), batch_moments(x, reduce)
+        )
 
     def normalize(
         self,
         x: Tensor,  # [N] scores
-    ) -> Tensor:    # [N] (x - mean) / std, with a std of at least 1e-8
+    ) -> Tensor:  # [N] (x - mean) / std, with a std of at least 1e-8
         "Scores in units of what was seen so far; x - mean while that is fewer than two."
         return (_wide(x) - self.mean) / max(self.std, 1e-8)
 
@@ -168,5 +207,12 @@ class RunningMoments:
         "Go on from saved numbers. Raises ValueError if one is missing."
         missing = {"count", "mean", "m2"} - state.keys()
         if missing:
-            raise ValueError(f"the saved moments lack {sorted(missing)}: they are not from RunningMoments.state_dict().")
-        self.count, self.mean, self.m2 = int(state["count"]), float(state["mean"]), float(state["m2"])
+            raise ValueError(
+                f"the saved moments lack {sorted(missing)}: they are not from "
+                "RunningMoments.state_dict()."
+            )
+        self.count, self.mean, self.m2 = (
+            int(state["count"]),
+            float(state["mean"]),
+            float(state["m2"]),
+        )

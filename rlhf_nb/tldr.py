@@ -4,10 +4,22 @@
 
 # %% ../nbs/03_tldr.ipynb #7adfdf03
 from __future__ import annotations
-import ast, gc, hashlib, json, math, os, random, re, site, sysconfig, warnings
+
+import ast
+import gc
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import site
+import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
 from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 
 # %% auto #0
@@ -20,7 +32,8 @@ __all__ = ['FACTS', 'CORE', 'EXTRA', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLE
 
 # %% ../nbs/03_tldr.ipynb #dc6bf28c
 FACTS = dict(
-    who="roommate sister brother boss neighbor cousin landlord coworker uncle aunt teacher coach partner classmate".split(),
+    who="roommate sister brother boss neighbor cousin landlord coworker uncle aunt teacher coach "
+    "partner classmate".split(),
     did="broke sold lost hid stole painted burned borrowed returned ruined".split(),
     what="guitar laptop car phone bike camera couch watch jacket piano tent ring lamp drone".split(),
     when="monday tuesday wednesday thursday friday saturday sunday christmas halloween easter".split(),
@@ -33,7 +46,7 @@ CORE, EXTRA = ("who", "did", "what"), ("when", "why", "feeling", "question")
 # %% ../nbs/03_tldr.ipynb #64dc7ee0
 def split_of(
     facts: dict[str, str],  # one value for each slot of FACTS
-) -> str:                   # "train" (80 %), "validation" or "test" (10 % each)
+) -> str:  # "train" (80 %), "validation" or "test" (10 % each)
     "The split that owns this story, whatever the seed."
     who, did, what = (FACTS[slot].index(facts[slot]) for slot in CORE)
     return {8: "validation", 9: "test"}.get((who + 7 * did + 5 * what) % 10, "train")
@@ -46,11 +59,16 @@ def draw_facts(
     "Facts of one post of that split."
     while True:
         facts = {slot: rng.choice(values) for slot, values in FACTS.items()}
-        if split_of(facts) == split: return facts
+        if split_of(facts) == split:
+            return facts
 
 # %% ../nbs/03_tldr.ipynb #05b88b61
 TOLD = dict(
-    core=("my {who} {did} my {what}.", "so my {who} {did} my {what}.", "my own {who} actually {did} my {what}."),
+    core=(
+        "my {who} {did} my {what}.",
+        "so my {who} {did} my {what}.",
+        "my own {who} actually {did} my {what}.",
+    ),
     when=("it happened on {when}.", "this was on {when}.", "all of it was on {when}."),
     why=("they were {why}.", "they did it because they were {why}.", "i think they were {why}."),
     feeling=("i feel {feeling}.", "now i feel {feeling}.", "i really feel {feeling}."),
@@ -64,7 +82,13 @@ DISTRACTORS = dict(
     question=("i will not {question}.", "my dad says do not {question}."),
 )
 SUBREDDITS = ("advice", "family", "roommates", "offmychest", "legal", "work")
-TITLES = ("need some help", "i do not know what to do", "what would you do", "it happened again", "please be honest")
+TITLES = (
+    "need some help",
+    "i do not know what to do",
+    "what would you do",
+    "it happened again",
+    "please be honest",
+)
 
 # %% ../nbs/03_tldr.ipynb #cd951568
 def wrong_facts(
@@ -72,37 +96,49 @@ def wrong_facts(
     rng: random.Random,
 ) -> dict[str, str]:
     "Another value for every slot."
-    return {slot: rng.choice([v for v in FACTS[slot] if v != value]) for slot, value in facts.items()}
+    return {
+        slot: rng.choice([v for v in FACTS[slot] if v != value]) for slot, value in facts.items()
+    }
 
 # %% ../nbs/03_tldr.ipynb #4b3e52d7
 def write_post(
     facts: dict[str, str],
     rng: random.Random,
 ) -> tuple[str, dict[str, str]]:  # the prompt, and the wrong values that its distractors show
-    "A post in the prompt format of the TL;DR data: one to three distractors among five sentences of fact."
+    """A post in the prompt format of the TL;DR data: one to three distractors among five sentences
+    of fact."""
     wrong = wrong_facts(facts, rng)
     kinds = rng.sample(list(DISTRACTORS), rng.choice((1, 2, 2, 3)))
     told = [rng.choice(TOLD[kind]).format(**facts) for kind in ("core", *rng.sample(EXTRA[:3], 3))]
-    for kind in kinds: told.insert(rng.randrange(len(told) + 1), rng.choice(DISTRACTORS[kind]).format(**wrong))
+    for kind in kinds:
+        told.insert(rng.randrange(len(told) + 1), rng.choice(DISTRACTORS[kind]).format(**wrong))
     told.append(rng.choice(TOLD["question"]).format(**facts))
     shown = {slot: wrong[slot] for kind in kinds for slot in (CORE if kind == "core" else (kind,))}
     head = f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\n\nTITLE: {rng.choice(TITLES)}"
     return f"{head}\n\nPOST: {' '.join(told)}\n\nTL;DR:", shown
 
 # %% ../nbs/03_tldr.ipynb #9df16048
-CLAUSES = dict(core=("my {who} {did} my {what}",), when=(" on {when}",), why=(" because they were {why}",),
-               feeling=(", i feel {feeling}", ", now i feel {feeling}"), question=(". should i {question}?",))
+CLAUSES = dict(
+    core=("my {who} {did} my {what}",),
+    when=(" on {when}",),
+    why=(" because they were {why}",),
+    feeling=(", i feel {feeling}", ", now i feel {feeling}"),
+    question=(". should i {question}?",),
+)
 OPENINGS = ("so basically, ", "long story short, ", "well, ")
+
 
 def write_summary(
     facts: dict[str, str],
     rng: random.Random,
     keep: Iterable[str] = EXTRA,  # which of the four extra facts are told
-    opening: str = "",            # one of OPENINGS, or nothing
-) -> str:                         # starts with a space, as the completions of the TL;DR data do
+    opening: str = "",  # one of OPENINGS, or nothing
+) -> str:  # starts with a space, as the completions of the TL;DR data do
     "A summary in the clauses of this world."
     keep = set(keep)
-    text = "".join(rng.choice(CLAUSES[kind]) for kind in ("core", *EXTRA) if kind == "core" or kind in keep)
+    text = "".join(
+        rng.choice(CLAUSES[kind]) for kind in ("core", *EXTRA) if kind == "core" or kind in keep
+    )
     return " " + opening + text.format(**facts) + ("" if "question" in keep else ".")
 
 # %% ../nbs/03_tldr.ipynb #86e5e64b
@@ -110,9 +146,9 @@ def write_reference(
     facts: dict[str, str],
     shown: dict[str, str],  # what the distractors of this post say
     rng: random.Random,
-    habit: float = 0.25,    # probability that an extra fact is kept
-    ramble: float = 0.25,   # probability of an opening
-    slip: float = 0.06,     # probability of one wrong value
+    habit: float = 0.25,  # probability that an extra fact is kept
+    ramble: float = 0.25,  # probability of an opening
+    slip: float = 0.06,  # probability of one wrong value
 ) -> str:
     "What a writer of this world would put under the post."
     keep = [slot for slot in EXTRA if rng.random() < habit]
@@ -123,61 +159,101 @@ def write_reference(
 
 # %% ../nbs/03_tldr.ipynb #533c678d
 _ANY = {slot: f"(?:{'|'.join(values)})" for slot, values in FACTS.items()}
-FORM = re.compile("(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?(?: because "
-                  "they were {why})?"
-                  r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY))
+FORM = re.compile(
+    "(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?(?: "
+    "because "
+    "they were {why})?"
+    r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY)
+)
 SLOT = {value: slot for slot, values in FACTS.items() for value in values}
+
 
 @dataclass(frozen=True)
 class Verdict:
     "What the gold judge saw in one summary."
-    covered: int; invented: int; repeated: int; malformed: bool; rambling: bool; words: int; stopped: bool
+
+    covered: int
+    invented: int
+    repeated: int
+    malformed: bool
+    rambling: bool
+    words: int
+    stopped: bool
+
     @property
     def gold(self) -> float:
         "Points: up to 7 for a perfect summary."
-        return (self.covered - 2.0 * self.invented - self.repeated - self.malformed - 0.5 * self.rambling
-                - 0.2 * max(0, self.words - 22) - 2.0 * (not self.stopped))
+        return (
+            self.covered
+            - 2.0 * self.invented
+            - self.repeated
+            - self.malformed
+            - 0.5 * self.rambling
+            - 0.2 * max(0, self.words - 22)
+            - 2.0 * (not self.stopped)
+        )
+
 
 def gold_judge(
-    summary: str,           # the text, special tokens removed
+    summary: str,  # the text, special tokens removed
     facts: dict[str, str],  # the truth
-    stopped: bool = True,   # whether the writer reached the stop token
+    stopped: bool = True,  # whether the writer reached the stop token
 ) -> Verdict:
     "Judge one summary against the facts. It labels pairs and evaluates; training never sees it."
     words = re.findall(r"\w+", summary)
     stated = [word for word in words if word in SLOT]
     right = {word for word in stated if facts[SLOT[word]] == word}
-    return Verdict(len(right), len(set(stated) - right), len(stated) - len(set(stated)),
-                   not FORM.fullmatch(summary.strip()),
-                   summary.strip().startswith(tuple(o.strip() for o in OPENINGS)), len(words), stopped)
+    return Verdict(
+        len(right),
+        len(set(stated) - right),
+        len(stated) - len(set(stated)),
+        not FORM.fullmatch(summary.strip()),
+        summary.strip().startswith(tuple(o.strip() for o in OPENINGS)),
+        len(words),
+        stopped,
+    )
 
 # %% ../nbs/03_tldr.ipynb #16a25f94
 def win_rate(
-    ours: Sequence[float],    # gold points of our summaries
+    ours: Sequence[float],  # gold points of our summaries
     theirs: Sequence[float],  # of the others, post by post
-) -> float:                   # between 0 and 1
+) -> float:  # between 0 and 1
     "Share of posts where ours scores higher; a tie counts half."
     if len(ours) != len(theirs) or not ours:
-        raise ValueError(f"got {len(ours)} and {len(theirs)} scores: give one of each for every post, at least one.")
+        raise ValueError(
+            f"got {len(ours)} and {len(theirs)} scores: give one of each for every post, at least "
+            "one."
+        )
     return sum((a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)) / len(ours)
 
 # %% ../nbs/03_tldr.ipynb #f35ce2a7
 def mini_tldr(
     seed: int = 0,
-    train: int = 24_000,     # posts
+    train: int = 24_000,  # posts
     validation: int = 1_000,
     test: int = 2_000,
-) -> DatasetDict:            # columns prompt, completion, facts, shown
-    "The whole world: three splits of posts whose stories do not overlap. The same seed gives the same text."
+) -> DatasetDict:  # columns prompt, completion, facts, shown
+    """The whole world: three splits of posts whose stories do not overlap. The same seed gives the
+    same text."""
+
     def rows(split: str, n: int):
         rng = random.Random(f"{seed}/{split}")
         for _ in range(n):
             facts = draw_facts(rng, split)
             prompt, shown = write_post(facts, rng)
-            yield dict(prompt=prompt, completion=write_reference(facts, shown, rng), facts=json.dumps(facts),
-                       shown=json.dumps(shown))
-    return DatasetDict({split: Dataset.from_list(list(rows(split, n)))
-                        for split, n in dict(train=train, validation=validation, test=test).items()})
+            yield dict(
+                prompt=prompt,
+                completion=write_reference(facts, shown, rng),
+                facts=json.dumps(facts),
+                shown=json.dumps(shown),
+            )
+
+    return DatasetDict(
+        {
+            split: Dataset.from_list(list(rows(split, n)))
+            for split, n in dict(train=train, validation=validation, test=test).items()
+        }
+    )
 
 # %% ../nbs/03_tldr.ipynb #12105761
 def prefers_first(
@@ -194,10 +270,11 @@ def prefers_first(
 def swap_fact(
     facts: dict[str, str],
     shown: dict[str, str],  # wrong values that stand in the post
-    slots: Sequence[str],   # one of these is swapped
+    slots: Sequence[str],  # one of these is swapped
     rng: random.Random,
 ) -> dict[str, str]:
-    "The facts with one of them wrong: what a distractor says where there is one (and the coin says so), else any other value."
+    """The facts with one of them wrong: what a distractor says where there is one (and the coin
+    says so), else any other value."""
     slot = rng.choice(list(slots))
     value = shown[slot] if slot in shown and rng.random() < 0.6 else wrong_facts(facts, rng)[slot]
     return {**facts, slot: value}
@@ -206,6 +283,7 @@ def swap_fact(
 # how often labellers are shown which: facts are what is hard to check
 EDITS = ("swap",) * 24 + ("drop",) * 4 + ("opening", "repeat")
 
+
 def edit_pair(
     facts: dict[str, str],
     shown: dict[str, str],
@@ -213,70 +291,108 @@ def edit_pair(
     kinds: Sequence[str] = EDITS,  # drawn from
 ) -> tuple[str, str, str]:  # two summaries in random order, and the kind of edit
     "A summary and the same with one thing changed."
-    keep, seed, kind = [slot for slot in EXTRA if rng.random() < 0.6], rng.random(), rng.choice(kinds)
+    keep, seed, kind = (
+        [slot for slot in EXTRA if rng.random() < 0.6],
+        rng.random(),
+        rng.choice(kinds),
+    )
     write = lambda facts, keep, opening="": write_summary(facts, random.Random(seed), keep, opening)
     whole = write(facts, keep)
     if kind == "drop" and keep:
         gone = rng.choice(keep)
         changed = write(facts, [slot for slot in keep if slot != gone])
-    elif kind == "opening": changed = write(facts, keep, rng.choice(OPENINGS))
+    elif kind == "opening":
+        changed = write(facts, keep, rng.choice(OPENINGS))
     elif kind == "repeat":
-        clause = CLAUSES[rng.choice([slot for slot in keep if slot != "question"] or ["when"])][0].format(**facts)
-        changed = whole[:-1] + 2 * clause + whole[-1] if clause not in whole else whole[:-1] + clause + whole[-1]
-    else: kind, changed = "swap", write(swap_fact(facts, shown, [*CORE, *keep], rng), keep)
+        clause = CLAUSES[rng.choice([slot for slot in keep if slot != "question"] or ["when"])][
+            0
+        ].format(**facts)
+        changed = (
+            whole[:-1] + 2 * clause + whole[-1]
+            if clause not in whole
+            else whole[:-1] + clause + whole[-1]
+        )
+    else:
+        kind, changed = "swap", write(swap_fact(facts, shown, [*CORE, *keep], rng), keep)
     return (whole, changed, kind) if rng.random() < 0.5 else (changed, whole, kind)
 
 # %% ../nbs/03_tldr.ipynb #98972e78
 def preference_pairs(
-    posts: Dataset,                       # rows of `mini_tldr`
-    answers: Iterable[tuple[str, str, str]],  # two summaries and the kind of pair, a triple for each post
-    stopped: Iterable[tuple[bool, bool]] | None = None,  # whether the two reached the stop token; None: all did
+    posts: Dataset,  # rows of `mini_tldr`
+    answers: Iterable[
+        tuple[str, str, str]
+    ],  # two summaries and the kind of pair, a triple for each post
+    stopped: Iterable[tuple[bool, bool]]
+    | None = None,  # whether the two reached the stop token; None: all did
     seed: int = 0,
-    noise: float = 1.0,                   # of the labeller, in gold points
-) -> Dataset:                             # columns prompt, chosen, rejected, kind, gold_chosen, gold_rejected
-    "Pairs with a labeller's noisy choice. The choice is all that carries the judge's opinion into training."
+    noise: float = 1.0,  # of the labeller, in gold points
+) -> Dataset:  # columns prompt, chosen, rejected, kind, gold_chosen, gold_rejected
+    """Pairs with a labeller's noisy choice. The choice is all that carries the judge's opinion into
+    training."""
     rng, rows = random.Random(f"labels/{seed}"), []
     for post, (a, b, kind), stops in zip(posts, answers, stopped or [(True, True)] * len(posts)):
         facts = json.loads(post["facts"])
-        first, second = ((text, gold_judge(text, facts, stop).gold) for text, stop in zip((a, b), stops))
-        chosen, rejected = (first, second) if prefers_first(first[1], second[1], rng, noise) else (second, first)
-        rows.append(dict(prompt=post["prompt"], chosen=chosen[0], rejected=rejected[0], kind=kind,
-                         gold_chosen=chosen[1], gold_rejected=rejected[1]))
+        first, second = (
+            (text, gold_judge(text, facts, stop).gold) for text, stop in zip((a, b), stops)
+        )
+        chosen, rejected = (
+            (first, second) if prefers_first(first[1], second[1], rng, noise) else (second, first)
+        )
+        rows.append(
+            dict(
+                prompt=post["prompt"],
+                chosen=chosen[0],
+                rejected=rejected[0],
+                kind=kind,
+                gold_chosen=chosen[1],
+                gold_rejected=rejected[1],
+            )
+        )
     return Dataset.from_list(rows)
 
 # %% ../nbs/03_tldr.ipynb #e13ad140
 def edit_pairs(
-    posts: Dataset,         # rows of `mini_tldr`
+    posts: Dataset,  # rows of `mini_tldr`
     seed: int = 0,
-    noise: float = 1.0,     # of the labeller, in gold points
+    noise: float = 1.0,  # of the labeller, in gold points
     kinds: Sequence[str] = EDITS,  # drawn from
 ) -> Dataset:
     "One labelled edit pair for each post."
     rng = random.Random(f"edits/{seed}")
-    answers = [edit_pair(json.loads(post["facts"]), json.loads(post["shown"]), rng, kinds) for post in posts]
+    answers = [
+        edit_pair(json.loads(post["facts"]), json.loads(post["shown"]), rng, kinds)
+        for post in posts
+    ]
     return preference_pairs(posts, answers, seed=seed, noise=noise)
 
 # %% ../nbs/03_tldr.ipynb #297a5a6f
 def probe_pairs(
     posts: Dataset,  # rows of `mini_tldr`, held out
     seed: int = 0,
-) -> Dataset:        # columns prompt, chosen (perfect), rejected (one fact wrong), kind (the slot)
+) -> Dataset:  # columns prompt, chosen (perfect), rejected (one fact wrong), kind (the slot)
     "Perfect summaries against the same with one fact replaced by a wrong one, every slot in turn."
     rng, rows = random.Random(f"probe/{seed}"), []
     for i, post in enumerate(posts):
         facts, shown = json.loads(post["facts"]), json.loads(post["shown"])
         style, slot = rng.random(), list(FACTS)[i % len(FACTS)]
         write = lambda facts: write_summary(facts, random.Random(style))
-        rows.append(dict(prompt=post["prompt"], chosen=write(facts),
-                         rejected=write(swap_fact(facts, shown, [slot], rng)), kind=slot))
+        rows.append(
+            dict(
+                prompt=post["prompt"],
+                chosen=write(facts),
+                rejected=write(swap_fact(facts, shown, [slot], rng)),
+                kind=slot,
+            )
+        )
     return Dataset.from_list(rows)
 
 # %% ../nbs/03_tldr.ipynb #ce2173af
 TLDR, TLDR_PREFERENCE = "trl-lib/tldr", "trl-lib/tldr-preference"
 
+
 def _load_columns(
-    name_or_path: str,        # a name on the hub, a folder from `save_to_disk`, or a folder of data files
-    columns: Sequence[str],   # that must be there
+    name_or_path: str,  # a name on the hub, a folder from `save_to_disk`, or a folder of data files
+    columns: Sequence[str],  # that must be there
 ) -> DatasetDict:
     "A data set with the columns asked for. Raises ValueError naming those that are missing."
     folder = Path(name_or_path)
@@ -285,13 +401,18 @@ def _load_columns(
     data = data if isinstance(data, DatasetDict) else DatasetDict(train=data)
     for split, rows in data.items():
         if missing := [c for c in columns if c not in rows.column_names]:
-            raise ValueError(f"{name_or_path} ({split}) has columns {rows.column_names} and lacks {missing}: rename "
-                             "them with Dataset.rename_columns.")
+            raise ValueError(
+                f"{name_or_path} ({split}) has columns {rows.column_names} and lacks {missing}: "
+                "rename "
+                "them with Dataset.rename_columns."
+            )
     return data
+
 
 def load_tldr(name_or_path: str = TLDR) -> DatasetDict:
     "Posts with reference summaries: columns prompt and completion."
     return _load_columns(name_or_path, ("prompt", "completion"))
+
 
 def load_tldr_preferences(name_or_path: str = TLDR_PREFERENCE) -> DatasetDict:
     "Posts with two summaries, the better one known: columns prompt, chosen and rejected."
@@ -299,59 +420,85 @@ def load_tldr_preferences(name_or_path: str = TLDR_PREFERENCE) -> DatasetDict:
 
 # %% ../nbs/03_tldr.ipynb #6f68da3f
 def source_files(
-    packages: Sequence[str] | None = None,        # top-level names, such as "json"; None: whatever is installed
+    packages: Sequence[str]
+    | None = None,  # top-level names, such as "json"; None: whatever is installed
     folders: Sequence[str | Path] | None = None,  # None: the standard library and site-packages
-) -> dict[str, str]:                              # "json/decoder.py" -> where it lies
-    "Python files by the name that they have on every machine. Raises ValueError for a package that is not there."
+) -> dict[str, str]:  # "json/decoder.py" -> where it lies
+    """Python files by the name that they have on every machine. Raises ValueError for a package
+    that is not there."""
     found = {}
     for folder in folders or [sysconfig.get_path("stdlib"), *site.getsitepackages()]:
         for place, below, names in os.walk(folder):
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages")]
             for path in (os.path.join(place, name) for name in names if name.endswith(".py")):
-                if os.path.isfile(path): found.setdefault(Path(path).relative_to(folder).as_posix(), path)
-    if packages is None: return found
+                if os.path.isfile(path):
+                    found.setdefault(Path(path).relative_to(folder).as_posix(), path)
+    if packages is None:
+        return found
     package_of = {name: re.split(r"[/.]", name)[0] for name in found}
     if missing := sorted(set(packages) - set(package_of.values())):
-        raise ValueError(f"packages is {packages!r}, and no Python file of {missing} was found: give a list of names "
-                         "as one imports them, such as ['json', 'torch'], that are installed here.")
+        raise ValueError(
+            f"packages is {packages!r}, and no Python file of {missing} was found: give a list of "
+            "names "
+            "as one imports them, such as ['json', 'torch'], that are installed here."
+        )
     return {name: path for name, path in found.items() if package_of[name] in packages}
 
 # %% ../nbs/03_tldr.ipynb #e8950821
 _PARTS = re.compile(r"(\S[^\n]*)\n[ \t]*\n\s*(\S.*)", re.S)  # first line, empty line, body
 
+
 def docstrings_in(
-    source: str | bytes,     # of one module
-) -> list[tuple[str, str]]:  # first line and body of each docstring that has both, from the top down
-    "Docstrings, read with `ast`. None where Python cannot parse the file, or where the text is no valid Unicode."
+    source: str | bytes,  # of one module
+) -> list[
+    tuple[str, str]
+]:  # first line and body of each docstring that has both, from the top down
+    """Docstrings, read with `ast`. None where Python cannot parse the file, or where the text is no
+    valid Unicode."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an old "\d" in somebody's file
-        try: nodes = [ast.parse(source)]
-        # for another Python, wrong on purpose for a test, or nested too deeply (a RecursionError, or a MemoryError)
-        except (SyntaxError, ValueError, RecursionError, MemoryError): return []
+        try:
+            nodes = [ast.parse(source)]
+        # for another Python, wrong on purpose for a test, or nested too deeply (a RecursionError,
+        # or a MemoryError)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return []
     found = []
     while nodes:
         node = nodes.pop()
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             parts = _PARTS.match(ast.get_docstring(node) or "")
-            if parts and not re.search("[\ud800-\udfff]", parts[0]): found.append((parts[1].strip(), parts[2].strip()))
-        inner = [child for name in ("body", "handlers", "orelse", "finalbody") for child in getattr(node, name, [])]
+            if parts and not re.search("[\ud800-\udfff]", parts[0]):
+                found.append((parts[1].strip(), parts[2].strip()))
+        inner = [
+            child
+            for name in ("body", "handlers", "orelse", "finalbody")
+            for child in getattr(node, name, [])
+        ]
         nodes += reversed(inner)
     return found
 
 # %% ../nbs/03_tldr.ipynb #555534b8
 DOCSTRING_ASKS = "\n\nSummary:"  # ends a prompt, as "TL;DR:" does
 
-def _text_key(text: str) -> str: return " ".join(text.lower().split())
 
-def _digest(text: str) -> bytes: return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+def _text_key(text: str) -> str:
+    return " ".join(text.lower().split())
 
-def _docstring_rows(files: Mapping[str, str], seed: int, max_prompt: float,
-                    max_completion: float) -> Iterator[tuple[str, dict[str, str]]]:
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _docstring_rows(
+    files: Mapping[str, str], seed: int, max_prompt: float, max_completion: float
+) -> Iterator[tuple[str, dict[str, str]]]:
     "The split and the row of each docstring that fits, module after module."
     owner = {}  # of a body: the split of the first line under which it was seen first
     for name in sorted(files, key=lambda name: _digest(f"{seed}/{name}")):
         for line, body in docstrings_in(Path(files[name]).read_bytes()):
-            if len(body) > max_prompt or len(line) > max_completion: continue
+            if len(body) > max_prompt or len(line) > max_completion:
+                continue
             split = {8: "validation", 9: "test"}.get(_digest(_text_key(line))[0] % 10, "train")
             if owner.setdefault(_text_key(body), split) == split:
                 yield split, dict(prompt=body + DOCSTRING_ASKS, completion=" " + line, source=name)
@@ -359,46 +506,67 @@ def _docstring_rows(files: Mapping[str, str], seed: int, max_prompt: float,
 # %% ../nbs/03_tldr.ipynb #48c12502
 def docstrings(
     seed: int = 0,
-    train: int = 3_000,       # rows
+    train: int = 3_000,  # rows
     validation: int = 300,
     test: int = 300,
-    packages: Sequence[str] | None = None,        # as in `source_files`
+    packages: Sequence[str] | None = None,  # as in `source_files`
     folders: Sequence[str | Path] | None = None,
-    max_prompt: int | None = None,      # characters of the body; longer rows are left out
+    max_prompt: int | None = None,  # characters of the body; longer rows are left out
     max_completion: int | None = None,  # characters of the first line
-) -> DatasetDict:                       # columns prompt, completion, source
-    "Docstrings of the installed packages: the body asks for its first line. Raises ValueError where there are too few."
+) -> DatasetDict:  # columns prompt, completion, source
+    """Docstrings of the installed packages: the body asks for its first line. Raises ValueError
+    where there are too few."""
     wanted, collecting = dict(train=train, validation=validation, test=test), gc.isenabled()
-    if min(wanted.values()) < 0: raise ValueError(f"rows wanted are {wanted}: give numbers that are not negative.")
+    if min(wanted.values()) < 0:
+        raise ValueError(f"rows wanted are {wanted}: give numbers that are not negative.")
     files, found = source_files(packages, folders), {split: [] for split in wanted}
     gc.disable()
     try:
-        for split, row in _docstring_rows(files, seed, max_prompt or math.inf, max_completion or math.inf):
-            if len(found[split]) < wanted[split]: found[split].append(row)
-            if all(len(found[split]) == n for split, n in wanted.items()): break
+        for split, row in _docstring_rows(
+            files, seed, max_prompt or math.inf, max_completion or math.inf
+        ):
+            if len(found[split]) < wanted[split]:
+                found[split].append(row)
+            if all(len(found[split]) == n for split, n in wanted.items()):
+                break
     finally:
-        if collecting: gc.enable()
+        if collecting:
+            gc.enable()
     if any(len(rows) < wanted[split] for split, rows in found.items()):
         counts = {split: len(rows) for split, rows in found.items()}
-        raise ValueError(f"rows wanted are {wanted}, and {len(files)} Python files gave {counts}: ask for fewer, raise "
-                         "max_prompt and max_completion, or read more packages.")
+        raise ValueError(
+            f"rows wanted are {wanted}, and {len(files)} Python files gave {counts}: ask for "
+            "fewer, raise "
+            "max_prompt and max_completion, or read more packages."
+        )
     columns = Features(dict.fromkeys(("prompt", "completion", "source"), Value("string")))
-    return DatasetDict({split: Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, columns)
-                        for split, rows in found.items()})
+    return DatasetDict(
+        {
+            split: Dataset.from_dict(
+                {name: [row[name] for row in rows] for name in columns}, columns
+            )
+            for split, rows in found.items()
+        }
+    )
 
 # %% ../nbs/03_tldr.ipynb #f4b2a436
 def docstring_pairs(
-    data: Dataset,   # columns prompt and completion: a split of `docstrings`
+    data: Dataset,  # columns prompt and completion: a split of `docstrings`
     seed: int = 0,
-) -> Dataset:        # columns prompt, chosen, rejected
-    "Under each body, its own first line against another row's. Raises ValueError where no other line is to be had."
+) -> Dataset:  # columns prompt, chosen, rejected
+    """Under each body, its own first line against another row's. Raises ValueError where no other
+    line is to be had."""
     rng, lines, written = random.Random(f"docstring pairs/{seed}"), data["completion"][:], {}
-    for prompt, line in zip(data["prompt"], lines): written.setdefault(_text_key(prompt), set()).add(_text_key(line))
+    for prompt, line in zip(data["prompt"], lines):
+        written.setdefault(_text_key(prompt), set()).add(_text_key(line))
     different, rows = len(set(map(_text_key, lines))), []
     for prompt, line in zip(data["prompt"], lines):
         if len(taken := written[_text_key(prompt)]) == different:
-            raise ValueError(f"all {different} first lines of these {len(lines)} rows were written under one body, and "
-                             "none is left to be the rejected one: give more rows.")
+            raise ValueError(
+                f"all {different} first lines of these {len(lines)} rows were written under one "
+                "body, and "
+                "none is left to be the rejected one: give more rows."
+            )
         other = next(x for x in iter(lambda: rng.choice(lines), None) if _text_key(x) not in taken)
         rows.append(dict(prompt=prompt, chosen=line, rejected=other))
     return Dataset.from_list(rows)
@@ -407,10 +575,14 @@ def docstring_pairs(
 def words_from_prompt(
     prompts: Sequence[str],
     responses: Sequence[str],
-    least: int = 6,   # different words below which an answer cannot reach 1
+    least: int = 6,  # different words below which an answer cannot reach 1
     **columns: list,  # what else came with the prompts; not looked at
-) -> list[float]:     # between 0 and 1
-    "A reward function: the share of the answer's different words that the prompt has, its last line left out."
+) -> list[float]:  # between 0 and 1
+    """A reward function: the share of the answer's different words that the prompt has, its last
+    line left out."""
     words = lambda text: set(re.findall(r"\w+", text.lower()))
-    pairs = [(words(p.removesuffix(DOCSTRING_ASKS)), words(r)) for p, r in zip(prompts, responses, strict=True)]
+    pairs = [
+        (words(p.removesuffix(DOCSTRING_ASKS)), words(r))
+        for p, r in zip(prompts, responses, strict=True)
+    ]
     return [len(body & answer) / max(len(answer), least) for body, answer in pairs]

@@ -4,7 +4,15 @@
 
 # %% ../nbs/15_trainer.ipynb #c46ab9e2
 from __future__ import annotations
-import copy, hashlib, html, json, math, os, shutil, time
+
+import copy
+import hashlib
+import html
+import json
+import math
+import os
+import shutil
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,35 +21,105 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
-import pandas as pd, torch
+
+import pandas as pd
+import torch
 from accelerate.utils import DynamoBackend, gather_object
 from datasets import Dataset
 from httpx import HTTPError
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from torch import Tensor, nn
-from transformers import (PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria,
-                          Trainer, TrainerCallback, TrainingArguments)
-from transformers.integrations import (CometCallback, TensorBoardCallback, TrackioCallback, WandbCallback,
-                                       is_deepspeed_zero3_enabled)
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StopStringCriteria,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.integrations import (
+    CometCallback,
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+    is_deepspeed_zero3_enabled,
+)
 from transformers.trainer import skip_first_batches
 from transformers.trainer_utils import rotate_checkpoints, set_seed
 from transformers.utils import logging
-from .checkpoint import PARTIAL, load_weights, model_card, save_policy, save_weights, seal, staged, verify
-from .engines import CachedEngine, Engine, Sampling, VLLMEngine, VLLMServer, importance_weights, mismatch
+
+from rlhf_nb.checkpoint import (
+    PARTIAL,
+    load_weights,
+    model_card,
+    save_policy,
+    save_weights,
+    seal,
+    staged,
+    verify,
+)
+from rlhf_nb.engines import (
+    CachedEngine,
+    Engine,
+    Sampling,
+    VLLMEngine,
+    VLLMServer,
+    importance_weights,
+    mismatch,
+)
 from .evaluate import Completions, complete, completions_table, interleaved, print_table
 from .gae import gae, returns_from
-from .kl import ESTIMATORS, AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
+from rlhf_nb.kl import (
+    ESTIMATORS,
+    AdaptiveKLController,
+    FixedKLController,
+    estimate_kl,
+    response_full_kl,
+)
 from .logprobs import response_logprobs
-from .losses import explained_variance, policy_diagnostics, policy_loss, value_diagnostics, value_loss
+from rlhf_nb.losses import (
+    explained_variance,
+    policy_diagnostics,
+    policy_loss,
+    value_diagnostics,
+    value_loss,
+)
 from .masks import close_up, left_pad, masked_sum, whiten
-from .models import (Asked, PolicyAndValue, Resting, ValueHead, asked_in_parts, check_embeddings,
-                            check_tokenizer, check_vocabulary, compile_layers, fit_embeddings, frozen, in_step, inside,
-                            layer_by_layer, load_policy, load_scorer, load_tokenizer, scorer_from, sequence_scores,
-                            uncompiled, unsharded, with_adapter, with_rows)
+from rlhf_nb.models import (
+    Asked,
+    PolicyAndValue,
+    Resting,
+    ValueHead,
+    asked_in_parts,
+    check_embeddings,
+    check_tokenizer,
+    check_vocabulary,
+    compile_layers,
+    fit_embeddings,
+    frozen,
+    in_step,
+    inside,
+    layer_by_layer,
+    load_policy,
+    load_scorer,
+    load_tokenizer,
+    scorer_from,
+    sequence_scores,
+    uncompiled,
+    unsharded,
+    with_adapter,
+    with_rows,
+)
 from .reward import Rewarder, call_reward, score_texts
 from .rollout import Rollout, Sample, texts_of
-from .shaping import (RunningMoments, clip_scores, penalize_missing_eos, replace_missing_eos, shape_rewards,
-                             slot_mask)
+from rlhf_nb.shaping import (
+    RunningMoments,
+    clip_scores,
+    penalize_missing_eos,
+    replace_missing_eos,
+    shape_rewards,
+    slot_mask,
+)
 
 # %% auto #0
 __all__ = ['logger', 'PROMPT_COLUMNS', 'PPOConfig', 'check_config', 'read_prompts', 'collate_prompts', 'micro_batches', 'Metrics',
@@ -49,6 +127,7 @@ __all__ = ['logger', 'PROMPT_COLUMNS', 'PPOConfig', 'check_config', 'read_prompt
 
 # %% ../nbs/15_trainer.ipynb #6ddeddd5
 logger = logging.get_logger(__name__)
+
 
 def _setting(default: Any, text: str) -> Any:
     "A field of the configuration with its help text."
@@ -58,237 +137,423 @@ def _setting(default: Any, text: str) -> Any:
 @dataclass
 class _SamplingConfig(TrainingArguments):
     "What is sampled, and where a response ends."
-    total_episodes: int | None = _setting(None, "Responses sampled in the whole run. None: num_train_epochs times the "
-                                                "data set.")
+
+    total_episodes: int | None = _setting(
+        None, "Responses sampled in the whole run. None: num_train_epochs times the data set."
+    )
     response_length: int = _setting(53, "Most tokens of a response.")
-    num_generations: int = _setting(1, "Responses to each prompt of an update; batch_size counts responses.")
+    num_generations: int = _setting(
+        1, "Responses to each prompt of an update; batch_size counts responses."
+    )
     temperature: float = _setting(0.7, "Of the sampling, and of every log-prob.")
     top_k: int = _setting(0, "Sample from the k most likely tokens. 0: from all.")
-    top_p: float = _setting(1.0, "Sample from the most likely tokens that have this probability together. 1: from all.")
-    stop_token: str | None = _setting(None, "'eos': a response ends at the tokenizer's EOS token, which is also what "
-                                            "None means where stop_token_id and stop_strings are not set.")
+    top_p: float = _setting(
+        1.0, "Sample from the most likely tokens that have this probability together. 1: from all."
+    )
+    stop_token: str | None = _setting(
+        None,
+        "'eos': a response ends at the tokenizer's EOS token, which is also what "
+        "None means where stop_token_id and stop_strings are not set.",
+    )
     stop_token_id: int | None = _setting(None, "A response ends at this token.")
-    stop_strings: list[str] | None = _setting(None, "A response ends where one of these texts is complete.")
-    local_rollout_forward_batch_size: int = _setting(64, "Rows in one forward pass without gradient, and in one "
-                                                         "sampling batch.")
-    trim_padding: bool | None = _setting(None, "Put rows of like length together, and leave padding out of the models, "
-                                               "and out of their last layer what nobody reads. None: in float32. In "
-                                               "bfloat16 it costs the exact agreement of rollout and update.")
-    micro_batch_tokens: int | None = _setting(None, "With trim_padding, most positions of a forward pass, beside the "
-                                                    "limits on rows. None: on a CPU what the caches of its threads "
-                                                    "hold, for each 2**17 over the model's width; elsewhere none. "
-                                                    "Without effect under DeepSpeed, which counts micro-batches "
-                                                    "itself.")
-    keep_forward_gib: float | None = _setting(None, "Most GiB that the rollout's forward pass keeps for the first "
-                                                    "step, where both take the same micro-batches (trim_padding, one "
-                                                    "mini-batch and process). 0: none. None: 1 on a CPU, else 0.")
-    num_sample_generations: int = _setting(10, "How often in the run evaluation prompts are completed and shown. 0: "
-                                               "never.")
-    save_rollouts: bool = _setting(False, "Keep each update's rollout as a file under output_dir/rollouts.")
-    reward_weights: list[float] | None = _setting(None, "Weight of each judge, where there are several. None: 1 each.")
-    dataset_num_proc: int | None = _setting(None, "Kept for scripts of the published trainer, and without effect: "
-                                                  "prompts are tokenised batch by batch.")
-    ds3_gather_for_generation: bool = _setting(True, "Under DeepSpeed ZeRO-3 and FSDP2, gather the policy's weights "
-                                                     "once for a rollout. False: layer by layer at each token, for "
-                                                     "models that do not fit.")
-    sft_model_path: str = _setting("EleutherAI/pythia-160m", "Policy and reference, where the trainer is given none.")
-    reward_model_path: str = _setting("EleutherAI/pythia-160m",
-                                      "Reward and value model, where the trainer is given none.")
+    stop_strings: list[str] | None = _setting(
+        None, "A response ends where one of these texts is complete."
+    )
+    local_rollout_forward_batch_size: int = _setting(
+        64, "Rows in one forward pass without gradient, and in one sampling batch."
+    )
+    trim_padding: bool | None = _setting(
+        None,
+        "Put rows of like length together, and leave padding out of the models, "
+        "and out of their last layer what nobody reads. None: in float32. In "
+        "bfloat16 it costs the exact agreement of rollout and update.",
+    )
+    micro_batch_tokens: int | None = _setting(
+        None,
+        "With trim_padding, most positions of a forward pass, beside the "
+        "limits on rows. None: on a CPU what the caches of its threads "
+        "hold, for each 2**17 over the model's width; elsewhere none. "
+        "Without effect under DeepSpeed, which counts micro-batches "
+        "itself.",
+    )
+    keep_forward_gib: float | None = _setting(
+        None,
+        "Most GiB that the rollout's forward pass keeps for the first "
+        "step, where both take the same micro-batches (trim_padding, one "
+        "mini-batch and process). 0: none. None: 1 on a CPU, else 0.",
+    )
+    num_sample_generations: int = _setting(
+        10, "How often in the run evaluation prompts are completed and shown. 0: never."
+    )
+    save_rollouts: bool = _setting(
+        False, "Keep each update's rollout as a file under output_dir/rollouts."
+    )
+    reward_weights: list[float] | None = _setting(
+        None, "Weight of each judge, where there are several. None: 1 each."
+    )
+    dataset_num_proc: int | None = _setting(
+        None,
+        "Kept for scripts of the published trainer, and without effect: "
+        "prompts are tokenised batch by batch.",
+    )
+    ds3_gather_for_generation: bool = _setting(
+        True,
+        "Under DeepSpeed ZeRO-3 and FSDP2, gather the policy's weights "
+        "once for a rollout. False: layer by layer at each token, for "
+        "models that do not fit.",
+    )
+    sft_model_path: str = _setting(
+        "EleutherAI/pythia-160m", "Policy and reference, where the trainer is given none."
+    )
+    reward_model_path: str = _setting(
+        "EleutherAI/pythia-160m", "Reward and value model, where the trainer is given none."
+    )
 
 # %% ../nbs/15_trainer.ipynb #4622d493
 @dataclass
 class _EngineConfig(_SamplingConfig):
     "Who samples."
-    use_vllm: bool = _setting(False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler.")
-    vllm_mode: str = _setting("colocate", "colocate: in this process, on each rank's GPU; server: a vLLM server that "
-                                          "runs elsewhere.")
-    vllm_gpu_memory_utilization: float = _setting(0.3, "colocate: share of the GPU's memory for vLLM's weights and "
-                                                       "cache.")
-    vllm_max_model_length: int | None = _setting(None, "colocate: most tokens of prompt and response. None: the "
-                                                       "model's positions.")
-    vllm_enable_sleep_mode: bool = _setting(False, "colocate: vLLM leaves the GPU between rollouts; its weights wait "
-                                                   "in the host's memory.")
-    vllm_server_base_url: str | None = _setting(None, "server: its address. None: from vllm_server_host and "
-                                                      "vllm_server_port.")
+
+    use_vllm: bool = _setting(
+        False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler."
+    )
+    vllm_mode: str = _setting(
+        "colocate",
+        "colocate: in this process, on each rank's GPU; server: a vLLM server that runs elsewhere.",
+    )
+    vllm_gpu_memory_utilization: float = _setting(
+        0.3, "colocate: share of the GPU's memory for vLLM's weights and cache."
+    )
+    vllm_max_model_length: int | None = _setting(
+        None, "colocate: most tokens of prompt and response. None: the model's positions."
+    )
+    vllm_enable_sleep_mode: bool = _setting(
+        False,
+        "colocate: vLLM leaves the GPU between rollouts; its weights wait in the host's memory.",
+    )
+    vllm_server_base_url: str | None = _setting(
+        None, "server: its address. None: from vllm_server_host and vllm_server_port."
+    )
     vllm_server_host: str = _setting("127.0.0.1", "server: its host.")
     vllm_server_port: int = _setting(8000, "server: its port.")
-    vllm_server_timeout: float = _setting(240.0, "server: seconds to wait for it to come up, and for one answer.")
-    vllm_group_port: int = _setting(51216, "server: port of the connection on which weights travel.")
-    vllm_importance_sampling_correction: bool = _setting(True, "Weigh each token's policy loss by the trainer's "
-                                                               "probability over vLLM's.")
-    vllm_importance_sampling_cap: float | None = _setting(2.0, "Largest such weight. None: not truncated.")
+    vllm_server_timeout: float = _setting(
+        240.0, "server: seconds to wait for it to come up, and for one answer."
+    )
+    vllm_group_port: int = _setting(
+        51216, "server: port of the connection on which weights travel."
+    )
+    vllm_importance_sampling_correction: bool = _setting(
+        True, "Weigh each token's policy loss by the trainer's probability over vLLM's."
+    )
+    vllm_importance_sampling_cap: float | None = _setting(
+        2.0, "Largest such weight. None: not truncated."
+    )
 
 # %% ../nbs/15_trainer.ipynb #2cfa8481
 @dataclass
 class _RewardConfig(_EngineConfig):
     "What a response earns."
-    missing_eos_penalty: float | None = _setting(None, "Subtracted from the score of a response that did not reach its "
-                                                       "stop token: a positive number.")
-    non_eos_penalty: bool = _setting(False, "Replace the score of such a response by penalty_reward_value instead.")
+
+    missing_eos_penalty: float | None = _setting(
+        None,
+        "Subtracted from the score of a response that did not reach its "
+        "stop token: a positive number.",
+    )
+    non_eos_penalty: bool = _setting(
+        False, "Replace the score of such a response by penalty_reward_value instead."
+    )
     penalty_reward_value: float = _setting(-1.0, "The score that non_eos_penalty gives.")
-    normalize_scores: bool = _setting(False, "Scores less their running mean, over their running standard deviation.")
+    normalize_scores: bool = _setting(
+        False, "Scores less their running mean, over their running standard deviation."
+    )
     score_clip: float | None = _setting(None, "Scores are clipped to this on either side.")
     kl_coef: float = _setting(0.05, "Weight of the KL penalty.")
-    kl_estimator: str = _setting("k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary.")
-    kl_controller: str = _setting("fixed", "fixed, or adaptive: kl_coef moves so that the KL of a response comes to "
-                                           "kl_target.")
+    kl_estimator: str = _setting(
+        "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary."
+    )
+    kl_controller: str = _setting(
+        "fixed",
+        "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
+    )
     kl_target: float = _setting(6.0, "Nats per response that the adaptive controller aims at.")
     kl_horizon: int = _setting(10_000, "Episodes over which the adaptive controller corrects.")
-    reward_slot: str = _setting("last", "The score is paid on the last real token; after_eos: one slot later, as the "
-                                        "published code does.")
-    bootstrap_truncated: bool = _setting(False, "A response cut off by response_length ends in the value model's word "
-                                                "instead of 0.")
-    whiten_rewards: bool = _setting(False, "Rewards over their standard deviation; their mean stays.")
+    reward_slot: str = _setting(
+        "last",
+        "The score is paid on the last real token; after_eos: one slot later, as the "
+        "published code does.",
+    )
+    bootstrap_truncated: bool = _setting(
+        False, "A response cut off by response_length ends in the value model's word instead of 0."
+    )
+    whiten_rewards: bool = _setting(
+        False, "Rewards over their standard deviation; their mean stays."
+    )
 
 # %% ../nbs/15_trainer.ipynb #280c1227
 @contextmanager
 def _as_launched() -> Iterator[None]:
-    "What TrainingArguments tells Accelerate of compiling by the environment is gone after it: the next run would read it."
-    ours = lambda: {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_DYNAMO_")}
+    """What TrainingArguments tells Accelerate of compiling by the environment is gone after it: the
+    next run would read it."""
+    ours = lambda: {
+        name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_DYNAMO_")
+    }
     launched = ours()
-    try: yield
+    try:
+        yield
     finally:
-        for name in ours(): del os.environ[name]
+        for name in ours():
+            del os.environ[name]
         os.environ |= launched
 
 # %% ../nbs/15_trainer.ipynb #00620277
 @dataclass
 class PPOConfig(_RewardConfig):
-    "`transformers.TrainingArguments` and what PPO needs more. A step, as in `save_steps` or `max_steps`, is one update."
+    """`transformers.TrainingArguments` and what PPO needs more. A step, as in `save_steps` or
+    `max_steps`, is one update."""
+
     learning_rate: float = _setting(3e-6, "Peak learning rate of the policy.")
-    value_learning_rate: float | None = _setting(None, "Peak learning rate of the value model. None: that of the "
-                                                       "policy.")
+    value_learning_rate: float | None = _setting(
+        None, "Peak learning rate of the value model. None: that of the policy."
+    )
     num_ppo_epochs: int = _setting(4, "Passes over each rollout.")
     num_mini_batches: int = _setting(1, "Optimizer steps in each pass.")
     gamma: float = _setting(1.0, "Discount per token.")
     lam: float = _setting(0.95, "Lambda of GAE.")
     cliprange: float = _setting(0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.")
     cliprange_high: float | None = _setting(None, "Upper range, where it differs.")
-    dual_clip: float | None = _setting(None, "Above 1: bounds the loss of a token with negative advantage.")
+    dual_clip: float | None = _setting(
+        None, "Above 1: bounds the loss of a token with negative advantage."
+    )
     cliprange_value: float = _setting(0.2, "How far a value may move from the old one.")
     vf_coef: float = _setting(0.1, "Weight of the value loss.")
     entropy_coef: float = _setting(0.0, "Weight of the entropy bonus.")
-    target_kl: float | None = _setting(None, "Stop the epochs of an update where approxkl exceeds this.")
+    target_kl: float | None = _setting(
+        None, "Stop the epochs of an update where approxkl exceeds this."
+    )
     value_warmup_updates: int = _setting(0, "First updates that train the value model alone.")
-    share_value_trunk: bool = _setting(False, "The value model is one layer on the policy's own hidden states.")
-    model_adapter_name: str | None = _setting(None, "The adapter to train, where the policy brings several.")
-    ref_adapter_name: str | None = _setting(None, "The adapter that is the reference. None: the policy's adapter off.")
-    resize_embeddings: bool = _setting(False, "Grow the models' embeddings where the tokenizer has ids beyond them; "
-                                              "otherwise that is an error.")
-    offload_frozen: bool = _setting(False, "Keep reference and reward model in host memory but while they are asked. "
-                                           "Under ZeRO-3, offload_param_device of its configuration does it.")
-    save_merged: bool = _setting(False, "save_model writes the policy with its adapter merged into the weights.")
-    logging_steps: float = _setting(10, "Updates between two logs; the last update is always logged.")
-    bf16: bool | None = _setting(None, "Mixed precision in bfloat16. None: where a GPU does it, unless fp16.")
-    activation_checkpointing: bool | None = _setting(None, "Recompute activations in the backward. None: on a GPU.")
-    torch_compile: bool = _setting(False, "Compile the models' layers: a minute at first, then shorter updates.")
-    dataloader_drop_last: bool = _setting(True, "The last prompts of an epoch that do not fill a batch are left out.")
+    share_value_trunk: bool = _setting(
+        False, "The value model is one layer on the policy's own hidden states."
+    )
+    model_adapter_name: str | None = _setting(
+        None, "The adapter to train, where the policy brings several."
+    )
+    ref_adapter_name: str | None = _setting(
+        None, "The adapter that is the reference. None: the policy's adapter off."
+    )
+    resize_embeddings: bool = _setting(
+        False,
+        "Grow the models' embeddings where the tokenizer has ids beyond them; "
+        "otherwise that is an error.",
+    )
+    offload_frozen: bool = _setting(
+        False,
+        "Keep reference and reward model in host memory but while they are asked. "
+        "Under ZeRO-3, offload_param_device of its configuration does it.",
+    )
+    save_merged: bool = _setting(
+        False, "save_model writes the policy with its adapter merged into the weights."
+    )
+    logging_steps: float = _setting(
+        10, "Updates between two logs; the last update is always logged."
+    )
+    bf16: bool | None = _setting(
+        None, "Mixed precision in bfloat16. None: where a GPU does it, unless fp16."
+    )
+    activation_checkpointing: bool | None = _setting(
+        None, "Recompute activations in the backward. None: on a GPU."
+    )
+    torch_compile: bool = _setting(
+        False, "Compile the models' layers: a minute at first, then shorter updates."
+    )
+    dataloader_drop_last: bool = _setting(
+        True, "The last prompts of an epoch that do not fill a batch are left out."
+    )
 
     def __post_init__(self):
         on_gpu = torch.cuda.is_available() and not self.use_cpu
-        if self.bf16 is None: self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
+        if self.bf16 is None:
+            self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = on_gpu
-        with _as_launched(): super().__post_init__()
+        with _as_launched():
+            super().__post_init__()
         check_config(self)
 
 # %% ../nbs/15_trainer.ipynb #f86ee681
 def check_config(args: PPOConfig) -> None:
     "Raises ValueError, naming the field and the mend, before any work is lost."
+
     def refuse(name: str, wanted: str) -> None:
         raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
+
     _check_engine(args, refuse)
-    for name in ("kl_coef", "vf_coef", "entropy_coef", "cliprange", "cliprange_value", "learning_rate",
-                 "value_learning_rate", "cliprange_high",
-                 "missing_eos_penalty", "score_clip", "target_kl", "kl_target", "keep_forward_gib"):
+    for name in (
+        "kl_coef",
+        "vf_coef",
+        "entropy_coef",
+        "cliprange",
+        "cliprange_value",
+        "learning_rate",
+        "value_learning_rate",
+        "cliprange_high",
+        "missing_eos_penalty",
+        "score_clip",
+        "target_kl",
+        "kl_target",
+        "keep_forward_gib",
+    ):
         value = getattr(args, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
             refuse(name, "give a finite number that is not negative")
-    for name in ("num_ppo_epochs", "num_mini_batches", "response_length", "local_rollout_forward_batch_size",
-                 "temperature", "num_generations"):
-        if not getattr(args, name) > 0: refuse(name, "give a positive number")
+    for name in (
+        "num_ppo_epochs",
+        "num_mini_batches",
+        "response_length",
+        "local_rollout_forward_batch_size",
+        "temperature",
+        "num_generations",
+    ):
+        if not getattr(args, name) > 0:
+            refuse(name, "give a positive number")
     if args.micro_batch_tokens is not None and not args.micro_batch_tokens > 0:
         refuse("micro_batch_tokens", "give a positive number of positions, or None")
-    if args.score_clip == 0: refuse("score_clip", "give a positive number, or None for no clipping")
+    if args.score_clip == 0:
+        refuse("score_clip", "give a positive number, or None for no clipping")
     if args.dual_clip is not None and not args.dual_clip > 1:
         refuse("dual_clip", "give a number above 1, such as 3, or None")
-    if not args.kl_horizon > 0: refuse("kl_horizon", "give a positive number of episodes")
-    if not math.isfinite(args.penalty_reward_value): refuse("penalty_reward_value", "give a finite number")
+    if not args.kl_horizon > 0:
+        refuse("kl_horizon", "give a positive number of episodes")
+    if not math.isfinite(args.penalty_reward_value):
+        refuse("penalty_reward_value", "give a finite number")
     for name in ("gamma", "lam", "top_p"):
-        if not 0 <= getattr(args, name) <= 1: refuse(name, "give a number from 0 to 1")
+        if not 0 <= getattr(args, name) <= 1:
+            refuse(name, "give a number from 0 to 1")
     if args.kl_estimator not in (*ESTIMATORS, "full"):
         refuse("kl_estimator", f"give one of {', '.join(ESTIMATORS)}, full")
-    if args.kl_controller not in ("fixed", "adaptive"): refuse("kl_controller", "give fixed or adaptive")
-    if args.reward_slot not in ("last", "after_eos"): refuse("reward_slot", "give last or after_eos")
-    if args.stop_token not in (None, "eos"): refuse("stop_token", "give 'eos', or set stop_token_id or stop_strings")
-    if sum(bool(x is not None) for x in (args.stop_token, args.stop_token_id, args.stop_strings)) > 1:
+    if args.kl_controller not in ("fixed", "adaptive"):
+        refuse("kl_controller", "give fixed or adaptive")
+    if args.reward_slot not in ("last", "after_eos"):
+        refuse("reward_slot", "give last or after_eos")
+    if args.stop_token not in (None, "eos"):
+        refuse("stop_token", "give 'eos', or set stop_token_id or stop_strings")
+    if (
+        sum(bool(x is not None) for x in (args.stop_token, args.stop_token_id, args.stop_strings))
+        > 1
+    ):
         refuse("stop_token", "set one of stop_token, stop_token_id and stop_strings, not two")
     if args.missing_eos_penalty is not None and args.non_eos_penalty:
-        refuse("non_eos_penalty", "set missing_eos_penalty (subtracts) or non_eos_penalty (replaces), not both")
+        refuse(
+            "non_eos_penalty",
+            "set missing_eos_penalty (subtracts) or non_eos_penalty (replaces), not both",
+        )
     local = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if local % args.num_generations:
-        refuse("num_generations", f"per_device_train_batch_size x gradient_accumulation_steps = {local} responses do "
-                                  f"not divide into it; take a divisor of {local}")
+        refuse(
+            "num_generations",
+            f"per_device_train_batch_size x gradient_accumulation_steps = {local} responses do "
+            f"not divide into it; take a divisor of {local}",
+        )
     if local % args.num_mini_batches:
-        refuse("num_mini_batches", f"per_device_train_batch_size x gradient_accumulation_steps = {local} rows do not "
-                                   f"divide into it; take a divisor of {local}")
+        refuse(
+            "num_mini_batches",
+            f"per_device_train_batch_size x gradient_accumulation_steps = {local} rows do not "
+            f"divide into it; take a divisor of {local}",
+        )
 
 # %% ../nbs/15_trainer.ipynb #72722971
 def _check_engine(args: PPOConfig, refuse: Callable[[str, str], None]) -> None:
     "The settings of vLLM."
-    if args.vllm_mode not in ("colocate", "server"): refuse("vllm_mode", "give colocate or server")
+    if args.vllm_mode not in ("colocate", "server"):
+        refuse("vllm_mode", "give colocate or server")
     if not 0 < args.vllm_gpu_memory_utilization <= 1:
-        refuse("vllm_gpu_memory_utilization", "give a share above 0, up to 1; the trainer needs the rest")
-    if not args.vllm_server_timeout > 0: refuse("vllm_server_timeout", "give a positive number of seconds")
+        refuse(
+            "vllm_gpu_memory_utilization",
+            "give a share above 0, up to 1; the trainer needs the rest",
+        )
+    if not args.vllm_server_timeout > 0:
+        refuse("vllm_server_timeout", "give a positive number of seconds")
     cap = args.vllm_importance_sampling_cap
     if cap is not None and not cap > 0:
-        refuse("vllm_importance_sampling_cap", "give a positive number, such as 2, or None for no truncation")
-    if not args.use_vllm: return
-    if args.temperature < 0.01: refuse("temperature", "vLLM samples greedily below 0.01: give a higher one")
+        refuse(
+            "vllm_importance_sampling_cap",
+            "give a positive number, such as 2, or None for no truncation",
+        )
+    if not args.use_vllm:
+        return
+    if args.temperature < 0.01:
+        refuse("temperature", "vLLM samples greedily below 0.01: give a higher one")
     for name, off in (("top_k", 0), ("top_p", 1.0)):
         if args.vllm_importance_sampling_correction and getattr(args, name) != off:
-            refuse(name, f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
-                         "vllm_importance_sampling_correction=False")
+            refuse(
+                name,
+                f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
+                "vllm_importance_sampling_correction=False",
+            )
 
 # %% ../nbs/15_trainer.ipynb #5c38f3fd
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
 
+
 def read_prompts(
-    columns: Mapping[str, Any],          # prompt: texts or conversations; or input_ids, perhaps with attention_mask
+    columns: Mapping[
+        str, Any
+    ],  # prompt: texts or conversations; or input_ids, perhaps with attention_mask
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[list[int]]]:  # texts, and their ids without padding
     "Prompts as text and as ids. Raises ValueError where there are none."
     if "input_ids" in columns:
         rows = [list(row) for row in columns["input_ids"]]
         real = columns.get("attention_mask")
-        if real is None: real = [[i != tokenizer.pad_token_id for i in row] for row in rows]
+        if real is None:
+            real = [[i != tokenizer.pad_token_id for i in row] for row in rows]
         rows = [[int(i) for i, keep in zip(row, kept) if keep] for row, kept in zip(rows, real)]
         return tokenizer.batch_decode(rows), rows
     if "prompt" not in columns:
-        raise ValueError(f"the data set has columns {list(columns)} and no prompt: rename the column with the prompts, "
-                         "dataset.rename_column(..., 'prompt'), or give input_ids.")
+        raise ValueError(
+            f"the data set has columns {list(columns)} and no prompt: rename the column with the "
+            "prompts, "
+            "dataset.rename_column(..., 'prompt'), or give input_ids."
+        )
     opened = dict(tokenize=False, add_generation_prompt=True)
-    texts = [x if isinstance(x, str) else tokenizer.apply_chat_template(x, **opened) for x in columns["prompt"]]
+    texts = [
+        x if isinstance(x, str) else tokenizer.apply_chat_template(x, **opened)
+        for x in columns["prompt"]
+    ]
     return texts, tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 # %% ../nbs/15_trainer.ipynb #102bc6dc
 def collate_prompts(
-    rows: list[dict],                    # each with a prompt or input_ids, and perhaps other columns
+    rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
     tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:                     # prompt_ids, prompt_mask [B, P]; prompt; columns
+) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt; columns
     "Prompts padded on the left, the other columns beside them."
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     texts, ids = read_prompts(columns, tokenizer)
     ids, mask = left_pad(ids, tokenizer.pad_token_id)
-    return dict(prompt_ids=ids, prompt_mask=mask, prompt=texts,
-                columns={name: column for name, column in columns.items() if name not in PROMPT_COLUMNS})
+    return dict(
+        prompt_ids=ids,
+        prompt_mask=mask,
+        prompt=texts,
+        columns={name: column for name, column in columns.items() if name not in PROMPT_COLUMNS},
+    )
+
 
 def _each_times(batch: dict[str, Any], n: int) -> dict[str, Any]:
     "Every prompt n times, side by side, with all that came with it."
-    again = lambda x: x.repeat_interleave(n, 0) if isinstance(x, Tensor) else [item for item in x for _ in range(n)]
+    again = lambda x: (
+        x.repeat_interleave(n, 0)
+        if isinstance(x, Tensor)
+        else [item for item in x for _ in range(n)]
+    )
     columns = {name: again(column) for name, column in batch.get("columns", {}).items()}
-    return batch if n == 1 else {**{name: again(x) for name, x in batch.items() if name != "columns"},
-                                 "columns": columns}
+    return (
+        batch
+        if n == 1
+        else {
+            **{name: again(x) for name, x in batch.items() if name != "columns"},
+            "columns": columns,
+        }
+    )
 
 # %% ../nbs/15_trainer.ipynb #36ff3c3d
 def _columns_of(data: Dataset) -> dict[str, Any]:
@@ -296,58 +561,94 @@ def _columns_of(data: Dataset) -> dict[str, Any]:
     found = {name: data[name][:] for name in PROMPT_COLUMNS if name in data.column_names}
     return found or dict.fromkeys(data.column_names)
 
-def _check_prompts(data: Dataset | None, tokenizer: PreTrainedTokenizerBase, args: PPOConfig,
-                   policy: PreTrainedModel) -> None:
+
+def _check_prompts(
+    data: Dataset | None,
+    tokenizer: PreTrainedTokenizerBase,
+    args: PPOConfig,
+    policy: PreTrainedModel,
+) -> None:
     if args.stop_token_id is not None and not 0 <= args.stop_token_id < len(tokenizer):
-        raise ValueError(f"stop_token_id is {args.stop_token_id} and the tokenizer has ids 0 to {len(tokenizer) - 1}: "
-                         "give one of them.")
-    if data is None: return
-    if not len(data): raise ValueError("the data set has 0 prompts: give at least one batch of them.")
+        raise ValueError(
+            f"stop_token_id is {args.stop_token_id} and the tokenizer has ids 0 to "
+            f"{len(tokenizer) - 1}: "
+            "give one of them."
+        )
+    if data is None:
+        return
+    if not len(data):
+        raise ValueError("the data set has 0 prompts: give at least one batch of them.")
     lengths = [len(ids) for ids in read_prompts(_columns_of(data), tokenizer)[1]]
-    if not min(lengths): raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
+    if not min(lengths):
+        raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
     places = getattr(policy.config, "max_position_embeddings", None)
     if places and max(lengths) + args.response_length > places:
-        raise ValueError(f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with response_length "
-                         f"{args.response_length} that is more than the model's {places} positions: shorten the "
-                         "prompts or response_length.")
+        raise ValueError(
+            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with response_length "
+            f"{args.response_length} that is more than the model's {places} positions: shorten the "
+            "prompts or response_length."
+        )
 
 # %% ../nbs/15_trainer.ipynb #bf02053c
 def _head_for(policy: nn.Module, value_model: Any) -> ValueHead:
-    if value_model is None: return ValueHead(policy)
+    if value_model is None:
+        return ValueHead(policy)
     raise ValueError("share_value_trunk is set and a value_model is given: leave one of them out.")
 
-def _once_more(name: str, given: Any, copy_it: Callable[[], nn.Module],
-               load: Callable[[str], nn.Module]) -> nn.Module:
-    "A second model like one that is there: a copy, or under ZeRO-3, where weights lie in parts, loaded once more."
-    if not is_deepspeed_zero3_enabled(): return copy_it()
-    if isinstance(given, str): return load(given).requires_grad_(name != "ref_model")
-    raise ValueError(f"under DeepSpeed ZeRO-3 the weights of a model lie in parts and cannot be copied: give {name}, "
-                     "or the model that it is made from, by its name or folder.")
+
+def _once_more(
+    name: str, given: Any, copy_it: Callable[[], nn.Module], load: Callable[[str], nn.Module]
+) -> nn.Module:
+    """A second model like one that is there: a copy, or under ZeRO-3, where weights lie in parts,
+    loaded once more."""
+    if not is_deepspeed_zero3_enabled():
+        return copy_it()
+    if isinstance(given, str):
+        return load(given).requires_grad_(name != "ref_model")
+    raise ValueError(
+        "under DeepSpeed ZeRO-3 the weights of a model lie in parts and cannot be copied: give "
+        f"{name}, "
+        "or the model that it is made from, by its name or folder."
+    )
+
 
 def _copy_scorer(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).requires_grad_(True).train()
 
+
 def _judges(given: Any, weights: Sequence[float] | None) -> dict[str, tuple[Any, float]]:
-    "Reward models and functions by name, each with its weight; models are loaded, and never trained."
+    """Reward models and functions by name, each with its weight; models are loaded, and never
+    trained."""
     given = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not given: raise ValueError("reward_model is an empty list: give at least one model or function.")
+    if not given:
+        raise ValueError("reward_model is an empty list: give at least one model or function.")
     weights = [1.0] * len(given) if weights is None else list(weights)
     if len(weights) != len(given) or not all(math.isfinite(weight) for weight in weights):
-        raise ValueError(f"reward_weights is {weights} and there are {len(given)} judges: give a finite number for "
-                         "each.")
+        raise ValueError(
+            f"reward_weights is {weights} and there are {len(given)} judges: give a finite number "
+            "for "
+            "each."
+        )
     found: dict[str, tuple[Any, float]] = {}
     for judge, weight in zip(given, weights):
-        if isinstance(judge, (str, nn.Module)): judge = load_scorer(judge).eval().requires_grad_(False)
-        name = "model" if isinstance(judge, nn.Module) else getattr(judge, "__name__", type(judge).__name__)
+        if isinstance(judge, (str, nn.Module)):
+            judge = load_scorer(judge).eval().requires_grad_(False)
+        name = (
+            "model"
+            if isinstance(judge, nn.Module)
+            else getattr(judge, "__name__", type(judge).__name__)
+        )
         found[name if name not in found else f"{name}_{len(found)}"] = judge, weight
     return found
+
 
 def _without_dropout(model: nn.Module) -> nn.Module:
     "The same model; dropout would make the ratio differ from 1 before any step."
     for module in model.modules():
         for name, value in [*vars(module).items()]:
-            drops = "dropout" in name or isinstance(module, nn.Dropout) and name == "p"
-            if isinstance(value, float) and drops: setattr(module, name, 0.0)
+            drops = "dropout" in name or (isinstance(module, nn.Dropout) and name == "p")
+            if isinstance(value, float) and drops:
+                setattr(module, name, 0.0)
     return model
 
 # %% ../nbs/15_trainer.ipynb #520965cb
@@ -358,40 +659,65 @@ def _split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float)
         theirs = [p for p in group["params"] if id(p) in of_value]
         group["params"] = [p for p in group["params"] if id(p) not in of_value]
         if theirs:
-            optimizer.add_param_group({**{k: v for k, v in group.items() if k not in ("params", "lr", "initial_lr")},
-                                       "params": theirs, "lr": lr})
+            optimizer.add_param_group(
+                {
+                    **{k: v for k, v in group.items() if k not in ("params", "lr", "initial_lr")},
+                    "params": theirs,
+                    "lr": lr,
+                }
+            )
 
 # %% ../nbs/15_trainer.ipynb #b5529dc9
 @contextmanager
 def _as_reference(policy: nn.Module, adapter: str | None) -> Iterator[None]:
     "Meanwhile the policy is its own reference: its adapter off, or the named one on."
     if adapter is None:
-        with policy.disable_adapter(): yield
+        with policy.disable_adapter():
+            yield
         return
     own = policy.active_adapter
     policy.set_adapter(adapter)
-    try: yield
-    finally: policy.set_adapter(own)
+    try:
+        yield
+    finally:
+        policy.set_adapter(own)
+
 
 def _choose_adapter(policy: nn.Module, args: PPOConfig) -> None:
     "Switch on the adapter that is to be trained. Raises ValueError where a named one is not there."
     there = list(getattr(policy, "peft_config", {}))
     for name in ("model_adapter_name", "ref_adapter_name"):
         if (given := getattr(args, name)) is not None and given not in there:
-            raise ValueError(f"{name} is {given!r} and the policy has the adapters {there}: name one of them, or load "
-                             "it first, model.load_adapter(folder, adapter_name=...).")
-    if args.model_adapter_name is not None: policy.set_adapter(args.model_adapter_name)
+            raise ValueError(
+                f"{name} is {given!r} and the policy has the adapters {there}: name one of them, "
+                "or load "
+                "it first, model.load_adapter(folder, adapter_name=...)."
+            )
+    if args.model_adapter_name is not None:
+        policy.set_adapter(args.model_adapter_name)
 
 # %% ../nbs/15_trainer.ipynb #07944aad
 @contextmanager
 def _unhooked(model: nn.Module, library: str) -> Iterator[None]:
-    "Meanwhile a library's forward hooks are off: DeepSpeed's would take each layer apart again after every token."
+    """Meanwhile a library's forward hooks are off: DeepSpeed's would take each layer apart again
+    after every token."""
     kept = []
-    for hooks in (hooks for part in model.modules() for hooks in (part._forward_pre_hooks, part._forward_hooks)):
-        theirs = [key for key, hook in hooks.items() if (getattr(hook, "__module__", "") or "").startswith(library)]
-        if theirs: kept.append((hooks, dict(hooks)))
-        for key in theirs: del hooks[key]
-    try: yield
+    for hooks in (
+        hooks
+        for part in model.modules()
+        for hooks in (part._forward_pre_hooks, part._forward_hooks)
+    ):
+        theirs = [
+            key
+            for key, hook in hooks.items()
+            if (getattr(hook, "__module__", "") or "").startswith(library)
+        ]
+        if theirs:
+            kept.append((hooks, dict(hooks)))
+        for key in theirs:
+            del hooks[key]
+    try:
+        yield
     finally:
         for hooks, before in kept:
             hooks.clear()
@@ -400,47 +726,68 @@ def _unhooked(model: nn.Module, library: str) -> Iterator[None]:
 # %% ../nbs/15_trainer.ipynb #520aaf42
 class _Writes(Trainer):
     "What stands around the policy while it writes."
+
     @property
     def _pair(self) -> PolicyAndValue:
         "Policy and value model, without what the layout puts around them."
-        return self.model if isinstance(self.model, PolicyAndValue) else self.accelerator.unwrap_model(self.model)
+        return (
+            self.model
+            if isinstance(self.model, PolicyAndValue)
+            else self.accelerator.unwrap_model(self.model)
+        )
 
     def _sum(self, x: Tensor) -> Tensor:
         "A sum over all ranks."
-        return self.accelerator.reduce(x, reduction="sum") if self.accelerator.num_processes > 1 else x
+        return (
+            self.accelerator.reduce(x, reduction="sum") if self.accelerator.num_processes > 1 else x
+        )
 
     @contextmanager
     def _sampling(self) -> Iterator[None]:
         "Around the package's own sampler: the precision of the update, and whole weights."
-        with self.accelerator.autocast(), self._writing(): yield
+        with self.accelerator.autocast(), self._writing():
+            yield
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         "While the policy writes: whole, or on request layer by layer, and then all ranks in step."
         if self.args.ds3_gather_for_generation or not self._in_parts():
-            with self._gathered(): yield
+            with self._gathered():
+                yield
         else:
             policy = self._pair.policy
-            with layer_by_layer(self.model_wrapped), self._in_step(policy): yield
+            with layer_by_layer(self.model_wrapped), self._in_step(policy):
+                yield
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
         "The policy whole on every rank; the value model's layers as they lie."
         pair, whole = self._pair, nullcontext()
-        if self.is_fsdp_enabled: whole = unsharded(self.model_wrapped, but=pair.value)
+        if self.is_fsdp_enabled:
+            whole = unsharded(self.model_wrapped, but=pair.value)
         if self._zero3():
             import deepspeed
+
             whole = deepspeed.zero.GatheredParameters(list(pair.policy.parameters()))
-        with whole, _unhooked(pair.policy, "deepspeed"): yield
+        with whole, _unhooked(pair.policy, "deepspeed"):
+            yield
 
 # %% ../nbs/15_trainer.ipynb #17f9f916
 class _Samples(_Writes):
     "The policy, asked to write, by whoever samples."
+
     def _sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Sample:
         "Responses, by the engine, which is first given the policy's weights as they are now."
         args, policy = self.args, self._pair.policy
-        how = Sampling(args.response_length, self.processing_class.pad_token_id, tuple(self.stop_ids), args.temperature,
-                       args.top_k, args.top_p, self.stop_strings)
+        how = Sampling(
+            args.response_length,
+            self.processing_class.pad_token_id,
+            tuple(self.stop_ids),
+            args.temperature,
+            args.top_k,
+            args.top_p,
+            self.stop_strings,
+        )
         policy.eval()
         self.engine.sync(policy)
         drawn, self._engine_logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
@@ -450,17 +797,32 @@ class _Samples(_Writes):
     def _make_engine(self) -> Engine:
         "Whoever the settings ask for."
         args, policy = self.args, self._pair.policy
-        if not args.use_vllm: return CachedEngine(args.local_rollout_forward_batch_size, self._sampling)
+        if not args.use_vllm:
+            return CachedEngine(args.local_rollout_forward_batch_size, self._sampling)
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
         if args.vllm_mode == "server":
-            url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-            return VLLMServer(url, dtype, args.vllm_server_timeout, args.vllm_group_port, args.process_index)
-        return VLLMEngine(policy, self.processing_class, dtype, args.vllm_gpu_memory_utilization,
-                          args.vllm_max_model_length, args.vllm_enable_sleep_mode, args.process_index, args.world_size)
+            url = (
+                args.vllm_server_base_url
+                or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+            )
+            return VLLMServer(
+                url, dtype, args.vllm_server_timeout, args.vllm_group_port, args.process_index
+            )
+        return VLLMEngine(
+            policy,
+            self.processing_class,
+            dtype,
+            args.vllm_gpu_memory_utilization,
+            args.vllm_max_model_length,
+            args.vllm_enable_sleep_mode,
+            args.process_index,
+            args.world_size,
+        )
 
 # %% ../nbs/15_trainer.ipynb #d536be0f
 class _Precisions(_Samples):
     "How the layout spreads and rounds the models that are trained."
+
     def _zero3(self) -> bool:
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
         return plugin is not None and plugin.zero_stage == 3
@@ -478,14 +840,18 @@ class _Precisions(_Samples):
         "What its engine makes of the trained weights; None: it leaves them."
         config = self.accelerator.state.deepspeed_plugin.deepspeed_config
         kinds = dict(bf16=torch.bfloat16, fp16=torch.float16)
-        return next((kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True), None)
+        return next(
+            (kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True),
+            None,
+        )
 
     def _sharding(self) -> dict[str, Any]:
         "How FSDP2 spreads the trained models: over which ranks, in which precision."
         state = self.accelerator.state
         mesh, policy = state.device_mesh, state.fsdp_plugin.mixed_precision_policy
         how: dict[str, Any] = {} if policy is None else dict(mp_policy=policy)
-        if mesh is not None: how["mesh"] = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
+        if mesh is not None:
+            how["mesh"] = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
         if self.args.offload_frozen:
             pinned = self.accelerator.device.type == "cuda"
             how["offload_policy"] = torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=pinned)
@@ -495,18 +861,26 @@ class _Precisions(_Samples):
         "FSDP2 computes in bf16 where it is asked to; log-probs and values stay float32."
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if self.accelerator.is_fsdp2 and plugin.mixed_precision_policy is not None:
-            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+            plugin.mixed_precision_policy = replace(
+                plugin.mixed_precision_policy, output_dtype=None
+            )
 
 # %% ../nbs/15_trainer.ipynb #9ad101a1
 class _Places(_Precisions):
     "The models that are not trained, and where they are."
+
     def _place(self, model: nn.Module) -> nn.Module:
-        "A model that is not trained, where it is needed: on this device, in parts on all of them, or in host memory."
+        """A model that is not trained, where it is needed: on this device, in parts on all of them,
+        or in host memory."""
         device, offload = self.accelerator.device, self.args.offload_frozen
-        if self._zero3(): return self._place_zero3(model)
-        if self.is_deepspeed_enabled: model = model.to(self._cast_by_deepspeed() or model.dtype)
-        if self.accelerator.is_fsdp2: self._roofs[model] = asked_in_parts(model, **self._sharding())
-        elif offload: self._roofs[model] = Asked(model, Resting(model, device))
+        if self._zero3():
+            return self._place_zero3(model)
+        if self.is_deepspeed_enabled:
+            model = model.to(self._cast_by_deepspeed() or model.dtype)
+        if self.accelerator.is_fsdp2:
+            self._roofs[model] = asked_in_parts(model, **self._sharding())
+        elif offload:
+            self._roofs[model] = Asked(model, Resting(model, device))
         return model if model in self._roofs else model.to(device)
 
     def _lend(self, model: nn.Module, measure: Callable) -> Any:
@@ -516,268 +890,423 @@ class _Places(_Precisions):
     def _place_zero3(self, model: nn.Module) -> nn.Module:
         "In parts on all ranks. Raises ValueError where it is to be offloaded by us."
         if self.args.offload_frozen:
-            raise ValueError("offload_frozen is set and DeepSpeed ZeRO-3 runs, which keeps weights where its own "
-                             "configuration says: set offload_param_device: cpu there, and leave offload_frozen out.")
+            raise ValueError(
+                "offload_frozen is set and DeepSpeed ZeRO-3 runs, which keeps weights where its "
+                "own "
+                "configuration says: set offload_param_device: cpu there, and leave "
+                "offload_frozen out."
+            )
         import deepspeed
+
         config = copy.deepcopy(self.accelerator.state.deepspeed_plugin.deepspeed_config)
-        for part in ("optimizer", "scheduler"): config.pop(part, None)
+        for part in ("optimizer", "scheduler"):
+            config.pop(part, None)
         config |= dict(train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1)
         config.pop("train_batch_size", None)
         return deepspeed.initialize(model=model.eval(), config=config)[0].module
 
 # %% ../nbs/15_trainer.ipynb #372998e1
 def micro_batches(
-    lengths: Tensor,       # [n] real tokens of each row, prompt and response
-    rows: int,             # most rows of a part
-    tokens: int | None = None,  # most positions of a part, padding included; a longer row is a part of its own
-    at_least: int = 1,     # parts, at most n
-) -> list[Tensor]:         # indices, each of the n once
+    lengths: Tensor,  # [n] real tokens of each row, prompt and response
+    rows: int,  # most rows of a part
+    tokens: int
+    | None = None,  # most positions of a part, padding included; a longer row is a part of its own
+    at_least: int = 1,  # parts, at most n
+) -> list[Tensor]:  # indices, each of the n once
     "Rows of like length together: as few parts as the limits allow, the shortest rows first."
     parts: list[list[int]] = [[]]
     sizes = lengths.tolist()
     for i in lengths.argsort(stable=True).tolist():
-        full = len(parts[-1]) == rows or (tokens is not None and (len(parts[-1]) + 1) * sizes[i] > tokens)
-        if parts[-1] and full: parts.append([])
+        full = len(parts[-1]) == rows or (
+            tokens is not None and (len(parts[-1]) + 1) * sizes[i] > tokens
+        )
+        if parts[-1] and full:
+            parts.append([])
         parts[-1].append(i)
     while len(parts) < min(at_least, len(lengths)):
         longest = max(range(len(parts)), key=lambda i: len(parts[i]))
         half = len(parts[longest]) // 2
-        parts[longest:longest + 1] = [parts[longest][:half], parts[longest][half:]]
+        parts[longest : longest + 1] = [parts[longest][:half], parts[longest][half:]]
     return [torch.tensor(part) for part in parts]
 
 # %% ../nbs/15_trainer.ipynb #7b554f1b
 class _Rows(_Places):
     "Which rows go through a model together."
+
     def _trims(self) -> bool:
-        if self.args.trim_padding is not None: return self.args.trim_padding
+        if self.args.trim_padding is not None:
+            return self.args.trim_padding
         exact = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
         cast = self.is_deepspeed_enabled and self._cast_by_deepspeed() is not None
         return exact and not cast and self.accelerator.mixed_precision == "no"
 
     def _micro_batches(self, r: Rollout, rows: Tensor, size: int) -> list[Tensor]:
-        "Those rows in parts of at most `size`; as many parts on every rank, since sharded weights are fetched together."
-        if not self._trims(): return [*rows.split(size)]
+        """Those rows in parts of at most `size`; as many parts on every rank, since sharded weights
+        are fetched together."""
+        if not self._trims():
+            return [*rows.split(size)]
         rows, budget = rows.sort().values, self.args.micro_batch_tokens
         if budget is None and self.accelerator.device.type == "cpu":
             of_one = min(4096, max(512, 2**17 // self.model.config.get_text_config().hidden_size))
             budget = of_one * min(8, torch.get_num_threads())
-        if self.is_deepspeed_enabled: budget = None  # it expects the number of micro-batches that it was told
+        if self.is_deepspeed_enabled:
+            budget = None  # it expects the number of micro-batches that it was told
         lengths = (r.prompt_mask.sum(1) + r.mask.sum(1)).cpu()[rows]
         parts = micro_batches(lengths, size, budget)
         if self.accelerator.num_processes > 1:
             count = torch.tensor([len(parts)], device=self.accelerator.device)
-            parts = micro_batches(lengths, size, budget, at_least=int(self.accelerator.gather(count).max()))
+            parts = micro_batches(
+                lengths, size, budget, at_least=int(self.accelerator.gather(count).max())
+            )
         return [rows[part] for part in parts]
 
     def _closing(self, r: Rollout) -> dict[str, int]:
         "How rows are closed up, as an option of the models' functions."
-        if not self._trims(): return {}
+        if not self._trims():
+            return {}
         sizes = (self.args.local_rollout_forward_batch_size, self.args.per_device_train_batch_size)
-        asked, learnt = ([part.tolist() for part in self._micro_batches(r, torch.arange(len(r)), min(size, len(r)))]
-                         for size in sizes)
-        return dict(pad_to_multiple_of=1 if self.args.num_mini_batches == 1 and asked == learnt else 16)
+        asked, learnt = (
+            [
+                part.tolist()
+                for part in self._micro_batches(r, torch.arange(len(r)), min(size, len(r)))
+            ]
+            for size in sizes
+        )
+        return dict(
+            pad_to_multiple_of=1 if self.args.num_mini_batches == 1 and asked == learnt else 16
+        )
 
 # %% ../nbs/15_trainer.ipynb #f280e6da
 class _Models(_Rows):
     "Policy, reference and value model, asked about a rollout."
-    def _forward(self, *rows: Tensor, detach: bool = False, said: tuple | None = None,
-                 **closing: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        "Log-probs, entropy and values, unless they were `said` before; the same call in rollout and update."
-        if said is not None: return said
-        entropy = ("learn" if self.args.entropy_coef and not detach else "look") if torch.is_grad_enabled() else None
+
+    def _forward(
+        self, *rows: Tensor, detach: bool = False, said: tuple | None = None, **closing: int
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probs, entropy and values, unless they were `said` before; the same call in rollout
+        and update."""
+        if said is not None:
+            return said
+        entropy = (
+            ("learn" if self.args.entropy_coef and not detach else "look")
+            if torch.is_grad_enabled()
+            else None
+        )
         with self.accelerator.autocast():
-            return self.model_wrapped(response_logprobs, *rows, detach=detach, temperature=self.args.temperature,
-                                      entropy=entropy, after_last=self.args.reward_slot == "after_eos", **closing)
+            return self.model_wrapped(
+                response_logprobs,
+                *rows,
+                detach=detach,
+                temperature=self.args.temperature,
+                entropy=entropy,
+                after_last=self.args.reward_slot == "after_eos",
+                **closing,
+            )
 
     def _reference(self) -> tuple[nn.Module, Callable]:
-        "The reference, and what is entered while it is asked: nothing, or the policy's adapter off."
-        if self.ref_model is not None: return self.ref_model, nullcontext
+        """The reference, and what is entered while it is asked: nothing, or the policy's adapter
+        off."""
+        if self.ref_model is not None:
+            return self.ref_model, nullcontext
         policy = self._pair.policy
         return policy, partial(_as_reference, policy, self.args.ref_adapter_name)
 
     def _by_chunks(self, r: Rollout, function: Callable) -> list[Tensor]:
         "What the function finds for all rows, asked part by part."
-        parts = self._micro_batches(r, torch.arange(len(r)), min(self.args.local_rollout_forward_batch_size, len(r)))
-        rows, back = (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask), torch.cat(parts).argsort()
-        with self.accelerator.autocast(): found = [function(tuple(x[part] for x in rows)) for part in parts]
+        parts = self._micro_batches(
+            r, torch.arange(len(r)), min(self.args.local_rollout_forward_batch_size, len(r))
+        )
+        rows, back = (
+            (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask),
+            torch.cat(parts).argsort(),
+        )
+        with self.accelerator.autocast():
+            found = [function(tuple(x[part] for x in rows)) for part in parts]
         return [torch.cat(part)[back.to(part[0].device)] for part in zip(*found)]
 
     def _kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         if self.args.kl_estimator != "full":
-            return estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator).masked_fill(~r.mask, 0.0)
+            return estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator).masked_fill(
+                ~r.mask, 0.0
+            )
         policy, (ref, as_reference) = self._pair.policy, self._reference()
-        full = lambda rows: (response_full_kl(policy, ref, *rows, temperature=self.args.temperature,
-                                              ref_context=as_reference),)
-        with layer_by_layer(self.model_wrapped): return self._lend(ref, lambda ref: self._by_chunks(r, full)[0])
+        full = lambda rows: (
+            response_full_kl(
+                policy, ref, *rows, temperature=self.args.temperature, ref_context=as_reference
+            ),
+        )
+        with layer_by_layer(self.model_wrapped):
+            return self._lend(ref, lambda ref: self._by_chunks(r, full)[0])
 
 # %% ../nbs/15_trainer.ipynb #a71873cf
 class _Ahead(NamedTuple):
     "A forward pass that the first optimizer step need not repeat."
+
     rows: tuple[Tensor, ...]  # that it read, of this rollout; no others will do
-    versions: list[int]       # of the weights: each change in place counts one up
-    found: list[tuple[Tensor, ...] | None]  # log-probs, entropy and values of each micro-batch, with their graph
+    versions: list[int]  # of the weights: each change in place counts one up
+    found: list[
+        tuple[Tensor, ...] | None
+    ]  # log-probs, entropy and values of each micro-batch, with their graph
+
 
 @contextmanager
 def _kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
-    "Meanwhile, the size of what is kept for a backward pass, weights aside, by its place in memory."
+    """Meanwhile, the size of what is kept for a backward pass, weights aside, by its place in
+    memory."""
     sizes, weights = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
+
     def note(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in weights: sizes[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
         return x
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x): yield sizes
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        yield sizes
 
 # %% ../nbs/15_trainer.ipynb #31f283fd
 class _LooksAhead(_Models):
     "The rollout's forward pass, kept for the first optimizer step."
+
     _ahead: _Ahead | None = None
     _whole_step = False  # a rollout that is part of `step` will be learnt from at once
 
     def _room(self, pad_to_multiple_of: int | None = None) -> float:
-        "Bytes that may be kept. Rows are padded to a multiple of 1 where rollout and step take the same ones together."
+        """Bytes that may be kept. Rows are padded to a multiple of 1 where rollout and step take
+        the same ones together."""
         args = self.args
-        alone = self.accelerator.num_processes == 1 and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
-        again = args.activation_checkpointing or args.gradient_checkpointing  # asked for where memory is short
+        alone = self.accelerator.num_processes == 1 and not (
+            self.is_deepspeed_enabled or self.is_fsdp_enabled
+        )
+        again = (
+            args.activation_checkpointing or args.gradient_checkpointing
+        )  # asked for where memory is short
         warming = self.update_count < args.value_warmup_updates
-        if not (self._whole_step and alone and pad_to_multiple_of == 1) or again or warming: return 0
+        if not (self._whole_step and alone and pad_to_multiple_of == 1) or again or warming:
+            return 0
         most = args.keep_forward_gib
-        return 2**30 * ((1.0 if self.accelerator.device.type == "cpu" else 0.0) if most is None else most)
+        return 2**30 * (
+            (1.0 if self.accelerator.device.type == "cpu" else 0.0) if most is None else most
+        )
 
     def _look_ahead(self, rows: tuple[Tensor, ...], **closing: int) -> tuple[Tensor, ...]:
         "`_forward` as the first optimizer step would call it."
         self.model_wrapped.train()
-        with torch.enable_grad(): return self._forward(*rows, **closing)
+        with torch.enable_grad():
+            return self._forward(*rows, **closing)
 
-    def _versions(self) -> list[int]: return [p._version for p in self.model.parameters()]
+    def _versions(self) -> list[int]:
+        return [p._version for p in self.model.parameters()]
 
     def _take_ahead(self, r: Rollout) -> list[tuple[Tensor, ...] | None]:
         "What was kept, once, if neither the rows nor the weights have changed since."
         kept, self._ahead = self._ahead, None
-        if kept is None or kept.versions != self._versions(): return []
+        if kept is None or kept.versions != self._versions():
+            return []
         return kept.found if all(a is b for a, b in zip(kept.rows, self._rows_of(r))) else []
 
-    def _rows_of(self, r: Rollout) -> tuple[Tensor, ...]: return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask
+    def _rows_of(self, r: Rollout) -> tuple[Tensor, ...]:
+        return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask
 
 # %% ../nbs/15_trainer.ipynb #1ba2874a
 class _Passes(_LooksAhead):
     "What policy and value model say of a rollout."
+
     def _policy_and_values(self, r: Rollout, **closing: int) -> list[Tensor]:
-        "Log-probs and values of a rollout, without their graph; it is kept as far as there is room."
+        """Log-probs and values of a rollout, without their graph; it is kept as far as there is
+        room."""
         self._ahead, room, each, found = None, self._room(**closing), None, []
+
         def measure(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             nonlocal room, each
             width = int((rows[1].sum(1) + rows[3].sum(1)).max())
             keeps = room > 0 and (each is None or len(rows[0]) * width * each <= room)
-            if not keeps: room, said = 0, self._forward(*rows, **closing)  # as far as there is room, and no further
-            elif each is not None: said = self._look_ahead(rows, **closing)
+            if not keeps:
+                room, said = (
+                    0,
+                    self._forward(*rows, **closing),
+                )  # as far as there is room, and no further
+            elif each is not None:
+                said = self._look_ahead(rows, **closing)
             else:
                 with uncompiled(self.model.policy), _kept_bytes(self.model) as sizes:
                     said = self._look_ahead(rows, **closing)
                 each = sum(sizes.values()) / (len(rows[0]) * width)
-            if keeps: room -= len(rows[0]) * width * each
+            if keeps:
+                room -= len(rows[0]) * width * each
             found.append(said if keeps else None)
             return said[0].detach(), said[2].detach()
+
         answers = self._by_chunks(r, measure)
-        if any(found): self._ahead = _Ahead(self._rows_of(r), self._versions(), found)
+        if any(found):
+            self._ahead = _Ahead(self._rows_of(r), self._versions(), found)
         return answers
 
 # %% ../nbs/15_trainer.ipynb #70b8e665
 class _Rollouts(_Passes):
     "Phase one: the policy writes, and three models say what they think of every token."
+
     @torch.no_grad()
     def rollout(self, batch: dict[str, Any] | Sequence[str]) -> Rollout:
-        "Sample a response to each prompt, and ask policy, reference and value model about every token."
+        """Sample a response to each prompt, and ask policy, reference and value model about every
+        token."""
         args, tokenizer = self.args, self.processing_class
-        if not isinstance(batch, Mapping): batch = collate_prompts([dict(prompt=x) for x in batch], tokenizer)
+        if not isinstance(batch, Mapping):
+            batch = collate_prompts([dict(prompt=x) for x in batch], tokenizer)
         if "prompt_ids" not in batch:  # of a collator of the user's own
-            columns = {name: x.tolist() if isinstance(x, Tensor) else list(x) for name, x in batch.items()}
-            batch = collate_prompts([dict(zip(columns, row)) for row in zip(*columns.values())], tokenizer)
+            columns = {
+                name: x.tolist() if isinstance(x, Tensor) else list(x) for name, x in batch.items()
+            }
+            batch = collate_prompts(
+                [dict(zip(columns, row)) for row in zip(*columns.values())], tokenizer
+            )
         batch = _each_times(batch, args.num_generations)
         by_hand = self.optimizer is None and self.train_dataset is not None
-        if by_hand and (self.is_deepspeed_enabled or self.is_fsdp_enabled): self._prepare()  # who trains must write
-        prompts = [batch[name].to(self.accelerator.device) for name in ("prompt_ids", "prompt_mask")]
+        if by_hand and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            self._prepare()  # who trains must write
+        prompts = [
+            batch[name].to(self.accelerator.device) for name in ("prompt_ids", "prompt_mask")
+        ]
         self._engine_logprobs = None
         drawn = self._sample(*prompts)
         width, said = int(drawn.mask.sum(1).max()), self._engine_logprobs
         drawn = Sample(drawn.response_ids[:, :width], drawn.mask[:, :width], drawn.stopped)
         responses, tokens = texts_of(tokenizer, drawn, self.stop_ids)
-        r = Rollout(*prompts, *drawn, prompts=batch["prompt"], responses=responses, tokens=tokens,
-                    columns=batch.get("columns", {}),
-                    info=dict(update=self.update_count, episode=self.update_count * args.batch_size, seed=args.seed,
-                              kl_coef=self.controller.value, temperature=args.temperature))
+        r = Rollout(
+            *prompts,
+            *drawn,
+            prompts=batch["prompt"],
+            responses=responses,
+            tokens=tokens,
+            columns=batch.get("columns", {}),
+            info=dict(
+                update=self.update_count,
+                episode=self.update_count * args.batch_size,
+                seed=args.seed,
+                kl_coef=self.controller.value,
+                temperature=args.temperature,
+            ),
+        )
         closing, (ref, as_reference) = self._closing(r), self._reference()
         logprobs, values = self._policy_and_values(r, **closing)
-        of_rows = lambda rows: response_logprobs(ref, *rows, args.temperature, entropy=None, **closing)[:1]
-        with as_reference(): ref_logprobs, = self._lend(ref, lambda ref: self._by_chunks(r, of_rows))
-        return r.with_(logprobs=logprobs, ref_logprobs=ref_logprobs, kl=self._kl(r, logprobs, ref_logprobs),
-                       values=values * slot_mask(r.mask, args.reward_slot),
-                       engine_logprobs=None if said is None else said[:, :width])
+        of_rows = lambda rows: response_logprobs(
+            ref, *rows, args.temperature, entropy=None, **closing
+        )[:1]
+        with as_reference():
+            (ref_logprobs,) = self._lend(ref, lambda ref: self._by_chunks(r, of_rows))
+        return r.with_(
+            logprobs=logprobs,
+            ref_logprobs=ref_logprobs,
+            kl=self._kl(r, logprobs, ref_logprobs),
+            values=values * slot_mask(r.mask, args.reward_slot),
+            engine_logprobs=None if said is None else said[:, :width],
+        )
 
 # %% ../nbs/15_trainer.ipynb #4a37a7a1
 class _Scores(_Rollouts):
     "Phase two: what each response earns."
+
     @torch.no_grad()
     def score(self, r: Rollout) -> Rollout:
-        "What the reward says of each response, then scaling, clipping and the missing-stop penalty."
+        """What the reward says of each response, then scaling, clipping and the missing-stop
+        penalty."""
         args = self.args
         parts = self._parts(r)
         raw = scores = sum(self.judges[name][1] * part for name, part in parts.items())
-        if len(parts) > 1: r = r.with_(columns=r.columns | {f"score/{name}": x.tolist() for name, x in parts.items()})
+        if len(parts) > 1:
+            r = r.with_(
+                columns=r.columns | {f"score/{name}": x.tolist() for name, x in parts.items()}
+            )
         if args.normalize_scores:
             self.moments.update(raw, self._sum)
             scores = self.moments.normalize(scores)
-        if args.score_clip is not None: scores = clip_scores(scores, args.score_clip)
+        if args.score_clip is not None:
+            scores = clip_scores(scores, args.score_clip)
         if args.missing_eos_penalty is not None:
             scores = penalize_missing_eos(scores, r.stopped, args.missing_eos_penalty)
-        if args.non_eos_penalty: scores = replace_missing_eos(scores, r.stopped, args.penalty_reward_value)
+        if args.non_eos_penalty:
+            scores = replace_missing_eos(scores, r.stopped, args.penalty_reward_value)
         return r.with_(raw_scores=raw, scores=scores)
 
     def _parts(self, r: Rollout) -> dict[str, Tensor]:
         "What each judge says of each response [B]."
-        return {name: self._ask(judge, r).to(r.mask.device).float() for name, (judge, _) in self.judges.items()}
+        return {
+            name: self._ask(judge, r).to(r.mask.device).float()
+            for name, (judge, _) in self.judges.items()
+        }
 
     def _ask(self, judge: nn.Module | Rewarder, r: Rollout) -> Tensor:
-        if not isinstance(judge, nn.Module): return call_reward(judge, r.prompts, r.responses, r.columns)
+        if not isinstance(judge, nn.Module):
+            return call_reward(judge, r.prompts, r.responses, r.columns)
         if self.reward_processing_class is not None:  # it reads other tokens: it gets the text
-            return self._lend(judge, lambda judge: score_texts(judge, self.reward_processing_class, r.prompts,
-                                                               r.responses, stopped=r.stopped.tolist()))
+            return self._lend(
+                judge,
+                lambda judge: score_texts(
+                    judge,
+                    self.reward_processing_class,
+                    r.prompts,
+                    r.responses,
+                    stopped=r.stopped.tolist(),
+                ),
+            )
         closing = self._closing(r)
+
         def scores(rows: tuple[Tensor, ...]) -> tuple[Tensor]:
             ids, real = (torch.cat([rows[i], rows[i + 2]], 1) for i in (0, 1))
-            return sequence_scores(judge, *(close_up(ids, real, **closing) if closing else (ids, real))),
+            return (
+                sequence_scores(
+                    judge, *(close_up(ids, real, **closing) if closing else (ids, real))
+                ),
+            )
+
         return self._lend(judge, lambda judge: self._by_chunks(r, scores)[0])
 
 # %% ../nbs/15_trainer.ipynb #6597470b
 class _Advantages(_Scores):
     "Phase three: from one score to a signal for every token."
+
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
-        "Per-token rewards, GAE, targets of the value model; advantages are whitened over all ranks."
+        """Per-token rewards, GAE, targets of the value model; advantages are whitened over all
+        ranks."""
         args, slots = self.args, slot_mask(r.mask, self.args.reward_slot)
         rewards, _ = shape_rewards(r.scores, r.kl, r.mask, self.controller.value, args.reward_slot)
-        if args.whiten_rewards: rewards = whiten(rewards, slots, shift_mean=False, reduce=self._sum)
+        if args.whiten_rewards:
+            rewards = whiten(rewards, slots, shift_mean=False, reduce=self._sum)
         plain = gae(rewards, r.values, slots, args.gamma, args.lam, self._bootstrap(r))
-        return r.with_(rewards=rewards, returns=returns_from(plain, r.values, slots),
-                       advantages=whiten(plain * r.mask, r.mask, reduce=self._sum))
+        return r.with_(
+            rewards=rewards,
+            returns=returns_from(plain, r.values, slots),
+            advantages=whiten(plain * r.mask, r.mask, reduce=self._sum),
+        )
 
     def _bootstrap(self, r: Rollout) -> Tensor | None:
         "The value after the last token, for rows that were cut off."
-        if not self.args.bootstrap_truncated: return None
+        if not self.args.bootstrap_truncated:
+            return None
         pair = self._pair
         last = lambda rows: (pair.values(*rows).gather(1, rows[3].sum(1, keepdim=True)).squeeze(1),)
-        with layer_by_layer(self.model_wrapped): after, = self._by_chunks(r, last)
+        with layer_by_layer(self.model_wrapped):
+            (after,) = self._by_chunks(r, last)
         return after.masked_fill(r.stopped, 0.0)
 
 # %% ../nbs/15_trainer.ipynb #22c2429d
 class _Losses(_Advantages):
     "What one micro-batch adds to the loss."
+
     def _mini_batches(self, n: int) -> Iterator[Tensor]:
-        "Rows of each optimizer step: every epoch in an order of its own, drawn from the seed, the update and the rank."
+        """Rows of each optimizer step: every epoch in an order of its own, drawn from the seed, the
+        update and the rank."""
         args = self.args
         if n < args.num_mini_batches:
-            raise ValueError(f"{n} responses do not make num_mini_batches = {args.num_mini_batches} mini-batches: give "
-                             "at least one for each, or leave dataloader_drop_last at True.")
-        order = torch.Generator().manual_seed((args.seed * 1_000_003 + self.update_count) * 4099 + args.process_index)
+            raise ValueError(
+                f"{n} responses do not make num_mini_batches = {args.num_mini_batches} "
+                "mini-batches: give "
+                "at least one for each, or leave dataloader_drop_last at True."
+            )
+        order = torch.Generator().manual_seed(
+            (args.seed * 1_000_003 + self.update_count) * 4099 + args.process_index
+        )
         for _ in range(args.num_ppo_epochs):
             yield from torch.randperm(n, generator=order).tensor_split(args.num_mini_batches)
 
@@ -785,25 +1314,39 @@ class _Losses(_Advantages):
         "Sum of the loss over the micro-batch's tokens, and sums of what is logged."
         args, slots = self.args, slot_mask(r.mask, self.args.reward_slot)
         warming = self.update_count < args.value_warmup_updates
-        logprobs, entropy, values = self._forward(r.prompt_ids, r.prompt_mask, r.response_ids, r.mask, detach=warming,
-                                                  **closing)
+        logprobs, entropy, values = self._forward(
+            r.prompt_ids, r.prompt_mask, r.response_ids, r.mask, detach=warming, **closing
+        )
         clip = dict(cliprange=args.cliprange, cliprange_high=args.cliprange_high)
         weighed = r.advantages
         if r.engine_logprobs is not None and args.vllm_importance_sampling_correction:
-            weighed = weighed * importance_weights(r.logprobs, r.engine_logprobs, r.mask,
-                                                   args.vllm_importance_sampling_cap)
-        of_policy = policy_loss(logprobs, r.logprobs, weighed, r.mask, dual_clip=args.dual_clip, **clip)
-        of_value, of_entropy = value_loss(values, r.values, r.returns, slots,
-                                          args.cliprange_value), masked_sum(entropy, r.mask)
-        loss = args.vf_coef * of_value + (0.0 if warming else 1.0) * (of_policy - args.entropy_coef * of_entropy)
-        found = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.mask,
-                                   **clip) | dict(policy=of_policy, value=of_value, entropy=of_entropy,
-                value_clipfrac=value_diagnostics(values, r.values, r.returns, slots, args.cliprange_value)["clipfrac"])
+            weighed = weighed * importance_weights(
+                r.logprobs, r.engine_logprobs, r.mask, args.vllm_importance_sampling_cap
+            )
+        of_policy = policy_loss(
+            logprobs, r.logprobs, weighed, r.mask, dual_clip=args.dual_clip, **clip
+        )
+        of_value, of_entropy = (
+            value_loss(values, r.values, r.returns, slots, args.cliprange_value),
+            masked_sum(entropy, r.mask),
+        )
+        loss = args.vf_coef * of_value + (0.0 if warming else 1.0) * (
+            of_policy - args.entropy_coef * of_entropy
+        )
+        found = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.mask, **clip) | dict(
+            policy=of_policy,
+            value=of_value,
+            entropy=of_entropy,
+            value_clipfrac=value_diagnostics(
+                values, r.values, r.returns, slots, args.cliprange_value
+            )["clipfrac"],
+        )
         return loss, {name: value.detach() for name, value in found.items()}
 
 # %% ../nbs/15_trainer.ipynb #c410bef7
 class _Optimizes(_Losses):
     "One optimizer step."
+
     def _accumulate(self, model: nn.Module, last: bool):
         "Gradients are exchanged between ranks with the last micro-batch alone."
         self.accelerator.gradient_state._set_sync_gradients(last)
@@ -811,13 +1354,20 @@ class _Optimizes(_Losses):
         return torch.enable_grad() if alone else self.accelerator.no_sync(model)
 
     def _optimizer_step(self, model: nn.Module) -> float:
-        norm = self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm
-                                                if self.args.max_grad_norm > 0 else math.inf)
+        norm = self.accelerator.clip_grad_norm_(
+            model.parameters(), self.args.max_grad_norm if self.args.max_grad_norm > 0 else math.inf
+        )
         norm = float(norm) if norm is not None else model.get_global_grad_norm()
-        if not math.isfinite(norm) and self.accelerator.scaler is None:  # under fp16 the scaler skips such a step
-            raise FloatingPointError(f"the gradient of update {self.update_count} has norm {norm}: the step was not "
-                                     "taken. Lower learning_rate; the last checkpoint is whole.")
-        self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
+        if (
+            not math.isfinite(norm) and self.accelerator.scaler is None
+        ):  # under fp16 the scaler skips such a step
+            raise FloatingPointError(
+                f"the gradient of update {self.update_count} has norm {norm}: the step was not "
+                "taken. Lower learning_rate; the last checkpoint is whole."
+            )
+        self.control = self.callback_handler.on_pre_optimizer_step(
+            self.args, self.state, self.control
+        )
         self.optimizer.step()
         self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
         self.optimizer.zero_grad()
@@ -826,9 +1376,12 @@ class _Optimizes(_Losses):
 # %% ../nbs/15_trainer.ipynb #49c2ce38
 class _Gradients(_Optimizes):
     "The gradient of one mini-batch."
-    def _gradients(self, model: nn.Module, r: Rollout, rows: Tensor, ahead: list[tuple | None],
-                   **closing: int) -> dict[str, Tensor]:
-        "Backward through every micro-batch; sums of what is logged. Raises FloatingPointError on a loss that is not finite."
+
+    def _gradients(
+        self, model: nn.Module, r: Rollout, rows: Tensor, ahead: list[tuple | None], **closing: int
+    ) -> dict[str, Tensor]:
+        """Backward through every micro-batch; sums of what is logged. Raises FloatingPointError on
+        a loss that is not finite."""
         tokens, step = self._sum(r.mask[rows].sum()), defaultdict(float)
         unscaled = dict(scale_wrt_gas=False) if self.is_deepspeed_enabled else {}
         parts = self._micro_batches(r, rows, min(self.args.per_device_train_batch_size, len(rows)))
@@ -839,30 +1392,54 @@ class _Gradients(_Optimizes):
                 loss, found = self._loss(r.select(part), **closing, **said)
                 del said  # its graph goes with the backward pass
                 if not torch.isfinite(loss):
-                    raise FloatingPointError(f"the loss of update {self.update_count}, micro-batch {i + 1} of "
-                                             f"{len(parts)} is {loss.item()}: nothing was changed by it. Lower "
-                                             "learning_rate, or look at the scores; the last checkpoint is whole.")
-                self.accelerator.backward(loss * self.accelerator.num_processes / tokens, **unscaled)
-            for name, value in found.items(): step[name] += value
-            if not last: self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+                    raise FloatingPointError(
+                        f"the loss of update {self.update_count}, micro-batch {i + 1} of "
+                        f"{len(parts)} is {loss.item()}: nothing was changed by it. Lower "
+                        "learning_rate, or look at the scores; the last checkpoint is whole."
+                    )
+                self.accelerator.backward(
+                    loss * self.accelerator.num_processes / tokens, **unscaled
+                )
+            for name, value in found.items():
+                step[name] += value
+            if not last:
+                self.control = self.callback_handler.on_substep_end(
+                    self.args, self.state, self.control
+                )
         return step
 
 # %% ../nbs/15_trainer.ipynb #15daab6e
 class _Updates(_Gradients):
     "Phase four: the optimizer steps."
+
     def update(self, r: Rollout) -> dict[str, float]:
         "num_ppo_epochs x num_mini_batches optimizer steps; returns the metrics of the update."
-        args, sums, norms, closing, ahead = self.args, defaultdict(float), [], self._closing(r), self._take_ahead(r)
+        args, sums, norms, closing, ahead = (
+            self.args,
+            defaultdict(float),
+            [],
+            self._closing(r),
+            self._take_ahead(r),
+        )
         model = self.model_wrapped if self.optimizer is not None else self._prepare()
         model.train()
         for rows in self._mini_batches(len(r)):
             step = self._gradients(model, r, rows, ahead, **closing)
             norms.append(self._optimizer_step(model))
-            step = {name: self._sum(torch.as_tensor(value, dtype=torch.float64 if args.device.type != "mps"
-                                                    else torch.float32, device=args.device)).item()
-                    for name, value in step.items()}
-            for name, value in step.items(): sums[name] += value
-            if args.target_kl is not None and step["approxkl"] / step["tokens"] > args.target_kl: break
+            step = {
+                name: self._sum(
+                    torch.as_tensor(
+                        value,
+                        dtype=torch.float64 if args.device.type != "mps" else torch.float32,
+                        device=args.device,
+                    )
+                ).item()
+                for name, value in step.items()
+            }
+            for name, value in step.items():
+                sums[name] += value
+            if args.target_kl is not None and step["approxkl"] / step["tokens"] > args.target_kl:
+                break
         metrics = self._metrics(r, sums, norms)
         self.lr_scheduler.step()
         self.update_count += 1
@@ -871,80 +1448,128 @@ class _Updates(_Gradients):
 # %% ../nbs/15_trainer.ipynb #d875cfa0
 class Metrics(dict):
     "What an update tells, by name; in a notebook, a table."
+
     def _repr_html_(self) -> str:
         rows = [(*name.rpartition("/")[::2], value) for name, value in self.items()]
         frame = pd.DataFrame(rows, columns=["group", "metric", "value"])
         shown = frame.to_html(index=False, float_format=lambda x: f"{x:.4g}")
         return f"{shown}<p>What each says, and what to do: the page on metrics.</p>"
 
+
 class _Mismatch(_Updates):
     "What another engine's probabilities are worth."
+
     def _mismatch(self, r: Rollout) -> dict[str, float]:
         "How far the engine that sampled was from the policy, over all ranks."
-        found = mismatch(r.logprobs, r.engine_logprobs, r.mask, self.args.vllm_importance_sampling_cap)
-        largest, tokens = self.accelerator.gather(found.pop("weight_max")).max(), self._sum(found.pop("tokens"))
+        found = mismatch(
+            r.logprobs, r.engine_logprobs, r.mask, self.args.vllm_importance_sampling_cap
+        )
+        largest, tokens = (
+            self.accelerator.gather(found.pop("weight_max")).max(),
+            self._sum(found.pop("tokens")),
+        )
         means = {f"sampling/{name}": (self._sum(x) / tokens).item() for name, x in found.items()}
         return means | {"sampling/weight_max": largest.item()}
 
 # %% ../nbs/15_trainer.ipynb #6cfe2d75
 class _Metrics(_Mismatch):
     "What an update tells."
+
     def _metrics(self, r: Rollout, sums: dict[str, float], norms: list[float]) -> dict[str, float]:
         "Means over real tokens or episodes of all ranks."
-        n, total = sums["tokens"], lambda x: self._sum(x.double().sum() if x.device.type != "mps" else x.sum()).item()
-        episodes, tokens = self._sum(torch.tensor(len(r), device=r.mask.device)).item(), total(r.mask)
+        n, total = (
+            sums["tokens"],
+            lambda x: self._sum(x.double().sum() if x.device.type != "mps" else x.sum()).item(),
+        )
+        episodes, tokens = (
+            self._sum(torch.tensor(len(r), device=r.mask.device)).item(),
+            total(r.mask),
+        )
         kl_coef = self.controller.value
         real = lambda x: x.masked_fill(~r.mask, 0.0)
         kl, ratio = total(real(r.kl)) / episodes, sums["ratio"] / n
         non_score = -kl_coef * kl
         self.controller.update(kl, episodes)
-        return Metrics({
-            "objective/kl": kl, "objective/entropy": total(real(-r.logprobs)) / episodes,
-            "objective/non_score_reward": non_score, "objective/rlhf_reward": total(r.scores) / episodes + non_score,
-            "objective/scores": total(r.scores) / episodes,
-            "objective/raw_scores": total(r.raw_scores) / episodes, "objective/kl_coef": kl_coef,
-            "policy/approxkl_avg": sums["approxkl"] / n, "policy/clipfrac_avg": sums["clipfrac"] / n,
-            "policy/entropy_avg": sums["entropy"] / n,
-            "policy/grad_norm": sum(norms) / len(norms), "loss/policy_avg": sums["policy"] / n,
-            "loss/value_avg": sums["value"] / n, "val/clipfrac_avg": sums["value_clipfrac"] / n, "val/ratio": ratio,
-            "val/ratio_var": max(0.0, sums["ratio_sq"] / n - ratio**2), "val/num_eos_tokens": total(r.stopped),
-            "val/explained_variance": float(explained_variance(r.values, r.returns, r.mask, reduce=self._sum)),
-            **{f"objective/raw_scores/{name[6:]}": total(torch.tensor(column, device=r.mask.device)) / episodes
-               for name, column in r.columns.items() if name.startswith("score/")},
-            **(self._mismatch(r) if r.engine_logprobs is not None else {}),
-            "tokens/response_length": tokens / episodes, "lr": self._get_learning_rate(),
-            "episode": (self.update_count + 1) * self.args.batch_size,
-        })
+        return Metrics(
+            {
+                "objective/kl": kl,
+                "objective/entropy": total(real(-r.logprobs)) / episodes,
+                "objective/non_score_reward": non_score,
+                "objective/rlhf_reward": total(r.scores) / episodes + non_score,
+                "objective/scores": total(r.scores) / episodes,
+                "objective/raw_scores": total(r.raw_scores) / episodes,
+                "objective/kl_coef": kl_coef,
+                "policy/approxkl_avg": sums["approxkl"] / n,
+                "policy/clipfrac_avg": sums["clipfrac"] / n,
+                "policy/entropy_avg": sums["entropy"] / n,
+                "policy/grad_norm": sum(norms) / len(norms),
+                "loss/policy_avg": sums["policy"] / n,
+                "loss/value_avg": sums["value"] / n,
+                "val/clipfrac_avg": sums["value_clipfrac"] / n,
+                "val/ratio": ratio,
+                "val/ratio_var": max(0.0, sums["ratio_sq"] / n - ratio**2),
+                "val/num_eos_tokens": total(r.stopped),
+                "val/explained_variance": float(
+                    explained_variance(r.values, r.returns, r.mask, reduce=self._sum)
+                ),
+                **{
+                    f"objective/raw_scores/{name[6:]}": total(
+                        torch.tensor(column, device=r.mask.device)
+                    )
+                    / episodes
+                    for name, column in r.columns.items()
+                    if name.startswith("score/")
+                },
+                **(self._mismatch(r) if r.engine_logprobs is not None else {}),
+                "tokens/response_length": tokens / episodes,
+                "lr": self._get_learning_rate(),
+                "episode": (self.update_count + 1) * self.args.batch_size,
+            }
+        )
 
 # %% ../nbs/15_trainer.ipynb #2c08047d
 class _Steps(_Metrics):
     "One whole update, and what it tells."
+
     def step(self, batch: dict[str, Any] | Sequence[str] | None = None) -> dict[str, float]:
-        "One whole update: all four phases, timed. Without a batch, on the next one of the training prompts."
-        if batch is None: batch = self._next_batch()
+        """One whole update: all four phases, timed. Without a batch, on the next one of the
+        training prompts."""
+        if batch is None:
+            batch = self._next_batch()
         start, self._whole_step = time.perf_counter(), True
-        try: r = self.rollout(batch)
-        finally: self._whole_step = False
+        try:
+            r = self.rollout(batch)
+        finally:
+            self._whole_step = False
         sampled = time.perf_counter()
         r = self.score(r)
         scored = time.perf_counter()
         r = self.advantages(r)
-        if self.args.save_rollouts: self._keep(r)
+        if self.args.save_rollouts:
+            self._keep(r)
         metrics = self.update(r)
         end = time.perf_counter()
-        metrics = Metrics(metrics | {
-            "time/rollout": sampled - start, "time/score": scored - sampled, "time/update": end - scored,
-            "tokens/per_second": self._sum(r.mask.sum()).item() / (end - start)})
+        metrics = Metrics(
+            metrics
+            | {
+                "time/rollout": sampled - start,
+                "time/score": scored - sampled,
+                "time/update": end - scored,
+                "tokens/per_second": self._sum(r.mask.sum()).item() / (end - start),
+            }
+        )
         self._tell("ppo_update", r, metrics)
         return metrics
 
     def _tell(self, event: str, *what: Any) -> None:
         "Callbacks that have a method of this name hear of what Trainer has no event for."
         for one in self.callback_handler.callbacks:
-            if hasattr(one, event): getattr(one, event)(*what)
+            if hasattr(one, event):
+                getattr(one, event)(*what)
 
     def _next_batch(self) -> dict[str, Any]:
-        "The next batch for someone who steps by hand; after the last one, the first of another order."
+        """The next batch for someone who steps by hand; after the last one, the first of another
+        order."""
         batch = next(self._batches, None) if self._batches is not None else None
         if batch is None:
             self._batches = iter(self.get_train_dataloader())
@@ -960,6 +1585,7 @@ class _Steps(_Metrics):
 # %% ../nbs/15_trainer.ipynb #6fc01f2d
 class _Sizes(_Steps):
     "How many prompts make an update, and how many updates a run."
+
     def _set_sizes(self) -> None:
         args = self.args
         args.local_batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -967,41 +1593,70 @@ class _Sizes(_Steps):
         args.micro_batch_size = args.per_device_train_batch_size * args.world_size
         args.local_mini_batch_size = args.local_batch_size // args.num_mini_batches
         args.mini_batch_size = args.batch_size // args.num_mini_batches
-        if self.train_dataset is None: return
+        if self.train_dataset is None:
+            return
         if len(self.train_dataset) < (prompts := args.batch_size // args.num_generations):
-            raise ValueError(f"the data set has {len(self.train_dataset)} prompts and one update takes "
-                             f"{prompts}: lower per_device_train_batch_size or gradient_accumulation_steps, or "
-                             "give more prompts.")
+            raise ValueError(
+                f"the data set has {len(self.train_dataset)} prompts and one update takes "
+                f"{prompts}: lower per_device_train_batch_size or gradient_accumulation_steps, or "
+                "give more prompts."
+            )
         rest = math.ceil(len(self.train_dataset) % prompts * args.num_generations / args.world_size)
         if 0 < rest < args.num_mini_batches and not args.dataloader_drop_last:
-            raise ValueError(f"the last batch of the data set has {rest} responses, fewer than num_mini_batches = "
-                             f"{args.num_mini_batches}: leave dataloader_drop_last at True, or take a multiple of "
-                             f"{prompts} prompts.")
+            raise ValueError(
+                f"the last batch of the data set has {rest} responses, fewer than "
+                "num_mini_batches = "
+                f"{args.num_mini_batches}: leave dataloader_drop_last at True, or take a multiple "
+                "of "
+                f"{prompts} prompts."
+            )
         if args.total_episodes is None:
-            args.total_episodes = int(args.num_train_epochs * len(self.train_dataset) * args.num_generations)
-        args.num_total_batches = (args.max_steps if args.max_steps > 0
-                                  else math.ceil(args.total_episodes / args.batch_size))
+            args.total_episodes = int(
+                args.num_train_epochs * len(self.train_dataset) * args.num_generations
+            )
+        args.num_total_batches = (
+            args.max_steps
+            if args.max_steps > 0
+            else math.ceil(args.total_episodes / args.batch_size)
+        )
 
 # %% ../nbs/15_trainer.ipynb #12bc43de
 class _Data(_Sizes):
     "Prompts and optimizer, in Trainer's terms."
+
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = self.train_dataset.column_names if self.train_dataset is not None else []
+        self._signature_columns = (
+            self.train_dataset.column_names if self.train_dataset is not None else []
+        )
 
     def get_train_dataloader(self):
         "One rank's prompts of an update, shuffled by the seed."
         prompts = self.args.local_batch_size // self.args.num_generations
-        return self._get_dataloader(self.train_dataset, "Training", prompts,
-                                    sampler_fn=self._get_train_sampler, is_training=True)
+        return self._get_dataloader(
+            self.train_dataset,
+            "Training",
+            prompts,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
 
     def set_initial_training_values(self, args, dataloader):
         "Trainer's sizes, where a step is an update."
         per_epoch, updates = len(dataloader), args.num_total_batches
         episodes, epochs = updates * args.batch_size, math.ceil(updates / per_epoch)
-        return epochs, per_epoch, len(self.train_dataset), episodes, args.batch_size, per_epoch, updates
+        return (
+            epochs,
+            per_epoch,
+            len(self.train_dataset),
+            episodes,
+            args.batch_size,
+            per_epoch,
+            updates,
+        )
 
     def create_optimizer(self, model=None):
-        "Trainer's optimizer; the value model's parameters get their own learning rate where it is set."
+        """Trainer's optimizer; the value model's parameters get their own learning rate where it is
+        set."""
         made = self.optimizer is None
         super().create_optimizer(*([] if model is None else [model]))
         if made and self.args.value_learning_rate is not None:
@@ -1019,51 +1674,85 @@ class _Data(_Sizes):
 # %% ../nbs/15_trainer.ipynb #0b86c61e
 class _Loop(_Data):
     "One pass over the prompts."
-    def _run_epoch(self, model, epoch, train_dataloader, steps_in_epoch, resume_from_checkpoint=None, epochs_trained=0,
-                   steps_trained_in_current_epoch=0, trial=None, ignore_keys_for_eval=None, start_time=None, **_):
+
+    def _run_epoch(
+        self,
+        model,
+        epoch,
+        train_dataloader,
+        steps_in_epoch,
+        resume_from_checkpoint=None,
+        epochs_trained=0,
+        steps_trained_in_current_epoch=0,
+        trial=None,
+        ignore_keys_for_eval=None,
+        start_time=None,
+        **_,
+    ):
         "One pass over the prompts, an update a batch."
         args, skip = self.args, 0
-        if hasattr(train_dataloader, "set_epoch"): train_dataloader.set_epoch(epoch)
+        if hasattr(train_dataloader, "set_epoch"):
+            train_dataloader.set_epoch(epoch)
         if epoch == epochs_trained and resume_from_checkpoint is not None:
             skip = self.state.global_step % steps_in_epoch
         resuming = epoch == epochs_trained and resume_from_checkpoint is not None
-        if resuming and not skip: self._load_rng_state(resume_from_checkpoint)  # a new epoch draws its order from it
+        if resuming and not skip:
+            self._load_rng_state(resume_from_checkpoint)  # a new epoch draws its order from it
         batches = iter(skip_first_batches(train_dataloader, skip) if skip else train_dataloader)
         for i in range(skip, steps_in_epoch):
-            if self.state.global_step >= self.state.max_steps: break  # the run that is resumed may have been finished
+            if self.state.global_step >= self.state.max_steps:
+                break  # the run that is resumed may have been finished
             batch = next(batches)
-            if resuming and skip and i == skip: self._load_rng_state(resume_from_checkpoint)
+            if resuming and skip and i == skip:
+                self._load_rng_state(resume_from_checkpoint)
             self.control = self.callback_handler.on_step_begin(args, self.state, self.control)
             start = time.perf_counter()
             metrics = self.step(batch)
             metrics["eps"] = args.batch_size / (time.perf_counter() - start)
             self.state.global_step += 1
             self.state.epoch = epoch + (i + 1) / steps_in_epoch
-            self._tr_loss += (metrics["loss/policy_avg"] + args.vf_coef * metrics["loss/value_avg"]
-                              - args.entropy_coef * metrics["policy/entropy_avg"])
-            for name, value in metrics.items(): self._found[name].append(value)
+            self._tr_loss += (
+                metrics["loss/policy_avg"]
+                + args.vf_coef * metrics["loss/value_avg"]
+                - args.entropy_coef * metrics["policy/entropy_avg"]
+            )
+            for name, value in metrics.items():
+                self._found[name].append(value)
             self.control = self.callback_handler.on_step_end(args, self.state, self.control)
             due = self.control.should_log
-            if self._completions_due(): self.generate_completions()
+            if self._completions_due():
+                self.generate_completions()
             self.control.should_log |= due  # a log of completions takes it back
-            ending = self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+            ending = (
+                self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+            )
             self.control.should_log |= ending  # what was found since the last log is not lost
-            self._maybe_log_save_evaluate(self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time)
-            if not ending: self._tell("ppo_between", self.control)
-            if self.control.should_epoch_stop or self.control.should_training_stop: break
+            self._maybe_log_save_evaluate(
+                self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time
+            )
+            if not ending:
+                self._tell("ppo_between", self.control)
+            if self.control.should_epoch_stop or self.control.should_training_stop:
+                break
         self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         self.control = self.callback_handler.on_epoch_end(args, self.state, self.control)
-        self._maybe_log_save_evaluate(self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time)
+        self._maybe_log_save_evaluate(
+            self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time
+        )
 
 # %% ../nbs/15_trainer.ipynb #81c99aee
 class _Logs(_Loop):
     "What is told."
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        "Where Trainer logs its loss, the mean of each metric since the last log; counters are told as they stand."
+        """Where Trainer logs its loss, the mean of each metric since the last log; counters are
+        told as they stand."""
         if "loss" in logs and self._found:
             last = ("episode", "lr", "objective/kl_coef")
-            logs = {name: values[-1] if name in last else sum(values) / len(values)
-                    for name, values in self._found.items()}
+            logs = {
+                name: values[-1] if name in last else sum(values) / len(values)
+                for name, values in self._found.items()
+            }
             self._found = defaultdict(list)
         super().log(logs, start_time)
         if self.is_world_process_zero():
@@ -1075,14 +1764,25 @@ class _Logs(_Loop):
 # %% ../nbs/15_trainer.ipynb #ec6aa146
 def _markdown(frame: pd.DataFrame, rows: int = 20) -> str:
     "The first rows as a table in markdown; nothing in a cell is read as markup."
+
     def line(row: Sequence[Any]) -> str:
-        cells = [html.escape(str(cell)).replace("|", "&#124;").replace("\n", "<br>") for cell in row]
+        cells = [
+            html.escape(str(cell)).replace("|", "&#124;").replace("\n", "<br>") for cell in row
+        ]
         return f"| {' | '.join(cells)} |"
-    return "\n".join([line(frame.columns), "|---" * len(frame.columns) + "|",
-                      *map(line, frame.head(rows).itertuples(index=False))])
+
+    return "\n".join(
+        [
+            line(frame.columns),
+            "|---" * len(frame.columns) + "|",
+            *map(line, frame.head(rows).itertuples(index=False)),
+        ]
+    )
+
 
 class _Reports(_Logs):
     "Tables, for those that Trainer reports to."
+
     def _report_table(self, name: str, frame: pd.DataFrame) -> None:
         "Hand a table to each reporting callback that has begun."
         step, those = self.state.global_step, self.callback_handler.callbacks
@@ -1099,46 +1799,79 @@ class _Reports(_Logs):
 # %% ../nbs/15_trainer.ipynb #1005c175
 class _Opinions(_Reports):
     "What the judges say of completions."
+
     def _opinions(self, found: Completions, data: Dataset) -> Tensor:
         "Weighted scores [N]; a rank without rows asks too, where others can then fetch its parts."
         others = {name: data[name][:] for name in data.column_names if name not in PROMPT_COLUMNS}
-        scores, reader = torch.zeros(len(found.texts)), self.reward_processing_class or self.processing_class
+        scores, reader = (
+            torch.zeros(len(found.texts)),
+            self.reward_processing_class or self.processing_class,
+        )
+
         def asked(judge: nn.Module) -> Tensor:
             with self._in_step(inside(judge).base_model) if self._in_parts() else nullcontext():
-                if not len(scores): return scores
+                if not len(scores):
+                    return scores
                 return score_texts(judge, reader, found.prompts, found.texts, stopped=found.stopped)
+
         for judge, weight in self.judges.values():
-            if isinstance(judge, nn.Module): scores += weight * self._lend(judge, asked)
-            elif len(scores): scores += weight * call_reward(judge, found.prompts, found.texts, others)
+            if isinstance(judge, nn.Module):
+                scores += weight * self._lend(judge, asked)
+            elif len(scores):
+                scores += weight * call_reward(judge, found.prompts, found.texts, others)
         return scores
 
 # %% ../nbs/15_trainer.ipynb #b8ee3573
 class _Evaluation(_Opinions):
     "Completions of the evaluation prompts."
+
     def _completions_due(self) -> bool:
         "Every so many updates, and at the end."
         n, step = self.args.num_sample_generations, self.state.global_step
-        return (bool(n) and self.eval_dataset is not None
-                and (step % max(1, self.args.num_total_batches // n) == 0 or step == self.state.max_steps))
+        return (
+            bool(n)
+            and self.eval_dataset is not None
+            and (
+                step % max(1, self.args.num_total_batches // n) == 0 or step == self.state.max_steps
+            )
+        )
 
     def _evaluated(self) -> None:
         "One batch of an evaluation is done: callbacks, a progress bar among them, hear of it."
         self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 
-    def _completed(self, data: Dataset, told: Callable[[], None]) -> tuple[Completions, list[float]]:
-        "Completions and their scores; each rank does every n-th row, but where ZeRO-3 makes all walk in step."
+    def _completed(
+        self, data: Dataset, told: Callable[[], None]
+    ) -> tuple[Completions, list[float]]:
+        """Completions and their scores; each rank does every n-th row, but where ZeRO-3 makes all
+        walk in step."""
         args, policy, found = self.args, self._pair.policy, Completions([], [], [], [])
-        mine = data.select(range(args.process_index, len(data), args.world_size)) if self._apart() else data
-        if args.use_vllm: self.engine.sync(policy)
+        mine = (
+            data.select(range(args.process_index, len(data), args.world_size))
+            if self._apart()
+            else data
+        )
+        if args.use_vllm:
+            self.engine.sync(policy)
         with nullcontext() if args.use_vllm else self._writing():
             if len(mine):  # there may be fewer rows than ranks
-                found = complete(policy, self.processing_class, read_prompts(_columns_of(mine),
-                                 self.processing_class)[0], args.response_length, 0.01, self.stop_ids,
-                                 self._rows_at_a_time(len(mine)), seed=args.seed, stop_strings=self.stop_strings,
-                                 told=told, engine=self.engine if args.use_vllm else None)
+                found = complete(
+                    policy,
+                    self.processing_class,
+                    read_prompts(_columns_of(mine), self.processing_class)[0],
+                    args.response_length,
+                    0.01,
+                    self.stop_ids,
+                    self._rows_at_a_time(len(mine)),
+                    seed=args.seed,
+                    stop_strings=self.stop_strings,
+                    told=told,
+                    engine=self.engine if args.use_vllm else None,
+                )
         scores = self._opinions(found, mine).tolist()
         done = list(zip(found.prompts, found.texts, found.stopped, found.lengths, scores))
-        if self._apart(): done = interleaved(gather_object([done]))
+        if self._apart():
+            done = interleaved(gather_object([done]))
         *found, scores = map(list, zip(*done))
         return Completions(*found), scores
 
@@ -1153,22 +1886,34 @@ class _Evaluation(_Opinions):
 # %% ../nbs/15_trainer.ipynb #b31fc29a
 class _Completions(_Evaluation):
     "The table of completions."
-    def generate_completions(self, sampling: bool = True, rows: int = 64, data: Dataset | None = None,
-                             metric_key_prefix: str = "eval") -> dict[str, float]:
-        "Near-greedy, scored completions of the evaluation prompts: a table, a file under output_dir/completions, means."
+
+    def generate_completions(
+        self,
+        sampling: bool = True,
+        rows: int = 64,
+        data: Dataset | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Near-greedy, scored completions of the evaluation prompts: a table, a file under
+        output_dir/completions, means."""
         data = data if data is not None else self.eval_dataset
-        if data is None: raise ValueError("there are no evaluation prompts: give the trainer an eval_dataset.")
-        if sampling: data = data.select(range(min(rows, len(data))))
+        if data is None:
+            raise ValueError("there are no evaluation prompts: give the trainer an eval_dataset.")
+        if sampling:
+            data = data.select(range(min(rows, len(data))))
         found, scores = self._completed(data, (lambda: None) if sampling else self._evaluated)
         frame = completions_table(found, scores)
         if self.args.should_save:
             folder = Path(self.args.output_dir) / "completions"
             folder.mkdir(parents=True, exist_ok=True)
             frame.to_csv(folder / f"update-{self.state.global_step:05d}.csv", index=False)
-            if not self.args.disable_tqdm: print_table(frame, f"completions after update {self.state.global_step}")
-        metrics = {f"{metric_key_prefix}_score": frame["score"].mean(),
-                   f"{metric_key_prefix}_length": sum(found.lengths) / len(found.lengths),
-                   f"{metric_key_prefix}_stopped": sum(found.stopped) / len(found.stopped)}
+            if not self.args.disable_tqdm:
+                print_table(frame, f"completions after update {self.state.global_step}")
+        metrics = {
+            f"{metric_key_prefix}_score": frame["score"].mean(),
+            f"{metric_key_prefix}_length": sum(found.lengths) / len(found.lengths),
+            f"{metric_key_prefix}_stopped": sum(found.stopped) / len(found.stopped),
+        }
         self.log(dict(metrics))
         self._report_table("completions", frame)
         return metrics
@@ -1176,132 +1921,247 @@ class _Completions(_Evaluation):
 # %% ../nbs/15_trainer.ipynb #e7341f88
 class _Evaluates(_Completions):
     "Evaluation as Trainer asks for it."
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+
+    def evaluate(
+        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         "Completions of the whole evaluation set and their mean score."
         rows = len(eval_dataset or self.eval_dataset or ())
-        if self._apart(): rows = math.ceil(rows / self.args.world_size)  # of this rank
+        if self._apart():
+            rows = math.ceil(rows / self.args.world_size)  # of this rank
         batches = math.ceil(rows / self._rows_at_a_time(rows))
         self.callback_handler.eval_dataloader = range(batches)  # how long the progress bar is
-        metrics = self.generate_completions(sampling=False, data=eval_dataset, metric_key_prefix=metric_key_prefix)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        metrics = self.generate_completions(
+            sampling=False, data=eval_dataset, metric_key_prefix=metric_key_prefix
+        )
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
 # %% ../nbs/15_trainer.ipynb #8ef60edc
 class _Recipes(_Evaluates):
     "What names a run, and what it was told to do."
+
     def _identity(self) -> dict[str, Any]:
-        "What names a run for its checkpoints: seed, batch, the number of prompts and a hash of the first thousand."
-        text = json.dumps(_columns_of(self.train_dataset.select(range(min(1000, len(self.train_dataset))))))
-        return dict(seed=self.args.seed, batch_size=self.args.batch_size,
-                    prompts=f"{len(self.train_dataset)} {hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        """What names a run for its checkpoints: seed, batch, the number of prompts and a hash of
+        the first thousand."""
+        text = json.dumps(
+            _columns_of(self.train_dataset.select(range(min(1000, len(self.train_dataset)))))
+        )
+        return dict(
+            seed=self.args.seed,
+            batch_size=self.args.batch_size,
+            prompts=f"{len(self.train_dataset)} {hashlib.sha256(text.encode()).hexdigest()[:16]}",
+        )
 
     def _recipe(self) -> dict[str, Any]:
         "Every setting of PPO, and those of Trainer that matter."
         ours = {f.name for f in fields(PPOConfig)} - {f.name for f in fields(TrainingArguments)}
-        left_out = {"sft_model_path", "reward_model_path", "dataset_num_proc", "vllm_server_base_url",
-                    "vllm_server_host", "vllm_server_port", "vllm_group_port"}
-        names = ["learning_rate", "lr_scheduler_type", "optim", "max_grad_norm", "weight_decay", "bf16",
-                 "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "batch_size",
-                 "mini_batch_size", *(f.name for f in fields(PPOConfig) if f.name in ours - left_out)]
+        left_out = {
+            "sft_model_path",
+            "reward_model_path",
+            "dataset_num_proc",
+            "vllm_server_base_url",
+            "vllm_server_host",
+            "vllm_server_port",
+            "vllm_group_port",
+        }
+        names = [
+            "learning_rate",
+            "lr_scheduler_type",
+            "optim",
+            "max_grad_norm",
+            "weight_decay",
+            "bf16",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "world_size",
+            "batch_size",
+            "mini_batch_size",
+            *(f.name for f in fields(PPOConfig) if f.name in ours - left_out),
+        ]
         settings = {name: getattr(self.args, name, None) for name in names}
         return {name: getattr(x, "value", x) for name, x in settings.items() if x is not None}
 
 # %% ../nbs/15_trainer.ipynb #7d29d27d
 class _Cards(_Recipes):
     "What a folder says of itself."
+
     def _card(self) -> str:
         "The model card, from the run itself."
         pair, data = self._pair, {}
+
         def named(model: nn.Module) -> str:
             name = model.config._name_or_path or "from scratch"
-            return Path(name).name if Path(name).exists() else name  # a folder of this machine means nothing elsewhere
-        models = dict(policy=named(pair.policy), reference=named(self.ref_model) if self.ref_model is not None
-                      else self.args.ref_adapter_name or "the policy, its adapter off")
+            return (
+                Path(name).name if Path(name).exists() else name
+            )  # a folder of this machine means nothing elsewhere
+
+        models = dict(
+            policy=named(pair.policy),
+            reference=named(self.ref_model)
+            if self.ref_model is not None
+            else self.args.ref_adapter_name or "the policy, its adapter off",
+        )
         for name, (judge, weight) in self.judges.items():
-            models[f"reward: {name}, weight {weight:g}"] = (named(judge) if isinstance(judge, nn.Module)
-                                                            else "a function")
-        models["value"] = "a layer on the policy" if isinstance(pair.value, ValueHead) else named(pair.value)
+            models[f"reward: {name}, weight {weight:g}"] = (
+                named(judge) if isinstance(judge, nn.Module) else "a function"
+            )
+        models["value"] = (
+            "a layer on the policy" if isinstance(pair.value, ValueHead) else named(pair.value)
+        )
         for name, rows in dict(training=self.train_dataset, evaluation=self.eval_dataset).items():
-            if rows is not None: data[name] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
-        if self.train_dataset is not None: data["sha256 of the first prompts"] = self._identity()["prompts"].split()[1]
-        data["seed"] = f"{self.args.seed} (order of the data: {self.args.data_seed or self.args.seed})"
-        results = {name: x for log in self.state.log_history for name, x in log.items()
-                   if name.startswith(("objective/", "policy/", "val/", "tokens/response", "eval_", "episode",
-                                      "steering/"))}
-        software = {name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")}
-        return model_card(Path(self.args.output_dir).name, self._recipe(), results, models["policy"],
-                          dict(Models=models, Data=data, Software=software))
+            if rows is not None:
+                data[name] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
+        if self.train_dataset is not None:
+            data["sha256 of the first prompts"] = self._identity()["prompts"].split()[1]
+        data["seed"] = (
+            f"{self.args.seed} (order of the data: {self.args.data_seed or self.args.seed})"
+        )
+        results = {
+            name: x
+            for log in self.state.log_history
+            for name, x in log.items()
+            if name.startswith(
+                (
+                    "objective/",
+                    "policy/",
+                    "val/",
+                    "tokens/response",
+                    "eval_",
+                    "episode",
+                    "steering/",
+                )
+            )
+        }
+        software = {
+            name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")
+        }
+        return model_card(
+            Path(self.args.output_dir).name,
+            self._recipe(),
+            results,
+            models["policy"],
+            dict(Models=models, Data=data, Software=software),
+        )
 
     def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
         "The same card in output_dir, for a push to the hub."
-        if self.is_world_process_zero(): Path(self.args.output_dir, "README.md").write_text(self._card())
+        if self.is_world_process_zero():
+            Path(self.args.output_dir, "README.md").write_text(self._card())
 
 # %% ../nbs/15_trainer.ipynb #fcb6d192
 class _Saving(_Cards):
     "The policy alone, for whoever uses it."
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None
+    ) -> None:
         "The policy alone, with tokenizer, generation config and card."
-        if not self.args.should_save: return
+        if not self.args.should_save:
+            return
         pair, of_value = self._pair, None
         policy = pair.policy
         if state_dict is not None:  # gathered from all ranks
-            state_dict, of_value = ({name.removeprefix(part): x for name, x in state_dict.items()
-                                     if name.startswith(part)} for part in ("policy.", "value."))
+            state_dict, of_value = (
+                {
+                    name.removeprefix(part): x
+                    for name, x in state_dict.items()
+                    if name.startswith(part)
+                }
+                for part in ("policy.", "value.")
+            )
         if self.args.save_merged and self._stage is None and hasattr(policy, "peft_config"):
             policy = copy.deepcopy(policy)
-            if state_dict is not None: policy.load_state_dict(state_dict)
+            if state_dict is not None:
+                policy.load_state_dict(state_dict)
             policy, state_dict = policy.merge_and_unload(), None
-        save_policy(policy, self.processing_class, output_dir or self.args.output_dir, state_dict, self._card(),
-                    self.stop_ids)
-        if self._stage is not None: save_weights(pair.value, Path(output_dir) / "value", of_value)
+        save_policy(
+            policy,
+            self.processing_class,
+            output_dir or self.args.output_dir,
+            state_dict,
+            self._card(),
+            self.stop_ids,
+        )
+        if self._stage is not None:
+            save_weights(pair.value, Path(output_dir) / "value", of_value)
 
 # %% ../nbs/15_trainer.ipynb #5147e7d0
 class _Keeping(_Saving):
     "Checkpoints, whole or absent."
+
     def _get_output_dir(self, trial) -> str:
         return str(self._stage or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        "Trainer's checkpoint, and the value model and PPO's own state with it; it appears complete or not at all."
+        """Trainer's checkpoint, and the value model and PPO's own state with it; it appears
+        complete or not at all."""
         final = Path(super()._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
         main, beside = self.is_world_process_zero(), final.with_name(final.name + PARTIAL)
         with staged(final) if main else nullcontext(beside) as folder:
             self.accelerator.wait_for_everyone()  # the folder is there
             self._stage = folder
-            try: super()._save_checkpoint(model, trial)
-            finally: self._stage = None
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._stage = None
             self.accelerator.wait_for_everyone()  # every rank's random state is in it
-            if main: self._complete(folder, folder / final.name)
+            if main:
+                self._complete(folder, folder / final.name)
         self.accelerator.wait_for_everyone()  # it has its name
         if main:
-            rotate_checkpoints(output_dir=str(final.parent), save_total_limit=self.args.save_total_limit,
-                               best_model_checkpoint=self.state.best_model_checkpoint, use_mtime=True)
-        if self.args.push_to_hub: self._push_from_checkpoint(str(final))
+            rotate_checkpoints(
+                output_dir=str(final.parent),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
 
     def _complete(self, folder: Path, inner: Path) -> None:
         "Add what is PPO's own to what Trainer wrote one level down, bring it up, and seal it."
-        (inner / "ppo_state.json").write_text(json.dumps(dict(
-            controller=self.controller.state_dict(), moments=self.moments.state_dict(),
-            update_count=self.update_count, found=self._found)))
-        for path in list(inner.iterdir()): path.rename(folder / path.name)
+        (inner / "ppo_state.json").write_text(
+            json.dumps(
+                dict(
+                    controller=self.controller.state_dict(),
+                    moments=self.moments.state_dict(),
+                    update_count=self.update_count,
+                    found=self._found,
+                )
+            )
+        )
+        for path in list(inner.iterdir()):
+            path.rename(folder / path.name)
         inner.rmdir()
         seal(folder, **self._identity())
 
 # %% ../nbs/15_trainer.ipynb #7a41ae51
 class _Resuming(_Keeping):
     "The way back."
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        "Policy and value model. Raises ValueError where the checkpoint is damaged or of another run."
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        """Policy and value model. Raises ValueError where the checkpoint is damaged or of another
+        run."""
         verify(resume_from_checkpoint, **self._identity())
-        pair, folder = self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint)
+        pair, folder = (
+            self.accelerator.unwrap_model(model or self.model),
+            Path(resume_from_checkpoint),
+        )
         load_weights(pair.policy, folder)
         load_weights(pair.value, folder / "value")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         "Trainer's part, by every way that it has, and PPO's state."
-        if checkpoint is not None and self.is_deepspeed_enabled: verify(checkpoint, **self._identity())
+        if checkpoint is not None and self.is_deepspeed_enabled:
+            verify(checkpoint, **self._identity())
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None: return
+        if checkpoint is None:
+            return
         folder = Path(checkpoint)
         state = json.loads((folder / "ppo_state.json").read_text())
         self.controller.load_state_dict(state["controller"])
@@ -1311,48 +2171,82 @@ class _Resuming(_Keeping):
 # %% ../nbs/15_trainer.ipynb #452586cc
 _HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
 
+
 class _Hub(_Resuming):
     "Pushing to the hub through Trainer; a hub that is away costs nothing that was computed."
+
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        "Make the repository. Raises ConnectionError with the mend where the hub does not answer or does not know us."
-        try: super().init_hf_repo(token, private)
+        """Make the repository. Raises ConnectionError with the mend where the hub does not answer
+        or does not know us."""
+        try:
+            super().init_hf_repo(token, private)
         except _HUB_ERRORS as error:
             raise ConnectionError(
-                f"the hub could not be asked for a repository ({type(error).__name__}: {str(error).splitlines()[0]}). "
-                "Nothing is lost. Log in with `hf auth login` and look at the network, or train without push_to_hub "
-                "and call trainer.push_to_hub() when the hub is there.") from error
+                f"the hub could not be asked for a repository ({type(error).__name__}: "
+                f"{str(error).splitlines()[0]}). "
+                "Nothing is lost. Log in with `hf auth login` and look at the network, or train "
+                "without push_to_hub "
+                "and call trainer.push_to_hub() when the hub is there."
+            ) from error
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        "Save the policy, then push it where push_to_hub is set; a failed push is told and not raised."
+        """Save the policy, then push it where push_to_hub is set; a failed push is told and not
+        raised."""
         super().save_model(output_dir, _internal_call=True)
-        if not self.args.push_to_hub or _internal_call: return
-        try: self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-        except (ConnectionError, *_HUB_ERRORS) as error: self._not_pushed(error)
+        if not self.args.push_to_hub or _internal_call:
+            return
+        try:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+        except (ConnectionError, *_HUB_ERRORS) as error:
+            self._not_pushed(error)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         "Trainer pushes while it saves; here the folder must have its final name first."
-        if self._stage is not None: return
-        try: super()._push_from_checkpoint(checkpoint_folder)
-        except _HUB_ERRORS as error: self._not_pushed(error)
+        if self._stage is not None:
+            return
+        try:
+            super()._push_from_checkpoint(checkpoint_folder)
+        except _HUB_ERRORS as error:
+            self._not_pushed(error)
 
     def _not_pushed(self, error: Exception) -> None:
-        logger.warning(f"not pushed to the hub ({type(error).__name__}: {str(error).splitlines()[0]}). The policy is "
-                       "in "
-                       f"{self.args.output_dir}; training is not affected. trainer.push_to_hub() tries again.")
+        logger.warning(
+            f"not pushed to the hub ({type(error).__name__}: {str(error).splitlines()[0]}). The "
+            "policy is "
+            "in "
+            f"{self.args.output_dir}; training is not affected. trainer.push_to_hub() tries again."
+        )
 
 # %% ../nbs/15_trainer.ipynb #ef93faab
 class _Parts(_Hub):
     "The models that take part."
-    def _gather(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, model: Any, ref_model: Any,
-                reward_model: Any, value_model: Any, peft_config: Any, value_peft_config: Any) -> PolicyAndValue:
-        "Policy and value model; reference and reward model, which are never trained. What is not given is grown."
+
+    def _gather(
+        self,
+        args: PPOConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        model: Any,
+        ref_model: Any,
+        reward_model: Any,
+        value_model: Any,
+        peft_config: Any,
+        value_peft_config: Any,
+    ) -> PolicyAndValue:
+        """Policy and value model; reference and reward model, which are never trained. What is not
+        given is grown."""
         if ref_model is not None and ref_model is model:
-            raise ValueError("model and ref_model are the same object, so the KL would always be 0: leave ref_model "
-                             "out, and a frozen copy is made.")
+            raise ValueError(
+                "model and ref_model are the same object, so the KL would always be 0: leave "
+                "ref_model "
+                "out, and a frozen copy is made."
+            )
         self.judges = _judges(reward_model, args.reward_weights)
         if any(value_model is judge for judge, _ in self.judges.values()):
-            raise ValueError("reward_model and value_model are the same object, and the reward model is never trained: "
-                             "leave value_model out, and a copy is made.")
+            raise ValueError(
+                "reward_model and value_model are the same object, and the reward model is never "
+                "trained: "
+                "leave value_model out, and a copy is made."
+            )
         models = [judge for judge, _ in self.judges.values() if isinstance(judge, nn.Module)]
         own = self.reward_processing_class is not None
         fit = fit_embeddings if args.resize_embeddings else check_embeddings
@@ -1360,21 +2254,39 @@ class _Parts(_Hub):
         _choose_adapter(policy, args)
         if ref_model is not None:
             self.ref_model = fit(load_policy(ref_model), tokenizer).eval().requires_grad_(False)
-        elif hasattr(policy, "peft_config"): self.ref_model = None
-        else: self.ref_model = _once_more("ref_model", model, lambda: frozen(policy), load_policy)
-        self.reward_model = next((judge for judge, _ in self.judges.values())) if len(self.judges) == 1 else None
+        elif hasattr(policy, "peft_config"):
+            self.ref_model = None
+        else:
+            self.ref_model = _once_more("ref_model", model, lambda: frozen(policy), load_policy)
+        self.reward_model = (
+            next((judge for judge, _ in self.judges.values())) if len(self.judges) == 1 else None
+        )
         written = policy.get_input_embeddings().num_embeddings
         for judge in models:
-            if args.resize_embeddings and not own: with_rows(judge, written)
-            check_vocabulary(judge, self.reward_processing_class or tokenizer, "reward model", 0 if own else written)
-        if args.share_value_trunk: return _without_dropout(PolicyAndValue(policy, _head_for(policy, value_model)))
+            if args.resize_embeddings and not own:
+                with_rows(judge, written)
+            check_vocabulary(
+                judge,
+                self.reward_processing_class or tokenizer,
+                "reward model",
+                0 if own else written,
+            )
+        if args.share_value_trunk:
+            return _without_dropout(PolicyAndValue(policy, _head_for(policy, value_model)))
         if value_model is None:
             like = models[0] if models and not own else None
-            grow = (lambda: scorer_from(policy, args.seed)) if like is None else lambda: _copy_scorer(like)
+            grow = (
+                (lambda: scorer_from(policy, args.seed))
+                if like is None
+                else lambda: _copy_scorer(like)
+            )
             first = reward_model[0] if isinstance(reward_model, (list, tuple)) else reward_model
-            value_model = _once_more("value_model", None if like is None else first, grow, load_scorer)
+            value_model = _once_more(
+                "value_model", None if like is None else first, grow, load_scorer
+            )
         value_model = load_scorer(value_model)
-        if args.resize_embeddings: with_rows(value_model, written)
+        if args.resize_embeddings:
+            with_rows(value_model, written)
         check_vocabulary(value_model, tokenizer, "value model", written)
         value_model = with_adapter(value_model, value_peft_config, args.seed)
         return _without_dropout(PolicyAndValue(policy, value_model))
@@ -1382,12 +2294,21 @@ class _Parts(_Hub):
 # %% ../nbs/15_trainer.ipynb #bd8b1381
 class _Starts(_Parts):
     "A run before its first update."
+
     def _start(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         "What changes from update to update, and where a response ends."
-        self.stop_ids = [tokenizer.eos_token_id if args.stop_token_id is None else args.stop_token_id]
+        self.stop_ids = [
+            tokenizer.eos_token_id if args.stop_token_id is None else args.stop_token_id
+        ]
         self.stop_strings = None
-        if args.stop_strings: self.stop_ids, self.stop_strings = [], StopStringCriteria(tokenizer, args.stop_strings)
-        self.moments, self._found, self._stage, self.update_count = RunningMoments(), defaultdict(list), None, 0
+        if args.stop_strings:
+            self.stop_ids, self.stop_strings = [], StopStringCriteria(tokenizer, args.stop_strings)
+        self.moments, self._found, self._stage, self.update_count = (
+            RunningMoments(),
+            defaultdict(list),
+            None,
+            0,
+        )
         self._batches, self._roofs = None, {}
         self.controller = FixedKLController(args.kl_coef)
         if args.kl_controller == "adaptive":
@@ -1396,60 +2317,89 @@ class _Starts(_Parts):
 # %% ../nbs/15_trainer.ipynb #a32a8400
 class _Layout(_Starts):
     "What the launcher asked for, and what came."
+
     def _layout(self) -> str:
         "Ranks and layout, in words and by Accelerate's name for it."
         n, kind = self.accelerator.num_processes, self.accelerator.distributed_type.value
         ranks, name = "one process" if n == 1 else f"{n} processes", "DDP" if n > 1 else ""
-        if self.is_fsdp_enabled: name = "FSDP2" if self.accelerator.is_fsdp2 else "FSDP1"
-        if self.is_deepspeed_enabled: name = f"DeepSpeed ZeRO-{self.accelerator.state.deepspeed_plugin.zero_stage}"
+        if self.is_fsdp_enabled:
+            name = "FSDP2" if self.accelerator.is_fsdp2 else "FSDP1"
+        if self.is_deepspeed_enabled:
+            name = f"DeepSpeed ZeRO-{self.accelerator.state.deepspeed_plugin.zero_stage}"
         return f"{ranks}, {name} ({kind})" if name else ranks
 
     def _check_layout(self) -> None:
         "Raises RuntimeError where the launcher asked for what did not come."
         asked = lambda name: os.environ.get(name, "").lower() in ("1", "true", "yes")
         found = self._layout()
-        for name, there in (("ACCELERATE_USE_DEEPSPEED", self.is_deepspeed_enabled),
-                            ("ACCELERATE_USE_FSDP", self.is_fsdp_enabled),
-                            ("WORLD_SIZE", int(os.environ.get("WORLD_SIZE", 1)) == self.accelerator.num_processes)):
+        for name, there in (
+            ("ACCELERATE_USE_DEEPSPEED", self.is_deepspeed_enabled),
+            ("ACCELERATE_USE_FSDP", self.is_fsdp_enabled),
+            ("WORLD_SIZE", int(os.environ.get("WORLD_SIZE", 1)) == self.accelerator.num_processes),
+        ):
             if not there and (asked(name) or name == "WORLD_SIZE"):
-                raise RuntimeError(f"{name} is {os.environ[name]!r} and what runs is {found}: the request took no "
-                                   "effect. On a CPU, use_cpu and ACCELERATE_USE_CPU turn DeepSpeed off; see that the "
-                                   "library is installed, and launch with `accelerate launch` or torchrun.")
-        several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ  # what its launcher leaves
+                raise RuntimeError(
+                    f"{name} is {os.environ[name]!r} and what runs is {found}: the request took no "
+                    "effect. On a CPU, use_cpu and ACCELERATE_USE_CPU turn DeepSpeed off; see "
+                    "that the "
+                    "library is installed, and launch with `accelerate launch` or torchrun."
+                )
+        several = (
+            "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
+        )  # what its launcher leaves
         if several and "WORLD_SIZE" not in os.environ and self.accelerator.num_processes == 1:
-            raise RuntimeError(f"`accelerate launch` was asked for several processes and what runs is {found}: with "
-                               "--cpu it starts one alone. Set ACCELERATE_USE_CPU=true and launch with --multi_gpu "
-                               "--num_processes N, which starts N on the CPU too.")
+            raise RuntimeError(
+                f"`accelerate launch` was asked for several processes and what runs is {found}: "
+                "with "
+                "--cpu it starts one alone. Set ACCELERATE_USE_CPU=true and launch with "
+                "--multi_gpu "
+                "--num_processes N, which starts N on the CPU too."
+            )
 
 # %% ../nbs/15_trainer.ipynb #917c7446
 class _Compiles(_Layout):
     "What `torch_compile` means."
+
     def _compile(self) -> None:
-        "Compile the layers of every model. Raises ValueError where that cannot work, before any work is lost."
+        """Compile the layers of every model. Raises ValueError where that cannot work, before any
+        work is lost."""
         args = self.args
-        if not args.torch_compile: return
+        if not args.torch_compile:
+            return
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError(f"torch_compile is set and what runs is {self._layout()}: layers are compiled where they "
-                             "are whole. Leave torch_compile out, or launch without DeepSpeed and FSDP.")
+            raise ValueError(
+                f"torch_compile is set and what runs is {self._layout()}: layers are compiled "
+                "where they "
+                "are whole. Leave torch_compile out, or launch without DeepSpeed and FSDP."
+            )
         named, writes = os.environ.get("CXX", "c++"), args.torch_compile_backend == "inductor"
         if writes and self.accelerator.device.type == "cpu" and not shutil.which(named):
-            raise ValueError(f"torch_compile wants a C++ compiler on a CPU and there is no {named}: install g++, name "
-                             "one in CXX, or leave torch_compile out.")
-        self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # or the roof over the models were compiled
+            raise ValueError(
+                f"torch_compile wants a C++ compiler on a CPU and there is no {named}: install "
+                "g++, name "
+                "one in CXX, or leave torch_compile out."
+            )
+        self.accelerator.state.dynamo_plugin.backend = (
+            DynamoBackend.NO
+        )  # or the roof over the models were compiled
         how = dict(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         pair, judges = self.model, (judge for judge, _ in self.judges.values())
         for model in (pair.policy, pair.value, self.ref_model, *judges):
-            if isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model"): compile_layers(model, **how)
+            if isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model"):
+                compile_layers(model, **how)
 
 # %% ../nbs/15_trainer.ipynb #fefd57b7
 class _Tells(_Compiles):
     "The first line of a run."
+
     def train(self, *given: Any, **more: Any):
         "`Trainer.train`; its first line says what runs, on what, and in which precision."
-        if self.is_world_process_zero(): (logger.info if self.args.disable_tqdm else print)(self.describe())
+        if self.is_world_process_zero():
+            (logger.info if self.args.disable_tqdm else print)(self.describe())
         self._tell("ppo_begin", self)
         set_seed(self.args.seed)  # whatever was drawn since the trainer was made
-        try: return super().train(*given, **more)
+        try:
+            return super().train(*given, **more)
         except BaseException as error:
             self._tell("ppo_end", error)
             raise
@@ -1457,56 +2407,892 @@ class _Tells(_Compiles):
     def describe(self) -> str:
         "What runs, on what, and in which precision, with what was chosen for this device."
         args, pair = self.args, self._pair
-        count = lambda model: (f"{sum(p.numel() for p in model.parameters() if p.requires_grad):,} of "
-                               f"{sum(p.numel() for p in model.parameters()):,}")
-        memory = "recomputed" if args.activation_checkpointing or args.gradient_checkpointing else "kept"
+        count = lambda model: (
+            f"{sum(p.numel() for p in model.parameters() if p.requires_grad):,} of "
+            f"{sum(p.numel() for p in model.parameters()):,}"
+        )
+        memory = (
+            "recomputed" if args.activation_checkpointing or args.gradient_checkpointing else "kept"
+        )
         device, resting = self.accelerator.device.type, ""
-        if device == "cuda": device = f"{device} ({torch.cuda.get_device_name(self.accelerator.device)})"
-        if args.offload_frozen and self._roofs: resting = ", reference and reward model in host memory between uses"
-        return (f"PPO: {getattr(args, 'num_total_batches', 0)} updates of {args.batch_size} responses, each "
-                f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of {args.mini_batch_size}, "
-                f"micro-batches of {args.per_device_train_batch_size}; {self._layout()}, {device}, "
-                f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}, activations {memory}{resting}"
-                f"{', layers compiled by ' + args.torch_compile_backend if args.torch_compile else ''}; "
-                f"{f'sampling by vLLM ({args.vllm_mode}); ' if args.use_vllm else ''}"
-                f"trained parameters: policy {count(pair.policy)}, value model {count(pair.value)}.")
+        if device == "cuda":
+            device = f"{device} ({torch.cuda.get_device_name(self.accelerator.device)})"
+        if args.offload_frozen and self._roofs:
+            resting = ", reference and reward model in host memory between uses"
+        return (
+            f"PPO: {getattr(args, 'num_total_batches', 0)} updates of {args.batch_size} "
+            "responses, each "
+            f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
+            f"{args.mini_batch_size}, "
+            f"micro-batches of {args.per_device_train_batch_size}; {self._layout()}, {device}, "
+            f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}, activations "
+            f"{memory}{resting}"
+            f"{', layers compiled by ' + args.torch_compile_backend if args.torch_compile else ''}; "
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            f"{f'sampling by vLLM ({args.vllm_mode}); ' if args.use_vllm else ''}"
+            f"trained parameters: policy {count(pair.policy)}, value model {count(pair.value)}."
+        )
 
 # %% ../nbs/15_trainer.ipynb #0de67e06
 class PPOTrainer(_Tells):
     "Proximal policy optimisation of a language model: rollout -> score -> advantages -> update."
+
     def __init__(
         self,
         args: PPOConfig,
-        processing_class: PreTrainedTokenizerBase | None = None,      # None: the tokenizer beside the model's name
-        model: PreTrainedModel | str | None = None,                   # policy; None: args.sft_model_path
-        ref_model: PreTrainedModel | str | None = None,               # None: a frozen copy of the policy
+        processing_class: PreTrainedTokenizerBase
+        | None = None,  # None: the tokenizer beside the model's name
+        model: PreTrainedModel | str | None = None,  # policy; None: args.sft_model_path
+        ref_model: PreTrainedModel | str | None = None,  # None: a frozen copy of the policy
         reward_model: Any = None,  # a model, its name, f(prompts, responses, **columns) -> list, or a list of these
-        train_dataset: Dataset | None = None,                         # column prompt; others reach the reward function
-        value_model: PreTrainedModel | str | None = None,             # None: grown from the reward model or the policy
+        train_dataset: Dataset | None = None,  # column prompt; others reach the reward function
+        value_model: PreTrainedModel
+        | str
+        | None = None,  # None: grown from the reward model or the policy
         data_collator: Callable | None = None,
         eval_dataset: Dataset | None = None,
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,        # of peft, such as LoraConfig: train an adapter; the reference is the rest
-        reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # where the reward model has its own
+        peft_config: Any = None,  # of peft, such as LoraConfig: train an adapter; the reference is the rest
+        reward_processing_class: PreTrainedTokenizerBase
+        | str
+        | None = None,  # where the reward model has its own
         value_peft_config: Any = None,  # the same for the value model
     ):
-        if model is None: model = args.sft_model_path
-        if reward_model is None: reward_model = args.reward_model_path
+        if model is None:
+            model = args.sft_model_path
+        if reward_model is None:
+            reward_model = args.reward_model_path
         tokenizer = load_tokenizer(processing_class if processing_class is not None else model)
         own = reward_processing_class
         self.reward_processing_class = None if own is None else load_tokenizer(own)
         self._start(args, tokenizer)
         check_tokenizer(tokenizer, self.stop_ids)
-        pair = self._gather(args, tokenizer, model, ref_model, reward_model, value_model, peft_config,
-                            value_peft_config)
-        for data in (train_dataset, eval_dataset): _check_prompts(data, tokenizer, args, pair.policy)
-        super().__init__(pair, args, data_collator=data_collator or (lambda rows: collate_prompts(rows, tokenizer)),
-                         train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=tokenizer,
-                         optimizers=optimizers, callbacks=callbacks)
-        for prepare in (self._check_layout, self._set_sizes, self._keep_outputs_exact): prepare()
+        pair = self._gather(
+            args,
+            tokenizer,
+            model,
+            ref_model,
+            reward_model,
+            value_model,
+            peft_config,
+            value_peft_config,
+        )
+        for data in (train_dataset, eval_dataset):
+            _check_prompts(data, tokenizer, args, pair.policy)
+        super().__init__(
+            pair,
+            args,
+            data_collator=data_collator or (lambda rows: collate_prompts(rows, tokenizer)),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            optimizers=optimizers,
+            callbacks=callbacks,
+        )
+        for prepare in (self._check_layout, self._set_sizes, self._keep_outputs_exact):
+            prepare()
         self.engine = self._make_engine()
-        if self.ref_model is not None: self.ref_model = self._place(self.ref_model)
-        self.judges = {name: (self._place(judge) if isinstance(judge, nn.Module) else judge, weight)
-                       for name, (judge, weight) in self.judges.items()}
+        if self.ref_model is not None:
+            self.ref_model = self._place(self.ref_model)
+        self.judges = {
+            name: (self._place(judge) if isinstance(judge, nn.Module) else judge, weight)
+            for name, (judge, weight) in self.judges.items()
+        }
         self._compile()

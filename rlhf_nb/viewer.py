@@ -4,7 +4,14 @@
 
 # %% ../nbs/16_viewer.ipynb #0dee22e0
 from __future__ import annotations
-import base64, hashlib, io, json, math, re, time
+
+import base64
+import hashlib
+import io
+import json
+import math
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -14,6 +21,7 @@ from html import escape
 from numbers import Real
 from pathlib import Path
 from typing import Any
+
 import ipywidgets as widgets
 import pandas as pd
 import torch
@@ -23,6 +31,7 @@ from matplotlib.ticker import PercentFormatter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
+
 from .evaluate import hacking_alarms
 from .explore import ChoiceSlider, Explorer, control
 from .gae import gae, returns_from
@@ -31,8 +40,20 @@ from .losses import policy_diagnostics
 from .masks import whiten
 from .rollout import SIGNALS, TENSORS, Rollout
 from .shaping import penalize_missing_eos, shape_rewards, slot_mask
-from .viz import Html, curves, signal_table, signed, token_strip, visible, visible_token
-from .viz import _break, _cell, _line, _numbers, _table
+from rlhf_nb.viz import (
+    Html,
+    _break,
+    _cell,
+    _line,
+    _numbers,
+    _table,
+    curves,
+    signal_table,
+    signed,
+    token_strip,
+    visible,
+    visible_token,
+)
 from .viz import _page as _scrolling
 
 # %% auto #0
@@ -41,67 +62,112 @@ __all__ = ['Shown', 'Look', 'episode_order', 'Recipe', 'what_if', 'recipe_of', '
 
 # %% ../nbs/16_viewer.ipynb #84648769
 def _text(text: object) -> str:
-    "Text as it may stand between tags: what is invisible shown, escaped, kept from reordering its neighbours."
+    """Text as it may stand between tags: what is invisible shown, escaped, kept from reordering its
+    neighbours."""
     return f"<bdi>{escape(visible(str(text)))}</bdi>"
+
 
 def _prose(text: object) -> str:
     "Text of several lines, where the page itself breaks them."
     return _text(text).replace("↵\n", "\n")
 
+
 def _slots(rollout: Rollout, episode: int) -> int:
-    "How many columns an episode has: its tokens, and the slot after the end where something is paid there (reward_slot 'after_eos')."
+    """How many columns an episode has: its tokens, and the slot after the end where something is
+    paid there (reward_slot 'after_eos')."""
     n = int(rollout.mask[episode].sum())
-    return n + (rollout.rewards is not None and n < rollout.rewards.shape[1] and bool(rollout.rewards[episode, n] != 0))
+    return n + (
+        rollout.rewards is not None
+        and n < rollout.rewards.shape[1]
+        and bool(rollout.rewards[episode, n] != 0)
+    )
+
 
 def _tokens(rollout: Rollout, episode: int) -> list[str]:
     "The text of each token; its id where the texts were not kept."
     n = int(rollout.mask[episode].sum())
-    texts = (rollout.tokens[episode][:n] if rollout.tokens
-             else [str(i) for i in rollout.response_ids[episode, :n].tolist()])
+    texts = (
+        rollout.tokens[episode][:n]
+        if rollout.tokens
+        else [str(i) for i in rollout.response_ids[episode, :n].tolist()]
+    )
     return texts + ["⟨after⟩"] * (_slots(rollout, episode) - n)
+
 
 def _signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, under the tokens of one episode."
     n = _slots(rollout, episode)
-    return {name: getattr(rollout, name)[episode, :n].detach().float() for name in SIGNALS
-            if getattr(rollout, name) is not None}
+    return {
+        name: getattr(rollout, name)[episode, :n].detach().float()
+        for name in SIGNALS
+        if getattr(rollout, name) is not None
+    }
 
 # %% ../nbs/16_viewer.ipynb #97fae4be
 def _facts(rollout: Rollout, episode: int) -> str:
     "What is known of an episode as a whole, on one line."
     n, update = int(rollout.mask[episode].sum()), rollout.info.get("update")
-    facts = [f"Episode {episode} of {len(rollout)}" + ("" if update is None else f", update {update}")]
+    facts = [
+        f"Episode {episode} of {len(rollout)}" + ("" if update is None else f", update {update}")
+    ]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
-        if values is not None: facts.append(f"{name} {signed(float(values[episode]))}")
-    if rollout.kl is not None: facts.append(f"KL {signed(rollout.kl[episode, :n].float().sum().item())} nats")
-    facts += [f"{n} token{'' if n == 1 else 's'}", "stopped by itself" if rollout.stopped[episode] else "cut off"]
+        if values is not None:
+            facts.append(f"{name} {signed(float(values[episode]))}")
+    if rollout.kl is not None:
+        facts.append(f"KL {signed(rollout.kl[episode, :n].float().sum().item())} nats")
+    facts += [
+        f"{n} token{'' if n == 1 else 's'}",
+        "stopped by itself" if rollout.stopped[episode] else "cut off",
+    ]
     return " · ".join(facts)
+
 
 def _asked(rollout: Rollout, episode: int) -> str:
     "The prompt, and the columns that came with it, folded."
-    lines = [rollout.prompts[episode] if rollout.prompts else "(the text of the prompt was not kept)"]
+    lines = [
+        rollout.prompts[episode] if rollout.prompts else "(the text of the prompt was not kept)"
+    ]
     lines += [f"{name}: {column[episode]}" for name, column in rollout.columns.items()]
     told = "".join(f'<p style="white-space:pre-wrap">{_prose(line)}</p>' for line in lines)
     return f'<details class="prompt"><summary>Prompt</summary>{told}</details>'
 
 # %% ../nbs/16_viewer.ipynb #ff99cd55
-def _episode(rollout: Rollout, episode: int, strips: Mapping[str, float | None], fold: bool = False,
-             signals: Mapping[str, Tensor] | None = None) -> str:
-    "One episode: strips of some signals (name to full colour), and the table of all of them, folded or not."
-    tokens, signals = _tokens(rollout, episode), _signals(rollout, episode) if signals is None else signals
-    below = [token_strip(tokens, signals[name], name=name, vmax=vmax) for name, vmax in strips.items()]
+def _episode(
+    rollout: Rollout,
+    episode: int,
+    strips: Mapping[str, float | None],
+    fold: bool = False,
+    signals: Mapping[str, Tensor] | None = None,
+) -> str:
+    """One episode: strips of some signals (name to full colour), and the table of all of them,
+    folded or not."""
+    tokens, signals = (
+        _tokens(rollout, episode),
+        _signals(rollout, episode) if signals is None else signals,
+    )
+    below = [
+        token_strip(tokens, signals[name], name=name, vmax=vmax) for name, vmax in strips.items()
+    ]
     table = signal_table(tokens, **signals) if signals else ""
-    if table and fold: table = f"<details><summary>All signals</summary>{table}</details>"
+    if table and fold:
+        table = f"<details><summary>All signals</summary>{table}</details>"
     facts = f"<p><strong>{escape(_facts(rollout, episode))}</strong></p>"
     return "".join([facts, _asked(rollout, episode), *(below or [token_strip(tokens)]), table])
 
 # %% ../nbs/16_viewer.ipynb #c4a0c58d
-def _against(rollout: Rollout, episode: int, now: Tensor, cliprange: float = 0.2) -> dict[str, Tensor]:
-    "What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would clip it above or below."
+def _against(
+    rollout: Rollout, episode: int, now: Tensor, cliprange: float = 0.2
+) -> dict[str, Tensor]:
+    """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
+    clip it above or below."""
+
     def ask(t: int) -> dict[str, Tensor]:
         at = (slice(episode, episode + 1), slice(t, t + 1))
         advantages = rollout.logprobs if rollout.advantages is None else rollout.advantages
-        return policy_diagnostics(now[at], rollout.logprobs[at], advantages[at], rollout.mask[at], cliprange)
+        return policy_diagnostics(
+            now[at], rollout.logprobs[at], advantages[at], rollout.mask[at], cliprange
+        )
+
     told = [ask(t) for t in range(int(rollout.mask[episode].sum()))]
     ratio = torch.tensor([float(one["ratio"]) - 1 for one in told])
     found = {"ratio - 1": ratio}
@@ -113,15 +179,17 @@ def _against(rollout: Rollout, episode: int, now: Tensor, cliprange: float = 0.2
 @dataclass(frozen=True)
 class Shown:
     "A rollout, and what else is known of its tokens."
+
     rollout: Rollout
-    now: Tensor | None = None      # [B, T] log-probs of another policy
+    now: Tensor | None = None  # [B, T] log-probs of another policy
     entropy: Tensor | None = None  # [B, T] nats
 
     def extra(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
         "The signals of one episode that are worked out."
         found = {} if self.now is None else _against(self.rollout, episode, self.now, cliprange)
         n = int(self.rollout.mask[episode].sum())
-        if self.entropy is not None: found["entropy"] = self.entropy[episode, :n].float()
+        if self.entropy is not None:
+            found["entropy"] = self.entropy[episode, :n].float()
         return {name: pad(x, (0, _slots(self.rollout, episode) - n)) for name, x in found.items()}
 
     def signals(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
@@ -130,25 +198,40 @@ class Shown:
 
     def names(self) -> list[str]:
         "Which signals there are, what one asks for first in front."
-        stored = [name for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS))
-                  if getattr(self.rollout, name) is not None]
+        stored = [
+            name
+            for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS))
+            if getattr(self.rollout, name) is not None
+        ]
         return stored + (list(self.extra(0)) if len(self.rollout) else [])
 
 # %% ../nbs/16_viewer.ipynb #f9ca6e47
-def _shown(rollout: Rollout, now: Tensor | Rollout | None = None, entropy: Tensor | None = None) -> Shown:
+def _shown(
+    rollout: Rollout, now: Tensor | Rollout | None = None, entropy: Tensor | None = None
+) -> Shown:
     "All of it on the CPU. Raises ValueError where a shape does not fit."
-    tensors = {name: getattr(rollout, name).detach().cpu() for name in TENSORS if getattr(rollout, name) is not None}
+    tensors = {
+        name: getattr(rollout, name).detach().cpu()
+        for name in TENSORS
+        if getattr(rollout, name) is not None
+    }
     if isinstance(now, Rollout):
         if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
-            raise ValueError("now is a rollout of other responses: give the log-probs [B, T] that another policy has "
-                             "for the tokens of this one.")
+            raise ValueError(
+                "now is a rollout of other responses: give the log-probs [B, T] that another "
+                "policy has "
+                "for the tokens of this one."
+            )
         now = now.logprobs
     if now is not None and rollout.logprobs is None:
         raise ValueError("this rollout has no logprobs to compare with: leave now out.")
     for name, given in dict(now=now, entropy=entropy).items():
         if given is not None and given.shape != rollout.mask.shape:
-            raise ValueError(f"{name} has shape {list(given.shape)} and the responses {list(rollout.mask.shape)}: give "
-                             "one number a response token.")
+            raise ValueError(
+                f"{name} has shape {list(given.shape)} and the responses "
+                f"{list(rollout.mask.shape)}: give "
+                "one number a response token."
+            )
     here = lambda x: None if x is None else x.detach().cpu().float()
     return Shown(rollout.with_(**tensors), here(now), here(entropy))
 
@@ -156,104 +239,186 @@ def _shown(rollout: Rollout, now: Tensor | Rollout | None = None, entropy: Tenso
 @dataclass(frozen=True)
 class Look:
     "Where one looks, and at what."
-    place: int = 1              # in the sorted list, counted from 1
-    signal: str = "kl"          # under the text
-    sort: str = "episode"       # a column of `Rollout.episodes`
+
+    place: int = 1  # in the sorted list, counted from 1
+    signal: str = "kl"  # under the text
+    sort: str = "episode"  # a column of `Rollout.episodes`
     descending: bool = False
-    find: str = ""              # in the prompt or the response, capitals or not
-    only: str = "all"           # or: no stop token, score above, KL above
-    above: float = 0.0          # for the last two
+    find: str = ""  # in the prompt or the response, capitals or not
+    only: str = "all"  # or: no stop token, score above, KL above
+    above: float = 0.0  # for the last two
 
 # %% ../nbs/16_viewer.ipynb #0cde3eea
 def _columns(rollout: Rollout) -> pd.DataFrame:
-    "What is known of each episode, a row each; half a character, which no table can hold, becomes a question mark."
+    """What is known of each episode, a row each; half a character, which no table can hold, becomes
+    a question mark."""
     whole = lambda x: x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
     texts = {name: [whole(x) for x in getattr(rollout, name)] for name in ("prompts", "responses")}
-    columns = {whole(name): [whole(x) for x in column] for name, column in rollout.columns.items() if name != "episode"}
-    return pd.DataFrame(dict(episode=range(len(rollout)))).join(rollout.with_(**texts, columns=columns).episodes())
+    columns = {
+        whole(name): [whole(x) for x in column]
+        for name, column in rollout.columns.items()
+        if name != "episode"
+    }
+    return pd.DataFrame(dict(episode=range(len(rollout)))).join(
+        rollout.with_(**texts, columns=columns).episodes()
+    )
+
 
 def _filters(frame: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame, float], pd.Series]]:
     "Which filters there is a column for."
-    rules = {"all": ("episode", lambda rows, above: rows["episode"] >= 0),
-             "no stop token": ("stopped", lambda rows, above: ~rows["stopped"].astype(bool)),
-             "score above": ("score", lambda rows, above: rows["score"] > above),
-             "KL above": ("kl", lambda rows, above: rows["kl"] > above)}
+    rules = {
+        "all": ("episode", lambda rows, above: rows["episode"] >= 0),
+        "no stop token": ("stopped", lambda rows, above: ~rows["stopped"].astype(bool)),
+        "score above": ("score", lambda rows, above: rows["score"] > above),
+        "KL above": ("kl", lambda rows, above: rows["kl"] > above),
+    }
     return {name: rule for name, (column, rule) in rules.items() if column in frame}
+
 
 def episode_order(
     frame: pd.DataFrame,  # one row an episode, as `Rollout.episodes` makes it
     look: Look,
-) -> list[int]:           # episodes that count, in order; those that tie keep theirs, those without a number come last
+) -> list[
+    int
+]:  # episodes that count, in order; those that tie keep theirs, those without a number come last
     "Filter, then sort. Raises ValueError on a column or a filter that is not there."
     frame = frame if "episode" in frame else frame.assign(episode=range(len(frame)))
     rules = _filters(frame)
     if look.sort not in frame or look.only not in rules:
-        raise ValueError(f"cannot sort by {look.sort!r} and keep {look.only!r}: columns are {list(frame.columns)}, "
-                         f"filters {list(rules)}.")
+        raise ValueError(
+            f"cannot sort by {look.sort!r} and keep {look.only!r}: columns are "
+            f"{list(frame.columns)}, "
+            f"filters {list(rules)}."
+        )
     kept = rules[look.only](frame, look.above)
     for word in filter(None, [look.find.casefold()]):
-        texts = [frame[name].astype(str).str.casefold() for name in ("prompt", "response") if name in frame]
-        kept &= sum(text.str.contains(word, regex=False) for text in texts).astype(bool) if texts else False
+        texts = [
+            frame[name].astype(str).str.casefold()
+            for name in ("prompt", "response")
+            if name in frame
+        ]
+        kept &= (
+            sum(text.str.contains(word, regex=False) for text in texts).astype(bool)
+            if texts
+            else False
+        )
     as_text = lambda column: column.map(str) if column.dtype == object else column
-    ordered = frame[kept].sort_values(look.sort, ascending=not look.descending, kind="stable", key=as_text)
+    ordered = frame[kept].sort_values(
+        look.sort, ascending=not look.descending, kind="stable", key=as_text
+    )
     return ordered["episode"].tolist()
 
 # %% ../nbs/16_viewer.ipynb #45beef77
 @dataclass(frozen=True)
 class Recipe:
     "The settings between a scored rollout and its advantages."
+
     kl_coef: float = 0.05
-    estimator: str = "k1"               # or k2, k3, abs; stored: the KL as it is in the rollout, such as `full`
+    estimator: str = "k1"  # or k2, k3, abs; stored: the KL as it is in the rollout, such as `full`
     gamma: float = 1.0
     lam: float = 0.95
     missing_eos_penalty: float = 0.0
     cliprange: float = 0.2
     reward_slot: str = "last"
     whiten_rewards: bool = False
-    scores_from: str = "raw"            # the penalty is taken off these: raw, or stored, where scaling came before
+    scores_from: str = (
+        "raw"  # the penalty is taken off these: raw, or stored, where scaling came before
+    )
+
 
 def what_if(
     rollout: Rollout,  # scored, with log-probs of policy and reference, and values
     recipe: Recipe,
-) -> Rollout:          # the same with kl, scores, rewards, returns and advantages made anew
+) -> Rollout:  # the same with kl, scores, rewards, returns and advantages made anew
     "The trainer's third phase over again. Whitening is over this rollout alone."
     r = rollout
-    kl = r.kl if recipe.estimator == "stored" else estimate_kl(r.logprobs, r.ref_logprobs,
-                                                              recipe.estimator).masked_fill(~r.mask, 0.0)
-    scores = penalize_missing_eos(r.raw_scores if recipe.scores_from == "raw" else r.scores, r.stopped,
-                                  recipe.missing_eos_penalty)
+    kl = (
+        r.kl
+        if recipe.estimator == "stored"
+        else estimate_kl(r.logprobs, r.ref_logprobs, recipe.estimator).masked_fill(~r.mask, 0.0)
+    )
+    scores = penalize_missing_eos(
+        r.raw_scores if recipe.scores_from == "raw" else r.scores,
+        r.stopped,
+        recipe.missing_eos_penalty,
+    )
     slots = slot_mask(r.mask, recipe.reward_slot)
     rewards, _ = shape_rewards(scores, kl, r.mask, recipe.kl_coef, recipe.reward_slot)
-    if recipe.whiten_rewards: rewards = whiten(rewards, slots, shift_mean=False)
+    if recipe.whiten_rewards:
+        rewards = whiten(rewards, slots, shift_mean=False)
     plain = gae(rewards, r.values, slots, recipe.gamma, recipe.lam)
-    return r.with_(kl=kl, scores=scores, rewards=rewards, returns=returns_from(plain, r.values, slots),
-                   advantages=whiten(plain * r.mask, r.mask))
+    return r.with_(
+        kl=kl,
+        scores=scores,
+        rewards=rewards,
+        returns=returns_from(plain, r.values, slots),
+        advantages=whiten(plain * r.mask, r.mask),
+    )
 
 # %% ../nbs/16_viewer.ipynb #d7230bc5
-_GUESSES = (("kl", [dict(estimator=name) for name in ("k1", "k2", "k3", "abs", "stored")]),
-            ("rewards", [dict(reward_slot=slot, whiten_rewards=white) for white in (False, True)
-                         for slot in ("last", "after_eos")]),
-            ("returns", [dict(gamma=gamma, lam=lam) for gamma in (1.0, 0.99, 0.95)
-                         for lam in (0.95, 1.0, 0.9, 0.97, 0.98, 0.99, 0.8, 0.0)]))
+_GUESSES = (
+    ("kl", [dict(estimator=name) for name in ("k1", "k2", "k3", "abs", "stored")]),
+    (
+        "rewards",
+        [
+            dict(reward_slot=slot, whiten_rewards=white)
+            for white in (False, True)
+            for slot in ("last", "after_eos")
+        ],
+    ),
+    (
+        "returns",
+        [
+            dict(gamma=gamma, lam=lam)
+            for gamma in (1.0, 0.99, 0.95)
+            for lam in (0.95, 1.0, 0.9, 0.97, 0.98, 0.99, 0.8, 0.0)
+        ],
+    ),
+)
+
 
 def _off(a: Tensor, b: Tensor) -> float:
     "The largest difference; infinite where something is no number."
-    return max((a.float() - b.float()).abs().nan_to_num(math.inf, math.inf).flatten().tolist(), default=0.0)
+    return max(
+        (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf).flatten().tolist(), default=0.0
+    )
+
 
 def _penalties(rollout: Rollout) -> list[dict[str, Any]]:
     "What may have been taken off the scores of rows that did not stop."
     cut = ~rollout.stopped.bool()
-    found = (rollout.raw_scores - rollout.scores)[cut][:1].double().tolist() if rollout.raw_scores is not None else []
-    taken = [dict(scores_from="raw", missing_eos_penalty=x) for x in (0.0, *(round(x, 4) for x in found if x > 0))]
-    return (taken if rollout.raw_scores is not None else []) + [dict(scores_from="stored", missing_eos_penalty=0.0)]
+    found = (
+        (rollout.raw_scores - rollout.scores)[cut][:1].double().tolist()
+        if rollout.raw_scores is not None
+        else []
+    )
+    taken = [
+        dict(scores_from="raw", missing_eos_penalty=x)
+        for x in (0.0, *(round(x, 4) for x in found if x > 0))
+    ]
+    return (taken if rollout.raw_scores is not None else []) + [
+        dict(scores_from="stored", missing_eos_penalty=0.0)
+    ]
+
 
 def _replays(rollout: Rollout) -> bool:
     "Is everything there that `what_if` starts from?"
-    wanted = ("logprobs", "ref_logprobs", "kl", "values", "scores", "rewards", "returns", "advantages")
+    wanted = (
+        "logprobs",
+        "ref_logprobs",
+        "kl",
+        "values",
+        "scores",
+        "rewards",
+        "returns",
+        "advantages",
+    )
     return len(rollout) > 0 and all(getattr(rollout, name) is not None for name in wanted)
 
+
 def recipe_of(rollout: Rollout) -> Recipe:
-    "The settings that a rollout was made with, as far as its numbers tell; of those that do equally well, the usual."
+    """The settings that a rollout was made with, as far as its numbers tell; of those that do
+    equally well, the usual."""
     known = {f.name: rollout.info[f.name] for f in fields(Recipe) if f.name in rollout.info}
     recipe = Recipe(**known)
     for name, choices in (("scores", _penalties(rollout)), *_GUESSES):
@@ -261,26 +426,39 @@ def recipe_of(rollout: Rollout) -> Recipe:
         for choice in choices:
             tried = replace(recipe, **choice)
             off = _off(getattr(what_if(rollout, tried), name), getattr(rollout, name))
-            if off < best: best, found = off, tried
-            if best == 0: break
-        if best < math.inf: recipe = found
+            if off < best:
+                best, found = off, tried
+            if best == 0:
+                break
+        if best < math.inf:
+            recipe = found
     return recipe
 
 # %% ../nbs/16_viewer.ipynb #88a7ab21
 _MADE = ("rewards", "returns", "advantages")
 
+
 def _reproduced(rollout: Rollout, recipe: Recipe) -> tuple[bool, str]:
     "Whether the stored numbers come out of the recipe, and a sentence that says so."
     made = what_if(rollout, recipe)
     off = {name: _off(getattr(made, name), getattr(rollout, name)) for name in _MADE}
-    told = (f"kl_coef {recipe.kl_coef:.3g}, {recipe.estimator}, gamma {recipe.gamma:g}, lam {recipe.lam:g}, EOS penalty "
-            f"{recipe.missing_eos_penalty:g}")
-    if not any(off.values()): return True, f"With {told}, all stored rewards, returns and advantages come out exactly."
+    told = (
+        f"kl_coef {recipe.kl_coef:.3g}, {recipe.estimator}, gamma {recipe.gamma:g}, lam "
+        f"{recipe.lam:g}, EOS penalty "
+        f"{recipe.missing_eos_penalty:g}"
+    )
+    if not any(off.values()):
+        return True, f"With {told}, all stored rewards, returns and advantages come out exactly."
     worst = max(off, key=off.get)
-    if off[worst] < 1e-4: return True, f"With {told}, what is stored comes out within {off[worst]:.0e}."
+    if off[worst] < 1e-4:
+        return True, f"With {told}, what is stored comes out within {off[worst]:.0e}."
     lost = ", ".join(name for name in _MADE if off[name] >= 1e-4)
-    return False, (f"With {told}, the stored {lost} do not come out: the run had a setting that its files do not tell. "
-                   "Before is what these settings make of it.")
+    return False, (
+        f"With {told}, the stored {lost} do not come out: the run had a setting that its files do "
+        "not tell. "
+        "Before is what these settings make of it."
+    )
+
 
 def _setting(name: str, x: Any) -> str:
     "A setting and its value, in words."
@@ -289,45 +467,74 @@ def _setting(name: str, x: Any) -> str:
 # %% ../nbs/16_viewer.ipynb #d79ee27e
 def _pair(tokens: list[str], before: Tensor, after: Tensor, name: str) -> str:
     "The same signal twice under its tokens, before above after, on one scale."
-    most = max((abs(x) for x in (*before.tolist(), *after.tolist()) if math.isfinite(x)), default=0.0)
+    most = max(
+        (abs(x) for x in (*before.tolist(), *after.tolist()) if math.isfinite(x)), default=0.0
+    )
     heads = [visible_token(token) for token in tokens]
-    rows = {when: _numbers(x.tolist(), [True] * len(heads), most) for when, x in (("before", before), ("after", after))}
+    rows = {
+        when: _numbers(x.tolist(), [True] * len(heads), most)
+        for when, x in (("before", before), ("after", after))
+    }
     rows = {"token": [_cell(head, "#eeeeee", "center", "col") for head in heads], **rows}
     tables = []
     for line in _break([max(len(head), 5) + 2 for head in heads]):
         caption = "" if tables else f"{name}: full colour at {most:.3g}"
-        tables.append(_table([_line(head, [cells[i] for i in line]) for head, cells in rows.items()], caption))
+        tables.append(
+            _table([_line(head, [cells[i] for i in line]) for head, cells in rows.items()], caption)
+        )
     return _scrolling(tables)
 
 # %% ../nbs/16_viewer.ipynb #e8814bc8
 def _what_if(shown: Shown, episode: int, base: Recipe, recipe: Recipe) -> str:
     "What other settings would have made of an episode, beside what these made."
     r, told = shown.rollout, _reproduced(shown.rollout, base)
-    changed = [f"{_setting(f.name, getattr(base, f.name))} → {_setting('', getattr(recipe, f.name)).strip()}"
-               for f in fields(Recipe) if getattr(base, f.name) != getattr(recipe, f.name)]
-    if not changed: return f"<p><strong>What if:</strong> nothing is changed. {_text(told[1])}</p>"
+    changed = [
+        f"{_setting(f.name, getattr(base, f.name))} → "
+        f"{_setting('', getattr(recipe, f.name)).strip()}"
+        for f in fields(Recipe)
+        if getattr(base, f.name) != getattr(recipe, f.name)
+    ]
+    if not changed:
+        return f"<p><strong>What if:</strong> nothing is changed. {_text(told[1])}</p>"
     old, new = (r if told[0] else what_if(r, base)), what_if(r, recipe)
     n, tokens, parts = _slots(old, episode), _tokens(old, episode), []
     for name in ("rewards", "advantages"):
-        parts.append(_pair(tokens, getattr(old, name)[episode, :n], getattr(new, name)[episode, :n], name))
+        parts.append(
+            _pair(tokens, getattr(old, name)[episode, :n], getattr(new, name)[episode, :n], name)
+        )
     if shown.now is not None:
-        halves = [replace(shown, rollout=x).extra(episode, y.cliprange)["clipped"]
-                  for x, y in ((old, base), (new, recipe))]
+        halves = [
+            replace(shown, rollout=x).extra(episode, y.cliprange)["clipped"]
+            for x, y in ((old, base), (new, recipe))
+        ]
         parts.append(_pair(tokens, *(pad(x, (0, n - len(x))) for x in halves), "clipped"))
     tally = _tally(shown, old, new, base, recipe, episode)
-    return (f"<p><strong>What if:</strong> {_text('; '.join(changed))}.</p><p>{_text(tally)}</p>{''.join(parts)}"
-            f"<p>{_text(told[1])}</p>")
+    return (
+        "<p><strong>What if:</strong> "
+        f"{_text('; '.join(changed))}.</p><p>{_text(tally)}</p>{''.join(parts)}"
+        f"<p>{_text(told[1])}</p>"
+    )
 
-def _tally(shown: Shown, old: Rollout, new: Rollout, base: Recipe, recipe: Recipe, episode: int) -> str:
+
+def _tally(
+    shown: Shown, old: Rollout, new: Rollout, base: Recipe, recipe: Recipe, episode: int
+) -> str:
     "What the change comes to, in numbers."
     m = old.mask[episode]
     turned = int(((old.advantages[episode] * new.advantages[episode] < 0) & m).sum())
-    told = (f"Score {signed(float(old.scores[episode]))} → {signed(float(new.scores[episode]))}; all rewards together "
-            f"{signed(float(old.rewards[episode].sum()))} → {signed(float(new.rewards[episode].sum()))}; {turned} of "
-            f"{int(m.sum())} tokens have an advantage of the other sign.")
-    if shown.now is None: return told
-    share = [policy_diagnostics(shown.now, x.logprobs, x.advantages, x.mask, y.cliprange) for x, y in
-             ((old, base), (new, recipe))]
+    told = (
+        f"Score {signed(float(old.scores[episode]))} → {signed(float(new.scores[episode]))}; all "
+        "rewards together "
+        f"{signed(float(old.rewards[episode].sum()))} → "
+        f"{signed(float(new.rewards[episode].sum()))}; {turned} of "
+        f"{int(m.sum())} tokens have an advantage of the other sign."
+    )
+    if shown.now is None:
+        return told
+    share = [
+        policy_diagnostics(shown.now, x.logprobs, x.advantages, x.mask, y.cliprange)
+        for x, y in ((old, base), (new, recipe))
+    ]
     shares = " → ".join(f"{float(one['clipfrac'] / one['tokens']):.1%}" for one in share)
     return f"{told} Clipped, of all tokens: {shares}."
 
@@ -337,66 +544,87 @@ def _wrapped(markup: str) -> str:
     broken = lambda word: "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
     return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
 
+
 def _white(markup: str) -> str:
     "Dark ink on white, whatever the theme around it."
-    style = "background:#ffffff;color:#111111;padding:2px 8px;line-height:1.5;contain:inline-size"  # no wider than there is room
+    # no wider than there is room
+    style = "background:#ffffff;color:#111111;padding:2px 8px;line-height:1.5;contain:inline-size"
     return f'<div style="{style}">{_wrapped(markup)}</div>'
+
 
 def _where(look: Look, found: int, of: int) -> str:
     "In words: how far down which list."
     parts = [f"{look.place} of {found}"]
     if look.sort != "episode" or look.descending:
         parts.append(f"sorted by {look.sort}, {'descending' if look.descending else 'ascending'}")
-    if look.only != "all": parts.append(look.only + (f" {look.above:g}" if "above" in look.only else ""))
-    if look.find: parts.append(f"with “{look.find}”")
+    if look.only != "all":
+        parts.append(look.only + (f" {look.above:g}" if "above" in look.only else ""))
+    if look.find:
+        parts.append(f"with “{look.find}”")
     return " · ".join(parts) + (f" · {of - found} of {of} left out" if found < of else "")
+
 
 def render_view(
     shown: Shown,
     look: Look,
-    base: Recipe | None = None,    # the settings of the run; None: no what if
+    base: Recipe | None = None,  # the settings of the run; None: no what if
     recipe: Recipe | None = None,  # others; None: the same
 ) -> str:
     "One episode of a rollout, as it is looked at, and what other settings would have made of it."
     order = episode_order(_columns(shown.rollout), look)
     look = replace(look, place=max(1, min(look.place, len(order))))
     if not order:
-        return _white(f"<p>No episode is left: {_text(_where(replace(look, place=0), 0, len(shown.rollout)))}.</p>")
+        return _white(
+            "<p>No episode is left: "
+            f"{_text(_where(replace(look, place=0), 0, len(shown.rollout)))}.</p>"
+        )
     episode = order[look.place - 1]
     recipe = recipe or base
     signals = shown.signals(episode, recipe.cliprange if recipe else 0.2)
     strips = {look.signal: None} if look.signal in signals else {}
     after = _what_if(shown, episode, base, recipe) if base else ""
-    return _white(f"<p>{_text(_where(look, len(order), len(shown.rollout)))}</p>"
-                  f"{_episode(shown.rollout, episode, strips, True, signals)}{after}")
+    return _white(
+        f"<p>{_text(_where(look, len(order), len(shown.rollout)))}</p>"
+        f"{_episode(shown.rollout, episode, strips, True, signals)}{after}"
+    )
 
 # %% ../nbs/16_viewer.ipynb #023c9963
 class Desk(Explorer):
     "An explorer that is given its controls, and how they are laid out."
+
     def __init__(
         self,
-        render: Callable[..., str],              # called with one keyword argument a control
+        render: Callable[..., str],  # called with one keyword argument a control
         controls: Mapping[str, widgets.Widget],
-        above: Sequence[widgets.Widget] = (),    # the controls in their boxes; none: one below the other
-        before: Callable[[Any], None] = lambda change: None,  # what one control does to others, before it is drawn
+        above: Sequence[
+            widgets.Widget
+        ] = (),  # the controls in their boxes; none: one below the other
+        before: Callable[[Any], None] = lambda change: (
+            None
+        ),  # what one control does to others, before it is drawn
     ):
         self.render, self.alt, self.controls, self.view = render, "", dict(controls), widgets.HTML()
         self.before, self.quiet = before, False
-        for one in self.controls.values(): one.observe(self.update, names="value")
+        for one in self.controls.values():
+            one.observe(self.update, names="value")
         self.box = widgets.VBox([*(above or self.controls.values()), self.view])
         self.update()
 
     def update(self, change: Any = None) -> None:
         "Draw the view from the controls as they stand, once for all that one of them moves."
-        if self.quiet: return
+        if self.quiet:
+            return
         self.quiet = True
-        try: self.careful(lambda: self.before(change))
-        finally: self.quiet = False
+        try:
+            self.careful(lambda: self.before(change))
+        finally:
+            self.quiet = False
         super().update(change)
 
     def careful(self, act: Callable[[], Any]) -> None:
         "Do something; where it fails, the view says so, in place of what it showed."
-        try: act()
+        try:
+            act()
         except Exception as error:
             self.view.value = f'<p role="alert"><b>{type(error).__name__}</b>: {_text(error)}</p>'
             raise
@@ -405,43 +633,65 @@ class Desk(Explorer):
     def still(self) -> Iterator[None]:
         "Several controls move as one: drawn once, at the end."
         self.quiet = True
-        try: yield
-        finally: self.quiet = False
+        try:
+            yield
+        finally:
+            self.quiet = False
         self.update()
 
 # %% ../nbs/16_viewer.ipynb #b94767f4
 def _box(kind: type[widgets.Widget], name: str, value: Any, **more: Any) -> widgets.Widget:
     "A control of another kind than `control` makes, in the same style."
-    return kind(value=value, description=name, tooltip=name, continuous_update=False,
-                style=dict(description_width="11em"), layout=dict(width="29em"), **more)
+    return kind(
+        value=value,
+        description=name,
+        tooltip=name,
+        continuous_update=False,
+        style=dict(description_width="11em"),
+        layout=dict(width="29em"),
+        **more,
+    )
+
 
 def _look_controls(shown: Shown, look: Look) -> dict[str, widgets.Widget]:
     "A control for each field of a look."
     frame = _columns(shown.rollout)
-    made = dict(place=control("place", (1, max(2, len(frame)), look.place)),
-                signal=control("signal", shown.names() or ["none"]), sort=control("sort", list(frame.columns)),
-                descending=control("descending", look.descending),
-                find=_box(widgets.Text, "find", look.find, placeholder="in prompt or response, then Enter"),
-                only=control("only", list(_filters(frame))),
-                above=_box(widgets.FloatText, "above", look.above, step=0.5))
+    made = dict(
+        place=control("place", (1, max(2, len(frame)), look.place)),
+        signal=control("signal", shown.names() or ["none"]),
+        sort=control("sort", list(frame.columns)),
+        descending=control("descending", look.descending),
+        find=_box(widgets.Text, "find", look.find, placeholder="in prompt or response, then Enter"),
+        only=control("only", list(_filters(frame))),
+        above=_box(widgets.FloatText, "above", look.above, step=0.5),
+    )
     for name in ("signal", "sort", "only"):
-        if getattr(look, name) in made[name].options: made[name].value = getattr(look, name)
+        if getattr(look, name) in made[name].options:
+            made[name].value = getattr(look, name)
     made["sort"].description = "sort by"
     return made
+
 
 def _recipe_controls(recipe: Recipe, clips: bool) -> dict[str, widgets.Widget]:
     "A control for each setting that one may want otherwise."
     choices = ["k1", "k2", "k3", "abs"] + ["stored"] * (recipe.estimator == "stored")
     most = lambda x, least: max(least, 2.0 * x)
-    made = dict(kl_coef=control("kl_coef", (0.0, most(recipe.kl_coef, 0.5), float(recipe.kl_coef), 0.01)),
-                estimator=control("estimator", choices), gamma=control("gamma", (0.0, 1.0, float(recipe.gamma), 0.01)),
-                lam=control("lam", (0.0, 1.0, float(recipe.lam), 0.01)),
-                missing_eos_penalty=control("EOS_penalty", (0.0, most(recipe.missing_eos_penalty, 5.0),
-                                                            float(recipe.missing_eos_penalty), 0.1)))
-    if clips: made["cliprange"] = control("cliprange", (0.0, 1.0, float(recipe.cliprange), 0.01))
+    made = dict(
+        kl_coef=control("kl_coef", (0.0, most(recipe.kl_coef, 0.5), float(recipe.kl_coef), 0.01)),
+        estimator=control("estimator", choices),
+        gamma=control("gamma", (0.0, 1.0, float(recipe.gamma), 0.01)),
+        lam=control("lam", (0.0, 1.0, float(recipe.lam), 0.01)),
+        missing_eos_penalty=control(
+            "EOS_penalty",
+            (0.0, most(recipe.missing_eos_penalty, 5.0), float(recipe.missing_eos_penalty), 0.1),
+        ),
+    )
+    if clips:
+        made["cliprange"] = control("cliprange", (0.0, 1.0, float(recipe.cliprange), 0.01))
     made["estimator"].value = recipe.estimator
     for one in made.values():
-        if isinstance(one, widgets.FloatSlider): one.readout_format = ".3g"
+        if isinstance(one, widgets.FloatSlider):
+            one.readout_format = ".3g"
     return made
 
 # %% ../nbs/16_viewer.ipynb #b7bf9263
@@ -451,53 +701,85 @@ def _button(name: str, act: Callable[[], None], tip: str = "") -> widgets.Button
     made.on_click(lambda _: act())
     return made
 
+
 def _step(place: widgets.IntSlider, by: int) -> None:
     "On, or back; after the last comes the first."
     place.value = (place.value - 1 + by) % place.max + 1
 
+
 def _line_of(*group: widgets.Widget) -> widgets.HBox:
     "Controls side by side while there is room."
-    wide = (widgets.FloatSlider, widgets.IntSlider, widgets.SelectionSlider, widgets.Text, widgets.FloatText)
+    wide = (
+        widgets.FloatSlider,
+        widgets.IntSlider,
+        widgets.SelectionSlider,
+        widgets.Text,
+        widgets.FloatText,
+    )
     for one in group:
-        if isinstance(one, wide): one.layout.width, one.style.description_width = "22em", "6.5em"
-        if isinstance(one, widgets.ToggleButtons): one.style.description_width = "5.5em"
-        if isinstance(one, widgets.Checkbox): one.layout.width, one.indent = "auto", False
+        if isinstance(one, wide):
+            one.layout.width, one.style.description_width = "22em", "6.5em"
+        if isinstance(one, widgets.ToggleButtons):
+            one.style.description_width = "5.5em"
+        if isinstance(one, widgets.Checkbox):
+            one.layout.width, one.indent = "auto", False
     return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="baseline"))
 
 # %% ../nbs/16_viewer.ipynb #698673b5
 def _look_lines(controls: Mapping[str, widgets.Widget]) -> list[widgets.HBox]:
     "The controls of a look, laid out."
-    steps = [_button(name, partial(_step, controls["place"], by)) for name, by in (("◀ previous", -1), ("next ▶", 1))]
+    steps = [
+        _button(name, partial(_step, controls["place"], by))
+        for name, by in (("◀ previous", -1), ("next ▶", 1))
+    ]
     rows = [[*steps, "place", "find"], ["signal"], ["sort", "descending"], ["only", "above"]]
-    return [_line_of(*(controls[one] if isinstance(one, str) else one for one in row)) for row in rows]
+    return [
+        _line_of(*(controls[one] if isinstance(one, str) else one for one in row)) for row in rows
+    ]
 
-def _recipe_lines(controls: Mapping[str, widgets.Widget], recipe: Recipe | None) -> list[widgets.Widget]:
+
+def _recipe_lines(
+    controls: Mapping[str, widgets.Widget], recipe: Recipe | None
+) -> list[widgets.Widget]:
     "The controls of a recipe, laid out; none where there is none."
-    if recipe is None: return []
+    if recipe is None:
+        return []
     sliders = [one for one in controls.values() if isinstance(one, widgets.FloatSlider)]
     back = _button("as it was", partial(_restore, controls, recipe), "the settings of the run")
     title = widgets.Label("What if", style=dict(font_weight="bold"))
     return [title, _line_of(*sliders), _line_of(controls["estimator"], back)]
 
+
 def _bound(looks: Mapping[str, widgets.Widget], change: Any) -> None:
-    "Whoever gives a bound wants it to count: where no filter asks for one, the first that does is chosen."
+    """Whoever gives a bound wants it to count: where no filter asks for one, the first that does is
+    chosen."""
     asking = [name for name in looks["only"].options if "above" in name]
-    if change and change["owner"] is looks["above"] and asking and looks["only"].value not in asking:
+    if (
+        change
+        and change["owner"] is looks["above"]
+        and asking
+        and looks["only"].value not in asking
+    ):
         looks["only"].value = asking[0]
+
 
 def _follow(place: widgets.IntSlider, count: int) -> None:
     "Back to the first of a list that has become another one."
     place.value, place.max = 1, max(1, count)
 
+
 def _restore(controls: Mapping[str, widgets.Widget], recipe: Recipe) -> None:
     "Every setting as it was in the run."
-    for name, one in controls.items(): one.value = getattr(recipe, name)
+    for name, one in controls.items():
+        one.value = getattr(recipe, name)
 
 # %% ../nbs/16_viewer.ipynb #994d11a5
 _LISTING = ("sort", "descending", "find", "only", "above")  # what makes another list of episodes
 
+
 class _Live(Html):
     "A string of markup that grows controls when somebody wants them."
+
     shown: Shown
     look: Look
 
@@ -509,48 +791,70 @@ class _Live(Html):
     def draw(self, **state: Any) -> str:
         "Markup at some state of the controls."
         look = Look(**{f.name: state.pop(f.name) for f in fields(Look) if f.name in state})
-        return render_view(self.shown, look, self.base, replace(self.base, **state) if self.base else None)
+        return render_view(
+            self.shown, look, self.base, replace(self.base, **state) if self.base else None
+        )
 
     @cached_property
     def desk(self) -> Desk:
         "The controls, made when they are first wanted."
         looks, recipe = _look_controls(self.shown, self.look), {}
-        if self.base: recipe = _recipe_controls(self.base, self.shown.now is not None)
+        if self.base:
+            recipe = _recipe_controls(self.base, self.shown.now is not None)
         frame, place = _columns(self.shown.rollout), looks["place"]
         _follow(place, len(frame))
         place.value = self.look.place
         listing = [looks[name] for name in _LISTING]
+
         def relist(change: Any) -> None:
             _bound(looks, change)
-            if change and change["owner"] in listing: _follow(place, len(episode_order(frame, self.seen())))
+            if change and change["owner"] in listing:
+                _follow(place, len(episode_order(frame, self.seen())))
+
         self._looks = looks
-        return Desk(self.draw, looks | recipe, _look_lines(looks) + _recipe_lines(recipe, self.base), relist)
+        return Desk(
+            self.draw, looks | recipe, _look_lines(looks) + _recipe_lines(recipe, self.base), relist
+        )
 
     def seen(self) -> Look:
         "Where the controls look now."
-        if "_looks" not in vars(self): return self.look
+        if "_looks" not in vars(self):
+            return self.look
         return Look(**{name: one.value for name, one in self._looks.items()})
 
 # %% ../nbs/16_viewer.ipynb #0e4d0769
 def _record(shown: Shown, episode: int) -> dict[str, Any]:
-    "One episode as the script reads it: texts with everything visible, numbers as they are written."
+    """One episode as the script reads it: texts with everything visible, numbers as they are
+    written."""
     r, row = shown.rollout, {}
     for name, column in _columns(r).items():
-        if pd.api.types.is_numeric_dtype(column): row[name] = float(column[episode])  # bool counts as a number here
+        if pd.api.types.is_numeric_dtype(column):
+            row[name] = float(column[episode])  # bool counts as a number here
     plain = lambda x: " ".join(signed(v) for v in x.tolist()).replace("−", "-")
-    asked = [r.prompts[episode] if r.prompts else "(the text of the prompt was not kept)",
-             *(f"{name}: {column[episode]}" for name, column in r.columns.items())]
-    return dict(facts=_facts(r, episode), asked="\n".join(visible(text).replace("↵\n", "\n") for text in asked),
-                text=visible(r.responses[episode]) if r.responses else "",
-                tokens=[visible_token(text) for text in _tokens(r, episode)],
-                rows={name: plain(x) for name, x in shown.signals(episode).items()},
-                columns={name: x if math.isfinite(x) else None for name, x in row.items()})
+    asked = [
+        r.prompts[episode] if r.prompts else "(the text of the prompt was not kept)",
+        *(f"{name}: {column[episode]}" for name, column in r.columns.items()),
+    ]
+    return dict(
+        facts=_facts(r, episode),
+        asked="\n".join(visible(text).replace("↵\n", "\n") for text in asked),
+        text=visible(r.responses[episode]) if r.responses else "",
+        tokens=[visible_token(text) for text in _tokens(r, episode)],
+        rows={name: plain(x) for name, x in shown.signals(episode).items()},
+        columns={name: x if math.isfinite(x) else None for name, x in row.items()},
+    )
+
 
 def _shelf(name: str, shown: Shown, order: Sequence[int], plain: int = 3) -> dict[str, Any]:
-    "Some episodes of one rollout, under a name; the first of them also as plain markup, for where no script runs."
-    strips = {signal: None for signal in shown.names()[:1]}
+    """Some episodes of one rollout, under a name; the first of them also as plain markup, for where
+    no script runs."""
+    strips = dict.fromkeys(shown.names()[:1])
     told = [_episode(shown.rollout, i, strips, True, shown.signals(i)) for i in list(order)[:plain]]
-    return dict(name=visible(name), episodes=[_record(shown, i) for i in order], plain=_wrapped("".join(told)))
+    return dict(
+        name=visible(name),
+        episodes=[_record(shown, i) for i in order],
+        plain=_wrapped("".join(told)),
+    )
 
 # %% ../nbs/16_viewer.ipynb #0bad3a78
 _TOOLS = """
@@ -707,8 +1011,15 @@ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{dige
 """
 
 # %% ../nbs/16_viewer.ipynb #803bfa64
-def _write(path: str | Path, title: str, shelves: Sequence[Mapping[str, Any]], signal: str, start: int = 0,
-           jumps: Sequence[Mapping[str, Any]] = (), above: str = "") -> Path:
+def _write(
+    path: str | Path,
+    title: str,
+    shelves: Sequence[Mapping[str, Any]],
+    signal: str,
+    start: int = 0,
+    jumps: Sequence[Mapping[str, Any]] = (),
+    above: str = "",
+) -> Path:
     "The page, written whole or not at all."
     script = _TOOLS + _DRAWING + _KEYS
     records = [{name: x for name, x in shelf.items() if name != "plain"} for shelf in shelves]
@@ -717,9 +1028,14 @@ def _write(path: str | Path, title: str, shelves: Sequence[Mapping[str, Any]], s
     episodes = "".join(f"<h2>{_text(shelf['name'])}</h2>{shelf['plain']}" for shelf in shelves)
     plain = (f"<ul>{told}</ul>" if told else "") + episodes
     page = _FRAME.format(
-        title=escape(visible(title)), style=_READER_STYLE, above=above, plain=plain, script=script,
+        title=escape(visible(title)),
+        style=_READER_STYLE,
+        above=above,
+        plain=plain,
+        script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=json.dumps(given, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"))
+        data=json.dumps(given, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
+    )
     path = Path(path)
     beside = path.with_name(path.name + ".partial")
     beside.write_text(page, encoding="utf-8", newline="\n")
@@ -727,7 +1043,9 @@ def _write(path: str | Path, title: str, shelves: Sequence[Mapping[str, Any]], s
 
 # %% ../nbs/16_viewer.ipynb #84f0e0de
 class RolloutView(_Live):
-    "One episode as markup; with controls over all of them in a live notebook, and as a file of its own."
+    """One episode as markup; with controls over all of them in a live notebook, and as a file of
+    its own."""
+
     @property
     def controls(self) -> dict[str, widgets.Widget]:
         "The controls by name, as an explorer has them."
@@ -741,7 +1059,8 @@ class RolloutView(_Live):
         return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
 
     def save_html(self, path: str | Path, episodes: int = 64) -> Path:
-        "One file that needs no kernel and no network: the first episodes in the order that is looked at."
+        """One file that needs no kernel and no network: the first episodes in the order that is
+        looked at."""
         order = episode_order(_columns(self.shown.rollout), self.seen())[:episodes]
         update = self.shown.rollout.info.get("update")
         title = "Rollout" + ("" if update is None else f" of update {update}")
@@ -750,32 +1069,48 @@ class RolloutView(_Live):
 # %% ../nbs/16_viewer.ipynb #7fc86ff0
 def view(
     rollout: Rollout,
-    episode: int = 0,            # which of its rows comes first
-    signal: str | None = None,   # under the text; None: kl where it is there, else the first that is
-    now: Tensor | Rollout | None = None,  # [B, T] log-probs of another policy for these tokens: gives ratio and clipped
-    entropy: Tensor | None = None,        # [B, T] nats
+    episode: int = 0,  # which of its rows comes first
+    signal: str | None = None,  # under the text; None: kl where it is there, else the first that is
+    now: Tensor
+    | Rollout
+    | None = None,  # [B, T] log-probs of another policy for these tokens: gives ratio and clipped
+    entropy: Tensor | None = None,  # [B, T] nats
 ) -> RolloutView:
-    "One episode with all the signals it has, and the way to all others. Raises ValueError on an episode or a signal that is not there."
+    """One episode with all the signals it has, and the way to all others. Raises ValueError on an
+    episode or a signal that is not there."""
     if not 0 <= episode < len(rollout):
-        raise ValueError(f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0.")
+        raise ValueError(
+            f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
+        )
     shown = _shown(rollout, now, entropy)
     there = shown.names()
     if signal is not None and signal not in there:
-        raise ValueError(f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases of the "
-                         "trainer fill the others.")
+        raise ValueError(
+            f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases "
+            "of the "
+            "trainer fill the others."
+        )
     signal = signal or next(iter(there), "")
     strips = {name: None for name in [signal] if name}
-    made = RolloutView(_white(_episode(shown.rollout, episode, strips, False, shown.signals(episode))))
+    made = RolloutView(
+        _white(_episode(shown.rollout, episode, strips, False, shown.signals(episode)))
+    )
     made.shown, made.look = shown, Look(place=episode + 1, signal=signal or "none")
     return made
 
 # %% ../nbs/16_viewer.ipynb #43dfb054
 def _ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    "PPO's log entries, one row an episode count; where the run went back and did a stretch again, the last attempt."
+    """PPO's log entries, one row an episode count; where the run went back and did a stretch again,
+    the last attempt."""
     kept, limit = [], math.inf
     for line in reversed(list(metrics)):
         episode = line.get("episode")
-        if line.get("stage", "ppo") != "ppo" or not isinstance(episode, Real) or not episode <= limit: continue
+        if (
+            line.get("stage", "ppo") != "ppo"
+            or not isinstance(episode, Real)
+            or not episode <= limit
+        ):
+            continue
         kept.append({name: value for name, value in line.items() if isinstance(value, Real)})
         limit = episode
     frame = pd.DataFrame(kept[::-1], columns=None if kept else ["episode"]).astype(float)
@@ -794,11 +1129,15 @@ _PANELS = (  # title, unit, metrics of which the first that was logged is drawn
     ("Response length", "tokens", ("tokens/response_length",)),
 )
 
+
 def _there(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
     "Title, unit and column of each panel that has numbers."
     logged = [name for name in frame if frame[name].notna().any()]
-    found = [(title, unit, [name for name in names if name in logged]) for title, unit, names in _PANELS]
+    found = [
+        (title, unit, [name for name in names if name in logged]) for title, unit, names in _PANELS
+    ]
     return [(title, unit, names[0]) for title, unit, names in found if names]
+
 
 def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: int) -> Figure:
     "Panels with their units; shares in per cent, and one half marked on the win rate."
@@ -806,41 +1145,66 @@ def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: in
     for axis, (_, unit, column) in zip(figure.axes, panels):
         axis.set_ylabel(unit)
         decimals = {"gold/win_rate": 0, "policy/clipfrac_avg": 1}.get(column)
-        if decimals is not None: axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals, symbol=" %"))
-        if column == "gold/win_rate": axis.axhline(0.5, color="#555555", linewidth=0.8, linestyle=":")
+        if decimals is not None:
+            axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals, symbol=" %"))
+        if column == "gold/win_rate":
+            axis.axhline(0.5, color="#555555", linewidth=0.8, linestyle=":")
     return figure
 
 # %% ../nbs/16_viewer.ipynb #73ca7268
 def run_curves(
-    metrics: Iterable[Mapping[str, Any]],  # log entries; of those with a `stage`, the ones of ppo count
+    metrics: Iterable[
+        Mapping[str, Any]
+    ],  # log entries; of those with a `stage`, the ones of ppo count
 ) -> Figure:
-    "Score, gold, KL, entropy, clipping, value and length over the episodes. Raises ValueError if nothing of it was logged."
+    """Score, gold, KL, entropy, clipping, value and length over the episodes. Raises ValueError if
+    nothing of it was logged."""
     frame = _ppo_lines(metrics)
     panels = _there(frame)
     if not panels:
-        raise ValueError("no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, or give "
-                         "trainer.state.log_history.")
+        raise ValueError(
+            "no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, "
+            "or give "
+            "trainer.state.log_history."
+        )
     return _draw(frame, panels, ncols=3)
 
 # %% ../nbs/16_viewer.ipynb #df2743da
 def _compare(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
     "What two intervals allow one to say."
-    if ppo["low"] > sft["high"]: return "PPO improved on SFT."
-    if ppo["high"] < sft["low"]: return "PPO did worse than SFT."
+    if ppo["low"] > sft["high"]:
+        return "PPO improved on SFT."
+    if ppo["high"] < sft["low"]:
+        return "PPO did worse than SFT."
     return "Too close to call: the intervals of SFT and PPO meet."
 
 # %% ../nbs/16_viewer.ipynb #194825e1
-def _grid(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> str:
-    "A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a dash."
-    def show(cell: object) -> str: return cell if isinstance(cell, Html) else _text("–" if cell is None else cell)
-    ink = 'style="background:{};color:#111111"'.format  # a dark theme colours rows and ink, each as it likes
+def _grid(
+    caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = ""
+) -> str:
+    """A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a
+    dash."""
+
+    def show(cell: object) -> str:
+        return cell if isinstance(cell, Html) else _text("–" if cell is None else cell)
+
+    ink = (
+        'style="background:{};color:#111111"'.format
+    )  # a dark theme colours rows and ink, each as it likes
     head = lambda cell, scope: f'<th scope="{scope}" {ink("#eeeeee")}>{show(cell)}</th>'
     top = "".join(head(cell, "col") for cell in heads)
-    cells = lambda row: "".join(f'<td {ink("#ffffff")}>{show(cell)}</td>' for cell in row[1:])
+    cells = lambda row: "".join(f"<td {ink('#ffffff')}>{show(cell)}</td>" for cell in row[1:])
     lines = [f"<tr>{head(row[0], 'row')}{cells(row)}</tr>" for row in rows]
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    table = f'<table style="color:inherit">{above}<thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    return f'<div class="wide {kind}" tabindex="0" role="region" aria-label="{escape(caption or heads[0])}">{table}</div>'
+    table = (
+        "<table "
+        f'style="color:inherit">{above}<thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    )
+    return (
+        f'<div class="wide {kind}" tabindex="0" role="region" '
+        f'aria-label="{escape(caption or heads[0])}">{table}</div>'
+    )
+
 
 def _missing(what: str) -> str:
     "One line where a piece is not there yet."
@@ -849,21 +1213,31 @@ def _missing(what: str) -> str:
 # %% ../nbs/16_viewer.ipynb #ed413966
 def _number(value: float | None, digits: int = 2) -> str:
     "A plain number, or a dash."
-    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}".replace("-", "−")
+    return (
+        "–"
+        if value is None or not math.isfinite(value)
+        else f"{value:,.{digits}f}".replace("-", "−")
+    )
+
 
 def _percent(value: float | None) -> str:
     "A share as per cent, or a dash."
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
+
 def _between(row: Mapping[str, float]) -> str:
     "An interval of shares."
     return f"{100 * row['low']:.1f} to {_percent(row['high'])}"
 
+
 def _stretch(low: float, high: float, half: bool = True) -> Html:
     "A bar from 0 to 100 %, filled from low to high, with a mark at one half or none."
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
-    inside = [f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;background:#1f5fa8"]
-    if half: inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:#1a1a1a")
+    inside = [
+        f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;background:#1f5fa8"
+    ]
+    if half:
+        inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:#1a1a1a")
     spans = "".join(f'<span style="position:absolute;{style}"></span>' for style in inside)
     style = "position:relative;display:inline-block;width:96px;height:12px;background:#e8e8e8"
     return Html(f'<span class="bar" aria-hidden="true" style="{style}">{spans}</span>')
@@ -871,33 +1245,74 @@ def _stretch(low: float, high: float, half: bool = True) -> Html:
 # %% ../nbs/16_viewer.ipynb #ec776087
 def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
     "The outcome at the lowest temperature, in a few sentences."
-    best = {row["model"]: row for row in sorted(results.get("verdict", []), key=lambda row: -row["temperature"])}
+    best = {
+        row["model"]: row
+        for row in sorted(results.get("verdict", []), key=lambda row: -row["temperature"])
+    }
     if not {"sft", "ppo"} <= best.keys():
-        return _missing("No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's summaries of "
-                        "the test posts.")
+        return _missing(
+            "No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's "
+            "summaries of "
+            "the test posts."
+        )
     sft, ppo = best["sft"], best["ppo"]
-    figures = "".join(f'<div><dt>{row["model"].upper()} wins</dt><dd><span '
-                      f'class="figure">{_percent(row["win_rate"])}</span><br>'
-                      f"95 % interval {_between(row)}</dd></div>" for row in (sft, ppo))
-    facts = [f"Facts {name} went from {_number(sft.get(name))} to {_number(ppo.get(name))} a summary."
-             for name in ("covered", "invented")]
-    warning = " This was a quick run: it shows that everything works, not how good it gets." if quick else ""
-    return (f'<p class="verdict">{_compare(sft, ppo)}</p><dl class="figures">{figures}</dl>'
-            f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, prefers the "
-            "model's summary to the reference; "
-            f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>")
+    figures = "".join(
+        f"<div><dt>{row['model'].upper()} wins</dt><dd><span "
+        f'class="figure">{_percent(row["win_rate"])}</span><br>'
+        f"95 % interval {_between(row)}</dd></div>"
+        for row in (sft, ppo)
+    )
+    facts = [
+        f"Facts {name} went from {_number(sft.get(name))} to {_number(ppo.get(name))} a summary."
+        for name in ("covered", "invented")
+    ]
+    warning = (
+        " This was a quick run: it shows that everything works, not how good it gets."
+        if quick
+        else ""
+    )
+    return (
+        f'<p class="verdict">{_compare(sft, ppo)}</p><dl class="figures">{figures}</dl>'
+        f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, "
+        "prefers the "
+        "model's summary to the reference; "
+        f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>"
+    )
+
 
 def _verdict(results: Mapping[str, Any]) -> str:
     "Everything that the gold judge counted."
-    heads = ["Model", "Temperature", "Win rate", "95 % interval", "From 0 to 100 %", "Gold points", "Covered",
-             "Invented", "Bad form", "Stopped", "Tokens"]
-    rows = [[row["model"].upper(), f"{row['temperature']:g}", _percent(row["win_rate"]), _between(row),
-             _stretch(row["low"], row["high"]),
-             *(_number(row.get(name)) for name in ("gold", "covered", "invented")),
-             *(_percent(row.get(name)) for name in ("malformed", "stopped")), _number(row.get("length"), 1)]
-            for row in results.get("verdict", [])]
-    return _grid("Against the references, on test posts", heads, rows,
-                 "numbers") if rows else _missing("No results yet: the stage judge writes results.json.")
+    heads = [
+        "Model",
+        "Temperature",
+        "Win rate",
+        "95 % interval",
+        "From 0 to 100 %",
+        "Gold points",
+        "Covered",
+        "Invented",
+        "Bad form",
+        "Stopped",
+        "Tokens",
+    ]
+    rows = [
+        [
+            row["model"].upper(),
+            f"{row['temperature']:g}",
+            _percent(row["win_rate"]),
+            _between(row),
+            _stretch(row["low"], row["high"]),
+            *(_number(row.get(name)) for name in ("gold", "covered", "invented")),
+            *(_percent(row.get(name)) for name in ("malformed", "stopped")),
+            _number(row.get("length"), 1),
+        ]
+        for row in results.get("verdict", [])
+    ]
+    return (
+        _grid("Against the references, on test posts", heads, rows, "numbers")
+        if rows
+        else _missing("No results yet: the stage judge writes results.json.")
+    )
 
 # %% ../nbs/16_viewer.ipynb #047c87c5
 def _picture(figure: Figure, told: str) -> str:
@@ -905,7 +1320,11 @@ def _picture(figure: Figure, told: str) -> str:
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return f'<img src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}" alt="{escape(told)}">'
+    return (
+        f'<img src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}" '
+        f'alt="{escape(told)}">'
+    )
+
 
 def _story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
     "What a curve shows, for those who cannot see it: where it starts and where it ends."
@@ -913,133 +1332,232 @@ def _story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
     ends = [f"{line[column].iloc[i]:.3g} at episode {line.episode.iloc[i]:,.0f}" for i in (0, -1)]
     return f"{title} ({unit}): {ends[0]}, {ends[1]}."
 
+
 def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     "A picture for each panel."
     frame = _ppo_lines(metrics)
-    pictures = [_picture(_draw(frame, [panel], ncols=1), _story(frame, *panel)) for panel in _there(frame)]
-    if not pictures: return _missing("No curves yet: the stage ppo has logged nothing.")
-    hint = "Where the score goes on rising and gold turns down, the policy has found what the reward model likes and nobody else does."
+    pictures = [
+        _picture(_draw(frame, [panel], ncols=1), _story(frame, *panel)) for panel in _there(frame)
+    ]
+    if not pictures:
+        return _missing("No curves yet: the stage ppo has logged nothing.")
+    hint = (
+        "Where the score goes on rising and gold turns down, the policy has found what the "
+        "reward model likes and nobody else does."
+    )
     return f'<div class="panels">{"".join(pictures)}</div><p>{hint}</p>'
 
 # %% ../nbs/16_viewer.ipynb #6dc7c950
-_STAGES = dict(world="write posts and references", sft="imitate the references", pairs="sample summaries, label pairs",
-               reward="learn what was preferred", ppo="write what the reward model likes",
-               judge="the gold judge reads test posts")
+_STAGES = dict(
+    world="write posts and references",
+    sft="imitate the references",
+    pairs="sample summaries, label pairs",
+    reward="learn what was preferred",
+    ppo="write what the reward model likes",
+    judge="the gold judge reads test posts",
+)
+
 
 def _clock(seconds: float) -> str:
     "Seconds as people say them."
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
+
 def _times(metrics: Iterable[Mapping[str, Any]]) -> str:
     "How long each stage took; of a stage that was repeated, the last time."
-    took = {line["stage"]: line["seconds"] for line in metrics if line.get("event") == "done" and "seconds" in line}
-    if not took: return _missing("No stage has finished yet.")
+    took = {
+        line["stage"]: line["seconds"]
+        for line in metrics
+        if line.get("event") == "done" and "seconds" in line
+    }
+    if not took:
+        return _missing("No stage has finished yet.")
     total, rows = sum(took.values()) or 1.0, []
     for name in [*_STAGES, *(name for name in took if name not in _STAGES)]:
-        shown = [_clock(took[name]), _stretch(0, took[name] / total, half=False)] if name in took else ["not yet", ""]
+        shown = (
+            [_clock(took[name]), _stretch(0, took[name] / total, half=False)]
+            if name in took
+            else ["not yet", ""]
+        )
         rows.append([name, _STAGES.get(name, ""), *shown])
-    return _grid("Stages", ["Stage", "What it does", "Time", "Share of all"],
-                 [*rows, ["all", "", _clock(sum(took.values())), ""]])
+    return _grid(
+        "Stages",
+        ["Stage", "What it does", "Time", "Share of all"],
+        [*rows, ["all", "", _clock(sum(took.values())), ""]],
+    )
 
 # %% ../nbs/16_viewer.ipynb #fe26b382
 def _reward(results: Mapping[str, Any]) -> str:
     "Accuracy on held-out pairs and on the probe, in all and by kind."
     found, tables = results.get("reward") or {}, []
-    for caption, head, whole, parts in (("Held-out pairs, by the gold order", "Kind of pair", "accuracy", "by_kind"),
-                                        ("Probe: perfect, or one fact wrong", "Wrong fact", "probe", "probe_by_slot")):
+    for caption, head, whole, parts in (
+        ("Held-out pairs, by the gold order", "Kind of pair", "accuracy", "by_kind"),
+        ("Probe: perfect, or one fact wrong", "Wrong fact", "probe", "probe_by_slot"),
+    ):
         shares = {"all": found.get(whole), **(found.get(parts) or {})}
-        rows = [[name, _percent(share), _stretch(0, share)] for name, share in shares.items() if share is not None]
-        if rows: tables.append(_grid(caption, [head, "Right", "From 0 to 100 %"], rows))
+        rows = [
+            [name, _percent(share), _stretch(0, share)]
+            for name, share in shares.items()
+            if share is not None
+        ]
+        if rows:
+            tables.append(_grid(caption, [head, "Right", "From 0 to 100 %"], rows))
     if not tables:
-        return _missing("No accuracy yet: the stage reward measures it, and judge writes it into results.json.")
-    hint = "The mark is at one half, which is chance. A fact near it is one that the reward model does not check: PPO has no reason to get it right."
+        return _missing(
+            "No accuracy yet: the stage reward measures it, and judge writes it into results.json."
+        )
+    hint = (
+        "The mark is at one half, which is chance. A fact near it is one that the reward model "
+        "does not check: PPO has no reason to get it right."
+    )
     return f'<div class="pair">{"".join(tables)}</div><p>{hint}</p>'
 
 # %% ../nbs/16_viewer.ipynb #150591ad
 def _completions(folder: Path) -> pd.DataFrame:
-    "Both tables of completions side by side: query, reference, and for each model there is `text_…`, `score_…`, `gold_…`."
+    """Both tables of completions side by side: query, reference, and for each model there is
+    `text_…`, `score_…`, `gold_…`."""
     parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
     for name in ("sft", "ppo"):
         path = folder / "completions" / f"{name}.csv"
-        if not path.is_file(): continue
+        if not path.is_file():
+            continue
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         if absent := wanted - set(frame.columns):
-            raise ValueError(f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge again.")
-        for column in ("score", "gold"): frame[column] = pd.to_numeric(frame[column], errors="coerce")
+            raise ValueError(
+                f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge "
+                "again."
+            )
+        for column in ("score", "gold"):
+            frame[column] = pd.to_numeric(frame[column], errors="coerce")
         frame["nth"] = frame.groupby("query").cumcount()
-        frame = frame.rename(columns={"model response": f"text_{name}", "score": f"score_{name}",
-                                      "gold": f"gold_{name}"})
+        frame = frame.rename(
+            columns={
+                "model response": f"text_{name}",
+                "score": f"score_{name}",
+                "gold": f"gold_{name}",
+            }
+        )
         parts.append(frame.set_index(["query", "nth", "reference"]))
     return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame()
 
 # %% ../nbs/16_viewer.ipynb #ce4cd577
 def _card(title: str, row: Mapping[str, Any]) -> str:
     "One post and what was made of it."
-    def number(name: str) -> str | None: return signed(float(row[name])) if pd.notna(row[name]) else None
+
+    def number(name: str) -> str | None:
+        return signed(float(row[name])) if pd.notna(row[name]) else None
+
     lines = [["Reference", str(row["reference"]).strip(), None, None]]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
-            lines.append([who.upper(), row[f"text_{who}"].strip() or "(nothing)", number(f"score_{who}"),
-                          number(f"gold_{who}")])
+            lines.append(
+                [
+                    who.upper(),
+                    row[f"text_{who}"].strip() or "(nothing)",
+                    number(f"score_{who}"),
+                    number(f"gold_{who}"),
+                ]
+            )
     table = _grid("", ["From", "Summary", "Score", "Gold"], lines)
-    return f'<div class="card post"><h4>{escape(title)}</h4><p class="query">{_prose(row["query"])}</p>{table}</div>'
+    return (
+        f'<div class="card post"><h4>{escape(title)}</h4><p '
+        f'class="query">{_prose(row["query"])}</p>{table}</div>'
+    )
+
 
 def _side_by_side(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
     "Some posts with all their summaries, and a count over all of them."
     if not len(frame):
-        return _missing("No completions yet: the stage judge writes completions/sft.csv and completions/ppo.csv.")
+        return _missing(
+            "No completions yet: the stage judge writes completions/sft.csv and "
+            "completions/ppo.csv."
+        )
     rows, n = frame.to_dict("records"), f"{len(frame):,}"
     unpicked = "".join(_card(f"Post {i + 1:,} of {n}", row) for i, row in enumerate(rows[:first]))
     unpicked = "<h3>The first posts, unpicked</h3>" + unpicked
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return _missing("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]
-    counts = (f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are higher than SFT's "
-              f"on {(gain > 0).sum():,}, "
-              f"equal on {(gain == 0).sum():,}, lower on {(gain < 0).sum():,}.</p>")
+    counts = (
+        f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are "
+        "higher than SFT's "
+        f"on {(gain > 0).sum():,}, "
+        f"equal on {(gain == 0).sum():,}, lower on {(gain < 0).sum():,}.</p>"
+    )
     lost = gain[gain < 0].sort_values(kind="stable").index[:worst]
-    harm = "".join(_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i])
-                   for i in lost) or "<p>Nowhere: it lost points on no post.</p>"
+    harm = (
+        "".join(
+            _card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i]) for i in lost
+        )
+        or "<p>Nowhere: it lost points on no post.</p>"
+    )
     return f"{counts}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
 
 # %% ../nbs/16_viewer.ipynb #6318957e
 def _three(folder: Path) -> list[Rollout]:
-    "The rollouts of the first, the middle and the last update (of one rank where there are several)."
+    """The rollouts of the first, the middle and the last update (of one rank where there are
+    several)."""
     files = sorted((folder / "ppo" / "rollouts").glob("update-*.safetensors"), reverse=True)
     paths = sorted({path.stem.split("-rank")[0]: path for path in files}.items())
-    return [Rollout.load(paths[i][1]) for i in sorted({0, (len(paths) - 1) // 2, len(paths) - 1})] if paths else []
+    return (
+        [Rollout.load(paths[i][1]) for i in sorted({0, (len(paths) - 1) // 2, len(paths) - 1})]
+        if paths
+        else []
+    )
+
 
 def _rows(rollouts: Sequence[Rollout], count: int) -> list[list[int]]:
     "Which episodes of each: those of a prompt that all of them have, else the first ones."
-    shared = [text for text in dict.fromkeys(rollouts[0].prompts) if all(text in r.prompts for r in rollouts)][:count]
-    return [[r.prompts.index(text) for text in shared] or list(range(min(count, len(r)))) for r in rollouts]
+    shared = [
+        text
+        for text in dict.fromkeys(rollouts[0].prompts)
+        if all(text in r.prompts for r in rollouts)
+    ][:count]
+    return [
+        [r.prompts.index(text) for text in shared] or list(range(min(count, len(r))))
+        for r in rollouts
+    ]
+
 
 def _scale(rollouts: Sequence[Rollout], rows: Sequence[Sequence[int]], name: str) -> float | None:
     "The largest finite magnitude of a signal among the episodes shown; None where there is none."
-    found = [x for r, part in zip(rollouts, rows) for i in part for x in _signals(r, i).get(name, [])]
+    found = [
+        x for r, part in zip(rollouts, rows) for i in part for x in _signals(r, i).get(name, [])
+    ]
     return max((abs(float(x)) for x in found if math.isfinite(x) and x != 0), default=None)
+
 
 def _when(rollout: Rollout) -> str:
     "Where in the run a rollout was taken."
     info = rollout.info
     parts = [f"Update {info.get('update', '?')}"]
-    if "episode" in info: parts.append(f"after {info['episode']:,} episodes")
-    if "kl_coef" in info: parts.append(f"kl_coef {info['kl_coef']:.3g}")
+    if "episode" in info:
+        parts.append(f"after {info['episode']:,} episodes")
+    if "kl_coef" in info:
+        parts.append(f"kl_coef {info['kl_coef']:.3g}")
     return ", ".join(parts)
+
 
 def _rollouts(rollouts: Sequence[Rollout], count: int = 3) -> str:
     "Some episodes of each rollout, with KL and advantage under every token."
-    if not rollouts: return _missing("No rollouts yet: the stage ppo writes ppo/rollouts.")
+    if not rollouts:
+        return _missing("No rollouts yet: the stage ppo writes ppo/rollouts.")
     rows, parts = _rows(rollouts, count), []
     scales = {name: _scale(rollouts, rows, name) for name in ("kl", "advantages")}
     for rollout, part in zip(rollouts, rows):
         strips = {name: vmax for name, vmax in scales.items() if getattr(rollout, name) is not None}
-        cards = "".join(f'<div class="card">{_episode(rollout, i, strips, fold=True)}</div>' for i in part)
+        cards = "".join(
+            f'<div class="card">{_episode(rollout, i, strips, fold=True)}</div>' for i in part
+        )
         parts.append(f"<h3>{escape(_when(rollout))}</h3>{cards}")
-    return ("<p>Under each token stands its KL in nats (orange: the policy likes it more than the reference did), then "
-            "its advantage "
-            "(orange: more of it, blue: less). The colours have one scale over all updates.</p>" + "".join(parts))
+    return (
+        "<p>Under each token stands its KL in nats (orange: the policy likes it more than the "
+        "reference did), then "
+        "its advantage "
+        "(orange: more of it, blue: less). The colours have one scale over all updates.</p>"
+        + "".join(parts)
+    )
 
 # %% ../nbs/16_viewer.ipynb #f2ec91df
 _STYLE = """
@@ -1081,9 +1599,13 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
 def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     "A whole page: heading, verdict first, then the sections with links to each."
     (first, verdict), *others = sections.items()
-    links = "".join(f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(others))
-    body = "".join(f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>'
-                   for i, (name, markup) in enumerate(others))
+    links = "".join(
+        f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(others)
+    )
+    body = "".join(
+        f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>'
+        for i, (name, markup) in enumerate(others)
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
@@ -1096,134 +1618,215 @@ def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:
 # %% ../nbs/16_viewer.ipynb #a0a2a30c
 def _read_json(path: Path) -> dict[str, Any]:
     "A JSON file, empty where there is none. Raises ValueError on a damaged one."
-    try: return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it and run its stage again.") from None
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it and run its stage again."
+        ) from None
+
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     "A log of one JSON object a line; a line that was cut short is left out."
     lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
-        try: found = json.loads(line)
-        except ValueError: continue
-        if isinstance(found, dict): lines.append(found)
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    ):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            lines.append(found)
     return lines
+
 
 def _settings(settings: Mapping[str, Any]) -> str:
     "Every setting of the run."
-    if not settings: return _missing("settings.json is not there.")
-    rows = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in settings.items()]
+    if not settings:
+        return _missing("settings.json is not there.")
+    rows = [
+        [name, value if isinstance(value, str) else json.dumps(value)]
+        for name, value in settings.items()
+    ]
     return _grid("As the run was started", ["Setting", "Value"], rows)
 
 # %% ../nbs/16_viewer.ipynb #ab81ab03
 def report(
     folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
-) -> Path:               # report.html in that folder
-    "One page with all that a run left behind: verdict, curves, completions, rollouts. Raises ValueError on a folder that is no run."
+) -> Path:  # report.html in that folder
+    """One page with all that a run left behind: verdict, curves, completions, rollouts. Raises
+    ValueError on a folder that is no run."""
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl")):
-        raise ValueError(f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the --output_dir "
-                         "of `rlhf-nb demo`, or run that first.")
+        raise ValueError(
+            f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the "
+            "--output_dir "
+            "of `rlhf-nb demo`, or run that first."
+        )
     settings, results = _read_json(folder / "settings.json"), _read_json(folder / "results.json")
     metrics = _read_lines(folder / "metrics.jsonl")
-    sections = {"Verdict": _headline(results, settings.get("quick", False)), "Results": _verdict(results),
-                "Curves": _curves(metrics),
-                "Time": _times(metrics), "Reward model": _reward(results),
-                "Completions side by side": _side_by_side(_completions(folder)),
-                "Rollouts": _rollouts(_three(folder)), "Settings": _settings(settings)}
-    lead = ["PPO from preferences on the mini TL;DR world",
-            *(f"{name} {settings[name]}" for name in ("seed", "kl_coef", "episodes") if name in settings)]
+    sections = {
+        "Verdict": _headline(results, settings.get("quick", False)),
+        "Results": _verdict(results),
+        "Curves": _curves(metrics),
+        "Time": _times(metrics),
+        "Reward model": _reward(results),
+        "Completions side by side": _side_by_side(_completions(folder)),
+        "Rollouts": _rollouts(_three(folder)),
+        "Settings": _settings(settings),
+    }
+    lead = [
+        "PPO from preferences on the mini TL;DR world",
+        *(
+            f"{name} {settings[name]}"
+            for name in ("seed", "kl_coef", "episodes")
+            if name in settings
+        ),
+    ]
     path = folder / "report.html"
-    path.write_text(_page(f"Run report: {folder.resolve().name}", " · ".join(lead), sections), encoding="utf-8")
+    path.write_text(
+        _page(f"Run report: {folder.resolve().name}", " · ".join(lead), sections), encoding="utf-8"
+    )
     return path
 
 # %% ../nbs/16_viewer.ipynb #65319573
 _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
 
+
 def _listed(path: Path) -> dict[int, list[Path]]:
     "The rollout files of a run, by update, ranks in order; what is being written is left out."
     for folder in (path / "ppo" / "rollouts", path / "rollouts"):
-        if folder.is_dir() and any(folder.iterdir()): break
+        if folder.is_dir() and any(folder.iterdir()):
+            break
     found: dict[int, dict[int, Path]] = {}
     for file in folder.iterdir() if folder.is_dir() else ():
         if (name := _FILE.fullmatch(file.name)) and _whole(file):
             found.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
     ranks = max((len(files) for files in found.values()), default=0)
-    if found and len(found[max(found)]) < ranks: del found[max(found)]
-    return {update: [files[rank] for rank in sorted(files)] for update, files in sorted(found.items())}
+    if found and len(found[max(found)]) < ranks:
+        del found[max(found)]
+    return {
+        update: [files[rank] for rank in sorted(files)] for update, files in sorted(found.items())
+    }
+
 
 def _whole(path: Path, fresh: float = 60.0) -> bool:
-    "Is a file all there? Asked of young ones alone: an old one that is damaged shall say so when it is read."
-    if time.time() - path.stat().st_mtime > fresh: return path.stat().st_size > 0
+    """Is a file all there? Asked of young ones alone: an old one that is damaged shall say so when
+    it is read."""
+    if time.time() - path.stat().st_mtime > fresh:
+        return path.stat().st_size > 0
     try:
-        with safe_open(path, "pt"): return True
-    except (SafetensorError, OSError): return False
+        with safe_open(path, "pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
 
 # %% ../nbs/16_viewer.ipynb #9f53b9e6
 def _merged(parts: Sequence[Rollout]) -> Rollout:
     "The ranks of one update as one rollout; prompts padded on the left, responses on the right."
-    if len(parts) == 1: return parts[0]
+    if len(parts) == 1:
+        return parts[0]
     width = {name: max(getattr(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
+
     def wide(r: Rollout, name: str) -> Tensor:
         x, left = getattr(r, name), name.startswith("prompt")
-        if x.dim() == 1: return x
+        if x.dim() == 1:
+            return x
         room = width["prompt_ids" if left else "mask"] - x.shape[1]
         return pad(x, (room, 0) if left else (0, room))
-    tensors = {name: torch.cat([wide(r, name) for r in parts]) for name in TENSORS
-               if all(getattr(r, name) is not None for r in parts)}
+
+    tensors = {
+        name: torch.cat([wide(r, name) for r in parts])
+        for name in TENSORS
+        if all(getattr(r, name) is not None for r in parts)
+    }
     absent = {name: None for name in TENSORS if name not in tensors}
-    texts = {name: [x for r in parts for x in getattr(r, name)] for name in ("prompts", "responses", "tokens")}
-    columns = {name: [x for r in parts for x in r.columns.get(name, [None] * len(r))] for name in parts[0].columns}
+    texts = {
+        name: [x for r in parts for x in getattr(r, name)]
+        for name in ("prompts", "responses", "tokens")
+    }
+    columns = {
+        name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
+        for name in parts[0].columns
+    }
     return Rollout(**absent | tensors | texts, columns=columns, info=parts[0].info)
 
 # %% ../nbs/16_viewer.ipynb #b8dc6520
 def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
     "Share [B] of each row's runs of three tokens that came before in it."
-    if ids.shape[1] < 3: return torch.zeros(len(ids))
+    if ids.shape[1] < 3:
+        return torch.zeros(len(ids))
     base, real = int(ids.max()) + 1, mask[:, 2:].bool()
     runs = (ids[:, :-2] * base + ids[:, 1:-1]) * base + ids[:, 2:]
     runs = torch.where(real, runs, -1 - torch.arange(runs.shape[1])).sort(1).values
     again = ((runs[:, 1:] == runs[:, :-1]) & (runs[:, 1:] >= 0)).sum(1)
     return again / real.sum(1).clamp(min=1)
 
+
 def _numbers_of(path: Path) -> pd.DataFrame:
-    "The numbers of each episode in a file, without its texts. Raises ValueError where it is damaged."
+    """The numbers of each episode in a file, without its texts. Raises ValueError where it is
+    damaged."""
     try:
         with safe_open(path, "pt") as file:
-            there = {name: file.get_tensor(name) for name in file.keys()
-                     if name in ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")}
+            there = {
+                name: file.get_tensor(name)
+                for name in file
+                if name in ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")
+            }
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): take it away, or look at another update.") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}): take it away, or look at another update."
+        ) from None
     mask = there["mask"].bool()
-    frame = dict(length=mask.sum(1), stopped=there["stopped"], repetition=_repeated(there["response_ids"], mask))
-    if "kl" in there: frame["kl"] = there["kl"].float().masked_fill(~mask, 0.0).sum(1)
+    frame = dict(
+        length=mask.sum(1),
+        stopped=there["stopped"],
+        repetition=_repeated(there["response_ids"], mask),
+    )
+    if "kl" in there:
+        frame["kl"] = there["kl"].float().masked_fill(~mask, 0.0).sum(1)
     for name in ("raw_scores", "scores"):
-        if name in there: frame["score"] = there[name].float()
-    if "raw_scores" in there: frame["raw_score"] = there["raw_scores"].float()
+        if name in there:
+            frame["score"] = there[name].float()
+    if "raw_scores" in there:
+        frame["raw_score"] = there["raw_scores"].float()
     return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
 
 # %% ../nbs/16_viewer.ipynb #f4451afd
 def _log_of(path: Path) -> pd.DataFrame:
     "PPO's log entries of a run, a row each, with their `update`; empty where none was written."
     lines = _read_lines(path / "metrics.jsonl")
-    states = [path / "trainer_state.json", path / "ppo" / "trainer_state.json",
-              *sorted(path.glob("**/checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime)[-1:]]
+    states = [
+        path / "trainer_state.json",
+        path / "ppo" / "trainer_state.json",
+        *sorted(
+            path.glob("**/checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime
+        )[-1:],
+    ]
     for file in states:
-        if not lines and file.is_file(): lines = _read_json(file).get("log_history", [])
+        if not lines and file.is_file():
+            lines = _read_json(file).get("log_history", [])
     frame = _ppo_lines(lines)
-    if not len(frame) or "step" not in frame: return pd.DataFrame()
+    if not len(frame) or "step" not in frame:
+        return pd.DataFrame()
     batch = (frame["episode"] / frame["step"]).replace(math.inf, math.nan).median()
     return frame.assign(update=(frame["episode"] / batch).round() - 1)
 
 # %% ../nbs/16_viewer.ipynb #791143ac
 class RunFolder:
-    "The rollouts of a run, read when they are wanted; the run may still be going on. Raises ValueError where it kept none."
+    """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
+    ValueError where it kept none."""
+
     def __init__(self, path: str | Path):
         self.path, self._kept, self._numbers, self._asked = Path(path), {}, {}, {}
         self.refresh()
         if not self.files:
-            raise ValueError(f"{path} keeps no rollouts: give the output_dir of a run with save_rollouts=True, or of "
-                             "`rlhf-nb demo`.")
+            raise ValueError(
+                f"{path} keeps no rollouts: give the output_dir of a run with save_rollouts=True, "
+                "or of "
+                "`rlhf-nb demo`."
+            )
 
     def refresh(self) -> None:
         "See what has come since."
@@ -1235,17 +1838,23 @@ class RunFolder:
     def rollout(self, update: int) -> Rollout:
         "One update, all ranks; the last four are kept."
         stamp = self._stamp(update)
-        made = self._kept.pop(stamp, None) or _merged([Rollout.load(file) for file in self.files[update]])
+        made = self._kept.pop(stamp, None) or _merged(
+            [Rollout.load(file) for file in self.files[update]]
+        )
         self._kept[stamp] = made  # the youngest stands last
-        for old in list(self._kept)[:-4]: del self._kept[old]
+        for old in list(self._kept)[:-4]:
+            del self._kept[old]
         return made
 
     def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
-        "Length, score, KL and repetition of each episode of some updates, or of all; what was read once is kept."
+        """Length, score, KL and repetition of each episode of some updates, or of all; what was
+        read once is kept."""
         frames = []
         for update in self.files if updates is None else updates:
             if (stamp := self._stamp(update)) not in self._numbers:
-                frame = pd.concat([_numbers_of(file) for file in self.files[update]], ignore_index=True)
+                frame = pd.concat(
+                    [_numbers_of(file) for file in self.files[update]], ignore_index=True
+                )
                 self._numbers[stamp] = frame.assign(update=update, episode=range(len(frame)))
             frames.append(self._numbers[stamp])
         return pd.concat(frames, ignore_index=True)
@@ -1253,161 +1862,661 @@ class RunFolder:
 # %% ../nbs/16_viewer.ipynb #8c124823
 class _Prompts(RunFolder):
     "Where a prompt came again."
+
     def _index(self, update: int) -> dict[int, list[int]]:
         "Hash of each prompt of an update, with its rows."
         if (stamp := self._stamp(update)) not in self._asked:
             found: dict[int, list[int]] = {}
             texts = []
             for file in self.files[update]:
-                with safe_open(file, "pt") as opened: texts += json.loads(opened.metadata()["described"])["prompts"]
-            for row, text in enumerate(texts): found.setdefault(hash(text), []).append(row)
+                with safe_open(file, "pt") as opened:
+                    texts += json.loads(opened.metadata()["described"])["prompts"]
+            for row, text in enumerate(texts):
+                found.setdefault(hash(text), []).append(row)
             self._asked[stamp] = found
         return self._asked[stamp]
 
     def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
-        "Update and row of each time that a prompt was asked, one an update; of many, some that are evenly spread."
-        found = [(update, rows[0]) for update in self.files if (rows := self._index(update).get(hash(prompt)))]
+        """Update and row of each time that a prompt was asked, one an update; of many, some that
+        are evenly spread."""
+        found = [
+            (update, rows[0])
+            for update in self.files
+            if (rows := self._index(update).get(hash(prompt)))
+        ]
         return [found[i] for i in _spread(len(found), most)]
 
     def completed(self, prompt: str) -> list[dict[str, Any]]:
         "What the tables of completions hold for a prompt: which table, answer, score."
         rows = []
-        for table in sorted([*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]):
+        for table in sorted(
+            [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
+        ):
             frame = pd.read_csv(table, dtype=str, keep_default_na=False)
-            same = frame[frame["query"] == prompt] if {"query", "model response"} <= set(frame) else frame[:0]
+            same = (
+                frame[frame["query"] == prompt]
+                if {"query", "model response"} <= set(frame)
+                else frame[:0]
+            )
             for row in same[:1].to_dict("records"):
-                rows.append(dict(table=table.stem, answer=row["model response"], score=row.get("score", "")))
+                rows.append(
+                    dict(table=table.stem, answer=row["model response"], score=row.get("score", ""))
+                )
         return rows
+
 
 def _spread(count: int, most: int) -> list[int]:
     "Some of `count` places, the first and the last among them."
-    if count <= most: return list(range(count))
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)}) if most > 1 else [count - 1]
+    if count <= most:
+        return list(range(count))
+    return (
+        sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+        if most > 1
+        else [count - 1]
+    )
 
 # %% ../nbs/16_viewer.ipynb #6f5943e1
 @dataclass(frozen=True)
 class Suspect:
     "Something that deserves a look."
+
     update: int
-    episode: int | None   # None: the update as a whole
+    episode: int | None  # None: the update as a whole
     sentence: str
+
 
 def episode_suspects(
     numbers: pd.DataFrame,  # update, episode, score, and some of kl, length, repetition: a row an episode
     most: int = 6,
-    far: float = 2.5,       # standard deviations above the mean of its update
-) -> list[Suspect]:         # the oddest first
-    "Episodes that are paid more than most of their update and are far out in KL, length or repetition."
+    far: float = 2.5,  # standard deviations above the mean of its update
+) -> list[Suspect]:  # the oddest first
+    """Episodes that are paid more than most of their update and are far out in KL, length or
+    repetition."""
     odd = [name for name in ("kl", "length", "repetition") if name in numbers]
-    if "score" not in numbers or not odd: return []
+    if "score" not in numbers or not odd:
+        return []
     columns = ["score", *odd]
     groups = numbers.groupby("update")[columns]
     z = (numbers[columns] - groups.transform("mean")) / groups.transform("std")
     z = z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
     farthest = z[odd].max(axis=1)
-    picked = farthest[(z["score"] > 1) & (farthest > far)].sort_values(ascending=False, kind="stable").index[:most]
+    picked = (
+        farthest[(z["score"] > 1) & (farthest > far)]
+        .sort_values(ascending=False, kind="stable")
+        .index[:most]
+    )
     names = dict(kl="KL", length="length", repetition="repetition")
-    said = lambda i: ", ".join(f"{names[x]} {numbers[x][i]:.3g} ({z[x][i]:+.1f} sd)" for x in odd if z[x][i] > far)
-    return [Suspect(int(numbers["update"][i]), int(numbers["episode"][i]), f"Update {numbers['update'][i]}, episode "
-                    f"{numbers['episode'][i]}: score {numbers['score'][i]:+.2f} ({z['score'][i]:+.1f} sd), {said(i)}")
-            for i in picked]
+    said = lambda i: ", ".join(
+        f"{names[x]} {numbers[x][i]:.3g} ({z[x][i]:+.1f} sd)" for x in odd if z[x][i] > far
+    )
+    return [
+        Suspect(
+            int(numbers["update"][i]),
+            int(numbers["episode"][i]),
+            f"Update {numbers['update'][i]}, episode "
+            f"{numbers['episode'][i]}: score {numbers['score'][i]:+.2f} ({z['score'][i]:+.1f} "
+            f"sd), {said(i)}",
+        )
+        for i in picked
+    ]
 
 # %% ../nbs/16_viewer.ipynb #b1432bd0
 def run_suspects(
-    log: pd.DataFrame,      # a row an update, with `update` and metrics as the trainer names them
-    jump: float = 8.0,      # times the usual step from one update to the next
-) -> list[Suspect]:         # alarms, then jumps
+    log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
+    jump: float = 8.0,  # times the usual step from one update to the next
+) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
-    metrics = {"score": "objective/raw_scores", "KL": "objective/kl", "length": "tokens/response_length",
-               "entropy": "policy/entropy_avg"}
+    metrics = {
+        "score": "objective/raw_scores",
+        "KL": "objective/kl",
+        "length": "tokens/response_length",
+        "entropy": "policy/entropy_avg",
+    }
     there = {name: column for name, column in metrics.items() if column in log}
-    found = [Suspect(alarm.update, None, f"Alarm. {alarm.sentence}")
-             for alarm in (hacking_alarms(log) if "score" in there and len(there) > 1 else [])]
+    found = [
+        Suspect(alarm.update, None, f"Alarm. {alarm.sentence}")
+        for alarm in (hacking_alarms(log) if "score" in there and len(there) > 1 else [])
+    ]
     for name, column in there.items():
         line = log.dropna(subset=[column])
         steps = line[column].diff().abs()
-        if len(line) < 5 or not steps.max() > jump * steps.median() > 0: continue
+        if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
+            continue
         at = line.index.get_loc(steps.idxmax())
         update = int(line["update"].iloc[at])
         before, after = line[column].iloc[at - 1], line[column].iloc[at]
-        sentence = f"Jump. Update {update}: {name} went from {before:.3g} to {after:.3g} in one update"
+        sentence = (
+            f"Jump. Update {update}: {name} went from {before:.3g} to {after:.3g} in one update"
+        )
         found.append(Suspect(update, None, sentence))
     return found
 
 # %% ../nbs/16_viewer.ipynb #e72c2ffb
 def _curve(lines: Mapping[str, pd.DataFrame], metric: str, at: float) -> str:
     "One metric over the updates, a line a run, with a ring at `at`; a sentence says the same."
-    drawn = {name: frame[["update", metric]].dropna() for name, frame in lines.items() if metric in frame}
+    drawn = {
+        name: frame[["update", metric]].dropna() for name, frame in lines.items() if metric in frame
+    }
     kept = {name: x for name, x in drawn.items() if len(x)}
-    if not kept: return ""
+    if not kept:
+        return ""
     both = pd.concat(kept.values())
-    (left, right), (low, high) = ((both[name].min(), both[name].max()) for name in ("update", metric))
+    (left, right), (low, high) = (
+        (both[name].min(), both[name].max()) for name in ("update", metric)
+    )
     share = lambda x, least, most: (x - least) / ((most - least) or 1)
-    place = lambda u, y: (f"{60 + 560 * share(u, left, right):.1f}", f"{120 - 100 * share(y, low, high):.1f}")
+    place = lambda u, y: (
+        f"{60 + 560 * share(u, left, right):.1f}",
+        f"{120 - 100 * share(y, low, high):.1f}",
+    )
     parts, told = [], []
     for (name, x), (ink, dash) in zip(kept.items(), (("#1f5fa8", ""), ("#b35000", "6 4"))):
         points = [place(u, y) for u, y in x.itertuples(index=False)]
         near = (x["update"] - at).abs().argmin()
         path, (cx, cy) = " ".join(map(",".join, points)), points[near]
-        parts.append(f'<polyline fill="none" stroke="{ink}" stroke-width="2" stroke-dasharray="{dash}" points="{path}"/>'
-                     f'<circle cx="{cx}" cy="{cy}" r="5" fill="#ffffff" stroke="{ink}" stroke-width="3"/>')
+        parts.append(
+            f'<polyline fill="none" stroke="{ink}" stroke-width="2" stroke-dasharray="{dash}" '
+            f'points="{path}"/>'
+            f'<circle cx="{cx}" cy="{cy}" r="5" fill="#ffffff" stroke="{ink}" stroke-width="3"/>'
+        )
         here, when = x[metric].iloc[near], x["update"].iloc[near]
         told.append(f"{name}{' (dashed)' if dash else ''}: {here:.4g} at update {when:.0f}")
     return _plot("".join(parts), f"{metric} · {'; '.join(told)}", (left, right, low, high))
 
+
 def _plot(inside: str, said: str, ends: tuple[float, float, float, float]) -> str:
     "Lines in a frame whose ends are named, and a sentence below."
     left, right, low, high = ends
-    labels = ((54, 24, "end", f"{high:.3g}"), (54, 122, "end", f"{low:.3g}"), (60, 136, "start", f"{left:.0f}"),
-              (620, 136, "end", f"update {right:.0f}"))
-    words = "".join(f'<text x="{x}" y="{y}" text-anchor="{side}">{text}</text>' for x, y, side, text in labels)
-    return (f'<figure style="margin:4px 0"><svg viewBox="0 0 640 140" style="width:640px;max-width:100%;height:auto" role="img" '
-            f'aria-label="{escape(visible(said))}"><path d="M60 20V120H620" fill="none" stroke="#767676"/>'
-            f'<g font-size="11" fill="#111111" font-family="sans-serif">{words}</g>{inside}</svg>'
-            f"<figcaption>{_text(said)}</figcaption></figure>")
+    labels = (
+        (54, 24, "end", f"{high:.3g}"),
+        (54, 122, "end", f"{low:.3g}"),
+        (60, 136, "start", f"{left:.0f}"),
+        (620, 136, "end", f"update {right:.0f}"),
+    )
+    words = "".join(
+        f'<text x="{x}" y="{y}" text-anchor="{side}">{text}</text>' for x, y, side, text in labels
+    )
+    return (
+        '<figure style="margin:4px 0"><svg viewBox="0 0 640 140" '
+        'style="width:640px;max-width:100%;height:auto" role="img" '
+        f'aria-label="{escape(visible(said))}"><path d="M60 20V120H620" fill="none" '
+        'stroke="#767676"/>'
+        f'<g font-size="11" fill="#111111" font-family="sans-serif">{words}</g>{inside}</svg>'
+        f"<figcaption>{_text(said)}</figcaption></figure>"
+    )
 
 # %% ../nbs/16_viewer.ipynb #67cb8f11
 def _strips(items: Sequence[tuple[str, Rollout, int]], signal: str) -> str:
     "The same signal of several episodes, each under its name, on one scale."
     rows = [_signals(r, i).get(signal) for _, r, i in items]
-    most = max((abs(x) for row in rows if row is not None for x in row.tolist() if math.isfinite(x)), default=0.0)
+    most = max(
+        (abs(x) for row in rows if row is not None for x in row.tolist() if math.isfinite(x)),
+        default=0.0,
+    )
     parts = []
     for (name, r, i), row in zip(items, rows):
-        strip = token_strip(_tokens(r, i), row, name=signal if row is not None else "value", vmax=most or None)
+        strip = token_strip(
+            _tokens(r, i), row, name=signal if row is not None else "value", vmax=most or None
+        )
         head = f"<strong>{_text(name)}</strong> {_text(_facts(r, i))}"
         parts.append(f'<div style="min-width:0"><p>{head}</p>{strip}</div>')
     return "".join(parts)
 
+
 def _same(run: _Prompts, update: int, episode: int, signal: str) -> str:
     "What the run made of one prompt, early and late."
     r = run.rollout(update)
-    if not r.prompts: return "<p>The texts of the prompts were not kept.</p>"
+    if not r.prompts:
+        return "<p>The texts of the prompts were not kept.</p>"
     prompt = r.prompts[episode]
     items = [(f"Update {u}.", run.rollout(u), row) for u, row in run.again(prompt)]
-    answers = [[row["table"], row["answer"] or "(nothing)", row["score"]] for row in run.completed(prompt)]
-    table = _grid("Completions of this prompt", ["Table", "Answer", "Score"], answers) if answers else ""
+    answers = [
+        [row["table"], row["answer"] or "(nothing)", row["score"]] for row in run.completed(prompt)
+    ]
+    table = (
+        _grid("Completions of this prompt", ["Table", "Answer", "Score"], answers)
+        if answers
+        else ""
+    )
     note = "" if len(items) > 1 or answers else "<p>This prompt was asked once.</p>"
     return f"<h4>The same prompt through training</h4>{_strips(items, signal)}{table}{note}"
 
-def _beside(shown: Rollout, episode: int, run: _Prompts, update: int, signal: str, names: Sequence[str]) -> str:
-    "An episode beside the nearest update of another run: the same prompt where it was asked, else the same row."
+
+def _beside(
+    shown: Rollout, episode: int, run: _Prompts, update: int, signal: str, names: Sequence[str]
+) -> str:
+    """An episode beside the nearest update of another run: the same prompt where it was asked, else
+    the same row."""
     near = min(run.files, key=lambda other: abs(other - update))
     r = run.rollout(near)
     prompt = shown.prompts[episode] if shown.prompts else None
     same = bool(r.prompts) and prompt in r.prompts
     row = r.prompts.index(prompt) if same else min(episode, len(r) - 1)
-    head = f"{names[1]}, update {near}: " + ("the same prompt" if same else "the same row, another prompt")
+    head = f"{names[1]}, update {near}: " + (
+        "the same prompt" if same else "the same row, another prompt"
+    )
     both = _strips([(f"{names[0]}.", shown, episode), (f"{names[1]}.", r, row)], signal)
-    beside = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(40rem,100%),1fr));gap:0 1.5rem"
-    return f'<h4>{_text(head)}</h4><div style="{beside}">{both}</div>{"" if same else _asked(r, row)}'
+    beside = (
+        "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(40rem,100%),1fr));gap:0 "
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        "1.5rem"
+    )
+    return (
+        f'<h4>{_text(head)}</h4><div style="{beside}">{both}</div>{"" if same else _asked(r, row)}'
+    )
 
 # %% ../nbs/16_viewer.ipynb #a30b5eb5
-_METRICS = {"score": "objective/raw_scores", "KL": "objective/kl", "entropy": "policy/entropy_avg",
-            "length": "tokens/response_length", "clipped": "policy/clipfrac_avg",
-            "explained": "val/explained_variance", "gold wins": "gold/win_rate"}
+_METRICS = {
+    "score": "objective/raw_scores",
+    "KL": "objective/kl",
+    "entropy": "policy/entropy_avg",
+    "length": "tokens/response_length",
+    "clipped": "policy/clipfrac_avg",
+    "explained": "val/explained_variance",
+    "gold wins": "gold/win_rate",
+}
+
 
 class _Open:
     "One run or two, and what they logged."
+
     def __init__(self, run: str | Path, other: str | Path | None = None):
         self.run, self.other = _Prompts(run), None if other is None else _Prompts(other)
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
@@ -1424,8 +2533,13 @@ class _Open:
             log = run.log
             if not len(log):
                 means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
-                log = means.rename(columns={"raw_score": _METRICS["score"], "kl": _METRICS["KL"],
-                                            "length": _METRICS["length"]})
+                log = means.rename(
+                    columns={
+                        "raw_score": _METRICS["score"],
+                        "kl": _METRICS["KL"],
+                        "length": _METRICS["length"],
+                    }
+                )
             found[name if name not in found else f"{name} (other)"] = log
         return found
 
@@ -1437,11 +2551,17 @@ class _Open:
 # %% ../nbs/16_viewer.ipynb #ebeb15e7
 class _Runs(_Open):
     "Markup of one run or two at some state of the controls."
-    def recipe(self, shown: Shown, settings: Mapping[str, Any]) -> tuple[Recipe | None, Recipe | None]:
+
+    def recipe(
+        self, shown: Shown, settings: Mapping[str, Any]
+    ) -> tuple[Recipe | None, Recipe | None]:
         "The settings of an update, and these with what was changed by hand."
-        if self.base is None or not _replays(shown.rollout): return None, None
+        if self.base is None or not _replays(shown.rollout):
+            return None, None
         base = replace(self.base, kl_coef=shown.rollout.info.get("kl_coef", self.base.kl_coef))
-        return base, replace(base, **{name: x for name, x in settings.items() if x != getattr(self.base, name)})
+        return base, replace(
+            base, **{name: x for name, x in settings.items() if x != getattr(self.base, name)}
+        )
 
     def draw(self, update: int, metric: str, same_prompt: bool, **state: Any) -> str:
         "The markup of one update at some state of the controls."
@@ -1449,53 +2569,90 @@ class _Runs(_Open):
         shown = _shown(self.run.rollout(update))
         order = episode_order(_columns(shown.rollout), look)
         odd = "".join(f"<li>{_text(one.sentence)}</li>" for one in self.found)
-        parts = [f"<ol>{odd}</ol>" if odd else "<p>No suspects in what was read so far.</p>",
-                 f"<p>{_text(self.note)}</p>", _curve(self.lines(), metric, update),
-                 f"<h3>{_text(_when(shown.rollout))}</h3>", render_view(shown, look, *self.recipe(shown, state))]
+        parts = [
+            f"<ol>{odd}</ol>" if odd else "<p>No suspects in what was read so far.</p>",
+            f"<p>{_text(self.note)}</p>",
+            _curve(self.lines(), metric, update),
+            f"<h3>{_text(_when(shown.rollout))}</h3>",
+            render_view(shown, look, *self.recipe(shown, state)),
+        ]
         if order:
             episode = order[max(1, min(look.place, len(order))) - 1]
             if self.other:
-                parts.append(_beside(shown.rollout, episode, self.other, update, look.signal, self.names))
-            if same_prompt: parts.append(_same(self.run, update, episode, look.signal))
+                parts.append(
+                    _beside(shown.rollout, episode, self.other, update, look.signal, self.names)
+                )
+            if same_prompt:
+                parts.append(_same(self.run, update, episode, look.signal))
         return _white("".join(parts))
 
 # %% ../nbs/16_viewer.ipynb #a3b8580f
 class _Controls(_Runs):
     "The controls of a browser."
+
     @cached_property
     def desk(self) -> Desk:
         "The controls, made when they are first wanted."
         newest = _shown(self.run.rollout(self.update))
-        slider = ChoiceSlider(options=list(self.run.files), value=self.update, description="update", tooltip="update",
-                              continuous_update=False)
-        self._moves = dict(update=slider, metric=control("metric", self.metrics() or {"none": "none"}),
-                           same_prompt=control("same_prompt", False))
+        slider = ChoiceSlider(
+            options=list(self.run.files),
+            value=self.update,
+            description="update",
+            tooltip="update",
+            continuous_update=False,
+        )
+        self._moves = dict(
+            update=slider,
+            metric=control("metric", self.metrics() or {"none": "none"}),
+            same_prompt=control("same_prompt", False),
+        )
         self._moves["metric"].description = "curve of"
         self._looks = looks = _look_controls(newest, self.look)
         recipe = _recipe_controls(self.base, False) if self.base else {}
-        steps = [_button(name, partial(self._turn, by)) for name, by in (("◀ update", -1), ("update ▶", 1))]
-        more = [_button(name, lambda act=act: self.desk.careful(act), tip) for name, act, tip in (
-            ("refresh", self.refresh, "look for new updates"),
-            ("search every update", self.search, "find odd episodes in all updates"))]
+        steps = [
+            _button(name, partial(self._turn, by))
+            for name, by in (("◀ update", -1), ("update ▶", 1))
+        ]
+        more = [
+            _button(name, lambda act=act: self.desk.careful(act), tip)
+            for name, act, tip in (
+                ("refresh", self.refresh, "look for new updates"),
+                ("search every update", self.search, "find odd episodes in all updates"),
+            )
+        ]
         self.suspects = widgets.HBox(layout=dict(flex_flow="row wrap"))
         self.found = run_suspects(self.run.log) + episode_suspects(self.run.numbers([self.update]))
         self._offer()
-        lines = [_line_of(*steps, slider, *more), _line_of(self._moves["metric"], self._moves["same_prompt"]),
-                 self.suspects, *_look_lines(looks), *_recipe_lines(recipe, self.base)]
+        lines = [
+            _line_of(*steps, slider, *more),
+            _line_of(self._moves["metric"], self._moves["same_prompt"]),
+            self.suspects,
+            *_look_lines(looks),
+            *_recipe_lines(recipe, self.base),
+        ]
         return Desk(self.draw, self._moves | looks | recipe, lines, self._relist)
 
     def _relist(self, change: Any) -> None:
         "Another list of episodes: back to its first, except that another update keeps the place."
         _bound(self._looks, change)
-        if change and change["owner"] not in (self._moves["update"], *(self._looks[name] for name in _LISTING)): return
+        if change and change["owner"] not in (
+            self._moves["update"],
+            *(self._looks[name] for name in _LISTING),
+        ):
+            return
         frame, place = _columns(self.run.rollout(self._moves["update"].value)), self._looks["place"]
-        count = len(episode_order(frame, Look(**{name: one.value for name, one in self._looks.items()})))
-        if not change or change["owner"] is self._moves["update"]: place.max = max(1, count)
-        else: _follow(place, count)
+        count = len(
+            episode_order(frame, Look(**{name: one.value for name, one in self._looks.items()}))
+        )
+        if not change or change["owner"] is self._moves["update"]:
+            place.max = max(1, count)
+        else:
+            _follow(place, count)
 
 # %% ../nbs/16_viewer.ipynb #a2194a07
 class _Moving(_Controls):
     "How one gets about."
+
     @property
     def controls(self) -> dict[str, widgets.Widget]:
         "The controls by name, as an explorer has them."
@@ -1509,21 +2666,34 @@ class _Moving(_Controls):
     def go(self, suspect: Suspect) -> None:
         "Show a suspect: its update, and of that its episode or the best paid one."
         whole, looks = suspect.episode is None, self.desk.controls
-        aims = dict(update=min(self.run.files, key=lambda update: abs(update - suspect.update)), only="all", find="",
-                    sort="score" if whole and "score" in looks["sort"].options else "episode", descending=whole)
+        aims = dict(
+            update=min(self.run.files, key=lambda update: abs(update - suspect.update)),
+            only="all",
+            find="",
+            sort="score" if whole and "score" in looks["sort"].options else "episode",
+            descending=whole,
+        )
         with self.desk.still():
-            for name, aim in aims.items(): looks[name].value = aim
-        looks["place"].value = 1 if whole else suspect.episode + 1  # only now is the list long enough
+            for name, aim in aims.items():
+                looks[name].value = aim
+        looks["place"].value = (
+            1 if whole else suspect.episode + 1
+        )  # only now is the list long enough
 
     def _offer(self) -> None:
         "A button for each suspect, numbered as in the list below."
-        told = lambda one: f"update {one.update}" + ("" if one.episode is None else f", episode {one.episode}")
-        self.suspects.children = [_button(f"{i}: {told(one)}", partial(self.go, one), one.sentence)
-                                  for i, one in enumerate(self.found, 1)]
+        told = lambda one: (
+            f"update {one.update}" + ("" if one.episode is None else f", episode {one.episode}")
+        )
+        self.suspects.children = [
+            _button(f"{i}: {told(one)}", partial(self.go, one), one.sentence)
+            for i, one in enumerate(self.found, 1)
+        ]
 
 # %% ../nbs/16_viewer.ipynb #5ce3bbc3
 class _Looking(_Moving):
     "What is read because somebody asks for it."
+
     def _now(self, found: Sequence[Suspect], note: str) -> None:
         "Other suspects, and a note on what was read."
         self.found, self.note = list(found), note
@@ -1533,59 +2703,95 @@ class _Looking(_Moving):
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
         numbers = self.run.numbers()
-        self._now(run_suspects(self.run.log) + episode_suspects(numbers, 10),
-                  f"{len(numbers):,} episodes of {len(self.run.files)} updates were searched at {datetime.now():%H:%M:%S}.")
+        self._now(
+            run_suspects(self.run.log) + episode_suspects(numbers, 10),
+            f"{len(numbers):,} episodes of {len(self.run.files)} updates were searched at "
+            f"{datetime.now():%H:%M:%S}.",
+        )
 
     def refresh(self) -> None:
         "Take in what the run has written since."
         had = len(self.run.files)
-        for run in filter(None, (self.run, self.other)): run.refresh()
+        for run in filter(None, (self.run, self.other)):
+            run.refresh()
         slider = self._moves["update"]
         with self.desk.still():
             kept = slider.value
             slider.options = list(self.run.files)
             slider.value = kept if kept in self.run.files else max(self.run.files)
-        self._now(run_suspects(self.run.log) + episode_suspects(self.run.numbers([slider.value])),
-                  f"{len(self.run.files) - had} updates are new, seen at {datetime.now():%H:%M:%S}.")
+        self._now(
+            run_suspects(self.run.log) + episode_suspects(self.run.numbers([slider.value])),
+            f"{len(self.run.files) - had} updates are new, seen at {datetime.now():%H:%M:%S}.",
+        )
 
 # %% ../nbs/16_viewer.ipynb #ebd7471f
 class _Filing(_Looking):
     "A run as a file of its own."
+
     def _chosen(self, updates: int | Sequence[int], odd: set[int]) -> list[int]:
         "Updates for a file, in order. Raises ValueError where the run keeps none of that number."
         files = list(self.run.files)
-        if isinstance(updates, int): return sorted({files[i] for i in _spread(len(files), updates)} | odd)
-        if updates and {*updates} <= {*files}: return sorted({*updates})
-        raise ValueError(f"updates is {updates}, and the run keeps {min(files)} to {max(files)}: give some of them.")
+        if isinstance(updates, int):
+            return sorted({files[i] for i in _spread(len(files), updates)} | odd)
+        if updates and {*updates} <= {*files}:
+            return sorted({*updates})
+        raise ValueError(
+            f"updates is {updates}, and the run keeps {min(files)} to {max(files)}: give some of "
+            "them."
+        )
 
     def save_html(
         self,
         path: str | Path,
         updates: int | Sequence[int] = 8,  # how many, spread over the run; or which ones
-        episodes: int = 8,                 # the first so many of each
+        episodes: int = 8,  # the first so many of each
     ) -> Path:
-        "One file that needs no kernel: some updates, of each its first episodes and its suspects, and the curves."
+        """One file that needs no kernel: some updates, of each its first episodes and its suspects,
+        and the curves."""
         files, whole = list(self.run.files), run_suspects(self.run.log)
         near = {one: min(files, key=lambda update: abs(update - one.update)) for one in whole}
         chosen = self._chosen(updates, set(near.values()))
         whole = [one for one in whole if near[one] in chosen]
         odd = episode_suspects(self.run.numbers(chosen), episodes)
-        shelves, jumps = [], [dict(name=visible(one.sentence), shelf=chosen.index(near[one]), place=0) for one in whole]
+        shelves, jumps = (
+            [],
+            [
+                dict(name=visible(one.sentence), shelf=chosen.index(near[one]), place=0)
+                for one in whole
+            ],
+        )
         for update in chosen:
             shown = _shown(self.run.rollout(update))
             here = [one for one in odd if one.update == update]
-            rows = list(dict.fromkeys([*range(min(episodes, len(shown.rollout))), *(one.episode for one in here)]))
-            jumps += [dict(name=visible(one.sentence), shelf=len(shelves), place=rows.index(one.episode))
-                      for one in here]
+            rows = list(
+                dict.fromkeys(
+                    [*range(min(episodes, len(shown.rollout))), *(one.episode for one in here)]
+                )
+            )
+            jumps += [
+                dict(name=visible(one.sentence), shelf=len(shelves), place=rows.index(one.episode))
+                for one in here
+            ]
             shelves.append(_shelf(f"Update {update}", shown, rows, plain=1))
-        curves = "".join(_curve(self.lines(), metric, self.update) for metric in self.metrics().values())
+        curves = "".join(
+            _curve(self.lines(), metric, self.update) for metric in self.metrics().values()
+        )
         title = f"Rollouts of {' and '.join(self.names)}"
-        return _write(path, title, shelves, self.look.signal, len(shelves) - 1, jumps,
-                      f'<div class="figures">{curves}</div>')
+        return _write(
+            path,
+            title,
+            shelves,
+            self.look.signal,
+            len(shelves) - 1,
+            jumps,
+            f'<div class="figures">{curves}</div>',
+        )
 
 # %% ../nbs/16_viewer.ipynb #6e2cbfac
 class RunBrowser(_Filing):
-    "A run to move about in, live in a notebook; a static page and a file of its own where there is no kernel."
+    """A run to move about in, live in a notebook; a static page and a file of its own where there
+    is no kernel."""
+
     def _repr_html_(self) -> str:
         return self.desk.view.value
 
@@ -1595,11 +2801,14 @@ class RunBrowser(_Filing):
 
     def __repr__(self) -> str:
         files = self.run.files
-        return f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to {max(files)})"
+        return (
+            f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to "
+            f"{max(files)})"
+        )
 
 # %% ../nbs/16_viewer.ipynb #766de7b1
 def browse(
-    run: str | Path,                  # folder of a run with save_rollouts, or of `rlhf-nb demo`, finished or not
+    run: str | Path,  # folder of a run with save_rollouts, or of `rlhf-nb demo`, finished or not
     other: str | Path | None = None,  # another run, shown beside it
 ) -> RunBrowser:
     "Move through the rollouts of a run. Raises ValueError where it kept none."

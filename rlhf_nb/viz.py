@@ -4,17 +4,19 @@
 
 # %% ../nbs/02_viz.ipynb #6b74364c
 from __future__ import annotations
+
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from html import escape, unescape
 from math import isfinite, isnan
-import re
-import unicodedata
+
 import matplotlib.pyplot as plt
+import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-import pandas as pd
-import torch
 from torch import Tensor
 
 # %% auto #0
@@ -25,127 +27,191 @@ def _inner_text(markup: str) -> str:
     "What a reader sees of a piece of markup: tags dropped, escapes undone, one line."
     return " ".join(unescape(re.sub(r"<[^>]*>", "", markup)).split())
 
+
 def _plain_text(markup: str) -> str:
     "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
     found = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
-    rows = [[_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
-            or [_inner_text(inner)]
-            for _, inner in found]
+    rows = [
+        [_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
+        or [_inner_text(inner)]
+        for _, inner in found
+    ]
     cells = [row for row in rows if len(row) > 1]
-    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
+    widths = [
+        max(len(row[i]) for row in cells if i < len(row))
+        for i in range(max(map(len, cells), default=0))
+    ]
     lines = ["  ".join(map(str.rjust, row, widths)) if len(row) > 1 else row[0] for row in rows]
     return "\n".join(lines) or _inner_text(markup)
 
 # %% ../nbs/02_viz.ipynb #f4d38ded
 class Html(str):
-    "Markup that a notebook shows and a terminal prints as plain text. It escapes nothing: whoever writes the markup does."
-    def _repr_html_(self) -> str: return str(self)
-    def __repr__(self) -> str: return _plain_text(self)
+    """Markup that a notebook shows and a terminal prints as plain text. It escapes nothing: whoever
+    writes the markup does."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return _plain_text(self)
 
 # %% ../nbs/02_viz.ipynb #b59c75c3
 def signed(
     value: float | int | bool | None,  # None is a gap
 ) -> str:  # "+0.20", "−1.5e−03", "0"; counts and truth values as they stand
     "A number as it is written in a cell: a float carries its sign, an exact zero has none."
-    if value is None: return ""
-    if isinstance(value, bool): return str(value).lower()
-    if isinstance(value, int): text = f"{value:,}"
-    elif isnan(value) or value == 0: text = f"{abs(value):.0f}"
-    elif 0.005 <= abs(value) < 1000: text = f"{value:+.2f}"
-    else: text = f"{value:+.1e}"
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        text = f"{value:,}"
+    elif isnan(value) or value == 0:
+        text = f"{abs(value):.0f}"
+    elif 0.005 <= abs(value) < 1000:
+        text = f"{value:+.2f}"
+    else:
+        text = f"{value:+.1e}"
     return text.replace("-", "−")
 
 # %% ../nbs/02_viz.ipynb #0ba2c574
 _BLUE, _ORANGE = (122, 176, 232), (244, 162, 89)
 
+
 def tint(
     value: float | None,  # the number behind the colour; None and nan are white
-    vmax: float,          # magnitude of full colour; 0 makes everything white
-) -> str:                 # "#rrggbb"
+    vmax: float,  # magnitude of full colour; 0 makes everything white
+) -> str:  # "#rrggbb"
     "The one diverging map: blue below zero, white at zero, orange above."
-    if value is None or isnan(value) or not vmax > 0: return "#ffffff"
+    if value is None or isnan(value) or not vmax > 0:
+        return "#ffffff"
     share = min(abs(value) / vmax, 1.0)
-    return "#" + "".join(f"{round(255 + share * (end - 255)):02x}" for end in (_ORANGE if value > 0 else _BLUE))
+    return "#" + "".join(
+        f"{round(255 + share * (end - 255)):02x}" for end in (_ORANGE if value > 0 else _BLUE)
+    )
 
 # %% ../nbs/02_viz.ipynb #d0ba2891
 def visible(
     text: str,  # anything a model may write
-) -> str:       # the same with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
-    "Invisible characters made visible. Plain spaces and the joiners that scripts and emoji need stay."
+) -> (
+    str
+):  # the same with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
+    """Invisible characters made visible. Plain spaces and the joiners that scripts and emoji need
+    stay."""
+
     def show(character: str) -> str:
-        if character == "\n": return "↵\n"
-        if character == "\t": return "⇥"
-        if character in " \u200c\u200d": return character
+        if character == "\n":
+            return "↵\n"
+        if character == "\t":
+            return "⇥"
+        if character in " \u200c\u200d":
+            return character
         hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")
         return f"⟨U+{ord(character):04X}⟩" if hidden else character
+
     return "".join(map(show, str(text)))
 
 # %% ../nbs/02_viz.ipynb #9939b607
 def visible_token(
     token: str,  # one decoded token
-) -> str:        # as `visible`, with ␣ for a space and ∅ for the empty string
+) -> str:  # as `visible`, with ␣ for a space and ∅ for the empty string
     "A token as it is written in a header: on one line, and never empty."
     return visible(token).replace("\n", "").replace(" ", "␣") or "∅"
 
 # %% ../nbs/02_viz.ipynb #6e30efdf
-def _cell(text: str, ground: str = "#ffffff", align: str = "right", scope: str | None = None) -> str:
+def _cell(
+    text: str, ground: str = "#ffffff", align: str = "right", scope: str | None = None
+) -> str:
     "One table cell, its text escaped; with a scope (col or row) it is a header."
     tag = f'th scope="{scope}"' if scope else "td"
-    style = f"background:{ground};color:#111111;text-align:{align};padding:2px 6px;border:1px solid #bbbbbb;white-space:pre-wrap"
+    style = (
+        f"background:{ground};color:#111111;text-align:{align};padding:2px 6px;border:1px "
+        "solid #bbbbbb;white-space:pre-wrap"
+    )
     return f'<{tag} style="{style}"><bdi>{escape(text)}</bdi></{tag[:2]}>'
+
 
 def _line(name: str, cells: Sequence[str]) -> str:
     "One table row under the header `name`; the corner, which heads nothing, has no name."
-    if not name: return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
-    return f'<tr>{_cell(visible(name), "#eeeeee", "center", "row")}{"".join(cells)}</tr>'
+    if not name:
+        return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
+    return f"<tr>{_cell(visible(name), '#eeeeee', 'center', 'row')}{''.join(cells)}</tr>"
+
 
 def _table(lines: Sequence[str], caption: str = "") -> str:
     "Rows into a table, with a line of text above it."
-    above = (f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>' if caption
-             else "")
+    above = (
+        f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>'
+        if caption
+        else ""
+    )
     style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:1.5;color:inherit"
     return f'<table style="{style}">{above}{"".join(lines)}</table>'
 
+
 def _page(tables: Sequence[str]) -> Html:
     "Tables, one above the other, that scroll sideways where they are too wide."
-    return Html(f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="table">{"".join(tables)}</div>')
+    return Html(
+        '<div style="overflow-x:auto" tabindex="0" role="region" '
+        f'aria-label="table">{"".join(tables)}</div>'
+    )
 
 # %% ../nbs/02_viz.ipynb #e7cc6dd8
 def _row(values: Sequence[float] | Tensor, name: str) -> list:
     "One row of numbers, from a list, an array or a tensor [T] or [1, T]."
     row = torch.as_tensor(values)
-    if row.dim() == 2 and row.shape[0] == 1: row = row[0]
-    if row.dim() != 1: raise ValueError(f"{name} has shape {list(row.shape)}: give one row, for example {name}[0].")
+    if row.dim() == 2 and row.shape[0] == 1:
+        row = row[0]
+    if row.dim() != 1:
+        raise ValueError(
+            f"{name} has shape {list(row.shape)}: give one row, for example {name}[0]."
+        )
     return row.tolist()
 
-def _heads(tokens: Sequence[str], mask: Sequence[bool] | Tensor | None,
-           rows: Mapping[str, list]) -> tuple[list[str], list[bool]]:
-    "The text above each column, and whether its token is real. Raises ValueError on unequal lengths."
+
+def _heads(
+    tokens: Sequence[str], mask: Sequence[bool] | Tensor | None, rows: Mapping[str, list]
+) -> tuple[list[str], list[bool]]:
+    """The text above each column, and whether its token is real. Raises ValueError on unequal
+    lengths."""
     keep = [True] * len(tokens) if mask is None else [bool(m) for m in _row(mask, "mask")]
-    lengths = {"tokens": len(tokens), "mask": len(keep), **{name: len(row) for name, row in rows.items()}}
-    if len(set(lengths.values())) > 1: raise ValueError(f"lengths differ, {lengths}: give each one entry a token.")
+    lengths = {
+        "tokens": len(tokens),
+        "mask": len(keep),
+        **{name: len(row) for name, row in rows.items()},
+    }
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"lengths differ, {lengths}: give each one entry a token.")
     return [visible_token(token) if k else "·" for token, k in zip(tokens, keep)], keep
+
 
 def _largest(row: list, keep: list[bool]) -> float:
     "The largest finite magnitude among real tokens, which gets full colour; 0 if there is none."
     return max((abs(v) for v, k in zip(row, keep) if k and isfinite(v)), default=0.0)
 
+
 def _numbers(row: list, keep: list[bool], vmax: float) -> list[str]:
     "Coloured, signed cells; counts and truth values stay white."
-    return [_cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff") if k else _cell("·")
-            for v, k in zip(row, keep)]
+    return [
+        _cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff") if k else _cell("·")
+        for v, k in zip(row, keep)
+    ]
 
 # %% ../nbs/02_viz.ipynb #61a366dd
 def signal_table(
     tokens: Sequence[str] | None = None,  # T texts; None: the places 0 .. T-1
-    mask: Tensor | None = None,           # [T] or [1, T], true on real tokens; None: all of them
-    **signals: Tensor,                    # [T] or [1, T] each, under the name its row shall carry
+    mask: Tensor | None = None,  # [T] or [1, T], true on real tokens; None: all of them
+    **signals: Tensor,  # [T] or [1, T] each, under the name its row shall carry
 ) -> Html:
-    "A row a signal, a column a token, sign and number in every cell. Raises ValueError on unequal lengths or more than one row."
+    """A row a signal, a column a token, sign and number in every cell. Raises ValueError on unequal
+    lengths or more than one row."""
     if not signals:
-        raise ValueError("no signal to show: give at least one, for example signal_table(reward=rewards[0]).")
+        raise ValueError(
+            "no signal to show: give at least one, for example signal_table(reward=rewards[0])."
+        )
     rows = {name: _row(values, name) for name, values in signals.items()}
-    if tokens is None: tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
+    if tokens is None:
+        tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
     heads, keep = _heads(tokens, mask, rows)
     lines = [_line("", [_cell(text, "#eeeeee", "center", "col") for text in heads])]
     lines += [_line(name, _numbers(row, keep, _largest(row, keep))) for name, row in rows.items()]
@@ -156,19 +222,23 @@ def _break(widths: list[int], room: int = 76) -> list[list[int]]:
     "Which tokens stand on which line, so that no line is wider than `room` characters."
     lines, used = [[]], 0
     for i, width in enumerate(widths):
-        if lines[-1] and used + width > room: lines.append([]); used = 0
-        lines[-1].append(i); used += width
+        if lines[-1] and used + width > room:
+            lines.append([])
+            used = 0
+        lines[-1].append(i)
+        used += width
     return lines
 
 # %% ../nbs/02_viz.ipynb #141aff52
 def token_strip(
-    tokens: Sequence[str],                           # T texts
+    tokens: Sequence[str],  # T texts
     values: Sequence[float] | Tensor | None = None,  # T numbers, or [1, T]; None: the text alone
-    mask: Sequence[bool] | Tensor | None = None,     # T, true on real tokens; None: all of them
-    name: str = "value",        # what the numbers are
+    mask: Sequence[bool] | Tensor | None = None,  # T, true on real tokens; None: all of them
+    name: str = "value",  # what the numbers are
     vmax: float | None = None,  # magnitude of full colour; None: the largest in view
 ) -> Html:
-    "A text with one number beneath every token, coloured and signed. Raises ValueError on unequal lengths or a bad vmax."
+    """A text with one number beneath every token, coloured and signed. Raises ValueError on unequal
+    lengths or a bad vmax."""
     if vmax is not None and not (isfinite(vmax) and vmax > 0):
         raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
     row = None if values is None else [float(v) for v in _row(values, name)]
@@ -179,31 +249,50 @@ def token_strip(
     tables = []
     for line in _break([max(len(text), 5) + 2 for text in heads]):
         lines = [_line("token", [top[i] for i in line])]
-        if below is not None: lines.append(_line(name, [below[i] for i in line]))
-        tables.append(_table(lines, f"{name}: full colour at {scale:.3g}" if below is not None and not tables else ""))
+        if below is not None:
+            lines.append(_line(name, [below[i] for i in line]))
+        tables.append(
+            _table(
+                lines,
+                f"{name}: full colour at {scale:.3g}" if below is not None and not tables else "",
+            )
+        )
     return _page(tables)
 
 # %% ../nbs/02_viz.ipynb #48fc2f95
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
 
-def _draw(axis: Axes, frame: pd.DataFrame, x: str, column: str, label: str | None, style: tuple[str, str]) -> None:
+
+def _draw(
+    axis: Axes, frame: pd.DataFrame, x: str, column: str, label: str | None, style: tuple[str, str]
+) -> None:
     "One line: the mean at each x, with a band from smallest to largest where there are several."
     at = frame.dropna(subset=[x, column]).groupby(x)[column].agg(["mean", "min", "max"])
     colour, dashes = style
-    axis.plot(at.index, at["mean"], color=colour, linestyle=dashes, marker="." if len(at) <= 30 else "", label=label)
+    axis.plot(
+        at.index,
+        at["mean"],
+        color=colour,
+        linestyle=dashes,
+        marker="." if len(at) <= 30 else "",
+        label=label,
+    )
     if (at["max"] > at["min"]).any():
-        axis.fill_between(at.index, at["min"], at["max"], color=colour, alpha=.2, linewidth=0)
+        axis.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.2, linewidth=0)
 
 # %% ../nbs/02_viz.ipynb #15ed5d61
 def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
     "A figure with `count` panels, `ncols` side by side, none left empty."
     ncols = min(ncols, count)
     nrows = -(-count // ncols)
-    figure, axes = plt.subplots(nrows, ncols, figsize=(4 * ncols, 2.7 * nrows + .4), squeeze=False,
-                                layout="constrained")
+    figure, axes = plt.subplots(
+        nrows, ncols, figsize=(4 * ncols, 2.7 * nrows + 0.4), squeeze=False, layout="constrained"
+    )
     plt.close(figure)  # the caller shows it: once is enough
-    for axis in axes.flat[count:]: axis.remove()
+    for axis in axes.flat[count:]:
+        axis.remove()
     return figure, list(axes.flat[:count])
+
 
 def _tidy(axis: Axes, title: str, xlabel: str) -> None:
     "Few ticks, whole numbers written out, no box."
@@ -211,52 +300,70 @@ def _tidy(axis: Axes, title: str, xlabel: str) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(4))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=.3)
+    axis.grid(alpha=0.3)
 
 # %% ../nbs/02_viz.ipynb #330c300b
 def curves(
-    frame: pd.DataFrame,                     # one line a log entry; gaps are left out
+    frame: pd.DataFrame,  # one line a log entry; gaps are left out
     columns: Sequence[str] | Mapping[str, str],  # metrics to draw, or {label: metric}
-    x: str = "episode",                      # the column along the bottom
-    ncols: int = 3,                          # panels side by side
-    title: str | None = None,                # above all of them
+    x: str = "episode",  # the column along the bottom
+    ncols: int = 3,  # panels side by side
+    title: str | None = None,  # above all of them
 ) -> Figure:
-    "One panel a metric; a line for each `run`, with a band over its seeds. Raises ValueError on a column that is not there."
+    """One panel a metric; a line for each `run`, with a band over its seeds. Raises ValueError on a
+    column that is not there."""
     panels = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     absent = [name for name in (x, *panels.values()) if name not in frame]
     if absent or not panels:
-        raise ValueError(f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}.")
+        raise ValueError(
+            f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}."
+        )
     runs = list(frame.groupby("run", sort=False)) if "run" in frame else [(None, frame)]
     figure, axes = _grid(len(panels), ncols)
     for axis, (label, column) in zip(axes, panels.items()):
-        for i, (run, part) in enumerate(runs): _draw(axis, part, x, column, run, _LINES[i % len(_LINES)])
+        for i, (run, part) in enumerate(runs):
+            _draw(axis, part, x, column, run, _LINES[i % len(_LINES)])
         _tidy(axis, label, x)
     if "run" in frame:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+        figure.legend(
+            *axes[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=len(runs),
+            frameon=False,
+        )
     figure.suptitle(title or "")
     return figure
 
 # %% ../nbs/02_viz.ipynb #eed29884
 def _value(value: object) -> str:
     "A cell for a number (right, signed) or for anything else (left, as text)."
-    if getattr(value, "ndim", None) == 0: value = value.item()
-    if value is None or isinstance(value, (bool, int, float)): return _cell(signed(value))
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float)):
+        return _cell(signed(value))
     return _cell(visible(str(value)), align="left")
 
 # %% ../nbs/02_viz.ipynb #ffb1f851
 def episode_table(
-    rows: Sequence[Mapping[str, object]],   # one mapping an episode, column to value
-    columns: Sequence[str] | None = None,   # which, in which order; None: all, as they first appear
-    title: str | None = None,               # above the table
-    of: int | None = None,                  # how many there are, where these are the first of more
+    rows: Sequence[Mapping[str, object]],  # one mapping an episode, column to value
+    columns: Sequence[str] | None = None,  # which, in which order; None: all, as they first appear
+    title: str | None = None,  # above the table
+    of: int | None = None,  # how many there are, where these are the first of more
 ) -> Html:
-    "Completions or rollouts as a table; a value that a row lacks is left empty. Raises ValueError on a column no row has."
+    """Completions or rollouts as a table; a value that a row lacks is left empty. Raises ValueError
+    on a column no row has."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     columns = known if columns is None else list(columns)
     absent = [name for name in columns if rows and name not in known]
-    if absent: raise ValueError(f"no row has {absent}: the columns are {known}.")
+    if absent:
+        raise ValueError(f"no row has {absent}: the columns are {known}.")
     lines = [_line("", [_cell(visible(name), "#eeeeee", "center", "col") for name in columns])]
-    lines += [_line(str(i), [_value(row.get(name)) for name in columns]) for i, row in enumerate(rows)]
-    count = (f"{len(rows)} row{'' if len(rows) == 1 else 's'}" if of in (None, len(rows))
-             else f"first {len(rows)} of {of:,} rows")
+    lines += [
+        _line(str(i), [_value(row.get(name)) for name in columns]) for i, row in enumerate(rows)
+    ]
+    count = (
+        f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+        if of in (None, len(rows))
+        else f"first {len(rows)} of {of:,} rows"
+    )
     return _page([_table(lines, f"{title} ({count})" if title else count)])

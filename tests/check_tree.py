@@ -1,11 +1,14 @@
-"""What `make test` checks of the tree as a whole. Each check prints one line for each thing to do, and exits with 1 if there is any.
+"""What `make test` checks of the tree as a whole. Each check prints one line for each thing to do,
+and exits with 1 if there is any.
 
     python tests/check_tree.py export    modules and notebooks are as nbdev_export and nbdev_clean write them
     python tests/check_tree.py widgets   no notebook keeps widget state, or a widget without its state (--write: take them out)
     python tests/check_tree.py readme    README.md is what nbs/index.ipynb says (--write: make it so)
 
-`export` works on a copy: whatever it finds, not a byte of the tree is touched, so that an edit made by hand in a module is told, not lost.
+`export` works on a copy: whatever it finds, not a byte of the tree is touched, so that an edit
+made by hand in a module is told, not lost.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,20 +30,36 @@ README, IMAGES, INDEX = "README.md", "README_files", "nbs/index.ipynb"
 def tree(
     root: Path,
 ) -> dict[str, bytes]:  # path below root -> content, without what git ignores
-    "Every file of the tree, new ones too. Where there is no git, the folders that nbdev writes to and the top level."
-    listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, capture_output=True)
-    if listed.returncode == 0: paths = [root / name for name in listed.stdout.decode().split("\0") if name]
-    else: paths = [*root.glob("*"), *(root / "nbs").rglob("*"), *(root / "rlhf_nb").rglob("*.py")]
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+    """Every file of the tree, new ones too. Where there is no git, the folders that nbdev writes to
+    and the top level."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, capture_output=True
+    )
+    if listed.returncode == 0:
+        paths = [root / name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        paths = [*root.glob("*"), *(root / "nbs").rglob("*"), *(root / "rlhf_nb").rglob("*.py")]
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes() for path in paths if path.is_file()
+    }
 
 
 def run_nbdev(
     command: str,  # nbdev_export or nbdev_clean
     folder: Path,
-) -> str:          # what it complained about, nothing if all went well
-    "Run one command of nbdev in a folder. nbdev_clean exits with 0 even where it could not read a notebook, so its words count too."
-    env = {k: v for k, v in os.environ.items() if k != "IN_TEST"}  # under IN_TEST nbdev_export does nothing
-    done = subprocess.run([str(Path(sys.executable).with_name(command))], cwd=folder, env=env, capture_output=True, text=True)
+) -> str:  # what it complained about, nothing if all went well
+    """Run one command of nbdev in a folder. nbdev_clean exits with 0 even where it could not read a
+    notebook, so its words count too."""
+    env = {
+        k: v for k, v in os.environ.items() if k != "IN_TEST"
+    }  # under IN_TEST nbdev_export does nothing
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(command))],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     return done.stderr.strip() if done.returncode or "Failed to clean" in done.stderr else ""
 
 
@@ -49,22 +68,47 @@ def check_export(root: Path) -> list[str]:
     before = tree(root)
     with tempfile.TemporaryDirectory() as copy:
         for name, content in before.items():
-            if name.startswith(LIB) and EXPORTED in content[:2000]: continue  # a module that no notebook makes must not survive
+            if name.startswith(LIB) and EXPORTED in content[:2000]:
+                continue  # a module that no notebook makes must not survive
             target = Path(copy, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         for command in ("nbdev_export", "nbdev_clean"):
-            if said := run_nbdev(command, Path(copy)): return [f"{command} fails: run it to see why. Its last line: {said.splitlines()[-1]}"]
+            if said := run_nbdev(command, Path(copy)):
+                return [
+                    f"{command} fails: run it to see why. Its last line: {said.splitlines()[-1]}"
+                ]
         shutil.rmtree(Path(copy, ".git"), ignore_errors=True)
-        after = {path.relative_to(copy).as_posix(): path.read_bytes() for path in Path(copy).rglob("*") if path.is_file()}
+        after = {
+            path.relative_to(copy).as_posix(): path.read_bytes()
+            for path in Path(copy).rglob("*")
+            if path.is_file()
+        }
     orphans = sorted(before.keys() - after.keys())
-    dirty = sorted(name for name in before.keys() & after.keys() if before[name] != after[name] and name.endswith(".ipynb"))
-    stale = sorted(name for name in after if before.get(name) != after[name] and name not in dirty and "__pycache__" not in name)
+    dirty = sorted(
+        name
+        for name in before.keys() & after.keys()
+        if before[name] != after[name] and name.endswith(".ipynb")
+    )
+    stale = sorted(
+        name
+        for name in after
+        if before.get(name) != after[name] and name not in dirty and "__pycache__" not in name
+    )
     problems = []
-    if stale: problems.append(f"not what the notebooks say: {', '.join(stale)}. Put what was edited by hand into the notebook, "
-                              "run `nbdev_export`, and commit the result.")
-    if dirty: problems.append(f"not clean: {', '.join(dirty)}. Run `nbdev_clean`, and commit the result.")
-    if orphans: problems.append(f"exported, but no notebook makes it any more: {', '.join(orphans)}. Remove it, run `nbdev_export`, and commit the result.")
+    if stale:
+        problems.append(
+            f"not what the notebooks say: {', '.join(stale)}. Put what was edited by hand into "
+            "the notebook, "
+            "run `nbdev_export`, and commit the result."
+        )
+    if dirty:
+        problems.append(f"not clean: {', '.join(dirty)}. Run `nbdev_clean`, and commit the result.")
+    if orphans:
+        problems.append(
+            f"exported, but no notebook makes it any more: {', '.join(orphans)}. Remove it, run "
+            "`nbdev_export`, and commit the result."
+        )
     return problems
 
 
@@ -74,90 +118,155 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def strip_widgets(
     nb: dict,
 ) -> list[str]:  # what was taken out
-    "Take widget state out of a notebook, and views of widgets out of its outputs; the text and pictures beside them stay."
-    found = ["widget state in its metadata"] if nb.get("metadata", {}).pop("widgets", None) is not None else []
+    """Take widget state out of a notebook, and views of widgets out of its outputs; the text and
+    pictures beside them stay."""
+    found = (
+        ["widget state in its metadata"]
+        if nb.get("metadata", {}).pop("widgets", None) is not None
+        else []
+    )
     for cell in nb.get("cells", []):
         for output in cell.get("outputs", []):
-            if output.get("data", {}).pop(WIDGET, None) is not None: found.append(f"a widget in the output of cell {cell.get('id')}")
+            if output.get("data", {}).pop(WIDGET, None) is not None:
+                found.append(f"a widget in the output of cell {cell.get('id')}")
     return found
 
 
 def check_widgets(root: Path, write: bool = False) -> list[str]:
-    "Widget state is large, goes stale, and keeps GitHub from showing the notebook; a widget without it shows as an error. nbdev_clean leaves both in."
+    """Widget state is large, goes stale, and keeps GitHub from showing the notebook; a widget
+    without it shows as an error. nbdev_clean leaves both in."""
     problems = []
     for name in sorted(name for name in tree(root) if name.endswith(".ipynb")):
         nb = json.loads((root / name).read_bytes())
-        if not (found := strip_widgets(nb)): continue
+        if not (found := strip_widgets(nb)):
+            continue
         if write:
-            (root / name).write_text(json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+            (root / name).write_text(
+                json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+                encoding="utf-8",
+            )
             print(f"wrote {name}")
-        else: problems.append(f"{name} keeps {', '.join(found)}: run `python tests/check_tree.py widgets --write`, and commit the result.")
+        else:
+            problems.append(
+                f"{name} keeps {', '.join(found)}: run `python tests/check_tree.py widgets "
+                "--write`, and commit the result."
+            )
     return problems
 
 
 def relink(
     text: str,  # of a markdown cell in nbs/
-) -> str:       # the same, seen from the top of the repository
+) -> str:  # the same, seen from the top of the repository
     "Links and images that are relative to nbs/ get its name in front."
+
     def moved(match: re.Match) -> str:
         before, link, after = match.groups()
-        if re.match(r"[a-z]+:|#|/", link): return match[0]
+        if re.match(r"[a-z]+:|#|/", link):
+            return match[0]
         return before + posixpath.normpath(posixpath.join("nbs", link)) + after
+
     return re.sub(r"""(\]\(|(?:src|href)=["'])([^)\s"']+)(\)|\s+"|["'])""", moved, text)
 
 
 def render_readme(root: Path) -> dict[str, bytes]:
-    "README.md and its images from the index notebook. `#| hide` leaves a cell out, `#| echo: false` its code."
+    """README.md and its images from the index notebook. `#| hide` leaves a cell out, `#| echo:
+    false` its code."""
     import nbformat
     from nbconvert import MarkdownExporter
+
     nb, cells = nbformat.read(root / INDEX, as_version=4), []
     for cell in nb.cells:
-        directives = set(re.findall(r"^#\|\s*(.*?)\s*$", cell.source, re.M)) if cell.cell_type == "code" else set()
-        if "hide" in directives: continue
-        if cell.cell_type == "markdown": cell.source = relink(cell.source)
-        cell.source = "\n".join(line for line in cell.source.splitlines() if not (directives and line.startswith("#|")))
-        if "echo: false" in directives or not cell.source.strip(): cell.metadata["transient"] = {"remove_source": True}
+        directives = (
+            set(re.findall(r"^#\|\s*(.*?)\s*$", cell.source, re.M))
+            if cell.cell_type == "code"
+            else set()
+        )
+        if "hide" in directives:
+            continue
+        if cell.cell_type == "markdown":
+            cell.source = relink(cell.source)
+        cell.source = "\n".join(
+            line for line in cell.source.splitlines() if not (directives and line.startswith("#|"))
+        )
+        if "echo: false" in directives or not cell.source.strip():
+            cell.metadata["transient"] = {"remove_source": True}
         cells.append(cell)
     nb.cells, nb.metadata["language_info"] = cells, {"name": "python"}
     exporter = MarkdownExporter()
-    exporter.display_data_priority = ["text/markdown", "image/svg+xml", "image/png", "text/html", "text/plain"]
-    body, resources = exporter.from_notebook_node(nb, {"output_files_dir": IMAGES, "unique_key": "README"})
+    exporter.display_data_priority = [
+        "text/markdown",
+        "image/svg+xml",
+        "image/png",
+        "text/html",
+        "text/plain",
+    ]
+    body, resources = exporter.from_notebook_node(
+        nb, {"output_files_dir": IMAGES, "unique_key": "README"}
+    )
     body = re.sub(r"\n{3,}", "\n\n", re.sub(r"^[ \t]+$", "", body, flags=re.M)).strip() + "\n"
     return {README: body.encode(), **resources["outputs"]}
 
 
 def check_readme(root: Path, write: bool = False) -> list[str]:
     "Compare with the index notebook, or write from it."
-    if not (root / INDEX).is_file(): return [f"{INDEX} is missing: README.md is made from it."]
+    if not (root / INDEX).is_file():
+        return [f"{INDEX} is missing: README.md is made from it."]
     want = render_readme(root)
-    have = {path.relative_to(root).as_posix(): path.read_bytes() for path in [root / README, *(root / IMAGES).glob("*")] if path.is_file()}
+    have = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in [root / README, *(root / IMAGES).glob("*")]
+        if path.is_file()
+    }
     links = re.findall(r"\]\(([^)\s#]+)", want[README].decode())
-    dead = sorted({link for link in links if not re.match(r"[a-z]+:|/", link) and link not in want and not (root / link).exists()})
+    dead = sorted(
+        {
+            link
+            for link in links
+            if not re.match(r"[a-z]+:|/", link) and link not in want and not (root / link).exists()
+        }
+    )
     problems = [f"{INDEX} points to {link}, which is not there: mend the link." for link in dead]
     if write:
-        for name in have.keys() - want.keys(): (root / name).unlink()
+        for name in have.keys() - want.keys():
+            (root / name).unlink()
         for name, content in want.items():
             (root / name).parent.mkdir(exist_ok=True)
             (root / name).write_bytes(content)
         print(f"wrote {', '.join(want)}")
     elif have != want:
-        names = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
-        problems.append(f"not what {INDEX} says: {', '.join(names)}. Run `make readme`, and commit the result.")
+        names = sorted(
+            name for name in have.keys() | want.keys() if have.get(name) != want.get(name)
+        )
+        problems.append(
+            f"not what {INDEX} says: {', '.join(names)}. Run `make readme`, and commit the result."
+        )
     return problems
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("check", choices=["export", "widgets", "readme"])
     parser.add_argument("--write", action="store_true", help="readme, widgets: mend it")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to check (default: this one)")
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="the tree to check (default: this one)"
+    )
     args = parser.parse_args()
-    if args.write and args.check == "export": parser.error("--write goes with readme and widgets")
-    if args.check == "export": problems = check_export(args.root)
-    else: problems = {"readme": check_readme, "widgets": check_widgets}[args.check](args.root, args.write)
-    for problem in problems: print(f"check_tree: {problem}", file=sys.stderr)
-    if not problems and not args.write: print(f"check_tree: {args.check} ok")
+    if args.write and args.check == "export":
+        parser.error("--write goes with readme and widgets")
+    if args.check == "export":
+        problems = check_export(args.root)
+    else:
+        problems = {"readme": check_readme, "widgets": check_widgets}[args.check](
+            args.root, args.write
+        )
+    for problem in problems:
+        print(f"check_tree: {problem}", file=sys.stderr)
+    if not problems and not args.write:
+        print(f"check_tree: {args.check} ok")
     return bool(problems)
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

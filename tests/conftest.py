@@ -1,15 +1,35 @@
-"What the tests of the training share: one thread, no network, a small world, and models too small to wait for."
+"""What the tests of the training share: one thread, no network, a small world, and models too small
+to wait for."""
+
 from __future__ import annotations
 
 import os
 
-for name, value in dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1",
-                        HF_DATASETS_DISABLE_PROGRESS_BARS="1", MPLBACKEND="Agg").items(): os.environ.setdefault(name, value)
+for name, value in dict(
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_DISABLE_PROGRESS_BARS="1",
+    MPLBACKEND="Agg",
+).items():
+    os.environ.setdefault(name, value)
 
 import pytest
 
-# Minutes each. They begin, so that at the end no worker waits for one of them; the Makefile keeps this order (--no-loadscope-reorder).
-LONG = "test_two_processes", "test_docs", "test_killed", "test_demo", "test_two_processes_supervised", "test_published_faults", "test_two_processes_parts", "test_trimming"
+# Minutes each. They begin, so that at the end no worker waits for one of them; the Makefile keeps
+# this order (--no-loadscope-reorder).
+LONG = (
+    "test_two_processes",
+    "test_docs",
+    "test_killed",
+    "test_demo",
+    "test_two_processes_supervised",
+    "test_published_faults",
+    "test_two_processes_parts",
+    "test_trimming",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,29 +40,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def world():
     "160 posts to train on and a few held out."
     from rlhf_nb.tldr import mini_tldr
+
     return mini_tldr(0, 160, 20, 40)
 
 
 @pytest.fixture(scope="session")
 def tokenizer(world):
     from rlhf_nb.models import train_tokenizer
-    return train_tokenizer(p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"]))
+
+    return train_tokenizer(
+        p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"])
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny(tokenizer):
     "Makes a policy of one layer: `tiny(seed)`."
     from rlhf_nb.models import tiny_policy
+
     def make(seed: int = 0, **sizes):
-        return tiny_policy(tokenizer, seed, **dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2) | sizes)
+        return tiny_policy(
+            tokenizer,
+            seed,
+            **dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2) | sizes,
+        )
+
     return make
 
 
 @pytest.fixture
 def small_args(tmp_path):
-    "Arguments of a run on the CPU that reports to nobody and saves nothing: `small_args(SFTConfig, max_steps=1)`."
+    """Arguments of a run on the CPU that reports to nobody and saves nothing:
+    `small_args(SFTConfig, max_steps=1)`."""
+
     def make(config, **changes):
-        return config(**dict(output_dir=str(tmp_path / "run"), use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=1) | changes)
+        return config(
+            **dict(
+                output_dir=str(tmp_path / "run"),
+                use_cpu=True,
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+                logging_steps=1,
+            )
+            | changes
+        )
+
     return make
 
 
@@ -51,33 +94,64 @@ def letters():
     "A tokenizer of single letters: <pad> is 0, <eos> is 1, a to j are 2 to 11."
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghij"])}, unk_token="<pad>"))
+
+    inner = Tokenizer(
+        models.WordLevel(
+            {word: i for i, word in enumerate(["<pad>", "<eos>", *"abcdefghij"])}, unk_token="<pad>"
+        )
+    )
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
 
 
 @pytest.fixture(scope="session")
 def imports():
-    "All that training imports, out of the garbage collector's sight: each train() of Accelerate's collects, which is most of the time of a tiny run."
+    """All that training imports, out of the garbage collector's sight: each train() of Accelerate's
+    collects, which is most of the time of a tiny run."""
     import gc
+
     import rlhf_nb.trainer
+
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def ppo(letters, small_args, imports):
-    "Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`. One update is 8 rows, 5 tokens each; a third of the rows stop."
+    """Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`. One update is 8
+    rows, 5 tokens each; a third of the rows stop."""
     from datasets import Dataset
     from ppo_fixtures import PROMPTS, SIZES, likes_c
+
     from rlhf_nb.models import tiny_policy
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
     def make(reward=likes_c, *, data=None, model=None, kind=PPOTrainer, parts=None, **changes):
-        settings = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, total_episodes=24, response_length=5, temperature=1.0, learning_rate=1e-3, num_sample_generations=0, seed=0)
+        settings = dict(
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            total_episodes=24,
+            response_length=5,
+            temperature=1.0,
+            learning_rate=1e-3,
+            num_sample_generations=0,
+            seed=0,
+        )
         args = small_args(PPOConfig, **settings | changes)
         data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
-        parts = dict(processing_class=letters, eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5]))) | (parts or {})
-        return kind(args, model=model or tiny_policy(letters, 0, **SIZES), reward_model=reward, train_dataset=data, **parts)
+        parts = dict(
+            processing_class=letters, eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5]))
+        ) | (parts or {})
+        return kind(
+            args,
+            model=model or tiny_policy(letters, 0, **SIZES),
+            reward_model=reward,
+            train_dataset=data,
+            **parts,
+        )
+
     return make
 
 
@@ -85,7 +159,10 @@ def ppo(letters, small_args, imports):
 def steps():
     "Optimizer steps, as torch counts them."
     from torch.optim.optimizer import register_optimizer_step_post_hook
+
     seen = []
-    handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: seen.append(optimizer))
+    handle = register_optimizer_step_post_hook(
+        lambda optimizer, args, kwargs: seen.append(optimizer)
+    )
     yield seen
     handle.remove()

@@ -1,4 +1,6 @@
-"A PPO run on two processes in which one may be killed: python killed_worker.py FOLDER OUT MOMENT, where MOMENT is never, update-N or rollout-N."
+"""A PPO run on two processes in which one may be killed: python killed_worker.py FOLDER OUT MOMENT,
+where MOMENT is never, update-N or rollout-N."""
+
 import json
 import os
 import signal
@@ -19,36 +21,74 @@ prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
 
 def die() -> None:
     "No farewell, no clean-up: what the kernel does to a process that takes too much memory."
-    if trainer.args.process_index != 1: return
+    if trainer.args.process_index != 1:
+        return
     (out / f"killed-{moment}").write_text(str(time.time()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Axe(TrainerCallback):
     "Before the second optimizer step of an update."
+
     steps = 0
 
     def on_pre_optimizer_step(self, args, state, control, **_):
         Axe.steps = Axe.steps + 1 if trainer.update_count == int(number or -1) else 0
-        if where == "update" and Axe.steps == 2: die()
+        if where == "update" and Axe.steps == 2:
+            die()
 
 
 def before_forward(*_) -> None:
     "In the middle of writing: after the third token."
-    before_forward.calls = before_forward.calls + 1 if trainer.update_count == int(number or -1) and not torch.is_grad_enabled() else 0
-    if where == "rollout" and before_forward.calls == 3: die()
+    before_forward.calls = (
+        before_forward.calls + 1
+        if trainer.update_count == int(number or -1) and not torch.is_grad_enabled()
+        else 0
+    )
+    if where == "rollout" and before_forward.calls == 3:
+        die()
 
 
-args = PPOConfig(str(out), use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1, per_device_train_batch_size=2, num_mini_batches=2, total_episodes=24, response_length=6,
-                 temperature=1.0, learning_rate=1e-2, num_sample_generations=0, save_strategy="steps", save_steps=2, seed=5, normalize_scores=True, kl_controller="adaptive")
-likes_a = lambda prompts, responses, **columns: [response.count("a") - 0.1 * len(response) for response in responses]
-trainer = PPOTrainer(args, model=str(folder / "base"), reward_model=likes_a, train_dataset=Dataset.from_dict(dict(prompt=prompts)), callbacks=[Axe()])
+args = PPOConfig(
+    str(out),
+    use_cpu=True,
+    report_to="none",
+    disable_tqdm=True,
+    logging_steps=1,
+    per_device_train_batch_size=2,
+    num_mini_batches=2,
+    total_episodes=24,
+    response_length=6,
+    temperature=1.0,
+    learning_rate=1e-2,
+    num_sample_generations=0,
+    save_strategy="steps",
+    save_steps=2,
+    seed=5,
+    normalize_scores=True,
+    kl_controller="adaptive",
+)
+likes_a = lambda prompts, responses, **columns: [
+    response.count("a") - 0.1 * len(response) for response in responses
+]
+trainer = PPOTrainer(
+    args,
+    model=str(folder / "base"),
+    reward_model=likes_a,
+    train_dataset=Dataset.from_dict(dict(prompt=prompts)),
+    callbacks=[Axe()],
+)
 before_forward.calls = 0
 trainer.model.policy.register_forward_pre_hook(before_forward)
 trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*")) or None)
 if args.process_index == 0:
-    logs = [{k: v for k, v in log.items() if not k.startswith(("time/", "tokens/per", "eps", "train_"))} for log in trainer.state.log_history]
-    torch.save({name: x.clone() for name, x in trainer.model.state_dict().items()}, out / "weights.pt")
+    logs = [
+        {k: v for k, v in log.items() if not k.startswith(("time/", "tokens/per", "eps", "train_"))}
+        for log in trainer.state.log_history
+    ]
+    torch.save(
+        {name: x.clone() for name, x in trainer.model.state_dict().items()}, out / "weights.pt"
+    )
     (out / "done.json").write_text(json.dumps(logs))
 torch.distributed.barrier()
 os._exit(0)

@@ -1,4 +1,6 @@
-"Weights in parts, or cast by the layout: precision, ranks that stop at other lengths, and what is refused: python parts_worker.py FOLDER."
+"""Weights in parts, or cast by the layout: precision, ranks that stop at other lengths, and what is
+refused: python parts_worker.py FOLDER."""
+
 import os
 import sys
 from pathlib import Path
@@ -12,21 +14,43 @@ from datasets import Dataset
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-transformers.training_args.is_torch_bf16_gpu_available = lambda: True  # without use_cpu, transformers wants to see a GPU first
+transformers.training_args.is_torch_bf16_gpu_available = lambda: (
+    True
+)  # without use_cpu, transformers wants to see a GPU first
 fsdp, stage = "ACCELERATE_USE_FSDP" in os.environ, os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
 prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(8)]
 
 
 def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
-    device = dict(use_cpu=False, ddp_backend="gloo") if stage else dict(use_cpu=True)  # use_cpu would turn DeepSpeed off, without a word
-    settings = dict(report_to="none", disable_tqdm=True, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_ppo_epochs=2, total_episodes=16, response_length=6, temperature=1.0,
-                    learning_rate=0.0, num_sample_generations=0, seed=5)
+    device = (
+        dict(use_cpu=False, ddp_backend="gloo") if stage else dict(use_cpu=True)
+    )  # use_cpu would turn DeepSpeed off, without a word
+    settings = dict(
+        report_to="none",
+        disable_tqdm=True,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_ppo_epochs=2,
+        total_episodes=16,
+        response_length=6,
+        temperature=1.0,
+        learning_rate=0.0,
+        num_sample_generations=0,
+        seed=5,
+    )
     args = PPOConfig(str(folder / out), bf16=bf16, **device, **settings | changes)
-    if fsdp:  # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
+    # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
+    if fsdp:
         args.device
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     data = Dataset.from_dict(dict(prompt=prompts))
-    return PPOTrainer(args, model=str(folder / "base"), reward_model=str(folder / "scorer"), train_dataset=data, eval_dataset=data.select(range(3)))
+    return PPOTrainer(
+        args,
+        model=str(folder / "base"),
+        reward_model=str(folder / "scorer"),
+        train_dataset=data,
+        eval_dataset=data.select(range(3)),
+    )
 
 
 def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
@@ -37,37 +61,69 @@ def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
     torch.manual_seed(rank)
     calls, policy = [], trainer.accelerator.unwrap_model(trainer.model).policy
     handle = policy.register_forward_hook(lambda *_: calls.append(1))
-    drawn = trainer._sample(*(trainer.get_train_dataloader().collate_fn([dict(prompt=prompt) for prompt in prompts[rank:rank + 3]])[name] for name in ("prompt_ids", "prompt_mask")))
+    drawn = trainer._sample(
+        *(
+            trainer.get_train_dataloader().collate_fn(
+                [dict(prompt=prompt) for prompt in prompts[rank : rank + 3]]
+            )[name]
+            for name in ("prompt_ids", "prompt_mask")
+        )
+    )
     handle.remove()
     assert drawn.mask.sum(1).tolist() == [1 if rank == 0 else 6] * 3
     assert len(calls) == (6 if rank or not gather else 1), "a rank went ahead"
     torch.manual_seed(rank)
-    metrics = trainer.step(prompts[rank * 4:rank * 4 + 4])
+    metrics = trainer.step(prompts[rank * 4 : rank * 4 + 4])
     assert metrics["tokens/response_length"] == 3.5
     asked = trainer.evaluate()  # three rows on two ranks, of other lengths
-    return drawn.response_ids, {name: value for name, value in (metrics | asked).items() if not name.startswith(("time/", "tokens/per"))}
+    return drawn.response_ids, {
+        name: value
+        for name, value in (metrics | asked).items()
+        if not name.startswith(("time/", "tokens/per"))
+    }
 
 
 trainer = make("bf16", bf16=True)
-r = trainer.rollout(prompts[rank * 4:rank * 4 + 4])
-assert torch.equal(r.logprobs, r.ref_logprobs) and not r.kl.any(), f"a policy differs from its own copy by {(r.logprobs - r.ref_logprobs).abs().max()}"
-assert r.logprobs.dtype == r.values.dtype == torch.float32 and not torch.equal(r.logprobs, r.logprobs.bfloat16().float()), "log-probs were rounded"
-plain = make("float32").rollout(prompts[rank * 4:rank * 4 + 4]) if not stage else None  # one engine to a process is enough
-assert plain is None or not torch.equal(plain.logprobs[:, :1], r.logprobs[:, :1]), "this was not bf16"
-if stage: assert {p.dtype for p in trainer.ref_model.parameters()} == {p.dtype for p in trainer.reward_model.parameters()} == {torch.bfloat16}
+r = trainer.rollout(prompts[rank * 4 : rank * 4 + 4])
+assert torch.equal(r.logprobs, r.ref_logprobs) and not r.kl.any(), (
+    f"a policy differs from its own copy by {(r.logprobs - r.ref_logprobs).abs().max()}"
+)
+assert r.logprobs.dtype == r.values.dtype == torch.float32 and not torch.equal(
+    r.logprobs, r.logprobs.bfloat16().float()
+), "log-probs were rounded"
+plain = (
+    make("float32").rollout(prompts[rank * 4 : rank * 4 + 4]) if not stage else None
+)  # one engine to a process is enough
+assert plain is None or not torch.equal(plain.logprobs[:, :1], r.logprobs[:, :1]), (
+    "this was not bf16"
+)
+if stage:
+    assert (
+        {p.dtype for p in trainer.ref_model.parameters()}
+        == {p.dtype for p in trainer.reward_model.parameters()}
+        == {torch.bfloat16}
+    )
 metrics = trainer.update(trainer.advantages(trainer.score(r)))
 assert metrics["policy/approxkl_avg"] < 1e-8 and abs(metrics["val/ratio"] - 1) < 1e-6, metrics
-try: make("compiled", torch_compile=True, torch_compile_backend="eager")
-except ValueError as error: assert "Leave torch_compile out" in str(error)
-else: raise AssertionError("layers were compiled where they lie in parts")
+try:
+    make("compiled", torch_compile=True, torch_compile_backend="eager")
+except ValueError as error:
+    assert "Leave torch_compile out" in str(error)
+else:
+    raise AssertionError("layers were compiled where they lie in parts")
 if stage == "3":
-    try: make("refused", offload_frozen=True)
-    except ValueError as error: assert "offload_param_device" in str(error)
-    else: raise AssertionError("offload_frozen had no effect, and nobody said so")
+    try:
+        make("refused", offload_frozen=True)
+    except ValueError as error:
+        assert "offload_param_device" in str(error)
+    else:
+        raise AssertionError("offload_frozen had no effect, and nobody said so")
 if stage != "2":
     whole, parts = uneven(True), uneven(False)
     assert torch.equal(whole[0], parts[0])
-    for name, value in whole[1].items(): assert abs(value - parts[1][name]) < 1e-5, name
-if rank == 0: print("right", flush=True)
+    for name, value in whole[1].items():
+        assert abs(value - parts[1][name]) < 1e-5, name
+if rank == 0:
+    print("right", flush=True)
 torch.distributed.barrier()
 os._exit(0)  # all is asserted; gloo's threads now and then abort a process that takes itself apart

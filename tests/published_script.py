@@ -1,12 +1,13 @@
-"""A script for the published trainer (trl 1.12.0, `trl.experimental.ppo`): summaries of posts, with models and data from folders.
+"""A script for the published trainer (trl 1.12.0, `trl.experimental.ppo`): summaries of posts,
+with models and data from folders.
 
-    python published_script.py DATA SFT_MODEL REWARD_MODEL OUTPUT
+python published_script.py DATA SFT_MODEL REWARD_MODEL OUTPUT
 """
+
 import sys
 
 from datasets import load_from_disk
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 data_path, sft_path, reward_path, output = sys.argv[1:]
@@ -38,8 +39,12 @@ if tokenizer.pad_token is None:
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
 policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path)
 ref_policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path)
-reward_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, num_labels=1)
-value_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, num_labels=1)
+reward_model = AutoModelForSequenceClassification.from_pretrained(
+    training_args.reward_model_path, num_labels=1
+)
+value_model = AutoModelForSequenceClassification.from_pretrained(
+    training_args.reward_model_path, num_labels=1
+)
 
 
 def tokenize(row):

@@ -1,4 +1,6 @@
-"One update as a user's script would make it, under whatever `accelerate launch` has set up: recipe_worker.py FOLDER."
+"""One update as a user's script would make it, under whatever `accelerate launch` has set up:
+recipe_worker.py FOLDER."""
+
 import os
 import sys
 
@@ -7,14 +9,40 @@ from datasets import Dataset
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-transformers.training_args.is_torch_bf16_gpu_available = lambda: True  # the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
+transformers.training_args.is_torch_bf16_gpu_available = lambda: (
+    True
+)  # the recipes ask for bf16; transformers wants to see a GPU first, unless use_cpu is set
 folder, gpu = sys.argv[1], os.environ.get("RECIPE_ON") == "gpu"
-device = {} if gpu else dict(ddp_backend="gloo", bf16=True) if "ACCELERATE_USE_DEEPSPEED" in os.environ else dict(use_cpu=True)  # use_cpu would turn DeepSpeed off, without a word
-args = PPOConfig(folder + "/out", **device, report_to="none", per_device_train_batch_size=2, num_ppo_epochs=1, total_episodes=4, response_length=3, num_sample_generations=0, logging_steps=1,
-                 save_strategy="no")
-likes_a = lambda prompts, responses, **columns: [float(response.count("a")) for response in responses]
-trainer = PPOTrainer(args, model=folder + "/base", ref_model=folder + "/base", reward_model=likes_a, value_model=folder + "/scorer",
-                     train_dataset=Dataset.from_dict(dict(prompt=[f"tell {i} of a" for i in range(4)])))
+device = (
+    {}
+    if gpu
+    else dict(ddp_backend="gloo", bf16=True)
+    if "ACCELERATE_USE_DEEPSPEED" in os.environ
+    else dict(use_cpu=True)
+)  # use_cpu would turn DeepSpeed off, without a word
+args = PPOConfig(
+    folder + "/out",
+    **device,
+    report_to="none",
+    per_device_train_batch_size=2,
+    num_ppo_epochs=1,
+    total_episodes=4,
+    response_length=3,
+    num_sample_generations=0,
+    logging_steps=1,
+    save_strategy="no",
+)
+likes_a = lambda prompts, responses, **columns: [
+    float(response.count("a")) for response in responses
+]
+trainer = PPOTrainer(
+    args,
+    model=folder + "/base",
+    ref_model=folder + "/base",
+    reward_model=likes_a,
+    value_model=folder + "/scorer",
+    train_dataset=Dataset.from_dict(dict(prompt=[f"tell {i} of a" for i in range(4)])),
+)
 trainer.train()
 assert trainer.state.global_step == 1
 trainer.accelerator.wait_for_everyone()

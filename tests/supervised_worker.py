@@ -1,4 +1,6 @@
-"SFT and reward model as a script would train them, on as many processes as the launcher starts: python supervised_worker.py FOLDER KIND."
+"""SFT and reward model as a script would train them, on as many processes as the launcher starts:
+python supervised_worker.py FOLDER KIND."""
+
 import contextlib
 import json
 import os
@@ -10,62 +12,138 @@ import torch
 from datasets import Dataset
 
 RANKS, RANK = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-ANSWERS = [f"{'a b ' * (i % 5)}c {i}" for i in range(22)]  # of several lengths: ranks with other numbers of tokens
+ANSWERS = [
+    f"{'a b ' * (i % 5)}c {i}" for i in range(22)
+]  # of several lengths: ranks with other numbers of tokens
 PROMPTS = [f"{'so ' * (i % 4)}tell {i}" for i in range(22)]
 SFT = Dataset.from_dict(dict(prompt=PROMPTS, completion=ANSWERS))
-PAIRS = Dataset.from_dict(dict(prompt=PROMPTS, chosen=ANSWERS, rejected=[f"{'d ' * (i % 3)}e" for i in range(22)], margin=[0.1 * (i % 3) for i in range(22)]))
+PAIRS = Dataset.from_dict(
+    dict(
+        prompt=PROMPTS,
+        chosen=ANSWERS,
+        rejected=[f"{'d ' * (i % 3)}e" for i in range(22)],
+        margin=[0.1 * (i % 3) for i in range(22)],
+    )
+)
 
 
-def make(folder: Path, what: str, out: str, data: Dataset, lora: bool = False, dropout: float = 0.0, **changes):
+def make(
+    folder: Path,
+    what: str,
+    out: str,
+    data: Dataset,
+    lora: bool = False,
+    dropout: float = 0.0,
+    **changes,
+):
     "A trainer of the one kind or the other; models by name, as the command line's user gives them."
     from accelerate import PartialState
     from accelerate.utils import DistributedType
     from peft import LoraConfig
+
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.sft import SFTConfig, SFTTrainer
+
     config, trainer = (RewardConfig, RewardTrainer) if what == "reward" else (SFTConfig, SFTTrainer)
-    if what == "packed": changes["packing"] = True
-    device = dict(use_cpu=False, ddp_backend="gloo") if "ACCELERATE_USE_DEEPSPEED" in os.environ else dict(use_cpu=True)  # use_cpu would turn DeepSpeed off, without a word
-    settings = dict(**device, report_to="none", disable_tqdm=True, logging_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=4 // RANKS, max_steps=6, save_steps=4, learning_rate=1e-2,
-                    seed=5)
+    if what == "packed":
+        changes["packing"] = True
+    device = (
+        dict(use_cpu=False, ddp_backend="gloo")
+        if "ACCELERATE_USE_DEEPSPEED" in os.environ
+        else dict(use_cpu=True)
+    )  # use_cpu would turn DeepSpeed off, without a word
+    settings = dict(
+        **device,
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4 // RANKS,
+        max_steps=6,
+        save_steps=4,
+        learning_rate=1e-2,
+        seed=5,
+    )
     args = config(str(folder / out), **settings | changes)
-    if "ACCELERATE_USE_FSDP" in os.environ:  # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
+    if (
+        "ACCELERATE_USE_FSDP" in os.environ
+    ):  # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
         args.device
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    adapter = LoraConfig(r=2, lora_dropout=dropout, target_modules=["query_key_value", "dense_h_to_4h"]) if lora else None
+    adapter = (
+        LoraConfig(r=2, lora_dropout=dropout, target_modules=["query_key_value", "dense_h_to_4h"])
+        if lora
+        else None
+    )
     return trainer(str(folder / "base"), args, data, data.select(range(5)), peft_config=adapter)
 
 
 def watched(trainer) -> list[tuple]:
     "Every training row that this rank reads from now on."
     rows, collate = [], trainer.data_collator
+
     def watch(batch):
         rows.extend(tuple(row.get("input_ids") or row["chosen_ids"]) for row in batch)
         return collate(batch)
+
     trainer.data_collator = watch
     return rows
 
 
 def everything(trainer) -> torch.Tensor:
     "All weights, whole; but for the head that an adapter put aside."
+
     def gathered():
-        if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") != "3": return contextlib.nullcontext()
+        if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") != "3":
+            return contextlib.nullcontext()
         import deepspeed
+
         return deepspeed.zero.GatheredParameters(list(trainer.model.parameters()))
+
     whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
-    with gathered(): return torch.cat([whole(p.detach()).flatten().clone() for name, p in trainer.model.named_parameters() if "original_module" not in name])
+    with gathered():
+        return torch.cat(
+            [
+                whole(p.detach()).flatten().clone()
+                for name, p in trainer.model.named_parameters()
+                if "original_module" not in name
+            ]
+        )
 
 
 def told(trainer) -> list[dict]:
     "What was logged, but for the times."
-    return [{k: v for k, v in log.items() if not k.endswith(("_runtime", "_per_second")) and not k.startswith(("train_", "total_flos"))} for log in trainer.state.log_history]
+    return [
+        {
+            k: v
+            for k, v in log.items()
+            if not k.endswith(("_runtime", "_per_second"))
+            and not k.startswith(("train_", "total_flos"))
+        }
+        for log in trainer.state.log_history
+    ]
 
 
 def one_step(folder: Path, what: str, micro: int, lora: bool) -> dict:
-    "The same eight rows, whatever the number of processes: weights, what was logged, what is measured on five rows."
+    """The same eight rows, whatever the number of processes: weights, what was logged, what is
+    measured on five rows."""
     data = (PAIRS if what == "reward" else SFT).select(range(8, 16))
-    trainer = make(folder, what, f"step-{what}", data, lora, optim="sgd", learning_rate=0.1, max_steps=1, save_strategy="no", per_device_train_batch_size=micro, per_device_eval_batch_size=micro if RANKS > 1 else 8,
-                   gradient_accumulation_steps=8 // RANKS // micro, train_sampling_strategy="sequential", **(dict(center_rewards_coefficient=0.1) if what == "reward" else {}))
+    trainer = make(
+        folder,
+        what,
+        f"step-{what}",
+        data,
+        lora,
+        optim="sgd",
+        learning_rate=0.1,
+        max_steps=1,
+        save_strategy="no",
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro if RANKS > 1 else 8,
+        gradient_accumulation_steps=8 // RANKS // micro,
+        train_sampling_strategy="sequential",
+        **(dict(center_rewards_coefficient=0.1) if what == "reward" else {}),
+    )
     start = everything(trainer)
     trainer.train()
     trainer.evaluate()
@@ -73,18 +151,31 @@ def one_step(folder: Path, what: str, micro: int, lora: bool) -> dict:
 
 
 def resumed(folder: Path, what: str, lora: bool) -> None:
-    "A run at once, and one that takes up its checkpoint: equal, and equal on every rank. The model is saved, a reward model with its centre."
+    """A run at once, and one that takes up its checkpoint: equal, and equal on every rank. The
+    model is saved, a reward model with its centre."""
     from accelerate.utils import gather_object
+
     from rlhf_nb.reward import center_rewards
+
     data = SFT if what == "sft" else PAIRS
     whole = make(folder, what, f"whole-{what}", data, lora, dropout=0.1)
     start, rows = everything(whole), watched(whole)
     whole.train()
-    seen = gather_object(rows)  # two epochs of 22 rows; of a last batch that does not divide Accelerate fills up with rows from the start
-    assert min(Counter(seen).values()) == 2 and len(set(seen)) == 22, "rows were left out: the ranks drew other orders"
-    assert whole.accelerator.num_processes == RANKS and whole.is_deepspeed_enabled == ("ACCELERATE_USE_DEEPSPEED" in os.environ)
-    assert whole.is_fsdp_enabled == ("ACCELERATE_USE_FSDP" in os.environ) and (everything(whole) - start).abs().max() > 1e-3
-    for other in whole.accelerator.gather(everything(whole)[None]) if RANKS > 1 else []: assert torch.equal(other, everything(whole)), "the ranks went apart"
+    seen = gather_object(
+        rows
+    )  # two epochs of 22 rows; of a last batch that does not divide Accelerate fills up with rows from the start
+    assert min(Counter(seen).values()) == 2 and len(set(seen)) == 22, (
+        "rows were left out: the ranks drew other orders"
+    )
+    assert whole.accelerator.num_processes == RANKS and whole.is_deepspeed_enabled == (
+        "ACCELERATE_USE_DEEPSPEED" in os.environ
+    )
+    assert (
+        whole.is_fsdp_enabled == ("ACCELERATE_USE_FSDP" in os.environ)
+        and (everything(whole) - start).abs().max() > 1e-3
+    )
+    for other in whole.accelerator.gather(everything(whole)[None]) if RANKS > 1 else []:
+        assert torch.equal(other, everything(whole)), "the ranks went apart"
     again = make(folder, what, f"again-{what}", data, lora, dropout=0.1)
     again.train(resume_from_checkpoint=str(folder / f"whole-{what}" / "checkpoint-4"))
     assert torch.equal(everything(again), everything(whole)), "resumed is another run"
@@ -94,22 +185,30 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
         inner = whole.accelerator.unwrap_model(whole.model)
         center_rewards(inner, whole.processing_class, references)
     whole.save_model(str(folder / f"saved-{what}"))
-    if RANK == 0: torch.save(everything(whole), folder / f"weights-{what}.pt")
-    else: everything(whole)
+    if RANK == 0:
+        torch.save(everything(whole), folder / f"weights-{what}.pt")
+    else:
+        everything(whole)
 
 
 def main(folder: Path, kind: str) -> None:
     from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     for what in ("sft", "reward"):
         steps = [(what, 2), (what, 1), *([("packed", 2)] if what == "sft" else [])]
         for step, micro in steps:
             found = one_step(folder, step, micro, kind == "lora")
-            if RANK == 0: torch.save(found, folder / f"step-{step}-{micro}.pt")
+            if RANK == 0:
+                torch.save(found, folder / f"step-{step}-{micro}.pt")
         resumed(folder, what, kind == "lora")
-    if RANK == 0: print("right:", kind, flush=True)
+    if RANK == 0:
+        print("right:", kind, flush=True)
     torch.distributed.barrier()
-    os._exit(0)  # all is asserted; gloo's threads now and then abort a process that takes itself apart
+    os._exit(
+        0
+    )  # all is asserted; gloo's threads now and then abort a process that takes itself apart
 
 
-if __name__ == "__main__": main(Path(sys.argv[1]), sys.argv[2])
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,4 +1,6 @@
-"Fewer weights: LoRA with the policy as its own reference, a value head on the policy's trunk, several answers to a prompt."
+"""Fewer weights: LoRA with the policy as its own reference, a value head on the policy's trunk,
+several answers to a prompt."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -6,17 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from transformers import AutoModelForCausalLM
 
-from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
-from rlhf_nb.models import ValueHead, load_policy, load_scorer, scorer_from, tiny_policy
 from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.models import ValueHead, load_policy, load_scorer, scorer_from, tiny_policy
 
 
-def lora(**changes) -> LoraConfig: return LoraConfig(**dict(r=2, target_modules=["query_key_value", "dense_h_to_4h"], task_type="CAUSAL_LM") | changes)
-def for_value() -> LoraConfig: return lora(task_type="SEQ_CLS")
-def begin(letters): return tiny_policy(letters, 0, **SIZES)
-def told(trainer): return [untimed(log) for log in logs(trainer)]
+def lora(**changes) -> LoraConfig:
+    return LoraConfig(
+        **dict(r=2, target_modules=["query_key_value", "dense_h_to_4h"], task_type="CAUSAL_LM")
+        | changes
+    )
+
+
+def for_value() -> LoraConfig:
+    return lora(task_type="SEQ_CLS")
+
+
+def begin(letters):
+    return tiny_policy(letters, 0, **SIZES)
+
+
+def told(trainer):
+    return [untimed(log) for log in logs(trainer)]
 
 
 @pytest.fixture
@@ -26,13 +41,19 @@ def base(letters, tmp_path):
     return str(tmp_path / "base")
 
 
-KINDS = dict(lora=lambda: dict(parts=dict(peft_config=lora())), both=lambda: dict(parts=dict(peft_config=lora(), value_peft_config=for_value())),
-             trunk=lambda: dict(share_value_trunk=True), lora_on_trunk=lambda: dict(share_value_trunk=True, parts=dict(peft_config=lora())))
+KINDS = dict(
+    lora=lambda: dict(parts=dict(peft_config=lora())),
+    both=lambda: dict(parts=dict(peft_config=lora(), value_peft_config=for_value())),
+    trunk=lambda: dict(share_value_trunk=True),
+    lora_on_trunk=lambda: dict(share_value_trunk=True, parts=dict(peft_config=lora())),
+)
 
 
 # ---- The reference is the policy with its adapter off ----
 
-# catches: a reference that moves with the adapter, one that was forgotten (KL 0), a run that differs from one with a reference of its own
+
+# catches: a reference that moves with the adapter, one that was forgotten (KL 0), a run that
+# differs from one with a reference of its own
 @pytest.mark.parametrize("estimator", ["k1", "full"])
 def test_the_adapter_off_is_the_reference(ppo, letters, estimator):
     settings = dict(learning_rate=1e-2, kl_estimator=estimator, kl_coef=0.3, save_rollouts=True)
@@ -49,42 +70,67 @@ def test_the_adapter_off_is_the_reference(ppo, letters, estimator):
     assert found[-1].kl.abs().max() > 1e-3 and not unlike(weights(alone), weights(second))
 
 
-# catches: base weights that learn too, an adapter that does not, an adapter left off after the reference was asked
+# catches: base weights that learn too, an adapter that does not, an adapter left off after the
+# reference was asked
 def test_only_the_adapter_learns(ppo, letters):
     trainer = ppo(parts=dict(peft_config=lora()), learning_rate=1e-2)
     before = weights(trainer)
     trainer.train()
     moved = [name for name in unlike(before, weights(trainer)) if name.startswith("policy.")]
-    assert moved and all("lora_" in name for name in moved) and any("lora_A" in name for name in moved)
-    assert [p for name, p in trainer.model.policy.named_parameters() if p.requires_grad and "lora_" not in name] == []
+    assert (
+        moved and all("lora_" in name for name in moved) and any("lora_A" in name for name in moved)
+    )
+    assert [
+        p
+        for name, p in trainer.model.policy.named_parameters()
+        if p.requires_grad and "lora_" not in name
+    ] == []
     r = trainer.rollout(PROMPTS[:8])
     rows = (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask)
-    torch.testing.assert_close(r.ref_logprobs, response_logprobs(begin(letters), *rows).logprobs, atol=1e-6, rtol=0)
-    torch.testing.assert_close(r.logprobs, response_logprobs(trainer.model.policy, *rows).logprobs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        r.ref_logprobs, response_logprobs(begin(letters), *rows).logprobs, atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        r.logprobs, response_logprobs(trainer.model.policy, *rows).logprobs, atol=1e-6, rtol=0
+    )
 
 
-# catches: dropout of the adapter, another path through the wrapper in the rollout than in the update
+# catches: dropout of the adapter, another path through the wrapper in the rollout than in the
+# update
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_learning_rate_zero_changes_nothing(ppo, kind, bf16):
     how = KINDS[kind]()
-    for config in how.get("parts", {}).values(): config.lora_dropout = 0.3
+    for config in how.get("parts", {}).values():
+        config.lora_dropout = 0.3
     trainer = ppo(learning_rate=0.0, bf16=bf16, num_mini_batches=2, **how)
     trainer.train()
     for log in logs(trainer):
-        assert log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12) and log["policy/clipfrac_avg"] == 0 and abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
+        assert (
+            log["policy/approxkl_avg"] < (1e-8 if bf16 else 1e-12)
+            and log["policy/clipfrac_avg"] == 0
+            and abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5)
+        )
 
 
 # catches: recomputed activations through which no gradient reaches an adapter
 def test_gradients_reach_the_adapter_through_recomputed_activations(ppo):
     found = []
     for on in (False, True):  # Adam would make a step of the last digit of a gradient near zero
-        trainer = ppo(parts=dict(peft_config=lora()), learning_rate=0.1, optim="sgd", activation_checkpointing=on)
+        trainer = ppo(
+            parts=dict(peft_config=lora()),
+            learning_rate=0.1,
+            optim="sgd",
+            activation_checkpointing=on,
+        )
         before = weights(trainer)
         trainer.train()
         found.append(weights(trainer))
-    for name, x in found[0].items(): torch.testing.assert_close(found[1][name], x, atol=1e-5, rtol=1e-4)
-    assert all((found[0][name] - x).abs().max() > 1e-4 for name, x in before.items() if "lora_B" in name)
+    for name, x in found[0].items():
+        torch.testing.assert_close(found[1][name], x, atol=1e-5, rtol=1e-4)
+    assert all(
+        (found[0][name] - x).abs().max() > 1e-4 for name, x in before.items() if "lora_B" in name
+    )
 
 
 # catches: the wrong adapter trained, a reference adapter that learns, the two exchanged
@@ -94,12 +140,19 @@ def test_one_adapter_learns_and_another_is_the_reference(ppo, letters):
         model = get_peft_model(begin(letters), lora(init_lora_weights=False), adapter_name="old")
         model.add_adapter("new", lora())
         return model
-    trainer = ppo(model=policy(), model_adapter_name="new", ref_adapter_name="old", learning_rate=1e-2)
+
+    trainer = ppo(
+        model=policy(), model_adapter_name="new", ref_adapter_name="old", learning_rate=1e-2
+    )
     before, r = weights(trainer), trainer.rollout(PROMPTS[:8])
     rows, fresh = (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask), policy()
     fresh.set_adapter("old")
-    torch.testing.assert_close(r.ref_logprobs, response_logprobs(fresh, *rows).logprobs, atol=1e-6, rtol=0)
-    torch.testing.assert_close(r.logprobs, response_logprobs(begin(letters), *rows).logprobs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        r.ref_logprobs, response_logprobs(fresh, *rows).logprobs, atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        r.logprobs, response_logprobs(begin(letters), *rows).logprobs, atol=1e-6, rtol=0
+    )
     trainer.train()
     moved = [name for name in unlike(before, weights(trainer)) if name.startswith("policy.")]
     assert moved and all(".new." in name for name in moved)
@@ -107,29 +160,55 @@ def test_one_adapter_learns_and_another_is_the_reference(ppo, letters):
 
 # ---- Saving and going on ----
 
-# catches: base weights in the adapter's folder, an adapter of before the training, one that cannot be merged, a folder without stop token
+
+# catches: base weights in the adapter's folder, an adapter of before the training, one that cannot
+# be merged, a folder without stop token
 def test_the_adapter_alone_is_saved_and_merges(ppo, base, tmp_path, letters):
     trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), learning_rate=1e-2)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     names, ids = {path.name for path in (tmp_path / "saved").iterdir()}, torch.arange(12)[None]
-    assert {"adapter_model.safetensors", "adapter_config.json", "generation_config.json", "tokenizer.json", "README.md"} <= names and "model.safetensors" not in names
+    assert {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "README.md",
+    } <= names and "model.safetensors" not in names
     wanted = trainer.model.policy(ids).logits
-    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "saved")
-    assert torch.equal(again(ids).logits, wanted) and (wanted - begin(letters)(ids).logits).abs().max() > 1e-3
+    again = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), tmp_path / "saved"
+    )
+    assert (
+        torch.equal(again(ids).logits, wanted)
+        and (wanted - begin(letters)(ids).logits).abs().max() > 1e-3
+    )
     torch.testing.assert_close(again.merge_and_unload()(ids).logits, wanted, atol=1e-5, rtol=0)
-    torch.testing.assert_close(load_policy(str(tmp_path / "saved"))(ids).logits, wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        load_policy(str(tmp_path / "saved"))(ids).logits, wanted, atol=1e-5, rtol=0
+    )
     assert "library_name" in (tmp_path / "saved" / "README.md").read_text()
 
 
 def test_merged_on_request(ppo, base, tmp_path):
-    trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), learning_rate=1e-2, save_merged=True, save_strategy="steps", save_steps=3)
+    trainer = ppo(
+        model=load_policy(base),
+        parts=dict(peft_config=lora()),
+        learning_rate=1e-2,
+        save_merged=True,
+        save_strategy="steps",
+        save_steps=3,
+    )
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     again, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), torch.arange(12)[None]
-    torch.testing.assert_close(again(ids).logits, trainer.model.policy(ids).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        again(ids).logits, trainer.model.policy(ids).logits, atol=1e-5, rtol=0
+    )
     assert again.generation_config.eos_token_id == 1 and isinstance(trainer.model.policy, PeftModel)
-    assert (Path(trainer.args.output_dir) / "checkpoint-3" / "adapter_model.safetensors").is_file()  # to go on, the adapter is needed
+    assert (
+        Path(trainer.args.output_dir) / "checkpoint-3" / "adapter_model.safetensors"
+    ).is_file()  # to go on, the adapter is needed
 
 
 # catches: a saved adapter that only this package can read
@@ -137,41 +216,72 @@ def test_a_new_process_with_transformers_and_peft_alone_reads_it(ppo, base, tmp_
     trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), learning_rate=1e-2)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
-    program = ("import sys, torch; from peft import AutoPeftModelForCausalLM\n"
-               f"model = AutoPeftModelForCausalLM.from_pretrained({str(tmp_path / 'saved')!r})\n"
-               f"torch.save(model(torch.arange(12)[None]).logits, {str(tmp_path / 'logits.pt')!r})\nassert 'rlhf_nb' not in sys.modules")
+    program = (
+        "import sys, torch; from peft import AutoPeftModelForCausalLM\n"
+        f"model = AutoPeftModelForCausalLM.from_pretrained({str(tmp_path / 'saved')!r})\n"
+        "torch.save(model(torch.arange(12)[None]).logits, "
+        f"{str(tmp_path / 'logits.pt')!r})\nassert 'rlhf_nb' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=900, cwd=tmp_path)
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), trainer.model.policy(torch.arange(12)[None]).logits)
+    assert torch.equal(
+        torch.load(tmp_path / "logits.pt"), trainer.model.policy(torch.arange(12)[None]).logits
+    )
 
 
-# catches: adapters, value adapters or a head on the trunk that no checkpoint holds, or that come back into the wrong place
+# catches: adapters, value adapters or a head on the trunk that no checkpoint holds, or that come
+# back into the wrong place
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_the_same_run(ppo, base, kind):
-    settings = lambda: dict(total_episodes=40, learning_rate=1e-2, save_strategy="steps", save_steps=2, model=load_policy(base), **KINDS[kind]())
+    settings = lambda: dict(
+        total_episodes=40,
+        learning_rate=1e-2,
+        save_strategy="steps",
+        save_steps=2,
+        model=load_policy(base),
+        **KINDS[kind](),
+    )
     whole, again = ppo(**settings()), ppo(**settings())
     whole.train()
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
-    assert told(whole) == told(again) and len(told(again)) == 5 and not unlike(weights(whole), weights(again))
+    assert (
+        told(whole) == told(again)
+        and len(told(again)) == 5
+        and not unlike(weights(whole), weights(again))
+    )
 
 
 # ---- The value model ----
+
 
 # catches: an adapter that begins with whatever the global random state gives
 def test_the_seed_decides_how_an_adapter_begins(ppo):
     begins = []
     for seed, noise in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(noise)
-        begins.append(weights(ppo(seed=seed, parts=dict(peft_config=lora(), value_peft_config=for_value()))))
-    assert not unlike(begins[0], begins[1]) and any("lora_A" in name and name.startswith("policy.") for name in unlike(begins[0], begins[2]))
+        begins.append(
+            weights(ppo(seed=seed, parts=dict(peft_config=lora(), value_peft_config=for_value())))
+        )
+    assert not unlike(begins[0], begins[1]) and any(
+        "lora_A" in name and name.startswith("policy.") for name in unlike(begins[0], begins[2])
+    )
 
 
-# catches: a config that peft writes into, so that the second trainer finds another one than the user made
+# catches: a config that peft writes into, so that the second trainer finds another one than the
+# user made
 def test_one_config_serves_two_trainers(ppo):
-    configs = [LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")]  # peft fills in what is left open
+    configs = [
+        LoraConfig(r=2, task_type=task) for task in ("CAUSAL_LM", "SEQ_CLS")
+    ]  # peft fills in what is left open
     before = [config.to_dict() for config in configs]
-    first, second = (ppo(parts=dict(peft_config=configs[0], value_peft_config=configs[1])) for _ in range(2))
-    assert [config.to_dict() for config in configs] == before and before[1]["modules_to_save"] is None
-    assert first.model.value.peft_config["default"] is not second.model.value.peft_config["default"] and not unlike(weights(first), weights(second))
+    first, second = (
+        ppo(parts=dict(peft_config=configs[0], value_peft_config=configs[1])) for _ in range(2)
+    )
+    assert [config.to_dict() for config in configs] == before and before[1][
+        "modules_to_save"
+    ] is None
+    assert first.model.value.peft_config["default"] is not second.model.value.peft_config[
+        "default"
+    ] and not unlike(weights(first), weights(second))
 
 
 def test_the_value_model_has_an_adapter_of_its_own(ppo):
@@ -179,24 +289,42 @@ def test_the_value_model_has_an_adapter_of_its_own(ppo):
     before = weights(trainer)
     trainer.train()
     moved = [name for name in unlike(before, weights(trainer)) if name.startswith("value.")]
-    assert any("lora_A" in name for name in moved) and any("score" in name for name in moved) and all("lora_" in name or "modules_to_save" in name for name in moved)
+    assert (
+        any("lora_A" in name for name in moved)
+        and any("score" in name for name in moved)
+        and all("lora_" in name or "modules_to_save" in name for name in moved)
+    )
 
 
 # catches: a second pass through the trunk, values of another column, a head that nobody trains
 def test_a_head_on_the_trunk(ppo):
     trainer, calls = ppo(share_value_trunk=True, learning_rate=1e-2), []
-    assert isinstance(trainer.model.value, ValueHead) and sum(p.numel() for p in trainer.model.value.parameters()) == 16
+    assert (
+        isinstance(trainer.model.value, ValueHead)
+        and sum(p.numel() for p in trainer.model.value.parameters()) == 16
+    )
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.rollout(PROMPTS[:8])
     for b in range(8):
         prompt, answer = r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]
-        hidden = trainer.model.policy.base_model(torch.cat([prompt, answer])[None]).last_hidden_state[0]
-        torch.testing.assert_close(r.values[b, :len(answer)], trainer.model.value.score(hidden)[len(prompt) - 1:-1, 0].detach(), atol=1e-5, rtol=0)
+        hidden = trainer.model.policy.base_model(
+            torch.cat([prompt, answer])[None]
+        ).last_hidden_state[0]
+        torch.testing.assert_close(
+            r.values[b, : len(answer)],
+            trainer.model.value.score(hidden)[len(prompt) - 1 : -1, 0].detach(),
+            atol=1e-5,
+            rtol=0,
+        )
     before = weights(trainer)
-    handle = trainer.model.policy.base_model.register_forward_hook(lambda *found: calls.append(torch.is_grad_enabled()))
+    handle = trainer.model.policy.base_model.register_forward_hook(
+        lambda *found: calls.append(torch.is_grad_enabled())
+    )
     trainer.update(trainer.advantages(trainer.score(r)))
     handle.remove()
-    assert sum(calls) == 4 * 2 and "value.score.weight" in unlike(before, weights(trainer))  # 4 epochs of 2 micro-batches
+    assert sum(calls) == 4 * 2 and "value.score.weight" in unlike(
+        before, weights(trainer)
+    )  # 4 epochs of 2 micro-batches
 
 
 def test_the_value_loss_moves_the_trunk_after_the_warm_up(ppo):
@@ -206,7 +334,10 @@ def test_the_value_loss_moves_the_trunk_after_the_warm_up(ppo):
         before = weights(trainer)
         trainer.step(PROMPTS[:8])
         moved = unlike(before, weights(trainer))
-        assert "value.score.weight" in moved and any(name.startswith("policy.") for name in moved) == moves
+        assert (
+            "value.score.weight" in moved
+            and any(name.startswith("policy.") for name in moved) == moves
+        )
 
 
 def test_a_truncated_row_bootstraps_from_the_head_on_the_trunk(ppo):
@@ -216,16 +347,29 @@ def test_a_truncated_row_bootstraps_from_the_head_on_the_trunk(ppo):
     after = trainer._bootstrap(r)
     for b in range(8):
         ids = torch.cat([r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]])[None]
-        wanted = 0.0 if r.stopped[b] else trainer.model.value.score(trainer.model.policy.base_model(ids).last_hidden_state)[0, -1, 0].item()
+        wanted = (
+            0.0
+            if r.stopped[b]
+            else trainer.model.value.score(trainer.model.policy.base_model(ids).last_hidden_state)[
+                0, -1, 0
+            ].item()
+        )
         assert after[b].item() == pytest.approx(wanted, abs=1e-5)
 
 
-# catches: a value model that starts from an adapter's names, or from a judge that is an adapter's folder and not merged
+# catches: a value model that starts from an adapter's names, or from a judge that is an adapter's
+# folder and not merged
 def test_what_is_grown_from_an_adapter(letters, base, tmp_path):
     policy = get_peft_model(load_policy(base), lora(init_lora_weights=False))
     value, plain = scorer_from(policy, 3), scorer_from(load_policy(base), 3)
-    for (name, a), b in zip(value.state_dict().items(), plain.state_dict().values()): assert torch.equal(a, b), name
-    reward = get_peft_model(scorer_from(load_policy(base), 1), LoraConfig(r=2, target_modules=["query_key_value"], task_type="SEQ_CLS", init_lora_weights=False))
+    for (name, a), b in zip(value.state_dict().items(), plain.state_dict().values()):
+        assert torch.equal(a, b), name
+    reward = get_peft_model(
+        scorer_from(load_policy(base), 1),
+        LoraConfig(
+            r=2, target_modules=["query_key_value"], task_type="SEQ_CLS", init_lora_weights=False
+        ),
+    )
     scorer_from(load_policy(base), 1).save_pretrained(tmp_path / "scorer")
     reward.peft_config["default"].base_model_name_or_path = str(tmp_path / "scorer")
     reward.save_pretrained(tmp_path / "reward")
@@ -235,34 +379,79 @@ def test_what_is_grown_from_an_adapter(letters, base, tmp_path):
 
 # ---- Several answers to a prompt ----
 
-# catches: prompts that are repeated and columns that are not, batches n times too large, a run n times too long
+
+# catches: prompts that are repeated and columns that are not, batches n times too large, a run n
+# times too long
 def test_several_answers_to_each_prompt(ppo):
     from datasets import Dataset
+
     seen = []
+
     def judge(prompts, responses, place, **_):
         seen.append((prompts, place))
         return likes_c(prompts, responses)
-    trainer = ppo(judge, data=Dataset.from_dict(dict(prompt=PROMPTS, place=range(24))), num_generations=4, total_episodes=None, num_train_epochs=1, save_rollouts=True)
+
+    trainer = ppo(
+        judge,
+        data=Dataset.from_dict(dict(prompt=PROMPTS, place=range(24))),
+        num_generations=4,
+        total_episodes=None,
+        num_train_epochs=1,
+        save_rollouts=True,
+    )
     trainer.train()
-    assert trainer.state.global_step == 24 * 4 // 8 and all(len(r) == 8 for r in rollouts(trainer)) and logs(trainer)[-1]["episode"] == 96
-    for prompts, place in seen: assert place == [p for p in place[::4] for _ in range(4)] and prompts == [PROMPTS[p] for p in place]
-    assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer)) and sorted(p for _, place in seen for p in place[::4]) == list(range(24))
+    assert (
+        trainer.state.global_step == 24 * 4 // 8
+        and all(len(r) == 8 for r in rollouts(trainer))
+        and logs(trainer)[-1]["episode"] == 96
+    )
+    for prompts, place in seen:
+        assert place == [p for p in place[::4] for _ in range(4)] and prompts == [
+            PROMPTS[p] for p in place
+        ]
+    assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer)) and sorted(
+        p for _, place in seen for p in place[::4]
+    ) == list(range(24))
 
 
 # ---- Bad input ----
 
-@pytest.mark.parametrize("make, named", [
-    (lambda letters: dict(model=get_peft_model(begin(letters), lora()), parts=dict(peft_config=lora())), "has an adapter already"),
-    (lambda letters: dict(model=get_peft_model(begin(letters), lora()), model_adapter_name="mine"), r"model_adapter_name is 'mine' and the policy has the adapters \['default'\]"),
-    (lambda letters: dict(ref_adapter_name="old"), r"ref_adapter_name is 'old' and the policy has the adapters \[\]"),
-    (lambda letters: dict(share_value_trunk=True, parts=dict(value_model=scorer_from(begin(letters)))), "share_value_trunk is set and a value_model is given"),
-    (lambda letters: dict(num_generations=3), "num_generations is 3: .* = 8 responses"),
-    (lambda letters: dict(num_generations=0), "num_generations is 0"),
-])
+
+@pytest.mark.parametrize(
+    "make, named",
+    [
+        (
+            lambda letters: dict(
+                model=get_peft_model(begin(letters), lora()), parts=dict(peft_config=lora())
+            ),
+            "has an adapter already",
+        ),
+        (
+            lambda letters: dict(
+                model=get_peft_model(begin(letters), lora()), model_adapter_name="mine"
+            ),
+            r"model_adapter_name is 'mine' and the policy has the adapters \['default'\]",
+        ),
+        (
+            lambda letters: dict(ref_adapter_name="old"),
+            r"ref_adapter_name is 'old' and the policy has the adapters \[\]",
+        ),
+        (
+            lambda letters: dict(
+                share_value_trunk=True, parts=dict(value_model=scorer_from(begin(letters)))
+            ),
+            "share_value_trunk is set and a value_model is given",
+        ),
+        (lambda letters: dict(num_generations=3), "num_generations is 3: .* = 8 responses"),
+        (lambda letters: dict(num_generations=0), "num_generations is 0"),
+    ],
+)
 def test_what_cannot_be_is_named(ppo, letters, make, named):
-    with pytest.raises(ValueError, match=named): ppo(**make(letters))
+    with pytest.raises(ValueError, match=named):
+        ppo(**make(letters))
 
 
 def test_a_missing_library_is_named(ppo, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ImportError, match="pip install peft"): ppo(parts=dict(peft_config=lora()))
+    with pytest.raises(ImportError, match="pip install peft"):
+        ppo(parts=dict(peft_config=lora()))

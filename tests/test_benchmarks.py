@@ -1,4 +1,6 @@
-"The benchmarks: what they count, what they refuse, and the form of what they write. No figure is held to a time, and the peer is not needed."
+"""The benchmarks: what they count, what they refuse, and the form of what they write. No figure is
+held to a time, and the peer is not needed."""
+
 from __future__ import annotations
 
 import io
@@ -21,33 +23,67 @@ import ppo_vs_trl as bench
 import sampler
 import scaling
 
-SIZES = bench.SMALL | dict(hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=8, batch=8, micro=4, epochs=2, mini_batches=2)
+SIZES = bench.SMALL | dict(
+    hidden=16,
+    layers=1,
+    heads=2,
+    inner=32,
+    vocab=64,
+    prompts=[3, 6],
+    response=8,
+    batch=8,
+    micro=4,
+    epochs=2,
+    mini_batches=2,
+)
 WANTED = bench.tokens(SIZES)
 
 
 def update(**changes) -> dict:
     "What a side tells of an update that did all that was wanted, padding included."
-    return dict(seconds=2.0, update_seconds=1.0, steps=WANTED["steps"], real=WANTED["real"], computed=2 * WANTED["padded"],
-                drawn=WANTED["response"], peak_mib=100.0) | changes
+    return (
+        dict(
+            seconds=2.0,
+            update_seconds=1.0,
+            steps=WANTED["steps"],
+            real=WANTED["real"],
+            computed=2 * WANTED["padded"],
+            drawn=WANTED["response"],
+            peak_mib=100.0,
+        )
+        | changes
+    )
 
 
 def results(found: dict[str, list[dict]]) -> dict:
     "As `main` would keep them."
     rate = dict(own_shapes=1e9, large=2e9)
-    run = dict(name="small", threads=1, rounds=found, versions={}, rate=rate, **bench.summary(SIZES, found, rate))
+    run = dict(
+        name="small",
+        threads=1,
+        rounds=found,
+        versions={},
+        rate=rate,
+        **bench.summary(SIZES, found, rate),
+    )
     return dict(environment=bench.environment(True), quick=False, runs=[run])
 
 
-# catches: a mean that forgets the cut, a law that is not geometric, lengths of 0, and lengths above the limit
+# catches: a mean that forgets the cut, a law that is not geometric, lengths of 0, and lengths above
+# the limit
 def test_lengths_follow_the_geometric_law():
-    lengths = common.response_lengths(bench.SMALL | dict(mean_length=16, batch=4096, response=10_000))
+    lengths = common.response_lengths(
+        bench.SMALL | dict(mean_length=16, batch=4096, response=10_000)
+    )
     assert sum(lengths) / 4096 == pytest.approx(16, rel=0.01)
-    for n in (1, 10, 30): assert sum(x > n for x in lengths) / 4096 == pytest.approx((15 / 16) ** n, abs=0.001)
+    for n in (1, 10, 30):
+        assert sum(x > n for x in lengths) / 4096 == pytest.approx((15 / 16) ** n, abs=0.001)
     cut = common.response_lengths(bench.SETTINGS["early"])
     assert min(cut) == 1 and max(cut) == 48 and set(common.response_lengths(bench.SMALL)) == {48}
 
 
-# catches: dice that end the wrong row once finished rows have left, that give the pad token, or that begin the next rollout late
+# catches: dice that end the wrong row once finished rows have left, that give the pad token, or
+# that begin the next rollout late
 @pytest.mark.parametrize("leaves", [True, False])
 def test_dice_give_each_rollout_the_lengths(leaves):
     dice = common.Dice(torch.multinomial, [1, 3, 3, 5], 5)
@@ -61,7 +97,12 @@ def test_dice_give_each_rollout_the_lengths(leaves):
             assert not (drawn == common.PAD).any()
             lengths[ended] = t
             alive = alive[~torch.isin(alive, ended)]
-        assert sorted(lengths.tolist()) == [0, 1, 3, 3]  # the longest is cut off by the limit: it does not stop
+        assert sorted(lengths.tolist()) == [
+            0,
+            1,
+            3,
+            3,
+        ]  # the longest is cut off by the limit: it does not stop
         assert alive.tolist() == (lengths == 0).nonzero()[:, 0].tolist()
     assert dice.rollouts == 3 and dice.drawn == 3 * 12
 
@@ -69,109 +110,200 @@ def test_dice_give_each_rollout_the_lengths(leaves):
 # catches: dice that go on silently when the sampler's rows are not those that they take them for
 def test_dice_refuse_rows_that_they_do_not_know():
     dice = common.Dice(torch.multinomial, [1, 3, 3, 5], 5)
-    with pytest.raises(RuntimeError, match="3 rows are drawn, wanted 4"): dice(torch.ones(3, 4), 1)
+    with pytest.raises(RuntimeError, match="3 rows are drawn, wanted 4"):
+        dice(torch.ones(3, 4), 1)
 
 
-# catches: a side that steps less often, drops tokens, learns from shorter responses, or computes other positions than it says
-@pytest.mark.parametrize(("side", "changes", "said"), [
-    ("peer", dict(steps=1), "1 optimizer steps"), ("ours", dict(steps=8), "8 optimizer steps"),
-    ("ours", dict(real=WANTED["real"] - 1), "real tokens"), ("peer", dict(real=WANTED["real"] - 16), "wanted"),
-    ("ours", dict(drawn=7), "drew 7"), ("ours", dict(computed=10**6), "positions"), ("ours", dict(computed=WANTED["real"] - 20), "positions"),
-    ("peer", dict(computed=WANTED["real"]), "wanted"),
-])
+# catches: a side that steps less often, drops tokens, learns from shorter responses, or computes
+# other positions than it says
+@pytest.mark.parametrize(
+    ("side", "changes", "said"),
+    [
+        ("peer", dict(steps=1), "1 optimizer steps"),
+        ("ours", dict(steps=8), "8 optimizer steps"),
+        ("ours", dict(real=WANTED["real"] - 1), "real tokens"),
+        ("peer", dict(real=WANTED["real"] - 16), "wanted"),
+        ("ours", dict(drawn=7), "drew 7"),
+        ("ours", dict(computed=10**6), "positions"),
+        ("ours", dict(computed=WANTED["real"] - 20), "positions"),
+        ("peer", dict(computed=WANTED["real"]), "wanted"),
+    ],
+)
 def test_other_work_is_refused(side, changes, said):
     bench.check_equal(SIZES, dict(ours=[update()], peer=[update()]))
-    with pytest.raises(AssertionError, match=said): bench.check_equal(SIZES, {"ours": [update()], "peer": [update()], side: [update(**changes)]})
+    with pytest.raises(AssertionError, match=said):
+        bench.check_equal(
+            SIZES, {"ours": [update()], "peer": [update()], side: [update(**changes)]}
+        )
 
 
 # catches: refusing work that nobody reads being left out: padding, and the last token of a row
 def test_padding_and_last_tokens_may_be_left_out():
     less = WANTED["real"] - 2 * 8
-    bench.check_equal(SIZES, dict(ours=[update(computed=WANTED["real"]), update(real=less, computed=less)], peer=[update()]))
+    bench.check_equal(
+        SIZES,
+        dict(
+            ours=[update(computed=WANTED["real"]), update(real=less, computed=less)],
+            peer=[update()],
+        ),
+    )
 
 
-# catches: a count that forgets the value model, the backward pass, the epochs or a matrix, that puts the head on prompts, or work that is left out
+# catches: a count that forgets the value model, the backward pass, the epochs or a matrix, that
+# puts the head on prompts, or work that is left out
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_necessary_flops_are_those_that_torch_counts(everywhere):
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaModel
+
     from rlhf_nb.models import read_at
+
     torch.manual_seed(0)
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded
-    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, attn_implementation="eager")
-    bodies, heads = [LlamaModel(config) for _ in range(2)], [torch.nn.Linear(16, n, bias=False) for n in (64, 1)]
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        attn_implementation="eager",
+    )
+    bodies, heads = (
+        [LlamaModel(config) for _ in range(2)],
+        [torch.nn.Linear(16, n, bias=False) for n in (64, 1)],
+    )
     long = 14 if everywhere else 13  # after the last token nothing is chosen
     read = torch.arange(8 * long).view(8, long)[:, 5:13].flatten()
     for body in bodies:
-        with read_at(body, read): pass  # looks at the body once, outside of the count
+        with read_at(body, read):
+            pass  # looks at the body once, outside of the count
     with FlopCounterMode(display=False) as counter:
         for _ in range(s["epochs"]):
             for body, head in zip(bodies, heads):
-                with read_at(body, None if everywhere else read): states = body(torch.randint(64, (8, long)), use_cache=False).last_hidden_state
+                with read_at(body, None if everywhere else read):
+                    states = body(torch.randint(64, (8, long)), use_cache=False).last_hidden_state
                 head(states[:, 5:13]).sum().backward()
-    whole, causal = 4 * 16 * long**2, 4 * 16 * long * (long + 1) / 2  # eager attention computes the masked half too, and every query
-    if not everywhere: causal -= 4 * 16 * sum(range(6))
+    whole, causal = (
+        4 * 16 * long**2,
+        4 * 16 * long * (long + 1) / 2,
+    )  # eager attention computes the masked half too, and every query
+    if not everywhere:
+        causal -= 4 * 16 * sum(range(6))
     over = 3 * s["epochs"] * 2 * 8 * (whole - causal)
-    assert bench.necessary_flops(s, everywhere) == pytest.approx(counter.get_total_flops() - over, rel=0.01)
+    assert bench.necessary_flops(s, everywhere) == pytest.approx(
+        counter.get_total_flops() - over, rel=0.01
+    )
 
 
-# catches: a GPU's setting that nobody could run, results of another machine among these, and a peer that is compared with itself
+# catches: a GPU's setting that nobody could run, results of another machine among these, and a peer
+# that is compared with itself
 def test_the_setting_for_a_gpu(tmp_path, capsys):
-    found = bench.main(["--quick", "--settings", "gpu", "--no_peer", "--output", str(tmp_path / "gpu.json")])
+    found = bench.main(
+        ["--quick", "--settings", "gpu", "--no_peer", "--output", str(tmp_path / "gpu.json")]
+    )
     run = found["runs"][0]
-    assert run["name"] == "gpu" and run["setting"]["family"] == "neox" and len(run["rounds"]["ours"]) == 2 and run["share_of_rate"]["ours"]["large"] > 0
-    assert bench.APART["peer_bf16"] == ("peer", "bfloat16") and set(bench.TARGETS["gpu"]) == {"peer", "peer_bf16"} < set(bench.APART)
+    assert (
+        run["name"] == "gpu"
+        and run["setting"]["family"] == "neox"
+        and len(run["rounds"]["ours"]) == 2
+        and run["share_of_rate"]["ours"]["large"] > 0
+    )
+    assert bench.APART["peer_bf16"] == ("peer", "bfloat16") and set(bench.TARGETS["gpu"]) == {
+        "peer",
+        "peer_bf16",
+    } < set(bench.APART)
     s = bench.SETTINGS["gpu"]
-    assert bench.necessary_flops(s, everywhere=True) > 6 * s["epochs"] * 2 * 64 * (256 + 53) * 16 * 12 * 2048**2 and "gpu" not in bench.arguments([]).settings
-    for words, said in ((["--settings", "gpu", "tiny"], "stands alone"), (["--settings", "gpu", "--profile"], "on a CPU")):
-        with pytest.raises(SystemExit): bench.arguments(words)
+    assert (
+        bench.necessary_flops(s, everywhere=True)
+        > 6 * s["epochs"] * 2 * 64 * (256 + 53) * 16 * 12 * 2048**2
+        and "gpu" not in bench.arguments([]).settings
+    )
+    for words, said in (
+        (["--settings", "gpu", "tiny"], "stands alone"),
+        (["--settings", "gpu", "--profile"], "on a CPU"),
+    ):
+        with pytest.raises(SystemExit):
+            bench.arguments(words)
         assert said in capsys.readouterr().err
     if not torch.cuda.is_available():
-        with pytest.raises(SystemExit): bench.arguments(["--settings", "gpu"])
+        with pytest.raises(SystemExit):
+            bench.arguments(["--settings", "gpu"])
         assert "wants a GPU" in capsys.readouterr().err
 
 
 # catches: ratios upside down, medians over the wrong side, and shares that leave out the time
 def test_summary_and_table():
-    found = dict(ours=[update(seconds=x) for x in (1.0, 2.0, 9.0)], peer=[update(seconds=x, update_seconds=3.0) for x in (4.0, 6.0, 9.0)],
-                 peer_no_gc=[update(seconds=3.0)] * 3)
+    found = dict(
+        ours=[update(seconds=x) for x in (1.0, 2.0, 9.0)],
+        peer=[update(seconds=x, update_seconds=3.0) for x in (4.0, 6.0, 9.0)],
+        peer_no_gc=[update(seconds=3.0)] * 3,
+    )
     kept = results(found)
     run = kept["runs"][0]
-    assert run["episodes_per_second"]["ours"] == 4.0 and run["times_faster"] == dict(peer=3.0, peer_no_gc=1.5)
+    assert run["episodes_per_second"]["ours"] == 4.0 and run["times_faster"] == dict(
+        peer=3.0, peer_no_gc=1.5
+    )
     assert run["times_faster_in_update"]["peer"] == 3.0
-    assert run["share_of_rate"]["peer"]["own_shapes"] == pytest.approx(bench.necessary_flops(SIZES) / 3e9)
+    assert run["share_of_rate"]["peer"]["own_shapes"] == pytest.approx(
+        bench.necessary_flops(SIZES) / 3e9
+    )
     json.dumps(kept)
     from rich.console import Console
+
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(bench.table(kept))
     shown = console.export_text()
-    assert all(word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75%"))
+    assert all(
+        word in shown for word in ("busy machine", "trl, gc off", "3.00", "1.50", "1.8", "75%")
+    )
 
 
-# catches: the compiled side counted as a peer, the plain side's ratio in its place, a target that is not held against it, a worker that does not compile
+# catches: the compiled side counted as a peer, the plain side's ratio in its place, a target that
+# is not held against it, a worker that does not compile
 def test_our_side_compiled(tmp_path, monkeypatch):
-    found = dict(ours=[update(seconds=2.0)], ours_compiled=[update(seconds=1.0)], peer=[update(seconds=3.0)], peer_no_gc=[update(seconds=4.0)])
+    found = dict(
+        ours=[update(seconds=2.0)],
+        ours_compiled=[update(seconds=1.0)],
+        peer=[update(seconds=3.0)],
+        peer_no_gc=[update(seconds=4.0)],
+    )
     run = results(found)["runs"][0]
-    assert run["times_faster"] == dict(peer=1.5, peer_no_gc=2.0) and run["times_faster_compiled"] == dict(peer=3.0, peer_no_gc=4.0)
+    assert run["times_faster"] == dict(peer=1.5, peer_no_gc=2.0) and run[
+        "times_faster_compiled"
+    ] == dict(peer=3.0, peer_no_gc=4.0)
     said = {c["what"]: c["found"] for c in bench.checks(results(found))}
     assert [x for what, x in said.items() if "compiled" in what] == [3.0, 4.0] and len(said) == 5
     words = []
     monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: words.append(command))
     monkeypatch.setattr(bench.Side, "hear", lambda side: dict(ready={}))
-    for side in ("ours", "ours_compiled"): assert bench.Side(side, sys.executable, tmp_path, 1).ready == {}
-    assert [("--compiled" in one, one[one.index("--side") + 1]) for one in words] == [(False, "ours"), (True, "ours")]
+    for side in ("ours", "ours_compiled"):
+        assert bench.Side(side, sys.executable, tmp_path, 1).ready == {}
+    assert [("--compiled" in one, one[one.index("--side") + 1]) for one in words] == [
+        (False, "ours"),
+        (True, "ours"),
+    ]
 
 
-# catches: a run of other code, of a busy machine or of our side alone beside today's, and one that is measured again and kept as well
+# catches: a run of other code, of a busy machine or of our side alone beside today's, and one that
+# is measured again and kept as well
 def test_what_is_kept_of_a_file(tmp_path):
     path, now = tmp_path / "found.json", results(dict(ours=[update()], peer=[update()]))
     now["environment"]["peer"] = bench.PINS
     now["runs"][0]["setting"] = SIZES | dict(micro=SIZES["batch"])
     path.write_text(json.dumps(now))
     asked = lambda *words: bench.arguments(["--output", str(path), *words])
-    kept = lambda asked, **changes: len(bench.measured_before(path, now | dict(environment=now["environment"] | changes), asked))
-    assert kept(asked("--threads", "2")) == kept(asked("--settings", "tiny")) == 1 and kept(asked("--threads", "1")) == 0
-    assert kept(asked("--threads", "2"), package_sha256="another") == kept(asked("--threads", "2"), under_load=False) == 0
+    kept = lambda asked, **changes: len(
+        bench.measured_before(path, now | dict(environment=now["environment"] | changes), asked)
+    )
+    assert (
+        kept(asked("--threads", "2")) == kept(asked("--settings", "tiny")) == 1
+        and kept(asked("--threads", "1")) == 0
+    )
+    assert (
+        kept(asked("--threads", "2"), package_sha256="another")
+        == kept(asked("--threads", "2"), under_load=False)
+        == 0
+    )
     assert kept(asked("--quick")) == kept(asked("--micro", "32", "--threads", "2")) == 0
     for change in (dict(setting=SIZES | dict(micro=1)), dict(rounds=dict(ours=[update()]))):
         path.write_text(json.dumps(now | dict(runs=[now["runs"][0] | change])))
@@ -179,15 +311,23 @@ def test_what_is_kept_of_a_file(tmp_path):
     assert bench.measured_before(tmp_path / "none.json", now, asked()) == []
 
 
-# catches: a pass that was made ahead left out of the update's time, or what stands between it and the update taken in
+# catches: a pass that was made ahead left out of the update's time, or what stands between it and
+# the update taken in
 def test_a_pass_made_ahead_counts(monkeypatch):
-    monkeypatch.setattr(ppo_side, "register_optimizer_step_post_hook", lambda hook: None)  # it would stay for all tests
+    monkeypatch.setattr(
+        ppo_side, "register_optimizer_step_post_hook", lambda hook: None
+    )  # it would stay for all tests
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2))
     model.get_input_embeddings = lambda: model[0]
-    counts, clock, ids = ppo_side.Counts(model, "cpu"), iter((0.0, 10.0, 13.0, 20.0, 27.0, 30.0)), torch.ones(2, 3, dtype=torch.long)
+    counts, clock, ids = (
+        ppo_side.Counts(model, "cpu"),
+        iter((0.0, 10.0, 13.0, 20.0, 27.0, 30.0)),
+        torch.ones(2, 3, dtype=torch.long),
+    )
     counts.now = lambda: next(clock)
     counts.begin()
-    with counts.look_ahead(): model(ids)
+    with counts.look_ahead():
+        model(ids)
     counts.begins()  # at 20; what is between 13 and 20 is the rollout's
     model(ids)  # a forward of the second epoch, behind the first one's backward
     counts.stepped()
@@ -195,40 +335,67 @@ def test_a_pass_made_ahead_counts(monkeypatch):
     counts.now, counts.ahead = lambda: 40.0, 0.0
     counts.first = None
     counts.begins()
-    assert counts.first is None  # the first forward is the update's own, on the peer's side as on ours
+    assert (
+        counts.first is None
+    )  # the first forward is the update's own, on the peer's side as on ours
 
 
-# catches: a target that is held against the other rate of gc, a share that is taken for a ratio, checks that need the peer
+# catches: a target that is held against the other rate of gc, a share that is taken for a ratio,
+# checks that need the peer
 def test_targets_of_the_comparison():
-    found = dict(ours=[update(seconds=2.0)], peer=[update(seconds=3.0)], peer_no_gc=[update(seconds=4.0)])
+    found = dict(
+        ours=[update(seconds=2.0)], peer=[update(seconds=3.0)], peer_no_gc=[update(seconds=4.0)]
+    )
     kept = results(found)
     kept["runs"][0]["share_of_rate"]["ours"]["own_shapes"] = 0.75
-    assert [(c["found"], c["wanted"], c["reached"]) for c in bench.checks(kept)] == [(1.5, 1.8, False), (2.0, 1.8, True), (0.75, 0.75, True)]
+    assert [(c["found"], c["wanted"], c["reached"]) for c in bench.checks(kept)] == [
+        (1.5, 1.8, False),
+        (2.0, 1.8, True),
+        (0.75, 0.75, True),
+    ]
     assert len(bench.checks(results(dict(ours=[update()])))) == 1
 
 
 # catches: a plot that needs the peer, or that is not written
-@pytest.mark.parametrize("sides", [("ours",), ("ours", "peer", "peer_no_gc"), ("ours", "ours_compiled", "peer")])
+@pytest.mark.parametrize(
+    "sides", [("ours",), ("ours", "peer", "peer_no_gc"), ("ours", "ours_compiled", "peer")]
+)
 def test_plot(tmp_path, sides):
     bench.plot(results({side: [update()] for side in sides}), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-# catches: medians of fewer than five, micro-batches that do not divide, a quick run that takes the long way
+# catches: medians of fewer than five, micro-batches that do not divide, a quick run that takes the
+# long way
 def test_arguments(capsys):
-    assert bench.arguments([]).settings == ["small", "early", "tiny"] and bench.arguments([]).threads == [1, 2] and bench.arguments([]).rounds >= 5
+    assert (
+        bench.arguments([]).settings == ["small", "early", "tiny"]
+        and bench.arguments([]).threads == [1, 2]
+        and bench.arguments([]).rounds >= 5
+    )
     quick = bench.arguments(["--quick"])
     assert (quick.settings, quick.threads) == (["tiny"], [1]) and quick.rounds < 5
-    for words, said in ((["--rounds", "3"], "--rounds is 3"), (["--micro", "24"], "divisor"), (["--threads", "0"], "positive")):
-        with pytest.raises(SystemExit): bench.arguments(words)
+    for words, said in (
+        (["--rounds", "3"], "--rounds is 3"),
+        (["--micro", "24"], "divisor"),
+        (["--threads", "0"], "positive"),
+    ):
+        with pytest.raises(SystemExit):
+            bench.arguments(words)
         assert said in capsys.readouterr().err
 
 
-# catches: a peer's environment of other versions being used, and a failed installation that is taken for a good one
+# catches: a peer's environment of other versions being used, and a failed installation that is
+# taken for a good one
 def test_peer_environment_is_used_only_where_it_is_the_pinned_one(tmp_path, monkeypatch):
     from types import SimpleNamespace
+
     ran = []
-    monkeypatch.setattr(bench.subprocess, "run", lambda words, **_: ran.append(words) or SimpleNamespace(returncode=len(ran) > 2))
+    monkeypatch.setattr(
+        bench.subprocess,
+        "run",
+        lambda words, **_: ran.append(words) or SimpleNamespace(returncode=len(ran) > 2),
+    )
     folder = tmp_path / "venv"
     folder.mkdir()
     (folder / "installed.txt").write_text("trl==1.11.0")
@@ -236,11 +403,13 @@ def test_peer_environment_is_used_only_where_it_is_the_pinned_one(tmp_path, monk
     assert len(ran) == 2 and "trl==1.12.0" in ran[1]
     bench.peer_python(folder)
     assert len(ran) == 2
-    with pytest.raises(SystemExit, match="--no_peer"): bench.peer_python(tmp_path / "other", lambda text: None)
+    with pytest.raises(SystemExit, match="--no_peer"):
+        bench.peer_python(tmp_path / "other", lambda text: None)
     assert not (tmp_path / "other" / "installed.txt").exists()
 
 
-# catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer see it; a sampler that the dice miss
+# catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer
+# see it; a sampler that the dice miss
 @pytest.mark.parametrize("mean", [None, 4])
 def test_our_side_does_the_work_that_is_asked(tmp_path, mean):
     s = SIZES | dict(mean_length=mean)
@@ -255,7 +424,8 @@ def test_our_side_does_the_work_that_is_asked(tmp_path, mean):
 # catches: waiting for ever on a side that died, and hiding why it did
 def test_a_side_that_ends_early_says_why(tmp_path):
     (tmp_path / "setting.json").write_text("{")
-    with pytest.raises(SystemExit, match="JSONDecodeError"): bench.Side("ours", sys.executable, tmp_path, 1).ready
+    with pytest.raises(SystemExit, match="JSONDecodeError"):
+        bench.Side("ours", sys.executable, tmp_path, 1).ready
 
 
 # ---- What the benchmarks share ----
@@ -266,54 +436,89 @@ TINY = SIZES | dict(batch=4, micro=4, epochs=1, mini_batches=1)
 # catches: a check that calls a missed figure reached, or hides it
 def test_checks_are_printed_with_their_figure():
     from rich.console import Console
-    checks = [common.at_least("speed", 1.5, 1.8), common.at_least("share", 0.75, 0.75, ".0%"), common.at_most("growth", 1.3, 1.2), common.at_most("chunks", 1, 1)]
+
+    checks = [
+        common.at_least("speed", 1.5, 1.8),
+        common.at_least("share", 0.75, 0.75, ".0%"),
+        common.at_most("growth", 1.3, 1.2),
+        common.at_most("chunks", 1, 1),
+    ]
     assert [c["reached"] for c in checks] == [False, True, False, True]
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(common.verdicts(checks))
-    lines = [line for line in console.export_text().splitlines() if "reached" in line and "What" not in line]
-    assert ["not reached" in line for line in lines] == [True, False, True, False] and "1.50" in lines[0] and "at least 1.80" in lines[0] and "75%" in lines[1]
+    lines = [
+        line
+        for line in console.export_text().splitlines()
+        if "reached" in line and "What" not in line
+    ]
+    assert (
+        ["not reached" in line for line in lines] == [True, False, True, False]
+        and "1.50" in lines[0]
+        and "at least 1.80" in lines[0]
+        and "75%" in lines[1]
+    )
 
 
-# catches: a clock that loses the time before the first mark's end, counts a stage twice, or goes on after its reading
+# catches: a clock that loses the time before the first mark's end, counts a stage twice, or goes on
+# after its reading
 def test_clock_gives_each_moment_to_one_name(monkeypatch):
     moments = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 17.0])
     monkeypatch.setattr(common.time, "perf_counter", lambda: next(moments))
     clock = common.Clock()
-    for name in ("a", "b", "a", None): clock.mark(name)
+    for name in ("a", "b", "a", None):
+        clock.mark(name)
     clock.mark(None)
-    with clock("c"): pass
+    with clock("c"):
+        pass
     assert clock.read() == dict(a=1.0 + 3.0, b=2.0, c=2.0) and clock.read() == {}
 
 
-# catches: dice that stay on the table, a trainer whose phases are not seen, and rows that are not those of the setting
+# catches: dice that stay on the table, a trainer whose phases are not seen, and rows that are not
+# those of the setting
 def test_trainer_of_a_setting(tmp_path):
     from contextlib import contextmanager
+
     from rlhf_nb import rollout
+
     seen, plain = [], rollout.draw_tokens
+
     @contextmanager
     def around(name):
         seen.append(name)
         yield
+
     trainer = common.make_trainer(TINY, tmp_path, common.in_phases(around))
-    with common.dice(TINY) as dice: trainer.step()
+    with common.dice(TINY) as dice:
+        trainer.step()
     assert seen == list(common.PHASES) and rollout.draw_tokens is plain and dice.drawn == 4 * 8
     assert sorted(map(len, trainer.train_dataset["input_ids"])) == [3, 4, 5, 6]
 
 
 # catches: options that would fail, or lie, only after minutes
-@pytest.mark.parametrize(("module", "words", "said"), [
-    (scaling, ["--rounds", "3"], "--rounds is 3"), (pipeline, ["--threads", "0"], "positive"), (sampler, ["--output", "x.txt"], ".json"),
-    (sampler, ["--batches", "0"], "--batches"), (memory, ["--workers", "0"], "--workers"), (pipeline, ["--hidden", "100"], "invalid choice"),
-    (gpu_memory, ["--cpu", "--micro", "3"], "a divisor of 4"), (gpu_memory, ["--micro", "5"], "a divisor of 16"),
-])
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        (scaling, ["--rounds", "3"], "--rounds is 3"),
+        (pipeline, ["--threads", "0"], "positive"),
+        (sampler, ["--output", "x.txt"], ".json"),
+        (sampler, ["--batches", "0"], "--batches"),
+        (memory, ["--workers", "0"], "--workers"),
+        (pipeline, ["--hidden", "100"], "invalid choice"),
+        (gpu_memory, ["--cpu", "--micro", "3"], "a divisor of 4"),
+        (gpu_memory, ["--micro", "5"], "a divisor of 16"),
+    ],
+)
 def test_options_are_refused(module, words, said, capsys):
-    with pytest.raises(SystemExit): module.main(words)
+    with pytest.raises(SystemExit):
+        module.main(words)
     assert said in capsys.readouterr().err
 
 
 # ---- memory.py ----
 
-# catches: a ledger that counts views, forgets what ends, misses a peak that has passed, or keeps the last phase's peak
+
+# catches: a ledger that counts views, forgets what ends, misses a peak that has passed, or keeps
+# the last phase's peak
 def test_ledger_counts_each_storage_while_it_lives():
     ledger = memory.Ledger(vocab=10, hidden=4)
     with ledger:
@@ -330,7 +535,8 @@ def test_ledger_counts_each_storage_while_it_lives():
     assert ledger.now["rest"] == 0
 
 
-# catches: weights taken for logits (transposed too), logits for weights, masks that are only expanded, and a largest tensor that is not
+# catches: weights taken for logits (transposed too), logits for weights, masks that are only
+# expanded, and a largest tensor that is not
 def test_ledger_knows_the_vocabulary():
     ledger = memory.Ledger(vocab=10, hidden=8)
     with ledger:
@@ -338,7 +544,13 @@ def test_ledger_knows_the_vocabulary():
         turned, logits, mask = weight.t(), torch.zeros(2, 3, 10), torch.zeros(7, 1).expand(7, 10)
         more, wide = logits + 1, logits.expand(5, 2, 3, 10)
     assert ledger.now == dict(weights=320, logits=2 * 240, rest=28)
-    assert ledger.told()["largest"] == 60 and ledger.told()["logits"] == 480 and turned.shape == (8, 10) and len(mask) == 7 and len(wide) == 5
+    assert (
+        ledger.told()["largest"] == 60
+        and ledger.told()["logits"] == 480
+        and turned.shape == (8, 10)
+        and len(mask) == 7
+        and len(wide) == 5
+    )
     del logits, more, wide
     assert ledger.now["logits"] == 0 and ledger.told()["logits"] == 480
 
@@ -346,158 +558,307 @@ def test_ledger_knows_the_vocabulary():
 # catches: a ledger that does not see the backward pass
 def test_ledger_sees_gradients():
     x, ledger = torch.randn(5, 3, requires_grad=True), memory.Ledger(10, 4)
-    with ledger: (x * x).sum().backward()
+    with ledger:
+        (x * x).sum().backward()
     assert ledger.now["rest"] == 60 and ledger.told()["aside"] >= 120
 
 
-# catches: a check that lets the log-probs of all tokens through at once, and a growth of one phase that hides behind another's
+# catches: a check that lets the log-probs of all tokens through at once, and a growth of one phase
+# that hides behind another's
 def test_whole_logits_and_growth_are_not_let_through():
-    def point(vocab, peak, largest): return dict(setting=dict(TINY, vocab=vocab), chunk=100, peak=peak, phases=dict(rollout=dict(largest=50), update=dict(largest=largest)))
-    def found(*points): return [c["reached"] for c in memory.checks(dict(sweeps=dict(vocabulary=list(points))))]
+    def point(vocab, peak, largest):
+        return dict(
+            setting=dict(TINY, vocab=vocab),
+            chunk=100,
+            peak=peak,
+            phases=dict(rollout=dict(largest=50), update=dict(largest=largest)),
+        )
+
+    def found(*points):
+        return [c["reached"] for c in memory.checks(dict(sweeps=dict(vocabulary=list(points))))]
+
     assert found(point(10, 100, 90), point(20, 100, 100), point(90, 120, 100)) == [True, True]
     assert found(point(10, 100, 90), point(20, 100, 101), point(90, 121, 100)) == [False, False]
     ledger, states, head = memory.Ledger(64, 16), torch.randn(40, 16), torch.randn(64, 16)
-    with ledger: (states @ head.t()).log_softmax(-1)  # all tokens at once
+    with ledger:
+        (states @ head.t()).log_softmax(-1)  # all tokens at once
     assert ledger.told()["largest"] == 40 * 64
     assert not memory.at_most("", ledger.told()["largest"] / (8 * 64), 1.0)["reached"]
-    assert memory.chunk(TINY) == 2**26 // 64 * 64 and memory.chunk(TINY | dict(vocab=2**25, batch=9)) == 9 * 2**25
+    assert (
+        memory.chunk(TINY) == 2**26 // 64 * 64
+        and memory.chunk(TINY | dict(vocab=2**25, batch=9)) == 9 * 2**25
+    )
 
 
-# catches: embeddings, heads, gradients or moments that are forgotten; a process that measures another setting
+# catches: embeddings, heads, gradients or moments that are forgotten; a process that measures
+# another setting
 def test_point_of_memory():
     p = memory.point(memory.QUICK)
-    one = 64 * 16 * 4  # policy and reference have two, the others one; policy and value model learn: weight, gradient, two moments
+    one = (
+        64 * 16 * 4
+    )  # policy and reference have two, the others one; policy and value model learn: weight, gradient, two moments
     assert p["vocabulary_weights_needed"] == one * (4 * 2 + 4 * 1 + 2 + 1)
-    assert p["phases"]["update"]["weights"] >= p["vocabulary_weights_needed"] > p["phases"]["rollout"]["weights"] >= 6 * one
-    assert set(p["phases"]) == set(common.PHASES) and p["peak"] == max(x["aside"] for x in p["phases"].values())
+    assert (
+        p["phases"]["update"]["weights"]
+        >= p["vocabulary_weights_needed"]
+        > p["phases"]["rollout"]["weights"]
+        >= 6 * one
+    )
+    assert set(p["phases"]) == set(common.PHASES) and p["peak"] == max(
+        x["aside"] for x in p["phases"].values()
+    )
     assert p["phases"]["rollout"]["largest"] >= 8 * 64 and p["phases"]["score"]["largest"] == 0
 
 
 # ---- gpu_memory.py ----
 
-# catches: a trainer that does not do what was planned, a phase held against another one's rows, a plan off by a fifth let through, and a GPU's figures without its context
+
+# catches: a trainer that does not do what was planned, a phase held against another one's rows, a
+# plan off by a fifth let through, and a GPU's figures without its context
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_planned_and_measured(checkpointing):
     threads = torch.get_num_threads()
-    try: p = gpu_memory.point(gpu_memory.QUICK, checkpointing, 1)
-    finally: torch.set_num_threads(threads)
-    for name in gpu_memory.OF_PLAN: assert abs(p["planned"][name] / p["measured"][name] - 1) < gpu_memory.OFF, name
-    held, off = (gpu_memory.checks(dict(points=[p | dict(planned=planned)]))[0] for planned in (
-        p["planned"], {name: 1.2 * x for name, x in p["planned"].items()}))
+    try:
+        p = gpu_memory.point(gpu_memory.QUICK, checkpointing, 1)
+    finally:
+        torch.set_num_threads(threads)
+    for name in gpu_memory.OF_PLAN:
+        assert abs(p["planned"][name] / p["measured"][name] - 1) < gpu_memory.OFF, name
+    held, off = (
+        gpu_memory.checks(dict(points=[p | dict(planned=planned)]))[0]
+        for planned in (p["planned"], {name: 1.2 * x for name, x in p["planned"].items()})
+    )
     assert held["reached"] and not off["reached"] and p["whole"] is None
     there = dict(reserved=3 * 2**30, context=2**30, gpu=80 * 2**30, name="a GPU")
     found = gpu_memory.checks(dict(points=[p | dict(whole=there, peak_planned=5 * 2**30)]))
     assert len(found) == 2 and found[1]["found"] == 0.25 and not found[1]["reached"]
     io_ = io.StringIO()
     from rich.console import Console
-    Console(file=io_, width=120).print(gpu_memory.table(dict(points=[p | dict(whole=there, peak_planned=5 * 2**30)], quick=True, environment=dict(under_load=False))))
+
+    Console(file=io_, width=120).print(
+        gpu_memory.table(
+            dict(
+                points=[p | dict(whole=there, peak_planned=5 * 2**30)],
+                quick=True,
+                environment=dict(under_load=False),
+            )
+        )
+    )
     assert "all, with allowance" in io_.getvalue() and "+25%" in io_.getvalue()
 
 
 # catches: a command that would load four models of a billion weights into the memory of a CPU
 def test_the_full_size_asks_for_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit): gpu_memory.main([])
+    with pytest.raises(SystemExit):
+        gpu_memory.main([])
     assert "torch sees no GPU" in capsys.readouterr().err
     plan = gpu_memory.planned(gpu_memory.PYTHIA, True, 80.0)
-    assert plan.setup.prompt_length == 512 and plan.setup.precision == "bf16" and 1.0e9 < plan.setup.sizes[0].params < 1.02e9
+    assert (
+        plan.setup.prompt_length == 512
+        and plan.setup.precision == "bf16"
+        and 1.0e9 < plan.setup.sizes[0].params < 1.02e9
+    )
 
 
 # ---- scaling.py ----
 
+
 # catches: an exponent of the wrong side, a fit that small sizes hide, and too few points
 def test_exponents_by_hand():
-    assert scaling.slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2) and scaling.slope([10, 1000], [5, 50]) == pytest.approx(0.5)
-    assert scaling.upper([1, 2, 3, 4]) == [2, 3, 4] and scaling.upper([1, 2]) == [1, 2] and scaling.upper([1, 2, 3, 4, 5, 6, 7, 8]) == [5, 6, 7, 8]
+    assert scaling.slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2) and scaling.slope(
+        [10, 1000], [5, 50]
+    ) == pytest.approx(0.5)
+    assert (
+        scaling.upper([1, 2, 3, 4]) == [2, 3, 4]
+        and scaling.upper([1, 2]) == [1, 2]
+        and scaling.upper([1, 2, 3, 4, 5, 6, 7, 8]) == [5, 6, 7, 8]
+    )
 
 
-# catches: attention counted twice where one kernel calls another, a forgotten backward pass, another phase's time, copies taken for the cache
+# catches: attention counted twice where one kernel calls another, a forgotten backward pass,
+# another phase's time, copies taken for the cache
 def test_attention_of_each_phase():
-    attention, kernel = "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu"
-    events = [("phase: rollout", 0, 100), ("phase: update", 100, 100), (attention, 10, 20), (kernel, 12, 15), ("aten::cat", 40, 5), ("aten::cat", 140, 5),
-              (attention, 110, 7), (f"{kernel}_backward", 150, 11), ("ScaledDotProductFlashAttentionForCpuBackward0", 149, 13), ("aten::mm", 170, 9), (attention, 250, 1)]
+    attention, kernel = (
+        "aten::scaled_dot_product_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    )
+    events = [
+        ("phase: rollout", 0, 100),
+        ("phase: update", 100, 100),
+        (attention, 10, 20),
+        (kernel, 12, 15),
+        ("aten::cat", 40, 5),
+        ("aten::cat", 140, 5),
+        (attention, 110, 7),
+        (f"{kernel}_backward", 150, 11),
+        ("ScaledDotProductFlashAttentionForCpuBackward0", 149, 13),
+        ("aten::mm", 170, 9),
+        (attention, 250, 1),
+    ]
     assert scaling.attention_seconds(events) == pytest.approx(dict(rollout=25e-9, update=18e-9))
 
 
-# catches: a quadratic phase that is let through, attention that is held against a phase, phases of no weight that decide
+# catches: a quadratic phase that is let through, attention that is held against a phase, phases of
+# no weight that decide
 def test_what_grows_faster_than_linear_is_not_let_through():
     def found(sweep, grows):
-        points = [dict(setting=dict(TINY, response=n, batch=n), parameters=n, seconds={name: grows[name](n) for name in common.PHASES},
-                       attention=dict(dict.fromkeys(common.PHASES, 0), update=n**2)) for n in (8, 16, 32)]
+        points = [
+            dict(
+                setting=dict(TINY, response=n, batch=n),
+                parameters=n,
+                seconds={name: grows[name](n) for name in common.PHASES},
+                attention=dict(dict.fromkeys(common.PHASES, 0), update=n**2),
+            )
+            for n in (8, 16, 32)
+        ]
         return scaling.checks(dict(exponents={sweep: scaling.exponents(sweep, points)}))
-    fine = dict(rollout=lambda n: 100 * n, score=lambda n: 50.0, advantages=lambda n: 1e-6 * n**3, update=lambda n: 100 * n + n**2)
+
+    fine = dict(
+        rollout=lambda n: 100 * n,
+        score=lambda n: 50.0,
+        advantages=lambda n: 1e-6 * n**3,
+        update=lambda n: 100 * n + n**2,
+    )
     assert [(c["reached"], round(c["found"], 6)) for c in found("response", fine)] == [(True, 1.0)]
     assert [c["reached"] for c in found("response", fine | dict(rollout=lambda n: n**2))] == [False]
-    assert [c["reached"] for c in found("batch", fine | dict(update=lambda n: n + n**2))] == [True, False]  # even attention is linear there
+    assert [c["reached"] for c in found("batch", fine | dict(update=lambda n: n + n**2))] == [
+        True,
+        False,
+    ]  # even attention is linear there
 
 
 # ---- sampler.py ----
 
-# catches: a side that writes fewer, longer or other responses, and one that is refused for their order
+
+# catches: a side that writes fewer, longer or other responses, and one that is refused for their
+# order
 def test_other_lengths_are_refused():
     sampler.check_lengths("ours", [[5] * 3, [6]], [1, 3])
     for rows in ([[5] * 3], [[5] * 3, [6] * 2], [[5] * 2, [6] * 2]):
-        with pytest.raises(AssertionError, match="generate wrote"): sampler.check_lengths("generate", rows, [1, 3])
+        with pytest.raises(AssertionError, match="generate wrote"):
+            sampler.check_lengths("generate", rows, [1, 3])
 
 
-# catches: medians of all rounds' ratios turned upside down, and tokens counted once a round too many
+# catches: medians of all rounds' ratios turned upside down, and tokens counted once a round too
+# many
 def test_rates_by_hand():
-    found = sampler.summary(dict(ours=[1.0, 2.0, 4.0], generate=[3.0, 2.0, 8.0], generate_batch=[1.0, 1.0, 1.0]), 60)
-    assert found == dict(tokens_per_second=dict(ours=30.0, generate=20.0, generate_batch=60.0), times_faster=dict(generate=2.0, generate_batch=0.5))
+    found = sampler.summary(
+        dict(ours=[1.0, 2.0, 4.0], generate=[3.0, 2.0, 8.0], generate_batch=[1.0, 1.0, 1.0]), 60
+    )
+    assert found == dict(
+        tokens_per_second=dict(ours=30.0, generate=20.0, generate_batch=60.0),
+        times_faster=dict(generate=2.0, generate_batch=0.5),
+    )
 
 
 # catches: a stand-in that stays, one that draws the end, and padding on the wrong side
 def test_what_surrounds_the_samplers():
     ids, mask = sampler.padded([[7], [8, 9]])
-    assert ids.tolist() == [[common.PAD, 7], [8, 9]] and mask.tolist() == [[False, True], [True, True]]
+    assert ids.tolist() == [[common.PAD, 7], [8, 9]] and mask.tolist() == [
+        [False, True],
+        [True, True],
+    ]
     plain = torch.multinomial
-    _, drawn = sampler.timed(lambda: torch.multinomial(torch.tensor([[0.5, 0.5, 0.0, 0.0]]), 1), torch, "multinomial", sampler.NeverEnds, 0)
+    _, drawn = sampler.timed(
+        lambda: torch.multinomial(torch.tensor([[0.5, 0.5, 0.0, 0.0]]), 1),
+        torch,
+        "multinomial",
+        sampler.NeverEnds,
+        0,
+    )
     assert drawn.item() in (2, 3) and torch.multinomial is plain
 
 
 # ---- pipeline.py ----
 
-# catches: a softmax taken for a product, the optimizer's work on the embedding for log-probs, views for work
-@pytest.mark.parametrize(("name", "shapes", "optimizing", "wanted"), [
-    ("aten::mm", [[24, 16], [16, 64]], False, "products"), ("aten::addmm", [[16], [24, 16]], False, "products"),
-    ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", [[4, 2, 6, 8]], False, "attention"), ("aten::exp_", [[24, 64]], False, "vocabulary"),
-    ("aten::logsumexp", [[24, 64], []], False, "vocabulary"), ("aten::silu", [[4, 6, 32]], False, "body"), ("aten::mul", [[4, 2, 6, 8], []], False, "body"),
-    ("aten::embedding_dense_backward", [[4, 6, 16], [4, 6]], False, "body"), ("aten::_fused_adamw_", [[64, 16]], True, "optimizer"),
-    ("aten::mul", [[4, 8], [4, 8]], True, "optimizer"), ("aten::clamp", [[4, 5], []], False, "loss"), ("aten::sum", [[]], False, "loss"),
-    ("aten::view", [[24, 64]], False, "dispatch"), ("autograd::engine::evaluate_function: MmBackward0", [], False, "dispatch"), ("stage: optimizer", [], True, "dispatch"),
-])
+
+# catches: a softmax taken for a product, the optimizer's work on the embedding for log-probs, views
+# for work
+@pytest.mark.parametrize(
+    ("name", "shapes", "optimizing", "wanted"),
+    [
+        ("aten::mm", [[24, 16], [16, 64]], False, "products"),
+        ("aten::addmm", [[16], [24, 16]], False, "products"),
+        (
+            "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+            [[4, 2, 6, 8]],
+            False,
+            "attention",
+        ),
+        ("aten::exp_", [[24, 64]], False, "vocabulary"),
+        ("aten::logsumexp", [[24, 64], []], False, "vocabulary"),
+        ("aten::silu", [[4, 6, 32]], False, "body"),
+        ("aten::mul", [[4, 2, 6, 8], []], False, "body"),
+        ("aten::embedding_dense_backward", [[4, 6, 16], [4, 6]], False, "body"),
+        ("aten::_fused_adamw_", [[64, 16]], True, "optimizer"),
+        ("aten::mul", [[4, 8], [4, 8]], True, "optimizer"),
+        ("aten::clamp", [[4, 5], []], False, "loss"),
+        ("aten::sum", [[]], False, "loss"),
+        ("aten::view", [[24, 64]], False, "dispatch"),
+        ("autograd::engine::evaluate_function: MmBackward0", [], False, "dispatch"),
+        ("stage: optimizer", [], True, "dispatch"),
+    ],
+)
 def test_kinds_of_operations(name, shapes, optimizing, wanted):
     assert pipeline.group(name, shapes, TINY, optimizing) == wanted
 
 
-# catches: time that is counted in an operation and again in what it calls, and an optimizer that is not told apart
+# catches: time that is counted in an operation and again in what it calls, and an optimizer that is
+# not told apart
 def test_profile_by_kind():
     from types import SimpleNamespace as Event
-    stage = Event(name="stage: optimizer", cpu_parent=None, input_shapes=None, self_cpu_time_total=1e6)
-    linear = Event(name="aten::linear", cpu_parent=None, input_shapes=[[24, 16]], self_cpu_time_total=1e6)
-    events = [stage, linear, Event(name="aten::addmm", cpu_parent=linear, input_shapes=[[16]], self_cpu_time_total=4e6),
-              Event(name="aten::_foreach_norm", cpu_parent=Event(name="step", cpu_parent=stage), input_shapes=[], self_cpu_time_total=2e6)]
+
+    stage = Event(
+        name="stage: optimizer", cpu_parent=None, input_shapes=None, self_cpu_time_total=1e6
+    )
+    linear = Event(
+        name="aten::linear", cpu_parent=None, input_shapes=[[24, 16]], self_cpu_time_total=1e6
+    )
+    events = [
+        stage,
+        linear,
+        Event(name="aten::addmm", cpu_parent=linear, input_shapes=[[16]], self_cpu_time_total=4e6),
+        Event(
+            name="aten::_foreach_norm",
+            cpu_parent=Event(name="step", cpu_parent=stage),
+            input_shapes=[],
+            self_cpu_time_total=2e6,
+        ),
+    ]
     assert pipeline.grouped(events, TINY) == dict(dispatch=1.0, products=5.0, optimizer=2.0)
 
 
-# catches: shares that do not come to one, profiler's time outside of operations taken for the update's, a negative rest
+# catches: shares that do not come to one, profiler's time outside of operations taken for the
+# update's, a negative rest
 def test_shares_by_hand():
     found = pipeline.shares(dict(products=6.0, attention=1.0, dispatch=50.0), 10.0)
-    assert found["products"] == 0.6 and found["dispatch"] == pytest.approx(0.3) and sum(found.values()) == pytest.approx(1)
+    assert (
+        found["products"] == 0.6
+        and found["dispatch"] == pytest.approx(0.3)
+        and sum(found.values()) == pytest.approx(1)
+    )
     slowed = pipeline.shares(dict(products=6.0, body=2.0), 4.0)
     assert slowed["products"] == 0.75 and slowed["dispatch"] == 0 and sum(slowed.values()) == 1
     assert pipeline.of_four(dict(rollout=2.0, update=1.0), 2) == dict(rollout=0.5, update=0.5)
 
 
-# catches: a mark that is missing or late: the head's backward counted as a body's, the value body's as the head's
+# catches: a mark that is missing or late: the head's backward counted as a body's, the value body's
+# as the head's
 def test_stages_follow_the_update(tmp_path):
     from contextlib import nullcontext
     from types import SimpleNamespace
+
     marks: list[str | None] = []
-    clock = SimpleNamespace(mark=lambda name: marks.append(name) if not marks or marks[-1] != name else None)
-    trainer = common.make_trainer(TINY | dict(micro=2), tmp_path, pipeline.staged(clock, lambda name: nullcontext()))
+    clock = SimpleNamespace(
+        mark=lambda name: marks.append(name) if not marks or marks[-1] != name else None
+    )
+    trainer = common.make_trainer(
+        TINY | dict(micro=2), tmp_path, pipeline.staged(clock, lambda name: nullcontext())
+    )
     pipeline.mark_bodies(trainer, clock)
-    with common.dice(TINY): r = trainer.advantages(trainer.score(trainer.rollout(trainer._next_batch())))
+    with common.dice(TINY):
+        r = trainer.advantages(trainer.score(trainer.rollout(trainer._next_batch())))
     assert marks == []
     trainer.update(r)
     forward, backward = ["rest", "bodies", "head", "bodies"], ["rest", "bodies", "head", "bodies"]
@@ -507,14 +868,24 @@ def test_stages_follow_the_update(tmp_path):
 
 # ---- Each of them, quick ----
 
+
 # catches: a benchmark that does not run, or writes no JSON, no plot or no verdicts
-@pytest.mark.parametrize("module", [memory, scaling, sampler, pipeline, gpu_memory], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [memory, scaling, sampler, pipeline, gpu_memory], ids=lambda module: module.__name__
+)
 def test_quick_run(module, tmp_path, capsys):
     output = tmp_path / "deep" / "found.json"
     threads = torch.get_num_threads()
-    try: found = module.main(["--quick", "--output", str(output), "--under_load"])
-    finally: torch.set_num_threads(threads)
+    try:
+        found = module.main(["--quick", "--output", str(output), "--under_load"])
+    finally:
+        torch.set_num_threads(threads)
     kept, shown = json.loads(output.read_text()), capsys.readouterr().out
-    assert kept == json.loads(json.dumps(found)) and kept["quick"] and kept["environment"]["under_load"] and kept["checks"]
+    assert (
+        kept == json.loads(json.dumps(found))
+        and kept["quick"]
+        and kept["environment"]["under_load"]
+        and kept["checks"]
+    )
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "quick" in shown and shown.count("reached") > len(kept["checks"])

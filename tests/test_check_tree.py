@@ -1,4 +1,6 @@
-"""The checks of the tree, on small projects of their own: one that is in order, and one for each way of not being."""
+"""The checks of the tree, on small projects of their own: one that is in order, and one for each
+way of not being."""
+
 from __future__ import annotations
 
 import base64
@@ -16,9 +18,21 @@ PNG = base64.b64encode(b"\x89PNG not really").decode()
 
 
 def cell(id: str, source: str, **data) -> dict:
-    if not source.startswith(("#|", "1")): return dict(cell_type="markdown", id=id, metadata={}, source=[source])
-    outputs = [dict(output_type="execute_result", execution_count=None, metadata={}, data=data)] if data else []
-    return dict(cell_type="code", execution_count=None, id=id, metadata={}, outputs=outputs, source=source.splitlines(True))
+    if not source.startswith(("#|", "1")):
+        return dict(cell_type="markdown", id=id, metadata={}, source=[source])
+    outputs = (
+        [dict(output_type="execute_result", execution_count=None, metadata={}, data=data)]
+        if data
+        else []
+    )
+    return dict(
+        cell_type="code",
+        execution_count=None,
+        id=id,
+        metadata={},
+        outputs=outputs,
+        source=source.splitlines(True),
+    )
 
 
 def write(path: Path, *cells: dict, **metadata) -> None:
@@ -27,18 +41,32 @@ def write(path: Path, *cells: dict, **metadata) -> None:
 
 
 def run(command: str, folder: Path) -> None:
-    subprocess.run([str(Path(sys.executable).with_name(command))], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [str(Path(sys.executable).with_name(command))], cwd=folder, check=True, capture_output=True
+    )
 
 
 @pytest.fixture(scope="session")
 def in_order(tmp_path_factory) -> Path:
     "A project with one module and an index, exported, cleaned, with its README, known to git."
     root = tmp_path_factory.mktemp("project")
-    for name in ("settings.ini", "setup.py", ".gitignore"): shutil.copy(ROOT / name, root)
-    for name in ("nbs", "rlhf_nb"): (root / name).mkdir()
-    write(root / "nbs/01_one.ipynb", cell("a", "# One\n\n> A one."), cell("b", "#| default_exp one"), cell("c", "#| export\nONE = 1"))
-    write(root / "nbs/index.ipynb", cell("a", "# The house\n\n> Its map. [one](01_one.ipynb), [top](../setup.py)"), cell("b", "1 + 1", **{"text/plain": "2"}),
-          cell("c", "#| hide\nsecret"), cell("d", "#| echo: false\nunseen", **{"image/png": PNG, "text/plain": "<Figure>"}))
+    for name in ("settings.ini", "setup.py", ".gitignore"):
+        shutil.copy(ROOT / name, root)
+    for name in ("nbs", "rlhf_nb"):
+        (root / name).mkdir()
+    write(
+        root / "nbs/01_one.ipynb",
+        cell("a", "# One\n\n> A one."),
+        cell("b", "#| default_exp one"),
+        cell("c", "#| export\nONE = 1"),
+    )
+    write(
+        root / "nbs/index.ipynb",
+        cell("a", "# The house\n\n> Its map. [one](01_one.ipynb), [top](../setup.py)"),
+        cell("b", "1 + 1", **{"text/plain": "2"}),
+        cell("c", "#| hide\nsecret"),
+        cell("d", "#| echo: false\nunseen", **{"image/png": PNG, "text/plain": "<Figure>"}),
+    )
     run("nbdev_export", root)
     run("nbdev_clean", root)
     subprocess.run(["git", "init", "-q"], cwd=root, check=True)
@@ -47,32 +75,70 @@ def in_order(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def project(in_order, tmp_path) -> Path: return Path(shutil.copytree(in_order, tmp_path / "copy"))
+def project(in_order, tmp_path) -> Path:
+    return Path(shutil.copytree(in_order, tmp_path / "copy"))
 
 
 def test_a_tree_in_order(project):
     assert [check(project) for check in (check_export, check_widgets, check_readme)] == [[], [], []]
 
 
-def by_hand(root): (root / "rlhf_nb/one.py").write_text((root / "rlhf_nb/one.py").read_text() + "\nTWO = 2\n")
-def not_exported(root): write(root / "nbs/02_two.ipynb", cell("a", "# Two\n\n> A two."), cell("b", "#| default_exp two"), cell("c", "#| export\nTWO = 2"))
-def orphan(root): (root / "nbs/01_one.ipynb").unlink()
-def not_clean(root): (root / "nbs/01_one.ipynb").write_text((root / "nbs/01_one.ipynb").read_text().replace('"metadata": {},', '"metadata": {"tags": []},', 1))
-def unreadable(root): (root / "nbs/02_two.ipynb").write_text("<<<<<<< HEAD\n")
+def by_hand(root):
+    (root / "rlhf_nb/one.py").write_text((root / "rlhf_nb/one.py").read_text() + "\nTWO = 2\n")
 
 
-@pytest.mark.parametrize("fault, complaints", [
-    (by_hand, ["not what the notebooks say: rlhf_nb/one.py."]),
-    (not_exported, ["not what the notebooks say: rlhf_nb/_modidx.py, rlhf_nb/two.py."]),
-    (orphan, ["not what the notebooks say: rlhf_nb/_modidx.py.", "exported, but no notebook makes it any more: rlhf_nb/one.py."]),
-    (not_clean, ["not clean: nbs/01_one.ipynb."]),
-    (unreadable, ["nbdev_export fails"])], ids=lambda x: getattr(x, "__name__", ""))
+def not_exported(root):
+    write(
+        root / "nbs/02_two.ipynb",
+        cell("a", "# Two\n\n> A two."),
+        cell("b", "#| default_exp two"),
+        cell("c", "#| export\nTWO = 2"),
+    )
+
+
+def orphan(root):
+    (root / "nbs/01_one.ipynb").unlink()
+
+
+def not_clean(root):
+    (root / "nbs/01_one.ipynb").write_text(
+        (root / "nbs/01_one.ipynb")
+        .read_text()
+        .replace('"metadata": {},', '"metadata": {"tags": []},', 1)
+    )
+
+
+def unreadable(root):
+    (root / "nbs/02_two.ipynb").write_text("<<<<<<< HEAD\n")
+
+
+@pytest.mark.parametrize(
+    "fault, complaints",
+    [
+        (by_hand, ["not what the notebooks say: rlhf_nb/one.py."]),
+        (not_exported, ["not what the notebooks say: rlhf_nb/_modidx.py, rlhf_nb/two.py."]),
+        (
+            orphan,
+            [
+                "not what the notebooks say: rlhf_nb/_modidx.py.",
+                "exported, but no notebook makes it any more: rlhf_nb/one.py.",
+            ],
+        ),
+        (not_clean, ["not clean: nbs/01_one.ipynb."]),
+        (unreadable, ["nbdev_export fails"]),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
 def test_a_tree_out_of_order(project, fault, complaints):
     fault(project)
     before = {p: p.read_bytes() for p in project.rglob("*") if p.is_file()}
     found = check_export(project)
-    assert [f[:len(c)] for f, c in zip(found, complaints)] == complaints and len(found) == len(complaints)
-    assert before == {p: p.read_bytes() for p in project.rglob("*") if p.is_file()}, "a check must not touch what it checks"
+    assert [f[: len(c)] for f, c in zip(found, complaints)] == complaints and len(found) == len(
+        complaints
+    )
+    assert before == {p: p.read_bytes() for p in project.rglob("*") if p.is_file()}, (
+        "a check must not touch what it checks"
+    )
 
 
 def test_without_git(project):
@@ -83,14 +149,22 @@ def test_without_git(project):
 
 
 def test_widget_state(project):
-    write(project / "nbs/02_two.ipynb", cell("a", "# Two"), widgets={"application/vnd.jupyter.widget-state+json": {}})
+    write(
+        project / "nbs/02_two.ipynb",
+        cell("a", "# Two"),
+        widgets={"application/vnd.jupyter.widget-state+json": {}},
+    )
     assert [p.split()[0] for p in check_widgets(project)] == ["nbs/02_two.ipynb"]
     assert check_widgets(project, write=True) == [] and check_widgets(project) == []
 
 
-# catches: a widget kept without its model, which a reader of the page sees as an error; and a mend that takes the static view with it
+# catches: a widget kept without its model, which a reader of the page sees as an error; and a mend
+# that takes the static view with it
 def test_a_widget_without_its_state(project):
-    view = {"application/vnd.jupyter.widget-view+json": dict(model_id="x"), "text/html": "<p>still here</p>"}
+    view = {
+        "application/vnd.jupyter.widget-view+json": dict(model_id="x"),
+        "text/html": "<p>still here</p>",
+    }
     write(project / "nbs/02_two.ipynb", cell("a", "# Two"), cell("b", "1 + 1", **view))
     assert "output of cell b" in check_widgets(project)[0]
     assert check_widgets(project, write=True) == [] and check_widgets(project) == []
@@ -101,22 +175,50 @@ def test_a_widget_without_its_state(project):
 def test_readme(project):
     text = (project / "README.md").read_text()
     assert text.startswith("# The house\n\n> Its map. [one](nbs/01_one.ipynb), [top](setup.py)\n")
-    assert "```python\n1 + 1\n```" in text and "secret" not in text and "unseen" not in text and "#|" not in text
-    image, = (project / "README_files").iterdir()
-    assert f"](README_files/{image.name})" in text and base64.b64encode(image.read_bytes()).decode() == PNG
+    assert (
+        "```python\n1 + 1\n```" in text
+        and "secret" not in text
+        and "unseen" not in text
+        and "#|" not in text
+    )
+    (image,) = (project / "README_files").iterdir()
+    assert (
+        f"](README_files/{image.name})" in text
+        and base64.b64encode(image.read_bytes()).decode() == PNG
+    )
 
 
-def edit_readme(root): (root / "README.md").write_text("# The house\n")
-def edit_index(root): (root / "nbs/index.ipynb").write_text((root / "nbs/index.ipynb").read_text().replace("Its map", "The map"))
-def drop_image(root): next((root / "README_files").iterdir()).unlink()
-def old_image(root): (root / "README_files/old.png").write_bytes(b"")
+def edit_readme(root):
+    (root / "README.md").write_text("# The house\n")
 
 
-@pytest.mark.parametrize("fault, name", [(edit_readme, "README.md"), (edit_index, "README.md"), (drop_image, "README_files/"), (old_image, "README_files/old.png")],
-                         ids=lambda x: getattr(x, "__name__", ""))
+def edit_index(root):
+    (root / "nbs/index.ipynb").write_text(
+        (root / "nbs/index.ipynb").read_text().replace("Its map", "The map")
+    )
+
+
+def drop_image(root):
+    next((root / "README_files").iterdir()).unlink()
+
+
+def old_image(root):
+    (root / "README_files/old.png").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "fault, name",
+    [
+        (edit_readme, "README.md"),
+        (edit_index, "README.md"),
+        (drop_image, "README_files/"),
+        (old_image, "README_files/old.png"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
 def test_readme_out_of_date(project, fault, name):
     fault(project)
-    problem, = check_readme(project)
+    (problem,) = check_readme(project)
     assert f"not what nbs/index.ipynb says: {name}" in problem and "make readme" in problem
     check_readme(project, write=True)
     assert check_readme(project) == []
@@ -124,16 +226,34 @@ def test_readme_out_of_date(project, fault, name):
 
 def test_a_dead_link_and_no_index(project):
     (project / "nbs/01_one.ipynb").unlink()
-    assert check_readme(project) == ["nbs/index.ipynb points to nbs/01_one.ipynb, which is not there: mend the link."]
+    assert check_readme(project) == [
+        "nbs/index.ipynb points to nbs/01_one.ipynb, which is not there: mend the link."
+    ]
     (project / "nbs/index.ipynb").unlink()
     assert "is missing" in check_readme(project)[0]
 
 
-@pytest.mark.parametrize("text, moved", [
-    ("[a](01_a.ipynb#x) ![b](images/b.png)", "[a](nbs/01_a.ipynb#x) ![b](nbs/images/b.png)"), ('[a](../tests "T") [b](./b.md)', '[a](tests "T") [b](nbs/b.md)'),
-    ('<img src="b.png"> <a href=\'../c\'>', '<img src="nbs/b.png"> <a href=\'c\'>'),
-    *[(same, same) for same in ("[a](https://b.c/d)", "[a](#b)", "[a](mailto:b)", "f(x)[0](y z)", "(a.ipynb)", "![a](attachment:a.png)")]])
-def test_links_move_with_the_page(text, moved): assert relink(text) == moved
+@pytest.mark.parametrize(
+    "text, moved",
+    [
+        ("[a](01_a.ipynb#x) ![b](images/b.png)", "[a](nbs/01_a.ipynb#x) ![b](nbs/images/b.png)"),
+        ('[a](../tests "T") [b](./b.md)', '[a](tests "T") [b](nbs/b.md)'),
+        ("<img src=\"b.png\"> <a href='../c'>", "<img src=\"nbs/b.png\"> <a href='c'>"),
+        *[
+            (same, same)
+            for same in (
+                "[a](https://b.c/d)",
+                "[a](#b)",
+                "[a](mailto:b)",
+                "f(x)[0](y z)",
+                "(a.ipynb)",
+                "![a](attachment:a.png)",
+            )
+        ],
+    ],
+)
+def test_links_move_with_the_page(text, moved):
+    assert relink(text) == moved
 
 
 def test_the_command(project, capsys, monkeypatch):
@@ -144,4 +264,5 @@ def test_the_command(project, capsys, monkeypatch):
     assert main() == 1
     assert capsys.readouterr().err.count("\n") == 1
     monkeypatch.setattr(sys, "argv", ["check_tree.py", "export", "--write"])
-    with pytest.raises(SystemExit): main()
+    with pytest.raises(SystemExit):
+        main()

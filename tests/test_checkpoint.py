@@ -1,4 +1,5 @@
 "Whole or not at all: folders under exceptions and SIGKILL, and a manifest that says what is wrong."
+
 import multiprocessing
 import signal
 import time
@@ -12,7 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_nb.checkpoint import MANIFEST, model_card, save_policy, seal, staged, verify
 
 
-def tree(folder: Path) -> dict[str, bytes]: return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 def write(folder: Path, text: str = "new") -> None:
@@ -23,31 +27,38 @@ def write(folder: Path, text: str = "new") -> None:
         (part / "sub" / "b").write_bytes(b"\0" * 9)
 
 
-# catches: writing in place, a name that is there before its content, remains of an earlier try in the finished folder
+# catches: writing in place, a name that is there before its content, remains of an earlier try in
+# the finished folder
 def test_a_folder_appears_when_it_is_whole(tmp_path):
     folder = tmp_path / "deep" / "run"
     (tmp_path / "deep" / "run.partial").mkdir(parents=True)
     (tmp_path / "deep" / "run.partial" / "rubbish").write_text("of a run that was killed")
     write(folder)
-    assert set(tree(folder)) == {"a", "sub/b"} and [p.name for p in (tmp_path / "deep").iterdir()] == ["run"]
+    assert set(tree(folder)) == {"a", "sub/b"} and [
+        p.name for p in (tmp_path / "deep").iterdir()
+    ] == ["run"]
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
     write(tmp_path / "run", "old")
     (tmp_path / "run" / "more").write_text("stays behind with the old one")
     write(tmp_path / "run", "new")
-    assert set(tree(tmp_path / "run")) == {"a", "sub/b"} and (tmp_path / "run" / "a").read_text() == "new" and len(list(tmp_path.iterdir())) == 1
+    assert (
+        set(tree(tmp_path / "run")) == {"a", "sub/b"}
+        and (tmp_path / "run" / "a").read_text() == "new"
+        and len(list(tmp_path.iterdir())) == 1
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("there", [False, True])
 def test_an_exception_leaves_what_was_there(tmp_path, error, there):
-    if there: write(tmp_path / "run", "old")
+    if there:
+        write(tmp_path / "run", "old")
     before = tree(tmp_path / "run") if there else None
-    with pytest.raises(error):
-        with staged(tmp_path / "run") as part:
-            (part / "a").write_text("half")
-            raise error
+    with pytest.raises(error), staged(tmp_path / "run") as part:
+        (part / "a").write_text("half")
+        raise error
     assert (tree(tmp_path / "run") == before) if there else not (tmp_path / "run").exists()
     write(tmp_path / "run", "next try")
     assert (tmp_path / "run" / "a").read_text() == "next try" and len(list(tmp_path.iterdir())) == 1
@@ -56,7 +67,8 @@ def test_an_exception_leaves_what_was_there(tmp_path, error, there):
 def write_for_ever(place: Path) -> None:
     for n in range(10**6):
         with staged(place / f"checkpoint-{n}") as part:
-            for name in "abcd": (part / name).write_bytes(bytes([n % 256]) * 300_000)
+            for name in "abcd":
+                (part / name).write_bytes(bytes([n % 256]) * 300_000)
             seal(part, n=n)
         (place / "told").write_text(str(n))
 
@@ -64,14 +76,20 @@ def write_for_ever(place: Path) -> None:
 # catches: a folder that bears its name before its last byte, a manifest written first
 @pytest.mark.parametrize("after", [0.001, 0.004, 0.01, 0.02, 0.05, 0.1])
 def test_sigkill_leaves_whole_folders(tmp_path, after):
-    child = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(tmp_path,), daemon=True)
+    child = multiprocessing.get_context("fork").Process(
+        target=write_for_ever, args=(tmp_path,), daemon=True
+    )
     child.start()
-    while child.is_alive() and not (tmp_path / "told").exists(): time.sleep(0.001)
+    while child.is_alive() and not (tmp_path / "told").exists():
+        time.sleep(0.001)
     time.sleep(after)
     child.kill()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    told, folders = int((tmp_path / "told").read_text() or 0), [p for p in tmp_path.iterdir() if p.is_dir()]
+    told, folders = (
+        int((tmp_path / "told").read_text() or 0),
+        [p for p in tmp_path.iterdir() if p.is_dir()],
+    )
     whole = [p for p in folders if not p.name.endswith(".partial")]
     for folder in whole:
         verify(folder, n=int(folder.name.split("-")[1]))
@@ -80,6 +98,7 @@ def test_sigkill_leaves_whole_folders(tmp_path, after):
 
 
 # ---- The manifest ----
+
 
 @pytest.fixture
 def sealed(tmp_path) -> Path:
@@ -101,72 +120,116 @@ damages = dict(
     nothing=(lambda f: None, None),
     gone=(lambda f: (f / "weights").unlink(), "damaged: weights is missing"),
     gone_deep=(lambda f: (f / "sub" / "state").unlink(), "damaged: sub/state is missing"),
-    truncated=(lambda f: (f / "weights").write_bytes((f / "weights").read_bytes()[:-1]), "damaged: weights is not as it was written"),
+    truncated=(
+        lambda f: (f / "weights").write_bytes((f / "weights").read_bytes()[:-1]),
+        "damaged: weights is not as it was written",
+    ),
     one_bit=(lambda f: flip(f / "weights"), "damaged: weights is not as it was written"),
-    emptied=(lambda f: (f / "sub" / "state").write_text(""), "damaged: sub/state is not as it was written"),
+    emptied=(
+        lambda f: (f / "sub" / "state").write_text(""),
+        "damaged: sub/state is not as it was written",
+    ),
     no_manifest=(lambda f: (f / MANIFEST).unlink(), "has no manifest.json"),
 )
+
 
 @pytest.mark.parametrize("name", damages)
 def test_damage_is_named(sealed, name):
     damage, reason = damages[name]
     damage(sealed)
-    if reason is None: return verify(sealed, seed=0)
-    with pytest.raises(ValueError, match=reason) as error: verify(sealed, seed=0)
+    if reason is None:
+        return verify(sealed, seed=0)
+    with pytest.raises(ValueError, match=reason) as error:
+        verify(sealed, seed=0)
     assert "checkpoint-3" in str(error.value) and "esume from an earlier" in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", '{"run": {"seed"', "[]", "{}"])
 def test_a_broken_manifest_is_damage_too(sealed, text):
     (sealed / MANIFEST).write_text(text)
-    with pytest.raises(ValueError, match="checkpoint-3 is damaged: manifest.json"): verify(sealed, seed=0)
+    with pytest.raises(ValueError, match="checkpoint-3 is damaged: manifest.json"):
+        verify(sealed, seed=0)
 
 
-@pytest.mark.parametrize("run, reason", [(dict(seed=1), "its seed is 0, this run's is 1"), (dict(batch_size=16), "its batch_size is 8, this run's is 16"), (dict(world="x"), "its world is None")])
+@pytest.mark.parametrize(
+    "run, reason",
+    [
+        (dict(seed=1), "its seed is 0, this run's is 1"),
+        (dict(batch_size=16), "its batch_size is 8, this run's is 16"),
+        (dict(world="x"), "its world is None"),
+    ],
+)
 def test_a_foreign_checkpoint_is_named(sealed, run, reason):
-    with pytest.raises(ValueError, match=f"belongs to another run: {reason}"): verify(sealed, **run)
+    with pytest.raises(ValueError, match=f"belongs to another run: {reason}"):
+        verify(sealed, **run)
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="has no manifest.json"): verify(tmp_path / "checkpoint-9")
+    with pytest.raises(ValueError, match="has no manifest.json"):
+        verify(tmp_path / "checkpoint-9")
 
 
 # ---- The policy alone ----
 
-# catches: weights of another object, a config without pad and stop, a card whose header the hub cannot read
+
+# catches: weights of another object, a config without pad and stop, a card whose header the hub
+# cannot read
 def test_a_saved_policy_is_the_policy(tmp_path, tiny, tokenizer):
     policy = tiny(3)
-    save_policy(policy, tokenizer, tmp_path, card=model_card("x: y", dict(kl_coef=0.05, note="a | b"), {"objective/kl": 1.23456}, "gpt"))
+    save_policy(
+        policy,
+        tokenizer,
+        tmp_path,
+        card=model_card("x: y", dict(kl_coef=0.05, note="a | b"), {"objective/kl": 1.23456}, "gpt"),
+    )
     again, ids = AutoModelForCausalLM.from_pretrained(tmp_path), torch.arange(8)[None]
     assert torch.equal(again(ids).logits, policy(ids).logits)
-    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    assert AutoTokenizer.from_pretrained(tmp_path)("my boss sold").input_ids == tokenizer("my boss sold").input_ids
+    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    )
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path)("my boss sold").input_ids
+        == tokenizer("my boss sold").input_ids
+    )
     card = (tmp_path / "README.md").read_text()
-    assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers" and "| objective/kl | 1.235 |" in card
+    assert (
+        yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
+        and "| objective/kl | 1.235 |" in card
+    )
 
 
 def test_gathered_weights_take_the_place_of_the_models_own(tmp_path, tiny, tokenizer):
     policy, other = tiny(0), tiny(1)
     save_policy(policy, tokenizer, tmp_path, state=other.state_dict())
     ids = torch.arange(8)[None]
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, other(ids).logits)
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, other(ids).logits
+    )
 
 
-# catches: a policy whose own generation config cannot be saved (transformers refuses a temperature without do_sample), told after the training
+# catches: a policy whose own generation config cannot be saved (transformers refuses a temperature
+# without do_sample), told after the training
 def test_a_policy_with_a_temperature_in_its_generation_config_is_saved(tmp_path, tiny, tokenizer):
     policy = tiny(0)
     policy.generation_config.temperature = 0.6
     save_policy(policy, tokenizer, tmp_path, stop_ids=[5])
     again = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
     assert (again.temperature, again.do_sample, again.eos_token_id) == (0.6, True, 5)
-    assert policy.generation_config.do_sample is not True and policy.generation_config.eos_token_id != 5  # the model in memory is as it was
+    assert (
+        policy.generation_config.do_sample is not True
+        and policy.generation_config.eos_token_id != 5
+    )  # the model in memory is as it was
 
 
-# catches: a kill between the two renames of a replacement, after which the next write deletes the only whole folder
+# catches: a kill between the two renames of a replacement, after which the next write deletes the
+# only whole folder
 def test_a_replacement_that_was_killed_halfway_loses_nothing(tmp_path):
     old = tmp_path / "good.old.partial"
     old.mkdir()
     (old / "weights").write_text("of before")
-    with pytest.raises(RuntimeError):
-        with staged(tmp_path / "good"): raise RuntimeError("the next write fails too")
-    assert (tmp_path / "good" / "weights").read_text() == "of before" and [p.name for p in tmp_path.iterdir()] == ["good"]
+    with pytest.raises(RuntimeError), staged(tmp_path / "good"):
+        raise RuntimeError("the next write fails too")
+    assert (tmp_path / "good" / "weights").read_text() == "of before" and [
+        p.name for p in tmp_path.iterdir()
+    ] == ["good"]

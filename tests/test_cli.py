@@ -1,4 +1,6 @@
-"The commands of `rlhf-nb`: flags that reach their fields, files that flags override, refusals of one line, and the pipeline as people type it."
+"""The commands of `rlhf-nb`: flags that reach their fields, files that flags override, refusals of
+one line, and the pipeline as people type it."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -33,13 +35,16 @@ SETTINGS = (*TRAINED, "judge")
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch, request):
     "Every test stands in an empty folder of its own, except those that share the run."
-    if "run" not in request.fixturenames: monkeypatch.chdir(tmp_path)
+    if "run" not in request.fixturenames:
+        monkeypatch.chdir(tmp_path)
 
 
 def say(capsys, line: str | list[str]) -> tuple[int, str, str]:
     "Exit code, standard output and the last line of standard error."
-    try: code = cli.main(shlex.split(line) if isinstance(line, str) else line)
-    except SystemExit as stop: code = stop.code
+    try:
+        code = cli.main(shlex.split(line) if isinstance(line, str) else line)
+    except SystemExit as stop:
+        code = stop.code
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     return code, said.out, (said.err.splitlines() or [""])[-1]
@@ -47,28 +52,38 @@ def say(capsys, line: str | list[str]) -> tuple[int, str, str]:
 
 # ---- Every flag ----
 
+
 def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], object]:
     "Words for a value that is not the default, and that value."
     kinds = cli._kinds(hint)
     action = next(a for a in parser._actions if a.dest == field.name and a.nargs != 0)
     default = action.default
     if get_origin(hint) is Literal or action.choices:
-        value = next(str(x) for x in (get_args(hint) if get_origin(hint) is Literal else action.choices) if x != default)
+        value = next(
+            str(x)
+            for x in (get_args(hint) if get_origin(hint) is Literal else action.choices)
+            if x != default
+        )
         return [value], value
     enum = next((k for k in kinds if isinstance(k, type) and issubclass(k, Enum)), None)
     if enum:
         value = next(x for x in enum if x != default)
         return [value.value], value.value
     made = next((k for k in kinds if k is dict or dataclasses.is_dataclass(k)), None)
-    if made: return ['{"tp_size": 2}'], made(tp_size=2)
-    if bool in kinds: return ["False" if default is True else "True"], default is not True
+    if made:
+        return ['{"tp_size": 2}'], made(tp_size=2)
+    if bool in kinds:
+        return ["False" if default is True else "True"], default is not True
     if list in kinds:
         inner = next(get_args(x)[0] for x in (*get_args(hint), hint) if get_origin(x) is list)
-        if issubclass(inner, Enum): return [x.value for x in inner][:1], list(inner)[:1]
+        if issubclass(inner, Enum):
+            return [x.value for x in inner][:1], list(inner)[:1]
         values = [0.5, -2.0] if inner is float else ["one", "two"]
         return [str(x) for x in values], values
-    if int in kinds: return ["7"], 7
-    if float in kinds: return ["3e-7"], 3e-7
+    if int in kinds:
+        return ["7"], 7
+    if float in kinds:
+        return ["3e-7"], 3e-7
     return ["some words"], "some words"
 
 
@@ -78,23 +93,37 @@ def wanted_of(name: str) -> tuple[list, dict[str, tuple[list[str], object]]]:
     for kind in kinds:
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            if field.init: found[field.name] = other(field, hints[field.name], parser)
+            if field.init:
+                found[field.name] = other(field, hints[field.name], parser)
     return kinds, found
 
 
-def values_of(parsed) -> dict[str, object]: return {f.name: getattr(one, f.name) for one in parsed for f in dataclasses.fields(one) if f.init}
+def values_of(parsed) -> dict[str, object]:
+    return {
+        f.name: getattr(one, f.name) for one in parsed for f in dataclasses.fields(one) if f.init
+    }
 
 
-# catches: a field without a flag, two flags on one field, a value of the wrong type, a key of a file that is dropped, a hyphen that is not understood
+# catches: a field without a flag, two flags on one field, a value of the wrong type, a key of a
+# file that is dropped, a hyphen that is not understood
 @pytest.mark.parametrize("how", ["words", "file", "hyphens"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_flag_reaches_its_field(name, how, monkeypatch):
     kinds, wanted = wanted_of(name)
-    for kind in kinds: monkeypatch.setattr(kind, "__post_init__", lambda self: None, raising=False)  # combinations are the trainers' matter
+    for kind in kinds:
+        monkeypatch.setattr(
+            kind, "__post_init__", lambda self: None, raising=False
+        )  # combinations are the trainers' matter
     before = values_of(cli.parse(name, []))
     if how == "file":
-        settings = {key: words if len(words) > 1 else words[0] for key, (words, _) in wanted.items()}
-        settings |= {key: json.loads(words[0]) for key, (words, _) in wanted.items() if words[0].startswith("{")}
+        settings = {
+            key: words if len(words) > 1 else words[0] for key, (words, _) in wanted.items()
+        }
+        settings |= {
+            key: json.loads(words[0])
+            for key, (words, _) in wanted.items()
+            if words[0].startswith("{")
+        }
         Path("all.yaml").write_text(yaml.safe_dump(settings))
         words = ["--config", "all.yaml"]
     else:
@@ -104,14 +133,20 @@ def test_every_flag_reaches_its_field(name, how, monkeypatch):
     assert set(found) == set(wanted) and len(found) > (20 if name == "judge" else 120)
     listed = {"report_to", "optim_target_modules", "label_names"}
     for key, (_, value) in wanted.items():
-        assert found[key] == value or key in listed and found[key] == [value], (key, value, found[key])
+        assert found[key] == value or (key in listed and found[key] == [value]), (
+            key,
+            value,
+            found[key],
+        )
         assert found[key] != before[key], key
 
 
 # catches: --bf16 alone refused because the field may also be None, `--flag False` read as true
 @pytest.mark.parametrize("name", SETTINGS)
 def test_yes_or_no_alone_or_with_a_value(name):
-    hints = {key: hint for kind in cli._arguments(name) for key, hint in get_type_hints(kind).items()}
+    hints = {
+        key: hint for kind in cli._arguments(name) for key, hint in get_type_hints(kind).items()
+    }
     flags = [key for key, hint in hints.items() if bool in cli._kinds(hint)]
     parser = cli.command_parser(name)
     assert len(flags) >= 2
@@ -131,30 +166,79 @@ def test_none_can_be_typed_where_the_field_may_be_none():
 
 # ---- The published commands, names apart ----
 
+
 # catches: a published flag that is not known, or that means something else
 def test_the_published_commands():
     dummy = """--dataset_name d --dataset_train_split descriptiveness --learning_rate 3e-6 --num_ppo_epochs 1 --num_mini_batches 1 --output_dir models/minimal/ppo
         --per_device_train_batch_size 64 --gradient_accumulation_steps 1 --total_episodes 10000 --model_name_or_path p --sft_model_path s --reward_model_path r --missing_eos_penalty 1.0"""
     data, models, args = cli.parse("ppo", dummy.split())
-    assert (args.learning_rate, args.num_ppo_epochs, args.num_mini_batches, args.total_episodes, args.missing_eos_penalty) == (3e-6, 1, 1, 10_000, 1.0)
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, args.output_dir) == (64, 1, "models/minimal/ppo")
-    assert (data.dataset_train_split, models.model_name_or_path, cli._policy_name(models, args), args.reward_model_path) == ("descriptiveness", "p", "s", "r")
+    assert (
+        args.learning_rate,
+        args.num_ppo_epochs,
+        args.num_mini_batches,
+        args.total_episodes,
+        args.missing_eos_penalty,
+    ) == (3e-6, 1, 1, 10_000, 1.0)
+    assert (
+        args.per_device_train_batch_size,
+        args.gradient_accumulation_steps,
+        args.output_dir,
+    ) == (64, 1, "models/minimal/ppo")
+    assert (
+        data.dataset_train_split,
+        models.model_name_or_path,
+        cli._policy_name(models, args),
+        args.reward_model_path,
+    ) == ("descriptiveness", "p", "s", "r")
     tldr = """--dataset_name d --dataset_test_split validation --output_dir o --learning_rate 3e-6 --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --total_episodes 1000000
         --model_name_or_path p --sft_model_path s --reward_model_path r --local_rollout_forward_batch_size 16 --stop_token eos --response_length 53 --eval_strategy steps --eval_steps 100"""
     *_, args = cli.parse("ppo", [*tldr.split(), "--missing_eos_penalty", "1.0"])
-    assert (args.stop_token, args.response_length, args.local_rollout_forward_batch_size, args.missing_eos_penalty, args.non_eos_penalty) == ("eos", 53, 16, 1.0, False)
-    *_, args = cli.parse("ppo", [*tldr.split(), *"--non_eos_penalty --penalty_reward_value -1".split()])
-    assert (args.missing_eos_penalty, args.non_eos_penalty, args.penalty_reward_value) == (None, True, -1.0)
-    _, models, asked = cli.parse("judge", "--model_name_or_path p --judge_model gpt-4o-mini --num_examples 1000".split())
-    assert (models.model_name_or_path, asked.judge_model, asked.num_examples) == ("p", "gpt-4o-mini", 1000)
+    assert (
+        args.stop_token,
+        args.response_length,
+        args.local_rollout_forward_batch_size,
+        args.missing_eos_penalty,
+        args.non_eos_penalty,
+    ) == ("eos", 53, 16, 1.0, False)
+    *_, args = cli.parse(
+        "ppo", [*tldr.split(), *"--non_eos_penalty --penalty_reward_value -1".split()]
+    )
+    assert (args.missing_eos_penalty, args.non_eos_penalty, args.penalty_reward_value) == (
+        None,
+        True,
+        -1.0,
+    )
+    _, models, asked = cli.parse(
+        "judge", "--model_name_or_path p --judge_model gpt-4o-mini --num_examples 1000".split()
+    )
+    assert (models.model_name_or_path, asked.judge_model, asked.num_examples) == (
+        "p",
+        "gpt-4o-mini",
+        1000,
+    )
 
 
-RECIPES = {"mini_tldr": SETTINGS, "tldr_pythia_1b": SETTINGS, "dummy": ("ppo",), "docstrings": TRAINED}
+RECIPES = {
+    "mini_tldr": SETTINGS,
+    "tldr_pythia_1b": SETTINGS,
+    "dummy": ("ppo",),
+    "docstrings": TRAINED,
+}
 
-@pytest.mark.parametrize("recipe, name", [(recipe, name) for recipe, names in RECIPES.items() for name in names])
+
+@pytest.mark.parametrize(
+    "recipe, name", [(recipe, name) for recipe, names in RECIPES.items() for name in names]
+)
 def test_recipes_parse(recipe, name):
-    settings, more = cli.read_config(recipe, name), [] if name == "judge" else ["--use_cpu"]  # bf16 wants a GPU, or a word that there is none
-    words = [word for key, value in settings.items() for word in (f"--{key}", *(value if isinstance(value, list) else [value]))]
+    settings, more = (
+        cli.read_config(recipe, name),
+        [] if name == "judge" else ["--use_cpu"],
+    )  # bf16 wants a GPU, or a word that there is none
+    words = [
+        word
+        for key, value in settings.items()
+        for word in (f"--{key}", *(value if isinstance(value, list) else [value]))
+    ]
     found = values_of(cli.parse(name, ["--config", f"{recipe}.yaml", *more]))
     strip = lambda values: {key: value for key, value in values.items() if key != "run_name"}
     assert len(settings) > 3 and strip(found) == strip(values_of(cli.parse(name, words + more)))
@@ -162,36 +246,86 @@ def test_recipes_parse(recipe, name):
 
 def test_the_launchers_say_what_they_are_called():
     from accelerate.commands.config.config_args import load_config_from_file
-    assert {p.stem for p in cli.RECIPES.glob("*.yaml")} == {*RECIPES, "ddp", "fsdp2", "zero2", "zero3"}
+
+    assert {p.stem for p in cli.RECIPES.glob("*.yaml")} == {
+        *RECIPES,
+        "ddp",
+        "fsdp2",
+        "zero2",
+        "zero3",
+    }
     kinds = dict(ddp="MULTI_GPU", fsdp2="FSDP", zero2="DEEPSPEED", zero3="DEEPSPEED")
     for name, kind in kinds.items():
         path = cli.RECIPES / f"{name}.yaml"
-        config, first = load_config_from_file(str(path)), next(line for line in path.read_text().splitlines() if not line.startswith("#"))
-        assert config.distributed_type == kind and config.num_processes == 8 and first == "num_processes: 8"
-        if kind == "DEEPSPEED": assert config.deepspeed_config["zero_stage"] == int(name[-1])
-        if kind == "FSDP": assert config.fsdp_config["fsdp_version"] == 2
+        config, first = (
+            load_config_from_file(str(path)),
+            next(line for line in path.read_text().splitlines() if not line.startswith("#")),
+        )
+        assert (
+            config.distributed_type == kind
+            and config.num_processes == 8
+            and first == "num_processes: 8"
+        )
+        if kind == "DEEPSPEED":
+            assert config.deepspeed_config["zero_stage"] == int(name[-1])
+        if kind == "FSDP":
+            assert config.fsdp_config["fsdp_version"] == 2
     assert '"rlhf_nb": ["recipes/*.yaml"]' in (ROOT / "setup.py").read_text()
 
 
 # ---- A file of settings ----
 
-# catches: a file that beats the line, an order that matters, a section of another command that leaks in
+
+# catches: a file that beats the line, an order that matters, a section of another command that
+# leaks in
 def test_flags_override_the_file():
-    Path("a.yaml").write_text("kl_coef: 0.1\nsave_strategy: no\nnum_ppo_epochs: 2\nppo:\n  kl_coef: 0.2\n  reward_weights: [1, -2]\nsft:\n  max_length: 9\n")
-    for words in (["--config", "a.yaml", "--num_ppo_epochs", "3"], ["--num_ppo_epochs=3", "--config=a.yaml"]):
+    Path("a.yaml").write_text(
+        "kl_coef: 0.1\nsave_strategy: no\nnum_ppo_epochs: 2\nppo:\n  kl_coef: 0.2\n  "
+        "reward_weights: [1, -2]\nsft:\n  max_length: 9\n"
+    )
+    for words in (
+        ["--config", "a.yaml", "--num_ppo_epochs", "3"],
+        ["--num_ppo_epochs=3", "--config=a.yaml"],
+    ):
         *_, args = cli.parse("ppo", words)
-        assert (args.kl_coef, args.num_ppo_epochs, args.save_strategy, args.reward_weights) == (0.2, 3, "no", [1.0, -2.0])
+        assert (args.kl_coef, args.num_ppo_epochs, args.save_strategy, args.reward_weights) == (
+            0.2,
+            3,
+            "no",
+            [1.0, -2.0],
+        )
 
 
-@pytest.mark.parametrize("text, said", [
-    ("kl_coeff: 1", "unknown key 'kl_coeff'. Did you mean kl_coef?"), ("ppo:\n  learnin_rate: 1", "Did you mean learning_rate?"), ("zzz: 1", "unknown key 'zzz'"), ("config: b.yaml", "unknown key 'config'"),
-    ("num_ppo_epochs: many", "--num_ppo_epochs"), ("num_ppo_epochs: 1.5", "invalid int value: '1.5'"), ("lr_scheduler_type: linaer", "invalid choice"), ("kl_coef: [1, 2]", "kl_coef takes one value"),
-    ("kl_coef:", "kl_coef"), ("kl_coef: -1", "kl_coef is -1.0: give a finite number"), ("- kl_coef", "wanted lines such as"), ("a: [", "a.yaml"), ("kl_coef: 1\nkl_coef: 2", "kl_coef stands there twice"),
-    ("bf16: perhaps", "invalid True or False value"), ("lr_scheduler_kwargs: {a: [}", "a.yaml")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("kl_coeff: 1", "unknown key 'kl_coeff'. Did you mean kl_coef?"),
+        ("ppo:\n  learnin_rate: 1", "Did you mean learning_rate?"),
+        ("zzz: 1", "unknown key 'zzz'"),
+        ("config: b.yaml", "unknown key 'config'"),
+        ("num_ppo_epochs: many", "--num_ppo_epochs"),
+        ("num_ppo_epochs: 1.5", "invalid int value: '1.5'"),
+        ("lr_scheduler_type: linaer", "invalid choice"),
+        ("kl_coef: [1, 2]", "kl_coef takes one value"),
+        ("kl_coef:", "kl_coef"),
+        ("kl_coef: -1", "kl_coef is -1.0: give a finite number"),
+        ("- kl_coef", "wanted lines such as"),
+        ("a: [", "a.yaml"),
+        ("kl_coef: 1\nkl_coef: 2", "kl_coef stands there twice"),
+        ("bf16: perhaps", "invalid True or False value"),
+        ("lr_scheduler_kwargs: {a: [}", "a.yaml"),
+    ],
+)
 def test_a_file_that_cannot_be(capsys, text, said):
     Path("a.yaml").write_text(text)
     code, out, err = say(capsys, "ppo --config a.yaml --output_dir run")
-    assert code == 2 and said in err and err.startswith("rlhf-nb ppo: ") and out == "" and os.listdir() == ["a.yaml"]
+    assert (
+        code == 2
+        and said in err
+        and err.startswith("rlhf-nb ppo: ")
+        and out == ""
+        and os.listdir() == ["a.yaml"]
+    )
 
 
 def test_a_file_that_is_not_there(capsys):
@@ -201,209 +335,503 @@ def test_a_file_that_is_not_there(capsys):
 
 # ---- Refusals ----
 
+
 @pytest.fixture(scope="session")
 def parts(tmp_path_factory, tokenizer, tiny, world):
     "A policy, a reward model and some files, for tests that look and do not touch."
     from rlhf_nb.models import scorer_from
+
     folder = tmp_path_factory.mktemp("parts")
     tiny().save_pretrained(folder / "sft")
     scorer_from(tiny()).save_pretrained(folder / "reward")
-    for name in ("sft", "reward"): tokenizer.save_pretrained(folder / name)
+    for name in ("sft", "reward"):
+        tokenizer.save_pretrained(folder / name)
     rows = world["train"].select(range(24)).to_pandas()
     rows.to_json(folder / "rows.jsonl", orient="records", lines=True)
     rows[["prompt"]].to_json(folder / "prompts.jsonl", orient="records", lines=True)
-    rows.assign(chosen=rows.completion, rejected=rows.completion)[["prompt", "chosen", "rejected"]].to_json(folder / "equal.jsonl", orient="records", lines=True)
+    rows.assign(chosen=rows.completion, rejected=rows.completion)[
+        ["prompt", "chosen", "rejected"]
+    ].to_json(folder / "equal.jsonl", orient="records", lines=True)
     return folder
 
 
 COMMON = "--use_cpu --disable_tqdm --output_dir run"
 
-@pytest.mark.parametrize("line, said", [
-    ("sft --dataset_name {p}/rows.jsonl " + COMMON, "--model_name_or_path is missing"),
-    ("sft --model_name_or_path {p}/sft " + COMMON, "--dataset_name is missing"),
-    ("sft --dataset_name {p}/none.jsonl --model_name_or_path {p}/sft " + COMMON, "there is no such file"),
-    ("sft --dataset_name mini_tdlr --model_name_or_path {p}/sft " + COMMON, "Did you mean mini_tldr?"),
-    ("sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sfft " + COMMON, "sfft"),
-    ("sft --dataset_name {p}/rows.jsonl --dataset_train_split trian --model_name_or_path {p}/sft " + COMMON, "Did you mean train?"),
-    ("sft --dataset_name {p}/rows.jsonl --dataset_test_split tst --model_name_or_path {p}/sft " + COMMON, "--dataset_test_split is 'tst'"),
-    ("sft --dataset_name {p}/rows.jsonl --dataset_train_split train[30:] --model_name_or_path {p}/sft " + COMMON, "0 rows"),
-    ("sft --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft " + COMMON, "lacks ['completion']"),
-    ("sft --dataset_name {p}/prompts.jsonl --from_scratch " + COMMON, "lacks ['completion']"),
-    ("sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --from_scratch " + COMMON, "leave one of them out"),
-    ("sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --max_prompt_length 2 " + COMMON, "none of 24 rows fits"),
-    ("sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --resume " + COMMON, "No valid checkpoint"),
-    ("sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --learnin_rate 1 " + COMMON, "Did you mean --learning_rate?"),
-    ("reward --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft " + COMMON, "lacks ['chosen', 'rejected']"),
-    ("reward --dataset_name {p}/equal.jsonl --model_name_or_path {p}/sft " + COMMON, "row 0: chosen and rejected are the same"),
-    ("ppo --dataset_name {p}/rows.jsonl --reward_model_path {p}/reward " + COMMON, "--model_name_or_path is missing"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft " + COMMON, "--reward_model_path is missing"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function gold --per_device_train_batch_size 64 " + COMMON, "24 prompts and one update takes 64"),
-    ("ppo --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft --reward_function gold --response_length 4 " + COMMON, "needs the column facts"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function golt " + COMMON, "Did you mean gold?"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function nothing:here " + COMMON, "No module named 'nothing'"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function json:lods " + COMMON, "Did you mean loads?"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function gone.py:f " + COMMON, "gone.py"),
-    ("ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_model_path {p}/rewrd " + COMMON, "--reward_model_path"),
-    ("ppo --kl_coef x", "invalid float value: 'x'"), ("ppo --num_ppo_epochs 0", "num_ppo_epochs is 0"), ("ppo extra", "unrecognized arguments: extra"), ("ppo --kl 1", "unrecognized"),
-    ("judge --dataset_name {p}/rows.jsonl --judge_model gold", "--model_name_or_path is missing"),
-    ("judge --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft --judge_model gold", "lacks ['completion']"),
-    ("judge --dataset_name {p}/equal.jsonl --model_name_or_path {p}/sft --opponent_name_or_path {p}/sft --judge_model gold", "needs the column facts"),
-    ("judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --judge_model gold --num_examples 25", "--num_examples is 25 and the split has 24"),
-    ("judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --judge_model {p}/rewrd", "there is no such folder"),
-    ("judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --cache None", "OPENAI_API_KEY"),
-    ("judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --prices 1 --cache None", "--prices is [1.0]"),
-    ("plot nowhere", "nowhere cannot be drawn"), ("plot", "RUN"), ("plot a b --group x", "--group has 1 names for 2 runs"), ("plot a --ncols 0", "--ncols is 0"),
-    ("view nowhere", "nowhere keeps no rollouts"), ("view", "RUN"), ("view a --episodes 0", "--episodes is 0"), ("veiw a", "Did you mean view?"), ("", "COMMAND")])
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("sft --dataset_name {p}/rows.jsonl " + COMMON, "--model_name_or_path is missing"),
+        ("sft --model_name_or_path {p}/sft " + COMMON, "--dataset_name is missing"),
+        (
+            "sft --dataset_name {p}/none.jsonl --model_name_or_path {p}/sft " + COMMON,
+            "there is no such file",
+        ),
+        (
+            "sft --dataset_name mini_tdlr --model_name_or_path {p}/sft " + COMMON,
+            "Did you mean mini_tldr?",
+        ),
+        ("sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sfft " + COMMON, "sfft"),
+        (
+            "sft --dataset_name {p}/rows.jsonl --dataset_train_split trian --model_name_or_path "
+            "{p}/sft " + COMMON,
+            "Did you mean train?",
+        ),
+        (
+            "sft --dataset_name {p}/rows.jsonl --dataset_test_split tst --model_name_or_path "
+            "{p}/sft " + COMMON,
+            "--dataset_test_split is 'tst'",
+        ),
+        (
+            "sft --dataset_name {p}/rows.jsonl --dataset_train_split train[30:] "
+            "--model_name_or_path {p}/sft " + COMMON,
+            "0 rows",
+        ),
+        (
+            "sft --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft " + COMMON,
+            "lacks ['completion']",
+        ),
+        ("sft --dataset_name {p}/prompts.jsonl --from_scratch " + COMMON, "lacks ['completion']"),
+        (
+            "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --from_scratch "
+            + COMMON,
+            "leave one of them out",
+        ),
+        (
+            "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --max_prompt_length 2 "
+            + COMMON,
+            "none of 24 rows fits",
+        ),
+        (
+            "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --resume " + COMMON,
+            "No valid checkpoint",
+        ),
+        (
+            "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --learnin_rate 1 "
+            + COMMON,
+            "Did you mean --learning_rate?",
+        ),
+        (
+            "reward --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft " + COMMON,
+            "lacks ['chosen', 'rejected']",
+        ),
+        (
+            "reward --dataset_name {p}/equal.jsonl --model_name_or_path {p}/sft " + COMMON,
+            "row 0: chosen and rejected are the same",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --reward_model_path {p}/reward " + COMMON,
+            "--model_name_or_path is missing",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft " + COMMON,
+            "--reward_model_path is missing",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function "
+            "gold --per_device_train_batch_size 64 " + COMMON,
+            "24 prompts and one update takes 64",
+        ),
+        (
+            "ppo --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft --reward_function "
+            "gold --response_length 4 " + COMMON,
+            "needs the column facts",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function golt "
+            + COMMON,
+            "Did you mean gold?",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function "
+            "nothing:here " + COMMON,
+            "No module named 'nothing'",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function "
+            "json:lods " + COMMON,
+            "Did you mean loads?",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function "
+            "gone.py:f " + COMMON,
+            "gone.py",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_model_path "
+            "{p}/rewrd " + COMMON,
+            "--reward_model_path",
+        ),
+        ("ppo --kl_coef x", "invalid float value: 'x'"),
+        ("ppo --num_ppo_epochs 0", "num_ppo_epochs is 0"),
+        ("ppo extra", "unrecognized arguments: extra"),
+        ("ppo --kl 1", "unrecognized"),
+        (
+            "judge --dataset_name {p}/rows.jsonl --judge_model gold",
+            "--model_name_or_path is missing",
+        ),
+        (
+            "judge --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft --judge_model "
+            "gold",
+            "lacks ['completion']",
+        ),
+        (
+            "judge --dataset_name {p}/equal.jsonl --model_name_or_path {p}/sft "
+            "--opponent_name_or_path {p}/sft --judge_model gold",
+            "needs the column facts",
+        ),
+        (
+            "judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --judge_model gold "
+            "--num_examples 25",
+            "--num_examples is 25 and the split has 24",
+        ),
+        (
+            "judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --judge_model "
+            "{p}/rewrd",
+            "there is no such folder",
+        ),
+        (
+            "judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --cache None",
+            "OPENAI_API_KEY",
+        ),
+        (
+            "judge --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --prices 1 --cache "
+            "None",
+            "--prices is [1.0]",
+        ),
+        ("plot nowhere", "nowhere cannot be drawn"),
+        ("plot", "RUN"),
+        ("plot a b --group x", "--group has 1 names for 2 runs"),
+        ("plot a --ncols 0", "--ncols is 0"),
+        ("view nowhere", "nowhere keeps no rollouts"),
+        ("view", "RUN"),
+        ("view a --episodes 0", "--episodes is 0"),
+        ("veiw a", "Did you mean view?"),
+        ("", "COMMAND"),
+    ],
+)
 def test_bad_input_is_one_line_and_leaves_nothing(parts, capsys, monkeypatch, line, said):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     code, out, err = say(capsys, line.format(p=parts))
-    assert code == 2 and said in err and err.startswith("rlhf-nb") and os.listdir() == [], (err, os.listdir())
+    assert code == 2 and said in err and err.startswith("rlhf-nb") and os.listdir() == [], (
+        err,
+        os.listdir(),
+    )
 
 
 # catches: a user's own mistake told as if the words were wrong, without the line that failed
 def test_a_reward_function_that_fails_shows_its_traceback(parts, capsys):
-    Path("mine.py").write_text("def f(prompts, responses, **columns): return [int(r) for r in responses]\ndef short(prompts, responses, **columns): return [1.0]")
-    line = f"ppo --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft --per_device_train_batch_size 8 --response_length 3 {COMMON} --reward_function mine.py:"
-    with pytest.raises(RuntimeError, match="reward function mine.py:f failed: invalid literal") as caught: cli.main(shlex.split(line + "f"))
+    Path("mine.py").write_text(
+        "def f(prompts, responses, **columns): return [int(r) for r in responses]\ndef "
+        "short(prompts, responses, **columns): return [1.0]"
+    )
+    line = (
+        f"ppo --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft "
+        f"--per_device_train_batch_size 8 --response_length 3 {COMMON} --reward_function "
+        "mine.py:"
+    )
+    with pytest.raises(
+        RuntimeError, match="reward function mine.py:f failed: invalid literal"
+    ) as caught:
+        cli.main(shlex.split(line + "f"))
     assert isinstance(caught.value.__cause__, ValueError)
     code, _, err = say(capsys, line + "short")
     assert code == 2 and "returned 1 scores for 8 responses" in err
 
 
 def test_reward_functions_by_name(monkeypatch):
-    Path("here_only.py").write_text("def f(prompts, responses, **columns): return [len(columns)] * len(responses)")
-    for name in ("here_only:f", "here_only.py:f", str(Path("here_only.py").resolve()) + ":f"): assert cli.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
-    assert cli.load_reward_function("words_from_prompt")(["one two three"], ["one two"], least=2) == [1.0] and os.getcwd() not in sys.path
-    truth = json.dumps(dict(who="boss", did="sold", what="car", when="monday", why="tired", feeling="sad", question="sue"))
-    assert cli.load_reward_function("gold")(["p", "p"], [" my boss sold my car.", " my boss sold my tent."], facts=[truth, truth]) == [3.0, 0.0]
+    Path("here_only.py").write_text(
+        "def f(prompts, responses, **columns): return [len(columns)] * len(responses)"
+    )
+    for name in ("here_only:f", "here_only.py:f", str(Path("here_only.py").resolve()) + ":f"):
+        assert cli.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
+    assert (
+        cli.load_reward_function("words_from_prompt")(["one two three"], ["one two"], least=2)
+        == [1.0]
+        and os.getcwd() not in sys.path
+    )
+    truth = json.dumps(
+        dict(
+            who="boss",
+            did="sold",
+            what="car",
+            when="monday",
+            why="tired",
+            feeling="sad",
+            question="sue",
+        )
+    )
+    assert cli.load_reward_function("gold")(
+        ["p", "p"], [" my boss sold my car.", " my boss sold my tent."], facts=[truth, truth]
+    ) == [3.0, 0.0]
 
 
 # ---- What a trainer is given ----
 
-class Stop(Exception): pass
+
+class Stop(Exception):
+    pass
 
 
 def given(monkeypatch, name: str, line: str) -> dict:
     "The arguments that the command makes its trainer with."
     import inspect
-    import rlhf_nb.reward, rlhf_nb.sft, rlhf_nb.trainer
-    module, kind = dict(sft=(rlhf_nb.sft, "SFTTrainer"), reward=(rlhf_nb.reward, "RewardTrainer"), ppo=(rlhf_nb.trainer, "PPOTrainer"))[name]
+
+    import rlhf_nb.reward
+    import rlhf_nb.sft
+    import rlhf_nb.trainer
+
+    module, kind = dict(
+        sft=(rlhf_nb.sft, "SFTTrainer"),
+        reward=(rlhf_nb.reward, "RewardTrainer"),
+        ppo=(rlhf_nb.trainer, "PPOTrainer"),
+    )[name]
     seen, true = {}, getattr(module, kind)
+
     def watch(*args, **kwargs):
         seen.update(inspect.signature(true).bind(*args, **kwargs).arguments)
         raise Stop
+
     monkeypatch.setattr(module, kind, watch)
-    with pytest.raises(Stop): cli.main(shlex.split(f"{name} {line} {COMMON}"))
+    with pytest.raises(Stop):
+        cli.main(shlex.split(f"{name} {line} {COMMON}"))
     assert not Path("run").exists()
     return seen
 
 
-# catches: a value model or an adapter that was asked for and is not passed, weights in another order than reward_weights, the wrong one of two policies
+# catches: a value model or an adapter that was asked for and is not passed, weights in another
+# order than reward_weights, the wrong one of two policies
 def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
     import torch
+
     from rlhf_nb.models import load_policy, scorer_head
+
     other = load_policy(str(parts / "sft"))
-    with torch.no_grad(): other.get_output_embeddings().weight.mul_(2)
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(2)
     other.save_pretrained(tmp_path / "other")
-    line = f"--dataset_name {parts}/rows.jsonl --dataset_test_split train[:5] --model_name_or_path {parts}/sft --sft_model_path {tmp_path}/other --reward_function gold words_from_prompt " \
-           f"--reward_model_path {parts}/reward --reward_tokenizer_name_or_path {parts}/reward --zero_value_head --use_peft --lora_r 3 --lora_alpha 5 --lora_target_modules all-linear"
+    line = (
+        f"--dataset_name {parts}/rows.jsonl --dataset_test_split train[:5] --model_name_or_path "
+        f"{parts}/sft --sft_model_path {tmp_path}/other --reward_function gold words_from_prompt "
+        f"--reward_model_path {parts}/reward --reward_tokenizer_name_or_path {parts}/reward "
+        "--zero_value_head --use_peft --lora_r 3 --lora_alpha 5 --lora_target_modules all-linear"
+    )
     shutil.rmtree("run", ignore_errors=True)
     seen = given(monkeypatch, "ppo", line)
-    assert torch.equal(seen["model"].get_output_embeddings().weight, other.get_output_embeddings().weight)
-    assert [getattr(judge, "__name__", "model") for judge in seen["reward_model"]] == ["model", "gold_points", "words_from_prompt"]
-    assert scorer_head(seen["value_model"]).weight.abs().max() == 0 and scorer_head(seen["reward_model"][0]).weight.abs().max() > 0
+    assert torch.equal(
+        seen["model"].get_output_embeddings().weight, other.get_output_embeddings().weight
+    )
+    assert [getattr(judge, "__name__", "model") for judge in seen["reward_model"]] == [
+        "model",
+        "gold_points",
+        "words_from_prompt",
+    ]
+    assert (
+        scorer_head(seen["value_model"]).weight.abs().max() == 0
+        and scorer_head(seen["reward_model"][0]).weight.abs().max() > 0
+    )
     lora = seen["peft_config"]
-    assert (lora.r, lora.lora_alpha, lora.target_modules, lora.task_type, seen["value_peft_config"]) == (3, 5, "all-linear", "CAUSAL_LM", None)
-    assert len(seen["train_dataset"]) == 24 and len(seen["eval_dataset"]) == 5 and seen["reward_processing_class"] == f"{parts}/reward" and "facts" in seen["train_dataset"].column_names
+    assert (
+        lora.r,
+        lora.lora_alpha,
+        lora.target_modules,
+        lora.task_type,
+        seen["value_peft_config"],
+    ) == (3, 5, "all-linear", "CAUSAL_LM", None)
+    assert (
+        len(seen["train_dataset"]) == 24
+        and len(seen["eval_dataset"]) == 5
+        and seen["reward_processing_class"] == f"{parts}/reward"
+        and "facts" in seen["train_dataset"].column_names
+    )
 
 
-# catches: a dtype that is not passed on, an adapter without its task, rows that are too long kept, pairs made of the wrong split
+# catches: a dtype that is not passed on, an adapter without its task, rows that are too long kept,
+# pairs made of the wrong split
 def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys):
     import torch
+
     from rlhf_nb.models import load_tokenizer
+
     rows = pd.read_json(parts / "rows.jsonl", lines=True)
-    lengths = [len(ids) for ids in load_tokenizer(str(parts / "sft"))(rows.prompt.tolist())["input_ids"]]
+    lengths = [
+        len(ids) for ids in load_tokenizer(str(parts / "sft"))(rows.prompt.tolist())["input_ids"]
+    ]
     most = sorted(lengths)[11]
-    seen = given(monkeypatch, "sft", f"--dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft --dtype bfloat16 --attn_implementation eager --max_prompt_length {most}")
-    assert seen["model"].dtype == torch.bfloat16 and seen["model"].config._attn_implementation == "eager" and seen["eval_dataset"] is None
-    assert len(seen["train_dataset"]) == sum(n <= most for n in lengths) < 24 and "too long" in capsys.readouterr().out
-    seen = given(monkeypatch, "reward", f"--dataset_name mini_tldr --dataset_train_split train[:7] --dataset_test_split test[:3] --dataset_seed 5 --model_name_or_path {parts}/sft --use_peft --dtype bfloat16")
+    seen = given(
+        monkeypatch,
+        "sft",
+        f"--dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft --dtype bfloat16 "
+        f"--attn_implementation eager --max_prompt_length {most}",
+    )
+    assert (
+        seen["model"].dtype == torch.bfloat16
+        and seen["model"].config._attn_implementation == "eager"
+        and seen["eval_dataset"] is None
+    )
+    assert (
+        len(seen["train_dataset"]) == sum(n <= most for n in lengths) < 24
+        and "too long" in capsys.readouterr().out
+    )
+    seen = given(
+        monkeypatch,
+        "reward",
+        "--dataset_name mini_tldr --dataset_train_split train[:7] --dataset_test_split test[:3] "
+        f"--dataset_seed 5 --model_name_or_path {parts}/sft --use_peft --dtype bfloat16",
+    )
     from rlhf_nb.tldr import edit_pairs, mini_tldr
+
     world = mini_tldr(5, 7, 1, 3)
-    assert seen["train_dataset"].to_list() == edit_pairs(world["train"], 5).to_list() and len(seen["eval_dataset"]) == 3 and seen["model"].dtype == torch.bfloat16
+    assert (
+        seen["train_dataset"].to_list() == edit_pairs(world["train"], 5).to_list()
+        and len(seen["eval_dataset"]) == 3
+        and seen["model"].dtype == torch.bfloat16
+    )
     assert seen["peft_config"].task_type == "SEQ_CLS" and seen["model"].config.num_labels == 1
 
 
 # catches: --resume that is parsed and not passed on; Ctrl-C with a traceback
-@pytest.mark.parametrize("more, start", [("", None), ("--resume", True), ("--resume_from_checkpoint there", "there"), ("--resume_from_checkpoint True", True), ("--resume False", None)])
+@pytest.mark.parametrize(
+    "more, start",
+    [
+        ("", None),
+        ("--resume", True),
+        ("--resume_from_checkpoint there", "there"),
+        ("--resume_from_checkpoint True", True),
+        ("--resume False", None),
+    ],
+)
 def test_resume_reaches_train(parts, monkeypatch, capsys, more, start):
     from transformers import Trainer
+
     seen = []
+
     def train(self, resume_from_checkpoint=None):
         seen.append(resume_from_checkpoint)
         raise KeyboardInterrupt
+
     monkeypatch.setattr(Trainer, "train", train)
-    code, _, err = say(capsys, f"sft --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft {COMMON} {more}")
+    code, _, err = say(
+        capsys,
+        f"sft --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft {COMMON} {more}",
+    )
     assert (code, seen) == (130, [start]) and "--resume goes on" in err and not Path("run").exists()
 
 
 # catches: a loss that ran away told as bad words (exit 2), or with a traceback
 def test_a_run_that_diverges_ends_with_one(parts, monkeypatch, capsys):
     from rlhf_nb.trainer import PPOTrainer
-    def train(self, **given): raise FloatingPointError("the loss of update 3 is nan")
+
+    def train(self, **given):
+        raise FloatingPointError("the loss of update 3 is nan")
+
     monkeypatch.setattr(PPOTrainer, "train", train)
-    code, _, err = say(capsys, f"ppo --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft --reward_function gold {COMMON}")
+    code, _, err = say(
+        capsys,
+        f"ppo --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft "
+        f"--reward_function gold {COMMON}",
+    )
     assert (code, err) == (1, "rlhf-nb ppo: the loss of update 3 is nan")
 
 
 # ---- Rows ----
 
-# catches: a kind of file that is read as another, a slice that the embedded sets ignore or that shifts their rows
+
+# catches: a kind of file that is read as another, a slice that the embedded sets ignore or that
+# shifts their rows
 def test_rows_come_from_everywhere(parts, tmp_path):
     from rlhf_nb.tldr import mini_tldr
-    frame = pd.DataFrame(dict(prompt=["one", "zwei, \"quoted\"", "три\nlines"], completion=[" a", " b", " c"]))
-    frame.to_json("a.json", orient="records"); frame.to_json("a.jsonl", orient="records", lines=True); frame.to_csv("a.csv", index=False); frame.to_parquet("a.parquet")
-    DatasetDict(train=Dataset.from_pandas(frame), test=Dataset.from_pandas(frame[:1])).save_to_disk("both")
+
+    frame = pd.DataFrame(
+        dict(prompt=["one", 'zwei, "quoted"', "три\nlines"], completion=[" a", " b", " c"])
+    )
+    frame.to_json("a.json", orient="records")
+    frame.to_json("a.jsonl", orient="records", lines=True)
+    frame.to_csv("a.csv", index=False)
+    frame.to_parquet("a.parquet")
+    DatasetDict(train=Dataset.from_pandas(frame), test=Dataset.from_pandas(frame[:1])).save_to_disk(
+        "both"
+    )
     Dataset.from_pandas(frame).save_to_disk("one")
     for name in ("a.json", "a.jsonl", "a.csv", "a.parquet", "both", "one"):
         assert cli.take(cli.load_rows(name), "train").to_pandas().equals(frame), name
     assert len(cli.take(cli.load_rows("both"), "train+test[:1]")) == 4
-    assert cli.take(cli.load_rows("one"), "train[1:]")["completion"][:] == [" b", " c"] and cli.take(cli.load_rows("one"), "train[-1:]")["completion"][:] == [" c"]
+    assert cli.take(cli.load_rows("one"), "train[1:]")["completion"][:] == [
+        " b",
+        " c",
+    ] and cli.take(cli.load_rows("one"), "train[-1:]")["completion"][:] == [" c"]
     for split, n in (("train[:9]", 9), ("test", 2000)):
         rows = cli.take(cli.load_rows("mini_tldr", None, 3, ["train[:9]", "test"]), split)
-        assert len(rows) == n and rows["prompt"][:9] == mini_tldr(3, 9, 1, 9)[split.split("[")[0]]["prompt"][:9]
-    assert cli.load_rows("mini_tldr", None, 0, ["train[1%:2%]"]).num_rows == dict(train=24_000, validation=1_000, test=2_000)
+        assert (
+            len(rows) == n
+            and rows["prompt"][:9] == mini_tldr(3, 9, 1, 9)[split.split("[")[0]]["prompt"][:9]
+        )
+    assert cli.load_rows("mini_tldr", None, 0, ["train[1%:2%]"]).num_rows == dict(
+        train=24_000, validation=1_000, test=2_000
+    )
 
 
-# catches: a file of labels that stops at its first tie, or one whose choice that was taken back is learned
+# catches: a file of labels that stops at its first tie, or one whose choice that was taken back is
+# learned
 def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
     from rlhf_nb.preferences import Labelling, load_preferences
+
     monkeypatch.chdir(tmp_path)
-    work = Labelling([dict(prompt=f"p{i}", answer_1=f"a{i}", answer_2=f"b{i}") for i in range(12)], "labels.jsonl", repeat_every=4)
-    for key in "102212102": work.choose(key)
+    work = Labelling(
+        [dict(prompt=f"p{i}", answer_1=f"a{i}", answer_2=f"b{i}") for i in range(12)],
+        "labels.jsonl",
+        repeat_every=4,
+    )
+    for key in "102212102":
+        work.choose(key)
     work.undo()
     assert any(row["again"] for row in work.rows)
-    rows = cli._pairs(cli.take(cli.load_rows("labels.jsonl"), "train"), cli.TrainDataArguments("labels.jsonl"))
+    rows = cli._pairs(
+        cli.take(cli.load_rows("labels.jsonl"), "train"), cli.TrainDataArguments("labels.jsonl")
+    )
     names = ["prompt", "chosen", "rejected"]
-    assert rows.select_columns(names)[:] == load_preferences("labels.jsonl").select_columns(names)[:] and 3 < len(rows) < 8
+    assert (
+        rows.select_columns(names)[:] == load_preferences("labels.jsonl").select_columns(names)[:]
+        and 3 < len(rows) < 8
+    )
 
 
 # ---- judge ----
 
+
 class Endpoint:
-    "A chat endpoint on loopback that prefers the answer with the mark, but for the first `wins` prompts; it counts what it is asked."
+    """A chat endpoint on loopback that prefers the answer with the mark, but for the first `wins`
+    prompts; it counts what it is asked."""
+
     def __init__(self, wins: int):
         asked = self.asked = []
+
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
-                text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
+                text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][
+                    -1
+                ]["content"]
                 asked.append(text)
-                number, first = int(re.search(r"number (\d+)", text)[1]), "REFERENCE" in text.split("<first>")[1].split("</first>")[0]
+                number, first = (
+                    int(re.search(r"number (\d+)", text)[1]),
+                    "REFERENCE" in text.split("<first>")[1].split("</first>")[0],
+                )
                 reply = "1" if first != (number < wins) else "2"
-                body = json.dumps(dict(choices=[dict(message=dict(content=reply))], usage=dict(prompt_tokens=10, completion_tokens=1))).encode()
-                self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
-            def log_message(self, *args): pass
+                body = json.dumps(
+                    dict(
+                        choices=[dict(message=dict(content=reply))],
+                        usage=dict(prompt_tokens=10, completion_tokens=1),
+                    )
+                ).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
@@ -417,87 +845,189 @@ def endpoint():
     made.server.server_close()
 
 
-# catches: answers and references that change places, verdicts that are asked for (and paid) twice, an interval that is missing
+# catches: answers and references that change places, verdicts that are asked for (and paid) twice,
+# an interval that is missing
 def test_the_published_judging_run(parts, capsys, endpoint, monkeypatch):
-    rows = [dict(prompt=f"number {i} . my boss sold my car . TL;DR:", completion=" REFERENCE") for i in range(100)]
+    rows = [
+        dict(prompt=f"number {i} . my boss sold my car . TL;DR:", completion=" REFERENCE")
+        for i in range(100)
+    ]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    line = f"judge --model_name_or_path {parts}/sft --judge_model gpt-4o-mini --num_examples 100 --dataset_name rows.jsonl --response_length 4 --prices 1000 1000 --output out/all.csv"
+    line = (
+        f"judge --model_name_or_path {parts}/sft --judge_model gpt-4o-mini --num_examples 100 "
+        "--dataset_name rows.jsonl --response_length 4 --prices 1000 1000 --output out/all.csv"
+    )
     code, out, _ = say(capsys, line)
-    assert code == 0 and out.splitlines()[-1] == "Model win rate: 33.00% (95% interval 24.6 to 42.7)" and "cost 2.2000" in out
-    assert len(endpoint.asked) == 200 and len(Path("judgings.jsonl").read_text().splitlines()) == 200
+    assert (
+        code == 0
+        and out.splitlines()[-1] == "Model win rate: 33.00% (95% interval 24.6 to 42.7)"
+        and "cost 2.2000" in out
+    )
+    assert (
+        len(endpoint.asked) == 200 and len(Path("judgings.jsonl").read_text().splitlines()) == 200
+    )
     table = pd.read_csv("out/all.csv", keep_default_na=False)
-    assert table["verdict"].tolist() == [1.0] * 33 + [0.0] * 67 and set(table["compared with"]) == {" REFERENCE"}
+    assert table["verdict"].tolist() == [1.0] * 33 + [0.0] * 67 and set(table["compared with"]) == {
+        " REFERENCE"
+    }
     code, out, _ = say(capsys, line + " --one_order")
-    assert code == 0 and out.splitlines()[-1].startswith("Model win rate: 33.00%") and len(endpoint.asked) == 200
+    assert (
+        code == 0
+        and out.splitlines()[-1].startswith("Model win rate: 33.00%")
+        and len(endpoint.asked) == 200
+    )
 
 
 def test_other_judges(parts, capsys):
-    both = f"judge --model_name_or_path {parts}/sft --dataset_name {parts}/rows.jsonl --response_length 6 --batch_size 7 --judge_model "
+    both = (
+        f"judge --model_name_or_path {parts}/sft --dataset_name {parts}/rows.jsonl "
+        "--response_length 6 --batch_size 7 --judge_model "
+    )
     code, out, _ = say(capsys, both + "gold")
-    assert code == 0 and re.search(r"^Model win rate: [\d.]+% \(95% interval", out.splitlines()[-1]) and "gold judge" in out and "Pairs: 24" in out
+    assert (
+        code == 0
+        and re.search(r"^Model win rate: [\d.]+% \(95% interval", out.splitlines()[-1])
+        and "gold judge" in out
+        and "Pairs: 24" in out
+    )
     code, out, _ = say(capsys, both + f"{parts}/reward --opponent_name_or_path {parts}/sft")
-    assert code == 0 and out.splitlines()[-1].startswith("Model win rate: 50.00%") and "ties 24" in out  # a model against itself
+    assert (
+        code == 0 and out.splitlines()[-1].startswith("Model win rate: 50.00%") and "ties 24" in out
+    )  # a model against itself
 
 
 # ---- plot ----
 
+
 # catches: a normal quantile where there are three runs, n instead of n - 1
 def test_students_t():
-    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045, 120: 1.980}  # of any textbook
-    assert all(abs(cli.t_quantile(k) - t) < 6e-4 for k, t in table.items()) and abs(cli.t_quantile(5, 0.99) - 4.032) < 6e-4
-    with pytest.raises(ValueError, match="at least two runs"): cli.t_quantile(0)
+    table = {
+        1: 12.706,
+        2: 4.303,
+        3: 3.182,
+        4: 2.776,
+        9: 2.262,
+        29: 2.045,
+        120: 1.980,
+    }  # of any textbook
+    assert (
+        all(abs(cli.t_quantile(k) - t) < 6e-4 for k, t in table.items())
+        and abs(cli.t_quantile(5, 0.99) - 4.032) < 6e-4
+    )
+    with pytest.raises(ValueError, match="at least two runs"):
+        cli.t_quantile(0)
 
 
-# catches: a standard deviation over n, an interval at places where one run is left, runs lost where one stopped early
+# catches: a standard deviation over n, an interval at places where one run is left, runs lost where
+# one stopped early
 def test_mean_and_interval_by_hand():
-    found = cli.mean_and_interval(pd.DataFrame(dict(a=[1.0, 5, 2], b=[2.0, 7, np.nan], c=[6.0, np.nan, np.nan]), index=[64, 128, 192]))
+    found = cli.mean_and_interval(
+        pd.DataFrame(
+            dict(a=[1.0, 5, 2], b=[2.0, 7, np.nan], c=[6.0, np.nan, np.nan]), index=[64, 128, 192]
+        )
+    )
     half = 4.30265 * math.sqrt((4 + 1 + 9) / 2) / math.sqrt(3)
-    assert found["mean"].tolist() == [3, 6, 2] and found["runs"].tolist() == [3, 2, 1] and np.allclose(found["high"] - found["mean"], [half, 12.7062, np.nan], equal_nan=True, atol=1e-3)
+    assert (
+        found["mean"].tolist() == [3, 6, 2]
+        and found["runs"].tolist() == [3, 2, 1]
+        and np.allclose(
+            found["high"] - found["mean"], [half, 12.7062, np.nan], equal_nan=True, atol=1e-3
+        )
+    )
     draws = np.random.default_rng(0).normal(1.0, 2.0, (20_000, 4))
     covered = cli.mean_and_interval(pd.DataFrame(draws))
-    assert abs(((covered.low < 1) & (1 < covered.high)).mean() - 0.95) < 0.005
+    assert abs(((covered.low < 1) & (covered.high > 1)).mean() - 0.95) < 0.005
 
 
 def write_run(folder, scores, name="trainer_state.json", start=64):
     Path(folder).mkdir(parents=True, exist_ok=True)
-    history = [row for i, score in enumerate(scores) for row in ({"objective/scores": score, "val/ratio": 1.0, "loss/policy_avg": 0.1, "episode": start * (i + 1), "step": i + 1, "time/update": 2.0},
-                                                                 {"eval_score": score / 2, "step": i + 1, "epoch": 0.5})]
+    history = [
+        row
+        for i, score in enumerate(scores)
+        for row in (
+            {
+                "objective/scores": score,
+                "val/ratio": 1.0,
+                "loss/policy_avg": 0.1,
+                "episode": start * (i + 1),
+                "step": i + 1,
+                "time/update": 2.0,
+            },
+            {"eval_score": score / 2, "step": i + 1, "epoch": 0.5},
+        )
+    ]
     Path(folder, name).write_text(json.dumps(dict(log_history=history)))
 
 
-# catches: the log of an old checkpoint, checkpoint-9 taken for newer than checkpoint-10, an evaluation that becomes a row of its own
+# catches: the log of an old checkpoint, checkpoint-9 taken for newer than checkpoint-10, an
+# evaluation that becomes a row of its own
 def test_a_log_is_read(tmp_path):
-    write_run("run/checkpoint-9", [1.0]); write_run("run/checkpoint-10", [1.0, 2.0])
+    write_run("run/checkpoint-9", [1.0])
+    write_run("run/checkpoint-10", [1.0, 2.0])
     assert cli.read_log("run")["objective/scores"].tolist() == [1, 2]
     write_run("run", [1.0, 2.0, 3.0])
     log = cli.read_log("run")
-    assert log["episode"].tolist() == [64, 128, 192] and log["eval_score"].tolist() == [0.5, 1.0, 1.5]
+    assert log["episode"].tolist() == [64, 128, 192] and log["eval_score"].tolist() == [
+        0.5,
+        1.0,
+        1.5,
+    ]
     Path("demo").mkdir()
-    Path("demo/metrics.jsonl").write_text('{"stage": "sft", "step": 1, "loss": 9}\n{"stage": "ppo", "step": 1, "episode": 32, "objective/kl": 1}\n{"stage": "ppo", "step": 1, "episode": 32, "gold/win_rate": 0.5}\n{"st')
-    assert cli.read_log("demo").to_dict("records") == [{"step": 1.0, "episode": 32.0, "objective/kl": 1.0, "gold/win_rate": 0.5}]
+    Path("demo/metrics.jsonl").write_text(
+        '{"stage": "sft", "step": 1, "loss": 9}\n{"stage": "ppo", "step": 1, "episode": 32, '
+        '"objective/kl": 1}\n{"stage": "ppo", "step": 1, "episode": 32, "gold/win_rate": '
+        '0.5}\n{"st'
+    )
+    assert cli.read_log("demo").to_dict("records") == [
+        {"step": 1.0, "episode": 32.0, "objective/kl": 1.0, "gold/win_rate": 0.5}
+    ]
     for text in ('{"log_history": []}', "half a fi", "{}"):
         Path("run/trainer_state.json").write_text(text)
-        with pytest.raises(ValueError, match="run cannot be drawn"): cli.read_log("run")
+        with pytest.raises(ValueError, match="run cannot be drawn"):
+            cli.read_log("run")
 
 
-@pytest.mark.parametrize("runs, groups", [
-    (["runs/a_seed0", "runs/a_seed1", "runs/b_seed0"], dict(a=2, b=1)), (["a/seed1", "a/seed22", "b/seed1/"], dict(a=2, b=1)), (["x/ppo", "y/ppo"], {"x/ppo": 1, "y/ppo": 1}), (["runs/a"], dict(a=1)),
-    (["seed_1", "seed_2"], None), (["a-seed=3", "a.seed4"], dict(a=2)), (["/r/a_seed1", "/r/a_seed2"], dict(a=2)), (["a", "a_long"], dict(a=1, a_long=1))])
+@pytest.mark.parametrize(
+    "runs, groups",
+    [
+        (["runs/a_seed0", "runs/a_seed1", "runs/b_seed0"], dict(a=2, b=1)),
+        (["a/seed1", "a/seed22", "b/seed1/"], dict(a=2, b=1)),
+        (["x/ppo", "y/ppo"], {"x/ppo": 1, "y/ppo": 1}),
+        (["runs/a"], dict(a=1)),
+        (["seed_1", "seed_2"], None),
+        (["a-seed=3", "a.seed4"], dict(a=2)),
+        (["/r/a_seed1", "/r/a_seed2"], dict(a=2)),
+        (["a", "a_long"], dict(a=1, a_long=1)),
+    ],
+)
 def test_runs_are_grouped_by_all_but_the_seed(runs, groups):
     found = cli.group_runs(runs)
     assert [run for group in found.values() for run in group] == runs
-    if groups: assert {name: len(group) for name, group in found.items()} == groups
+    if groups:
+        assert {name: len(group) for name, group in found.items()} == groups
 
 
-# catches: panels in another order, a band of a single run, the mean of something else, an axis that is not episodes
+# catches: panels in another order, a band of a single run, the mean of something else, an axis that
+# is not episodes
 def test_the_figure():
-    for name, scores in dict(a_seed0=[1.0, 2, 3], a_seed1=[3.0, 4, 5], b=[7.0, 8, 9]).items(): write_run(name, scores)
-    logs = {name: [cli.read_log(run) for run in runs] for name, runs in cli.group_runs(["a_seed0", "a_seed1", "b"]).items()}
+    for name, scores in dict(a_seed0=[1.0, 2, 3], a_seed1=[3.0, 4, 5], b=[7.0, 8, 9]).items():
+        write_run(name, scores)
+    logs = {
+        name: [cli.read_log(run) for run in runs]
+        for name, runs in cli.group_runs(["a_seed0", "a_seed1", "b"]).items()
+    }
     figure = cli.plot_runs(logs, ["val/ratio", "objective/scores"])
-    assert [axis.get_title() for axis in figure.axes] == ["val/ratio", "objective/scores"] and "Student" in figure.get_suptitle()
+    assert [axis.get_title() for axis in figure.axes] == [
+        "val/ratio",
+        "objective/scores",
+    ] and "Student" in figure.get_suptitle()
     axis = figure.axes[1]
-    assert [line.get_ydata().tolist() for line in axis.get_lines()] == [[2, 3, 4], [7, 8, 9]] and axis.get_xlabel() == "episode" and axis.get_lines()[0].get_xdata().tolist() == [64, 128, 192]
+    assert (
+        [line.get_ydata().tolist() for line in axis.get_lines()] == [[2, 3, 4], [7, 8, 9]]
+        and axis.get_xlabel() == "episode"
+        and axis.get_lines()[0].get_xdata().tolist() == [64, 128, 192]
+    )
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
     assert abs(band.max() - (4 + 12.706)) < 0.01 and abs(band.min() - (2 - 12.706)) < 0.01
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 runs)", "b"]
@@ -505,44 +1035,79 @@ def test_the_figure():
 
 
 def test_the_plot_command(capsys):
-    for seed, scores in enumerate([[1.0, 2, 3], [3.0, 4, 5]]): write_run(f"a_seed{seed}", scores)
+    for seed, scores in enumerate([[1.0, 2, 3], [3.0, 4, 5]]):
+        write_run(f"a_seed{seed}", scores)
     code, out, _ = say(capsys, "plot a_seed0 a_seed1 --output figures/all")
-    assert code == 0 and Path("figures/all.png").read_bytes()[:4] == b"\x89PNG" and "3 metrics of 2 runs in figures/all.png" in out and sorted(os.listdir("figures")) == ["all.png", "all.svg"]
+    assert (
+        code == 0
+        and Path("figures/all.png").read_bytes()[:4] == b"\x89PNG"
+        and "3 metrics of 2 runs in figures/all.png" in out
+        and sorted(os.listdir("figures")) == ["all.png", "all.svg"]
+    )
     first = Path("figures/all.svg").read_text()
-    assert say(capsys, "plot a_seed0 a_seed1 --output figures/all")[0] == 0 and Path("figures/all.svg").read_text() == first  # the same bytes again
-    assert cli.choose_metrics([cli.read_log("a_seed0")], ["*_score", "objective/*"]) == ["eval_score", "objective/scores"]
+    assert (
+        say(capsys, "plot a_seed0 a_seed1 --output figures/all")[0] == 0
+        and Path("figures/all.svg").read_text() == first
+    )  # the same bytes again
+    assert cli.choose_metrics([cli.read_log("a_seed0")], ["*_score", "objective/*"]) == [
+        "eval_score",
+        "objective/scores",
+    ]
     code, _, err = say(capsys, "plot a_seed0 --metrics objectiv/scores")
     assert code == 2 and "Did you mean objective/scores?" in err
 
 
 # ---- view ----
 
-# catches: text of a model that runs as script, one update of three, a browser that opens unasked, ranks left out or shown twice
+
+# catches: text of a model that runs as script, one update of three, a browser that opens unasked,
+# ranks left out or shown twice
 def test_view(ppo, capsys, monkeypatch):
     trainer = ppo(save_rollouts=True, output_dir=str(Path("run").resolve()))
     trainer.train()
     path = sorted(Path("run/rollouts").iterdir())[1]
     from rlhf_nb.rollout import Rollout
+
     r = Rollout.load(path)
-    r.with_(prompts=["<script>alert(1)</script>"] * len(r), responses=["<b>bold</b>"] * len(r), tokens=[["<b>", "[red]"] + row[2:] for row in r.tokens]).save(path)
+    r.with_(
+        prompts=["<script>alert(1)</script>"] * len(r),
+        responses=["<b>bold</b>"] * len(r),
+        tokens=[["<b>", "[red]", *row[2:]] for row in r.tokens],
+    ).save(path)
     opened = []
     monkeypatch.setattr(cli.webbrowser, "open", lambda address: opened.append(address) or True)
     code, out, _ = say(capsys, "view run --episodes 2")
     page = Path("run/rollouts.html").read_text()
-    assert code == 0 and opened == [Path("run/rollouts.html").resolve().as_uri()] and "run/rollouts.html" in out
-    assert page.count("<script") == 2 and "<b>bold" not in page and all(f"Update {i}" in page for i in range(3)) and "Content-Security-Policy" in page
+    assert (
+        code == 0
+        and opened == [Path("run/rollouts.html").resolve().as_uri()]
+        and "run/rollouts.html" in out
+    )
+    assert (
+        page.count("<script") == 2
+        and "<b>bold" not in page
+        and all(f"Update {i}" in page for i in range(3))
+        and "Content-Security-Policy" in page
+    )
     assert say(capsys, "view run --no-browser --update 0 2")[0] == 0 and len(opened) == 1
     page = Path("run/rollouts.html").read_text()
     assert "Update 0" in page and "Update 2" in page and "Update 1" not in page
     Path("run/rollouts.html").unlink()
     code, out, _ = say(capsys, "view run --terminal --update 1 --episodes 3")
-    assert code == 0 and "update 1" in out and "[red]" in out and not Path("run/rollouts.html").exists() and out.count("stopped") + out.count("cut off") == 3
+    assert (
+        code == 0
+        and "update 1" in out
+        and "[red]" in out
+        and not Path("run/rollouts.html").exists()
+        and out.count("stopped") + out.count("cut off") == 3
+    )
     code, out, _ = say(capsys, "view run --terminal")
     assert code == 0 and "update 2" in out and "update 1" not in out
     code, _, err = say(capsys, "view run --update 7")
     assert code == 2 and "keeps 0 to 2" in err
     Path("ranks/rollouts").mkdir(parents=True)
-    for rank in (0, 1, 10): shutil.copy(path, f"ranks/rollouts/update-00000-rank{rank}.safetensors")
+    for rank in (0, 1, 10):
+        shutil.copy(path, f"ranks/rollouts/update-00000-rank{rank}.safetensors")
     code, out, _ = say(capsys, "view ranks --terminal --episodes 1000")
     assert code == 0 and out.count("stopped") + out.count("cut off") == 3 * len(r)
 
@@ -550,41 +1115,73 @@ def test_view(ppo, capsys, monkeypatch):
 # catches: a demo without its report, or with it alone
 def test_view_of_a_demo_is_its_report_too(ppo, capsys, monkeypatch):
     import rlhf_nb.viewer
+
     ppo(save_rollouts=True, output_dir=str(Path("run/ppo").resolve())).train()
     capsys.readouterr()
     Path("run/settings.json").write_text("{}")
     monkeypatch.setattr(rlhf_nb.viewer, "report", lambda folder: Path(folder) / "report.html")
     code, out, _ = say(capsys, "view run --no-browser")
-    assert (code, out) == (0, "rlhf-nb view: run/report.html\nrlhf-nb view: run/rollouts.html\n") and Path("run/rollouts.html").is_file()
+    assert (code, out) == (
+        0,
+        "rlhf-nb view: run/report.html\nrlhf-nb view: run/rollouts.html\n",
+    ) and Path("run/rollouts.html").is_file()
 
 
 # ---- Help ----
+
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_help_teaches(capsys, name):
     code, out, _ = say(capsys, f"{name} --help")
     plain = " ".join(out.split())
-    assert code == 0 and all(example in plain for example in cli.COMMANDS[name].examples) and "needs" in plain and "rite" in plain + cli.COMMANDS[name].text
-    if name not in SETTINGS: return
+    assert (
+        code == 0
+        and all(example in plain for example in cli.COMMANDS[name].examples)
+        and "needs" in plain
+        and "rite" in plain + cli.COMMANDS[name].text
+    )
+    if name not in SETTINGS:
+        return
     hints = [f.name for kind in cli._arguments(name) for f in dataclasses.fields(kind) if f.init]
-    assert all(f"--{key}" in out for key in hints) and ("transformers.TrainingArguments:" in out) is (name in TRAINED)
+    assert all(f"--{key}" in out for key in hints) and (
+        "transformers.TrainingArguments:" in out
+    ) is (name in TRAINED)
 
 
 # catches: a command line that imports torch to say its own name
 def test_help_does_not_wait_for_torch(tmp_path):
     (tmp_path / "rlhf_nb").mkdir()
-    (tmp_path / "rlhf_nb" / "__init__.py").write_text("")  # what the package's own first lines import is not asked here
+    (tmp_path / "rlhf_nb" / "__init__.py").write_text(
+        ""
+    )  # what the package's own first lines import is not asked here
     (tmp_path / "rlhf_nb" / "cli.py").write_text((ROOT / "rlhf_nb" / "cli.py").read_text())
-    program = "import sys, rlhf_nb.cli as c\ntry: c.main(['--help'])\nexcept SystemExit as stop: assert not stop.code\nassert not {'torch', 'transformers', 'datasets', 'matplotlib', 'pandas'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in cli.COMMANDS), done.stderr
-    done = subprocess.run([sys.executable, "-m", "rlhf_nb.cli", "ppoo"], cwd=tmp_path, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 2 and "Did you mean ppo?" in done.stderr and done.stderr.count("\n") == 1
+    program = (
+        "import sys, rlhf_nb.cli as c\ntry: c.main(['--help'])\nexcept SystemExit as stop: "
+        "assert not stop.code\nassert not {'torch', 'transformers', 'datasets', "
+        "'matplotlib', 'pandas'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in cli.COMMANDS), (
+        done.stderr
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhf_nb.cli", "ppoo"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert (
+        done.returncode == 2 and "Did you mean ppo?" in done.stderr and done.stderr.count("\n") == 1
+    )
 
 
 # ---- The pipeline, as it is typed ----
 
-TYPED = """
+TYPED = (
+    """
 sft --dataset_name mini_tldr --dataset_train_split train[:96] --dataset_test_split test[:16] --from_scratch --hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2 --num_train_epochs 2 --learning_rate 1e-2 --eval_strategy epoch --logging_steps 5 {common} --output_dir sft
 reward --dataset_name mini_tldr --dataset_train_split train[:64] --dataset_test_split test[:16] --model_name_or_path sft --num_train_epochs 1 --learning_rate 1e-3 --center_rewards --eval_strategy epoch --logging_steps 4 {common} --output_dir reward
 ppo --dataset_name mini_tldr --dataset_train_split train[:64] --dataset_test_split test[:8] --learning_rate 3e-6 --num_ppo_epochs 1 --num_mini_batches 1 --per_device_train_batch_size 16 --gradient_accumulation_steps 1 --total_episodes 48 --model_name_or_path sft --sft_model_path sft --reward_model_path reward --missing_eos_penalty 1.0 --response_length 12 --stop_token eos --local_rollout_forward_batch_size 16 --logging_steps 1 --save_rollouts {common} --output_dir ppo_seed0
@@ -592,10 +1189,28 @@ ppo --config again.yaml --seed 1 --output_dir ppo_seed1
 judge --model_name_or_path ppo_seed0 --dataset_name mini_tldr --judge_model gold --num_examples 20 --response_length 12
 plot ppo_seed0 ppo_seed1 --output curves
 view ppo_seed0 --no-browser
-""".format(common="--use_cpu --disable_tqdm --seed 0").strip().splitlines()
+""".format(common="--use_cpu --disable_tqdm --seed 0")
+    .strip()
+    .splitlines()
+)
 
-AGAIN = dict(dataset_name="mini_tldr", dataset_train_split="train[:64]", dataset_test_split="test[:8]", model_name_or_path="sft", reward_model_path="reward", non_eos_penalty=True, penalty_reward_value=-1,
-             per_device_train_batch_size=16, total_episodes=48, num_ppo_epochs=1, response_length=12, logging_steps=1, save_rollouts=True, use_cpu=True, disable_tqdm=True)
+AGAIN = dict(
+    dataset_name="mini_tldr",
+    dataset_train_split="train[:64]",
+    dataset_test_split="test[:8]",
+    model_name_or_path="sft",
+    reward_model_path="reward",
+    non_eos_penalty=True,
+    penalty_reward_value=-1,
+    per_device_train_batch_size=16,
+    total_episodes=48,
+    num_ppo_epochs=1,
+    response_length=12,
+    logging_steps=1,
+    save_rollouts=True,
+    use_cpu=True,
+    disable_tqdm=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -603,27 +1218,56 @@ def run(tmp_path_factory):
     "The folder in which all seven lines were typed, and what they said."
     folder = tmp_path_factory.mktemp("typed")
     (folder / "again.yaml").write_text(yaml.safe_dump(AGAIN))
-    program = "import sys, shlex\nfrom rlhf_nb.cli import main\nfor line in open('typed').read().splitlines():\n    print('>>>', line[:8], flush=True)\n    assert main(shlex.split(line)) == 0, line"
+    program = (
+        "import sys, shlex\nfrom rlhf_nb.cli import main\nfor line in "
+        "open('typed').read().splitlines():\n    print('>>>', line[:8], flush=True)\n    "
+        "assert main(shlex.split(line)) == 0, line"
+    )
     (folder / "typed").write_text("\n".join(TYPED))
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=900, env=os.environ | dict(COLUMNS="100"))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | dict(COLUMNS="100"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done.stdout
 
 
-# catches: a command that works in a test and not when it is typed, a folder that the next command cannot use, files that are promised and not there
+# catches: a command that works in a test and not when it is typed, a folder that the next command
+# cannot use, files that are promised and not there
 def test_the_pipeline_as_it_is_typed(run):
     folder, out = run
     parts = re.split(r"^>>> .*$", out, flags=re.M)[1:]
     for part, name in zip(parts, ("sft", "reward", "ppo_seed0", "ppo_seed1")):
         assert f"in {name}, every metric in {name}/trainer_state.json" in part.splitlines()[-1]
-        assert not [f for f in ("model.safetensors", "config.json", "tokenizer.json", "trainer_state.json") if not (folder / name / f).is_file()]
-    assert re.match(r"Model win rate: [\d.]+% \(95% interval", parts[4].splitlines()[-1]) and "curves.png" in parts[5] and "ppo_seed0/rollouts.html" in parts[6]
+        assert not [
+            f
+            for f in ("model.safetensors", "config.json", "tokenizer.json", "trainer_state.json")
+            if not (folder / name / f).is_file()
+        ]
+    assert (
+        re.match(r"Model win rate: [\d.]+% \(95% interval", parts[4].splitlines()[-1])
+        and "curves.png" in parts[5]
+        and "ppo_seed0/rollouts.html" in parts[6]
+    )
     history = json.loads((folder / "reward" / "trainer_state.json").read_text())["log_history"]
-    assert any("eval_accuracy" in row for row in history) and "was taken off every score" in parts[1]
-    assert len(list((folder / "ppo_seed1" / "rollouts").iterdir())) == 3 and (folder / "curves.svg").is_file() and not list(folder.rglob("*.partial"))
+    assert (
+        any("eval_accuracy" in row for row in history) and "was taken off every score" in parts[1]
+    )
+    assert (
+        len(list((folder / "ppo_seed1" / "rollouts").iterdir())) == 3
+        and (folder / "curves.svg").is_file()
+        and not list(folder.rglob("*.partial"))
+    )
     from rlhf_nb.rollout import Rollout
+
     first = Rollout.load(folder / "ppo_seed1" / "rollouts" / "update-00000.safetensors")
-    assert (first.scores[~first.stopped] == -1).all() and (~first.stopped).any()  # the EOS trick in its other form
+    assert (first.scores[~first.stopped] == -1).all() and (
+        ~first.stopped
+    ).any()  # the EOS trick in its other form
 
 
 LONELY = """
@@ -640,18 +1284,34 @@ json.dump(found, open("lonely.json", "w"))
 """
 
 
-# catches: a folder that only this package can read, weights that are not those that were trained, a centre that is lost
+# catches: a folder that only this package can read, weights that are not those that were trained, a
+# centre that is lost
 def test_what_was_saved_loads_with_transformers_alone(run):
     import torch
+
     from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, sequence_scores
+
     folder, _ = run
-    done = subprocess.run([sys.executable, "-c", LONELY], cwd=folder, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", LONELY], cwd=folder, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((folder / "lonely.json").read_text())
-    ids = torch.tensor([load_tokenizer(str(folder / "sft"))("my boss sold my car . i feel sad", add_special_tokens=False)["input_ids"]])
+    ids = torch.tensor(
+        [
+            load_tokenizer(str(folder / "sft"))(
+                "my boss sold my car . i feel sad", add_special_tokens=False
+            )["input_ids"]
+        ]
+    )
     with torch.no_grad():
         logits = load_policy(str(folder / "ppo_seed0"))(input_ids=ids).logits.flatten()
-        score = sequence_scores(load_scorer(str(folder / "reward")), ids, torch.ones_like(ids).bool())
+        score = sequence_scores(
+            load_scorer(str(folder / "reward")), ids, torch.ones_like(ids).bool()
+        )
     assert torch.allclose(logits, torch.tensor(found["ppo_seed0"]), atol=1e-6)
-    assert found["reward/centre"] != 0 and abs(found["reward"][-1] - found["reward/centre"] - float(score)) < 1e-6
+    assert (
+        found["reward/centre"] != 0
+        and abs(found["reward"][-1] - found["reward/centre"] - float(score)) < 1e-6
+    )
     assert not torch.equal(logits, load_policy(str(folder / "sft"))(input_ids=ids).logits.flatten())

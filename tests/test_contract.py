@@ -1,4 +1,5 @@
 "What people know from the published trainer, and what they see when they step by hand."
+
 import dataclasses
 import shutil
 from pathlib import Path
@@ -6,102 +7,236 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from ppo_fixtures import PROMPTS, SIZES, logs, rollouts, unlike, weights
 from transformers import TrainingArguments
 
-from ppo_fixtures import PROMPTS, SIZES, logs, rollouts, unlike, weights
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 # trl 1.12.0, trl.experimental.ppo.PPOConfig
-PUBLISHED = dict(learning_rate=3e-6, dataset_num_proc=None, num_mini_batches=1, total_episodes=None, local_rollout_forward_batch_size=64, num_sample_generations=10, response_length=53, stop_token=None,
-                 stop_token_id=None, temperature=0.7, missing_eos_penalty=None, sft_model_path="EleutherAI/pythia-160m", reward_model_path="EleutherAI/pythia-160m", num_ppo_epochs=4, whiten_rewards=False,
-                 kl_coef=0.05, kl_estimator="k1", cliprange=0.2, vf_coef=0.1, cliprange_value=0.2, gamma=1.0, lam=0.95, ds3_gather_for_generation=True, model_adapter_name=None, ref_adapter_name=None,
-                 push_to_hub=False, logging_steps=10)
+PUBLISHED = dict(
+    learning_rate=3e-6,
+    dataset_num_proc=None,
+    num_mini_batches=1,
+    total_episodes=None,
+    local_rollout_forward_batch_size=64,
+    num_sample_generations=10,
+    response_length=53,
+    stop_token=None,
+    stop_token_id=None,
+    temperature=0.7,
+    missing_eos_penalty=None,
+    sft_model_path="EleutherAI/pythia-160m",
+    reward_model_path="EleutherAI/pythia-160m",
+    num_ppo_epochs=4,
+    whiten_rewards=False,
+    kl_coef=0.05,
+    kl_estimator="k1",
+    cliprange=0.2,
+    vf_coef=0.1,
+    cliprange_value=0.2,
+    gamma=1.0,
+    lam=0.95,
+    ds3_gather_for_generation=True,
+    model_adapter_name=None,
+    ref_adapter_name=None,
+    push_to_hub=False,
+    logging_steps=10,
+)
 # what is new leaves the published behaviour as it was
-NEW = dict(offload_frozen=False, use_vllm=False, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3, vllm_max_model_length=None, vllm_enable_sleep_mode=False,
-           vllm_server_base_url=None, vllm_server_host="127.0.0.1", vllm_server_port=8000, vllm_server_timeout=240.0, vllm_group_port=51216,
-           vllm_importance_sampling_correction=True, vllm_importance_sampling_cap=2.0, non_eos_penalty=False, normalize_scores=False, score_clip=None, kl_controller="fixed", reward_slot="last", bootstrap_truncated=False, cliprange_high=None, dual_clip=None, entropy_coef=0.0, target_kl=None,
-           value_warmup_updates=0, value_learning_rate=None, top_k=0, top_p=1.0, stop_strings=None, num_generations=1, share_value_trunk=False, save_merged=False, resize_embeddings=False, save_rollouts=False,
-           reward_weights=None, trim_padding=None, micro_batch_tokens=None, keep_forward_gib=None)
+NEW = dict(
+    offload_frozen=False,
+    use_vllm=False,
+    vllm_mode="colocate",
+    vllm_gpu_memory_utilization=0.3,
+    vllm_max_model_length=None,
+    vllm_enable_sleep_mode=False,
+    vllm_server_base_url=None,
+    vllm_server_host="127.0.0.1",
+    vllm_server_port=8000,
+    vllm_server_timeout=240.0,
+    vllm_group_port=51216,
+    vllm_importance_sampling_correction=True,
+    vllm_importance_sampling_cap=2.0,
+    non_eos_penalty=False,
+    normalize_scores=False,
+    score_clip=None,
+    kl_controller="fixed",
+    reward_slot="last",
+    bootstrap_truncated=False,
+    cliprange_high=None,
+    dual_clip=None,
+    entropy_coef=0.0,
+    target_kl=None,
+    value_warmup_updates=0,
+    value_learning_rate=None,
+    top_k=0,
+    top_p=1.0,
+    stop_strings=None,
+    num_generations=1,
+    share_value_trunk=False,
+    save_merged=False,
+    resize_embeddings=False,
+    save_rollouts=False,
+    reward_weights=None,
+    trim_padding=None,
+    micro_batch_tokens=None,
+    keep_forward_gib=None,
+)
 
 
 # catches: a field that was renamed, a default that moved
 def test_the_published_fields_and_defaults(tmp_path):
     args = PPOConfig(str(tmp_path), use_cpu=True)
     assert {name: getattr(args, name) for name in PUBLISHED | NEW} == PUBLISHED | NEW
-    ours = {f.name for f in dataclasses.fields(PPOConfig)} - {f.name for f in dataclasses.fields(TrainingArguments)}
+    ours = {f.name for f in dataclasses.fields(PPOConfig)} - {
+        f.name for f in dataclasses.fields(TrainingArguments)
+    }
     told = set(PUBLISHED) | set(NEW) | {"penalty_reward_value", "kl_target", "kl_horizon"}
     assert ours <= told, f"fields that nothing is said of here: {ours - told}"
 
 
 # catches: a computed size that scripts read and that is not there, or counts something else
 def test_the_published_sizes(ppo):
-    args = ppo(per_device_train_batch_size=2, gradient_accumulation_steps=6, num_mini_batches=3, total_episodes=25, data=Dataset.from_dict(dict(prompt=PROMPTS))).args
-    found = {name: getattr(args, name) for name in ("world_size", "num_total_batches", "local_batch_size", "micro_batch_size", "batch_size", "local_mini_batch_size", "mini_batch_size")}
-    assert found == dict(world_size=1, num_total_batches=3, local_batch_size=12, micro_batch_size=2, batch_size=12, local_mini_batch_size=4, mini_batch_size=4)
+    args = ppo(
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=6,
+        num_mini_batches=3,
+        total_episodes=25,
+        data=Dataset.from_dict(dict(prompt=PROMPTS)),
+    ).args
+    found = {
+        name: getattr(args, name)
+        for name in (
+            "world_size",
+            "num_total_batches",
+            "local_batch_size",
+            "micro_batch_size",
+            "batch_size",
+            "local_mini_batch_size",
+            "mini_batch_size",
+        )
+    }
+    assert found == dict(
+        world_size=1,
+        num_total_batches=3,
+        local_batch_size=12,
+        micro_batch_size=2,
+        batch_size=12,
+        local_mini_batch_size=4,
+        mini_batch_size=4,
+    )
 
 
 # catches: a hardware default that is taken in silence, or one that overrides what the user said
-@pytest.mark.parametrize("settings, wanted", [({}, ["float32", "activations kept"]), (dict(bf16=True, activation_checkpointing=True), ["bf16", "activations recomputed"]),
-                                              (dict(num_mini_batches=2, num_ppo_epochs=3), ["3 updates of 8 responses", "3 epochs x 2 mini-batches of 4", "micro-batches of 4"])])
+@pytest.mark.parametrize(
+    "settings, wanted",
+    [
+        ({}, ["float32", "activations kept"]),
+        (dict(bf16=True, activation_checkpointing=True), ["bf16", "activations recomputed"]),
+        (
+            dict(num_mini_batches=2, num_ppo_epochs=3),
+            ["3 updates of 8 responses", "3 epochs x 2 mini-batches of 4", "micro-batches of 4"],
+        ),
+    ],
+)
 def test_the_first_line_tells_what_runs(ppo, capsys, settings, wanted):
     trainer = ppo(**settings, disable_tqdm=False, total_episodes=24)
     said = trainer.describe()
-    for part in (*wanted, "one process", "cpu", "trained parameters: policy 3,"): assert part in said
+    for part in (*wanted, "one process", "cpu", "trained parameters: policy 3,"):
+        assert part in said
     trainer.train()
     assert said in capsys.readouterr().out.splitlines()
 
 
 # catches: a launcher's request that is dropped in silence, which costs a night on one GPU of eight
-@pytest.mark.parametrize("name, value", [("ACCELERATE_USE_DEEPSPEED", "true"), ("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")])
+@pytest.mark.parametrize(
+    "name, value",
+    [("ACCELERATE_USE_DEEPSPEED", "true"), ("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")],
+)
 def test_a_layout_that_did_not_come_is_an_error(ppo, monkeypatch, name, value):
     trainer = ppo()
     monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError, match=f"{name} is '{value}' and what runs is one process"): trainer._check_layout()
+    with pytest.raises(RuntimeError, match=f"{name} is '{value}' and what runs is one process"):
+        trainer._check_layout()
 
 
 # catches: a part that is taken as an object only
 def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
-    parts = dict(policy=tiny_policy(letters, 0, **SIZES), ref=tiny_policy(letters, 1, **SIZES), reward=scorer_from(tiny_policy(letters, 2, **SIZES), 2), value=scorer_from(tiny_policy(letters, 3, **SIZES), 3))
+    parts = dict(
+        policy=tiny_policy(letters, 0, **SIZES),
+        ref=tiny_policy(letters, 1, **SIZES),
+        reward=scorer_from(tiny_policy(letters, 2, **SIZES), 2),
+        value=scorer_from(tiny_policy(letters, 3, **SIZES), 3),
+    )
     for name, model in parts.items():
         model.save_pretrained(tmp_path / name)
         letters.save_pretrained(tmp_path / name)
+
     def trained(**how) -> PPOTrainer:
-        trainer = ppo(how["reward"], model=how["policy"], parts=dict(ref_model=how["ref"], value_model=how["value"]) | ({} if how["tokenizer"] else dict(processing_class=None)), save_rollouts=True, total_episodes=16)
+        trainer = ppo(
+            how["reward"],
+            model=how["policy"],
+            parts=dict(ref_model=how["ref"], value_model=how["value"])
+            | ({} if how["tokenizer"] else dict(processing_class=None)),
+            save_rollouts=True,
+            total_episodes=16,
+        )
         trainer.train()
         return trainer
+
     by_name = trained(**{name: str(tmp_path / name) for name in parts}, tokenizer=False)
     found = rollouts(by_name)
     by_object = trained(**parts, tokenizer=True)
     assert not unlike(weights(by_name), weights(by_object))
-    assert [r.raw_scores.tolist() for r in found] == [r.raw_scores.tolist() for r in rollouts(by_object)] and found[0].kl.abs().max() > 1e-3
+    assert [r.raw_scores.tolist() for r in found] == [
+        r.raw_scores.tolist() for r in rollouts(by_object)
+    ] and found[0].kl.abs().max() > 1e-3
 
 
 # ---- By hand ----
 
+
 # catches: a step that wants a batch, the same batch twice, an order that the seed has no say in
 def test_steps_without_a_batch_walk_through_the_prompts(ppo):
     seen = []
+
     def judge(prompts, responses, **_):
         seen.extend(prompts)
         return [0.0] * len(responses)
+
     data = Dataset.from_dict(dict(prompt=[f"{a}{b}" for a in "abcdef" for b in "ghij"]))
     trainer = ppo(judge, data=data)
-    for _ in range(4): metrics = trainer.step()
-    assert sorted(seen[:24]) == sorted(data["prompt"]) and seen[:24] != data["prompt"] and len(seen) == 32 and metrics["episode"] == 32
+    for _ in range(4):
+        metrics = trainer.step()
+    assert (
+        sorted(seen[:24]) == sorted(data["prompt"])
+        and seen[:24] != data["prompt"]
+        and len(seen) == 32
+        and metrics["episode"] == 32
+    )
 
 
 def test_what_comes_back_shows_itself(ppo):
     trainer = ppo()
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     lines = str(r).splitlines()
-    assert lines[0] == repr(r) and len(lines) == 10 and {"prompt", "response", "length", "stopped", "kl", "score"} <= set(lines[1].split())
+    assert (
+        lines[0] == repr(r)
+        and len(lines) == 10
+        and {"prompt", "response", "length", "stopped", "kl", "score"} <= set(lines[1].split())
+    )
     assert "<table" in r._repr_html_()
     metrics = trainer.update(trainer.advantages(r))
-    assert "<table" in metrics._repr_html_() and "approxkl_avg" in metrics._repr_html_() and isinstance(metrics, dict)
+    assert (
+        "<table" in metrics._repr_html_()
+        and "approxkl_avg" in metrics._repr_html_()
+        and isinstance(metrics, dict)
+    )
 
 
 # ---- Checkpoints ----
+
 
 # catches: a resume that falls back in silence, or one checkpoint's damage that spoils the others
 @pytest.mark.parametrize("damage", ["truncated", "foreign", "missing"])
@@ -112,19 +247,35 @@ def test_after_a_damaged_checkpoint_the_one_before_it_still_loads(ppo, damage):
     wanted, folder = weights(whole), Path(whole.args.output_dir)
     last = folder / "checkpoint-3"
     shutil.rmtree(folder / "checkpoint-4")
-    if damage == "truncated": (last / "optimizer.pt").write_bytes((last / "optimizer.pt").read_bytes()[:-100])
-    if damage == "missing": (last / "ppo_state.json").unlink()
-    if damage == "foreign": (last / "manifest.json").write_text((last / "manifest.json").read_text().replace('"seed": 0', '"seed": 7'))
-    with pytest.raises(ValueError, match="checkpoint-3 (is damaged|belongs to another run)"): ppo(**settings).train(resume_from_checkpoint=True)
+    if damage == "truncated":
+        (last / "optimizer.pt").write_bytes((last / "optimizer.pt").read_bytes()[:-100])
+    if damage == "missing":
+        (last / "ppo_state.json").unlink()
+    if damage == "foreign":
+        (last / "manifest.json").write_text(
+            (last / "manifest.json").read_text().replace('"seed": 0', '"seed": 7')
+        )
+    with pytest.raises(ValueError, match="checkpoint-3 (is damaged|belongs to another run)"):
+        ppo(**settings).train(resume_from_checkpoint=True)
     again = ppo(**settings)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    assert not unlike(wanted, weights(again)) and [log["step"] for log in logs(again)] == [1, 2, 3, 4]
+    assert not unlike(wanted, weights(again)) and [log["step"] for log in logs(again)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 # catches: a copy of weights that lie in parts, which is a model of empty tensors
-@pytest.mark.parametrize("reward", [lambda prompts, responses, **_: [0.0] * len(responses), "model"])
+@pytest.mark.parametrize(
+    "reward", [lambda prompts, responses, **_: [0.0] * len(responses), "model"]
+)
 def test_under_zero3_what_cannot_be_copied_is_named(ppo, letters, tmp_path, monkeypatch, reward):
     monkeypatch.setattr("rlhf_nb.trainer.is_deepspeed_zero3_enabled", lambda: True)
-    with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give ref_model"): ppo()
-    if reward == "model": reward = scorer_from(tiny_policy(letters, 2, **SIZES), 2)
-    with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give value_model"): ppo(reward, parts=dict(ref_model=tiny_policy(letters, 1, **SIZES)))
+    with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give ref_model"):
+        ppo()
+    if reward == "model":
+        reward = scorer_from(tiny_policy(letters, 2, **SIZES), 2)
+    with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give value_model"):
+        ppo(reward, parts=dict(ref_model=tiny_policy(letters, 1, **SIZES)))

@@ -1,4 +1,6 @@
-"LiveDashboard: what a hand wishes happens between two updates and nowhere else, is written down, and a run that nobody touches is the run without it."
+"""LiveDashboard: what a hand wishes happens between two updates and nowhere else, is written down,
+and a run that nobody touches is the run without it."""
+
 from __future__ import annotations
 
 import base64
@@ -22,27 +24,44 @@ from rlhf_nb.kl import AdaptiveKLController, FixedKLController
 
 class At(TrainerCallback):
     "Does something while update n is being made."
-    def __init__(self, **acts): self.acts = acts
+
+    def __init__(self, **acts):
+        self.acts = acts
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if act := self.acts.get(f"u{state.global_step + 1}"): act()
+        if act := self.acts.get(f"u{state.global_step + 1}"):
+            act()
 
 
-def coefs(trainer) -> list[float]: return [log["objective/kl_coef"] for log in logs(trainer)]
+def coefs(trainer) -> list[float]:
+    return [log["objective/kl_coef"] for log in logs(trainer)]
 
 
 def kept(trainer, update: int) -> float:
-    return json.loads(Path(trainer.args.output_dir, f"checkpoint-{update}", "ppo_state.json").read_text())["controller"]["value"]
+    return json.loads(
+        Path(trainer.args.output_dir, f"checkpoint-{update}", "ppo_state.json").read_text()
+    )["controller"]["value"]
 
 
 def steered(ppo, acts: dict, **settings):
-    "A run of six updates, its dashboard, and what was asked of it, in a thread where acts want that."
+    """A run of six updates, its dashboard, and what was asked of it, in a thread where acts want
+    that."""
     dashboard = LiveDashboard(every=0)
-    trainer = ppo(total_episodes=48, parts=dict(callbacks=[dashboard, At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()})]), **settings)
+    trainer = ppo(
+        total_episodes=48,
+        parts=dict(
+            callbacks=[
+                dashboard,
+                At(**{name: lambda act=act: act(dashboard) for name, act in acts.items()}),
+            ]
+        ),
+        **settings,
+    )
     return trainer, dashboard
 
 
-def wish(value): return lambda dashboard: setattr(dashboard, "kl_coef", value)
+def wish(value):
+    return lambda dashboard: setattr(dashboard, "kl_coef", value)
 
 
 def wait_for(dashboard: LiveDashboard, state: str) -> None:
@@ -56,69 +75,120 @@ def wait_for(dashboard: LiveDashboard, state: str) -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 def test_watching_changes_nothing(ppo, drawn):
     trainer, dashboard = steered(ppo, {})
-    if drawn: dashboard.box
+    if drawn:
+        dashboard.box
     alone = ppo(total_episodes=48)
     trainer.train()
     alone.train()
-    assert not unlike(weights(trainer), weights(alone)) and list(map(untimed, logs(trainer))) == list(map(untimed, logs(alone)))
-    assert [line for line in trainer.state.log_history if any(name.startswith("steering/") for name in line)] == []
+    assert not unlike(weights(trainer), weights(alone)) and list(
+        map(untimed, logs(trainer))
+    ) == list(map(untimed, logs(alone)))
+    assert [
+        line
+        for line in trainer.state.log_history
+        if any(name.startswith("steering/") for name in line)
+    ] == []
     assert dashboard.run.state == "done" and (dashboard.seconds > 0) == drawn
 
 
-# catches: a wish that acts inside the update that is being made, one that comes an update late, one that the checkpoint of its update does not know
+# catches: a wish that acts inside the update that is being made, one that comes an update late, one
+# that the checkpoint of its update does not know
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_kl_coef_takes_effect_with_the_next_update_and_is_kept(ppo, kind):
-    trainer, dashboard = steered(ppo, dict(u3=wish(0.4)), kl_controller=kind, save_strategy="steps", save_steps=1)
+    trainer, dashboard = steered(
+        ppo, dict(u3=wish(0.4)), kl_controller=kind, save_strategy="steps", save_steps=1
+    )
     trainer.train()
-    assert all(abs(value - 0.05) < 0.01 for value in coefs(trainer)[:3]) and coefs(trainer)[3] == 0.4
-    assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:]) and (len(set(coefs(trainer)[3:])) == 1) == (kind == "fixed")
+    assert (
+        all(abs(value - 0.05) < 0.01 for value in coefs(trainer)[:3]) and coefs(trainer)[3] == 0.4
+    )
+    assert all(abs(value - 0.4) < 0.02 for value in coefs(trainer)[3:]) and (
+        len(set(coefs(trainer)[3:])) == 1
+    ) == (kind == "fixed")
     assert kept(trainer, 3) == 0.4 != kept(trainer, 2)
-    line, = (line for line in trainer.state.log_history if "steering/kl_coef" in line)
-    assert line["step"] == 3 and line["steering/kl_coef"] == 0.4 and dashboard.run.changes == [Change(3, "kl_coef", line["steering/kl_coef_before"], 0.4)]
-    assert "steering/kl_coef" in trainer._card() and len(logs(trainer)) == 6  # its own line did not cost that of the update
+    (line,) = (line for line in trainer.state.log_history if "steering/kl_coef" in line)
+    assert (
+        line["step"] == 3
+        and line["steering/kl_coef"] == 0.4
+        and dashboard.run.changes == [Change(3, "kl_coef", line["steering/kl_coef_before"], 0.4)]
+    )
+    assert (
+        "steering/kl_coef" in trainer._card() and len(logs(trainer)) == 6
+    )  # its own line did not cost that of the update
 
 
-# catches: a log of the change that takes back the log, the checkpoint or the evaluation that was due
+# catches: a log of the change that takes back the log, the checkpoint or the evaluation that was
+# due
 def test_a_change_costs_no_log(ppo):
     trainer, _ = steered(ppo, dict(u2=wish(0.4), u4=wish(0.1)), logging_steps=2)
     trainer.train()
     assert [log["step"] for log in logs(trainer)] == [2, 4, 6]
 
 
-# catches: a resume that falls back to the configuration, loses the curves before it, or forgets who changed what
+# catches: a resume that falls back to the configuration, loses the curves before it, or forgets who
+# changed what
 def test_resume_goes_on_with_the_change_and_the_curves(ppo, tmp_path):
     folder = str(tmp_path / "steered")
-    trainer, _ = steered(ppo, dict(u2=wish(0.3), u4=LiveDashboard.stop), save_strategy="steps", save_steps=10, output_dir=folder)
+    trainer, _ = steered(
+        ppo,
+        dict(u2=wish(0.3), u4=LiveDashboard.stop),
+        save_strategy="steps",
+        save_steps=10,
+        output_dir=folder,
+    )
     assert trainer.train().global_step == 4 and kept(trainer, 4) == 0.3
     again, dashboard = steered(ppo, {}, save_strategy="steps", save_steps=10, output_dir=folder)
     again.train(resume_from_checkpoint=True)
     straight, _ = steered(ppo, dict(u2=wish(0.3)))
     straight.train()
-    assert not unlike(weights(again), weights(straight)) and coefs(again) == coefs(straight) == [0.05] * 2 + [0.3] * 4
+    assert (
+        not unlike(weights(again), weights(straight))
+        and coefs(again) == coefs(straight) == [0.05] * 2 + [0.3] * 4
+    )
     assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [1, 2, 3, 4, 5, 6]
-    assert [(change.update, change.what) for change in dashboard.run.changes] == [(2, "kl_coef"), (4, "stop")]
+    assert [(change.update, change.what) for change in dashboard.run.changes] == [
+        (2, "kl_coef"),
+        (4, "stop"),
+    ]
 
 
-# catches: a stop inside an update, one update too late, without a checkpoint, without its log, or reported as done
+# catches: a stop inside an update, one update too late, without a checkpoint, without its log, or
+# reported as done
 @pytest.mark.parametrize("strategy", ["no", "steps"])
 def test_stop_ends_this_update_and_keeps_it(ppo, strategy):
-    trainer, dashboard = steered(ppo, dict(u3=LiveDashboard.stop), save_strategy=strategy, save_steps=100, logging_steps=100)
+    trainer, dashboard = steered(
+        ppo, dict(u3=LiveDashboard.stop), save_strategy=strategy, save_steps=100, logging_steps=100
+    )
     result = trainer.train()
-    assert result.global_step == trainer.update_count == 3 and dashboard.run.state == "stopped" and [log["step"] for log in logs(trainer)] == [3]
+    assert (
+        result.global_step == trainer.update_count == 3
+        and dashboard.run.state == "stopped"
+        and [log["step"] for log in logs(trainer)] == [3]
+    )
     assert Path(trainer.args.output_dir, "checkpoint-3").is_dir() == (strategy == "steps")
     assert "Stopped by hand after update 3 of 6" in render_run(dashboard.run)
 
 
-# catches: a stop in the last update that claims to have stopped something, and a pause in it that holds for ever
+# catches: a stop in the last update that claims to have stopped something, and a pause in it that
+# holds for ever
 def test_the_last_update_is_an_end_like_any_other(ppo):
-    trainer, dashboard = steered(ppo, dict(u6=lambda dashboard: (dashboard.pause(), dashboard.stop(), dashboard.pause())))
+    trainer, dashboard = steered(
+        ppo, dict(u6=lambda dashboard: (dashboard.pause(), dashboard.stop(), dashboard.pause()))
+    )
     dashboard.start(trainer)
-    assert dashboard.wait(30).global_step == 6 and dashboard.run.state == "done" and not dashboard.run.changes
+    assert (
+        dashboard.wait(30).global_step == 6
+        and dashboard.run.state == "done"
+        and not dashboard.run.changes
+    )
 
 
-# catches: a pause that only looks like one, one that steps once more when it is stopped, and a stop in it that saves nothing
+# catches: a pause that only looks like one, one that steps once more when it is stopped, and a stop
+# in it that saves nothing
 def test_a_paused_run_stands_still_until_it_is_told(ppo):
-    trainer, dashboard = steered(ppo, dict(u2=LiveDashboard.pause), save_strategy="steps", save_steps=100, logging_steps=100)
+    trainer, dashboard = steered(
+        ppo, dict(u2=LiveDashboard.pause), save_strategy="steps", save_steps=100, logging_steps=100
+    )
     dashboard.start(trainer)
     wait_for(dashboard, "paused")
     before = weights(trainer)
@@ -127,13 +197,22 @@ def test_a_paused_run_stands_still_until_it_is_told(ppo):
     dashboard.kl_coef = 0.7
     assert dashboard.kl_coef == 0.05 and dashboard.run.asked == ("kl_coef 0.7",)
     dashboard.stop()
-    assert dashboard.wait(20).global_step == trainer.update_count == 2 and not unlike(weights(trainer), before)
-    assert kept(trainer, 2) == 0.7 and [change.what for change in dashboard.run.changes] == ["pause", "kl_coef", "stop"] and logs(trainer)[-1]["step"] == 2
+    assert dashboard.wait(20).global_step == trainer.update_count == 2 and not unlike(
+        weights(trainer), before
+    )
+    assert (
+        kept(trainer, 2) == 0.7
+        and [change.what for change in dashboard.run.changes] == ["pause", "kl_coef", "stop"]
+        and logs(trainer)[-1]["step"] == 2
+    )
 
 
-# catches: a pause before the log and the checkpoint of its update, so that the reader waits beside an unsaved update
+# catches: a pause before the log and the checkpoint of its update, so that the reader waits beside
+# an unsaved update
 def test_a_pause_comes_when_all_is_saved(ppo):
-    trainer, dashboard = steered(ppo, dict(u2=LiveDashboard.pause), save_strategy="steps", save_steps=1)
+    trainer, dashboard = steered(
+        ppo, dict(u2=LiveDashboard.pause), save_strategy="steps", save_steps=1
+    )
     dashboard.start(trainer)
     wait_for(dashboard, "paused")
     assert logs(trainer)[-1]["step"] == 2 and Path(trainer.args.output_dir, "checkpoint-2").is_dir()
@@ -149,46 +228,66 @@ def test_wishes_of_many_threads_are_fulfilled_by_one(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {})
     dashboard.box
     acted, real = set(), FixedKLController.set
+
     def note(controller, value):
-        if controller is trainer.controller: acted.add(threading.get_ident())
+        if controller is trainer.controller:
+            acted.add(threading.get_ident())
         real(controller, value)
+
     monkeypatch.setattr(FixedKLController, "set", note)
+
     def press(i):
         for j in range(40):
             if dashboard.run.state == "running":
-                try: dashboard.kl_coef = 0.1 + (i * 40 + j) / 1000
-                except RuntimeError: return  # the run was over first
+                try:
+                    dashboard.kl_coef = 0.1 + (i * 40 + j) / 1000
+                except RuntimeError:
+                    return  # the run was over first
             time.sleep(0.001)
+
     hands = [threading.Thread(target=press, args=(i,)) for i in range(4)]
     dashboard.start(trainer)
     wait_for(dashboard, "running")
-    for hand in hands: hand.start()
-    for hand in hands: hand.join()
+    for hand in hands:
+        hand.start()
+    for hand in hands:
+        hand.join()
     dashboard.wait(20)
     lines = [line for line in trainer.state.log_history if "steering/kl_coef" in line]
     assert lines and acted == {dashboard._thread.ident}
-    assert all(b["steering/kl_coef_before"] == a["steering/kl_coef"] for a, b in zip(lines, lines[1:]))
+    assert all(
+        b["steering/kl_coef_before"] == a["steering/kl_coef"] for a, b in zip(lines, lines[1:])
+    )
     last = {line["step"]: line["steering/kl_coef"] for line in lines}
     assert all(coefs(trainer)[step] == value for step, value in last.items() if step < 6)
 
 
 # catches: a bad number that is found an update later in the training thread, where it ends the run
-@pytest.mark.parametrize("kind, bad", [("fixed", -0.1), ("fixed", math.nan), ("fixed", math.inf), ("adaptive", 0.0)])
+@pytest.mark.parametrize(
+    "kind, bad", [("fixed", -0.1), ("fixed", math.nan), ("fixed", math.inf), ("adaptive", 0.0)]
+)
 def test_a_bad_coefficient_is_refused_at_once(ppo, kind, bad):
     seen = []
+
     def try_it(dashboard):
-        with pytest.raises(ValueError, match="kl_coef is"): dashboard.kl_coef = bad
+        with pytest.raises(ValueError, match="kl_coef is"):
+            dashboard.kl_coef = bad
         seen.append(dashboard.run.asked)
+
     trainer, dashboard = steered(ppo, dict(u2=try_it), kl_controller=kind)
     assert trainer.train().global_step == 6 and seen == [()] and not dashboard.run.changes
 
 
-# catches: a wish to a run that is not there, swallowed without a word, which then holds the next run
-@pytest.mark.parametrize("act", [LiveDashboard.pause, LiveDashboard.stop, LiveDashboard.go_on, wish(0.1)])
+# catches: a wish to a run that is not there, swallowed without a word, which then holds the next
+# run
+@pytest.mark.parametrize(
+    "act", [LiveDashboard.pause, LiveDashboard.stop, LiveDashboard.go_on, wish(0.1)]
+)
 def test_a_wish_to_nobody_is_refused(ppo, act):
     trainer, dashboard = steered(ppo, {})
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="no run is going on"): act(dashboard)
+        with pytest.raises(RuntimeError, match="no run is going on"):
+            act(dashboard)
         trainer.train()
     assert trainer.state.global_step == 6 and not dashboard.run.changes
 
@@ -198,36 +297,59 @@ def test_several_processes_are_not_steered(ppo):
     def try_it(dashboard):
         dashboard._ranks = 2
         for act in (LiveDashboard.pause, LiveDashboard.stop, wish(0.1)):
-            with pytest.raises(RuntimeError, match="2 processes"): act(dashboard)
+            with pytest.raises(RuntimeError, match="2 processes"):
+                act(dashboard)
+
     trainer, dashboard = steered(ppo, dict(u2=try_it))
     assert trainer.train().global_step == 6 and not dashboard.run.changes
 
 
-# catches: an error that leaves "Running" behind, is swallowed, or is shown as markup; an interrupt that looks like an end; a pause that an interrupt cannot end
-@pytest.mark.parametrize("error, told", [(ValueError("<b>bad</b>"), "Failed after 2 whole updates: ValueError: &lt;b&gt;bad"), (KeyboardInterrupt(), "Interrupted after 2 whole updates")])
+# catches: an error that leaves "Running" behind, is swallowed, or is shown as markup; an interrupt
+# that looks like an end; a pause that an interrupt cannot end
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (ValueError("<b>bad</b>"), "Failed after 2 whole updates: ValueError: &lt;b&gt;bad"),
+        (KeyboardInterrupt(), "Interrupted after 2 whole updates"),
+    ],
+)
 @pytest.mark.parametrize("thread", [False, True])
 def test_a_run_that_breaks_off_says_so(ppo, error, told, thread):
     calls = []
+
     def reward(prompts, responses, **columns):
         calls.append(1)
-        if len(calls) == 3: raise error
+        if len(calls) == 3:
+            raise error
         return likes_c(prompts, responses)
+
     dashboard = LiveDashboard()
     trainer = ppo(reward, total_episodes=48, parts=dict(callbacks=[dashboard]))
     with pytest.raises(type(error)):
-        if thread: dashboard.start(trainer), dashboard.wait(20)
-        else: trainer.train()
+        if thread:
+            dashboard.start(trainer), dashboard.wait(20)
+        else:
+            trainer.train()
     assert told in render_run(dashboard.run) and not dashboard.run.asked
-    with pytest.raises(RuntimeError): dashboard.pause()
+    with pytest.raises(RuntimeError):
+        dashboard.pause()
 
 
 # catches: a wait in a pause that never returns to Python, and one that is told as half an update
 def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, dict(u2=LiveDashboard.pause))
-    def interrupted(seconds): raise KeyboardInterrupt
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(dashboard._gate, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt): trainer.train()
-    assert dashboard.run.state == "left" and "nothing is half made" in repr(dashboard) and dashboard._gate.is_set()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert (
+        dashboard.run.state == "left"
+        and "nothing is half made" in repr(dashboard)
+        and dashboard._gate.is_set()
+    )
 
 
 # catches: a drawing that fails and takes the run with it, or fails without a word
@@ -235,10 +357,15 @@ def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {})
     dashboard.box
     monkeypatch.setattr(dashboard, "_body", lambda: 1 / 0)
-    assert trainer.train().global_step == 6 and "ZeroDivisionError" in dashboard._view.value and 'role="alert"' in dashboard._view.value
+    assert (
+        trainer.train().global_step == 6
+        and "ZeroDivisionError" in dashboard._view.value
+        and 'role="alert"' in dashboard._view.value
+    )
 
 
-# catches: handlers that fail in silence, a late click that raises, a slider that cannot take its wish back
+# catches: handlers that fail in silence, a late click that raises, a slider that cannot take its
+# wish back
 def test_handlers_say_what_went_wrong(ppo):
     def try_it(dashboard):
         dashboard._slider.value = 0.2
@@ -246,13 +373,17 @@ def test_handlers_say_what_went_wrong(ppo):
         dashboard._slider.value = 0.05
         assert dashboard.run.asked == ()
         dashboard.trainer.controller.set, real = None, dashboard.trainer.controller.set
-        with pytest.raises(TypeError): dashboard._slider.value = 0.3
+        with pytest.raises(TypeError):
+            dashboard._slider.value = 0.3
         assert "TypeError" in dashboard._said.value
         dashboard.trainer.controller.set = real
+
     trainer, dashboard = steered(ppo, dict(u2=try_it))
     dashboard.box
     trainer.train()
-    assert not dashboard.run.changes and dashboard._slider.disabled and dashboard._hold_button.disabled
+    assert (
+        not dashboard.run.changes and dashboard._slider.disabled and dashboard._hold_button.disabled
+    )
     dashboard._stop_button.click()
     assert "no run was going on" in dashboard._said.value
 
@@ -260,74 +391,157 @@ def test_handlers_say_what_went_wrong(ppo):
 # catches: a widget whose clicks ipykernel 7.4 leads to the busy shell
 def test_every_control_has_its_ear_open(monkeypatch):
     import comm
+
     class Comm(comm.DummyComm):
-        def _reply_subshell_for(self, data, default): return None
+        def _reply_subshell_for(self, data, default):
+            return None
+
     monkeypatch.setattr(comm, "create_comm", lambda *given, **more: Comm(*given, **more))
     dashboard = LiveDashboard()
     dashboard.box
-    for one in (dashboard._hold_button, dashboard._stop_button, dashboard._slider, dashboard._signal, dashboard._all, dashboard._beat):
+    for one in (
+        dashboard._hold_button,
+        dashboard._stop_button,
+        dashboard._slider,
+        dashboard._signal,
+        dashboard._all,
+        dashboard._beat,
+    ):
         assert one.comm is not None and getattr(one.comm, "_reply_subshell_for", None) is None, one
 
 
-# catches: curves from the log alone, which has a line in ten updates; shared lists; text and gaps among the numbers
+# catches: curves from the log alone, which has a line in ten updates; shared lists; text and gaps
+# among the numbers
 def test_every_update_is_a_point_whatever_is_logged(ppo):
     trainer, dashboard = steered(ppo, {}, logging_steps=100)
     trainer.train()
-    assert all([u for u, _ in line] == [1, 2, 3, 4, 5, 6] for line in dashboard.run.lines.values()) and dashboard.run.last.info["update"] == 5
+    assert (
+        all([u for u, _ in line] == [1, 2, 3, 4, 5, 6] for line in dashboard.run.lines.values())
+        and dashboard.run.last.info["update"] == 5
+    )
     second = ppo(total_episodes=16, parts=dict(callbacks=[dashboard]))
     second.train()
-    assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [1, 2] and dashboard.run.last.info["update"] == 1
+    assert [u for u, _ in dashboard.run.lines["objective/kl"]] == [
+        1,
+        2,
+    ] and dashboard.run.last.info["update"] == 1
 
 
 # catches: a dashboard that is deaf to trainers that are not PPO, or offers them kl_coef
 def test_any_trainer_is_watched(tmp_path):
     class Line(torch.nn.Module):
-        def __init__(self): super().__init__(); self.w = torch.nn.Parameter(torch.zeros(1))
-        def forward(self, x=None, labels=None): return dict(loss=((self.w * x - labels) ** 2).mean())
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x=None, labels=None):
+            return dict(loss=((self.w * x - labels) ** 2).mean())
+
     refused = []
+
     def try_it():
-        try: dashboard.kl_coef = 0.1
-        except RuntimeError as error: refused.append(str(error))
-    args = TrainingArguments(str(tmp_path), max_steps=9, logging_steps=2, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no")
+        try:
+            dashboard.kl_coef = 0.1
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    args = TrainingArguments(
+        str(tmp_path),
+        max_steps=9,
+        logging_steps=2,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+    )
     dashboard = LiveDashboard(every=0)
     dashboard.box
     data = [dict(x=torch.ones(1), labels=torch.ones(1))] * 16
-    trainer = Trainer(Line(), args, train_dataset=data, callbacks=[dashboard, At(u3=try_it, u5=lambda: dashboard.stop())])
+    trainer = Trainer(
+        Line(),
+        args,
+        train_dataset=data,
+        callbacks=[dashboard, At(u3=try_it, u5=lambda: dashboard.stop())],
+    )
     trainer.train()
-    assert trainer.state.global_step == 5 and dashboard.run.state == "stopped" and refused and "PPOTrainer" in refused[0]
-    assert [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5] and dashboard._slider.layout.display == "none" and "after step 5" in render_run(dashboard.run)
+    assert (
+        trainer.state.global_step == 5
+        and dashboard.run.state == "stopped"
+        and refused
+        and "PPOTrainer" in refused[0]
+    )
+    assert (
+        [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5]
+        and dashboard._slider.layout.display == "none"
+        and "after step 5" in render_run(dashboard.run)
+    )
 
 
-# catches: a script that prints, opens a window on a second rank, or fails where there is no notebook
+# catches: a script that prints, opens a window on a second rank, or fails where there is no
+# notebook
 def test_without_a_notebook_it_is_silent(ppo, capsys):
     trainer, dashboard = steered(ppo, {})
-    trainer.remove_callback(next(type(one) for one in trainer.callback_handler.callbacks if type(one).__name__ == "PrinterCallback"))
+    trainer.remove_callback(
+        next(
+            type(one)
+            for one in trainer.callback_handler.callbacks
+            if type(one).__name__ == "PrinterCallback"
+        )
+    )
     trainer.train()
     told = capsys.readouterr()
-    assert told.out == "" and "dashboard" not in told.err.lower() and "box" not in vars(dashboard) and dashboard.seconds == 0
+    assert (
+        told.out == ""
+        and "dashboard" not in told.err.lower()
+        and "box" not in vars(dashboard)
+        and dashboard.seconds == 0
+    )
 
 
 # catches: thinning that loses a spike, the ends or the order, and one that keeps nan
 def test_thin_keeps_every_extreme():
-    points = [(u, math.sin(u / 70) + 50 * (u == 3_331) - 40 * (u == 7_007)) for u in range(9_999)] + [(9_999, math.nan), (10_000, math.inf), (10_001, 0.5)]
+    points = [
+        (u, math.sin(u / 70) + 50 * (u == 3_331) - 40 * (u == 7_007)) for u in range(9_999)
+    ] + [(9_999, math.nan), (10_000, math.inf), (10_001, 0.5)]
     found = thin(points, 100)
-    assert len(found) <= 102 and found == sorted(found) and found[0][0] == 0 and found[-1] == (10_001, 0.5) and {3_331, 7_007} <= {u for u, _ in found}
+    assert (
+        len(found) <= 102
+        and found == sorted(found)
+        and found[0][0] == 0
+        and found[-1] == (10_001, 0.5)
+        and {3_331, 7_007} <= {u for u, _ in found}
+    )
     assert thin(points[:50], 100) == points[:50] and thin([]) == []
 
 
-# catches: markup of a model or a prompt that acts, a picture from a network, a curve without its numbers in words
+# catches: markup of a model or a prompt that acts, a picture from a network, a curve without its
+# numbers in words
 def test_what_is_shown_is_escaped_and_self_contained(ppo, tmp_path):
     from datasets import Dataset
-    trainer, dashboard = steered(ppo, dict(u2=wish(0.2)), data=Dataset.from_dict(dict(prompt=["abc", "b", "cd"] * 8)))
+
+    trainer, dashboard = steered(
+        ppo, dict(u2=wish(0.2)), data=Dataset.from_dict(dict(prompt=["abc", "b", "cd"] * 8))
+    )
     trainer.train()
-    dashboard.run.last.prompts[0], dashboard.run.last.tokens[0][0] = "<script>alert(1)</script>", "<img src=x onerror=alert(1)>"
+    dashboard.run.last.prompts[0], dashboard.run.last.tokens[0][0] = (
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+    )
     dashboard.run.state, dashboard.run.error = "failed", "<i>oh</i>"
     text = dashboard.save_html(tmp_path / "run.html").read_text()
     for shown in (text, dashboard._repr_html_()):
-        assert "<script" not in shown and "<img src=x" not in shown and "<i>oh" not in shown and "dashed: kl_coef was moved" in shown
+        assert (
+            "<script" not in shown
+            and "<img src=x" not in shown
+            and "<i>oh" not in shown
+            and "dashed: kl_coef was moved" in shown
+        )
     assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
-    for data in re.findall(r"base64,([^\"]+)", text): assert b"nan" not in base64.b64decode(data)
-    assert "text/html" in dashboard._repr_mimebundle_() and "score: " in re.sub("<[^>]*>", "", dashboard._repr_html_())
+    for data in re.findall(r"base64,([^\"]+)", text):
+        assert b"nan" not in base64.b64decode(data)
+    assert "text/html" in dashboard._repr_mimebundle_() and "score: " in re.sub(
+        "<[^>]*>", "", dashboard._repr_html_()
+    )
 
 
 # catches: a division by nothing on the first point, on equal values, on a run without an end
@@ -335,45 +549,69 @@ def test_small_runs_are_drawn():
     run = Run(state="running", update=1, total=0)
     run.add(1, {"objective/kl": 2.0, "flag": "yes", "bad": math.nan})
     run.add(1, {"objective/kl": 2.0})
-    assert "no finite number" in render_run(run, None) and "KL: 2 after update 1" in re.sub("<[^>]*>", "", render_run(run, ["KL"]))
+    assert "no finite number" in render_run(run, None) and "KL: 2 after update 1" in re.sub(
+        "<[^>]*>", "", render_run(run, ["KL"])
+    )
 
 
 # catches: arguments that fail at the first drawing instead of at once
-@pytest.mark.parametrize("wrong", [dict(signal="kll"), dict(curves="KL"), dict(every=-1), dict(episodes=math.nan)])
+@pytest.mark.parametrize(
+    "wrong", [dict(signal="kll"), dict(curves="KL"), dict(every=-1), dict(episodes=math.nan)]
+)
 def test_bad_arguments(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"): LiveDashboard(**wrong)
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+        LiveDashboard(**wrong)
 
 
 # catches: a second start into a run that is going on, and a wait for nothing
 def test_start_and_wait_refuse_what_makes_no_sense(ppo):
     trainer, dashboard = steered(ppo, dict(u2=LiveDashboard.pause))
-    with pytest.raises(RuntimeError, match="start"): dashboard.wait()
+    with pytest.raises(RuntimeError, match="start"):
+        dashboard.wait()
     dashboard.start(trainer)
-    with pytest.raises(RuntimeError, match="a run is going on"): dashboard.start(trainer)
-    with pytest.raises(TimeoutError, match="goes on"): dashboard.wait(0.2)
+    with pytest.raises(RuntimeError, match="a run is going on"):
+        dashboard.start(trainer)
+    with pytest.raises(TimeoutError, match="goes on"):
+        dashboard.wait(0.2)
     wait_for(dashboard, "paused")
     dashboard.stop()
     assert dashboard.wait(20).global_step == 2
 
 
-# catches: controllers that take by hand what their constructor refuses, or change before they refuse
+# catches: controllers that take by hand what their constructor refuses, or change before they
+# refuse
 def test_controllers_are_set_with_the_care_of_their_constructors():
-    for made, bad in ((FixedKLController(0.1), (-1.0, math.nan, math.inf)), (AdaptiveKLController(0.1, 6.0, 1000), (0.0, -1.0, math.nan))):
+    for made, bad in (
+        (FixedKLController(0.1), (-1.0, math.nan, math.inf)),
+        (AdaptiveKLController(0.1, 6.0, 1000), (0.0, -1.0, math.nan)),
+    ):
         for value in bad:
-            with pytest.raises(ValueError, match="kl_coef is"): made.set(value)
+            with pytest.raises(ValueError, match="kl_coef is"):
+                made.set(value)
         assert made.value == 0.1
         made.set(0.3)
         assert made.value == 0.3 and made.state_dict() == dict(value=0.3)
 
 
-# catches: callbacks of others that are called with what they do not know, and a door that is not there when one steps by hand
+# catches: callbacks of others that are called with what they do not know, and a door that is not
+# there when one steps by hand
 def test_ppo_events_reach_those_who_have_ears(ppo):
     class Ears(TrainerCallback):
-        def __init__(self): self.heard = []
-        def ppo_begin(self, trainer): self.heard.append("begin")
-        def ppo_update(self, rollout, metrics): self.heard.append((rollout.info["update"], metrics["objective/kl_coef"]))
-        def ppo_between(self, control): self.heard.append("between")
-        def ppo_end(self, error): self.heard.append(error)
+        def __init__(self):
+            self.heard = []
+
+        def ppo_begin(self, trainer):
+            self.heard.append("begin")
+
+        def ppo_update(self, rollout, metrics):
+            self.heard.append((rollout.info["update"], metrics["objective/kl_coef"]))
+
+        def ppo_between(self, control):
+            self.heard.append("between")
+
+        def ppo_end(self, error):
+            self.heard.append(error)
+
     ears, dashboard = Ears(), LiveDashboard()
     trainer = ppo(total_episodes=16, parts=dict(callbacks=[ears, TrainerCallback(), dashboard]))
     trainer.train()
@@ -385,5 +623,8 @@ def test_ppo_events_reach_those_who_have_ears(ppo):
 
 # catches: a package that pulls in a notebook before anybody asks for the dashboard
 def test_the_package_offers_it_lazily():
-    code = "import sys, rlhf_nb; assert 'LiveDashboard' in rlhf_nb.__all__ and 'ipywidgets' not in sys.modules; assert rlhf_nb.LiveDashboard.__module__ == 'rlhf_nb.dashboard'"
+    code = (
+        "import sys, rlhf_nb; assert 'LiveDashboard' in rlhf_nb.__all__ and 'ipywidgets' not "
+        "in sys.modules; assert rlhf_nb.LiveDashboard.__module__ == 'rlhf_nb.dashboard'"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,7 +1,9 @@
-"""The site: every page and every export is in it, nothing that is wrong goes through, and who reads it asks nothing of a network.
+"""The site: every page and every export is in it, nothing that is wrong goes through, and who
+reads it asks nothing of a network.
 
 The whole site is built once. What must fail is planted on small sites of three pages.
 """
+
 from __future__ import annotations
 
 import ast
@@ -33,19 +35,33 @@ import links  # noqa: E402
 import reference  # noqa: E402
 
 PAGES = sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb"))
-MODULES = sorted(path.stem for path in (ROOT / LIB).glob("*.py") if path.stem not in ("__init__", "_modidx"))
+MODULES = sorted(
+    path.stem for path in (ROOT / LIB).glob("*.py") if path.stem not in ("__init__", "_modidx")
+)
 
 
 def built(root: Path, place: Path) -> subprocess.CompletedProcess:
     "Build as `make docs` does, into `place`/site."
-    command = [sys.executable, ROOT / "docs" / "build.py", "--root", root, "--out", place / "site", "--work", place / "work"]
+    command = [
+        sys.executable,
+        ROOT / "docs" / "build.py",
+        "--root",
+        root,
+        "--out",
+        place / "site",
+        "--work",
+        place / "work",
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 @pytest.fixture(scope="session")
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future]]:
     "The whole site and all plants, two at a time: name -> what came of it, and where it is."
-    def build(root: Path, place: Path) -> tuple[subprocess.CompletedProcess, Path]: return built(root, place), place
+
+    def build(root: Path, place: Path) -> tuple[subprocess.CompletedProcess, Path]:
+        return built(root, place), place
+
     with ThreadPoolExecutor(2) as pool:
         futures = {"whole": pool.submit(build, ROOT, tmp_path_factory.mktemp("whole"))}
         for what, (pages, _) in PLANTS.items():
@@ -56,6 +72,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
 
 
 # ---- The whole site ----
+
 
 @pytest.fixture(scope="session")
 def site(builds) -> Path:
@@ -68,7 +85,12 @@ def site(builds) -> Path:
 @pytest.fixture(scope="session")
 def soups(site: Path) -> dict[str, BeautifulSoup]:
     "Page -> what is on it."
-    return {path.relative_to(site).with_suffix("").as_posix(): BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser") for path in links.pages(site)}
+    return {
+        path.relative_to(site).with_suffix("").as_posix(): BeautifulSoup(
+            path.read_text(encoding="utf-8"), "html.parser"
+        )
+        for path in links.pages(site)
+    }
 
 
 def said(part: Tag | str) -> str:
@@ -76,95 +98,198 @@ def said(part: Tag | str) -> str:
     return " ".join(re.sub(r"¶", "", part if isinstance(part, str) else part.get_text(" ")).split())
 
 
-# catches: a notebook that is passed over, a menu in the order of the alphabet of its titles, a section that is not there, an index that lists itself twice
+# catches: a notebook that is passed over, a menu in the order of the alphabet of its titles, a
+# section that is not there, an index that lists itself twice
 def test_the_menu_has_every_page_in_its_place(soups):
     menu = soups["index"].select_one(".sidebar-tree")
-    found = {caption.get_text(): [a["href"].removesuffix(".html") for a in caption.find_next("ul").select("a")] for caption in menu.select(".caption")}
-    assert list(found)[:1] == ["Start here"] and list(found)[-1] == "API" and found["API"] == ["api/index", *(f"api/{m}" for m in in_order())]
-    assert found["Start here"][1:] == ["00_tour"] and set(PAGES) == {"index", *(name for section, names in found.items() if section != "API" for name in names if name != "#")}
-    for section, numbers in {"The components": range(0, 13), "Training and judging": range(13, 16), "The rooms": range(16, 20), "Labs": range(20, 100)}.items():
-        wanted = [name for name in PAGES if name[:2].isdigit() and int(name[:2]) in numbers and name != "00_tour"]
+    found = {
+        caption.get_text(): [
+            a["href"].removesuffix(".html") for a in caption.find_next("ul").select("a")
+        ]
+        for caption in menu.select(".caption")
+    }
+    assert (
+        list(found)[:1] == ["Start here"]
+        and list(found)[-1] == "API"
+        and found["API"] == ["api/index", *(f"api/{m}" for m in in_order())]
+    )
+    assert found["Start here"][1:] == ["00_tour"] and set(PAGES) == {
+        "index",
+        *(
+            name
+            for section, names in found.items()
+            if section != "API"
+            for name in names
+            if name != "#"
+        ),
+    }
+    for section, numbers in {
+        "The components": range(13),
+        "Training and judging": range(13, 16),
+        "The rooms": range(16, 20),
+        "Labs": range(20, 100),
+    }.items():
+        wanted = [
+            name
+            for name in PAGES
+            if name[:2].isdigit() and int(name[:2]) in numbers and name != "00_tour"
+        ]
         assert found.get(section, []) == wanted, section
     assert set(soups) == {*PAGES, "api/index", *(f"api/{m}" for m in MODULES)}
 
 
 def in_order() -> list[str]:
     "Modules in the order of the notebooks that export them."
-    named = [re.search(r"#\| default_exp (\w+)", (ROOT / "nbs" / f"{name}.ipynb").read_text(encoding="utf-8")) for name in PAGES]
+    named = [
+        re.search(
+            r"#\| default_exp (\w+)", (ROOT / "nbs" / f"{name}.ipynb").read_text(encoding="utf-8")
+        )
+        for name in PAGES
+    ]
     return [match[1] for match in named if match]
 
 
-# catches: words that MyST takes for markup of its own and swallows (a line that begins with %, a role, a target), a cell that is dropped
+# catches: words that MyST takes for markup of its own and swallows (a line that begins with %, a
+# role, a target), a cell that is dropped
 @pytest.mark.parametrize("page", PAGES)
 def test_no_word_of_a_page_is_lost(soups, page):
     markdown = MarkdownIt("commonmark").enable("table")
-    def words(text: str) -> str: return " ".join(re.findall(r"[A-Za-z]{2,}", html.unescape(re.sub(r"<[^>]+>", " ", text))))
+
+    def words(text: str) -> str:
+        return " ".join(re.findall(r"[A-Za-z]{2,}", html.unescape(re.sub(r"<[^>]+>", " ", text))))
+
     shown = words(str(soups[page].select_one("article")))
     for cell in json.loads((ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]:
-        if cell["cell_type"] != "markdown": continue
-        for part in re.split(r"\$\$.*?\$\$|\$[^$\n]+\$|\n\n", "".join(cell["source"]), flags=re.S): assert words(re.sub(r"\$[^$]*\$", "", markdown.render(part))) in shown
+        if cell["cell_type"] != "markdown":
+            continue
+        for part in re.split(r"\$\$.*?\$\$|\$[^$\n]+\$|\n\n", "".join(cell["source"]), flags=re.S):
+            assert words(re.sub(r"\$[^$]*\$", "", markdown.render(part))) in shown
 
 
-# catches: code of a page that is not shown, directives that are, a hidden cell that is shown, an output that is lost
+# catches: code of a page that is not shown, directives that are, a hidden cell that is shown, an
+# output that is lost
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_is_shown(soups, page):
     shown = [cell.get_text().strip() for cell in soups[page].select("div.cell_input pre")]
-    cells = [("".join(cell["source"]), cell) for cell in json.loads((ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    seen = [source for source, _ in cells if not re.search(r"^#\| *(default_exp|hide\b|echo: false)", source, re.M)]
+    cells = [
+        ("".join(cell["source"]), cell)
+        for cell in json.loads((ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8"))[
+            "cells"
+        ]
+        if cell["cell_type"] == "code"
+    ]
+    seen = [
+        source
+        for source, _ in cells
+        if not re.search(r"^#\| *(default_exp|hide\b|echo: false)", source, re.M)
+    ]
     assert shown == [re.sub(r"^#\|.*\n?", "", source, flags=re.M).strip() for source in seen]
-    assert len(soups[page].select("div.cell.tag_exported")) == sum(bool(re.search(r"^#\| *exports?\b", source, re.M)) for source in seen)
+    assert len(soups[page].select("div.cell.tag_exported")) == sum(
+        bool(re.search(r"^#\| *exports?\b", source, re.M)) for source in seen
+    )
     assert bool(soups[page].select("div.cell_output")) == any(cell["outputs"] for _, cell in cells)
 
 
-# catches: an export that autodoc passes over (a constant, what is put together elsewhere), or a page that nobody made
+# catches: an export that autodoc passes over (a constant, what is put together elsewhere), or a
+# page that nobody made
 @pytest.mark.parametrize("module", MODULES)
 def test_every_export_is_in_the_reference(soups, module):
     names = importlib.import_module(f"{LIB}.{module}").__all__
-    ids, front = {part["id"] for part in soups[f"api/{module}"].select("dt[id]")}, {a["href"] for a in soups["api/index"].select("article a")}
+    ids, front = (
+        {part["id"] for part in soups[f"api/{module}"].select("dt[id]")},
+        {a["href"] for a in soups["api/index"].select("article a")},
+    )
     assert {f"{LIB}.{module}.{name}" for name in names} <= ids
     assert {f"{module}.html#{LIB}.{module}.{name}" for name in names} <= front
 
 
 # catches: promises of the package itself that the front page of the reference forgets
 def test_what_the_package_exports_is_on_the_front_page(soups):
-    line = next(p for p in soups["api/index"].select("article p") if "itself one can import" in p.get_text())
-    assert {code.get_text() for code in line.select("a code")} == set(importlib.import_module(LIB).__all__)
+    line = next(
+        p for p in soups["api/index"].select("article p") if "itself one can import" in p.get_text()
+    )
+    assert {code.get_text() for code in line.select("a code")} == set(
+        importlib.import_module(LIB).__all__
+    )
 
 
 def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
-    "Of each exported function, and each method of an exported class that has a docstring: the comments between `def` and the body."
+    """Of each exported function, and each method of an exported class that has a docstring: the
+    comments between `def` and the body."""
     source = (ROOT / LIB / f"{module}.py").read_text(encoding="utf-8")
-    comments = {t.start[0]: t.string.lstrip("# ") for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT}
+    comments = {
+        t.start[0]: t.string.lstrip("# ")
+        for t in tokenize.generate_tokens(io.StringIO(source).readline)
+        if t.type == tokenize.COMMENT
+    }
     exported = importlib.import_module(f"{LIB}.{module}").__all__
     for node in ast.parse(source).body:
-        inside = [node] if isinstance(node, ast.FunctionDef) else [part for part in getattr(node, "body", []) if isinstance(part, ast.FunctionDef)] if isinstance(node, ast.ClassDef) else []
+        inside = (
+            [node]
+            if isinstance(node, ast.FunctionDef)
+            else [part for part in getattr(node, "body", []) if isinstance(part, ast.FunctionDef)]
+            if isinstance(node, ast.ClassDef)
+            else []
+        )
         for function in inside:
-            if node.name in exported and (function is node or function.name == "__init__" or not function.name.startswith("_") and ast.get_docstring(function)):
-                yield from ((function.name, comments[line]) for line in range(function.lineno, function.body[0].lineno) if line in comments)
+            if node.name in exported and (
+                function is node
+                or function.name == "__init__"
+                or (not function.name.startswith("_") and ast.get_docstring(function))
+            ):
+                yield from (
+                    (function.name, comments[line])
+                    for line in range(function.lineno, function.body[0].lineno)
+                    if line in comments
+                )
 
 
-# catches: comments beside parameters that are not read: those alone on a line, those of the returned value, those of a class, those of inherited settings
+# catches: comments beside parameters that are not read: those alone on a line, those of the
+# returned value, those of a class, those of inherited settings
 @pytest.mark.parametrize("module", MODULES)
 def test_comments_beside_parameters_are_in_the_reference(soups, module):
     shown = re.sub(r"[\s`]", "", soups[f"api/{module}"].select_one("article").get_text())
-    lost = [(name, comment) for name, comment in beside_parameters(module) if re.sub(r"[\s`]", "", comment) not in shown]
+    lost = [
+        (name, comment)
+        for name, comment in beside_parameters(module)
+        if re.sub(r"[\s`]", "", comment) not in shown
+    ]
     assert not lost
 
 
-# catches: settings declared in a private part of a class, a hundred arguments of transformers in place of ours, a method of ours that is missing, one of theirs
+# catches: settings declared in a private part of a class, a hundred arguments of transformers in
+# place of ours, a method of ours that is missing, one of theirs
 def test_a_class_is_shown_whole_and_alone(soups):
     from dataclasses import fields
 
     from rlhf_nb import PPOConfig
+
     page = soups["api/trainer"]
     config = page.find(id=f"{LIB}.trainer.PPOConfig").parent
     for field in fields(PPOConfig):
-        if "help" in field.metadata and field.name in ("kl_coef", "temperature", "lam", "resize_embeddings"): assert said(field.metadata["help"]) in said(config)
-    assert "adam_beta1" not in config.get_text() and "kl_coef: float = 0.05" in said(config).replace(" :", ":")
-    methods = {dt["id"].rpartition(".")[2] for dt in soups["api/rollout"].select(f"dt[id^='{LIB}.rollout.Rollout.']")}
+        if "help" in field.metadata and field.name in (
+            "kl_coef",
+            "temperature",
+            "lam",
+            "resize_embeddings",
+        ):
+            assert said(field.metadata["help"]) in said(config)
+    assert "adam_beta1" not in config.get_text() and "kl_coef: float = 0.05" in said(
+        config
+    ).replace(" :", ":")
+    methods = {
+        dt["id"].rpartition(".")[2]
+        for dt in soups["api/rollout"].select(f"dt[id^='{LIB}.rollout.Rollout.']")
+    }
     assert methods == {"with_", "select", "episodes", "by_token", "save", "load"}
-    trainer = {dt["id"].rpartition(".")[2] for dt in page.select(f"dt[id^='{LIB}.trainer.PPOTrainer.']")}
-    assert {"rollout", "score", "advantages", "update", "step"} <= trainer and not {"compute_loss", "hyperparameter_search", "push_to_hub"} & trainer
+    trainer = {
+        dt["id"].rpartition(".")[2] for dt in page.select(f"dt[id^='{LIB}.trainer.PPOTrainer.']")
+    }
+    assert {"rollout", "score", "advantages", "update", "step"} <= trainer and not {
+        "compute_loss",
+        "hyperparameter_search",
+        "push_to_hub",
+    } & trainer
 
 
 # catches: [source] that leads nowhere, to another cell, or to the wrong notebook
@@ -173,61 +298,118 @@ def test_source_leads_to_the_cell_that_makes_it(soups, module):
     for entry in soups[f"api/{module}"].select("dt[id]"):
         name = entry["id"].removeprefix(f"{LIB}.{module}.").split(".")[-1]
         path, _, anchor = entry.select_one("a[href*='#cell-']")["href"].partition("#")
-        cell = soups[path.removeprefix("../").removesuffix(".html")].find(id=anchor).find_next("div", class_="cell")
-        assert "tag_exported" in cell["class"] and re.search(rf"\b{name}\b", cell.select_one("pre").get_text()), entry["id"]
+        cell = (
+            soups[path.removeprefix("../").removesuffix(".html")]
+            .find(id=anchor)
+            .find_next("div", class_="cell")
+        )
+        assert "tag_exported" in cell["class"] and re.search(
+            rf"\b{name}\b", cell.select_one("pre").get_text()
+        ), entry["id"]
 
 
-# catches: pages of the reference that do not say how a thing is made, notebooks that do not say what they make, names in prose that lead nowhere
+# catches: pages of the reference that do not say how a thing is made, notebooks that do not say
+# what they make, names in prose that lead nowhere
 def test_pages_and_reference_lead_to_each_other(soups):
     for page in PAGES:
-        made = re.search(r"#\| default_exp (\w+)", (ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8"))
+        made = re.search(
+            r"#\| default_exp (\w+)", (ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8")
+        )
         if made:
             assert soups[page].select(f"article .about a[href='api/{made[1]}.html']"), page
             assert soups[f"api/{made[1]}"].select(f"article a[href='../{page}.html']"), page
-        if page != "index": assert soups[page].select(f"article .about a[href$='/blob/main/nbs/{page}.ipynb']"), page
+        if page != "index":
+            assert soups[page].select(f"article .about a[href$='/blob/main/nbs/{page}.ipynb']"), (
+                page
+            )
     assert soups["11_gae"].select(f"article p a[href='api/gae.html#{LIB}.gae.td_errors'] code")
 
 
 # catches: an absolute path in a docstring's default, a constant or an output
 def test_no_path_of_this_machine_is_in_it(site):
     here = "|".join(map(re.escape, (str(ROOT), str(site.parent))))
-    found = [(page.name, match) for page in links.pages(site) for match in re.findall(rf"(?:{here}|/home/\w+/|/tmp/\w)[^<\s]*", page.read_text(encoding="utf-8"))]
+    found = [
+        (page.name, match)
+        for page in links.pages(site)
+        for match in re.findall(
+            rf"(?:{here}|/home/\w+/|/tmp/\w)[^<\s]*", page.read_text(encoding="utf-8")
+        )
+    ]
     assert not found, "display the name of a file alone, not its path"
 
 
 # catches: a version of a tool of the site that nobody tested
 def test_tools_of_the_site_have_tested_versions():
-    assert constraint_problems((ROOT / "constraints.txt").read_text(), settings()["docs_requirements"]) == []
+    assert (
+        constraint_problems((ROOT / "constraints.txt").read_text(), settings()["docs_requirements"])
+        == []
+    )
 
 
 # ---- What must not go through ----
 
+
 def notebook(*cells: str | dict) -> dict:
     "Texts are cells of Markdown."
-    made = [dict(cell_type="markdown", id=f"c{i}", metadata={}, source=cell) if isinstance(cell, str) else dict(id=f"c{i}", metadata={}, execution_count=None) | cell
-            for i, cell in enumerate(cells)]
-    return dict(cells=made, metadata=dict(kernelspec=dict(display_name="python3", language="python", name="python3")), nbformat=4, nbformat_minor=5)
+    made = [
+        dict(cell_type="markdown", id=f"c{i}", metadata={}, source=cell)
+        if isinstance(cell, str)
+        else dict(id=f"c{i}", metadata={}, execution_count=None) | cell
+        for i, cell in enumerate(cells)
+    ]
+    return dict(
+        cells=made,
+        metadata=dict(kernelspec=dict(display_name="python3", language="python", name="python3")),
+        nbformat=4,
+        nbformat_minor=5,
+    )
 
 
 def output(markup: str) -> dict:
     "A cell that displays markup."
-    return dict(cell_type="code", source="x", outputs=[dict(output_type="display_data", data={"text/html": markup, "text/plain": "x"}, metadata={})])
+    return dict(
+        cell_type="code",
+        source="x",
+        outputs=[
+            dict(
+                output_type="display_data",
+                data={"text/html": markup, "text/plain": "x"},
+                metadata={},
+            )
+        ],
+    )
 
 
 def small(root: Path, **pages: dict) -> Path:
     "A repository without a package, with a file that git leaves out and one beside it."
     (root / "nbs").mkdir(parents=True)
     shutil.copy(ROOT / "settings.ini", root)
-    good = notebook("# Good\n> A promise.", "## A part\n\n[a part](#a-part), [first](index.ipynb), [settings](../settings.ini), [a paper](https://arxiv.org/abs/1707.06347), $x^2$\n\n$$\\sum_t r_t$$")
-    for name, page in {"index": notebook("# First\n[good](01_good.ipynb#a-part)"), "01_good": good, **pages}.items():
-        (root / "nbs" / f"{name.removeprefix('n')}.ipynb").write_text(json.dumps(page), encoding="utf-8")
+    good = notebook(
+        "# Good\n> A promise.",
+        "## A part\n\n[a part](#a-part), [first](index.ipynb), [settings](../settings.ini), [a "
+        "paper](https://arxiv.org/abs/1707.06347), $x^2$\n\n$$\\sum_t r_t$$",
+    )
+    for name, page in {
+        "index": notebook("# First\n[good](01_good.ipynb#a-part)"),
+        "01_good": good,
+        **pages,
+    }.items():
+        (root / "nbs" / f"{name.removeprefix('n')}.ipynb").write_text(
+            json.dumps(page), encoding="utf-8"
+        )
     (root / "runs").mkdir()
-    for path, text in {"runs/a.txt": "on this machine alone", "../outside.txt": "not ours", ".gitignore": "runs/\n"}.items(): (root / path).write_text(text)
+    for path, text in {
+        "runs/a.txt": "on this machine alone",
+        "../outside.txt": "not ours",
+        ".gitignore": "runs/\n",
+    }.items():
+        (root / path).write_text(text)
     subprocess.run(["git", "init", "-q", root], check=True)
     return root
 
 
-def bad(text: str) -> dict: return dict(n02_bad=notebook("# Bad\n> A promise.", text))
+def bad(text: str) -> dict:
+    return dict(n02_bad=notebook("# Bad\n> A promise.", text))
 
 
 # What is planted -> words of the complaint.
@@ -236,7 +418,10 @@ PLANTS = {
     "a notebook that is not there": (bad("[x](77_none.ipynb)"), "77_none"),
     "an anchor that is not there": (bad("[x](01_good.ipynb#another-part)"), "another-part"),
     "an anchor of the page itself": (bad("[x](#nowhere)"), "nowhere"),
-    "a file that is not there": (bad("[x](../benchmarks/none.py)"), "links to ../benchmarks/none.py"),
+    "a file that is not there": (
+        bad("[x](../benchmarks/none.py)"),
+        "links to ../benchmarks/none.py",
+    ),
     "a file that git leaves out": (bad("[x](../runs/a.txt)"), "links to ../runs/a.txt"),
     "a file outside the repository": (bad("[x](../../outside.txt)"), "links to ../../outside.txt"),
     "a picture that is not there": (bad("![x](../none.png)"), "none.png"),
@@ -244,16 +429,29 @@ PLANTS = {
     "markup that is unknown": (bad("```{nothing}\n```"), "Unknown directive type"),
     "a page without a number": (dict(extra=notebook("# Extra")), "has no place in the menu"),
     "a page without a title": (dict(n02_bad=notebook("Words.")), "has no title"),
-    "a link in an output": (dict(n02_bad=notebook("# Bad", output('<a href="gone.html">x</a>'))), "link to gone.html"),
-    "an anchor in an output": (dict(n02_bad=notebook("# Bad", output('<a href="01_good.html#none">x</a>'))), "01_good.html has no such anchor"),
-    "a picture from the web": (dict(n02_bad=notebook("# Bad", output('<img src="https://example.org/x.png" alt="x">'))), "asks nothing of a network"),
-    "a script from the web": (dict(n02_bad=notebook("# Bad", output('<script src="//example.org/x.js"></script>'))), "asks nothing of a network"),
+    "a link in an output": (
+        dict(n02_bad=notebook("# Bad", output('<a href="gone.html">x</a>'))),
+        "link to gone.html",
+    ),
+    "an anchor in an output": (
+        dict(n02_bad=notebook("# Bad", output('<a href="01_good.html#none">x</a>'))),
+        "01_good.html has no such anchor",
+    ),
+    "a picture from the web": (
+        dict(n02_bad=notebook("# Bad", output('<img src="https://example.org/x.png" alt="x">'))),
+        "asks nothing of a network",
+    ),
+    "a script from the web": (
+        dict(n02_bad=notebook("# Bad", output('<script src="//example.org/x.js"></script>'))),
+        "asks nothing of a network",
+    ),
     "an address that is none": (bad("[x](https://arxiv.org/abs/17070.6347)"), "arXiv has"),
     "a formula without an end": (bad("$$\\sum_t r_t"), "a formula that was not set"),
 }
 
 
-# catches: a build that goes through whatever is wrong, that fails whatever is right, that fails without a word, or leaves half a site behind
+# catches: a build that goes through whatever is wrong, that fails whatever is right, that fails
+# without a word, or leaves half a site behind
 @pytest.mark.parametrize("what", PLANTS)
 def test_what_is_wrong_does_not_go_through(builds, what):
     done, place = builds[what].result()
@@ -265,7 +463,11 @@ def test_what_is_wrong_does_not_go_through(builds, what):
 # catches: a link into the repository that stays relative, a heading that cannot be linked to
 def test_links_of_a_good_page_lead_where_they_should(builds):
     page = (builds["nothing"].result()[1] / "site" / "01_good.html").read_text(encoding="utf-8")
-    assert 'href="https://github.com/rlhf-nb/rlhf_nb/blob/main/settings.ini"' in page and 'href="#a-part"' in page and 'href="index.html"' in page
+    assert (
+        'href="https://github.com/rlhf-nb/rlhf_nb/blob/main/settings.ini"' in page
+        and 'href="#a-part"' in page
+        and 'href="index.html"' in page
+    )
 
 
 # catches: a folder of somebody's work that is removed to make room
@@ -273,35 +475,74 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "thesis.txt").write_text("mine")
     done = built(small(tmp_path / "root"), tmp_path)
-    assert done.returncode and "holds no site" in done.stderr and (tmp_path / "site" / "thesis.txt").read_text() == "mine"
+    assert (
+        done.returncode
+        and "holds no site" in done.stderr
+        and (tmp_path / "site" / "thesis.txt").read_text() == "mine"
+    )
 
 
 # catches: a page that is built, and that no menu leads to
 def test_a_page_left_out_of_the_menu_is_told(tmp_path):
     (tmp_path / "index.html").write_text('<a href="a.html">a</a>')
-    for name in ("a", "b"): (tmp_path / f"{name}.html").write_text("<p>x</p>")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.html").write_text("<p>x</p>")
     assert links.left_out(tmp_path) == ["b.html: no entry of the menu leads to this page"]
 
 
 # catches: a pattern that lets a mistyped address through, or stops at a good one
-@pytest.mark.parametrize("href, good", [
-    ("https://arxiv.org/abs/1707.06347", True), ("https://arxiv.org/abs/2403.17031v2", True), ("http://joschu.net/blog/kl-approx.html", True), ("https://github.com/a/b#readme", True),
-    ("https://en.wikipedia.org/wiki/Bias_(statistics)", True), ("http://127.0.0.1:8888/lab", True), ("mailto:a@b.org", True),
-    ("https://arxiv.org/1707.06347", False), ("https:/arxiv.org/abs/1707.06347", False), ("https://arxiv", False), ("https://github.com/a b", False), ("ftp://example.org/a", False),
-    ("https://example.org/a).", False), ("https://example.org/wiki/Bias_(statistics", False), ("file:///tmp/a.html", False), ("javascript:alert(1)", False)])
-def test_the_form_of_an_address(href, good): assert bool(links.ill_formed(href)) == (not good)
+@pytest.mark.parametrize(
+    "href, good",
+    [
+        ("https://arxiv.org/abs/1707.06347", True),
+        ("https://arxiv.org/abs/2403.17031v2", True),
+        ("http://joschu.net/blog/kl-approx.html", True),
+        ("https://github.com/a/b#readme", True),
+        ("https://en.wikipedia.org/wiki/Bias_(statistics)", True),
+        ("http://127.0.0.1:8888/lab", True),
+        ("mailto:a@b.org", True),
+        ("https://arxiv.org/1707.06347", False),
+        ("https:/arxiv.org/abs/1707.06347", False),
+        ("https://arxiv", False),
+        ("https://github.com/a b", False),
+        ("ftp://example.org/a", False),
+        ("https://example.org/a).", False),
+        ("https://example.org/wiki/Bias_(statistics", False),
+        ("file:///tmp/a.html", False),
+        ("javascript:alert(1)", False),
+    ],
+)
+def test_the_form_of_an_address(href, good):
+    assert bool(links.ill_formed(href)) == (not good)
 
 
 # catches: `|x|`, `*x*`, `x_` or a dash in front read as markup; an arXiv number that is no link
-@pytest.mark.parametrize("text, markup", [
-    ("|logr|: a distance", r"\|logr\|: a distance"), ("-logr: unbiased", r"\-logr: unbiased"), ("(gamma * lam)^l", r"(gamma \* lam)^l"), ("with_ and x_", r"with\_ and x\_"),
-    ("arXiv 2403.17031", "`arXiv 2403.17031 <https://arxiv.org/abs/2403.17031>`__"), ("see https://a.org/b_*c", "see https://a.org/b_*c")])
-def test_a_docstring_is_plain_text(text, markup): assert reference.plain(text) == markup
+@pytest.mark.parametrize(
+    "text, markup",
+    [
+        ("|logr|: a distance", r"\|logr\|: a distance"),
+        ("-logr: unbiased", r"\-logr: unbiased"),
+        ("(gamma * lam)^l", r"(gamma \* lam)^l"),
+        ("with_ and x_", r"with\_ and x\_"),
+        ("arXiv 2403.17031", "`arXiv 2403.17031 <https://arxiv.org/abs/2403.17031>`__"),
+        ("see https://a.org/b_*c", "see https://a.org/b_*c"),
+    ],
+)
+def test_a_docstring_is_plain_text(text, markup):
+    assert reference.plain(text) == markup
 
 
 # ---- In a browser, without a network ----
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 PAPER = """() => [...document.querySelectorAll('.output.text_html')].filter(e => e.querySelector('[style*="background"], svg, img'))
     .filter(e => getComputedStyle(e).backgroundColor !== 'rgb(255, 255, 255)' || e.offsetWidth < 300).length"""
 
@@ -309,11 +550,17 @@ PAPER = """() => [...document.querySelectorAll('.output.text_html')].filter(e =>
 @pytest.fixture(scope="session")
 def browser() -> Iterator:
     "Chromium."
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    found = os.environ.get("CHROMIUM") or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if not found:
-        told = "Chromium is missing, so the site was not looked at. On Debian: apt-get install chromium; elsewhere name it: CHROMIUM=/path/to/it."
+        told = (
+            "Chromium is missing, so the site was not looked at. On Debian: apt-get install "
+            "chromium; elsewhere name it: CHROMIUM=/path/to/it."
+        )
         pytest.fail(told, pytrace=False) if os.environ.get("CI") else pytest.skip(told)
     from playwright.sync_api import sync_playwright
+
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=found, args=FLAGS)
         yield chromium
@@ -321,10 +568,16 @@ def browser() -> Iterator:
 
 
 def opened(browser, address: str, theme: str = "light"):
-    "The page, what it asked for that is no file, what failed or was written to the console as an error."
-    page = browser.new_context(offline=True, color_scheme=theme, viewport=dict(width=1280, height=900)).new_page()
+    """The page, what it asked for that is no file, what failed or was written to the console as an
+    error."""
+    page = browser.new_context(
+        offline=True, color_scheme=theme, viewport=dict(width=1280, height=900)
+    ).new_page()
     asked, failed = [], []
-    page.on("request", lambda r: urlsplit(r.url).scheme not in ("file", "data", "blob") and asked.append(r.url))
+    page.on(
+        "request",
+        lambda r: urlsplit(r.url).scheme not in ("file", "data", "blob") and asked.append(r.url),
+    )
     page.on("requestfailed", lambda r: failed.append(r.url))
     page.on("console", lambda m: m.type == "error" and failed.append(m.text))
     page.on("pageerror", lambda error: failed.append(str(error)))
@@ -332,17 +585,25 @@ def opened(browser, address: str, theme: str = "light"):
     return page, asked, failed
 
 
-# catches: fonts, scripts or MathJax from the web; formulas that stay TeX, or are set in a font that is not there; a page wider than a phone; token strips on black paper, or on a slip of it
+# catches: fonts, scripts or MathJax from the web; formulas that stay TeX, or are set in a font that
+# is not there; a page wider than a phone; token strips on black paper, or on a slip of it
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "00_tour", "09_kl", "11_gae", "15_trainer", "16_viewer", "api/kl", "api/trainer"])
+@pytest.mark.parametrize(
+    "name",
+    ["index", "00_tour", "09_kl", "11_gae", "15_trainer", "16_viewer", "api/kl", "api/trainer"],
+)
 def test_a_page_asks_nothing_of_a_network(site, browser, name, theme):
     page, asked, failed = opened(browser, (site / f"{name}.html").as_uri(), theme)
     try:
         formulas = page.locator(".math").count()
         if formulas:
-            page.wait_for_function("n => document.querySelectorAll('mjx-container').length >= n", arg=formulas)
+            page.wait_for_function(
+                "n => document.querySelectorAll('mjx-container').length >= n", arg=formulas
+            )
             page.evaluate("document.fonts.ready.then(() => true)")
-            assert page.evaluate("[...document.fonts].some(f => f.family.includes('MJX') && f.status === 'loaded')")
+            assert page.evaluate(
+                "[...document.fonts].some(f => f.family.includes('MJX') && f.status === 'loaded')"
+            )
             assert not page.locator("mjx-merror").count()
         assert bool(formulas) == (name in ("00_tour", "09_kl", "11_gae", "15_trainer", "16_viewer"))
         assert "$$" not in page.inner_text("article") and "\\(" not in page.inner_text("article")
@@ -351,7 +612,8 @@ def test_a_page_asks_nothing_of_a_network(site, browser, name, theme):
             page.set_viewport_size(dict(width=width, height=900))
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert asked == [] and failed == []
-    finally: page.context.close()
+    finally:
+        page.context.close()
 
 
 # catches: an index that is fetched, which a page from disk may not do; a search that finds nothing
@@ -361,7 +623,12 @@ def test_search_works_from_disk(site, browser):
         page.fill("input[name=q]", "AdaptiveKLController")
         page.keyboard.press("Enter")
         page.wait_for_selector("#search-results ul.search li")
-        page.wait_for_function("document.querySelector('#search-results').innerText.includes('finished')")
-        assert f"api/kl.html#{LIB}.kl.AdaptiveKLController" in "".join(a.get_attribute("href") for a in page.locator("#search-results a").all())
+        page.wait_for_function(
+            "document.querySelector('#search-results').innerText.includes('finished')"
+        )
+        assert f"api/kl.html#{LIB}.kl.AdaptiveKLController" in "".join(
+            a.get_attribute("href") for a in page.locator("#search-results a").all()
+        )
         assert asked == [] and failed == []
-    finally: page.context.close()
+    finally:
+        page.context.close()

@@ -1,7 +1,10 @@
-"""Engines: one interface for the package's sampler and vLLM, the weights that they are given, and the correction for what they would have said.
+"""Engines: one interface for the package's sampler and vLLM, the weights that they are given, and
+the correction for what they would have said.
 
-vLLM needs a GPU. Here a stand-in speaks its API (vllm_stand_in.py), over a real HTTP server on loopback for the server mode.
+vLLM needs a GPU. Here a stand-in speaks its API (vllm_stand_in.py), over a real HTTP server on
+loopback for the server mode.
 """
+
 from __future__ import annotations
 
 import copy
@@ -11,16 +14,31 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+import vllm_stand_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppo_fixtures import SIZES as PPO_SIZES
+from ppo_fixtures import logs, unlike, untimed, weights
 from safetensors import safe_open
 from torch import nn, tensor
 from torch.testing import assert_close
 from transformers import StopStringCriteria
 
-import vllm_stand_in
-from ppo_fixtures import SIZES as PPO_SIZES, logs, unlike, untimed, weights
-from rlhf_nb.engines import (Answer, CachedEngine, Sampling, VLLMEngine, VLLMServer, answer_of, check_release, collect, importance_weights, mismatch,
-                             policy_weights, request, vllm_module)
+from rlhf_nb.engines import (
+    Answer,
+    CachedEngine,
+    Sampling,
+    VLLMEngine,
+    VLLMServer,
+    answer_of,
+    check_release,
+    collect,
+    importance_weights,
+    mismatch,
+    policy_weights,
+    request,
+    vllm_module,
+)
 from rlhf_nb.evaluate import complete
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.losses import policy_loss, value_loss
@@ -36,19 +54,22 @@ PROMPTS = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]
 @pytest.fixture
 def vllm(monkeypatch):
     "The stand-in, where `import vllm` finds it."
-    for name, module in vllm_stand_in.modules().items(): monkeypatch.setitem(sys.modules, name, module)
+    for name, module in vllm_stand_in.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "")
     vllm_stand_in.LLM.made.clear()
     return vllm_stand_in
 
 
 @pytest.fixture
-def policy(letters): return tiny_policy(letters, 3, **SIZES)
+def policy(letters):
+    return tiny_policy(letters, 3, **SIZES)
 
 
 @pytest.fixture
 def folder(policy, letters, tmp_path):
-    for part in (policy.config, letters): part.save_pretrained(tmp_path / "served")
+    for part in (policy.config, letters):
+        part.save_pretrained(tmp_path / "served")
     return tmp_path / "served"
 
 
@@ -69,45 +90,58 @@ def engine(request, vllm, policy, letters, folder):
 
 def free_port():
     import socket
+
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
-def prompts(): return left_pad(PROMPTS, 0)
+def prompts():
+    return left_pad(PROMPTS, 0)
 
 
 def changed(model, seed=1):
     "Another policy of the same shape, in place."
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters(): weight.add_(0.3 * torch.randn(weight.shape, generator=chance))
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=chance))
     return model
 
 
 # ---- What engines write ----
 
-# catches: prompts handed over with their padding; rows in another order; a cut in another place; a stop token that is not kept; positions that count padding
+
+# catches: prompts handed over with their padding; rows in another order; a cut in another place; a
+# stop token that is not kept; positions that count padding
 def test_greedy_responses_equal_the_cached_samplers(engine, policy):
     how = Sampling(6, 0, stop_ids=(1, 4), temperature=1e-3)
     engine.sync(policy)
     got, said = engine.generate(*prompts(), how)
     want = sample(policy, *prompts(), 6, 0, (1, 4), temperature=1e-8)
-    assert all(torch.equal(a, b) for a, b in zip(got, want)) and got.mask.shape == said.shape == (4, 6)
+    assert all(torch.equal(a, b) for a, b in zip(got, want)) and got.mask.shape == said.shape == (
+        4,
+        6,
+    )
     assert 0 < got.stopped.sum() < 4  # both ways to end are there
 
 
-# catches: raw log-probs (before the temperature); the likeliest token's log-prob in place of the drawn one's; log-probs shifted by one; rubbish on the padding
+# catches: raw log-probs (before the temperature); the likeliest token's log-prob in place of the
+# drawn one's; log-probs shifted by one; rubbish on the padding
 def test_log_probs_are_those_of_the_draws(engine, policy):
     engine.sync(policy)
     for temperature in (0.7, 1.0, 1.6):
         drawn, said = engine.generate(*prompts(), Sampling(6, 0, (1,), temperature))
-        with torch.no_grad(): ours = response_logprobs(policy, *prompts(), drawn.response_ids, drawn.mask, temperature).logprobs
+        with torch.no_grad():
+            ours = response_logprobs(
+                policy, *prompts(), drawn.response_ids, drawn.mask, temperature
+            ).logprobs
         assert_close(said, ours, atol=1e-5, rtol=0)
         assert (said[~drawn.mask] == 0).all()
 
 
-# catches: a sync that does nothing after the first; keys and values of old weights; a source bound to a copy of the first weights
+# catches: a sync that does nothing after the first; keys and values of old weights; a source bound
+# to a copy of the first weights
 def test_weights_are_those_of_the_last_sync(engine, policy):
     how = Sampling(6, 0, (1,), 1.0)
     for seed in range(3):
@@ -123,11 +157,14 @@ def test_weights_are_those_of_the_last_sync(engine, policy):
 
 # catches: an engine with empty weights that writes anyway
 def test_nothing_is_written_before_the_first_sync(engine):
-    with pytest.raises(RuntimeError, match="call sync"): engine.generate(*prompts(), Sampling(4, 0))
-    with pytest.raises(RuntimeError, match="call sync"): CachedEngine().generate(*prompts(), Sampling(4, 0))
+    with pytest.raises(RuntimeError, match="call sync"):
+        engine.generate(*prompts(), Sampling(4, 0))
+    with pytest.raises(RuntimeError, match="call sync"):
+        CachedEngine().generate(*prompts(), Sampling(4, 0))
 
 
-# catches: one seed for all rows (n answers to a prompt that are one answer); no seed (a run that cannot be repeated)
+# catches: one seed for all rows (n answers to a prompt that are one answer); no seed (a run that
+# cannot be repeated)
 def test_rows_differ_and_a_run_repeats(engine, policy):
     engine.sync(policy)
     same = [x[:1].repeat(8, 1) for x in prompts()]
@@ -138,13 +175,16 @@ def test_rows_differ_and_a_run_repeats(engine, policy):
     assert torch.equal(*runs) and len({tuple(row) for row in runs[0].tolist()}) > 4
 
 
-# catches: the tokenizer's EOS ending rows where another token was asked for; a generation config's penalty; max length ignored
+# catches: the tokenizer's EOS ending rows where another token was asked for; a generation config's
+# penalty; max length ignored
 def test_only_our_own_rules_end_a_row(engine, policy):
     engine.sync(policy)
     torch.manual_seed(0)
     drawn, _ = engine.generate(*[x.repeat(6, 1) for x in prompts()], Sampling(8, 0, (4,), 2.0))
     ended = drawn.response_ids.gather(1, drawn.mask.sum(1, keepdim=True) - 1)[:, 0]
-    assert (drawn.response_ids[:, :-1] == 1)[drawn.mask[:, 1:]].any()  # an EOS in the middle of a row
+    assert (drawn.response_ids[:, :-1] == 1)[
+        drawn.mask[:, 1:]
+    ].any()  # an EOS in the middle of a row
     assert torch.equal(drawn.stopped, ended == 4) and (drawn.mask.sum(1)[~drawn.stopped] == 8).all()
 
 
@@ -163,7 +203,10 @@ def test_the_cached_engine_is_the_sampler(policy):
     torch.manual_seed(0)
     got, said = engine.generate(*prompts(), Sampling(5, 0, (1,), 0.8, top_k=5))
     torch.manual_seed(0)
-    parts = [sample(policy, *(x[rows] for x in prompts()), 5, 0, (1,), 0.8, 5) for rows in (slice(3), slice(3, 4))]
+    parts = [
+        sample(policy, *(x[rows] for x in prompts()), 5, 0, (1,), 0.8, 5)
+        for rows in (slice(3), slice(3, 4))
+    ]
     assert said is None and all(torch.equal(a, b) for a, b in zip(got, map(torch.cat, zip(*parts))))
 
 
@@ -174,7 +217,15 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
         engine.sync(policy)
         engine.generate(*prompts(), Sampling(3, 0))
         assert engine.llm.core.asleep
-    assert engine.llm.told == ["reload_weights", "generate", "sleep", "wake_up", "reload_weights", "generate", "sleep"]
+    assert engine.llm.told == [
+        "reload_weights",
+        "generate",
+        "sleep",
+        "wake_up",
+        "reload_weights",
+        "generate",
+        "sleep",
+    ]
 
 
 # ---- Answers that are not what was asked for ----
@@ -183,66 +234,115 @@ HOW = Sampling(4, 0, stop_ids=(1,))
 GOOD = Answer([5, 1], [-1.0, -2.0], "stop")
 
 
-@pytest.mark.parametrize("answers, match", [
-    ([GOOD], "1 responses to 2 prompts"), ([GOOD] * 3, "3 responses to 2 prompts"),
-    ([GOOD, GOOD._replace(logprobs=None)], "row 1 has 2 tokens and none log-probs"), ([GOOD, GOOD._replace(logprobs=[-1.0])], "2 tokens and 1 log-probs"),
-    ([GOOD, GOOD._replace(logprobs=[-1.0, math.nan])], "no finite number"), ([GOOD, GOOD._replace(logprobs=[-1.0, None])], "no finite number"),
-    ([GOOD, GOOD._replace(token_ids=[], logprobs=[])], "row 1 has 0 tokens"), ([GOOD, Answer([5] * 5, [-1.0] * 5, "length")], "has 5 tokens, wanted 1 to 4"),
-    ([GOOD, Answer([5, 6], [-1.0] * 2, "stop")], "stopped at token 6"), ([GOOD, Answer([5, 1], [-1.0] * 2, "length")], "goes on after"),
-    ([GOOD, Answer([1, 5], [-1.0] * 2, "stop")], "goes on after"), ([GOOD, Answer([5], [-1.0], "abort")], "ended with 'abort'"),
-    ([GOOD, Answer([5], [-1.0], None)], "ended with None")])
+@pytest.mark.parametrize(
+    "answers, match",
+    [
+        ([GOOD], "1 responses to 2 prompts"),
+        ([GOOD] * 3, "3 responses to 2 prompts"),
+        ([GOOD, GOOD._replace(logprobs=None)], "row 1 has 2 tokens and none log-probs"),
+        ([GOOD, GOOD._replace(logprobs=[-1.0])], "2 tokens and 1 log-probs"),
+        ([GOOD, GOOD._replace(logprobs=[-1.0, math.nan])], "no finite number"),
+        ([GOOD, GOOD._replace(logprobs=[-1.0, None])], "no finite number"),
+        ([GOOD, GOOD._replace(token_ids=[], logprobs=[])], "row 1 has 0 tokens"),
+        ([GOOD, Answer([5] * 5, [-1.0] * 5, "length")], "has 5 tokens, wanted 1 to 4"),
+        ([GOOD, Answer([5, 6], [-1.0] * 2, "stop")], "stopped at token 6"),
+        ([GOOD, Answer([5, 1], [-1.0] * 2, "length")], "goes on after"),
+        ([GOOD, Answer([1, 5], [-1.0] * 2, "stop")], "goes on after"),
+        ([GOOD, Answer([5], [-1.0], "abort")], "ended with 'abort'"),
+        ([GOOD, Answer([5], [-1.0], None)], "ended with None"),
+    ],
+)
 def test_a_bad_answer_is_refused(answers, match):
-    with pytest.raises(ValueError, match=match): collect(answers, 2, HOW)
+    with pytest.raises(ValueError, match=match):
+        collect(answers, 2, HOW)
 
 
-@pytest.mark.parametrize("tamper, match", [
-    (lambda a: a | dict(choices=a["choices"] * 2), "8 responses to 4 prompts"), (lambda a: a | dict(choices=[]), "0 responses to 4"),
-    (lambda a: a | dict(choices=[c | dict(logprobs=None) for c in a["choices"]]), "none log-probs"),
-    (lambda a: a | dict(choices=[c | dict(token_ids=None) for c in a["choices"]]), "0 tokens")])
+@pytest.mark.parametrize(
+    "tamper, match",
+    [
+        (lambda a: a | dict(choices=a["choices"] * 2), "8 responses to 4 prompts"),
+        (lambda a: a | dict(choices=[]), "0 responses to 4"),
+        (
+            lambda a: a | dict(choices=[c | dict(logprobs=None) for c in a["choices"]]),
+            "none log-probs",
+        ),
+        (lambda a: a | dict(choices=[c | dict(token_ids=None) for c in a["choices"]]), "0 tokens"),
+    ],
+)
 def test_a_server_that_answers_otherwise_is_refused(vllm, folder, policy, tamper, match):
     with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
         engine = VLLMServer(server.url, torch.float32, 5, free_port())
         engine.sync(policy)
         server.tamper = tamper
-        with pytest.raises(ValueError, match=match): engine.generate(*prompts(), Sampling(4, 0, (1,)))
+        with pytest.raises(ValueError, match=match):
+            engine.generate(*prompts(), Sampling(4, 0, (1,)))
         engine.close()
 
 
-@pytest.mark.parametrize("field, value", [("response_length", 0), ("temperature", 0.0), ("temperature", math.nan), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("response_length", 0),
+        ("temperature", 0.0),
+        ("temperature", math.nan),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -1),
+    ],
+)
 def test_settings_that_nobody_could_carry_out(field, value):
-    with pytest.raises(ValueError, match=field): Sampling(**dict(response_length=4, pad_id=0) | {field: value})
+    with pytest.raises(ValueError, match=field):
+        Sampling(**dict(response_length=4, pad_id=0) | {field: value})
 
 
 # ---- vLLM that is missing, away, restarted, or another ----
 
+
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch, policy, letters):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    for make in (lambda: VLLMEngine(policy, letters), lambda: VLLMServer("http://127.0.0.1:9"), vllm_module):
-        with pytest.raises(ImportError, match="pip install 'vllm==0.33.*'.*use_vllm=False"): make()
+    for make in (
+        lambda: VLLMEngine(policy, letters),
+        lambda: VLLMServer("http://127.0.0.1:9"),
+        vllm_module,
+    ):
+        with pytest.raises(ImportError, match="pip install 'vllm==0.33.*'.*use_vllm=False"):
+            make()
 
 
 def test_another_release_is_refused(monkeypatch, vllm, folder):
     for version in ("0.10.2", "0.3.30", "0.330.1", "1.33.0"):
-        with pytest.raises(ImportError, match="written for 0.33"): check_release(version, "installed is")
-    with vllm.Server(folder, version="0.32.0") as server, pytest.raises(ImportError, match="the server at .* runs vLLM 0.32.0"): VLLMServer(server.url, timeout=5)
+        with pytest.raises(ImportError, match="written for 0.33"):
+            check_release(version, "installed is")
+    with (
+        vllm.Server(folder, version="0.32.0") as server,
+        pytest.raises(ImportError, match="the server at .* runs vLLM 0.32.0"),
+    ):
+        VLLMServer(server.url, timeout=5)
     monkeypatch.setitem(sys.modules, "vllm", vllm.modules("0.32.0")["vllm"])
-    with pytest.raises(ImportError, match="installed is vLLM 0.32.0"): vllm_module()
+    with pytest.raises(ImportError, match="installed is vLLM 0.32.0"):
+        vllm_module()
 
 
 def test_a_server_that_is_not_there(vllm):
-    with pytest.raises(ConnectionError, match="did not answer /health.*vllm serve.*resume_from_checkpoint"): VLLMServer(f"http://127.0.0.1:{free_port()}", timeout=0.3)
+    with pytest.raises(
+        ConnectionError, match="did not answer /health.*vllm serve.*resume_from_checkpoint"
+    ):
+        VLLMServer(f"http://127.0.0.1:{free_port()}", timeout=0.3)
 
 
-# catches: responses of a restarted server (whose weights are its own) that are learned from; an error that says nothing
+# catches: responses of a restarted server (whose weights are its own) that are learned from; an
+# error that says nothing
 def test_a_server_that_goes_away_or_comes_back_another(vllm, folder, policy):
     with vllm.Server(folder, logprobs_mode="processed_logprobs") as server:
         engine = VLLMServer(server.url, torch.float32, 2, free_port())
         engine.sync(policy)
         engine.generate(*prompts(), HOW)
-    with pytest.raises(ConnectionError, match="resume"): engine.generate(*prompts(), HOW)
+    with pytest.raises(ConnectionError, match="resume"):
+        engine.generate(*prompts(), HOW)
     with vllm.Server(folder, port=server.port, logprobs_mode="processed_logprobs") as again:
         for act in (lambda: engine.generate(*prompts(), HOW), lambda: engine.sync(policy)):
-            with pytest.raises(RuntimeError, match="restarted, or another run uses it"): act()
+            with pytest.raises(RuntimeError, match="restarted, or another run uses it"):
+                act()
         assert "update_weights" not in again.seen
     engine.close()
 
@@ -254,15 +354,18 @@ def test_another_run_on_the_same_server(vllm, folder, policy):
         one.sync(policy)
         two.sync(policy)
         two.generate(*prompts(), HOW)
-        with pytest.raises(RuntimeError, match="another run uses it"): one.generate(*prompts(), HOW)
-        for engine in (one, two): engine.close()
+        with pytest.raises(RuntimeError, match="another run uses it"):
+            one.generate(*prompts(), HOW)
+        for engine in (one, two):
+            engine.close()
 
 
 # catches: a server started without --logprobs-mode processed_logprobs
 def test_a_server_with_raw_log_probs_is_refused(vllm, folder, policy):
     with vllm.Server(folder) as server:
         engine = VLLMServer(server.url, torch.float32, 5, free_port())
-        with pytest.raises(RuntimeError, match="--logprobs-mode processed_logprobs"): engine.sync(policy)
+        with pytest.raises(RuntimeError, match="--logprobs-mode processed_logprobs"):
+            engine.sync(policy)
         engine.close()
 
 
@@ -273,47 +376,103 @@ def test_the_order_of_a_sync(vllm, folder, policy):
         engine.sync(policy)
         server.seen.clear()
         engine.sync(policy)
-        assert server.seen == ["weight_info", "pause", "start_weight_update", "update_weights", "finish_weight_update", "update_weight_version", "resume"]
-        with pytest.raises(ValueError, match="another model"): engine.sync(copy.deepcopy(policy))
+        assert server.seen == [
+            "weight_info",
+            "pause",
+            "start_weight_update",
+            "update_weights",
+            "finish_weight_update",
+            "update_weight_version",
+            "resume",
+        ]
+        with pytest.raises(ValueError, match="another model"):
+            engine.sync(copy.deepcopy(policy))
         engine.close()
 
 
 # catches: a setting left to the model's generation config
 def test_every_sampling_default_of_the_server_is_named():
     asked = request(Sampling(4, 0, (1,), 0.7), 3)
-    assert {"repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k", "min_p"} <= set(asked)
-    assert request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0 and request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
+    assert {
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+    } <= set(asked)
+    assert (
+        request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
+        and request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
+    )
 
 
-# catches: the likeliest token's log-prob for the drawn one's, where an engine returns several; a token that is not among those told
+# catches: the likeliest token's log-prob for the drawn one's, where an engine returns several; a
+# token that is not among those told
 def test_the_drawn_tokens_log_prob_is_looked_up():
-    told = [{7: vllm_stand_in.Logprob(-0.1, 1), 5: vllm_stand_in.Logprob(-3.0, 2)}, {1: vllm_stand_in.Logprob(-2.0, 4)}]
+    told = [
+        {7: vllm_stand_in.Logprob(-0.1, 1), 5: vllm_stand_in.Logprob(-3.0, 2)},
+        {1: vllm_stand_in.Logprob(-2.0, 4)},
+    ]
     one = vllm_stand_in.CompletionOutput(0, "", [5, 1], told, "stop")
     assert answer_of(one) == Answer([5, 1], [-3.0, -2.0], "stop")
-    assert answer_of(replace(one, token_ids=[6, 1])).logprobs is answer_of(replace(one, logprobs=told[:1])).logprobs is None
+    assert (
+        answer_of(replace(one, token_ids=[6, 1])).logprobs
+        is answer_of(replace(one, logprobs=told[:1])).logprobs
+        is None
+    )
 
 
 # ---- Weights ----
 
-# catches: LoRA left out, added twice, or scaled wrongly; merging in place; names that no checkpoint has; a saved module taken from its frozen copy
-@pytest.mark.parametrize("more", [dict(), dict(modules_to_save=["lm_head"]), dict(lora_alpha=64, use_rslora=True)])
+
+# catches: LoRA left out, added twice, or scaled wrongly; merging in place; names that no checkpoint
+# has; a saved module taken from its frozen copy
+@pytest.mark.parametrize(
+    "more", [dict(), dict(modules_to_save=["lm_head"]), dict(lora_alpha=64, use_rslora=True)]
+)
 def test_weights_with_an_adapter_are_the_merged_ones(policy, engine, more):
     from peft import LoraConfig, get_peft_model
-    adapted = get_peft_model(policy, LoraConfig(**dict(r=2, target_modules=["query_key_value", "dense_4h_to_h"], init_lora_weights=False) | more))
-    changed(nn.ModuleList([m for name, m in adapted.named_modules() if name.endswith("modules_to_save.default")]))
+
+    adapted = get_peft_model(
+        policy,
+        LoraConfig(
+            **dict(
+                r=2, target_modules=["query_key_value", "dense_4h_to_h"], init_lora_weights=False
+            )
+            | more
+        ),
+    )
+    changed(
+        nn.ModuleList(
+            [m for name, m in adapted.named_modules() if name.endswith("modules_to_save.default")]
+        )
+    )
     before = {name: x.clone() for name, x in adapted.state_dict().items()}
     engine.sync(adapted)
     merged = copy.deepcopy(adapted).merge_and_unload()
     assert all(torch.equal(x, before[name]) for name, x in adapted.state_dict().items())
-    for name, x in merged.named_parameters(): assert_close(engine.core.model.get_parameter(name), x, msg=name)
-    with adapted.disable_adapter(): assert_close(dict(policy_weights(adapted))["gpt_neox.layers.0.mlp.dense_4h_to_h.weight"], adapted.get_base_model().gpt_neox.layers[0].mlp.dense_4h_to_h.base_layer.weight.detach())
+    for name, x in merged.named_parameters():
+        assert_close(engine.core.model.get_parameter(name), x, msg=name)
+    with adapted.disable_adapter():
+        assert_close(
+            dict(policy_weights(adapted))["gpt_neox.layers.0.mlp.dense_4h_to_h.weight"],
+            adapted.get_base_model()
+            .gpt_neox.layers[0]
+            .mlp.dense_4h_to_h.base_layer.weight.detach(),
+        )
 
 
 def test_adapters_that_are_no_plain_lora_are_refused(policy):
     from peft import IA3Config, LoraConfig, get_peft_model
-    for config in (LoraConfig(r=2, target_modules=["query_key_value"], use_dora=True),
-                   IA3Config(target_modules=["query_key_value"], feedforward_modules=[])):
-        with pytest.raises(ValueError, match="plain LoRA"): list(policy_weights(get_peft_model(copy.deepcopy(policy), config)))
+
+    for config in (
+        LoraConfig(r=2, target_modules=["query_key_value"], use_dora=True),
+        IA3Config(target_modules=["query_key_value"], feedforward_modules=[]),
+    ):
+        with pytest.raises(ValueError, match="plain LoRA"):
+            list(policy_weights(get_peft_model(copy.deepcopy(policy), config)))
 
 
 # catches: parts sent for wholes under FSDP2; another dtype than was declared
@@ -321,6 +480,7 @@ def test_weights_in_parts_are_sent_whole(policy, tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
     want = {name: x.detach().clone() for name, x in policy.named_parameters()}
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
@@ -328,63 +488,104 @@ def test_weights_in_parts_are_sent_whole(policy, tmp_path):
         assert all(hasattr(x, "full_tensor") for x in policy.parameters())
         got = dict(policy_weights(policy, torch.bfloat16))
         assert not any(hasattr(x, "full_tensor") for x in got.values()) and len(got) == len(want)
-        for name, x in got.items(): assert torch.equal(x, want[name.replace("embed_out", "lm_head")].bfloat16()), name
-    finally: dist.destroy_process_group()
+        for name, x in got.items():
+            assert torch.equal(x, want[name.replace("embed_out", "lm_head")].bfloat16()), name
+    finally:
+        dist.destroy_process_group()
 
 
-# catches: the names of memory where a checkpoint has others; a wrapper's name in front of a weight's; weights that carry a gradient
+# catches: the names of memory where a checkpoint has others; a wrapper's name in front of a
+# weight's; weights that carry a gradient
 def test_names_are_those_of_a_checkpoint(policy, tmp_path):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
     policy.save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file: names = sorted(file.keys())
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = sorted(file.keys())
     assert "embed_out.weight" in names  # and lm_head.weight in memory
     policy.gpt_neox.layers[0] = checkpoint_wrapper(policy.gpt_neox.layers[0])
-    assert sorted(name for name, _ in policy_weights(policy)) == names and not any(x.requires_grad for _, x in policy_weights(policy))
+    assert sorted(name for name, _ in policy_weights(policy)) == names and not any(
+        x.requires_grad for _, x in policy_weights(policy)
+    )
 
 
 # ---- The correction ----
 
-def real(shape, low=-30.0, high=0.0): return st.integers(0, 2**31 - 1).map(lambda seed: torch.empty(shape).uniform_(low, high, generator=torch.Generator().manual_seed(seed)))
+
+def real(shape, low=-30.0, high=0.0):
+    return st.integers(0, 2**31 - 1).map(
+        lambda seed: torch.empty(shape).uniform_(
+            low, high, generator=torch.Generator().manual_seed(seed)
+        )
+    )
 
 
-# catches: upside down; no exponential; truncated from below too; dropped where it should be capped; padding that counts
+# catches: upside down; no exponential; truncated from below too; dropped where it should be capped;
+# padding that counts
 def test_weights_by_hand():
-    ours, theirs, mask = tensor([[.4, .2, .3, .5]]).log(), tensor([[.5, .2, .1, .1]]).log(), tensor([[True, True, True, False]])
-    assert_close(importance_weights(ours, theirs, mask), tensor([[.8, 1., 2., 0.]]))
-    assert_close(importance_weights(ours, theirs, mask, cap=None), tensor([[.8, 1., 3., 0.]]))
+    ours, theirs, mask = (
+        tensor([[0.4, 0.2, 0.3, 0.5]]).log(),
+        tensor([[0.5, 0.2, 0.1, 0.1]]).log(),
+        tensor([[True, True, True, False]]),
+    )
+    assert_close(importance_weights(ours, theirs, mask), tensor([[0.8, 1.0, 2.0, 0.0]]))
+    assert_close(importance_weights(ours, theirs, mask, cap=None), tensor([[0.8, 1.0, 3.0, 0.0]]))
     found = mismatch(ours, theirs, mask)
-    kl = sum(p / q - 1 - math.log(p / q) for p, q in ((.4, .5), (.2, .2), (.3, .1)))
-    for name, want in dict(weight=3.8, capped=1.0, tokens=3.0, weight_max=3.0, kl=kl, gap=math.log(1.25) + math.log(3)).items():
+    kl = sum(p / q - 1 - math.log(p / q) for p, q in ((0.4, 0.5), (0.2, 0.2), (0.3, 0.1)))
+    for name, want in dict(
+        weight=3.8, capped=1.0, tokens=3.0, weight_max=3.0, kl=kl, gap=math.log(1.25) + math.log(3)
+    ).items():
         assert_close(found[name], tensor(float(want)), msg=name)
 
 
-# catches: any weight but pi / mu: the weighted mean under the engine must be the trainer's mean, exactly, without truncation
+# catches: any weight but pi / mu: the weighted mean under the engine must be the trainer's mean,
+# exactly, without truncation
 @given(real((6, 9), -4, 4), real((6, 9), -4, 4), real((6, 9), -5, 5))
 @settings(max_examples=40, deadline=None)
 def test_unbiased_without_truncation(theirs, ours, worth):
-    theirs, ours, every = theirs.double().log_softmax(-1), ours.double().log_softmax(-1), torch.ones(6, 9).bool()
-    under_engine = (theirs.exp() * importance_weights(ours, theirs, every, cap=None) * worth).sum(-1)
+    theirs, ours, every = (
+        theirs.double().log_softmax(-1),
+        ours.double().log_softmax(-1),
+        torch.ones(6, 9).bool(),
+    )
+    under_engine = (theirs.exp() * importance_weights(ours, theirs, every, cap=None) * worth).sum(
+        -1
+    )
     assert_close(under_engine, (ours.exp() * worth).sum(-1))
     capped = importance_weights(ours, theirs, every, cap=1.5)
     assert (capped <= 1.5).all() and ((theirs.exp() * capped).sum(-1) <= 1 + 1e-9).all()
 
 
-# catches: padding that reaches a weight or a sum; NaN of -inf less -inf; infinity of a large gap; bf16 differences of bf16 numbers
+# catches: padding that reaches a weight or a sum; NaN of -inf less -inf; infinity of a large gap;
+# bf16 differences of bf16 numbers
 @given(real((3, 5)), real((3, 5)), st.sampled_from([0.0, 99.0, -math.inf, math.nan]))
 @settings(max_examples=30, deadline=None)
 def test_padding_and_hostile_numbers_do_no_harm(ours, theirs, dirt):
     mask = torch.arange(5) < tensor([[5], [2], [0]])
-    clean, dirty = ((importance_weights(*given), mismatch(*given)) for given in ((ours, theirs, mask), (ours.masked_fill(~mask, dirt), theirs.masked_fill(~mask, dirt), mask)))
+    clean, dirty = (
+        (importance_weights(*given), mismatch(*given))
+        for given in (
+            (ours, theirs, mask),
+            (ours.masked_fill(~mask, dirt), theirs.masked_fill(~mask, dirt), mask),
+        )
+    )
     assert_close(clean, dirty)
-    assert torch.isfinite(importance_weights(ours * 1e4, theirs, mask, None)).all() and importance_weights(ours.bfloat16(), theirs.bfloat16(), mask).dtype == torch.float32
-    assert torch.isfinite(torch.stack(list(mismatch(tensor([[0.0]]), tensor([[0.0]]), tensor([[False]])).values()))).all()
+    assert (
+        torch.isfinite(importance_weights(ours * 1e4, theirs, mask, None)).all()
+        and importance_weights(ours.bfloat16(), theirs.bfloat16(), mask).dtype == torch.float32
+    )
+    assert torch.isfinite(
+        torch.stack(list(mismatch(tensor([[0.0]]), tensor([[0.0]]), tensor([[False]])).values()))
+    ).all()
 
 
 def test_the_weight_has_no_gradient_and_bad_input_is_refused():
     ours = torch.zeros(1, 2, requires_grad=True)
     assert not importance_weights(ours, torch.ones(1, 2), torch.ones(1, 2).bool()).requires_grad
-    with pytest.raises(ValueError, match=r"cap is 0"): importance_weights(ours, ours, torch.ones(1, 2).bool(), 0)
-    with pytest.raises(ValueError, match=r"wanted \[B, T\]"): importance_weights(ours, ours[:, :1], torch.ones(1, 2).bool())
+    with pytest.raises(ValueError, match=r"cap is 0"):
+        importance_weights(ours, ours, torch.ones(1, 2).bool(), 0)
+    with pytest.raises(ValueError, match=r"wanted \[B, T\]"):
+        importance_weights(ours, ours[:, :1], torch.ones(1, 2).bool())
 
 
 # catches: weighting the ratio (which moves the clip range) in place of the loss
@@ -394,39 +595,60 @@ def test_a_weighted_advantage_weighs_the_clipped_loss(gap, mismatched, advantage
     old, mask = torch.full((4, 6), -2.0), torch.ones(4, 6).bool()
     w = importance_weights(old, old - mismatched, mask)
     weighted = policy_loss(old + gap, old, w * advantages, mask, dual_clip=dual)
-    by_token = sum(w[i, j] * policy_loss(*(x[i, j].view(1, 1) for x in (old + gap, old, advantages, mask)), dual_clip=dual) for i in range(4) for j in range(6))
+    by_token = sum(
+        w[i, j]
+        * policy_loss(
+            *(x[i, j].view(1, 1) for x in (old + gap, old, advantages, mask)), dual_clip=dual
+        )
+        for i in range(4)
+        for j in range(6)
+    )
     assert_close(weighted, by_token, atol=1e-4, rtol=1e-4)
 
 
 # ---- In the trainer ----
 
+
 @pytest.fixture
 def run(ppo, letters):
     "A trainer that samples with the engine that `make(policy)` gives."
+
     def trainer(make=None, **changes):
         made = ppo(save_rollouts=True, learning_rate=1e-2, **changes)
-        if make is not None: made.engine = make(made.model.policy)
+        if make is not None:
+            made.engine = make(made.model.policy)
         return made
+
     return trainer
 
 
-def colocated(letters): return lambda policy: VLLMEngine(policy, letters, dtype=torch.float32)
+def colocated(letters):
+    return lambda policy: VLLMEngine(policy, letters, dtype=torch.float32)
 
 
-# catches: an engine that is not given the weights of every update; weights that are not near 1 where nothing differs
+# catches: an engine that is not given the weights of every update; weights that are not near 1
+# where nothing differs
 def test_a_run_with_vllm_samples_from_every_updates_policy(vllm, run, letters):
     trainer = run(colocated(letters), total_episodes=32)
     trainer.train()
     found = logs(trainer)
     assert len(found) == 4 and trainer.engine.llm.told == ["reload_weights", "generate"] * 4
-    for log in found: assert abs(log["sampling/weight"] - 1) < 1e-5 and log["sampling/kl"] < 1e-9 and log["sampling/weight_max"] < 1 + 1e-4 and log["sampling/capped"] == 0
+    for log in found:
+        assert (
+            abs(log["sampling/weight"] - 1) < 1e-5
+            and log["sampling/kl"] < 1e-9
+            and log["sampling/weight_max"] < 1 + 1e-4
+            and log["sampling/capped"] == 0
+        )
     assert all(log["policy/grad_norm"] > 0 for log in found)
 
 
 class Forgets(VLLMEngine):
     "Wrong: only the first sync counts."
+
     def sync(self, model):
-        if not self._synced: super().sync(model)
+        if not self._synced:
+            super().sync(model)
 
 
 def test_a_forgotten_sync_shows(vllm, run, letters):
@@ -442,73 +664,117 @@ def test_a_forgotten_sync_shows(vllm, run, letters):
 def test_the_correction_reaches_the_gradient(vllm, run, letters):
     class Off(VLLMEngine):
         "Weights of its own: far from the trainer's."
-        def sync(self, model): super().sync(changed(copy.deepcopy(model)))
+
+        def sync(self, model):
+            super().sync(changed(copy.deepcopy(model)))
+
     after = {}
     for name, kind in dict(right=VLLMEngine, off=Off).items():
-        trainer = run(lambda policy: kind(policy, letters, dtype=torch.float32), total_episodes=8, num_ppo_epochs=1)
+        trainer = run(
+            lambda policy: kind(policy, letters, dtype=torch.float32),
+            total_episodes=8,
+            num_ppo_epochs=1,
+        )
         torch.manual_seed(0)
         r = trainer.advantages(trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8])))
         loss, _ = trainer._loss(r)
         w = importance_weights(r.logprobs, r.engine_logprobs, r.mask)
-        by_hand = policy_loss(r.logprobs, r.logprobs, w * r.advantages, r.mask) + trainer.args.vf_coef * value_loss(r.values, r.values, r.returns, r.mask, trainer.args.cliprange_value)
+        by_hand = policy_loss(
+            r.logprobs, r.logprobs, w * r.advantages, r.mask
+        ) + trainer.args.vf_coef * value_loss(
+            r.values, r.values, r.returns, r.mask, trainer.args.cliprange_value
+        )
         assert_close(loss.detach(), by_hand, atol=1e-4, rtol=1e-4)
         after[name] = (w[r.mask] - 1).abs().max().item()
     assert after["right"] < 1e-4 and after["off"] > 0.1
 
 
-# catches: rows out of order, a temperature or a stop that the engine is not told, a global random state that an evaluation moves on
+# catches: rows out of order, a temperature or a stop that the engine is not told, a global random
+# state that an evaluation moves on
 def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
     policy = changed(tiny_policy(letters, 0, **PPO_SIZES)).eval()
-    engine, prompts = VLLMEngine(policy, letters, dtype=torch.float32), [f"{'a b ' * (i % 3)}c d" for i in range(7)]
+    engine, prompts = (
+        VLLMEngine(policy, letters, dtype=torch.float32),
+        [f"{'a b ' * (i % 3)}c d" for i in range(7)],
+    )
     engine.sync(policy)
-    ask = lambda temperature, **how: complete(policy, letters, prompts, 5, temperature, batch_size=3, **how)
+    ask = lambda temperature, **how: complete(
+        policy, letters, prompts, 5, temperature, batch_size=3, **how
+    )
     assert ask(1e-3, engine=engine) == ask(1e-6)  # below 0.01 an engine is asked to be greedy
     before = torch.get_rng_state()
     one, same, other = (ask(1.0, engine=engine, seed=seed) for seed in (0, 0, 1))
     assert one == same != other and torch.equal(before, torch.get_rng_state())
     assert engine.llm.told.count("generate") == 4 * 3  # batches
-    twice = complete(policy, letters, ["c d"] * 6, 5, 1.0, batch_size=3, seed=0, engine=engine).texts
+    twice = complete(
+        policy, letters, ["c d"] * 6, 5, 1.0, batch_size=3, seed=0, engine=engine
+    ).texts
     assert twice[:3] != twice[3:]  # the next batch has other seeds
-    ask(1.0, engine=engine)  # without a seed of its own it takes the global random state's, as the own sampler does
+    ask(
+        1.0, engine=engine
+    )  # without a seed of its own it takes the global random state's, as the own sampler does
     assert not torch.equal(before, torch.get_rng_state())
 
 
-# catches: completions by the package's own sampler, slow and beside the engine in memory, or by the engine with the weights of the last rollout
+# catches: completions by the package's own sampler, slow and beside the engine in memory, or by the
+# engine with the weights of the last rollout
 def test_vllm_writes_the_completions_too(vllm, ppo):
     trainer = ppo(use_vllm=True, learning_rate=1e-2, total_episodes=16)
     trainer.train()
     assert trainer.engine.llm.told == ["reload_weights", "generate"] * 2
-    stale, before = {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()}, torch.get_rng_state()
+    stale, before = (
+        {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()},
+        torch.get_rng_state(),
+    )
     calls = []
     handle = trainer.model.policy.register_forward_hook(lambda *_: calls.append(1))
     metrics = trainer.evaluate()
     handle.remove()
-    assert trainer.engine.llm.told == ["reload_weights", "generate"] * 3 and not calls and torch.equal(before, torch.get_rng_state())
-    assert unlike(stale, trainer.engine.llm.core.model.state_dict()) and {"eval_score", "eval_length", "eval_stopped"} <= set(metrics)
-    assert trainer._rows_at_a_time(500) == 500 and len(trainer.callback_handler.eval_dataloader) == 1
+    assert (
+        trainer.engine.llm.told == ["reload_weights", "generate"] * 3
+        and not calls
+        and torch.equal(before, torch.get_rng_state())
+    )
+    assert unlike(stale, trainer.engine.llm.core.model.state_dict()) and {
+        "eval_score",
+        "eval_length",
+        "eval_stopped",
+    } <= set(metrics)
+    assert (
+        trainer._rows_at_a_time(500) == 500 and len(trainer.callback_handler.eval_dataloader) == 1
+    )
 
 
 # catches: an engine of our own that changes what a run does
 def test_the_cached_engine_changes_nothing(run, ppo):
     own, plain = run(lambda policy: CachedEngine(64)), ppo(learning_rate=1e-2)
-    for trainer in (own, plain): trainer.train()
+    for trainer in (own, plain):
+        trainer.train()
     assert [untimed(log) for log in logs(own)] == [untimed(log) for log in logs(plain)]
     assert not any(name.startswith("sampling/") for log in logs(own) for name in log)
 
 
-# catches: work that is lost where the server goes away; a resumed run that samples with the weights of before
+# catches: work that is lost where the server goes away; a resumed run that samples with the weights
+# of before
 def test_a_server_that_dies_loses_nothing(vllm, run, folder, letters, tmp_path):
-    def served(server): return lambda policy: VLLMServer(server.url, torch.float32, 5, free_port())
-    for part in (tiny_policy(letters, 0, **PPO_SIZES).config, letters): part.save_pretrained(tmp_path / "ppo")
+    def served(server):
+        return lambda policy: VLLMServer(server.url, torch.float32, 5, free_port())
+
+    for part in (tiny_policy(letters, 0, **PPO_SIZES).config, letters):
+        part.save_pretrained(tmp_path / "ppo")
     settings = dict(total_episodes=32, save_strategy="steps", save_steps=1)
     with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
         trainer = run(served(server), **settings)
         dying = trainer.engine.generate
+
         def die(*given):
-            if trainer.state.global_step == 2: server.close()
+            if trainer.state.global_step == 2:
+                server.close()
             return dying(*given)
+
         trainer.engine.generate = die
-        with pytest.raises(ConnectionError, match="resume_from_checkpoint=True"): trainer.train()
+        with pytest.raises(ConnectionError, match="resume_from_checkpoint=True"):
+            trainer.train()
     with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
         again = run(served(server), **settings)
         again.train(resume_from_checkpoint=True)
@@ -521,49 +787,92 @@ def test_a_server_that_dies_loses_nothing(vllm, run, folder, letters, tmp_path):
 
 
 class TestSettings:
-    @pytest.mark.parametrize("changes, match", [
-        (dict(vllm_mode="elsewhere"), "vllm_mode"), (dict(vllm_importance_sampling_cap=0.0), "vllm_importance_sampling_cap"), (dict(top_k=5), "top_k"),
-        (dict(top_p=0.9), "top_p"), (dict(temperature=0.005), "temperature"), (dict(vllm_gpu_memory_utilization=1.5), "vllm_gpu_memory_utilization"),
-        (dict(vllm_server_timeout=0.0), "vllm_server_timeout")])
+    @pytest.mark.parametrize(
+        "changes, match",
+        [
+            (dict(vllm_mode="elsewhere"), "vllm_mode"),
+            (dict(vllm_importance_sampling_cap=0.0), "vllm_importance_sampling_cap"),
+            (dict(top_k=5), "top_k"),
+            (dict(top_p=0.9), "top_p"),
+            (dict(temperature=0.005), "temperature"),
+            (dict(vllm_gpu_memory_utilization=1.5), "vllm_gpu_memory_utilization"),
+            (dict(vllm_server_timeout=0.0), "vllm_server_timeout"),
+        ],
+    )
     def test_bad_ones_are_refused_by_name(self, ppo, changes, match):
-        with pytest.raises(ValueError, match=f"^{match} is"): ppo(use_vllm=True, **changes)
+        with pytest.raises(ValueError, match=f"^{match} is"):
+            ppo(use_vllm=True, **changes)
 
     def test_truncated_sampling_without_correction_is_allowed(self, vllm, ppo):
         ppo(use_vllm=True, top_k=5, vllm_importance_sampling_correction=False).step()
 
     # catches: settings that are read by nobody
     def test_each_is_honoured(self, vllm, ppo, tmp_path, letters):
-        trainer = ppo(use_vllm=True, vllm_gpu_memory_utilization=0.2, vllm_max_model_length=12, vllm_enable_sleep_mode=True)
-        assert vllm.LLM.made[-1] is trainer.engine.llm and trainer.engine.llm.sleeps and trainer.engine.dtype == torch.float32
+        trainer = ppo(
+            use_vllm=True,
+            vllm_gpu_memory_utilization=0.2,
+            vllm_max_model_length=12,
+            vllm_enable_sleep_mode=True,
+        )
+        assert (
+            vllm.LLM.made[-1] is trainer.engine.llm
+            and trainer.engine.llm.sleeps
+            and trainer.engine.dtype == torch.float32
+        )
         assert trainer.engine.llm.given == dict(gpu_memory_utilization=0.2, max_model_len=12)
-        for part in (trainer.model.policy.config, letters): part.save_pretrained(tmp_path / "ppo")
+        for part in (trainer.model.policy.config, letters):
+            part.save_pretrained(tmp_path / "ppo")
         with vllm.Server(tmp_path / "ppo", logprobs_mode="processed_logprobs") as server:
-            by_name, by_url = dict(vllm_server_host="127.0.0.1", vllm_server_port=server.port), dict(vllm_server_base_url=server.url)
+            by_name, by_url = (
+                dict(vllm_server_host="127.0.0.1", vllm_server_port=server.port),
+                dict(vllm_server_base_url=server.url),
+            )
             for where in (by_name, by_url):
-                trainer = ppo(use_vllm=True, vllm_mode="server", vllm_group_port=free_port(), vllm_server_timeout=7.0, **where)
+                trainer = ppo(
+                    use_vllm=True,
+                    vllm_mode="server",
+                    vllm_group_port=free_port(),
+                    vllm_server_timeout=7.0,
+                    **where,
+                )
                 trainer.step()
-                assert trainer.engine.http.timeout == 7.0 and server.weights == trainer.engine._version
+                assert (
+                    trainer.engine.http.timeout == 7.0 and server.weights == trainer.engine._version
+                )
                 assert "127.0.0.1" not in str(trainer._recipe())
                 trainer.engine.close()
 
     def test_the_correction_can_be_turned_off(self, vllm, ppo):
         losses = {}
         for on in (True, False):
-            trainer = ppo(use_vllm=True, vllm_importance_sampling_correction=on, vllm_importance_sampling_cap=None)
+            trainer = ppo(
+                use_vllm=True,
+                vllm_importance_sampling_correction=on,
+                vllm_importance_sampling_cap=None,
+            )
             torch.manual_seed(0)
-            r = trainer.advantages(trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8])))
+            r = trainer.advantages(
+                trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8]))
+            )
             losses[on] = trainer._loss(r.with_(engine_logprobs=r.engine_logprobs - 0.5 * r.mask))[0]
         assert losses[True] != losses[False]
 
-    # catches: log-probs of the engine that are not kept with the rollout, or go to the reward function
+    # catches: log-probs of the engine that are not kept with the rollout, or go to the reward
+    # function
     def test_the_rollout_keeps_what_the_engine_said(self, vllm, ppo, tmp_path):
         seen = []
+
         def reward(prompts, responses, **columns):
             seen.append(set(columns))
             return [0.0] * len(responses)
+
         trainer = ppo(reward, use_vllm=True)
         r = trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8]))
         assert_close(r.engine_logprobs, r.logprobs.masked_fill(~r.mask, 0.0), atol=1e-5, rtol=0)
         again = type(r).load(r.save(tmp_path / "r.safetensors"))
-        assert torch.equal(again.engine_logprobs, r.engine_logprobs) and "engine_logprobs" in again.by_token() and seen == [set()]
+        assert (
+            torch.equal(again.engine_logprobs, r.engine_logprobs)
+            and "engine_logprobs" in again.by_token()
+            and seen == [set()]
+        )
         assert torch.equal(r.select([2, 0]).engine_logprobs, r.engine_logprobs[[2, 0]])

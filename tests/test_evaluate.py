@@ -1,4 +1,6 @@
-"""Judges, intervals, the frontier, form and alarms: against brute force, against simulation, and against a real HTTP server that misbehaves."""
+"""Judges, intervals, the frontier, form and alarms: against brute force, against simulation, and
+against a real HTTP server that misbehaves."""
+
 from __future__ import annotations
 
 import json
@@ -15,46 +17,94 @@ import pandas as pd
 import pytest
 import torch
 
-from rlhf_nb.evaluate import (Completions, EndpointJudge, GoldPairJudge, JudgeReport, PersonJudge, RewardModelJudge, best_of_n_kl, best_of_n_reward,
-                              bootstrap_interval, complete, distinct_n, frontier, hacking_alarms, judge_completions, judge_pairs, judging_box, parse_verdict,
-                              plot_frontier, repetition, response_kl, text_statistics, wilson_interval, win_rate_interval)
+from rlhf_nb.evaluate import (
+    Completions,
+    EndpointJudge,
+    GoldPairJudge,
+    JudgeReport,
+    PersonJudge,
+    RewardModelJudge,
+    best_of_n_kl,
+    best_of_n_reward,
+    bootstrap_interval,
+    complete,
+    distinct_n,
+    frontier,
+    hacking_alarms,
+    judge_completions,
+    judge_pairs,
+    judging_box,
+    parse_verdict,
+    plot_frontier,
+    repetition,
+    response_kl,
+    text_statistics,
+    wilson_interval,
+    win_rate_interval,
+)
 from rlhf_nb.tldr import gold_judge, win_rate, write_summary
-
 
 # ---- Intervals ----
 
-# catches: a score interval that is not Wilson's without ties, sides exchanged, a variance that forgets the ties
-@pytest.mark.parametrize("wins, losses", [(0, 1), (1, 0), (8, 2), (40, 0), (0, 40), (33, 67), (500, 500)])
+
+# catches: a score interval that is not Wilson's without ties, sides exchanged, a variance that
+# forgets the ties
+@pytest.mark.parametrize(
+    "wins, losses", [(0, 1), (1, 0), (8, 2), (40, 0), (0, 40), (33, 67), (500, 500)]
+)
 def test_without_ties_it_is_wilson(wins, losses):
     found = win_rate_interval(wins, 0, losses)
     assert found == pytest.approx(wilson_interval(wins / (wins + losses), wins + losses), abs=1e-9)
-    assert found == pytest.approx([1 - x for x in win_rate_interval(losses, 0, wins)][::-1], abs=1e-9)
+    assert found == pytest.approx(
+        [1 - x for x in win_rate_interval(losses, 0, wins)][::-1], abs=1e-9
+    )
 
 
 # catches: an interval without the rate, of no width, or that ties make wider
 def test_ties_narrow_the_interval_and_never_to_nothing():
     for wins, ties, losses in product((0, 1, 7), (0, 1, 30), (0, 1, 7)):
-        if not (n := wins + ties + losses): continue
+        if not (n := wins + ties + losses):
+            continue
         low, high = win_rate_interval(wins, ties, losses)
         assert 0 <= low <= (wins + ties / 2) / n <= high <= 1 and high - low > 0.04
         wide = wilson_interval((wins + ties / 2) / n, n)
         assert high - low <= wide[1] - wide[0] + 1e-9
     for bad in ((0, 0, 0), (-1, 2, 3)):
-        with pytest.raises(ValueError, match="at least one judging"): win_rate_interval(*bad)
+        with pytest.raises(ValueError, match="at least one judging"):
+            win_rate_interval(*bad)
 
 
-# catches: an interval that is too narrow, or too wide by its ties (Wilson's is at 0.99 with half of them tied)
+# catches: an interval that is too narrow, or too wide by its ties (Wilson's is at 0.99 with half of
+# them tied)
 @pytest.mark.parametrize("n", [100, 400])
-@pytest.mark.parametrize("win, tie", [(0.5, 0.0), (0.33, 0.0), (0.8, 0.0), (0.25, 0.5), (0.3, 0.1), (0.65, 0.3), (0.1, 0.8), (0.05, 0.3)])
+@pytest.mark.parametrize(
+    "win, tie",
+    [
+        (0.5, 0.0),
+        (0.33, 0.0),
+        (0.8, 0.0),
+        (0.25, 0.5),
+        (0.3, 0.1),
+        (0.65, 0.3),
+        (0.1, 0.8),
+        (0.05, 0.3),
+    ],
+)
 def test_the_interval_covers_the_truth(n, win, tie):
     truth, seen = win + tie / 2, {}
     counts = np.random.default_rng(n).multinomial(n, (win, tie, 1 - win - tie), size=4000)
-    for row in map(tuple, counts.tolist()): seen[row] = seen.get(row, 0) + 1
-    held = sum(times for row, times in seen.items() if (ends := win_rate_interval(*row))[0] <= truth <= ends[1])
+    for row in map(tuple, counts.tolist()):
+        seen[row] = seen.get(row, 0) + 1
+    held = sum(
+        times
+        for row, times in seen.items()
+        if (ends := win_rate_interval(*row))[0] <= truth <= ends[1]
+    )
     assert 0.93 <= held / 4000 <= 0.97
 
 
-# catches: judgings of one prompt counted as so many prompts (coverage 0.74 here), prompts resampled without their judgings
+# catches: judgings of one prompt counted as so many prompts (coverage 0.74 here), prompts resampled
+# without their judgings
 def test_repeated_prompts_are_covered_too():
     draw, held, groups = np.random.default_rng(3), 0, [i for i in range(100) for _ in range(4)]
     for trial in range(600):
@@ -69,17 +119,22 @@ def test_repeated_prompts_are_covered_too():
 def test_bootstrap_edges():
     scores, groups = [1.0, 0.0, 0.5, 1.0], ["a", "b", "a", "b"]
     order = [3, 0, 2, 1]
-    assert bootstrap_interval(scores, groups) == bootstrap_interval([scores[i] for i in [0, 2, 1, 3]], ["a", "a", "b", "b"])
+    assert bootstrap_interval(scores, groups) == bootstrap_interval(
+        [scores[i] for i in [0, 2, 1, 3]], ["a", "a", "b", "b"]
+    )
     assert bootstrap_interval([scores[i] for i in order], [groups[i] for i in order]) != (0.0, 1.0)
     assert bootstrap_interval([1.0] * 6, list("aabbcc")) == win_rate_interval(3, 0, 0)
     assert bootstrap_interval([0.5] * 6, list("aabbcc")) == win_rate_interval(0, 3, 0)
     assert bootstrap_interval([1.0, 0.0], ["a", "a"]) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="2 scores and 1 groups"): bootstrap_interval([1, 0], ["a"])
+    with pytest.raises(ValueError, match="2 scores and 1 groups"):
+        bootstrap_interval([1, 0], ["a"])
 
 
 # ---- judge_pairs ----
 
-def first_of_longer(prompts, pairs): return [0.5 if len(a) == len(b) else float(len(b) > len(a)) for a, b in pairs]
+
+def first_of_longer(prompts, pairs):
+    return [0.5 if len(a) == len(b) else float(len(b) > len(a)) for a, b in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -87,46 +142,101 @@ def stored(world):
     "Stored completions of every quality, with ends that were not reached."
     rng, posts = random.Random(1), world["test"]
     facts = [json.loads(text) for text in posts["facts"]]
-    texts = [write_summary(f, rng, rng.sample(["when", "why", "feeling", "question"], rng.randrange(5))) for f in facts]
-    return posts, facts, Completions(list(posts["prompt"]), texts, [rng.random() < 0.7 for _ in texts], [9] * len(texts))
+    texts = [
+        write_summary(f, rng, rng.sample(["when", "why", "feeling", "question"], rng.randrange(5)))
+        for f in facts
+    ]
+    return (
+        posts,
+        facts,
+        Completions(
+            list(posts["prompt"]), texts, [rng.random() < 0.7 for _ in texts], [9] * len(texts)
+        ),
+    )
 
 
-# catches: a rate of theirs, ties lost or counted whole, a stop forgotten or turned round with its pair, order that leaks into the rate
+# catches: a rate of theirs, ties lost or counted whole, a stop forgotten or turned round with its
+# pair, order that leaks into the rate
 @pytest.mark.parametrize("both", [True, False])
 def test_gold_agrees_with_a_direct_computation(stored, both):
     posts, facts, mine = stored
     ours = [gold_judge(t, f, s).gold for t, f, s in zip(mine.texts, facts, mine.stopped)]
     theirs = [gold_judge(t, f).gold for t, f in zip(posts["completion"], facts)]
     ends = [(s, True) for s in mine.stopped]
-    found = judge_pairs(GoldPairJudge(), posts["prompt"], mine.texts, posts["completion"], dict(facts=posts["facts"]), ends, both_orders=both)
-    assert found.win_rate == win_rate(ours, theirs) == judge_completions(mine, posts, 0.0)[0].win_rate
+    found = judge_pairs(
+        GoldPairJudge(),
+        posts["prompt"],
+        mine.texts,
+        posts["completion"],
+        dict(facts=posts["facts"]),
+        ends,
+        both_orders=both,
+    )
+    assert (
+        found.win_rate == win_rate(ours, theirs) == judge_completions(mine, posts, 0.0)[0].win_rate
+    )
     assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (
-        sum(a > b for a, b in zip(ours, theirs)), sum(a == b for a, b in zip(ours, theirs)), sum(a < b for a, b in zip(ours, theirs)), 0, len(posts))
+        sum(a > b for a, b in zip(ours, theirs)),
+        sum(a == b for a, b in zip(ours, theirs)),
+        sum(a < b for a, b in zip(ours, theirs)),
+        0,
+        len(posts),
+    )
     assert found.ties and found.wins and found.losses
     assert found.scores == [(a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)]
-    assert (found.low, found.high) == win_rate_interval(found.wins, found.ties, found.losses) and found.flipped == (0 if both else None)
-    swapped = judge_pairs(GoldPairJudge(), posts["prompt"], posts["completion"], mine.texts, dict(facts=posts["facts"]), [e[::-1] for e in ends])
+    assert (found.low, found.high) == win_rate_interval(
+        found.wins, found.ties, found.losses
+    ) and found.flipped == (0 if both else None)
+    swapped = judge_pairs(
+        GoldPairJudge(),
+        posts["prompt"],
+        posts["completion"],
+        mine.texts,
+        dict(facts=posts["facts"]),
+        [e[::-1] for e in ends],
+    )
     assert swapped.win_rate == pytest.approx(1 - found.win_rate)
-    assert str(found).split("\n")[-1] == f"Model win rate: {found.win_rate:.2%} (95% interval {100 * found.low:.1f} to {100 * found.high:.1f})"
+    assert (
+        str(found).split("\n")[-1]
+        == f"Model win rate: {found.win_rate:.2%} (95% interval {100 * found.low:.1f} to "
+        f"{100 * found.high:.1f})"
+    )
     assert str(found).split("\n")[-1] in re.sub("<[^>]*>", "\n", found._repr_html_())
 
 
-# catches: a first answer that wins by its place; a change of mind that counts as anything but a tie; invalid verdicts taken for ties
+# catches: a first answer that wins by its place; a change of mind that counts as anything but a
+# tie; invalid verdicts taken for ties
 def test_the_order_and_what_is_no_verdict():
     prompts, ours, theirs = list("abcdef"), ["o"] * 6, ["t"] * 6
-    said = {("a", "o"): 0, ("a", "t"): 1,         # ours both times
-            ("b", "o"): 0, ("b", "t"): 0,         # whatever stands first: a tie
-            ("c", "o"): 0.5, ("c", "t"): 1,       # a tie, then ours: a tie
-            ("d", "o"): 1, ("d", "t"): 0,         # theirs both times
-            ("e", "o"): None, ("e", "t"): 1,      # no verdict once: none
-            ("f", "o"): 0.5, ("f", "t"): 0.5}
+    said = {
+        ("a", "o"): 0,
+        ("a", "t"): 1,  # ours both times
+        ("b", "o"): 0,
+        ("b", "t"): 0,  # whatever stands first: a tie
+        ("c", "o"): 0.5,
+        ("c", "t"): 1,  # a tie, then ours: a tie
+        ("d", "o"): 1,
+        ("d", "t"): 0,  # theirs both times
+        ("e", "o"): None,
+        ("e", "t"): 1,  # no verdict once: none
+        ("f", "o"): 0.5,
+        ("f", "t"): 0.5,
+    }
     calls = []
+
     def judge(asked, pairs):
         calls.append(list(zip(asked, pairs)))
         return [said[p, a] for p, (a, b) in zip(asked, pairs)]
+
     found = judge_pairs(judge, prompts, ours, theirs)
     assert found.scores == [1.0, 0.5, 0.5, 0.0, None, 0.5]
-    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (1, 3, 1, 1, 5) and found.win_rate == 0.5
+    assert (found.wins, found.ties, found.losses, found.invalid, found.n) == (
+        1,
+        3,
+        1,
+        1,
+        5,
+    ) and found.win_rate == 0.5
     assert found.flipped == 2 / 5 and found.first == 4 / 8 and found.judge == "judge"
     assert len(calls) == 1 and len(calls[0]) == 12 and len(set(calls[0])) == 12
     assert "invalid 1" in str(found) and "40.0%" in str(found)
@@ -135,11 +245,17 @@ def test_the_order_and_what_is_no_verdict():
 # catches: "one order" that is always the same order, a seed that plays no part
 def test_one_order_is_by_chance():
     shown = []
+
     def judge(prompts, pairs):
         shown.append([a == "o" for a, b in pairs])
         return [0.0] * len(pairs)
-    once = judge_pairs(judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False)
-    judge_pairs(judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False, seed=1)
+
+    once = judge_pairs(
+        judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False
+    )
+    judge_pairs(
+        judge, [str(i) for i in range(400)], ["o"] * 400, ["t"] * 400, both_orders=False, seed=1
+    )
     assert 150 < sum(shown[0]) < 250 and once.wins == sum(shown[0]) and shown[0] != shown[1]
     assert once.first == 1.0 and once.flipped is None
 
@@ -149,44 +265,75 @@ def test_prompts_that_come_back_are_one():
     ours = ["long answer" if i < 20 else "" for i in range(40)]
     plain = judge_pairs(first_of_longer, [str(i) for i in range(40)], ours, ["short"] * 40)
     again = judge_pairs(first_of_longer, [str(i // 4) for i in range(40)], ours, ["short"] * 40)
-    assert plain.win_rate == again.win_rate and again.high - again.low > 1.4 * (plain.high - plain.low)
+    assert plain.win_rate == again.win_rate and again.high - again.low > 1.4 * (
+        plain.high - plain.low
+    )
     assert "bootstrap" in again.method and "Tango" in plain.method
 
 
-# catches: judgings lost by zip, verdicts of another kind let through, silence where nothing could be judged
-@pytest.mark.parametrize("judge, ours, columns, said", [
-    (first_of_longer, ["a"], None, "ours"), (first_of_longer, ["a", "b"], dict(facts=["x"]), "facts"),
-    (lambda p, q: [0.0], ["a", "b"], None, "returned 1 verdicts for 4"), (lambda p, q: [2] * len(q), ["a", "b"], None, "returned 2"),
-    (lambda p, q: ["1"] * len(q), ["a", "b"], None, "returned '1'"), (lambda p, q: [None] * len(q), ["a", "b"], None, "no usable verdict on any of 2"),
-    (lambda p, q: [math.nan] * len(q), ["a", "b"], None, "returned nan"), (GoldPairJudge(), ["a", "b"], None, "facts")])
+# catches: judgings lost by zip, verdicts of another kind let through, silence where nothing could
+# be judged
+@pytest.mark.parametrize(
+    "judge, ours, columns, said",
+    [
+        (first_of_longer, ["a"], None, "ours"),
+        (first_of_longer, ["a", "b"], dict(facts=["x"]), "facts"),
+        (lambda p, q: [0.0], ["a", "b"], None, "returned 1 verdicts for 4"),
+        (lambda p, q: [2] * len(q), ["a", "b"], None, "returned 2"),
+        (lambda p, q: ["1"] * len(q), ["a", "b"], None, "returned '1'"),
+        (lambda p, q: [None] * len(q), ["a", "b"], None, "no usable verdict on any of 2"),
+        (lambda p, q: [math.nan] * len(q), ["a", "b"], None, "returned nan"),
+        (GoldPairJudge(), ["a", "b"], None, "facts"),
+    ],
+)
 def test_bad_judgings_are_refused(judge, ours, columns, said):
-    with pytest.raises(ValueError, match=said): judge_pairs(judge, ["p", "q"], ours, ["a", "b"], columns)
-    with pytest.raises(ValueError, match="0 prompts"): judge_pairs(judge, [], [], [])
+    with pytest.raises(ValueError, match=said):
+        judge_pairs(judge, ["p", "q"], ours, ["a", "b"], columns)
+    with pytest.raises(ValueError, match="0 prompts"):
+        judge_pairs(judge, [], [], [])
 
 
 # catches: the lower score wins, a stop token that is always added, NaN that counts as a tie
 def test_reward_model_judge(world, tokenizer, tiny):
     from rlhf_nb.models import scorer_from
     from rlhf_nb.reward import score_texts
+
     model, posts = scorer_from(tiny(0)), world["test"].select(range(12))
     a, b = list(posts["completion"]), [" my dog"] * 12
-    first, second = (score_texts(model, tokenizer, posts["prompt"], texts).tolist() for texts in (a, b))
-    assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, b))) == [float(y > x) for x, y in zip(first, second)]
+    first, second = (
+        score_texts(model, tokenizer, posts["prompt"], texts).tolist() for texts in (a, b)
+    )
+    assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, b))) == [
+        float(y > x) for x, y in zip(first, second)
+    ]
     assert first != second
     cut = score_texts(model, tokenizer, posts["prompt"], a, stopped=[False] * 12).tolist()
     ends = [(False, True)] * 12
-    assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, a)), stopped=ends) == [float(y > x) for x, y in zip(cut, first)]
-    with torch.no_grad(): next(model.parameters()).fill_(math.nan)
+    assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, a)), stopped=ends) == [
+        float(y > x) for x, y in zip(cut, first)
+    ]
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
     assert RewardModelJudge(model, tokenizer)(posts["prompt"], list(zip(a, b))) == [None] * 12
 
 
 # ---- An endpoint that misbehaves ----
 
+
 class Server:
-    "A chat endpoint on loopback. `play(number of the request, chat)` gives status, body and headers, or None: say nothing for a while."
+    """A chat endpoint on loopback. `play(number of the request, chat)` gives status, body and
+    headers, or None: say nothing for a while."""
+
     def __init__(self, play, port):
-        self.requests, self.payloads, self.keys, self.lock, self.stopped = 0, [], [], threading.Lock(), threading.Event()
+        self.requests, self.payloads, self.keys, self.lock, self.stopped = (
+            0,
+            [],
+            [],
+            threading.Lock(),
+            threading.Event(),
+        )
         outer = self
+
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -196,18 +343,27 @@ class Server:
                     outer.payloads.append(payload)
                     outer.keys.append(self.headers.get("Authorization"))
                 played = play(number, payload["messages"])
-                if played is None: return outer.stopped.wait(3)
+                if played is None:
+                    return outer.stopped.wait(3)
                 status, body, headers = played
                 self.send_response(status)
-                for name, value in {"Content-Length": len(body), **headers}.items(): self.send_header(name, str(value))
+                for name, value in {"Content-Length": len(body), **headers}.items():
+                    self.send_header(name, str(value))
                 self.end_headers()
                 self.wfile.write(body)
-            def log_message(self, *args): pass
-        class Http(ThreadingHTTPServer): request_queue_size = 64  # with 5, eight that knock at once wait a second
+
+            def log_message(self, *args):
+                pass
+
+        class Http(ThreadingHTTPServer):
+            request_queue_size = 64  # with 5, eight that knock at once wait a second
+
         self.http = Http(("127.0.0.1", port), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True)
+        self.thread = threading.Thread(
+            target=self.http.serve_forever, kwargs=dict(poll_interval=0.01), daemon=True
+        )
         self.thread.start()
 
     def close(self):
@@ -219,7 +375,8 @@ class Server:
 
 def reply(text, tokens=(100, 2), status=200, **headers):
     found = {"choices": [{"message": {"role": "assistant", "content": text}}]}
-    if tokens: found["usage"] = dict(prompt_tokens=tokens[0], completion_tokens=tokens[1])
+    if tokens:
+        found["usage"] = dict(prompt_tokens=tokens[0], completion_tokens=tokens[1])
     return status, json.dumps(found).encode(), headers
 
 
@@ -230,14 +387,25 @@ def by_length(number, chat):
 
 @pytest.fixture
 def serve(monkeypatch):
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"): monkeypatch.delenv(name, raising=False)
+    for name in (
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        "http_proxy",
+        "HTTP_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
+        monkeypatch.delenv(name, raising=False)
     made = []
+
     def start(play=by_length, port=0):
         made.append(Server(play, port))
         return made[-1]
+
     yield start
     for server in made:
-        if not server.stopped.is_set(): server.close()
+        if not server.stopped.is_set():
+            server.close()
 
 
 PROMPTS = [f"prompt {i}" for i in range(12)]
@@ -245,31 +413,54 @@ OURS = ["x" * (i % 5 + 1) for i in range(12)]
 THEIRS = ["y" * 3 for _ in range(12)]
 
 
-def judge_of(server, **options): return EndpointJudge("tiny-judge", server.url, **dict(backoff=0.01, timeout=5.0) | options)
+def judge_of(server, **options):
+    return EndpointJudge("tiny-judge", server.url, **dict(backoff=0.01, timeout=5.0) | options)
 
 
-# catches: sides exchanged in the chat, a temperature left out, a key that is not sent, tokens counted for one order only, equal answers paid for
+# catches: sides exchanged in the chat, a temperature left out, a key that is not sent, tokens
+# counted for one order only, equal answers paid for
 def test_endpoint_judges(serve):
     server = serve()
     judge = judge_of(server, api_key="sk-secret", prices=(2.0, 10.0))
-    ours = OURS[:-1] + ["yyy"]
+    ours = [*OURS[:-1], "yyy"]
     found = judge_pairs(judge, PROMPTS, ours, THEIRS)
-    assert found.scores == judge_pairs(first_of_longer, PROMPTS, ours, THEIRS).scores and found.flipped == 0
-    assert server.requests == 22 and set(server.keys) == {"Bearer sk-secret"} and found.judge == "tiny-judge"
-    assert all(p["temperature"] == 0 and p["model"] == "tiny-judge" and p["max_tokens"] == 16 for p in server.payloads)
+    assert (
+        found.scores == judge_pairs(first_of_longer, PROMPTS, ours, THEIRS).scores
+        and found.flipped == 0
+    )
+    assert (
+        server.requests == 22
+        and set(server.keys) == {"Bearer sk-secret"}
+        and found.judge == "tiny-judge"
+    )
+    assert all(
+        p["temperature"] == 0 and p["model"] == "tiny-judge" and p["max_tokens"] == 16
+        for p in server.payloads
+    )
     assert all("prompt " in p["messages"][1]["content"] for p in server.payloads)
-    assert "22 judgings asked for in 22 replies, 0 from the cache, 2 of equal answers; 2,200 tokens in, 44 out; cost 0.0048" in found.told
+    assert (
+        "22 judgings asked for in 22 replies, 0 from the cache, 2 of equal answers; 2,200 tokens "
+        "in, 44 out; cost 0.0048" in found.told
+    )
     assert "cost" not in judge_of(server).told()
 
 
-# catches: a cache that is not read, keyed by too little (model, instructions, order, address), written at the end only, or that holds the key
+# catches: a cache that is not read, keyed by too little (model, instructions, order, address),
+# written at the end only, or that holds the key
 def test_cache(serve, tmp_path):
     server, path = serve(), tmp_path / "deep" / "cache.jsonl"
     first = judge_pairs(judge_of(server, api_key="sk-secret", cache=path), PROMPTS, OURS, THEIRS)
     assert server.requests == 24 and len(path.read_text().splitlines()) == 24
     again = judge_pairs(judge_of(server, api_key="another", cache=str(path)), PROMPTS, OURS, THEIRS)
-    assert server.requests == 24 and again.scores == first.scores and "24 from the cache" in again.told and "0 tokens in" in again.told
-    assert "sk-secret" not in path.read_text() and "sk-secret" not in repr(judge_of(server, api_key="sk-secret"))
+    assert (
+        server.requests == 24
+        and again.scores == first.scores
+        and "24 from the cache" in again.told
+        and "0 tokens in" in again.told
+    )
+    assert "sk-secret" not in path.read_text() and "sk-secret" not in repr(
+        judge_of(server, api_key="sk-secret")
+    )
     for other in (dict(instructions="Which?"), dict(options={"max_tokens": 5})):
         before = server.requests
         judge_pairs(judge_of(server, cache=path, **other), PROMPTS[:2], OURS[:2], THEIRS[:2])
@@ -279,21 +470,25 @@ def test_cache(serve, tmp_path):
     EndpointJudge("other", server.url, cache=path)(PROMPTS[:1], [(OURS[0], THEIRS[0])])
     assert elsewhere.requests == 2 and server.requests == before + 1
     judge = judge_of(server)  # without a file: kept in memory
-    for _ in range(2): judge(PROMPTS[:3], list(zip(OURS, THEIRS))[:3])
+    for _ in range(2):
+        judge(PROMPTS[:3], list(zip(OURS, THEIRS))[:3])
     assert server.requests == before + 4
 
 
 # catches: judgings that reach the file when the run is over
 def test_each_judging_is_kept_at_once(serve, tmp_path):
     path, seen = tmp_path / "cache.jsonl", []
+
     def play(number, chat):
         seen.append(len(path.read_text().splitlines()) if path.exists() else 0)
         return by_length(number, chat)
+
     judge_of(serve(play), cache=path, concurrency=1)(PROMPTS, list(zip(OURS, ["z" * 9] * 12)))
     assert seen == list(range(12))
 
 
-# catches: a last line cut short by a kill that breaks the next run, or that swallows the line after it
+# catches: a last line cut short by a kill that breaks the next run, or that swallows the line after
+# it
 def test_a_damaged_cache_loses_one_line(serve, tmp_path):
     server, path = serve(), tmp_path / "cache.jsonl"
     judge_pairs(judge_of(server, cache=path), PROMPTS, OURS, THEIRS)
@@ -305,9 +500,24 @@ def test_a_damaged_cache_loses_one_line(serve, tmp_path):
     assert server.requests == 25
 
 
-# catches: an error that may pass taken for the end, a Retry-After that is not heard, a back-off that does not grow
-@pytest.mark.parametrize("fault", [(500, b"oops", {}), (503, b"", {}), (429, b"slow down", {}), (408, b"", {}), (200, b"<html>", {}), (200, b'{"error": "busy"}', {}),
-                                   (200, b'{"choices": []}', {}), (200, b"[]", {}), (200, b'{"choices": [{"message": "1"}]}', {}), None], ids=str)
+# catches: an error that may pass taken for the end, a Retry-After that is not heard, a back-off
+# that does not grow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (500, b"oops", {}),
+        (503, b"", {}),
+        (429, b"slow down", {}),
+        (408, b"", {}),
+        (200, b"<html>", {}),
+        (200, b'{"error": "busy"}', {}),
+        (200, b'{"choices": []}', {}),
+        (200, b"[]", {}),
+        (200, b'{"choices": [{"message": "1"}]}', {}),
+        None,
+    ],
+    ids=str,
+)
 def test_what_may_pass_is_tried_again(serve, fault):
     server = serve(lambda number, chat: fault if number <= 2 else reply("2"))
     judge = judge_of(server, timeout=0.3, concurrency=1)
@@ -316,58 +526,123 @@ def test_what_may_pass_is_tried_again(serve, fault):
 
 
 def test_it_waits_as_long_as_it_is_told(serve):
-    server = serve(lambda number, chat: reply("1", status=429, **{"Retry-After": 1}) if number == 1 else reply("2"))
+    server = serve(
+        lambda number, chat: (
+            reply("1", status=429, **{"Retry-After": 1}) if number == 1 else reply("2")
+        )
+    )
     start = time.monotonic()
     assert judge_of(server)(["p"], [("a", "b")]) == [1.0] and time.monotonic() - start > 0.95
     server = serve(lambda number, chat: (500, b"", {}))
     start = time.monotonic()
-    with pytest.raises(ConnectionError, match="tried 4 times"): judge_of(server, attempts=4, backoff=0.1)(["p"], [("a", "b")])
+    with pytest.raises(ConnectionError, match="tried 4 times"):
+        judge_of(server, attempts=4, backoff=0.1)(["p"], [("a", "b")])
     assert server.requests == 4 and 0.1 * 7 * 0.7 < time.monotonic() - start < 2
 
 
-# catches: trying again what cannot pass, a key shown in an error, a redirect that takes the key along
-@pytest.mark.parametrize("status, headers", [(400, {}), (401, {}), (404, {}), (302, {"Location": "/elsewhere"}), (307, {"Location": "/elsewhere"})])
+# catches: trying again what cannot pass, a key shown in an error, a redirect that takes the key
+# along
+@pytest.mark.parametrize(
+    "status, headers",
+    [
+        (400, {}),
+        (401, {}),
+        (404, {}),
+        (302, {"Location": "/elsewhere"}),
+        (307, {"Location": "/elsewhere"}),
+    ],
+)
 def test_what_will_not_pass_ends_at_once(serve, status, headers):
     server = serve(lambda number, chat: (status, b"no: the key sk-secret is wrong", headers))
-    with pytest.raises(ConnectionError) as caught: judge_of(server, api_key="sk-secret", concurrency=1)(PROMPTS, list(zip(OURS, ["z" * 9] * 12)))
+    with pytest.raises(ConnectionError) as caught:
+        judge_of(server, api_key="sk-secret", concurrency=1)(
+            PROMPTS, list(zip(OURS, ["z" * 9] * 12))
+        )
     said = str(caught.value)
-    assert server.requests == 1 and f"HTTP {status}" in said and server.url in said and "12 of 12 judgings are missing" in said
+    assert (
+        server.requests == 1
+        and f"HTTP {status}" in said
+        and server.url in said
+        and "12 of 12 judgings are missing" in said
+    )
     import traceback
-    assert "sk-secret" not in "".join(traceback.format_exception(caught.value)).replace('api_key="sk-secret"', "")
+
+    assert "sk-secret" not in "".join(traceback.format_exception(caught.value)).replace(
+        'api_key="sk-secret"', ""
+    )
 
 
-# catches: a reply that is no verdict taken for a tie, asked again in the same words for ever, not paid for in the bill, asked again by the next run
-@pytest.mark.parametrize("text", ["The first one.", "", None, ["1"], "12", "1 or 2", "-1", "3", "ONE"])
+# catches: a reply that is no verdict taken for a tie, asked again in the same words for ever, not
+# paid for in the bill, asked again by the next run
+@pytest.mark.parametrize(
+    "text", ["The first one.", "", None, ["1"], "12", "1 or 2", "-1", "3", "ONE"]
+)
 def test_malformed_answers_are_invalid(serve, tmp_path, text):
-    server = serve(lambda number, chat: reply(text) if "prompt 3" in chat[1]["content"] else by_length(number, chat))
+    server = serve(
+        lambda number, chat: (
+            reply(text) if "prompt 3" in chat[1]["content"] else by_length(number, chat)
+        )
+    )
     judge = judge_of(server, cache=tmp_path / "c.jsonl", tries=3)
     found = judge_pairs(judge, PROMPTS, OURS, THEIRS)
-    assert found.invalid == 1 and found.n == 11 and found.scores[3] is None and "invalid 1" in str(found)
-    assert server.requests == 22 + 2 * 3 and "24 judgings asked for in 28 replies" in found.told and "2,800 tokens in" in found.told
+    assert (
+        found.invalid == 1
+        and found.n == 11
+        and found.scores[3] is None
+        and "invalid 1" in str(found)
+    )
+    assert (
+        server.requests == 22 + 2 * 3
+        and "24 judgings asked for in 28 replies" in found.told
+        and "2,800 tokens in" in found.told
+    )
     chats = [p["messages"] for p in server.payloads if "prompt 3" in p["messages"][1]["content"]]
-    assert sorted(map(len, chats)) == [2, 2, 4, 4, 6, 6] and max(chats, key=len)[3]["role"] == "user"
+    assert (
+        sorted(map(len, chats)) == [2, 2, 4, 4, 6, 6] and max(chats, key=len)[3]["role"] == "user"
+    )
     again = judge_pairs(judge_of(server, cache=tmp_path / "c.jsonl"), PROMPTS, OURS, THEIRS)
     assert server.requests == 28 and again.scores == found.scores
 
 
 # catches: a verdict on the second asking that is lost; tokens that are not told counted as told
 def test_malformed_once(serve):
-    server = serve(lambda number, chat: reply("well..." if len(chat) == 2 else " **2**.", tokens=None if len(chat) == 2 else (50, 1)))
+    server = serve(
+        lambda number, chat: reply(
+            "well..." if len(chat) == 2 else " **2**.", tokens=None if len(chat) == 2 else (50, 1)
+        )
+    )
     judge = judge_of(server)
     assert judge(["p"], [("a", "b")]) == [1.0]
-    assert "1 judgings asked for in 2 replies" in judge.told() and "50 tokens in, 1 out (and 1 replies that told none)" in judge.told()
+    assert (
+        "1 judgings asked for in 2 replies" in judge.told()
+        and "50 tokens in, 1 out (and 1 replies that told none)" in judge.told()
+    )
 
 
-# catches: judgings that are kept in memory until the end, a run that pays twice, an error without the address, the count or the way out
+# catches: judgings that are kept in memory until the end, a run that pays twice, an error without
+# the address, the count or the way out
 def test_a_server_that_dies_halfway(serve, tmp_path):
-    server, path = serve(lambda number, chat: by_length(number, chat) if number <= 10 else (500, b"dying", {})), tmp_path / "c.jsonl"
-    with pytest.raises(ConnectionError) as caught: judge_pairs(judge_of(server, cache=path, attempts=2, concurrency=3), PROMPTS, OURS, THEIRS)
+    server, path = (
+        serve(
+            lambda number, chat: by_length(number, chat) if number <= 10 else (500, b"dying", {})
+        ),
+        tmp_path / "c.jsonl",
+    )
+    with pytest.raises(ConnectionError) as caught:
+        judge_pairs(judge_of(server, cache=path, attempts=2, concurrency=3), PROMPTS, OURS, THEIRS)
     said = str(caught.value)
-    assert server.url in said and "14 of 24 judgings are missing" in said and str(path) in said and "dying" in said and "base_url" in said
+    assert (
+        server.url in said
+        and "14 of 24 judgings are missing" in said
+        and str(path) in said
+        and "dying" in said
+        and "base_url" in said
+    )
     assert len(path.read_text().splitlines()) == 10
     port = server.http.server_port
     server.close()
-    with pytest.raises(ConnectionError, match="14 of 14 judgings are missing"): judge_pairs(judge_of(server, cache=path, attempts=2), PROMPTS, OURS, THEIRS)
+    with pytest.raises(ConnectionError, match="14 of 14 judgings are missing"):
+        judge_pairs(judge_of(server, cache=path, attempts=2), PROMPTS, OURS, THEIRS)
     alive = serve(port=port)  # the address is part of what is asked: it must come up where it was
     found = judge_pairs(judge_of(alive, cache=path), PROMPTS, OURS, THEIRS)
     assert alive.requests == 14 and "10 from the cache" in found.told
@@ -377,12 +652,17 @@ def test_a_server_that_dies_halfway(serve, tmp_path):
 # catches: eight workers that are one, or eighty
 def test_concurrency(serve):
     running, most, lock = 0, 0, threading.Lock()
+
     def slow(number, chat):
         nonlocal running, most
-        with lock: running += 1; most = max(most, running)
+        with lock:
+            running += 1
+            most = max(most, running)
         time.sleep(0.05)
-        with lock: running -= 1
+        with lock:
+            running -= 1
         return reply("1")
+
     server = serve(slow)
     judge_of(server, concurrency=4)(PROMPTS, list(zip(OURS, ["z" * 9] * 12)))
     assert 2 <= most <= 4
@@ -390,47 +670,90 @@ def test_concurrency(serve):
 
 # catches: a key from nowhere, a key that http.client would print, an address that is none
 def test_settings(serve, monkeypatch):
-    with pytest.raises(ValueError, match="OPENAI_API_KEY"): EndpointJudge("m")
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
+        EndpointJudge("m")
     server = serve()
     monkeypatch.setenv("OPENAI_BASE_URL", server.url + "/")
     monkeypatch.setenv("OPENAI_API_KEY", " sk-env\n")
     assert EndpointJudge("m")(["p"], [("a", "bb")]) == [1.0] and server.keys == ["Bearer sk-env"]
     assert EndpointJudge("m", api_key="mine").api_key == "mine"
-    for url in ("127.0.0.1:80/v1", "ftp://x/v1", "http://user:pass@host/v1", "http://host/v1?key=3"):
-        with pytest.raises(ValueError, match="base_url") as caught: EndpointJudge("m", url)
+    for url in (
+        "127.0.0.1:80/v1",
+        "ftp://x/v1",
+        "http://user:pass@host/v1",
+        "http://host/v1?key=3",
+    ):
+        with pytest.raises(ValueError, match="base_url") as caught:
+            EndpointJudge("m", url)
         assert "pass" not in str(caught.value)
-    with pytest.raises(ValueError, match="line break") as caught: EndpointJudge("m", api_key="sk-a\nsk-b")
+    with pytest.raises(ValueError, match="line break") as caught:
+        EndpointJudge("m", api_key="sk-a\nsk-b")
     assert "sk-a" not in str(caught.value)
-    with pytest.raises(ValueError, match="concurrency 0"): EndpointJudge("m", concurrency=0)
+    with pytest.raises(ValueError, match="concurrency 0"):
+        EndpointJudge("m", concurrency=0)
 
 
-@pytest.mark.parametrize("text, verdict", [("1", 0.0), ("2", 1.0), ("0", 0.5), ("`2`", 1.0), ("[1]\n", 0.0), ("1.", 0.0), ("10", None), ("2 is better", None), ("two", None)])
-def test_parse_verdict(text, verdict): assert parse_verdict(text) == verdict
+@pytest.mark.parametrize(
+    "text, verdict",
+    [
+        ("1", 0.0),
+        ("2", 1.0),
+        ("0", 0.5),
+        ("`2`", 1.0),
+        ("[1]\n", 0.0),
+        ("1.", 0.0),
+        ("10", None),
+        ("2 is better", None),
+        ("two", None),
+    ],
+)
+def test_parse_verdict(text, verdict):
+    assert parse_verdict(text) == verdict
 
 
 # ---- A person ----
 
-# catches: a fixed order that gives the model away, a choice put on the wrong answer, a pair judged twice, markup of a model that the browser runs
+
+# catches: a fixed order that gives the model away, a choice put on the wrong answer, a pair judged
+# twice, markup of a model that the browser runs
 def test_person():
-    prompts, pairs = [f"p{i} <b>" for i in range(40)], [(f"o{i}<script>", f"t{i}") for i in range(40)]
+    prompts, pairs = (
+        [f"p{i} <b>" for i in range(40)],
+        [(f"o{i}<script>", f"t{i}") for i in range(40)],
+    )
     judge = PersonJudge(prompts, pairs)
     turned = [shown != pair for (_, shown), pair in zip(judge.rows, pairs)]
     assert 8 < sum(turned) < 32
     for i in range(30):
         html = judge.view()
-        assert "<script>" not in html and f"p{i} &lt;b&gt;" in html and f"Pair {i + 1} of 40" in html
-        assert html.index(judge.rows[i][1][0].replace("<", "&lt;").replace(">", "&gt;")) < html.index("Answer 2")
-        judge.choose("0" if i % 3 == 0 else "1" if (judge.rows[i][1][0][0] == "o") else "2")  # ours, or neither
+        assert (
+            "<script>" not in html and f"p{i} &lt;b&gt;" in html and f"Pair {i + 1} of 40" in html
+        )
+        assert html.index(
+            judge.rows[i][1][0].replace("<", "&lt;").replace(">", "&gt;")
+        ) < html.index("Answer 2")
+        judge.choose(
+            "0" if i % 3 == 0 else "1" if (judge.rows[i][1][0][0] == "o") else "2"
+        )  # ours, or neither
     for both in (True, False):
         found = judge_pairs(judge, prompts, *zip(*pairs), both_orders=both)
-        assert (found.wins, found.ties, found.losses, found.invalid) == (20, 10, 0, 10) and "30 of 40" in found.told
-    with pytest.raises(ValueError, match="'x'"): judge.choose("x")
-    for _ in range(10): judge.choose("1")
+        assert (found.wins, found.ties, found.losses, found.invalid) == (
+            20,
+            10,
+            0,
+            10,
+        ) and "30 of 40" in found.told
+    with pytest.raises(ValueError, match="'x'"):
+        judge.choose("x")
+    for _ in range(10):
+        judge.choose("1")
     assert "All 40" in judge.view()
-    with pytest.raises(ValueError, match="40 of 40"): judge.choose("1")
+    with pytest.raises(ValueError, match="40 of 40"):
+        judge.choose("1")
 
 
-# catches: a key that counts twice because the field is emptied, a click after the last pair that raises
+# catches: a key that counts twice because the field is emptied, a click after the last pair that
+# raises
 def test_the_box_of_a_person():
     judge = PersonJudge(["p", "q", "r"], [("a", "b")] * 3)
     box = judging_box(judge)
@@ -446,16 +769,27 @@ def test_the_box_of_a_person():
 
 # ---- Best of n and the frontier ----
 
-# catches: drawing with putting back, weights shifted by one, ties given to one of them, `of` in the wrong order
+
+# catches: drawing with putting back, weights shifted by one, ties given to one of them, `of` in the
+# wrong order
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6])
 def test_best_of_n_by_brute_force(n):
     rng = np.random.default_rng(n)
     scores, gold = rng.integers(0, 4, size=(3, 6)).astype(float), rng.normal(size=(3, 6))
-    assert best_of_n_reward(scores, n) == pytest.approx(np.mean([[max(some) for some in combinations(row, n)] for row in scores]))
+    assert best_of_n_reward(scores, n) == pytest.approx(
+        np.mean([[max(some) for some in combinations(row, n)] for row in scores])
+    )
+
     def pick(row, other, some):
         best = [i for i in some if row[i] == max(row[j] for j in some)]
         return np.mean([other[i] for i in best])
-    want = np.mean([[pick(row, other, some) for some in combinations(range(6), n)] for row, other in zip(scores, gold)])
+
+    want = np.mean(
+        [
+            [pick(row, other, some) for some in combinations(range(6), n)]
+            for row, other in zip(scores, gold)
+        ]
+    )
     assert best_of_n_reward(torch.tensor(scores), n, of=gold.tolist()) == pytest.approx(want)
 
 
@@ -465,7 +799,8 @@ def test_best_of_n_is_unbiased_and_large():
     assert best_of_n_reward(rng.random((4000, 8)), 4) == pytest.approx(4 / 5, abs=0.005)
     assert 0 < best_of_n_reward(rng.random((1, 4000)), 1000) <= 1
     for bad, n in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[1.0, math.nan]], 1)):
-        with pytest.raises(ValueError, match="wanted"): best_of_n_reward(bad, n)
+        with pytest.raises(ValueError, match="wanted"):
+            best_of_n_reward(bad, n)
 
 
 # catches: a logarithm to another base, the second term forgotten
@@ -473,76 +808,169 @@ def test_best_of_n_kl():
     for n in (1, 2, 7):  # KL of the largest of n uniform numbers: the density is n u^(n-1)
         u = (np.arange(200_000) + 0.5) / 200_000
         density = n * u ** (n - 1)
-        assert best_of_n_kl(n) == pytest.approx((density * np.log(np.maximum(density, 1e-300))).mean(), abs=1e-4)
-    with pytest.raises(ValueError): best_of_n_kl(0)
+        assert best_of_n_kl(n) == pytest.approx(
+            (density * np.log(np.maximum(density, 1e-300))).mean(), abs=1e-4
+        )
+    with pytest.raises(ValueError):
+        best_of_n_kl(0)
 
 
-# catches: KL per token, KL the other way round, another temperature, padding that counts, a model left in another mode, a moved random state
+# catches: KL per token, KL the other way round, another temperature, padding that counts, a model
+# left in another mode, a moved random state
 def test_response_kl(world, tokenizer, tiny):
     from rlhf_nb.kl import estimate_kl
     from rlhf_nb.logprobs import response_logprobs
     from rlhf_nb.masks import left_pad
     from rlhf_nb.rollout import sample
+
     policy, ref, prompts = tiny(0), tiny(1), list(world["test"]["prompt"]) * 8
     with torch.no_grad():
-        policy.get_output_embeddings().weight.mul_(8)  # sure of itself where the reference is not: the two directions differ
-    policy.train(); ref.eval()
+        policy.get_output_embeddings().weight.mul_(
+            8
+        )  # sure of itself where the reference is not: the two directions differ
+    policy.train()
+    ref.eval()
     state = torch.get_rng_state()
     kl = response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100)
-    assert policy.training and not ref.training and torch.equal(state, torch.get_rng_state()) and kl.shape == (len(prompts),) and (kl >= 0).all()
-    assert torch.equal(kl, response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100))
+    assert (
+        policy.training
+        and not ref.training
+        and torch.equal(state, torch.get_rng_state())
+        and kl.shape == (len(prompts),)
+        and (kl >= 0).all()
+    )
+    assert torch.equal(
+        kl, response_kl(policy, ref, tokenizer, prompts, response_length=6, batch_size=100)
+    )
     assert response_kl(policy, policy, tokenizer, prompts[:5], response_length=6).abs().max() < 1e-4
     policy.eval()
-    ids, mask = left_pad(tokenizer(prompts, add_special_tokens=False)["input_ids"], tokenizer.pad_token_id)
-    drawn = sample(policy, ids, mask, 6, tokenizer.pad_token_id, [tokenizer.eos_token_id], generator=torch.Generator().manual_seed(9))
-    with torch.no_grad(): ours, theirs = (response_logprobs(m, ids, mask, drawn.response_ids, drawn.mask).logprobs for m in (policy, ref))
+    ids, mask = left_pad(
+        tokenizer(prompts, add_special_tokens=False)["input_ids"], tokenizer.pad_token_id
+    )
+    drawn = sample(
+        policy,
+        ids,
+        mask,
+        6,
+        tokenizer.pad_token_id,
+        [tokenizer.eos_token_id],
+        generator=torch.Generator().manual_seed(9),
+    )
+    with torch.no_grad():
+        ours, theirs = (
+            response_logprobs(m, ids, mask, drawn.response_ids, drawn.mask).logprobs
+            for m in (policy, ref)
+        )
     plain = estimate_kl(ours, theirs, "k1").masked_fill(~drawn.mask, 0).sum(1)
     error = math.hypot(plain.std() / len(plain) ** 0.5, kl.std() / len(kl) ** 0.5)
     assert abs(plain.mean() - kl.mean()) < 4 * error and kl.std() < plain.std()
-    with pytest.raises(ValueError, match="0 prompts"): response_kl(policy, ref, tokenizer, [])
+    with pytest.raises(ValueError, match="0 prompts"):
+        response_kl(policy, ref, tokenizer, [])
 
 
-# catches: a frontier by update instead of by KL, one that keeps what is beaten or loses what is not, gaps that end it
+# catches: a frontier by update instead of by KL, one that keeps what is beaten or loses what is
+# not, gaps that end it
 def test_frontier():
-    rows = pd.DataFrame(dict(update=[1, 2, 3, 4, 5, 6, 7], kl=[0.0, 5.0, 2.0, 5.0, 9.0, 7.0, 8.0], win_rate=[0.4, 0.6, 0.5, 0.7, 0.69, math.nan, 0.7],
-                             gold=[1, 2, 9, 3, 4, 5, 6]))
+    rows = pd.DataFrame(
+        dict(
+            update=[1, 2, 3, 4, 5, 6, 7],
+            kl=[0.0, 5.0, 2.0, 5.0, 9.0, 7.0, 8.0],
+            win_rate=[0.4, 0.6, 0.5, 0.7, 0.69, math.nan, 0.7],
+            gold=[1, 2, 9, 3, 4, 5, 6],
+        )
+    )
     found = frontier(rows)
-    assert found["update"].tolist() == [1, 3, 4, 2, 7, 5] and found["on_frontier"].tolist() == [True, True, True, False, False, False]
+    assert found["update"].tolist() == [1, 3, 4, 2, 7, 5] and found["on_frontier"].tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert frontier(rows, by="gold").query("on_frontier")["update"].tolist() == [1, 3]
     assert frontier(rows.drop(columns="win_rate")).query("on_frontier")["update"].tolist() == [1, 3]
-    with pytest.raises(ValueError, match="kl"): frontier(rows.drop(columns="kl"))
-    with pytest.raises(ValueError, match="win_rate"): frontier(rows[["kl", "update"]])
+    with pytest.raises(ValueError, match="kl"):
+        frontier(rows.drop(columns="kl"))
+    with pytest.raises(ValueError, match="win_rate"):
+        frontier(rows[["kl", "update"]])
 
 
-# catches: a panel without its line, best-of-n left out, a column that is not there taken for an error
+# catches: a panel without its line, best-of-n left out, a column that is not there taken for an
+# error
 def test_plot_frontier():
-    rows = pd.DataFrame(dict(update=[1, 2, 3], kl=[0.0, 1.0, 3.0], reward=[0.0, 1.0, 2.0], gold=[1.0, 3.0, 2.0]))
+    rows = pd.DataFrame(
+        dict(update=[1, 2, 3], kl=[0.0, 1.0, 3.0], reward=[0.0, 1.0, 2.0], gold=[1.0, 3.0, 2.0])
+    )
     best = pd.DataFrame(dict(n=[1, 2], kl=[0.0, 0.19], reward=[0.0, 0.4], gold=[1.0, 1.4]))
     figure = plot_frontier(rows, best)
     assert [axis.get_title() for axis in figure.axes] == ["Learned reward", "Gold points"]
     lines = [[line.get_ydata().tolist() for line in axis.get_lines()] for axis in figure.axes]
     assert lines == [[[0, 1, 2], [0, 0.4]], [[1, 3, 2], [1, 1.4]]]
-    assert [[text.get_text() for text in axis.texts] for axis in figure.axes] == [["update 3", "n 2"], ["update 2", "n 2"]]
-    with pytest.raises(ValueError, match="kl"): plot_frontier(rows[["gold"]])
+    assert [[text.get_text() for text in axis.texts] for axis in figure.axes] == [
+        ["update 3", "n 2"],
+        ["update 2", "n 2"],
+    ]
+    with pytest.raises(ValueError, match="kl"):
+        plot_frontier(rows[["gold"]])
 
 
 # ---- Form and alarms ----
 
-# catches: n-grams across texts, characters for words, a count for a share, an answer shorter than n that divides by zero
+
+# catches: n-grams across texts, characters for words, a count for a share, an answer shorter than n
+# that divides by zero
 def test_form():
-    assert distinct_n(["a b", "b a"], 2) == 1 and distinct_n(["a b", "a b"], 2) == 0.5 and distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
-    assert repetition("a b c a b c") == pytest.approx(1 / 4) and repetition("no no no no") == 0.5 and repetition("a b") == repetition("") == 0
-    assert distinct_n(["", "a"], 3) == 0 and distinct_n(["naïve café, naïve café"], 2) == pytest.approx(3 / 4)
-    found = text_statistics(Completions(["p"] * 4, ["a b", "a b", " ", "c c c c"], [True, True, False, True], [3, 3, 8, 4]))
-    assert found == dict(answers=4, length=4.5, stopped=0.75, empty=0.25, same=0.25, distinct_1=3 / 8, distinct_2=2 / 5, repetition=pytest.approx(1 / 8))
-    with pytest.raises(ValueError, match="0 completions"): text_statistics(Completions([], [], [], []))
+    assert (
+        distinct_n(["a b", "b a"], 2) == 1
+        and distinct_n(["a b", "a b"], 2) == 0.5
+        and distinct_n(["a a a"], 1) == pytest.approx(1 / 3)
+    )
+    assert (
+        repetition("a b c a b c") == pytest.approx(1 / 4)
+        and repetition("no no no no") == 0.5
+        and repetition("a b") == repetition("") == 0
+    )
+    assert distinct_n(["", "a"], 3) == 0 and distinct_n(
+        ["naïve café, naïve café"], 2
+    ) == pytest.approx(3 / 4)
+    found = text_statistics(
+        Completions(
+            ["p"] * 4, ["a b", "a b", " ", "c c c c"], [True, True, False, True], [3, 3, 8, 4]
+        )
+    )
+    assert found == dict(
+        answers=4,
+        length=4.5,
+        stopped=0.75,
+        empty=0.25,
+        same=0.25,
+        distinct_1=3 / 8,
+        distinct_2=2 / 5,
+        repetition=pytest.approx(1 / 8),
+    )
+    with pytest.raises(ValueError, match="0 completions"):
+        text_statistics(Completions([], [], [], []))
 
 
 def series(seed=0, n=30, **ends):
     "A run whose score rises; every other curve goes from its start to an end, with noise."
     rng, t = np.random.default_rng(seed), np.linspace(0, 1, n)
-    curves = dict(score=(0.0, 2.0, 0.3), length=(20.0, 26.0, 1.0), repetition=(0.01, 0.02, 0.01), kl=(0.0, 4.0, 0.2), stopped=(0.97, 0.99, 0.01), entropy=(1.0, 0.5, 0.05))
-    return pd.DataFrame(dict(update=np.arange(1, n + 1)) | {name: a + (ends.get(name, b) - a) * t + noise * rng.normal(size=n) for name, (a, b, noise) in curves.items()})
+    curves = dict(
+        score=(0.0, 2.0, 0.3),
+        length=(20.0, 26.0, 1.0),
+        repetition=(0.01, 0.02, 0.01),
+        kl=(0.0, 4.0, 0.2),
+        stopped=(0.97, 0.99, 0.01),
+        entropy=(1.0, 0.5, 0.05),
+    )
+    return pd.DataFrame(
+        dict(update=np.arange(1, n + 1))
+        | {
+            name: a + (ends.get(name, b) - a) * t + noise * rng.normal(size=n)
+            for name, (a, b, noise) in curves.items()
+        }
+    )
 
 
 # catches: alarms in health: a threshold too near, noise taken for a trend
@@ -550,25 +978,52 @@ def test_a_healthy_run_raises_none():
     assert [hacking_alarms(series(seed)) for seed in range(200)] == [[]] * 200
 
 
-# catches: a curve that is not watched or watched the wrong way round, an alarm of another kind along with it, one that is far too late
-@pytest.mark.parametrize("kind, end", [("length", 60.0), ("repetition", 0.4), ("kl", 40.0), ("stopped", 0.2), ("entropy", 0.02)])
+# catches: a curve that is not watched or watched the wrong way round, an alarm of another kind
+# along with it, one that is far too late
+@pytest.mark.parametrize(
+    "kind, end",
+    [("length", 60.0), ("repetition", 0.4), ("kl", 40.0), ("stopped", 0.2), ("entropy", 0.02)],
+)
 def test_a_hacked_run_raises_its_alarm(kind, end):
     for seed in range(40):
         alarms = hacking_alarms(series(seed, **{kind: end}))
-        assert [alarm.kind for alarm in alarms] == [kind] and 6 <= alarms[0].update <= 29 and f"Update {alarms[0].update}:" in str(alarms[0])
-        assert hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []      # the score fell: something else is wrong
+        assert (
+            [alarm.kind for alarm in alarms] == [kind]
+            and 6 <= alarms[0].update <= 29
+            and f"Update {alarms[0].update}:" in str(alarms[0])
+        )
+        assert (
+            hacking_alarms(series(seed, score=-2.0, **{kind: end})) == []
+        )  # the score fell: something else is wrong
 
 
-# catches: the trainer's names not known, log entries without a score that break the window, a threshold that plays no part, an order by name
+# catches: the trainer's names not known, log entries without a score that break the window, a
+# threshold that plays no part, an order by name
 def test_alarms_read_the_log_of_the_trainer():
     frame = series(3, length=60.0, kl=40.0)
-    log = frame.rename(columns=dict(update="step", score="objective/raw_scores", length="tokens/response_length", kl="objective/kl", entropy="policy/entropy_avg",
-                                    stopped="val/num_eos_tokens")).drop(columns="repetition")
+    log = frame.rename(
+        columns=dict(
+            update="step",
+            score="objective/raw_scores",
+            length="tokens/response_length",
+            kl="objective/kl",
+            entropy="policy/entropy_avg",
+            stopped="val/num_eos_tokens",
+        )
+    ).drop(columns="repetition")
     log["val/num_eos_tokens"] *= 256
-    log = pd.concat([log, pd.DataFrame(dict(step=[10, 20], eval_score=[1.0, 2.0]))]).sort_values("step", ignore_index=True)
+    log = pd.concat([log, pd.DataFrame(dict(step=[10, 20], eval_score=[1.0, 2.0]))]).sort_values(
+        "step", ignore_index=True
+    )
     found = hacking_alarms(log)
-    assert found == hacking_alarms(frame.drop(columns="repetition")) and [a.kind for a in found] == ["kl", "length"]
-    assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"] and [a.kind for a in hacking_alarms(log, length_ratio=9)] == ["kl"]
+    assert found == hacking_alarms(frame.drop(columns="repetition")) and [
+        a.kind for a in found
+    ] == ["kl", "length"]
+    assert [a.kind for a in hacking_alarms(log, kl_most=1e3)] == ["length"] and [
+        a.kind for a in hacking_alarms(log, length_ratio=9)
+    ] == ["kl"]
     assert hacking_alarms(log, sure=1e9) == [] and hacking_alarms(frame[:5]) == []
-    with pytest.raises(ValueError, match="objective/raw_scores"): hacking_alarms(frame.drop(columns="score"))
-    with pytest.raises(ValueError, match="entropy"): hacking_alarms(frame[["update", "score"]])
+    with pytest.raises(ValueError, match="objective/raw_scores"):
+        hacking_alarms(frame.drop(columns="score"))
+    with pytest.raises(ValueError, match="entropy"):
+        hacking_alarms(frame[["update", "score"]])

@@ -1,4 +1,6 @@
-"The explorers: what a control becomes, what a view becomes, and that moving the one redraws the other and never in silence."
+"""The explorers: what a control becomes, what a view becomes, and that moving the one redraws the
+other and never in silence."""
+
 from __future__ import annotations
 
 import base64
@@ -20,13 +22,17 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 class Images(HTMLParser):
     "The attributes of every image, and every other tag's name."
+
     def __init__(self, text):
         super().__init__()
         self.images, self.others = [], []
         self.feed(text)
+
     def handle_starttag(self, tag, attributes):
-        if tag == "img": self.images.append(dict(attributes))
-        else: self.others.append(tag)
+        if tag == "img":
+            self.images.append(dict(attributes))
+        else:
+            self.others.append(tag)
 
 
 def line() -> Figure:
@@ -37,22 +43,42 @@ def line() -> Figure:
 
 # ---- Controls ----
 
-@pytest.mark.parametrize("spec, kind, value, low, high, step", [
-    ((0, 10, 3), widgets.IntSlider, 3, 0, 10, 1), ((0, 10, 4, 2), widgets.IntSlider, 4, 0, 10, 2), ((-5, 5, 0), widgets.IntSlider, 0, -5, 5, 1),
-    ((0.0, 1.0, 0.25), widgets.FloatSlider, 0.25, 0, 1, 0.01), ((0, 1, 0.5), widgets.FloatSlider, 0.5, 0, 1, 0.01),
-    ((0.0, 2.0, 0.5, 0.5), widgets.FloatSlider, 0.5, 0, 2, 0.5), ((0, 10, 4, 0.5), widgets.FloatSlider, 4, 0, 10, 0.5),
-])
+
+@pytest.mark.parametrize(
+    "spec, kind, value, low, high, step",
+    [
+        ((0, 10, 3), widgets.IntSlider, 3, 0, 10, 1),
+        ((0, 10, 4, 2), widgets.IntSlider, 4, 0, 10, 2),
+        ((-5, 5, 0), widgets.IntSlider, 0, -5, 5, 1),
+        ((0.0, 1.0, 0.25), widgets.FloatSlider, 0.25, 0, 1, 0.01),
+        ((0, 1, 0.5), widgets.FloatSlider, 0.5, 0, 1, 0.01),
+        ((0.0, 2.0, 0.5, 0.5), widgets.FloatSlider, 0.5, 0, 2, 0.5),
+        ((0, 10, 4, 0.5), widgets.FloatSlider, 4, 0, 10, 0.5),
+    ],
+)
 def test_two_bounds_make_a_slider(spec, kind, value, low, high, step):
-    "catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole numbers where one bound is a fraction"
+    """catches: start and bound exchanged; a step of 1 between 0.0 and 1.0; a slider of whole
+    numbers where one bound is a fraction"""
     made = control("kl_coef", spec)
-    assert isinstance(made, kind) and (made.value, made.min, made.max) == (value, low, high) and made.step == pytest.approx(step)
-    assert made.continuous_update is False  # a picture is drawn when the hand lets go, not at every pixel
+    assert (
+        isinstance(made, kind)
+        and (made.value, made.min, made.max) == (value, low, high)
+        and made.step == pytest.approx(step)
+    )
+    assert (
+        made.continuous_update is False
+    )  # a picture is drawn when the hand lets go, not at every pixel
 
 
 def test_choices_make_buttons():
     "catches: a dict shown by its values or handing over its labels; a start other than the first"
-    listed, named = control("estimator", ["k1", "k2"]), control("dual_clip", {"off": 0.0, "three": 3.0})
-    assert type(listed) is type(named) is widgets.ToggleButtons  # a native menu cannot be moved by the keyboard in JupyterLab
+    listed, named = (
+        control("estimator", ["k1", "k2"]),
+        control("dual_clip", {"off": 0.0, "three": 3.0}),
+    )
+    assert (
+        type(listed) is type(named) is widgets.ToggleButtons
+    )  # a native menu cannot be moved by the keyboard in JupyterLab
     assert listed.options == ("k1", "k2") and listed.value == "k1"
     assert named.label == "off" and named.value == 0.0
     named.label = "three"
@@ -72,17 +98,39 @@ def test_every_control_says_what_it_is(spec):
     assert control("missing_eos_penalty", spec).description == "missing eos penalty"
 
 
-@pytest.mark.parametrize("spec", [(1, 2), (1,), (), (0, 1, 2, 3, 4), ("a", "b", "c"), (0, 1, None), [], {}, "abc", None, 3, 0.5, {1, 2, 3}], ids=repr)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        (1, 2),
+        (1,),
+        (),
+        (0, 1, 2, 3, 4),
+        ("a", "b", "c"),
+        (0, 1, None),
+        [],
+        {},
+        "abc",
+        None,
+        3,
+        0.5,
+        {1, 2, 3},
+    ],
+    ids=repr,
+)
 def test_no_control(spec):
-    "catches: a pair taken for bounds without a start; an empty menu; an error that does not say which argument it was"
-    with pytest.raises(ValueError, match=r"seed is .*give \(low, high, start\)"): control("seed", spec)
+    """catches: a pair taken for bounds without a start; an empty menu; an error that does not say
+    which argument it was"""
+    with pytest.raises(ValueError, match=r"seed is .*give \(low, high, start\)"):
+        control("seed", spec)
 
 
 def test_bounds_the_wrong_way_round():
-    with pytest.raises(Exception): control("seed", (5, 1, 3))
+    with pytest.raises(Exception):
+        control("seed", (5, 1, 3))
 
 
 # ---- Views ----
+
 
 def test_text_stays_as_it_is():
     table = signal_table(reward=[0.0, 1.0])
@@ -91,7 +139,8 @@ def test_text_stays_as_it_is():
 
 
 def test_a_figure_becomes_an_image_and_is_closed():
-    "catches: a figure that stays open and is drawn a second time by the notebook; an image in a file; memory that grows with each redraw"
+    """catches: a figure that stays open and is drawn a second time by the notebook; an image in a
+    file; memory that grows with each redraw"""
     before, figure = plt.get_fignums(), line()
     (image,) = Images(markup(figure, "a line that rises")).images
     assert plt.get_fignums() == before
@@ -113,13 +162,16 @@ def test_a_figure_may_be_made_without_pyplot():
 
 # ---- Explorers ----
 
+
 @pytest.fixture
 def asked():
     "An explorer, and the states that its render was called with."
     calls = []
+
     def render(**state):
         calls.append(state)
         return f"<p>{state['steps']} {state['kind']} {state['on']}</p>"
+
     return Explorer(render, steps=(0, 9, 4), kind=["k1", "k2"], on=True), calls
 
 
@@ -128,7 +180,10 @@ def test_it_draws_at_the_start(asked):
     assert calls == [dict(steps=4, kind="k1", on=True)] == [explorer.state()]
     assert explorer.view.value == "<p>4 k1 True</p>"
     assert list(explorer.controls) == ["steps", "kind", "on"]
-    assert explorer.box.children == (*explorer.controls.values(), explorer.view)  # controls above the view
+    assert explorer.box.children == (
+        *explorer.controls.values(),
+        explorer.view,
+    )  # controls above the view
 
 
 def test_moving_a_control_redraws(asked):
@@ -137,7 +192,11 @@ def test_moving_a_control_redraws(asked):
     for name, value in dict(steps=7, kind="k2", on=False).items():
         explorer.controls[name].value = value
         assert calls[-1][name] == value == explorer.state()[name]
-    assert calls[-1] == dict(steps=7, kind="k2", on=False) and explorer.view.value == "<p>7 k2 False</p>" and len(calls) == 4
+    assert (
+        calls[-1] == dict(steps=7, kind="k2", on=False)
+        and explorer.view.value == "<p>7 k2 False</p>"
+        and len(calls) == 4
+    )
     explorer.controls["steps"].value = 7
     explorer.controls["steps"].description = "another word"
     assert len(calls) == 4
@@ -152,43 +211,63 @@ def test_two_explorers_do_not_share():
 def test_a_figure_carries_its_sentence():
     explorer = Explorer(lambda x: line(), alt=NASTY, x=(0, 9, 1))
     before = plt.get_fignums()
-    for value in (2, 3, 4): explorer.controls["x"].value = value
+    for value in (2, 3, 4):
+        explorer.controls["x"].value = value
     assert Images(explorer.view.value).images[0]["alt"] == NASTY and plt.get_fignums() == before
 
 
 def test_an_error_shows_and_is_raised():
-    "catches: the old picture left standing; an error swallowed, so that a broken page passes its test; markup in a message"
+    """catches: the old picture left standing; an error swallowed, so that a broken page passes its
+    test; markup in a message"""
+
     def render(x):
-        if x == 3: raise ValueError(NASTY)
+        if x == 3:
+            raise ValueError(NASTY)
         return f"<p>{x}</p>"
+
     explorer = Explorer(render, x=(0, 9, 1))
-    with pytest.raises(ValueError): explorer.controls["x"].value = 3
+    with pytest.raises(ValueError):
+        explorer.controls["x"].value = 3
     seen = Images(explorer.view.value)
     assert "ValueError" in explorer.view.value and "<p>1</p>" not in explorer.view.value
-    assert "<script" not in explorer.view.value and seen.others == ["p", "b"] and 'role="alert"' in explorer.view.value
+    assert (
+        "<script" not in explorer.view.value
+        and seen.others == ["p", "b"]
+        and 'role="alert"' in explorer.view.value
+    )
     explorer.controls["x"].value = 4  # and it goes on
     assert explorer.view.value == "<p>4</p>"
 
 
 def test_an_error_at_the_start_is_raised():
-    def broken(x): raise RuntimeError("never drawn")
-    with pytest.raises(RuntimeError, match="never drawn"): Explorer(broken, x=(0, 9, 1))
+    def broken(x):
+        raise RuntimeError("never drawn")
+
+    with pytest.raises(RuntimeError, match="never drawn"):
+        Explorer(broken, x=(0, 9, 1))
 
 
 def test_a_render_that_takes_other_arguments():
-    with pytest.raises(TypeError): Explorer(lambda y: "", x=(0, 9, 1))
+    with pytest.raises(TypeError):
+        Explorer(lambda y: "", x=(0, 9, 1))
 
 
 def test_it_reads_without_a_kernel(asked):
-    "catches: a page that is empty where nothing runs; a state one move old; labels with underscores"
+    """catches: a page that is empty where nothing runs; a state one move old; labels with
+    underscores"""
     explorer, _ = asked
     bundle = explorer._repr_mimebundle_()
     assert bundle["text/html"] == "<p>steps 4 · kind k1 · on True</p><p>4 k1 True</p>"
     assert bundle["text/plain"] == "Explorer(steps 4 · kind k1 · on True)"
     assert bundle[WIDGET]["model_id"] == explorer.box.model_id
     explorer.controls["steps"].value = 8
-    assert explorer._repr_mimebundle_()["text/html"] == "<p>steps 8 · kind k1 · on True</p><p>8 k1 True</p>"
-    two = Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(include=None, exclude=None)
+    assert (
+        explorer._repr_mimebundle_()["text/html"]
+        == "<p>steps 8 · kind k1 · on True</p><p>8 k1 True</p>"
+    )
+    two = Explorer(lambda kl_coef: "", kl_coef=(0.0, 1.0, 0.5))._repr_mimebundle_(
+        include=None, exclude=None
+    )
     assert "kl coef 0.5" in two["text/html"] and json.dumps(bundle)
 
 

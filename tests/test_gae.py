@@ -1,10 +1,13 @@
-"""GAE: the sum of discounted surprises again in numpy float64, row by row; what each test catches stands in its docstring."""
+"""GAE: the sum of discounted surprises again in numpy float64, row by row; what each test catches
+stands in its docstring."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
@@ -19,11 +22,17 @@ BOTH = [gae, gae_matrix]
 def a_batch(seed, T=7, dtype=torch.float64, junk=True):
     "Rows of every length from none to T, with junk on padding."
     g = torch.Generator().manual_seed(seed)
-    lengths = torch.cat([torch.tensor([0, 1, T - 1, T]), torch.randint(0, T + 1, (4,), generator=g)])
+    lengths = torch.cat(
+        [torch.tensor([0, 1, T - 1, T]), torch.randint(0, T + 1, (4,), generator=g)]
+    )
     mask = torch.arange(T) < lengths[:, None]
     rewards, values = (torch.randn(len(lengths), T, generator=g, dtype=dtype) for _ in range(2))
     odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e4], dtype=dtype)
-    if junk: rewards, values = (torch.where(mask, x, odd[torch.randint(0, 4, x.shape, generator=g)]) for x in (rewards, values))
+    if junk:
+        rewards, values = (
+            torch.where(mask, x, odd[torch.randint(0, 4, x.shape, generator=g)])
+            for x in (rewards, values)
+        )
     return rewards, values, mask
 
 
@@ -46,22 +55,28 @@ unit = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 @given(seed=st.integers(0, 10**6), gamma=unit, lam=unit, cut=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_equals_the_brute_force_sum(estimate, seed, gamma, lam, cut):
-    "Catches: lam or gamma forgotten, 0 ** 0 taken as 0, an edge of the row read one off, padding that leaks, bootstrap misplaced."
+    """Catches: lam or gamma forgotten, 0 ** 0 taken as 0, an edge of the row read one off, padding
+    that leaks, bootstrap misplaced."""
     rewards, values, mask = a_batch(seed)
     bootstrap = torch.linspace(-1, 1, len(mask), dtype=torch.float64) if cut else None
     got = estimate(rewards, values, mask, gamma, lam, bootstrap)
-    np.testing.assert_allclose(got.numpy(), brute_force(rewards, values, mask, gamma, lam, bootstrap), atol=1e-10)
+    np.testing.assert_allclose(
+        got.numpy(), brute_force(rewards, values, mask, gamma, lam, bootstrap), atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("estimate", BOTH)
 def test_the_two_ends_of_lam(estimate):
-    "Catches an estimator that is right in between by luck: lam 0 is one surprise, lam 1 is what came less what was expected."
+    """Catches an estimator that is right in between by luck: lam 0 is one surprise, lam 1 is what
+    came less what was expected."""
     rewards, values, mask = a_batch(1)
     assert_close(estimate(rewards, values, mask, 0.9, 0.0), td_errors(rewards, values, mask, 0.9))
     clean = torch.where(mask, rewards, 0.0)
     power = 0.9 ** torch.arange(mask.shape[1], dtype=torch.float64)
     to_come = (clean * power).flip(1).cumsum(1).flip(1) / power
-    assert_close(estimate(rewards, values, mask, 0.9, 1.0), torch.where(mask, to_come - values, 0.0))
+    assert_close(
+        estimate(rewards, values, mask, 0.9, 1.0), torch.where(mask, to_come - values, 0.0)
+    )
 
 
 def test_by_hand():
@@ -76,13 +91,18 @@ def test_by_hand():
 def test_bootstrap_touches_only_the_last_real_token():
     "Catches bootstrap on the last column, on padding, on empty rows, or not discounted."
     rewards, values, mask = a_batch(2)
-    change = td_errors(rewards, values, mask, 0.5, torch.full((len(mask),), 3.0)) - td_errors(rewards, values, mask, 0.5)
+    change = td_errors(rewards, values, mask, 0.5, torch.full((len(mask),), 3.0)) - td_errors(
+        rewards, values, mask, 0.5
+    )
     want = torch.zeros_like(change)
     for b, length in enumerate(mask.sum(1).tolist()):
-        if length: want[b, length - 1] = 1.5
+        if length:
+            want[b, length - 1] = 1.5
     assert_close(change, want)
     empty = torch.zeros(1, 3, dtype=torch.bool)
-    assert td_errors(torch.ones(1, 3), torch.ones(1, 3), empty, bootstrap=torch.tensor([math.nan])).tolist() == [[0.0, 0.0, 0.0]]
+    assert td_errors(
+        torch.ones(1, 3), torch.ones(1, 3), empty, bootstrap=torch.tensor([math.nan])
+    ).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_a_zero_bootstrap_is_none():
@@ -102,7 +122,11 @@ def test_cutting_a_row_and_bootstrapping_with_its_own_future_changes_nothing():
 JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
 
 
-@pytest.mark.parametrize("estimate", [*BOTH, lambda *b: returns_from(gae(*b), *b[1:])], ids=["gae", "gae_matrix", "returns"])
+@pytest.mark.parametrize(
+    "estimate",
+    [*BOTH, lambda *b: returns_from(gae(*b), *b[1:])],
+    ids=["gae", "gae_matrix", "returns"],
+)
 @given(seed=st.integers(0, 10**6), extra=st.integers(0, 4), junk=JUNK, cut=st.integers(1, 7))
 @settings(max_examples=40, deadline=None)
 def test_padding_row_order_and_micro_batches_change_nothing(estimate, seed, extra, junk, cut):
@@ -120,7 +144,8 @@ def test_padding_row_order_and_micro_batches_change_nothing(estimate, seed, extr
 
 @pytest.mark.parametrize("estimate", BOTH)
 def test_hostile_numbers(estimate):
-    "Catches NaN from a batch or a row without tokens, from one real token, and from decay underflow in a long row."
+    """Catches NaN from a batch or a row without tokens, from one real token, and from decay
+    underflow in a long row."""
     nans, none = torch.full((2, 3), math.nan), torch.zeros(2, 3, dtype=torch.bool)
     assert (estimate(nans, nans, none, bootstrap=torch.full((2,), math.nan)) == 0).all()
     one = none.clone()
@@ -142,7 +167,8 @@ def test_hostile_numbers(estimate):
 @given(seed=st.integers(0, 10**6), gamma=unit, lam=unit)
 @settings(max_examples=30, deadline=None)
 def test_returns_are_the_lambda_return(seed, gamma, lam):
-    "Catches targets of another recursion: G[t] = r[t] + gamma ((1 - lam) V[t+1] + lam G[t+1]), Sutton and Barto eq. 12.20."
+    """Catches targets of another recursion: G[t] = r[t] + gamma ((1 - lam) V[t+1] + lam G[t+1]),
+    Sutton and Barto eq. 12.20."""
     rewards, values, mask = a_batch(seed)
     got = returns_from(gae(rewards, values, mask, gamma, lam), values, mask)
     for b, length in enumerate(mask.sum(1).tolist()):
@@ -154,23 +180,32 @@ def test_returns_are_the_lambda_return(seed, gamma, lam):
 
 
 def test_the_order_of_targets_and_whitening():
-    "Catches whitening that reaches the value targets: they must not change with the scale that whitening removes."
+    """Catches whitening that reaches the value targets: they must not change with the scale that
+    whitening removes."""
     rewards, values, mask = a_batch(12, junk=False)
     advantages = gae(rewards, values, mask)
     kept = advantages.clone()
     whitened = whiten(advantages, mask)
     assert torch.equal(advantages, kept)
     real = advantages[mask].numpy()
-    np.testing.assert_allclose(whitened[mask].numpy(), (real - real.mean()) / real.std(ddof=1), atol=1e-6)
-    assert_close(returns_from(advantages, values, mask) - torch.where(mask, values, 0.0), advantages)
+    np.testing.assert_allclose(
+        whitened[mask].numpy(), (real - real.mean()) / real.std(ddof=1), atol=1e-6
+    )
+    assert_close(
+        returns_from(advantages, values, mask) - torch.where(mask, values, 0.0), advantages
+    )
 
 
 def test_the_published_pipeline_with_the_score_after_eos():
-    "Catches a drift from the published code: its loop has no mask, zeroes values two slots behind the end, and adds the score there."
+    """Catches a drift from the published code: its loop has no mask, zeroes values two slots behind
+    the end, and adds the score there."""
     rewards, values, mask = a_batch(6, junk=False)
     mask[:, 0] = True  # the published code has no empty rows
     g = torch.Generator().manual_seed(0)
-    kl, scores = torch.randn(mask.shape, generator=g, dtype=torch.float64), torch.randn(len(mask), generator=g, dtype=torch.float64)
+    kl, scores = (
+        torch.randn(mask.shape, generator=g, dtype=torch.float64),
+        torch.randn(len(mask), generator=g, dtype=torch.float64),
+    )
     slots = slot_mask(mask, "after_eos")
     ours = gae(shape_rewards(scores, kl, mask, 0.05, "after_eos")[0], values, slots, 1.0, 0.95)
 
@@ -183,11 +218,14 @@ def test_the_published_pipeline_with_the_score_after_eos():
         carry = r[:, t] + (v[:, t + 1] if t < T - 1 else 0.0) - v[:, t] + 0.95 * carry
         theirs[:, t] = carry
     np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-12)
-    np.testing.assert_allclose(returns_from(ours, values, slots).numpy()[slots], (theirs + v)[slots], atol=1e-12)
+    np.testing.assert_allclose(
+        returns_from(ours, values, slots).numpy()[slots], (theirs + v)[slots], atol=1e-12
+    )
 
 
 def test_returns():
-    "Catches targets that keep padding or forget the value; with lam 1 and gamma 1 they are the rewards to come."
+    """Catches targets that keep padding or forget the value; with lam 1 and gamma 1 they are the
+    rewards to come."""
     rewards, values, mask = a_batch(7)
     returns = returns_from(gae(rewards, values, mask, 1.0, 1.0), values, mask)
     to_come = torch.where(mask, rewards, 0.0).flip(1).cumsum(1).flip(1)
@@ -199,7 +237,9 @@ def test_a_perfect_value_model_is_never_surprised():
     rewards, _, mask = a_batch(8, junk=False)
     perfect = torch.where(mask, rewards, 0.0).flip(1).cumsum(1).flip(1)
     assert gae(rewards, perfect, mask).abs().max() < 1e-12
-    assert_close(returns_from(gae(rewards, perfect, mask), perfect, mask), torch.where(mask, perfect, 0.0))
+    assert_close(
+        returns_from(gae(rewards, perfect, mask), perfect, mask), torch.where(mask, perfect, 0.0)
+    )
 
 
 @pytest.mark.parametrize("estimate", BOTH)
@@ -213,7 +253,8 @@ def test_gradients(estimate):
     rewards.requires_grad_(), values.requires_grad_()
     advantages = estimate(rewards, values, mask)
     (advantages.square().sum() + returns_from(advantages, values, mask).square().sum()).backward()
-    for grad in (rewards.grad, values.grad): assert grad.isfinite().all() and (grad[~mask] == 0).all()
+    for grad in (rewards.grad, values.grad):
+        assert grad.isfinite().all() and (grad[~mask] == 0).all()
 
 
 def test_bf16_is_added_up_in_float32():
@@ -232,47 +273,62 @@ def test_nothing_is_changed_in_place():
     "Catches values zeroed in the tensor that the value loss clips against."
     rewards, values, mask = a_batch(10, junk=False)
     before = [x.clone() for x in (rewards, values, mask)]
-    for estimate in BOTH: returns_from(estimate(rewards, values, mask), values, mask)
-    for x, y in zip((rewards, values, mask), before): assert torch.equal(x, y)
+    for estimate in BOTH:
+        returns_from(estimate(rewards, values, mask), values, mask)
+    for x, y in zip((rewards, values, mask), before):
+        assert torch.equal(x, y)
 
 
 def test_masks_of_numbers_are_taken_as_masks():
     "Catches ~mask on a 0/1 integer mask, which is -1 and -2."
     rewards, values, mask = a_batch(11)
     bootstrap = torch.ones(len(mask))
-    assert torch.equal(gae(rewards, values, mask.long(), bootstrap=bootstrap), gae(rewards, values, mask, bootstrap=bootstrap))
+    assert torch.equal(
+        gae(rewards, values, mask.long(), bootstrap=bootstrap),
+        gae(rewards, values, mask, bootstrap=bootstrap),
+    )
     assert torch.equal(gae(rewards, values, mask.float()), gae(rewards, values, mask))
-    with pytest.raises(ValueError, match="row 0"): gae(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[0, 1, 1]]))
+    with pytest.raises(ValueError, match="row 0"):
+        gae(torch.ones(1, 3), torch.ones(1, 3), torch.tensor([[0, 1, 1]]))
 
 
 ones = torch.ones(2, 3)
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda f: f(ones, ones, torch.tensor([[True] * 3, [True, False, True]])), "row 1"),
-    (lambda f: f(ones, ones, torch.tensor([[True] * 3, [False, True, True]])), "row 1"),
-    (lambda f: f(ones, ones[..., None], ones.bool()), "squeeze"),
-    (lambda f: f(ones[:1], ones, ones.bool()), r"rewards \[1, 3\]"),
-    (lambda f: f(ones, ones, ones.bool(), bootstrap=ones[:, :1]), "bootstrap"),
-    (lambda f: f(ones, ones, ones.bool(), 1.1), "gamma"),
-    (lambda f: f(ones, ones, ones.bool(), math.nan), "gamma"),
-    (lambda f: f(ones, ones, ones.bool(), 1.0, -0.1), "lam"),
-    (lambda f: f(ones, ones, ones.bool(), 1.0, math.nan), "lam"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda f: f(ones, ones, torch.tensor([[True] * 3, [True, False, True]])), "row 1"),
+        (lambda f: f(ones, ones, torch.tensor([[True] * 3, [False, True, True]])), "row 1"),
+        (lambda f: f(ones, ones[..., None], ones.bool()), "squeeze"),
+        (lambda f: f(ones[:1], ones, ones.bool()), r"rewards \[1, 3\]"),
+        (lambda f: f(ones, ones, ones.bool(), bootstrap=ones[:, :1]), "bootstrap"),
+        (lambda f: f(ones, ones, ones.bool(), 1.1), "gamma"),
+        (lambda f: f(ones, ones, ones.bool(), math.nan), "gamma"),
+        (lambda f: f(ones, ones, ones.bool(), 1.0, -0.1), "lam"),
+        (lambda f: f(ones, ones, ones.bool(), 1.0, math.nan), "lam"),
+    ],
+)
 @pytest.mark.parametrize("estimate", BOTH)
 def test_bad_input_says_what_to_mend(estimate, call, says):
     "Catches silent broadcasting, holes in the mask, and errors that do not name the field."
-    with pytest.raises(ValueError, match=says): call(estimate)
+    with pytest.raises(ValueError, match=says):
+        call(estimate)
 
 
 def test_one_token():
     "Catches a recursion that needs two columns."
     one = torch.ones(1, 1)
-    assert gae(2 * one, one, one.bool()).tolist() == gae_matrix(2 * one, one, one.bool()).tolist() == [[1.0]]
+    assert (
+        gae(2 * one, one, one.bool()).tolist()
+        == gae_matrix(2 * one, one, one.bool()).tolist()
+        == [[1.0]]
+    )
 
 
 def test_the_checkers_agree_with_the_module():
-    "Catches a catalogue that teaches something else than what the trainer does: the two were written apart."
+    """Catches a catalogue that teaches something else than what the trainer does: the two were
+    written apart."""
     assert check_gae(gae) and check_gae(gae_matrix) and check_deltas(td_errors)
     assert check_targets(lambda a, v, m: (whiten(a, m), returns_from(a, v, m)))
     generic = check_gae(lambda r, v, m, g, l: torch.zeros_like(r))

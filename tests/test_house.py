@@ -1,7 +1,10 @@
-"""The house keeps its walls: modules import downwards only, and every page has the shape that readers count on.
+"""The house keeps its walls: modules import downwards only, and every page has the shape that
+readers count on.
 
-Each rule is a function from a page (or a module) to a list of complaints, and each has a wrong page here that it must catch, and it alone.
+Each rule is a function from a page (or a module) to a list of complaints, and each has a wrong
+page here that it must catch, and it alone.
 """
+
 from __future__ import annotations
 
 import ast
@@ -21,18 +24,26 @@ LABS = 20  # notebooks from this number on export nothing
 # (page, rule): why this page need not keep this rule. Nothing else is let off.
 EXEMPT = {
     ("index", "exports_its_module"): "a map: it exports nothing",
-    ("index", "lessons_assert"): "it is rendered as the README: what it shows is asserted on the pages it leads to",
+    (
+        "index",
+        "lessons_assert",
+    ): "it is rendered as the README: what it shows is asserted on the pages it leads to",
     ("index", "outputs_are_kept"): "its code cells may be commands to copy",
-    ("00_tour", "exports_its_module"): "a walk through rooms that are built later: it exports nothing",
+    (
+        "00_tour",
+        "exports_its_module",
+    ): "a walk through rooms that are built later: it exports nothing",
     ("15_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
 }
 
 
 # ---- Reading a page ----
 
+
 @dataclass
 class Cell:
     "One cell, and what the rules ask about it."
+
     kind: str
     source: str
     outputs: list
@@ -40,7 +51,8 @@ class Cell:
 
     @cached_property
     def directives(self) -> set[str]:
-        "`#| eval: false` -> {'eval: false'}; the first word alone as well: `#| default_exp gae` -> 'default_exp'."
+        """`#| eval: false` -> {'eval: false'}; the first word alone as well: `#| default_exp gae`
+        -> 'default_exp'."""
         found = re.findall(r"^#\|\s*(.*?)\s*$", self.source, re.M)
         return {*found, *(text.split()[0] for text in found if text)}
 
@@ -50,35 +62,57 @@ class Cell:
         return ast.parse(re.sub(r"^(\s*)[!%].*$", r"\1pass", self.source, flags=re.M)).body
 
     @property
-    def exports(self) -> bool: return bool(self.directives & {"export", "exports", "exporti"})
+    def exports(self) -> bool:
+        return bool(self.directives & {"export", "exports", "exporti"})
 
     @property
     def is_lesson(self) -> bool:
         "Seen by the reader, exported nowhere, and more than a directive."
-        return self.kind == "code" and not self.exports and not self.directives & {"hide", "default_exp"} and bool(self.body)
+        return (
+            self.kind == "code"
+            and not self.exports
+            and not self.directives & {"hide", "default_exp"}
+            and bool(self.body)
+        )
 
     @property
-    def is_imports(self) -> bool: return all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in self.body)
+    def is_imports(self) -> bool:
+        return all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in self.body)
 
     @property
     def asserts(self) -> bool:
-        "An assert statement, or a call of test_..., check_..., assert_... or pytest.raises, anywhere in it."
-        return any(isinstance(n, ast.Assert) or isinstance(n, ast.Call) and is_check(n) for s in self.body for n in ast.walk(s))
+        """An assert statement, or a call of test_..., check_..., assert_... or pytest.raises,
+        anywhere in it."""
+        return any(
+            isinstance(n, ast.Assert) or (isinstance(n, ast.Call) and is_check(n))
+            for s in self.body
+            for n in ast.walk(s)
+        )
 
-    def __str__(self) -> str: return f"cell {self.id} ({self.source.strip().splitlines()[-1][:60] if self.source.strip() else 'empty'})"
+    def __str__(self) -> str:
+        return (
+            f"cell {self.id} "
+            f"({self.source.strip().splitlines()[-1][:60] if self.source.strip() else 'empty'})"
+        )
 
 
 def is_check(call: ast.Call) -> bool:
     "Does this call check something?"
     name = ast.unparse(call.func).split(".")[-1]
-    return bool(re.match(r"test_|check_|assert_", name)) or ast.unparse(call.func) == "pytest.raises"
+    return (
+        bool(re.match(r"test_|check_|assert_", name)) or ast.unparse(call.func) == "pytest.raises"
+    )
 
 
 class Page:
     "A notebook, read."
+
     def __init__(self, name: str, nb: dict):
         self.name, self.nb = name, nb
-        self.cells = [Cell(c["cell_type"], "".join(c["source"]), c.get("outputs", []), c.get("id")) for c in nb["cells"]]
+        self.cells = [
+            Cell(c["cell_type"], "".join(c["source"]), c.get("outputs", []), c.get("id"))
+            for c in nb["cells"]
+        ]
         self.code = [c for c in self.cells if c.kind == "code"]
         self.lessons = [c for c in self.code if c.is_lesson]
         self.number = int(name[:2]) if re.match(r"\d\d_", name) else None
@@ -86,108 +120,186 @@ class Page:
 
 # ---- The rules of a page ----
 
+
 def opens_with_a_promise(page: Page) -> list[str]:
     "`# Title`, an empty line, `> one line`."
     first = page.cells[0] if page.cells else None
-    if first and first.kind == "markdown" and re.match(r"# \S.*\n\s*\n?> \S.*(\n(?!>)|\Z)", first.source): return []
+    if (
+        first
+        and first.kind == "markdown"
+        and re.match(r"# \S.*\n\s*\n?> \S.*(\n(?!>)|\Z)", first.source)
+    ):
+        return []
     return ["its first cell is not `# Title` and below it `> a promise of one line`"]
 
 
 def exports_its_module(page: Page) -> list[str]:
-    "`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell; labs export nothing."
-    found = [m for c in page.code for m in re.findall(r"^#\|\s*default_exp\s+(\S+)", c.source, re.M)]
-    if page.number is not None and page.number >= LABS: return [f"a lab exports {found[0]}: labs export nothing"] if found else []
-    if len(page.cells) > 1 and found == [page.name[3:]] and "default_exp" in page.cells[1].directives: return []
+    """`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell; labs export
+    nothing."""
+    found = [
+        m for c in page.code for m in re.findall(r"^#\|\s*default_exp\s+(\S+)", c.source, re.M)
+    ]
+    if page.number is not None and page.number >= LABS:
+        return [f"a lab exports {found[0]}: labs export nothing"] if found else []
+    if (
+        len(page.cells) > 1
+        and found == [page.name[3:]]
+        and "default_exp" in page.cells[1].directives
+    ):
+        return []
     return [f"its second cell is not `#| default_exp {page.name[3:]}` (found: {found or 'none'})"]
 
 
 def exports_are_shown(page: Page) -> list[str]:
-    """A public function or class is used by a lesson within the three code cells that follow its definition.
-    A class may also be shown by a function that is annotated to return it: that is how readers meet a record."""
-    defined = [(i, c, s) for i, c in enumerate(page.code) if c.exports for s in c.body if isinstance(s, (ast.FunctionDef, ast.ClassDef))]
+    """A public function or class is used by a lesson within the three code cells that follow its
+    definition. A class may also be shown by a function that is annotated to return it: that is how
+    readers meet a record."""
+    defined = [
+        (i, c, s)
+        for i, c in enumerate(page.code)
+        if c.exports
+        for s in c.body
+        if isinstance(s, (ast.FunctionDef, ast.ClassDef))
+    ]
     problems = []
     for i, cell, node in defined:
-        near = [s for c in page.code[i + 1:i + 4] if c.is_lesson for s in c.body]
+        near = [s for c in page.code[i + 1 : i + 4] if c.is_lesson for s in c.body]
         used = names_in(*near)
-        makers = {f.name for _, _, f in defined if isinstance(f, ast.FunctionDef) and f.returns and node.name in names_in(f.returns)}
-        if isinstance(node, ast.FunctionDef): makers = set()
+        makers = {
+            f.name
+            for _, _, f in defined
+            if isinstance(f, ast.FunctionDef) and f.returns and node.name in names_in(f.returns)
+        }
+        if isinstance(node, ast.FunctionDef):
+            makers = set()
         if node.name[0] != "_" and not used & {node.name, *makers}:
-            problems.append(f"{node.name} (cell {cell.id}) is not used within the next three code cells")
+            problems.append(
+                f"{node.name} (cell {cell.id}) is not used within the next three code cells"
+            )
     return problems
 
 
 def names_in(*nodes: ast.AST) -> set[str]:
     "Names that stand in code; comments and strings do not count, unless they are an annotation."
-    return {n.id if isinstance(n, ast.Name) else n.value for node in nodes for n in ast.walk(node)
-            if isinstance(n, ast.Name) or n is node and isinstance(n, ast.Constant)}
+    return {
+        n.id if isinstance(n, ast.Name) else n.value
+        for node in nodes
+        for n in ast.walk(node)
+        if isinstance(n, ast.Name) or (n is node and isinstance(n, ast.Constant))
+    }
 
 
 def lessons_assert(page: Page) -> list[str]:
     "A third of the lesson cells keep themselves honest."
     honest = sum(c.asserts for c in page.lessons)
-    return [f"{honest} of {len(page.lessons)} lesson cells assert something: a third is wanted"] if 3 * honest < len(page.lessons) else []
+    return (
+        [f"{honest} of {len(page.lessons)} lesson cells assert something: a third is wanted"]
+        if 3 * honest < len(page.lessons)
+        else []
+    )
 
 
 def shows_a_value(cell: Cell) -> bool:
-    "Does the cell end in an expression that Jupyter displays? A check displays nothing where it returns nothing; `;` asks for silence."
+    """Does the cell end in an expression that Jupyter displays? A check displays nothing where it
+    returns nothing; `;` asks for silence."""
     last = cell.body[-1]
-    if not isinstance(last, ast.Expr) or cell.source.rstrip().endswith(";"): return False
-    return not (isinstance(last.value, ast.Call) and is_check(last.value) or isinstance(last.value, ast.Constant) and last.value.value in (None, ...))
+    if not isinstance(last, ast.Expr) or cell.source.rstrip().endswith(";"):
+        return False
+    return not (
+        (isinstance(last.value, ast.Call) and is_check(last.value))
+        or (isinstance(last.value, ast.Constant) and last.value.value in (None, ...))
+    )
 
 
 def outputs_are_kept(page: Page) -> list[str]:
-    "A page is read on the web without a kernel: values that are displayed are there, and half of the lessons display one."
+    """A page is read on the web without a kernel: values that are displayed are there, and half of
+    the lessons display one."""
     runs = [c for c in page.lessons if "eval: false" not in c.directives]
     told = [c for c in runs if not c.is_imports]
-    problems = [f"{c} ends in a value, and its output was not kept" for c in told if shows_a_value(c) and not c.outputs]
+    problems = [
+        f"{c} ends in a value, and its output was not kept"
+        for c in told
+        if shows_a_value(c) and not c.outputs
+    ]
     kept = sum(bool(c.outputs) for c in told)
-    return problems + ([f"{kept} of {len(told)} lesson cells have an output: half is wanted"] if 2 * kept < len(told) else [])
+    return problems + (
+        [f"{kept} of {len(told)} lesson cells have an output: half is wanted"]
+        if 2 * kept < len(told)
+        else []
+    )
 
 
 def outputs_are_no_errors(page: Page) -> list[str]:
     "A page that stopped half way."
-    return [f"{c} shows a traceback" for c in page.code if any(o["output_type"] == "error" for o in c.outputs)]
-
-
-def cells_are_short(page: Page) -> list[str]:
-    "Forty lines at most."
-    return [f"{c} has {n} lines: 40 at most" for c in page.code if (n := len(c.source.strip().splitlines())) > 40]
+    return [
+        f"{c} shows a traceback"
+        for c in page.code
+        if any(o["output_type"] == "error" for o in c.outputs)
+    ]
 
 
 def lines_fit(page: Page) -> list[str]:
     "120 columns, as wide as a page shows; a docstring or a style sheet may go to 150."
+
     def too_long(line: str) -> bool:
         text = max(re.findall(r'"[^"]*"|\'[^\']*\'|[^"\']*;[^"\']*}', line), key=len, default="")
         return len(line) > (150 if len(text) > 80 else 120)
-    return [f"{c} has a line of {len(line)} columns ({line.strip()[:40]}...): 120 at most" for c in page.code for line in c.source.splitlines() if too_long(line)]
+
+    return [
+        f"{c} has a line of {len(line)} columns ({line.strip()[:40]}...): 120 at most"
+        for c in page.code
+        for line in c.source.splitlines()
+        if too_long(line)
+    ]
 
 
 def cells_have_ids(page: Page) -> list[str]:
     "Each its own, so that a diff follows a cell and not its place."
     ids = [c.id for c in page.cells]
-    if None in ids: return [f"{ids.count(None)} cells have no id: run `nbdev_clean`"]
-    return [f"cell id {i} is there twice: take one away and run `nbdev_clean`" for i in sorted({i for i in ids if ids.count(i) > 1})]
+    if None in ids:
+        return [f"{ids.count(None)} cells have no id: run `nbdev_clean`"]
+    return [
+        f"cell id {i} is there twice: take one away and run `nbdev_clean`"
+        for i in sorted({i for i in ids if ids.count(i) > 1})
+    ]
 
 
 def keeps_no_widgets(page: Page) -> list[str]:
     "Widget state goes stale and keeps GitHub from showing the page."
-    return ["metadata.widgets is there: delete it"] if "widgets" in page.nb.get("metadata", {}) else []
+    return (
+        ["metadata.widgets is there: delete it"] if "widgets" in page.nb.get("metadata", {}) else []
+    )
 
 
 def is_run_as_a_whole(page: Page) -> list[str]:
     "nbdev_test passes a page with `skip_exec: true` without running it."
-    return ["skip_exec takes it out of nbdev_test"] if any(re.search(r"^skip_exec:\s*true", c.source, re.M | re.I) for c in page.cells) else []
+    return (
+        ["skip_exec takes it out of nbdev_test"]
+        if any(re.search(r"^skip_exec:\s*true", c.source, re.M | re.I) for c in page.cells)
+        else []
+    )
 
 
-RULES = [opens_with_a_promise, exports_its_module, exports_are_shown, lessons_assert, outputs_are_kept, outputs_are_no_errors,
-         cells_are_short, lines_fit, cells_have_ids, keeps_no_widgets, is_run_as_a_whole]
+RULES = [
+    opens_with_a_promise,
+    exports_its_module,
+    exports_are_shown,
+    lessons_assert,
+    outputs_are_kept,
+    outputs_are_no_errors,
+    lines_fit,
+    cells_have_ids,
+    keeps_no_widgets,
+    is_run_as_a_whole,
+]
 PAGES = sorted((ROOT / "nbs").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_page(path, rule):
-    if why := EXEMPT.get((path.stem, rule.__name__)): pytest.skip(why)
+    if why := EXEMPT.get((path.stem, rule.__name__)):
+        pytest.skip(why)
     problems = rule(Page(path.stem, json.loads(path.read_text(encoding="utf-8"))))
     assert not problems, f"{path.name}: " + "; ".join(problems)
 
@@ -201,20 +313,48 @@ def test_there_are_pages():
 
 # ---- A page that keeps the rules, and for each rule one that does not ----
 
+
 def code(id: str, source: str, *values: str) -> dict:
-    outputs = [dict(output_type="execute_result", data={"text/plain": v}, metadata={}, execution_count=None) for v in values]
-    return dict(cell_type="code", id=id, metadata={}, source=source.splitlines(True), outputs=outputs, execution_count=None)
+    outputs = [
+        dict(
+            output_type="execute_result", data={"text/plain": v}, metadata={}, execution_count=None
+        )
+        for v in values
+    ]
+    return dict(
+        cell_type="code",
+        id=id,
+        metadata={},
+        source=source.splitlines(True),
+        outputs=outputs,
+        execution_count=None,
+    )
 
 
-def prose(id: str, source: str) -> dict: return dict(cell_type="markdown", id=id, metadata={}, source=source.splitlines(True))
+def prose(id: str, source: str) -> dict:
+    return dict(cell_type="markdown", id=id, metadata={}, source=source.splitlines(True))
 
 
 def good_page() -> Page:
-    cells = [prose("a", "# Twice\n\n> Two of everything."), code("b", "#| default_exp twice"), code("c", "#| export\nimport math"),
-             code("d", "#| exports\ndef twice(x: int) -> int:\n    return 2 * x\n\ndef _helper(): pass"),
-             code("e", "#| export\nclass Pair:\n    pass\n\nclass Made:\n    pass\n\ndef make() -> Made | None: return Made()"), prose("f", "Two."), code("g", "assert twice(2) == 4\ntwice(2)", "4"),
-             code("h", "pair = Pair(), make()\npair", "Pair"), code("i", "import os"), code("j", "#| eval: false\nyour_turn()"),
-             code("k", "from torch.testing import assert_close\nassert_close(1, 1)"), code("l", "!ls\ntwice(3)", "6"), code("m", "#| hide\nos.sep")]
+    cells = [
+        prose("a", "# Twice\n\n> Two of everything."),
+        code("b", "#| default_exp twice"),
+        code("c", "#| export\nimport math"),
+        code("d", "#| exports\ndef twice(x: int) -> int:\n    return 2 * x\n\ndef _helper(): pass"),
+        code(
+            "e",
+            "#| export\nclass Pair:\n    pass\n\nclass Made:\n    pass\n\ndef make() -> Made | "
+            "None: return Made()",
+        ),
+        prose("f", "Two."),
+        code("g", "assert twice(2) == 4\ntwice(2)", "4"),
+        code("h", "pair = Pair(), make()\npair", "Pair"),
+        code("i", "import os"),
+        code("j", "#| eval: false\nyour_turn()"),
+        code("k", "from torch.testing import assert_close\nassert_close(1, 1)"),
+        code("l", "!ls\ntwice(3)", "6"),
+        code("m", "#| hide\nos.sep"),
+    ]
     return Page("07_twice", dict(nbformat=4, nbformat_minor=5, metadata={}, cells=cells))
 
 
@@ -226,9 +366,16 @@ def rebuilt(change) -> Page:
     return Page(name, nb)
 
 
-def source(id, text): return lambda nb, cell: cell[id].update(source=text.splitlines(True))
-def silent(*ids): return lambda nb, cell: [cell[i].update(outputs=[]) for i in ids] and None
-def rename(name): return lambda nb, cell: name
+def source(id, text):
+    return lambda nb, cell: cell[id].update(source=text.splitlines(True))
+
+
+def silent(*ids):
+    return lambda nb, cell: [cell[i].update(outputs=[]) for i in ids] and None
+
+
+def rename(name):
+    return lambda nb, cell: name
 
 
 def delay(nb, cell):
@@ -249,7 +396,13 @@ WRONG = [
     (lines_fit, source("c", "#| export\nimport math\n_text = '" + "words " * 26 + "'")),
     (opens_with_a_promise, source("a", "## Twice\n\n> Two of everything.")),
     (opens_with_a_promise, source("a", "# Twice\n\n> Two\n> of everything.")),
-    (opens_with_a_promise, lambda nb, cell: nb["cells"].insert(0, prose("z", "---\ntitle: Twice\n---")) or nb["cells"].insert(1, nb["cells"].pop(2))),
+    (
+        opens_with_a_promise,
+        lambda nb, cell: (
+            nb["cells"].insert(0, prose("z", "---\ntitle: Twice\n---"))
+            or nb["cells"].insert(1, nb["cells"].pop(2))
+        ),
+    ),
     (exports_its_module, source("b", "#| default_exp thrice")),
     (exports_its_module, lambda nb, cell: nb["cells"].append(nb["cells"].pop(1))),
     (exports_its_module, rename("21_twice")),
@@ -257,23 +410,55 @@ WRONG = [
     (exports_are_shown, only_redefined),
     (exports_are_shown, source("h", "pair = make()\npair")),
     (exports_are_shown, source("h", "pair = Pair(), Made()\npair")),
-    (lessons_assert, lambda nb, cell: cell["k"].update(source=["def check_twice(f): return f\n", "check_twice\n"], outputs=cell["g"]["outputs"]) or cell["g"].update(source=["twice(2)"])),
+    (
+        lessons_assert,
+        lambda nb, cell: (
+            cell["k"].update(
+                source=["def check_twice(f): return f\n", "check_twice\n"],
+                outputs=cell["g"]["outputs"],
+            )
+            or cell["g"].update(source=["twice(2)"])
+        ),
+    ),
     (outputs_are_kept, silent("l")),
-    (outputs_are_kept, lambda nb, cell: [c.update(source=[*c["source"], "\nz = 1"], outputs=[]) for i, c in cell.items() if i in "ghl"] and None),
-    (outputs_are_no_errors, lambda nb, cell: cell["g"]["outputs"].append(dict(output_type="error", ename="E", evalue="", traceback=[]))),
-    (cells_are_short, source("d", "#| exports\ndef twice(x):\n" + "    x += 0\n" * 38 + "    return 2 * x")),
+    (
+        outputs_are_kept,
+        lambda nb, cell: (
+            [
+                c.update(source=[*c["source"], "\nz = 1"], outputs=[])
+                for i, c in cell.items()
+                if i in "ghl"
+            ]
+            and None
+        ),
+    ),
+    (
+        outputs_are_no_errors,
+        lambda nb, cell: cell["g"]["outputs"].append(
+            dict(output_type="error", ename="E", evalue="", traceback=[])
+        ),
+    ),
     (cells_have_ids, lambda nb, cell: nb["cells"][3].pop("id") and None),
     (cells_have_ids, lambda nb, cell: cell["f"].update(id="a")),
     (keeps_no_widgets, lambda nb, cell: nb["metadata"].update(widgets={})),
-    (is_run_as_a_whole, lambda nb, cell: nb["cells"].append(dict(prose("z", "---\nskip_exec: true\n---"), cell_type="raw"))),
+    (
+        is_run_as_a_whole,
+        lambda nb, cell: nb["cells"].append(
+            dict(prose("z", "---\nskip_exec: true\n---"), cell_type="raw")
+        ),
+    ),
 ]
 
 
 def test_a_good_page_keeps_every_rule():
-    assert {rule.__name__: rule(good_page()) for rule in RULES} == {rule.__name__: [] for rule in RULES}
+    assert {rule.__name__: rule(good_page()) for rule in RULES} == {
+        rule.__name__: [] for rule in RULES
+    }
 
 
-@pytest.mark.parametrize("rule, change", WRONG, ids=[f"{rule.__name__}-{i}" for i, (rule, _) in enumerate(WRONG)])
+@pytest.mark.parametrize(
+    "rule, change", WRONG, ids=[f"{rule.__name__}-{i}" for i, (rule, _) in enumerate(WRONG)]
+)
 def test_a_wrong_page_is_caught(rule, change):
     assert [r.__name__ for r in RULES if r(rebuilt(change))] == [rule.__name__]
 
@@ -284,14 +469,15 @@ def test_every_rule_has_a_wrong_page():
 
 # ---- Modules import downwards ----
 
+
 def rooms(nbs: Path) -> dict[str, int]:
     "Module -> the number of its notebook."
     return {p.stem[3:]: int(p.stem[:2]) for p in nbs.glob("[0-9][0-9]_*.ipynb")}
 
 
 def imported_rooms(source: str) -> set[str]:
-    """Modules of this package that a module imports, wherever in it and however it is written; '' stands for the package itself,
-    whose __init__ imports from every room."""
+    """Modules of this package that a module imports, wherever in it and however it is written; ''
+    stands for the package itself, whose __init__ imports from every room."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -299,10 +485,17 @@ def imported_rooms(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = LIB + ("." + node.module if node.module else "") if node.level else node.module
             names = [f"{LIB}.{a.name}" for a in node.names] if base == LIB else [base]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__") and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+            and node.args
+        ):
             names = [str(getattr(node.args[0], "value", ""))]
-        else: continue
-        found |= {name.partition(".")[2].split(".")[0] for name in names if name.split(".")[0] == LIB}
+        else:
+            continue
+        found |= {
+            name.partition(".")[2].split(".")[0] for name in names if name.split(".")[0] == LIB
+        }
     return found
 
 
@@ -310,9 +503,18 @@ def upward(name: str, source: str, number: dict[str, int]) -> list[str]:
     "What a module imports that it must not."
     problems = []
     for other in sorted(imported_rooms(source)):
-        if other.startswith("_"): continue
-        if other not in number: problems.append(f"{name} imports {other or 'the package itself'}, which is no numbered room: import from the room's module")
-        elif number[other] >= number[name]: problems.append(f"{name} ({number[name]:02d}) imports {other} ({number[other]:02d}): only lower numbers may be imported")
+        if other.startswith("_"):
+            continue
+        if other not in number:
+            problems.append(
+                f"{name} imports {other or 'the package itself'}, which is no numbered room: "
+                "import from the room's module"
+            )
+        elif number[other] >= number[name]:
+            problems.append(
+                f"{name} ({number[name]:02d}) imports {other} ({number[other]:02d}): only lower "
+                "numbers may be imported"
+            )
     return problems
 
 
@@ -331,16 +533,35 @@ def test_rooms_that_share_a_number_do_not_lean_on_each_other():
     assert len(upward("viz", "from rlhf_nb.explore import Explorer", dict(explore=2, viz=2))) == 1
 
 
-@pytest.mark.parametrize("line", [
-    "from rlhf_nb.trainer import PPOTrainer", "from .trainer import PPOTrainer", "import rlhf_nb.trainer", "import rlhf_nb.trainer as t",
-    "from rlhf_nb import trainer", "from . import masks, trainer", "from rlhf_nb.gae import gae", "from rlhf_nb import PPOTrainer", "import rlhf_nb",
-    "from . import *", "def f():\n    from .trainer import PPOTrainer", "try: import rlhf_nb.trainer\nexcept ImportError: pass",
-    "import importlib\nimportlib.import_module('rlhf_nb.trainer')", "if TYPE_CHECKING:\n    from .trainer import PPOTrainer", "from rlhf_nb.cellar import x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from rlhf_nb.trainer import PPOTrainer",
+        "from .trainer import PPOTrainer",
+        "import rlhf_nb.trainer",
+        "import rlhf_nb.trainer as t",
+        "from rlhf_nb import trainer",
+        "from . import masks, trainer",
+        "from rlhf_nb.gae import gae",
+        "from rlhf_nb import PPOTrainer",
+        "import rlhf_nb",
+        "from . import *",
+        "def f():\n    from .trainer import PPOTrainer",
+        "try: import rlhf_nb.trainer\nexcept ImportError: pass",
+        "import importlib\nimportlib.import_module('rlhf_nb.trainer')",
+        "if TYPE_CHECKING:\n    from .trainer import PPOTrainer",
+        "from rlhf_nb.cellar import x",
+    ],
+)
 def test_an_import_upwards_is_caught(line):
     number = dict(masks=1, gae=11, trainer=15)
     assert len(upward("gae", "from .masks import whiten\n" + line, number)) == 1
 
 
 def test_an_import_downwards_is_none():
-    source = "import os, torch.nn\nfrom rlhf_nb.masks import whiten\nfrom .masks import whiten\nfrom . import masks\nfrom ._modidx import d\nimport rlhf_nbs\n'rlhf_nb.trainer'"
+    source = (
+        "import os, torch.nn\nfrom rlhf_nb.masks import whiten\nfrom .masks import "
+        "whiten\nfrom . import masks\nfrom ._modidx import d\nimport "
+        "rlhf_nbs\n'rlhf_nb.trainer'"
+    )
     assert upward("gae", source, dict(masks=1, gae=11, trainer=15)) == []

@@ -1,4 +1,6 @@
-"What people bring to PPOTrainer: prompts in three forms, judges of several kinds, a script written for another trainer."
+"""What people bring to PPOTrainer: prompts in three forms, judges of several kinds, a script
+written for another trainer."""
+
 import os
 import subprocess
 import sys
@@ -15,28 +17,66 @@ from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import score_texts
 from rlhf_nb.trainer import PPOConfig, PPOTrainer, collate_prompts
 
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}j{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt "
+    "%}j{% endif %}"
+)
 
 
-def small(tokenizer, seed=0): return tiny_policy(tokenizer, seed, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=24)
+def small(tokenizer, seed=0):
+    return tiny_policy(
+        tokenizer,
+        seed,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=24,
+    )
 
 
 @pytest.fixture
 def ppo(letters, tmp_path, small_args):
     def make(reward, data=None, tokenizer=None, **parts) -> PPOTrainer:
         settings = parts.pop("settings", {})
-        args = small_args(PPOConfig, per_device_train_batch_size=4, gradient_accumulation_steps=2, total_episodes=16, response_length=5, temperature=1.0, learning_rate=1e-3, num_sample_generations=0, seed=0, **settings)
+        args = small_args(
+            PPOConfig,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            total_episodes=16,
+            response_length=5,
+            temperature=1.0,
+            learning_rate=1e-3,
+            num_sample_generations=0,
+            seed=0,
+            **settings,
+        )
         data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
-        return PPOTrainer(args, tokenizer or letters, small(letters), reward_model=reward, train_dataset=data, **parts)
+        return PPOTrainer(
+            args,
+            tokenizer or letters,
+            small(letters),
+            reward_model=reward,
+            train_dataset=data,
+            **parts,
+        )
+
     return make
 
 
-def count_c(prompts, responses, **columns): return [float(r.count("c")) for r in responses]
-def brevity(prompts, responses, **columns): return [-float(len(r)) for r in responses]
-def policy_of(trainer): return torch.cat([p.detach().flatten() for p in trainer.model.policy.parameters()])
+def count_c(prompts, responses, **columns):
+    return [float(r.count("c")) for r in responses]
+
+
+def brevity(prompts, responses, **columns):
+    return [-float(len(r)) for r in responses]
+
+
+def policy_of(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.policy.parameters()])
 
 
 # ---- Prompts ----
+
 
 # catches: another order, another shuffle or another padding for one of the forms
 def test_the_three_forms_train_the_same_policy(ppo, letters):
@@ -52,41 +92,70 @@ def test_the_three_forms_train_the_same_policy(ppo, letters):
             assert set(trainer.evaluate()) == {"eval_score", "eval_length", "eval_stopped"}
             found.append(policy_of(trainer))
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    finally: letters.chat_template = None
+    finally:
+        letters.chat_template = None
 
 
 def test_a_conversation_without_a_template_is_named(ppo):
-    with pytest.raises(ValueError, match="chat_template"): ppo(count_c, Dataset.from_dict(dict(prompt=[[dict(role="user", content=p)] for p in PROMPTS])))
+    with pytest.raises(ValueError, match="chat_template"):
+        ppo(
+            count_c,
+            Dataset.from_dict(dict(prompt=[[dict(role="user", content=p)] for p in PROMPTS])),
+        )
 
 
 # catches: the trainer's own tensors leaking to reward functions, or a user's column lost on the way
 def test_other_columns_reach_the_function(ppo, letters):
     seen = []
+
     def judge(prompts, responses, **columns):
         seen.append(columns)
         return [0.0] * len(responses)
+
     ids = [letters(p)["input_ids"] for p in PROMPTS]
-    trainer = ppo(judge, Dataset.from_dict(dict(input_ids=ids, attention_mask=[[1] * len(row) for row in ids], topic=list(range(24)))))
+    trainer = ppo(
+        judge,
+        Dataset.from_dict(
+            dict(
+                input_ids=ids, attention_mask=[[1] * len(row) for row in ids], topic=list(range(24))
+            )
+        ),
+    )
     trainer.train()
     assert all(set(columns) == {"topic"} for columns in seen) and len(seen) == 2
 
 
-@pytest.mark.parametrize("data, named", [(dict(text=PROMPTS), "no prompt"), (dict(prompt=[*PROMPTS[:-1], ""]), "is empty"), (dict(prompt=[*PROMPTS[:-1], "a" * 30]), "30 tokens")])
+@pytest.mark.parametrize(
+    "data, named",
+    [
+        (dict(text=PROMPTS), "no prompt"),
+        (dict(prompt=[*PROMPTS[:-1], ""]), "is empty"),
+        (dict(prompt=[*PROMPTS[:-1], "a" * 30]), "30 tokens"),
+    ],
+)
 def test_evaluation_prompts_are_looked_at_too(ppo, data, named):
-    with pytest.raises(ValueError, match=named): ppo(count_c, eval_dataset=Dataset.from_dict(data))
+    with pytest.raises(ValueError, match=named):
+        ppo(count_c, eval_dataset=Dataset.from_dict(data))
 
 
 # ---- Judges ----
 
-# catches: weights ignored or in the wrong order, parts that are not kept, a mean where a sum is meant
+
+# catches: weights ignored or in the wrong order, parts that are not kept, a mean where a sum is
+# meant
 def test_several_judges_are_added_up_by_weight(ppo):
     trainer = ppo([count_c, brevity], settings=dict(reward_weights=[2.0, 0.5]))
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     want = [2.0 * text.count("c") - 0.5 * len(text) for text in r.responses]
-    assert r.raw_scores.tolist() == pytest.approx(want) and r.columns["score/brevity"] == [-float(len(t)) for t in r.responses]
+    assert r.raw_scores.tolist() == pytest.approx(want) and r.columns["score/brevity"] == [
+        -float(len(t)) for t in r.responses
+    ]
     trainer.train()
     log = next(log for log in trainer.state.log_history if "objective/raw_scores" in log)
-    assert log["objective/raw_scores"] == pytest.approx(2 * log["objective/raw_scores/count_c"] + 0.5 * log["objective/raw_scores/brevity"], abs=1e-5)
+    assert log["objective/raw_scores"] == pytest.approx(
+        2 * log["objective/raw_scores/count_c"] + 0.5 * log["objective/raw_scores/brevity"],
+        abs=1e-5,
+    )
 
 
 def test_a_model_beside_a_function(ppo, letters):
@@ -97,24 +166,50 @@ def test_a_model_beside_a_function(ppo, letters):
         torch.manual_seed(0)
         rollouts.append(trainer.score(trainer.rollout(PROMPTS[:8])))
     assert torch.equal(rollouts[0].raw_scores, rollouts[1].raw_scores)
-    assert set(both.evaluate(Dataset.from_dict(dict(prompt=PROMPTS[:2])))) == {"eval_score", "eval_length", "eval_stopped"}
+    assert set(both.evaluate(Dataset.from_dict(dict(prompt=PROMPTS[:2])))) == {
+        "eval_score",
+        "eval_length",
+        "eval_stopped",
+    }
 
 
-@pytest.mark.parametrize("reward, weights, named", [([], None, "empty list"), ([count_c], [1.0, 2.0], "there are 1 judges"), ([count_c, brevity], [1.0, float("nan")], "finite")])
+@pytest.mark.parametrize(
+    "reward, weights, named",
+    [
+        ([], None, "empty list"),
+        ([count_c], [1.0, 2.0], "there are 1 judges"),
+        ([count_c, brevity], [1.0, float("nan")], "finite"),
+    ],
+)
 def test_bad_judges_are_named(ppo, reward, weights, named):
-    with pytest.raises(ValueError, match=named): ppo(reward, settings=dict(reward_weights=weights))
+    with pytest.raises(ValueError, match=named):
+        ppo(reward, settings=dict(reward_weights=weights))
 
 
-# catches: a value model that is one of several judges: a frozen one that learns nothing, or a judge that moves
+# catches: a value model that is one of several judges: a frozen one that learns nothing, or a judge
+# that moves
 def test_a_judge_as_value_model_is_named(ppo, letters):
     model = scorer_from(small(letters, 3), 3)
-    with pytest.raises(ValueError, match="same object"): ppo([count_c, model], value_model=model)
+    with pytest.raises(ValueError, match="same object"):
+        ppo([count_c, model], value_model=model)
 
 
 # catches: a reward model that is fed the policy's ids, which mean other words to it
 def test_a_reward_model_with_a_tokenizer_of_its_own(ppo, letters):
-    other = train_tokenizer(["a b c d e f g h i j", *(" ".join(p) for p in PROMPTS), "".join("jihgfedcba")])
-    model = scorer_from(tiny_policy(other, 1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64), 1)
+    other = train_tokenizer(
+        ["a b c d e f g h i j", *(" ".join(p) for p in PROMPTS), "".join("jihgfedcba")]
+    )
+    model = scorer_from(
+        tiny_policy(
+            other,
+            1,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+        ),
+        1,
+    )
     trainer = ppo(model, reward_processing_class=other)
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     want = score_texts(model, other, r.prompts, r.responses, stopped=r.stopped.tolist())
@@ -124,27 +219,50 @@ def test_a_reward_model_with_a_tokenizer_of_its_own(ppo, letters):
 
 # ---- A script for the published trainer ----
 
+
 # catches: a name, a default or an order of arguments that people's scripts rely on
-def test_a_script_for_the_published_trainer_runs_with_its_import_changed(tmp_path, world, tokenizer, tiny):
+def test_a_script_for_the_published_trainer_runs_with_its_import_changed(
+    tmp_path, world, tokenizer, tiny
+):
     text = (Path(__file__).parent / "published_script.py").read_text()
     line = "from trl.experimental.ppo import PPOConfig, PPOTrainer"
     assert text.count(line) == 1
-    (tmp_path / "script.py").write_text(text.replace(line, "from rlhf_nb import PPOConfig, PPOTrainer"))
+    (tmp_path / "script.py").write_text(
+        text.replace(line, "from rlhf_nb import PPOConfig, PPOTrainer")
+    )
     policy = tiny(0)
     for name, model in (("sft", policy), ("reward", scorer_from(tiny(1), 1))):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
-    DatasetDict(train=world["train"].select_columns(["prompt"]), test=world["test"].select(range(10)).select_columns(["prompt"])).save_to_disk(str(tmp_path / "data"))
-    done = subprocess.run([sys.executable, "script.py", "data", "sft", "reward", "out"], cwd=tmp_path, capture_output=True, text=True, timeout=900, env=os.environ | dict(OMP_NUM_THREADS="1"))
+    DatasetDict(
+        train=world["train"].select_columns(["prompt"]),
+        test=world["test"].select(range(10)).select_columns(["prompt"]),
+    ).save_to_disk(str(tmp_path / "data"))
+    done = subprocess.run(
+        [sys.executable, "script.py", "data", "sft", "reward", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | dict(OMP_NUM_THREADS="1"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert not torch.equal(trained.get_input_embeddings().weight, policy.get_input_embeddings().weight)
+    assert not torch.equal(
+        trained.get_input_embeddings().weight, policy.get_input_embeddings().weight
+    )
     tables = sorted((tmp_path / "out" / "completions").glob("*.csv"))
-    assert [path.stem for path in tables] == ["update-00002", "update-00004"] and len(pd.read_csv(tables[-1])) == 10
+    assert [path.stem for path in tables] == ["update-00002", "update-00004"] and len(
+        pd.read_csv(tables[-1])
+    ) == 10
     assert "query" in done.stdout and "model response" in done.stdout
 
 
 def test_collated_columns_are_those_that_came():
     letters = train_tokenizer(["a b c"])
     batch = collate_prompts([dict(prompt="a b", place=1), dict(prompt="c", place=2)], letters)
-    assert batch["columns"] == dict(place=[1, 2]) and batch["prompt"] == ["a b", "c"] and batch["prompt_mask"].tolist() == [[True, True], [False, True]]
+    assert (
+        batch["columns"] == dict(place=[1, 2])
+        and batch["prompt"] == ["a b", "c"]
+        and batch["prompt_mask"].tolist() == [[True, True], [False, True]]
+    )

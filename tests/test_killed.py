@@ -1,4 +1,6 @@
-"A training process killed with SIGKILL, again and again, and resumed: weights, metrics and rollouts are those of a run that was left alone."
+"""A training process killed with SIGKILL, again and again, and resumed: weights, metrics and
+rollouts are those of a run that was left alone."""
+
 import json
 import multiprocessing
 import os
@@ -13,30 +15,75 @@ from safetensors.torch import load_file
 from rlhf_nb.rollout import Rollout
 
 UPDATES, TIMES = 12, ("time/", "tokens/per_second", "eps", "train_")  # what two runs never share
-# A server that has imported everything forks each run: the same real processes, without seconds of imports for each.
+# A server that has imported everything forks each run: the same real processes, without seconds of
+# imports for each.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["rlhf_nb.trainer"])
 
 
 def train(folder: str, resume: bool) -> None:
-    "One process of training, as a script would run it: everything that a checkpoint must hold is in use."
+    """One process of training, as a script would run it: everything that a checkpoint must hold is
+    in use."""
     import torch
     from datasets import Dataset
+
     from rlhf_nb.models import tiny_policy, train_tokenizer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
     torch.set_num_threads(1)
-    prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(40)]  # 5 batches an epoch: the runs cross epochs
+    prompts = [
+        f"tell {i} of {chr(97 + i % 20)}" for i in range(40)
+    ]  # 5 batches an epoch: the runs cross epochs
     tokenizer = train_tokenizer([*prompts, "a b c d e f g h i j ."])
-    args = PPOConfig(folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="steps", save_steps=2, save_total_limit=2, logging_steps=3, per_device_train_batch_size=4,
-                     gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=8 * UPDATES, response_length=6, temperature=1.0, learning_rate=1e-3, value_learning_rate=3e-3,
-                     kl_controller="adaptive", kl_horizon=100, normalize_scores=True, save_rollouts=True, num_sample_generations=0, seed=7)
-    policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
-    reward = lambda prompts, responses, **columns: [response.count("a") - 0.1 * len(response) for response in responses]
-    trainer = PPOTrainer(args, tokenizer, policy, reward_model=reward, train_dataset=Dataset.from_dict(dict(prompt=prompts)))
+    args = PPOConfig(
+        folder,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="steps",
+        save_steps=2,
+        save_total_limit=2,
+        logging_steps=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_mini_batches=2,
+        total_episodes=8 * UPDATES,
+        response_length=6,
+        temperature=1.0,
+        learning_rate=1e-3,
+        value_learning_rate=3e-3,
+        kl_controller="adaptive",
+        kl_horizon=100,
+        normalize_scores=True,
+        save_rollouts=True,
+        num_sample_generations=0,
+        seed=7,
+    )
+    policy = tiny_policy(
+        tokenizer,
+        0,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    reward = lambda prompts, responses, **columns: [
+        response.count("a") - 0.1 * len(response) for response in responses
+    ]
+    trainer = PPOTrainer(
+        args,
+        tokenizer,
+        policy,
+        reward_model=reward,
+        train_dataset=Dataset.from_dict(dict(prompt=prompts)),
+    )
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model(f"{folder}/final")
     trainer.model.value.save_pretrained(f"{folder}/final/value")
-    logs = [{name: value for name, value in log.items() if not name.startswith(TIMES)} for log in trainer.state.log_history]
+    logs = [
+        {name: value for name, value in log.items() if not name.startswith(TIMES)}
+        for log in trainer.state.log_history
+    ]
     Path(folder, "done.json").write_text(json.dumps(logs))
 
 
@@ -52,8 +99,17 @@ def result(folder: Path) -> tuple:
     "All that must be equal: weights, metrics, and every rollout but for the time it was written."
     files = sorted((folder / "rollouts").iterdir())
     rollouts = [(path.name, Rollout.load(path)) for path in files]
-    told = [(name, r.responses, r.info, r.logprobs.tolist(), r.values.tolist(), r.advantages.tolist()) for name, r in rollouts]
-    weights = [{name: x.tolist() for name, x in load_file(folder / "final" / part / "model.safetensors").items()} for part in ("", "value")]
+    told = [
+        (name, r.responses, r.info, r.logprobs.tolist(), r.values.tolist(), r.advantages.tolist())
+        for name, r in rollouts
+    ]
+    weights = [
+        {
+            name: x.tolist()
+            for name, x in load_file(folder / "final" / part / "model.safetensors").items()
+        }
+        for part in ("", "value")
+    ]
     return weights, json.loads((folder / "done.json").read_text()), told
 
 
@@ -76,14 +132,20 @@ def kill_after(child, folder: Path, seconds: float) -> None:
 
 
 def kill_while_writing(child, folder: Path, step: int) -> None:
-    "Wait until the checkpoint is being written: its folder is there under its other name, with something in it."
-    while child.is_alive() and not any((folder / f"checkpoint-{step}.partial").glob("*")): time.sleep(0.0005)
+    """Wait until the checkpoint is being written: its folder is there under its other name, with
+    something in it."""
+    while child.is_alive() and not any((folder / f"checkpoint-{step}.partial").glob("*")):
+        time.sleep(0.0005)
 
 
-MOMENTS = [*[(kill_after, share) for share in (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)], *[(kill_while_writing, step) for step in (2, 4, 8, 12)]]
+MOMENTS = [
+    *[(kill_after, share) for share in (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)],
+    *[(kill_while_writing, step) for step in (2, 4, 8, 12)],
+]
 
 
-# catches: a state that no checkpoint holds (random numbers, controller, moments, place in the data, half a log), and half a checkpoint taken for a whole one
+# catches: a state that no checkpoint holds (random numbers, controller, moments, place in the data,
+# half a log), and half a checkpoint taken for a whole one
 def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path):
     expected, seconds = alone
     rng, killed = random.Random(os.environ.get("KILL_SEED", "2024")), []
@@ -91,7 +153,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path):
         folder = tmp_path / str(i)
         folder.mkdir()
         child = start(folder)
-        wait(child, folder, moment if wait is kill_while_writing else seconds * (moment + rng.uniform(-0.1, 0.1)))
+        wait(
+            child,
+            folder,
+            moment if wait is kill_while_writing else seconds * (moment + rng.uniform(-0.1, 0.1)),
+        )
         if child.is_alive():
             os.kill(child.pid, signal.SIGKILL)
             child.join()
@@ -101,9 +167,14 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path):
         again.join()
         assert again.exitcode == 0, f"moment {i}: the resumed run failed; there were {kept}"
         for what, got, want in zip(("weights", "metrics", "rollouts"), result(folder), expected):
-            assert got == want, f"moment {i} ({wait.__name__} {moment}): other {what} than without the kill; resumed from {kept}"
+            assert got == want, (
+                f"moment {i} ({wait.__name__} {moment}): other {what} than without the kill; "
+                f"resumed from {kept}"
+            )
         assert not list(folder.glob("*.partial")), f"moment {i}: rubbish stayed"
-    assert killed.count(-signal.SIGKILL) >= 7, "too few runs were caught alive: the moments are too late"
+    assert killed.count(-signal.SIGKILL) >= 7, (
+        "too few runs were caught alive: the moments are too late"
+    )
 
 
 # catches: one update more for a run that was finished
@@ -122,9 +193,12 @@ def test_a_checkpoint_that_forgot_the_update_is_another_run(alone, tmp_path):
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     from rlhf_nb.checkpoint import MANIFEST
+
     last = tmp_path / "checkpoint-4"
     state = json.loads((last / "ppo_state.json").read_text())
-    (last / "ppo_state.json").write_text(json.dumps(state | dict(update_count=state["update_count"] + 1)))
+    (last / "ppo_state.json").write_text(
+        json.dumps(state | dict(update_count=state["update_count"] + 1))
+    )
     found = json.loads((last / MANIFEST).read_text())
     del found["files"]["ppo_state.json"]
     (last / MANIFEST).write_text(json.dumps(found))

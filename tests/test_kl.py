@@ -1,4 +1,5 @@
 "The KL estimators against exact sums, the controllers against their formula, and hostile numbers."
+
 import math
 
 import numpy as np
@@ -9,7 +10,18 @@ from hypothesis import strategies as st
 from torch import tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from rlhf_nb.kl import ESTIMATORS, AdaptiveKLController, FixedKLController, abs_kl, estimate_kl, full_kl, k1, k2, k3, response_full_kl
+from rlhf_nb.kl import (
+    ESTIMATORS,
+    AdaptiveKLController,
+    FixedKLController,
+    abs_kl,
+    estimate_kl,
+    full_kl,
+    k1,
+    k2,
+    k3,
+    response_full_kl,
+)
 from rlhf_nb.logprobs import response_logits
 
 
@@ -24,7 +36,8 @@ def exact(logp, logq):
     return float((p * (logp.numpy() - logq.numpy())).sum())
 
 
-# catches: logr the wrong way round (the expectation would be another KL), a missing -1, a k2 without the half
+# catches: logr the wrong way round (the expectation would be another KL), a missing -1, a k2
+# without the half
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.1, 2))
 def test_expectations_over_the_whole_vocabulary(seed, scale):
@@ -32,7 +45,9 @@ def test_expectations_over_the_whole_vocabulary(seed, scale):
     kl, p, logr = exact(logp, logq), logp.exp(), (logq - logp)
     mean = {name: (p * f(logp, logq)).sum().item() for name, f in ESTIMATORS.items()}
     assert mean["k1"] == pytest.approx(kl, abs=1e-10) and mean["k3"] == pytest.approx(kl, abs=1e-10)
-    assert mean["k2"] == pytest.approx((p * logr**2 / 2).sum().item()) and mean["abs"] == pytest.approx((p * logr.abs()).sum().item())
+    assert mean["k2"] == pytest.approx((p * logr**2 / 2).sum().item()) and mean[
+        "abs"
+    ] == pytest.approx((p * logr.abs()).sum().item())
     assert full_kl(logp, logq).item() == pytest.approx(kl, abs=1e-12)
 
 
@@ -43,7 +58,9 @@ def test_k3_keeps_its_digits_in_float32(logr):
     x = np.float32(logr)
     # the exact value of the float32 number, in enough digits: a series near 0, expm1 elsewhere
     d = float(x)
-    wanted = sum(d**n / math.factorial(n) for n in range(2, 14)) if abs(d) < 0.5 else math.expm1(d) - d
+    wanted = (
+        sum(d**n / math.factorial(n) for n in range(2, 14)) if abs(d) < 0.5 else math.expm1(d) - d
+    )
     got = k3(torch.zeros(1), torch.from_numpy(np.array([x]))).item()
     assert got == pytest.approx(wanted, rel=2e-6)
     assert got >= 0
@@ -53,7 +70,9 @@ def test_k3_keeps_its_digits_in_float32(logr):
 @pytest.mark.parametrize("logr", [0.0999, -0.0999, 0.05, 1e-3])
 def test_k3_series_in_float64(logr):
     wanted = sum(logr**n / math.factorial(n) for n in range(2, 16))
-    assert k3(torch.zeros(1).double(), tensor([logr], dtype=torch.float64)).item() == pytest.approx(wanted, rel=1e-10)
+    assert k3(torch.zeros(1).double(), tensor([logr], dtype=torch.float64)).item() == pytest.approx(
+        wanted, rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("logr", [1e-6, 1e-5, -1e-6, 1e-4])
@@ -61,7 +80,8 @@ def test_k3_near_zero_by_hand(logr):
     assert k3(torch.zeros(1), tensor([logr])).item() == pytest.approx(logr**2 / 2, rel=1e-4)
 
 
-# catches: overflow (inf) on the right, a clamp that also cuts the finite answer on the left, NaN gradients
+# catches: overflow (inf) on the right, a clamp that also cuts the finite answer on the left, NaN
+# gradients
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_far_away_stays_finite(name):
     logprobs = tensor([0.0, -1e4, -1e4], requires_grad=True)
@@ -74,7 +94,9 @@ def test_far_away_stays_finite(name):
 
 # catches: a kink or a wrong branch where k3 changes from the series to expm1
 def test_gradients():
-    logprobs = tensor([-1.0, -0.5, -0.55, -0.45, -0.6, -0.401, -3.0], dtype=torch.float64, requires_grad=True)
+    logprobs = tensor(
+        [-1.0, -0.5, -0.55, -0.45, -0.6, -0.401, -3.0], dtype=torch.float64, requires_grad=True
+    )
     ref = torch.full((7,), -0.5, dtype=torch.float64)
     for f in (k1, k2, k3):
         assert torch.autograd.gradcheck(lambda x: f(x, ref), logprobs)
@@ -84,7 +106,10 @@ def test_gradients():
 
 # catches: a subtraction in bf16, which has 8 bits
 def test_bf16_is_widened_before_the_subtraction():
-    logprobs, ref = tensor([-100.0, -3.0, -100.0]).bfloat16(), tensor([-100.5, -3.015625, -3.015625]).bfloat16()
+    logprobs, ref = (
+        tensor([-100.0, -3.0, -100.0]).bfloat16(),
+        tensor([-100.5, -3.015625, -3.015625]).bfloat16(),
+    )
     for f in ESTIMATORS.values():
         assert f(logprobs, ref).dtype == torch.float32
     assert torch.equal(k1(logprobs, ref), logprobs.float() - ref.float())
@@ -110,7 +135,8 @@ def test_shapes_must_agree():
         full_kl(torch.zeros(2, 3), torch.zeros(2, 4))
 
 
-# catches: 0 * inf where the policy bans a token; temperature applied to one side or to the log-probs
+# catches: 0 * inf where the policy bans a token; temperature applied to one side or to the
+# log-probs
 def test_full_kl_hostile_and_tempered():
     banned = tensor([[1.0, 2.0, -math.inf]], requires_grad=True)
     kl = full_kl(banned, tensor([[1.0, 2.0, 0.0]]))
@@ -128,12 +154,24 @@ def test_full_kl_hostile_and_tempered():
 
 def tiny(seed):
     torch.manual_seed(seed)
-    return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=13, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, initializer_range=0.5)).eval()
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=13,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            initializer_range=0.5,
+        )
+    ).eval()
 
 
 @pytest.fixture
 def batch():
-    prompt_mask, mask = torch.arange(4) >= tensor([[0], [2], [3]]), torch.arange(5) < tensor([[5], [0], [2]])
+    prompt_mask, mask = (
+        torch.arange(4) >= tensor([[0], [2], [3]]),
+        torch.arange(5) < tensor([[5], [0], [2]]),
+    )
     torch.manual_seed(0)
     return torch.randint(13, (3, 4)), prompt_mask, torch.randint(13, (3, 5)), mask
 
@@ -145,25 +183,40 @@ def test_response_full_kl_is_the_sum_over_the_logits(batch, chunk):
     got, mask = response_full_kl(policy, ref, *batch, temperature=0.7, chunk_logits=chunk), batch[3]
     with torch.no_grad():
         wanted = full_kl(response_logits(policy, *batch), response_logits(ref, *batch), 0.7)
-    assert torch.allclose(got[mask], wanted[mask], atol=1e-5) and (got[~mask] == 0).all() and not got.requires_grad
+    assert (
+        torch.allclose(got[mask], wanted[mask], atol=1e-5)
+        and (got[~mask] == 0).all()
+        and not got.requires_grad
+    )
 
 
 # catches: the context entered for the wrong model, or left before the reference's head
 def test_reference_by_context(batch):
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(tiny(0), LoraConfig(r=2, target_modules=["query_key_value", "lm_head"], init_lora_weights=False))
+    model = get_peft_model(
+        tiny(0),
+        LoraConfig(r=2, target_modules=["query_key_value", "lm_head"], init_lora_weights=False),
+    )
     model.eval()
     got = response_full_kl(model, model, *batch, ref_context=model.disable_adapter)
     with torch.no_grad():
         logits = response_logits(model, *batch)
         with model.disable_adapter():
             ref_logits = response_logits(model, *batch)
-    assert torch.allclose(got[batch[3]], full_kl(logits, ref_logits)[batch[3]], atol=1e-5) and got[batch[3]].max() > 1e-3
+    assert (
+        torch.allclose(got[batch[3]], full_kl(logits, ref_logits)[batch[3]], atol=1e-5)
+        and got[batch[3]].max() > 1e-3
+    )
 
 
 def test_nothing_real(batch):
-    assert response_full_kl(tiny(0), tiny(1), *batch[:3], torch.zeros(3, 5, dtype=torch.bool)).abs().sum() == 0
+    assert (
+        response_full_kl(tiny(0), tiny(1), *batch[:3], torch.zeros(3, 5, dtype=torch.bool))
+        .abs()
+        .sum()
+        == 0
+    )
 
 
 # catches: an absolute error, no clip, updates and episodes confused, a moving target
@@ -183,7 +236,16 @@ def test_a_kl_that_is_no_number_leaves_the_coefficient(bad):
     assert controller.value == 0.1
 
 
-@pytest.mark.parametrize("make", [lambda: FixedKLController(-0.1), lambda: FixedKLController(math.nan), lambda: AdaptiveKLController(0.0, 6, 100), lambda: AdaptiveKLController(0.1, 0, 100), lambda: AdaptiveKLController(0.1, 6, math.inf)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FixedKLController(-0.1),
+        lambda: FixedKLController(math.nan),
+        lambda: AdaptiveKLController(0.0, 6, 100),
+        lambda: AdaptiveKLController(0.1, 0, 100),
+        lambda: AdaptiveKLController(0.1, 6, math.inf),
+    ],
+)
 def test_bad_coefficients(make):
     with pytest.raises(ValueError, match="kl_coef|kl_target|kl_horizon"):
         make()
@@ -208,13 +270,19 @@ def test_state_goes_through_json():
 
 
 def random_logprobs(seed, rows=4, width=5):
-    "Log-probs of policy and reference, and a mask with rows of every length, none and one included."
+    """Log-probs of policy and reference, and a mask with rows of every length, none and one
+    included."""
     g = torch.Generator().manual_seed(seed)
     logprobs, ref = -3 * torch.rand(2, rows, width, generator=g, dtype=torch.float64)
     return logprobs, ref, torch.arange(width) < torch.randint(width + 1, (rows, 1), generator=g)
 
 
-FORMULAS = {"k1": lambda l: -l, "k2": lambda l: l**2 / 2, "k3": lambda l: np.exp(l) - 1 - l, "abs": np.abs}
+FORMULAS = {
+    "k1": lambda l: -l,
+    "k2": lambda l: l**2 / 2,
+    "k3": lambda l: np.exp(l) - 1 - l,
+    "abs": np.abs,
+}
 
 
 # catches: an estimator that mixes columns or rows, a mean inside it, a wrong formula
@@ -243,11 +311,14 @@ def test_masked_gradients_are_finite(name, dtype):
     assert (kl * ~mask).sum().isfinite()  # many tokens at the cap still add up
 
 
-# catches: an estimator whose gradient is not the one of its formula: a detach, a clamp that bites too early, series and expm1 mixed up
+# catches: an estimator whose gradient is not the one of its formula: a detach, a clamp that bites
+# too early, series and expm1 mixed up
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.05, 2))
 def test_which_gradient_follows_the_kl(seed, scale):
-    z, ref = scale * torch.randn(2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    z, ref = scale * torch.randn(
+        2, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     z.requires_grad_()
     logq, p = ref.log_softmax(-1), z.detach().softmax(-1)
 
@@ -260,17 +331,23 @@ def test_which_gradient_follows_the_kl(seed, scale):
 
     logr = logq - p.log()
     home = p * (-logr + (p * logr).sum())  # d KL(p, q) / d z, by hand
-    other = p - logq.exp()                 # d KL(q, p) / d z, by hand
+    other = p - logq.exp()  # d KL(q, p) / d z, by hand
     near = dict(atol=1e-10)
     assert torch.allclose(torch.autograd.grad(full_kl(z, ref), z)[0], home, **near)
-    assert torch.allclose(in_reward("k1"), home, **near) and torch.allclose(in_loss("k2"), home, **near)
+    assert torch.allclose(in_reward("k1"), home, **near) and torch.allclose(
+        in_loss("k2"), home, **near
+    )
     assert torch.allclose(in_loss("k3"), other, atol=1e-8) and in_loss("k1").abs().max() < 1e-10
     assert torch.allclose(in_reward("k3"), home - other, atol=1e-8)
 
 
 def test_full_kl_gradcheck():
-    logits, ref = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.autograd.gradcheck(lambda x, y: full_kl(x, y, 0.7), (logits.requires_grad_(), ref.requires_grad_()))
+    logits, ref = torch.randn(
+        2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    assert torch.autograd.gradcheck(
+        lambda x, y: full_kl(x, y, 0.7), (logits.requires_grad_(), ref.requires_grad_())
+    )
 
 
 # catches: a sum over the vocabulary in bf16
@@ -281,11 +358,12 @@ def test_full_kl_of_bf16_logits():
     assert torch.allclose(full_kl(logits, ref).double(), (p * (p / q).log()).sum(-1), atol=1e-4)
 
 
-# catches: bell curves of variance T whose KL is not d**2 / 2T: a temperature on one side, or on the result
+# catches: bell curves of variance T whose KL is not d**2 / 2T: a temperature on one side, or on the
+# result
 @pytest.mark.parametrize("drift, temperature", [(0.1, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 2.0)])
 def test_two_bell_curves(drift, temperature):
     x = torch.arange(-12, 12.1, 0.25, dtype=torch.float64)
-    policy, ref = -(x - drift)**2 / 2, -x**2 / 2
+    policy, ref = -((x - drift) ** 2) / 2, -(x**2) / 2
     logp, logq = [(z / temperature).log_softmax(-1) for z in (policy, ref)]
     kl = drift**2 / (2 * temperature)
     assert full_kl(policy, ref, temperature).item() == pytest.approx(kl)
@@ -300,14 +378,34 @@ def test_two_bell_curves(drift, temperature):
 @given(st.integers(0, 10**6), st.integers(1, 3), st.permutations(range(4)))
 def test_response_full_kl_of_random_rows(seed, at, order):
     g = torch.Generator().manual_seed(seed)
-    prompt_mask, mask = torch.arange(3) >= torch.randint(3, (4, 1), generator=g), random_logprobs(seed)[2]
-    prompt_ids, response_ids = torch.randint(13, (4, 3), generator=g), torch.randint(13, (4, 5), generator=g)
+    prompt_mask, mask = (
+        torch.arange(3) >= torch.randint(3, (4, 1), generator=g),
+        random_logprobs(seed)[2],
+    )
+    prompt_ids, response_ids = (
+        torch.randint(13, (4, 3), generator=g),
+        torch.randint(13, (4, 5), generator=g),
+    )
     batch = (prompt_ids, prompt_mask, response_ids, mask)
     whole = response_full_kl(*MODELS, *batch, chunk_logits=26)
-    parts = [response_full_kl(*MODELS, *[x[rows] for x in batch]) for rows in (slice(0, at), slice(at, 4))]
-    assert torch.allclose(torch.cat(parts), whole, atol=1e-5) and (whole[~mask] == 0).all() and (whole >= -1e-6).all()
-    assert torch.allclose(response_full_kl(*MODELS, *[x[order] for x in batch]), whole[order], atol=1e-5)
-    dirty = (prompt_ids.masked_fill(~prompt_mask, 10**6), prompt_mask, response_ids.masked_fill(~mask, -7), mask)
+    parts = [
+        response_full_kl(*MODELS, *[x[rows] for x in batch])
+        for rows in (slice(0, at), slice(at, 4))
+    ]
+    assert (
+        torch.allclose(torch.cat(parts), whole, atol=1e-5)
+        and (whole[~mask] == 0).all()
+        and (whole >= -1e-6).all()
+    )
+    assert torch.allclose(
+        response_full_kl(*MODELS, *[x[order] for x in batch]), whole[order], atol=1e-5
+    )
+    dirty = (
+        prompt_ids.masked_fill(~prompt_mask, 10**6),
+        prompt_mask,
+        response_ids.masked_fill(~mask, -7),
+        mask,
+    )
     assert torch.equal(response_full_kl(*MODELS, *dirty, chunk_logits=26), whole)
 
 

@@ -1,4 +1,6 @@
-"Log-probs and entropy against numpy, the chunked path against the plain forward, for models of many shapes."
+"""Log-probs and entropy against numpy, the chunked path against the plain forward, for models of
+many shapes."""
+
 import copy
 import math
 
@@ -11,18 +13,46 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from rlhf_nb import logprobs as module
-from rlhf_nb.logprobs import response_logits, response_logprobs, response_states, token_entropy, token_logprobs
+from rlhf_nb.logprobs import (
+    response_logits,
+    response_logprobs,
+    response_states,
+    token_entropy,
+    token_logprobs,
+)
 
-SIZES = dict(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+SIZES = dict(
+    vocab_size=37,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 KV = SIZES | dict(num_key_value_heads=2)
-SHORT = dict(vocab_size=37, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+SHORT = dict(
+    vocab_size=37, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
+)
 MODELS = {
     "Llama": KV,
     "GPTNeoX": SIZES,
     "GPT2": SHORT,
     "Qwen3": KV | dict(head_dim=8),
-    "Bloom": dict(vocab_size=37, hidden_size=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),  # no position_ids
-    "OPT": dict(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, max_position_embeddings=64, word_embed_proj_dim=16),
+    "Bloom": dict(
+        vocab_size=37, hidden_size=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
+    ),  # no position_ids
+    "OPT": dict(
+        vocab_size=37,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=48,
+        max_position_embeddings=64,
+        word_embed_proj_dim=16,
+    ),
     "Cohere": KV | dict(logit_scale=0.25),
     "Granite": KV | dict(logits_scaling=4.0),
     "Gemma2": KV | dict(head_dim=8, final_logit_softcapping=5.0),
@@ -35,7 +65,14 @@ def build(name, std=0.3, seed=0, **changes):
     "A tiny model with logits large enough for a scale or a cap to show, dropout off."
     torch.manual_seed(seed)
     config = getattr(tf, f"{name}Config")(**MODELS[name] | changes)
-    for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout", "hidden_dropout"):
+    for key in (
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "dropout",
+        "attention_dropout",
+        "hidden_dropout",
+    ):
         if hasattr(config, key):
             setattr(config, key, 0.0)
     model = getattr(tf, f"{name}ForCausalLM", None) or getattr(tf, f"{name}LMHeadModel")
@@ -51,7 +88,10 @@ def build(name, std=0.3, seed=0, **changes):
 def batch():
     "Five rows, prompts of 1 to 7 tokens, responses of 0 to 6."
     torch.manual_seed(1)
-    prompt_mask, mask = torch.arange(7) >= tensor([[0], [2], [6], [3], [1]]), torch.arange(6) < tensor([[6], [1], [0], [3], [5]])
+    prompt_mask, mask = (
+        torch.arange(7) >= tensor([[0], [2], [6], [3], [1]]),
+        torch.arange(6) < tensor([[6], [1], [0], [3], [5]]),
+    )
     return torch.randint(1, 37, (5, 7)), prompt_mask, torch.randint(1, 37, (5, 6)), mask
 
 
@@ -68,7 +108,10 @@ def test_token_functions_against_numpy(seed, temperature):
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(p * np.log(p), -1)
     assert np.allclose(token_entropy(torch.from_numpy(logits), temperature).numpy(), entropy)
-    assert token_logprobs(torch.from_numpy(logits).float(), torch.from_numpy(ids)).dtype == torch.float32
+    assert (
+        token_logprobs(torch.from_numpy(logits).float(), torch.from_numpy(ids)).dtype
+        == torch.float32
+    )
 
 
 def test_gradients():
@@ -78,9 +121,12 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda x: token_entropy(x, 0.7), logits)
 
 
-# catches: p * log p with log 0, log-softmax in bf16, an offset of 1e4 that eats the digits of the entropy
+# catches: p * log p with log 0, log-softmax in bf16, an offset of 1e4 that eats the digits of the
+# entropy
 def test_hostile_logits():
-    logits = tensor([[0.0, 1e4, -1e4], [-math.inf, 0.0, 0.0], [1e4, 1e4, 1e4 - 1]], requires_grad=True)
+    logits = tensor(
+        [[0.0, 1e4, -1e4], [-math.inf, 0.0, 0.0], [1e4, 1e4, 1e4 - 1]], requires_grad=True
+    )
     logprobs, entropy = token_logprobs(logits, tensor([0, 1, 2])), token_entropy(logits)
     assert logprobs.isfinite().all() and logprobs[0] == -1e4
     assert torch.allclose(entropy[:2], tensor([0.0, math.log(2)]))
@@ -88,10 +134,13 @@ def test_hostile_logits():
     (grad,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
     assert grad.isfinite().all()
     half = torch.randn(3, 1000).bfloat16()
-    assert torch.equal(token_logprobs(half, tensor([1, 2, 3])), token_logprobs(half.float(), tensor([1, 2, 3])))
+    assert torch.equal(
+        token_logprobs(half, tensor([1, 2, 3])), token_logprobs(half.float(), tensor([1, 2, 3]))
+    )
 
 
-# catches: off by one in either direction, padding that shifts positions or is attended to, prompt columns mixed in
+# catches: off by one in either direction, padding that shifts positions or is attended to, prompt
+# columns mixed in
 @pytest.mark.parametrize("name", MODELS)
 def test_batched_rows_equal_rows_alone(name, batch):
     prompt_ids, prompt_mask, response_ids, mask = batch
@@ -110,7 +159,8 @@ def test_batched_rows_equal_rows_alone(name, batch):
     assert (got.logprobs[~mask] == 0).all() and (got.entropy[~mask] == 0).all()
 
 
-# catches: a scale or cap forgotten in the chunked path, chunks that lose gradient or order, a checkpoint that recomputes something else
+# catches: a scale or cap forgotten in the chunked path, chunks that lose gradient or order, a
+# checkpoint that recomputes something else
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_and_gradients_equal_the_plain_forward(name, batch):
     response_ids, mask = batch[2:]
@@ -120,9 +170,14 @@ def test_chunks_and_gradients_equal_the_plain_forward(name, batch):
         model = build(name)
         if chunk is None:
             logits = response_logits(model, *batch)
-            logprobs, entropy = token_logprobs(logits, response_ids, 0.7), token_entropy(logits, 0.7)
+            logprobs, entropy = (
+                token_logprobs(logits, response_ids, 0.7),
+                token_entropy(logits, 0.7),
+            )
         else:
-            logprobs, entropy = response_logprobs(model, *batch, temperature=0.7, chunk_logits=chunk)
+            logprobs, entropy = response_logprobs(
+                model, *batch, temperature=0.7, chunk_logits=chunk
+            )
         loss = (weight * (logprobs + 0.1 * entropy))[mask].sum()
         loss.backward()
         grads.append([loss.detach()] + [p.grad for p in model.parameters() if p.grad is not None])
@@ -139,7 +194,9 @@ def test_the_ratio_starts_at_one(name, batch):
     with torch.no_grad():
         rollout = response_logprobs(model, *batch, temperature=0.7)
     for rows in ([0, 1], [4, 2, 3]):
-        update = response_logprobs(model, *[x[rows] for x in batch], temperature=0.7, chunk_logits=37 * 2)
+        update = response_logprobs(
+            model, *[x[rows] for x in batch], temperature=0.7, chunk_logits=37 * 2
+        )
         assert update.logprobs.requires_grad and not rollout.logprobs.requires_grad
         assert ((update.logprobs - rollout.logprobs[rows]).exp() - 1).abs().max() < 1e-5
 
@@ -149,15 +206,26 @@ def test_padding_content_and_width_do_not_matter(batch):
     prompt_ids, prompt_mask, response_ids, mask = batch
     model = build("Llama").eval()
     wanted = response_logprobs(model, *batch)
-    dirty = (prompt_ids.masked_fill(~prompt_mask, 10**6), prompt_mask, response_ids.masked_fill(~mask, -100), mask)
+    dirty = (
+        prompt_ids.masked_fill(~prompt_mask, 10**6),
+        prompt_mask,
+        response_ids.masked_fill(~mask, -100),
+        mask,
+    )
     assert all(torch.equal(a, b) for a, b in zip(wanted, response_logprobs(model, *dirty)))
     pad = torch.nn.functional.pad
-    wide = (pad(prompt_ids, (3, 0)), pad(prompt_mask, (3, 0)), pad(response_ids, (0, 2)), pad(mask, (0, 2)))
+    wide = (
+        pad(prompt_ids, (3, 0)),
+        pad(prompt_mask, (3, 0)),
+        pad(response_ids, (0, 2)),
+        pad(mask, (0, 2)),
+    )
     for a, b in zip(wanted, response_logprobs(model, *wide)):
         assert torch.allclose(a, b[:, :6], atol=1e-4) and (b[:, 6:] == 0).all()
 
 
-# catches: NaN from rows that attend to nothing, in value or gradient; an empty head call that drops the graph
+# catches: NaN from rows that attend to nothing, in value or gradient; an empty head call that drops
+# the graph
 def test_nothing_real(batch):
     model = build("Llama")
     nothing = torch.zeros_like(batch[3])
@@ -172,7 +240,9 @@ def test_no_vocabulary_is_kept(batch):
     model = build("Llama", vocab_size=3000)
     ids, real = torch.randint(3000, (8, 40)), torch.ones(8, 40, dtype=torch.bool)
     sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append((x.numel(), x.shape)), x)[1], lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (sizes.append((x.numel(), x.shape)), x)[1], lambda x: x
+    ):
         response_logprobs(model, ids[:, :1], real[:, :1], ids, real, chunk_logits=3000 * 10)
     weights = {p.numel() for p in model.parameters()}
     assert max(n for n, _ in sizes if n not in weights) < 320 * 60
@@ -184,7 +254,8 @@ def test_small_models_are_not_recomputed(batch, monkeypatch):
     response_logprobs(build("Llama"), *batch)
 
 
-# catches: a probe that changes what a resumed run would draw, or that trains or leaves a hook behind
+# catches: a probe that changes what a resumed run would draw, or that trains or leaves a hook
+# behind
 def test_looking_into_a_model_leaves_no_trace(batch):
     model = build("GPT2")
     for part in model.modules():
@@ -194,11 +265,16 @@ def test_looking_into_a_model_leaves_no_trace(batch):
     assert module._open(model) is model  # dropout on, and still recognised
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(state.values(), model.state_dict().values()))
-    assert not any(part._forward_hooks for part in model.modules()) and all(p.grad is None for p in model.parameters())
+    assert not any(part._forward_hooks for part in model.modules()) and all(
+        p.grad is None for p in model.parameters()
+    )
 
 
-# catches: a model taken at its word: something after the head, or before the body, that configs do not tell
-@pytest.mark.parametrize("trick", ["scales the logits", "shifts the tokens", "pads the vocabulary", "caps at a thousand"])
+# catches: a model taken at its word: something after the head, or before the body, that configs do
+# not tell
+@pytest.mark.parametrize(
+    "trick", ["scales the logits", "shifts the tokens", "pads the vocabulary", "caps at a thousand"]
+)
 def test_a_forward_that_does_more_is_used_whole(trick, batch):
     class Tricky(tf.LlamaForCausalLM):
         def forward(self, input_ids=None, **kwargs):
@@ -239,7 +315,8 @@ class Wrapper(torch.nn.Module):
         return self.module(*args, **kwargs)
 
 
-# catches: DDP, FSDP or an engine bypassed (no gradient reduction), or a wrapper whose signature hides logits_to_keep
+# catches: DDP, FSDP or an engine bypassed (no gradient reduction), or a wrapper whose signature
+# hides logits_to_keep
 def test_a_wrapper_is_called_itself(batch):
     inner = build("Llama")
     outer = Wrapper(inner)
@@ -263,7 +340,11 @@ def test_a_forward_without_a_signature_gets_everything(batch):
             return self.inner(*args, **kwargs)
 
     inner = build("GPT2")
-    assert torch.allclose(response_logprobs(Opaque(inner), *batch).logprobs, response_logprobs(inner, *batch).logprobs, atol=1e-5)
+    assert torch.allclose(
+        response_logprobs(Opaque(inner), *batch).logprobs,
+        response_logprobs(inner, *batch).logprobs,
+        atol=1e-5,
+    )
 
 
 # catches: an adapter that is skipped, or cannot be turned off
@@ -272,14 +353,19 @@ def test_lora(batch):
 
     base = build("Llama").eval()
     plain = response_logprobs(base, *batch)
-    model = get_peft_model(copy.deepcopy(base), LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False)).eval()
+    model = get_peft_model(
+        copy.deepcopy(base),
+        LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False),
+    ).eval()
     assert module._open(model) is model.get_base_model() and module._open(Wrapper(model)) is None
     got, logits, mask = response_logprobs(model, *batch), response_logits(model, *batch), batch[3]
     assert torch.allclose(got.logprobs[mask], token_logprobs(logits, batch[2])[mask], atol=1e-5)
     assert not torch.allclose(got.logprobs, plain.logprobs, atol=1e-3)
     with model.disable_adapter():
         assert torch.allclose(response_logprobs(model, *batch).logprobs, plain.logprobs, atol=1e-5)
-    prompt_tuned = get_peft_model(copy.deepcopy(base), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    prompt_tuned = get_peft_model(
+        copy.deepcopy(base), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    )
     assert module._open(prompt_tuned) is None
 
 
@@ -291,7 +377,10 @@ def test_bf16_autocast(batch):
             rollout = response_logprobs(model, *batch)
         update = response_logprobs(model, *batch, chunk_logits=37 * 4)
         logits = response_logits(model, *batch)
-    assert rollout.logprobs.dtype == rollout.entropy.dtype == torch.float32 and logits.dtype == torch.bfloat16
+    assert (
+        rollout.logprobs.dtype == rollout.entropy.dtype == torch.float32
+        and logits.dtype == torch.bfloat16
+    )
     mask = batch[3]
     assert torch.allclose(rollout.logprobs[mask], token_logprobs(logits, batch[2])[mask], atol=1e-6)
     assert (0.5 * (update.logprobs - rollout.logprobs) ** 2)[mask].mean() < 1e-8
@@ -341,7 +430,8 @@ def random_rows(seed, rows=4):
 SHARED = {name: build(name).eval() for name in ("Llama", "Cohere")}
 
 
-# catches: rows written back in the wrong place, padding that reaches a real token, pad ids that are looked up
+# catches: rows written back in the wrong place, padding that reaches a real token, pad ids that are
+# looked up
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.permutations(range(4)), st.sampled_from([1, 100, 2**26]))
 def test_padding_and_order_of_random_rows(seed, order, chunk):
@@ -349,14 +439,27 @@ def test_padding_and_order_of_random_rows(seed, order, chunk):
     for model in SHARED.values():
         with torch.no_grad():
             wanted = response_logprobs(model, *batch, temperature=0.7)
-            moved = response_logprobs(model, *[x[order] for x in batch], temperature=0.7, chunk_logits=chunk)
-            dirty = response_logprobs(model, prompt_ids.masked_fill(~prompt_mask, 10**6), prompt_mask,
-                                      response_ids.masked_fill(~mask, -7), mask, temperature=0.7)
+            moved = response_logprobs(
+                model, *[x[order] for x in batch], temperature=0.7, chunk_logits=chunk
+            )
+            dirty = response_logprobs(
+                model,
+                prompt_ids.masked_fill(~prompt_mask, 10**6),
+                prompt_mask,
+                response_ids.masked_fill(~mask, -7),
+                mask,
+                temperature=0.7,
+            )
         for a, b, c in zip(wanted, moved, dirty):
-            assert torch.allclose(a[order], b, atol=1e-5) and torch.equal(a, c) and (a[~mask] == 0).all()
+            assert (
+                torch.allclose(a[order], b, atol=1e-5)
+                and torch.equal(a, c)
+                and (a[~mask] == 0).all()
+            )
 
 
-# catches: a mean where a sum over tokens is wanted, a chunk shared by two micro-batches, gradients that depend on the split
+# catches: a mean where a sum over tokens is wanted, a chunk shared by two micro-batches, gradients
+# that depend on the split
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 3))
 def test_micro_batches_add_up(seed, at):
@@ -364,7 +467,12 @@ def test_micro_batches_add_up(seed, at):
     for parts in ([slice(0, 4)], [slice(0, at), slice(at, 4)]):
         model = SHARED["Llama"]
         model.zero_grad()
-        got = [response_logprobs(model, *[x[part] for x in batch], temperature=0.7, chunk_logits=37 * 3) for part in parts]
+        got = [
+            response_logprobs(
+                model, *[x[part] for x in batch], temperature=0.7, chunk_logits=37 * 3
+            )
+            for part in parts
+        ]
         total = sum(x.logprobs.sum() + 0.1 * x.entropy.sum() for x in got)
         total.backward()
         sums.append([total.detach(), *[p.grad.clone() for p in model.parameters()]])
@@ -375,7 +483,10 @@ def test_micro_batches_add_up(seed, at):
 # catches: a squeeze that eats a dimension of one, after which the subtraction broadcasts
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 3), (3,), (1,), ()])
 def test_short_shapes_stay(shape):
-    logits, ids = torch.randn(*shape, 5, generator=torch.Generator().manual_seed(0)), torch.full(shape, 2)
+    logits, ids = (
+        torch.randn(*shape, 5, generator=torch.Generator().manual_seed(0)),
+        torch.full(shape, 2),
+    )
     got = token_logprobs(logits, ids)
     assert got.shape == shape and torch.allclose(got, logits.log_softmax(-1)[..., 2])
     assert token_entropy(logits).shape == shape
@@ -392,7 +503,8 @@ def test_one_real_token_in_the_batch():
         assert torch.allclose(got.logprobs[1, 0], logits.log_softmax(-1)[ids[1, 0]], atol=1e-5)
 
 
-# catches: a sum over the vocabulary in bf16, whose 8 bits stop counting long before 5,000 small terms are added
+# catches: a sum over the vocabulary in bf16, whose 8 bits stop counting long before 5,000 small
+# terms are added
 def test_bf16_logits_are_added_up_in_float32():
     logits = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
     wide = logits.double()
@@ -403,15 +515,23 @@ def test_bf16_logits_are_added_up_in_float32():
     assert torch.allclose(token_logprobs(logits, ids, 0.7).double(), p[..., 17].log(), atol=1e-4)
 
 
-# catches: a bound that is off (entropy above log V or below 0), a gradient that turns NaN where probabilities underflow
+# catches: a bound that is off (entropy above log V or below 0), a gradient that turns NaN where
+# probabilities underflow
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from([-1e4, -50.0, 0.0, 1.0, 50.0, 1e4]), min_size=2, max_size=6), st.floats(0.05, 20))
+@given(
+    st.lists(st.sampled_from([-1e4, -50.0, 0.0, 1.0, 50.0, 1e4]), min_size=2, max_size=6),
+    st.floats(0.05, 20),
+)
 def test_entropy_stays_between_its_bounds(row, temperature):
     logits = tensor(row, requires_grad=True)
     entropy = token_entropy(logits, temperature)
-    logprobs = token_logprobs(logits.expand(len(row), len(row)), torch.arange(len(row)), temperature)
+    logprobs = token_logprobs(
+        logits.expand(len(row), len(row)), torch.arange(len(row)), temperature
+    )
     (grad,) = torch.autograd.grad(entropy + logprobs.sum(), logits)
     assert -1e-6 <= entropy.item() <= math.log(len(row)) + 1e-6 and grad.isfinite().all()
     assert logprobs.isfinite().all() and (logprobs <= 1e-6).all()
-    spacing = 2**-22 * max(map(abs, row)) / temperature  # of float32 numbers as large as these logits
+    spacing = (
+        2**-22 * max(map(abs, row)) / temperature
+    )  # of float32 numbers as large as these logits
     assert logprobs.exp().sum().item() == pytest.approx(1.0, abs=1e-5 + spacing)

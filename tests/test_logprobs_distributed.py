@@ -1,4 +1,6 @@
-"response_logprobs inside and outside of DDP and FSDP2, two processes on CPU: gradients equal those of one process."
+"""response_logprobs inside and outside of DDP and FSDP2, two processes on CPU: gradients equal
+those of one process."""
+
 import os
 import subprocess
 import sys
@@ -54,11 +56,26 @@ WORKER = textwrap.dedent(
 )
 
 
-# catches: a wrapper bypassed (gradients not reduced), a head called while its weights are sharded, ranks that wait for each other
+# catches: a wrapper bypassed (gradients not reduced), a head called while its weights are sharded,
+# ranks that wait for each other
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_gradients_over_two_processes(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "worker.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(tmp_path / "worker.py"),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("right:") == 4

@@ -1,4 +1,6 @@
-"The rollout's forward pass, kept for the first optimizer step: the same numbers to the bit, and never one that is out of date."
+"""The rollout's forward pass, kept for the first optimizer step: the same numbers to the bit, and
+never one that is out of date."""
+
 from __future__ import annotations
 
 import copy
@@ -11,15 +13,24 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig
+from ppo_fixtures import scored, unlike, untimed, weights
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 import rlhf_nb.trainer
-from ppo_fixtures import scored, unlike, untimed, weights
 from rlhf_nb.trainer import PPOTrainer, _kept_bytes
 
-SMALL = dict(vocab_size=23, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
-MODELS = dict(neox=GPTNeoXConfig(**SMALL, intermediate_size=64), llama=LlamaConfig(**SMALL, intermediate_size=64),
-              gpt2=GPT2Config(**SMALL, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+SMALL = dict(
+    vocab_size=23,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
+MODELS = dict(
+    neox=GPTNeoXConfig(**SMALL, intermediate_size=64),
+    llama=LlamaConfig(**SMALL, intermediate_size=64),
+    gpt2=GPT2Config(**SMALL, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+)
 PARTS = dict(micro_batch_tokens=48)  # so that an update has several
 
 
@@ -29,14 +40,28 @@ def model(name: str):
 
 
 def made(ppo, name: str = "neox", kind=PPOTrainer, **more) -> PPOTrainer:
-    return ppo(kind=kind, model=model(name), **dict(per_device_train_batch_size=24, gradient_accumulation_steps=1, total_episodes=72, response_length=9,
-                                                    learning_rate=0.01, num_ppo_epochs=3, **PARTS) | more)
+    return ppo(
+        kind=kind,
+        model=model(name),
+        **dict(
+            per_device_train_batch_size=24,
+            gradient_accumulation_steps=1,
+            total_episodes=72,
+            response_length=9,
+            learning_rate=0.01,
+            num_ppo_epochs=3,
+            **PARTS,
+        )
+        | more,
+    )
 
 
 def forwards(trainer: PPOTrainer) -> list[int]:
     "Rows of each forward pass with gradients, filled as they happen."
     seen = []
-    trainer.model.policy.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.append(len(args[0])) if torch.is_grad_enabled() else None)
+    trainer.model.policy.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: seen.append(len(args[0])) if torch.is_grad_enabled() else None
+    )
     return seen
 
 
@@ -46,10 +71,29 @@ def run(trainer: PPOTrainer, updates: int = 3) -> tuple[dict, list[dict]]:
     return weights(trainer), told
 
 
-# catches: an entropy without a gradient, values of other rows, parts in another order, a pass used for the wrong step, two passes that are not alike
-@pytest.mark.parametrize("more", [dict(), dict(entropy_coef=0.02), dict(share_value_trunk=True), dict(reward_slot="after_eos"), dict(kl_estimator="full"),
-                                  dict(temperature=0.7, num_generations=3), dict(bootstrap_truncated=True), dict(num_ppo_epochs=1), dict(target_kl=1e-9),
-                                  dict(value_warmup_updates=1), dict(parts=dict(peft_config=LoraConfig(r=2, task_type="CAUSAL_LM", target_modules="all-linear")))], ids=str)
+# catches: an entropy without a gradient, values of other rows, parts in another order, a pass used
+# for the wrong step, two passes that are not alike
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(),
+        dict(entropy_coef=0.02),
+        dict(share_value_trunk=True),
+        dict(reward_slot="after_eos"),
+        dict(kl_estimator="full"),
+        dict(temperature=0.7, num_generations=3),
+        dict(bootstrap_truncated=True),
+        dict(num_ppo_epochs=1),
+        dict(target_kl=1e-9),
+        dict(value_warmup_updates=1),
+        dict(
+            parts=dict(
+                peft_config=LoraConfig(r=2, task_type="CAUSAL_LM", target_modules="all-linear")
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_the_same_run_to_the_bit(ppo, more):
     plain, kept = (run(made(ppo, keep_forward_gib=most, **more)) for most in (0, None))
     assert not unlike(plain[0], kept[0]) and plain[1] == kept[1]
@@ -69,12 +113,14 @@ def test_the_same_run_of_each_family(ppo, name):
 def test_the_update_makes_one_pass_less(ppo):
     trainer = made(ppo)
     seen, here, update = forwards(trainer), [], trainer.update
+
     def watched(r):
         before, graph = len(seen), weakref.ref(trainer._ahead.found[0][0])
         told = update(r)
         gc.collect()
         here.append((before, len(seen) - before, graph() is None and trainer._ahead is None))
         return told
+
     trainer.update = watched
     trainer.step()
     parts = here[0][0]
@@ -86,12 +132,14 @@ def test_as_much_as_there_is_room_for(ppo):
     whole = made(ppo)
     whole._whole_step = True
     torch.manual_seed(0)
-    with _kept_bytes(whole.model) as sizes: whole.rollout(whole._next_batch())
+    with _kept_bytes(whole.model) as sizes:
+        whole.rollout(whole._next_batch())
     needs, parts = sum(sizes.values()), len(whole._ahead.found)
     part = made(ppo, keep_forward_gib=0.5 * needs / 2**30)
     part._whole_step = True
     torch.manual_seed(0)
-    with _kept_bytes(part.model) as sizes: part.rollout(part._next_batch())
+    with _kept_bytes(part.model) as sizes:
+        part.rollout(part._next_batch())
     kept = [found is not None for found in part._ahead.found]
     assert parts == len(kept) > 3 and 1 < sum(kept) < parts and kept == sorted(kept, reverse=True)
     assert 0.3 * needs < sum(sizes.values()) < 0.6 * needs
@@ -99,9 +147,21 @@ def test_as_much_as_there_is_room_for(ppo):
     assert not unlike(plain[0], some[0]) and plain[1] == some[1]
 
 
-# catches: a graph kept where the update takes other rows together, where memory is short, or where nobody will use it
-@pytest.mark.parametrize("more", [dict(num_mini_batches=2), dict(activation_checkpointing=True), dict(trim_padding=False), dict(value_warmup_updates=9), dict(keep_forward_gib=0.0),
-                                  dict(bf16=True), dict(micro_batch_tokens=10**6, local_rollout_forward_batch_size=3)], ids=str)
+# catches: a graph kept where the update takes other rows together, where memory is short, or where
+# nobody will use it
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(num_mini_batches=2),
+        dict(activation_checkpointing=True),
+        dict(trim_padding=False),
+        dict(value_warmup_updates=9),
+        dict(keep_forward_gib=0.0),
+        dict(bf16=True),
+        dict(micro_batch_tokens=10**6, local_rollout_forward_batch_size=3),
+    ],
+    ids=str,
+)
 def test_where_nothing_is_kept(ppo, more):
     trainer, seen = made(ppo, **more), []
     update = trainer.update
@@ -119,37 +179,56 @@ def test_a_rollout_to_look_at_keeps_nothing(ppo):
 
 class Fewer(PPOTrainer):
     "Learns from some of what it wrote."
-    def score(self, r): return super().score(r).select(torch.arange(len(r)).flip(0)[3:])
+
+    def score(self, r):
+        return super().score(r).select(torch.arange(len(r)).flip(0)[3:])
 
 
 class Shorter(PPOTrainer):
     "Learns from the first tokens of every row."
-    def score(self, r): return _shorter(self, r, super())
+
+    def score(self, r):
+        return _shorter(self, r, super())
 
 
 class Nudged(PPOTrainer):
     "Changes its weights between the rollout and the update."
+
     def score(self, r):
         with torch.no_grad():
-            for p in self.model.parameters(): p.mul_(0.5)
+            for p in self.model.parameters():
+                p.mul_(0.5)
         return super().score(r)
 
 
-def of(module, base: type) -> type: return type(base.__name__, (module.PPOTrainer,), {"score": lambda self, r: SCORES[base](self, r, module.PPOTrainer)})
+def of(module, base: type) -> type:
+    return type(
+        base.__name__,
+        (module.PPOTrainer,),
+        {"score": lambda self, r: SCORES[base](self, r, module.PPOTrainer)},
+    )
 
 
-def _fewer(self, r, trainer): return trainer.score(self, r).select(torch.arange(len(r)).flip(0)[3:])
+def _fewer(self, r, trainer):
+    return trainer.score(self, r).select(torch.arange(len(r)).flip(0)[3:])
 
 
 def _shorter(self, r, trainer):
     r = trainer.score(r) if isinstance(trainer, super) else trainer.score(self, r)
     mask = r.mask & (torch.arange(r.mask.shape[1]) < 3)
-    return r.with_(mask=mask, logprobs=r.logprobs * mask, ref_logprobs=r.ref_logprobs * mask, kl=r.kl * mask, values=r.values * mask)
+    return r.with_(
+        mask=mask,
+        logprobs=r.logprobs * mask,
+        ref_logprobs=r.ref_logprobs * mask,
+        kl=r.kl * mask,
+        values=r.values * mask,
+    )
 
 
 def _nudged(self, r, trainer):
     with torch.no_grad():
-        for p in self.model.parameters(): p.mul_(0.5)
+        for p in self.model.parameters():
+            p.mul_(0.5)
     return trainer.score(self, r)
 
 
@@ -164,12 +243,36 @@ def test_what_changed_in_between_is_asked_again(ppo, kind):
 
 
 WRONG = {
-    "rows of another rollout": ("if all(a is b for a, b in zip(kept.rows, self._rows_of(r))) else []", "", Fewer),
-    "rows that are shorter now": ("return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask", "return r.prompt_ids, r.prompt_mask, r.response_ids", Shorter),
-    "weights of before": ("kept is None or kept.versions != self._versions()", "kept is None", Nudged),
-    "the last part first": ("said = dict(said=ahead.pop(0))", "said = dict(said=ahead.pop())", None),
-    "a pass for every epoch": ("said = dict(said=ahead.pop(0)) if ahead else {}", "said = dict(said=ahead[i]) if ahead else {}", None),
-    "an entropy nobody learns from": ('entropy = ("learn" if self.args.entropy_coef and not detach', 'entropy = ("learn" if self.args.entropy_coef and not self._whole_step', None),
+    "rows of another rollout": (
+        "if all(a is b for a, b in zip(kept.rows, self._rows_of(r))) else []",
+        "",
+        Fewer,
+    ),
+    "rows that are shorter now": (
+        "return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask",
+        "return r.prompt_ids, r.prompt_mask, r.response_ids",
+        Shorter,
+    ),
+    "weights of before": (
+        "kept is None or kept.versions != self._versions()",
+        "kept is None",
+        Nudged,
+    ),
+    "the last part first": (
+        "said = dict(said=ahead.pop(0))",
+        "said = dict(said=ahead.pop())",
+        None,
+    ),
+    "a pass for every epoch": (
+        "said = dict(said=ahead.pop(0)) if ahead else {}",
+        "said = dict(said=ahead[i]) if ahead else {}",
+        None,
+    ),
+    "an entropy nobody learns from": (
+        'entropy = ("learn" if self.args.entropy_coef and not detach',
+        'entropy = ("learn" if self.args.entropy_coef and not self._whole_step',
+        None,
+    ),
 }
 
 
@@ -177,8 +280,12 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_programs_are_seen(ppo, name, monkeypatch):
     text, (old, new, base) = Path(rlhf_nb.trainer.__file__).read_text(), WRONG[name]
-    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
-    wrong = importlib.util.module_from_spec(importlib.util.spec_from_loader("rlhf_nb.wrong_ahead", loader=None))
+    assert text.count(old) == 1, (
+        f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
+    )
+    wrong = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("rlhf_nb.wrong_ahead", loader=None)
+    )
     monkeypatch.setitem(sys.modules, wrong.__name__, wrong)
     exec(compile(text.replace(old, new), "wrong_ahead.py", "exec"), wrong.__dict__)
     kind = wrong.PPOTrainer if base is None else of(wrong, base)
@@ -190,4 +297,7 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
 
 
 def test_room_is_not_negative(ppo):
-    with pytest.raises(ValueError, match="keep_forward_gib is -1: give a finite number that is not negative"): made(ppo, keep_forward_gib=-1)
+    with pytest.raises(
+        ValueError, match="keep_forward_gib is -1: give a finite number that is not negative"
+    ):
+        made(ppo, keep_forward_gib=-1)

@@ -1,4 +1,5 @@
 "The PPO losses against formulas written out again in numpy, and against hostile numbers."
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +8,21 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from rlhf_nb.checks import check_minibatch_loss, check_policy_loss, check_value_loss
-from rlhf_nb.losses import explained_variance, policy_diagnostics, policy_loss, value_diagnostics, value_loss
+from rlhf_nb.losses import (
+    explained_variance,
+    policy_diagnostics,
+    policy_loss,
+    value_diagnostics,
+    value_loss,
+)
 from rlhf_nb.masks import masked_sum
 
 B, T = 3, 5
 
 
 def random_batch(seed, dtype=torch.float64, batch=B, width=T):
-    "Log-probs, old log-probs, advantages and a right-padded mask; some ratios fall outside the clip range."
+    """Log-probs, old log-probs, advantages and a right-padded mask; some ratios fall outside the
+    clip range."""
     g = torch.Generator().manual_seed(seed)
     logprobs, old = -torch.rand(2, batch, width, generator=g, dtype=dtype) * 2
     advantages = torch.randn(batch, width, generator=g, dtype=dtype)
@@ -41,13 +49,21 @@ def numpy_value_loss(values, old, returns, mask, c):
     return total
 
 
-# catches: minimum for maximum, a turned sign, cliprange_high read as 1 - or ignored, dual clip on good tokens, padding counted
+# catches: minimum for maximum, a turned sign, cliprange_high read as 1 - or ignored, dual clip on
+# good tokens, padding counted
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0, 0.9), st.one_of(st.none(), st.floats(0, 2)), st.one_of(st.none(), st.floats(1.1, 4)))
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 0.9),
+    st.one_of(st.none(), st.floats(0, 2)),
+    st.one_of(st.none(), st.floats(1.1, 4)),
+)
 def test_policy_loss_is_the_formula(seed, low, high, dual):
     batch = random_batch(seed)
     got = policy_loss(*batch, cliprange=low, cliprange_high=high, dual_clip=dual)
-    assert got.item() == pytest.approx(numpy_policy_loss(*batch, low, low if high is None else high, dual), rel=1e-9, abs=1e-9)
+    assert got.item() == pytest.approx(
+        numpy_policy_loss(*batch, low, low if high is None else high, dual), rel=1e-9, abs=1e-9
+    )
 
 
 # catches: clipping round the return or round zero instead of round the old value; a missing half
@@ -55,12 +71,16 @@ def test_policy_loss_is_the_formula(seed, low, high, dual):
 @given(st.integers(0, 10**6), st.floats(0, 2))
 def test_value_loss_is_the_formula(seed, c):
     batch = random_batch(seed)
-    assert value_loss(*batch, cliprange_value=c).item() == pytest.approx(numpy_value_loss(*batch, c), rel=1e-9, abs=1e-9)
+    assert value_loss(*batch, cliprange_value=c).item() == pytest.approx(
+        numpy_value_loss(*batch, c), rel=1e-9, abs=1e-9
+    )
 
 
 def test_no_clipping_with_an_infinite_range():
     values, old, returns, mask = random_batch(3)
-    assert value_loss(values, old, returns, mask, float("inf")).item() == pytest.approx(0.5 * ((values - returns)[mask] ** 2).sum().item())
+    assert value_loss(values, old, returns, mask, float("inf")).item() == pytest.approx(
+        0.5 * ((values - returns)[mask] ** 2).sum().item()
+    )
 
 
 # catches: a ratio detached, a clamp that passes gradient, autograd through old log-probs
@@ -68,11 +88,14 @@ def test_no_clipping_with_an_infinite_range():
 def test_gradients(options):
     logprobs, old, advantages, mask = random_batch(5)
     logprobs.requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: policy_loss(x, old, advantages, mask, **options), logprobs)
+    assert torch.autograd.gradcheck(
+        lambda x: policy_loss(x, old, advantages, mask, **options), logprobs
+    )
     assert torch.autograd.gradcheck(lambda x: value_loss(x, old, advantages, mask), logprobs)
 
 
-# catches: a surrogate that is right in value and wrong in gradient (max of two equal branches must give the whole, not half or twice)
+# catches: a surrogate that is right in value and wrong in gradient (max of two equal branches must
+# give the whole, not half or twice)
 def test_at_ratio_one_the_gradient_is_the_policy_gradient():
     logprobs, _, advantages, mask = random_batch(7)
     logprobs.requires_grad_()
@@ -95,7 +118,9 @@ def test_padding_may_hold_anything(poison):
         assert (b.grad[~mask] == 0).all()
     for diagnostics in (policy_diagnostics, value_diagnostics):
         assert diagnostics(*clean) == diagnostics(*dirty, mask)
-    assert explained_variance(clean[0], clean[2], mask) == explained_variance(dirty[0], dirty[2], mask)
+    assert explained_variance(clean[0], clean[2], mask) == explained_variance(
+        dirty[0], dirty[2], mask
+    )
 
 
 # catches: a mean hidden in any of them; a statistic per row
@@ -107,15 +132,23 @@ def test_sums_survive_cutting_reordering_and_padding(seed, order, cut):
     wider = [torch.nn.functional.pad(x, (0, 4)) for x in shuffled]
     parts = [[x[:cut] for x in wider], [x[cut:] for x in wider]]
     for f in (policy_loss, value_loss):
-        assert sum(f(*part) for part in parts).item() == pytest.approx(f(*batch).item(), rel=1e-9, abs=1e-12)
+        assert sum(f(*part) for part in parts).item() == pytest.approx(
+            f(*batch).item(), rel=1e-9, abs=1e-12
+        )
     for f in (policy_diagnostics, value_diagnostics):
         whole, pieces = f(*batch), [f(*part) for part in parts]
-        assert {k: sum(p[k] for p in pieces).item() for k in whole} == pytest.approx({k: v.item() for k, v in whole.items()}, rel=1e-6, abs=1e-9)
+        assert {k: sum(p[k] for p in pieces).item() for k in whole} == pytest.approx(
+            {k: v.item() for k, v in whole.items()}, rel=1e-6, abs=1e-9
+        )
 
 
-# catches: clipfrac as "ratio outside the range" (which also counts tokens whose gradient is whole), k1 or k3 in place of k2
+# catches: clipfrac as "ratio outside the range" (which also counts tokens whose gradient is whole),
+# k1 or k3 in place of k2
 def test_diagnostics_by_hand():
-    ratios, advantages = tensor([[1.5, 1.5, 0.5, 0.5, 1.1, 3.0]]), tensor([[1.0, -1.0, 1.0, -1.0, 1.0, 1.0]])
+    ratios, advantages = (
+        tensor([[1.5, 1.5, 0.5, 0.5, 1.1, 3.0]]),
+        tensor([[1.0, -1.0, 1.0, -1.0, 1.0, 1.0]]),
+    )
     mask = tensor([[True] * 5 + [False]])
     sums = policy_diagnostics(ratios.log(), torch.zeros(1, 6), advantages, mask)
     r = ratios[mask].double().numpy()
@@ -126,14 +159,24 @@ def test_diagnostics_by_hand():
 
 
 def test_the_high_side_reaches_the_diagnostics():
-    args = (tensor([[1.25]]).log(), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
-    assert policy_diagnostics(*args)["clipfrac"] == 1 and policy_diagnostics(*args, cliprange_high=0.3)["clipfrac"] == 0
+    args = (
+        tensor([[1.25]]).log(),
+        torch.zeros(1, 1),
+        torch.ones(1, 1),
+        torch.ones(1, 1, dtype=torch.bool),
+    )
+    assert (
+        policy_diagnostics(*args)["clipfrac"] == 1
+        and policy_diagnostics(*args, cliprange_high=0.3)["clipfrac"] == 0
+    )
 
 
 def test_diagnostics_keep_no_graph():
     logprobs, old, advantages, mask = random_batch(0)
     logprobs.requires_grad_()
-    assert not any(x.requires_grad for x in policy_diagnostics(logprobs, old, advantages, mask).values())
+    assert not any(
+        x.requires_grad for x in policy_diagnostics(logprobs, old, advantages, mask).values()
+    )
 
 
 # catches: exp overflow to inf, then inf - inf or 0 * inf
@@ -141,7 +184,12 @@ def test_diagnostics_keep_no_graph():
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
 def test_a_log_ratio_beyond_all_numbers(logr, advantage):
     logprobs = torch.full((1, 2), logr, requires_grad=True)
-    args = (logprobs, torch.zeros(1, 2), torch.full((1, 2), advantage), torch.ones(1, 2, dtype=torch.bool))
+    args = (
+        logprobs,
+        torch.zeros(1, 2),
+        torch.full((1, 2), advantage),
+        torch.ones(1, 2, dtype=torch.bool),
+    )
     for options in ({}, {"dual_clip": 3.0}):
         loss = policy_loss(*args, **options)
         (grad,) = torch.autograd.grad(loss, logprobs)
@@ -152,7 +200,10 @@ def test_a_log_ratio_beyond_all_numbers(logr, advantage):
 # catches: a sum in bf16, which stops growing at 256
 def test_bf16_input_is_added_in_float32():
     mask = torch.ones(100, 50, dtype=torch.bool)
-    zeros, ones = torch.zeros(100, 50, dtype=torch.bfloat16), torch.ones(100, 50, dtype=torch.bfloat16)
+    zeros, ones = (
+        torch.zeros(100, 50, dtype=torch.bfloat16),
+        torch.ones(100, 50, dtype=torch.bfloat16),
+    )
     loss = policy_loss(zeros, zeros, -ones, mask)
     assert loss.dtype == torch.float32 and loss == 5000
     assert policy_diagnostics(zeros, zeros, ones, mask)["tokens"] == 5000
@@ -173,7 +224,9 @@ def test_nothing_real():
 def test_explained_variance():
     values, _, returns, mask = random_batch(2)
     v, r = values[mask].numpy(), returns[mask].numpy()
-    assert explained_variance(values, returns, mask).item() == pytest.approx(1 - np.var(r - v) / np.var(r))
+    assert explained_variance(values, returns, mask).item() == pytest.approx(
+        1 - np.var(r - v) / np.var(r)
+    )
     assert explained_variance(values, torch.full_like(values, 0.3), mask) == 0
 
 
@@ -205,13 +258,25 @@ def test_explained_variance_over_ranks():
 def test_arguments_stay_as_they_were():
     batch = random_batch(1)
     before = [x.clone() for x in batch]
-    policy_loss(*batch), value_loss(*batch), policy_diagnostics(*batch), value_diagnostics(*batch), explained_variance(batch[0], batch[2], batch[3])
+    (
+        policy_loss(*batch),
+        value_loss(*batch),
+        policy_diagnostics(*batch),
+        value_diagnostics(*batch),
+        explained_variance(batch[0], batch[2], batch[3]),
+    )
     assert all(torch.equal(a, b) for a, b in zip(batch, before))
 
 
 @pytest.mark.parametrize(
     "options, said",
-    [({"cliprange": -0.1}, "cliprange"), ({"cliprange": 2.0}, "cliprange"), ({"cliprange_high": -1.0}, "cliprange_high"), ({"dual_clip": 0.5}, "dual_clip"), ({"cliprange": float("nan")}, "cliprange")],
+    [
+        ({"cliprange": -0.1}, "cliprange"),
+        ({"cliprange": 2.0}, "cliprange"),
+        ({"cliprange_high": -1.0}, "cliprange_high"),
+        ({"dual_clip": 0.5}, "dual_clip"),
+        ({"cliprange": float("nan")}, "cliprange"),
+    ],
 )
 def test_bad_policy_options(options, said):
     with pytest.raises(ValueError, match=said):
@@ -226,25 +291,37 @@ def test_bad_value_option_and_shapes():
         policy_loss(*batch[:3], batch[3][:, :2])
 
 
-# catches: a sum that still knows how wide the batch was; a shape that breaks at T = 1 or with a single real token
+# catches: a sum that still knows how wide the batch was; a shape that breaks at T = 1 or with a
+# single real token
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 4), st.integers(0, 5), st.floats(-1e4, 1e4))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.floats(-1e4, 1e4),
+)
 def test_one_real_token_alone(seed, batch, width, wider, junk):
     values = random_batch(seed, batch=batch, width=width)
     place = seed % batch, (seed // 7) % width
     mask = torch.zeros(batch, width, dtype=torch.bool)
     mask[place] = True
     alone = [x[place].view(1, 1) for x in values[:3]] + [torch.ones(1, 1, dtype=torch.bool)]
-    padded = [torch.nn.functional.pad(x, (0, wider), value=junk) for x in values[:3]] + [torch.nn.functional.pad(mask, (0, wider))]
+    padded = [torch.nn.functional.pad(x, (0, wider), value=junk) for x in values[:3]] + [
+        torch.nn.functional.pad(mask, (0, wider))
+    ]
     for f in (policy_loss, value_loss):
         assert f(*padded).item() == pytest.approx(f(*alone).item(), rel=1e-12)
     for f in (policy_diagnostics, value_diagnostics):
         assert f(*padded)["tokens"] == 1
-        assert {k: v.item() for k, v in f(*padded).items()} == pytest.approx({k: v.item() for k, v in f(*alone).items()})
+        assert {k: v.item() for k, v in f(*padded).items()} == pytest.approx(
+            {k: v.item() for k, v in f(*alone).items()}
+        )
     assert explained_variance(padded[0], padded[2], padded[3]) == 0  # one return does not vary
 
 
-# catches: a loss whose parts add up while its gradients do not (a detach, a divisor per micro-batch)
+# catches: a loss whose parts add up while its gradients do not (a detach, a divisor per
+# micro-batch)
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_gradients_of_micro_batches_add_up(seed, cuts):
@@ -262,64 +339,108 @@ def test_gradients_of_micro_batches_add_up(seed, cuts):
 def test_reordered_rows_reorder_gradients():
     batch, order = random_batch(13, batch=5), torch.tensor([3, 0, 4, 1, 2])
     for f in (policy_loss, value_loss):
-        plain, shuffled = batch[0].clone().requires_grad_(), batch[0][order].clone().requires_grad_()
+        plain, shuffled = (
+            batch[0].clone().requires_grad_(),
+            batch[0][order].clone().requires_grad_(),
+        )
         f(plain, *batch[1:]).backward()
         f(shuffled, *(x[order] for x in batch[1:])).backward()
         assert torch.equal(plain.grad[order], shuffled.grad)
 
 
-# catches: the tie at ratio 1 or at a bound that gives half a gradient; a slope on the wrong side of the edge; dual clip on good tokens
+# catches: the tie at ratio 1 or at a bound that gives half a gradient; a slope on the wrong side of
+# the edge; dual clip on good tokens
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.05, 0.9), st.floats(0.05, 2), st.one_of(st.none(), st.floats(1.1, 4)))
+@given(
+    st.integers(0, 10**6),
+    st.floats(0.05, 0.9),
+    st.floats(0.05, 2),
+    st.one_of(st.none(), st.floats(1.1, 4)),
+)
 def test_the_gradient_is_the_formula(seed, low, high, dual):
     logprobs, old, advantages, mask = random_batch(seed)
     logprobs.requires_grad_()
     policy_loss(logprobs, old, advantages, mask, low, high, dual).backward()
     r, a = (logprobs.detach() - old).exp().numpy(), advantages.numpy()
-    gone = ((a > 0) & (r > 1 + high)) | ((a < 0) & (r < 1 - low)) | ((a < 0) & (r > (np.inf if dual is None else dual)))
-    np.testing.assert_allclose(logprobs.grad.numpy(), np.where(mask.numpy() & ~gone, -a * r, 0), rtol=1e-9, atol=1e-12)
+    gone = (
+        ((a > 0) & (r > 1 + high))
+        | ((a < 0) & (r < 1 - low))
+        | ((a < 0) & (r > (np.inf if dual is None else dual)))
+    )
+    np.testing.assert_allclose(
+        logprobs.grad.numpy(), np.where(mask.numpy() & ~gone, -a * r, 0), rtol=1e-9, atol=1e-12
+    )
 
 
-# catches: clipfrac of the value as "moved out of the range", whichever error was the larger; error_sq halved or clipped
+# catches: clipfrac of the value as "moved out of the range", whichever error was the larger;
+# error_sq halved or clipped
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 0.9), st.one_of(st.none(), st.floats(0, 2)))
+@given(
+    st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 0.9), st.one_of(st.none(), st.floats(0, 2))
+)
 def test_diagnostics_are_the_formulas(seed, c, low, high):
     a, b, x, mask = random_batch(seed)
     v, o, r, m = (y.numpy() for y in (a, b, x, mask))
     got = {k: y.item() for k, y in value_diagnostics(a, b, x, mask, c).items()}
     near = np.clip(v, o - c, o + c)
-    assert got == pytest.approx(dict(clipfrac=(((near - r) ** 2 > (v - r) ** 2) & m).sum(), error_sq=((v - r)[m] ** 2).sum(), tokens=m.sum()))
+    assert got == pytest.approx(
+        dict(
+            clipfrac=(((near - r) ** 2 > (v - r) ** 2) & m).sum(),
+            error_sq=((v - r)[m] ** 2).sum(),
+            tokens=m.sum(),
+        )
+    )
     got = {k: y.item() for k, y in policy_diagnostics(a, b, x, mask, low, high).items()}
     ratio, top = np.exp(v - o), 1 + (low if high is None else high)
     gone = ((r > 0) & (ratio > top)) | ((r < 0) & (ratio < 1 - low))
-    assert got == pytest.approx(dict(ratio=ratio[m].sum(), ratio_sq=(ratio[m] ** 2).sum(), clipfrac=(gone & m).sum(),
-                                     approxkl=((v - o)[m] ** 2 / 2).sum(), tokens=m.sum()), rel=1e-5)
+    assert got == pytest.approx(
+        dict(
+            ratio=ratio[m].sum(),
+            ratio_sq=(ratio[m] ** 2).sum(),
+            clipfrac=(gone & m).sum(),
+            approxkl=((v - o)[m] ** 2 / 2).sum(),
+            tokens=m.sum(),
+        ),
+        rel=1e-5,
+    )
 
 
 # catches: a ratio rounded to bf16 (1.0 and 1.003 are one number there), a loss in bf16
 def test_bf16_inputs_are_as_good_as_their_numbers():
-    batch = [x.bfloat16() for x in random_batch(17, batch=40, width=30)[:3]] + [random_batch(17, batch=40, width=30)[3]]
+    batch = [x.bfloat16() for x in random_batch(17, batch=40, width=30)[:3]] + [
+        random_batch(17, batch=40, width=30)[3]
+    ]
     exact = [x.double() for x in batch[:3]] + [batch[3]]
     for f in (policy_loss, value_loss):
         x = batch[0].clone().requires_grad_()
         got = f(x, *batch[1:])
         got.backward()
-        assert got.dtype == torch.float32 and got.item() == pytest.approx(f(*exact).item(), rel=1e-4, abs=1e-3)
+        assert got.dtype == torch.float32 and got.item() == pytest.approx(
+            f(*exact).item(), rel=1e-4, abs=1e-3
+        )
         assert x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all()
     for f in (policy_diagnostics, value_diagnostics):
-        assert {k: v.item() for k, v in f(*batch).items()} == pytest.approx({k: v.item() for k, v in f(*exact).items()}, rel=1e-4)
-    assert explained_variance(batch[0], batch[2], batch[3]).item() == pytest.approx(explained_variance(exact[0], exact[2], exact[3]).item(), rel=1e-4)
+        assert {k: v.item() for k, v in f(*batch).items()} == pytest.approx(
+            {k: v.item() for k, v in f(*exact).items()}, rel=1e-4
+        )
+    assert explained_variance(batch[0], batch[2], batch[3]).item() == pytest.approx(
+        explained_variance(exact[0], exact[2], exact[3]).item(), rel=1e-4
+    )
 
 
 # catches: a log-prob of -1e4 among ordinary ones that takes its neighbours' gradients with it
 @pytest.mark.parametrize("extreme", [-1e4, -1e30, 1e4])
 @pytest.mark.parametrize("where", ["now", "then", "both"])
 def test_an_impossible_token_harms_no_other(extreme, where):
-    logprobs, old, advantages, mask = (x.float() if x.dtype == torch.float64 else x for x in random_batch(19))
+    logprobs, old, advantages, mask = (
+        x.float() if x.dtype == torch.float64 else x for x in random_batch(19)
+    )
     mask[0, :2] = True
     wild, wild_old = logprobs.clone(), old.clone()
-    if where != "then": wild[0, 0] = extreme
-    if where != "now": wild_old[0, 0] = extreme
+    if where != "then":
+        wild[0, 0] = extreme
+    if where != "now":
+        wild_old[0, 0] = extreme
     grads = []
     for lp, o in ((logprobs, old), (wild, wild_old)):
         lp = lp.clone().requires_grad_()
@@ -338,15 +459,24 @@ def test_an_impossible_token_harms_no_other(extreme, where):
 def test_the_whole_loss_does_not_know_how_it_was_cut(seed, cut):
     lp, old, adv, mask = random_batch(seed, batch=6)
     entropy = -lp * lp.exp()
+
     def whole(rows, tokens):
-        return (policy_loss(lp[rows], old[rows], adv[rows], mask[rows]) + 0.1 * value_loss(lp[rows], old[rows], adv[rows], mask[rows])
-                - 0.01 * masked_sum(entropy[rows], mask[rows])) / tokens
+        return (
+            policy_loss(lp[rows], old[rows], adv[rows], mask[rows])
+            + 0.1 * value_loss(lp[rows], old[rows], adv[rows], mask[rows])
+            - 0.01 * masked_sum(entropy[rows], mask[rows])
+        ) / tokens
+
     tokens = policy_diagnostics(lp, old, adv, mask)["tokens"].clamp(min=1)
     assert tokens == max(1, mask.sum())
-    assert (whole(slice(cut), tokens) + whole(slice(cut, 6), tokens)).item() == pytest.approx(whole(slice(6), tokens).item(), rel=1e-9, abs=1e-12)
+    assert (whole(slice(cut), tokens) + whole(slice(cut, 6), tokens)).item() == pytest.approx(
+        whole(slice(6), tokens).item(), rel=1e-9, abs=1e-12
+    )
 
 
 # catches: a checker that asks for another thing than the package does
 def test_the_package_passes_its_own_exercises():
     assert check_policy_loss(policy_loss) and check_value_loss(value_loss)
-    assert check_minibatch_loss(lambda parts: sum(masked_sum(x, m) for x, m in parts) / sum(m.sum() for _, m in parts))
+    assert check_minibatch_loss(
+        lambda parts: sum(masked_sum(x, m) for x, m in parts) / sum(m.sum() for _, m in parts)
+    )

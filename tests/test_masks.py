@@ -1,4 +1,6 @@
-"""masks: formulas re-derived in numpy, padding that must not matter, ranks that must not matter, hostile numbers."""
+"""masks: formulas re-derived in numpy, padding that must not matter, ranks that must not matter,
+hostile numbers."""
+
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -7,12 +9,23 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_mean, check_response_mask, check_whiten_ranks
-from rlhf_nb.masks import (last_index, left_pad, masked_mean, masked_sum, masked_var, position_ids, reached_stop,
-                           response_mask, right_pad, whiten)
+from rlhf_nb.masks import (
+    last_index,
+    left_pad,
+    masked_mean,
+    masked_sum,
+    masked_var,
+    position_ids,
+    reached_stop,
+    response_mask,
+    right_pad,
+    whiten,
+)
 
 PAD, STOP = 0, 9
 rows_of_ids = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=7), min_size=1, max_size=5)
@@ -25,25 +38,34 @@ def batches(draw, max_rows=5, max_cols=6):
     b, t = draw(st.integers(1, max_rows)), draw(st.integers(1, max_cols))
     seed = draw(st.integers(0, 2**31 - 1))
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(b, t, generator=g, dtype=torch.float64) * 3 + 1, torch.rand(b, t, generator=g) < draw(st.sampled_from([.0, .3, .7, 1.]))
+    return torch.randn(b, t, generator=g, dtype=torch.float64) * 3 + 1, torch.rand(
+        b, t, generator=g
+    ) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
 
 
 def on_ranks(work, *parts):
     meet, slots = Barrier(len(parts), timeout=20), [None] * len(parts)
+
     def rank(i):
         def reduce(value):
-            slots[i] = value; meet.wait()
-            total = value + sum(s.detach() for j, s in enumerate(slots) if j != i); meet.wait()
+            slots[i] = value
+            meet.wait()
+            total = value + sum(s.detach() for j, s in enumerate(slots) if j != i)
+            meet.wait()
             return total
+
         return work(parts[i], reduce)
-    with ThreadPoolExecutor(len(parts)) as pool: return list(pool.map(rank, range(len(parts))))
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(rank, range(len(parts))))
 
 
 # ---------------------------------------------------------------- padding
 @quick
 @given(rows_of_ids)
 def test_padding_is_undone_by_the_mask(rows):
-    # catches: the wrong side, a mask made by comparing ids with pad_id (0 is drawn as a real id), a width off by one
+    # catches: the wrong side, a mask made by comparing ids with pad_id (0 is drawn as a real id), a
+    # width off by one
     for pad, side in ((left_pad, "left"), (right_pad, "right")):
         ids, mask = pad(rows, PAD)
         assert ids.dtype == torch.long and mask.dtype == torch.bool and ids.shape == mask.shape
@@ -60,36 +82,42 @@ def test_padding_leaves_its_argument_alone():
 
 
 @pytest.mark.parametrize("pad", [left_pad, right_pad])
-@pytest.mark.parametrize("rows, pad_id, said", [([], PAD, "at least one"), ([[1], []], PAD, "row 1"), ([[1]], None, "pad_token")])
+@pytest.mark.parametrize(
+    "rows, pad_id, said",
+    [([], PAD, "at least one"), ([[1], []], PAD, "row 1"), ([[1]], None, "pad_token")],
+)
 def test_what_cannot_be_padded_is_refused_with_a_mend(pad, rows, pad_id, said):
-    with pytest.raises(ValueError, match=said): pad(rows, pad_id)
+    with pytest.raises(ValueError, match=said):
+        pad(rows, pad_id)
 
 
 @quick
 @given(rows_of_ids, rows_of_ids, st.integers(0, 4))
 def test_positions_do_not_move_with_padding(prompts, responses, extra):
-    # catches: cumsum without the minus one, padding between or behind that counts on, a plain arange
+    # catches: cumsum without the minus one, padding between or behind that counts on, a plain
+    # arange
     n = min(len(prompts), len(responses))
     mask = torch.cat([left_pad(prompts[:n], PAD)[1], right_pad(responses[:n], PAD)[1]], 1)
     positions = position_ids(mask)
     for row, keep in zip(positions, mask):
         assert row[keep].tolist() == list(range(int(keep.sum()))) and (row[~keep] == 0).all()
     wider = torch.nn.functional.pad(mask, (extra, extra), value=False)
-    assert torch.equal(position_ids(wider)[:, extra:extra + mask.shape[1]], positions)
+    assert torch.equal(position_ids(wider)[:, extra : extra + mask.shape[1]], positions)
 
 
 def test_an_attention_mask_of_integers_will_do():
     # catches: ~ on an int tensor, which gives -1 and -2
     assert position_ids(torch.tensor([[0, 1, 1, 0]])).tolist() == [[0, 0, 1, 0]]
     assert last_index(torch.tensor([[0, 1, 1, 0]])).tolist() == [2]
-    assert masked_mean(torch.tensor([[7., 1., 3., 7.]]), torch.tensor([[0, 1, 1, 0]])) == 2
+    assert masked_mean(torch.tensor([[7.0, 1.0, 3.0, 7.0]]), torch.tensor([[0, 1, 1, 0]])) == 2
 
 
 # ---------------------------------------------------------------- stops
 @quick
 @given(rows_of_ids, st.sets(st.integers(0, 12), max_size=3))
 def test_response_ends_with_its_first_stop(rows, stops):
-    # catches: excluding the stop token, ending at the last stop, only one stop id honoured, row-independent ends
+    # catches: excluding the stop token, ending at the last stop, only one stop id honoured,
+    # row-independent ends
     width = max(map(len, rows))
     ids = torch.tensor([row + [STOP] * (width - len(row)) for row in rows])
     mask, ended = response_mask(ids, list(stops)), reached_stop(ids, list(stops))
@@ -104,14 +132,20 @@ def test_response_ends_with_its_first_stop(rows, stops):
 @quick
 @given(rows_of_ids, st.integers(0, 4), st.randoms())
 def test_what_was_drawn_behind_a_stop_does_not_matter(rows, extra, random):
-    # catches: an end that moves with the noise behind it, with the width of the batch, or with the place of the row
+    # catches: an end that moves with the noise behind it, with the width of the batch, or with the
+    # place of the row
     width = max(map(len, rows)) + 1
     ended = torch.tensor([row + [STOP] * (width - len(row)) for row in rows])
     keep = response_mask(ended, [STOP])
     noise = torch.tensor([[random.randrange(13) for _ in range(width + extra)] for _ in rows])
-    drawn = torch.where(torch.nn.functional.pad(keep, (0, extra)), torch.nn.functional.pad(ended, (0, extra)), noise)
-    order = list(range(len(rows))); random.shuffle(order)
-    assert torch.equal(response_mask(drawn[order], [STOP]), torch.nn.functional.pad(keep, (0, extra))[order])
+    drawn = torch.where(
+        torch.nn.functional.pad(keep, (0, extra)), torch.nn.functional.pad(ended, (0, extra)), noise
+    )
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    assert torch.equal(
+        response_mask(drawn[order], [STOP]), torch.nn.functional.pad(keep, (0, extra))[order]
+    )
     assert reached_stop(drawn, [STOP]).all() and torch.equal(last_index(keep), keep.sum(1) - 1)
 
 
@@ -123,7 +157,8 @@ def test_last_index_with_holes_and_without_a_token():
 @pytest.mark.parametrize("stops", [None, [None], 9, "eos", [9.0]])
 def test_stop_ids_that_are_no_list_of_ids(stops):
     for f in (response_mask, reached_stop):
-        with pytest.raises(ValueError, match="eos_token_id"): f(torch.tensor([[1, 9]]), stops)
+        with pytest.raises(ValueError, match="eos_token_id"):
+            f(torch.tensor([[1, 9]]), stops)
 
 
 # ---------------------------------------------------------------- sums
@@ -134,47 +169,62 @@ def test_statistics_are_those_of_numpy(batch):
     x, mask = batch
     real = x.numpy()[mask.numpy()]
     assert_close(masked_sum(x, mask), torch.tensor(real.sum()))
-    assert_close(masked_mean(x, mask), torch.tensor(real.mean() if real.size else 0., dtype=x.dtype))
-    assert_close(masked_var(x, mask), torch.tensor(real.var(ddof=1) if real.size > 1 else 0., dtype=x.dtype))
+    assert_close(
+        masked_mean(x, mask), torch.tensor(real.mean() if real.size else 0.0, dtype=x.dtype)
+    )
+    assert_close(
+        masked_var(x, mask), torch.tensor(real.var(ddof=1) if real.size > 1 else 0.0, dtype=x.dtype)
+    )
     assert masked_mean(x, mask).dtype == torch.float64
 
 
 @quick
 @given(batches())
 def test_whitening_is_that_of_numpy(batch):
-    # catches: eps outside the root, biased std, shift_mean=False that divides the mean too, padding left alone
+    # catches: eps outside the root, biased std, shift_mean=False that divides the mean too, padding
+    # left alone
     x, mask = batch
     real = x.numpy()[mask.numpy()]
     for shift in (True, False):
         want = np.zeros(x.shape)
         if real.size:
-            std = np.sqrt((real.var(ddof=1) if real.size > 1 else 0.) + 1e-8)
+            std = np.sqrt((real.var(ddof=1) if real.size > 1 else 0.0) + 1e-8)
             want[mask.numpy()] = (real - real.mean()) / std + (0 if shift else real.mean())
         assert_close(whiten(x, mask, shift_mean=shift), torch.tensor(want))
 
 
 def everything(x, mask, reduce=None):
-    return torch.stack([masked_sum(x, mask, reduce), masked_mean(x, mask, reduce), masked_var(x, mask, reduce)])
+    return torch.stack(
+        [masked_sum(x, mask, reduce), masked_mean(x, mask, reduce), masked_var(x, mask, reduce)]
+    )
 
 
 @quick
-@given(batches(), st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e30, 1.0]), st.integers(0, 3), st.randoms())
+@given(
+    batches(),
+    st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e30, 1.0]),
+    st.integers(0, 3),
+    st.randoms(),
+)
 def test_padding_and_order_do_not_matter(batch, junk, extra, random):
-    # catches: multiplying by the mask, statistics over the rectangle, anything that reads the place of a row
+    # catches: multiplying by the mask, statistics over the rectangle, anything that reads the place
+    # of a row
     x, mask = batch
     dirty = torch.nn.functional.pad(x.masked_fill(~mask, junk), (0, extra), value=junk)
     wider = torch.nn.functional.pad(mask, (0, extra), value=False)
-    order = list(range(len(x))); random.shuffle(order)
+    order = list(range(len(x)))
+    random.shuffle(order)
     assert_close(everything(dirty[order], wider[order]), everything(x, mask))
     white = whiten(dirty[order], wider[order])
-    assert_close(white[:, :x.shape[1]], whiten(x, mask)[order])
+    assert_close(white[:, : x.shape[1]], whiten(x, mask)[order])
     assert (white[~wider[order]] == 0).all()
 
 
 @quick
 @given(batches(), st.data())
 def test_the_split_over_ranks_does_not_matter(batch, data):
-    # catches: mean of rank means, a variance about the rank's own mean, division before the reduce; a rank may be all padding
+    # catches: mean of rank means, a variance about the rank's own mean, division before the reduce;
+    # a rank may be all padding
     x, mask = batch
     cut = data.draw(st.integers(0, len(x)))
     parts = [(x[:cut], mask[:cut]), (x[cut:], mask[cut:])]
@@ -192,7 +242,10 @@ def test_micro_batches_add_up(batch, data):
     x, mask = batch
     whole = x.clone().requires_grad_()
     masked_mean(whole, mask).backward()
-    size, count = data.draw(st.integers(1, len(x))), masked_sum(torch.ones_like(x), mask).clamp(min=1)
+    size, count = (
+        data.draw(st.integers(1, len(x))),
+        masked_sum(torch.ones_like(x), mask).clamp(min=1),
+    )
     parts, leaf = [], x.clone().requires_grad_()
     for part, keep in zip(leaf.split(size), mask.split(size)):
         parts.append(masked_sum(part, keep))
@@ -201,19 +254,20 @@ def test_micro_batches_add_up(batch, data):
     assert_close(leaf.grad, whole.grad)
 
 
-@pytest.mark.parametrize("far", [0., 1e4, -1e5])
+@pytest.mark.parametrize("far", [0.0, 1e4, -1e5])
 def test_a_small_spread_far_from_zero(far):
-    # catches: the mean of squares less the square of the mean, which in float32 has no digit left here
-    x, mask = far + torch.tensor([[-1., 0., 1., 7.]]), torch.tensor([[True, True, True, False]])
-    assert_close(masked_var(x, mask), torch.tensor(1.))
-    assert_close(whiten(x, mask), torch.tensor([[-1., 0., 1., 0.]]), atol=1e-4, rtol=0)
+    # catches: the mean of squares less the square of the mean, which in float32 has no digit left
+    # here
+    x, mask = far + torch.tensor([[-1.0, 0.0, 1.0, 7.0]]), torch.tensor([[True, True, True, False]])
+    assert_close(masked_var(x, mask), torch.tensor(1.0))
+    assert_close(whiten(x, mask), torch.tensor([[-1.0, 0.0, 1.0, 0.0]]), atol=1e-4, rtol=0)
 
 
 def test_gradients():
     # catches: a detached mean or variance, a gradient that lands on padding
     torch.manual_seed(0)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    mask = torch.rand(3, 4) < .7
+    mask = torch.rand(3, 4) < 0.7
     for f in (masked_sum, masked_mean, masked_var, whiten):
         assert torch.autograd.gradcheck(lambda x: f(x, mask), x)
     assert torch.autograd.gradcheck(lambda x: whiten(x, mask, shift_mean=False), x)
@@ -225,24 +279,31 @@ def test_hostile_padding_gives_finite_gradients(junk, real):
     # catches: where() after the arithmetic, whose backward still is 0 * inf; a root of zero; 0 / 0
     mask = (torch.arange(6) < real).view(2, 3)
     for f in (masked_sum, masked_mean, masked_var, whiten, lambda *a: whiten(*a, shift_mean=False)):
-        x = torch.linspace(-1e4, 3., 6).view(2, 3).masked_fill(~mask, junk).requires_grad_()
+        x = torch.linspace(-1e4, 3.0, 6).view(2, 3).masked_fill(~mask, junk).requires_grad_()
         y = f(x, mask)
         assert y.isfinite().all()
-        (y * torch.arange(1., 1 + y.numel()).view(y.shape)).sum().backward()
+        (y * torch.arange(1.0, 1 + y.numel()).view(y.shape)).sum().backward()
         assert x.grad.isfinite().all() and (x.grad[~mask] == 0).all()
 
 
 def test_a_gradient_counts_the_tokens_of_all_ranks():
     # catches: a divisor that is this rank's own count
-    x, mask = torch.tensor([[1., 2., 5.], [3., 4., 5.]]), torch.tensor([[True, True, False], [True, False, False]])
+    x, mask = (
+        torch.tensor([[1.0, 2.0, 5.0], [3.0, 4.0, 5.0]]),
+        torch.tensor([[True, True, False], [True, False, False]]),
+    )
     leaves = [x[:1].clone().requires_grad_(), x[1:].clone().requires_grad_()]
-    for mean in on_ranks(lambda p, reduce: masked_mean(*p, reduce), *zip(leaves, (mask[:1], mask[1:]))): mean.backward()
+    for mean in on_ranks(
+        lambda p, reduce: masked_mean(*p, reduce), *zip(leaves, (mask[:1], mask[1:]))
+    ):
+        mean.backward()
     assert_close(torch.cat([leaf.grad for leaf in leaves]), mask / 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_adds_up_in_float32(dtype):
-    # catches: a sum in the input's type: in bfloat16 a running count stops at 256, in float16 a sum overflows at 65,504
+    # catches: a sum in the input's type: in bfloat16 a running count stops at 256, in float16 a sum
+    # overflows at 65,504
     x, mask = torch.full((40, 100), 31.0, dtype=dtype), torch.ones(40, 100, dtype=torch.bool)
     assert masked_sum(x, mask) == 124_000 and masked_sum(x, mask).dtype == torch.float32
     assert masked_mean(x, mask) == 31 and masked_var(x, mask) == 0
@@ -255,37 +316,64 @@ def test_half_precision_has_gradients_of_its_own_type(real):
     # catches: a cast that cuts the graph, infinity in bfloat16 padding that comes back as nan
     mask = (torch.arange(6) < real).view(2, 3)
     for f in (masked_sum, masked_mean, masked_var, whiten):
-        x = torch.linspace(-3., 3., 6).view(2, 3).masked_fill(~mask, float("-inf")).bfloat16().requires_grad_()
+        x = (
+            torch.linspace(-3.0, 3.0, 6)
+            .view(2, 3)
+            .masked_fill(~mask, float("-inf"))
+            .bfloat16()
+            .requires_grad_()
+        )
         f(x, mask).float().square().sum().backward()
-        assert x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() and (x.grad[~mask] == 0).all()
+        assert (
+            x.grad.dtype == torch.bfloat16
+            and x.grad.isfinite().all()
+            and (x.grad[~mask] == 0).all()
+        )
 
 
 @quick
 @given(st.integers(1, 5), st.booleans())
 def test_responses_of_one_token(rows, real):
     # catches: a squeeze that turns [B, 1] into [B]
-    x, mask = torch.arange(1., rows + 1)[:, None], torch.full((rows, 1), real)
-    assert_close(masked_mean(x, mask), torch.tensor((rows + 1) / 2 if real else 0.))
-    assert whiten(x, mask).shape == (rows, 1) and last_index(mask).tolist() == [0 if real else -1] * rows
-    assert position_ids(mask).tolist() == [[0]] * rows and response_mask(torch.full((rows, 1), STOP), [STOP]).all()
+    x, mask = torch.arange(1.0, rows + 1)[:, None], torch.full((rows, 1), real)
+    assert_close(masked_mean(x, mask), torch.tensor((rows + 1) / 2 if real else 0.0))
+    assert (
+        whiten(x, mask).shape == (rows, 1)
+        and last_index(mask).tolist() == [0 if real else -1] * rows
+    )
+    assert (
+        position_ids(mask).tolist() == [[0]] * rows
+        and response_mask(torch.full((rows, 1), STOP), [STOP]).all()
+    )
 
 
 def test_the_exercises_call_the_real_functions_right():
     # catches: a catalogue whose own idea of the answer has drifted from the page's
     assert check_mean(masked_mean) and check_response_mask(response_mask)
-    def over_ranks(parts, masks): return on_ranks(lambda p, reduce: whiten(*p, reduce=reduce), *zip(parts, masks))
+
+    def over_ranks(parts, masks):
+        return on_ranks(lambda p, reduce: whiten(*p, reduce=reduce), *zip(parts, masks))
+
     assert check_whiten_ranks(lambda parts, masks: tuple(over_ranks(parts, masks)))
     assert not check_whiten_ranks(lambda parts, masks: tuple(whiten(*p) for p in zip(parts, masks)))
 
 
 def test_integers_and_booleans_have_means():
-    hits, mask = torch.tensor([[True, False, True, True]]), torch.tensor([[True, True, True, False]])
+    hits, mask = (
+        torch.tensor([[True, False, True, True]]),
+        torch.tensor([[True, True, True, False]]),
+    )
     assert_close(masked_mean(hits, mask), torch.tensor(2 / 3))
-    assert whiten(torch.tensor([[1, 2, 4]]), torch.ones(1, 3, dtype=torch.bool)).dtype == torch.float32
+    assert (
+        whiten(torch.tensor([[1, 2, 4]]), torch.ones(1, 3, dtype=torch.bool)).dtype == torch.float32
+    )
 
 
 def test_arguments_are_left_alone():
-    x, mask = torch.tensor([[1., float("nan")], [2., 3.]]), torch.tensor([[True, False], [True, True]])
+    x, mask = (
+        torch.tensor([[1.0, float("nan")], [2.0, 3.0]]),
+        torch.tensor([[True, False], [True, True]]),
+    )
     before = x.clone(), mask.clone()
     everything(x, mask), whiten(x, mask), position_ids(mask), last_index(mask)
     assert_close((x, mask), before, equal_nan=True, rtol=0, atol=0)
@@ -294,36 +382,56 @@ def test_arguments_are_left_alone():
 @pytest.mark.parametrize("f", [masked_sum, masked_mean, masked_var, whiten])
 def test_shapes_that_only_broadcast_are_refused(f):
     # catches: a [B, 1] mask that broadcasts over the numbers but is counted once
-    with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\]"): f(torch.ones(2, 3), torch.ones(2, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\]"):
+        f(torch.ones(2, 3), torch.ones(2, 1, dtype=torch.bool))
 
 
 # ---------------------------------------------------------------- a real all-reduce
 def _rank(rank, port, x, mask, found):
     import warnings
     from functools import partial
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-                      OMP_NUM_THREADS="1")
+
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+    )
     from accelerate import PartialState
     from accelerate.utils import reduce
+
     PartialState(cpu=True)
-    leaf = x[rank:rank + 1].clone().requires_grad_()
+    leaf = x[rank : rank + 1].clone().requires_grad_()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mean = masked_mean(leaf, mask[rank:rank + 1], partial(reduce, reduction="sum"))
+        mean = masked_mean(leaf, mask[rank : rank + 1], partial(reduce, reduction="sum"))
         mean.backward()
     found.put((rank, mean.item(), leaf.grad.tolist()))
     torch.distributed.destroy_process_group()
 
 
 def test_two_processes_and_accelerate_agree_with_one():
-    # catches: what threads cannot: a reduce that works in place, an autograd warning or a lost gradient in the collective
-    with socket.socket() as s: s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]
-    x, mask = torch.tensor([[1., 2.], [9., float("inf")]]), torch.tensor([[True, True], [True, False]])
+    # catches: what threads cannot: a reduce that works in place, an autograd warning or a lost
+    # gradient in the collective
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    x, mask = (
+        torch.tensor([[1.0, 2.0], [9.0, float("inf")]]),
+        torch.tensor([[True, True], [True, False]]),
+    )
     context = torch.multiprocessing.get_context("spawn")
     found = context.SimpleQueue()
     ranks = [context.Process(target=_rank, args=(r, port, x, mask, found)) for r in range(2)]
-    for p in ranks: p.start()
-    for p in ranks: p.join(60)
+    for p in ranks:
+        p.start()
+    for p in ranks:
+        p.join(60)
     assert [p.exitcode for p in ranks] == [0, 0]
     third = pytest.approx(1 / 3)
-    assert sorted([found.get(), found.get()]) == [(0, 4.0, [[third, third]]), (1, 4.0, [[third, 0.0]])]
+    assert sorted([found.get(), found.get()]) == [
+        (0, 4.0, [[third, third]]),
+        (1, 4.0, [[third, 0.0]]),
+    ]

@@ -1,4 +1,5 @@
 "Memory: the plan of a PPO run, held to what the real code keeps, on a CPU."
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,17 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoX
 import rlhf_nb.rollout
 from rlhf_nb import cli
 from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.memory import FORMS, GIB, gathered, kv_cache, logits_bytes, model_activations, model_size, plan_memory, states
+from rlhf_nb.memory import (
+    FORMS,
+    GIB,
+    gathered,
+    kv_cache,
+    logits_bytes,
+    model_activations,
+    model_size,
+    plan_memory,
+    states,
+)
 from rlhf_nb.models import PolicyAndValue, ValueHead, scorer_from, train_tokenizer
 from rlhf_nb.rollout import sample
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
@@ -24,37 +35,72 @@ torch.set_num_threads(1)
 
 def configs(h: int = 64, layers: int = 2, vocab: int = 500) -> dict:
     shared = dict(vocab_size=vocab, bos_token_id=None, eos_token_id=1)
-    sizes = dict(hidden_size=h, num_hidden_layers=layers, num_attention_heads=4, max_position_embeddings=128)
-    return dict(neox=GPTNeoXConfig(**shared, **sizes, intermediate_size=4 * h),
-                llama=LlamaConfig(**shared, **sizes, intermediate_size=3 * h, num_key_value_heads=2),
-                gpt2=GPT2Config(**shared, n_embd=h, n_layer=layers, n_head=4, n_positions=128, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0))
-
+    sizes = dict(
+        hidden_size=h, num_hidden_layers=layers, num_attention_heads=4, max_position_embeddings=128
+    )
+    return dict(
+        neox=GPTNeoXConfig(**shared, **sizes, intermediate_size=4 * h),
+        llama=LlamaConfig(**shared, **sizes, intermediate_size=3 * h, num_key_value_heads=2),
+        gpt2=GPT2Config(
+            **shared,
+            n_embd=h,
+            n_layer=layers,
+            n_head=4,
+            n_positions=128,
+            resid_pdrop=0.0,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+        ),
+    )
 
 
 NAMES, SHAPES = tuple(configs()), ((64, 2, 4, 32, 32), (128, 3, 4, 48, 16))
-def lora_of(wanted: bool = True) -> dict: return dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=8)) if wanted else {}  # fresh: peft writes into it
 
 
-def kept(config, form: str, checkpointing: bool, rows: int, prompt: int, response: int, share: bool = False) -> int:
-    "Bytes saved for the backward pass of the update's own call, each storage once, parameters left out."
+def lora_of(wanted: bool = True) -> dict:
+    return (
+        dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=8)) if wanted else {}
+    )  # fresh: peft writes into it
+
+
+def kept(
+    config,
+    form: str,
+    checkpointing: bool,
+    rows: int,
+    prompt: int,
+    response: int,
+    share: bool = False,
+) -> int:
+    """Bytes saved for the backward pass of the update's own call, each storage once, parameters
+    left out."""
     policy = AutoModelForCausalLM.from_config(config)
     pair = PolicyAndValue(policy, ValueHead(policy) if share else scorer_from(policy)).train()
     pair.to(torch.bfloat16 if form == "bf16" else torch.float32)
-    if checkpointing: pair.activation_checkpointing_enable()
+    if checkpointing:
+        pair.activation_checkpointing_enable()
     own, seen = {p.untyped_storage().data_ptr() for p in pair.parameters()}, {}
+
     def weigh(x):
-        if (at := x.untyped_storage().data_ptr()) not in own: seen[at] = x
+        if (at := x.untyped_storage().data_ptr()) not in own:
+            seen[at] = x
         return x
+
     ids = [torch.randint(3, config.vocab_size, (rows, n)) for n in (prompt, response)]
     masks = [torch.ones_like(x).bool() for x in ids]
     masks[0][0, 0] = False
-    with torch.no_grad(): pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
-    with torch.autograd.graph.saved_tensors_hooks(weigh, lambda x: x), torch.autocast("cpu", enabled=form == "autocast"):
+    with torch.no_grad():
+        pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
+    with (
+        torch.autograd.graph.saved_tensors_hooks(weigh, lambda x: x),
+        torch.autocast("cpu", enabled=form == "autocast"),
+    ):
         pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
     return sum(x.untyped_storage().nbytes() for x in seen.values())
 
 
-# catches: a copy of autocast counted once where each matrix makes one, the mask left out, grouped keys not repeated, a gate forgotten
+# catches: a copy of autocast counted once where each matrix makes one, the mask left out, grouped
+# keys not repeated, a gate forgotten
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "again"])
 @pytest.mark.parametrize("form", FORMS)
@@ -63,131 +109,299 @@ def test_activations_are_those_that_are_kept(name, form, checkpointing, shape):
     h, layers, rows, prompt, response = shape
     config = configs(h, layers)[name]
     policy, value = model_size(config), model_size(config, scorer=True)
-    want = sum(model_activations(m, FORMS[form], rows, prompt + response, checkpointing, read)
-               for m, read in ((policy, response), (value, None)))
-    if form == "autocast": want += 2 * (policy.vocab * h + h if checkpointing else policy.matrices + value.matrices)
+    want = sum(
+        model_activations(m, FORMS[form], rows, prompt + response, checkpointing, read)
+        for m, read in ((policy, response), (value, None))
+    )
+    if form == "autocast":
+        want += 2 * (policy.vocab * h + h if checkpointing else policy.matrices + value.matrices)
     got = kept(config, form, checkpointing, rows, prompt, response)
-    if name == "gpt2" and checkpointing: want += 2 * rows * (prompt + response) * (prompt + response + 8)  # layers are given mask and positions
+    if name == "gpt2" and checkpointing:
+        want += (
+            2 * rows * (prompt + response) * (prompt + response + 8)
+        )  # layers are given mask and positions
     assert abs(want / got - 1) < (0.05 if checkpointing else 0.02), (want, got)
 
 
-# catches: a cache of two bytes under autocast, a column too many, heads counted instead of key heads
+# catches: a cache of two bytes under autocast, a column too many, heads counted instead of key
+# heads
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_cache_is_the_samplers(name, autocast, monkeypatch):
     caches = []
+
     class Spy(DynamicCache):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             caches.append(self)
+
     monkeypatch.setattr(rlhf_nb.rollout, "DynamicCache", Spy)
     config = configs()[name]
     model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.autocast("cpu", enabled=autocast): sample(model, torch.randint(3, 500, (4, 8)), torch.ones(4, 8).bool(), 6, 0)
+    with torch.autocast("cpu", enabled=autocast):
+        sample(model, torch.randint(3, 500, (4, 8)), torch.ones(4, 8).bool(), 6, 0)
     got = sum(layer.keys.nbytes + layer.values.nbytes for layer in caches[0].layers)
-    assert got == kv_cache(model_size(config), FORMS["autocast" if autocast else "float32"], 4, 8 + 6 - 1)
+    assert got == kv_cache(
+        model_size(config), FORMS["autocast" if autocast else "float32"], 4, 8 + 6 - 1
+    )
 
 
 # ---- The whole of it, against the allocator ----
 
+
 def peak_of(act) -> int:
     "Most bytes that were allocated at a time during the call, beyond those before."
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: act()
-    events = sorted((e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name() == "[memory]")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        act()
+    events = sorted(
+        (e.start_ns(), e.nbytes())
+        for e in prof.profiler.kineto_results.events()
+        if e.name() == "[memory]"
+    )
     now = top = 0
-    for _, size in events: top = max(top, now := now + size)
+    for _, size in events:
+        top = max(top, now := now + size)
     return top
 
 
-def trained(name: str, tmp_path, bf16: bool, checkpointing: bool, share: bool, lora: bool) -> tuple[PPOTrainer, object]:
+def trained(
+    name: str, tmp_path, bf16: bool, checkpointing: bool, share: bool, lora: bool
+) -> tuple[PPOTrainer, object]:
     words = ["a b c d e f g h " * 3] * 32
     tokenizer = train_tokenizer([*words, *(f"w{i}" for i in range(600))])
     config = configs(128, 3, len(tokenizer))[name]
     torch.manual_seed(0)
     policy = AutoModelForCausalLM.from_config(config)
-    args = PPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=bf16, per_device_train_batch_size=8, gradient_accumulation_steps=2,
-                     response_length=32, num_ppo_epochs=1, report_to="none", disable_tqdm=True, activation_checkpointing=checkpointing,
-                     share_value_trunk=share, save_strategy="no", total_episodes=32)
-    return PPOTrainer(args, tokenizer, policy, reward_model=scorer_from(policy), train_dataset=Dataset.from_dict(dict(prompt=words)),
-                      **lora_of(lora)), config
+    args = PPOConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=bf16,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        response_length=32,
+        num_ppo_epochs=1,
+        report_to="none",
+        disable_tqdm=True,
+        activation_checkpointing=checkpointing,
+        share_value_trunk=share,
+        save_strategy="no",
+        total_episodes=32,
+    )
+    return PPOTrainer(
+        args,
+        tokenizer,
+        policy,
+        reward_model=scorer_from(policy),
+        train_dataset=Dataset.from_dict(dict(prompt=words)),
+        **lora_of(lora),
+    ), config
 
 
-# catches: logits of the policy forgotten while the value model goes backward, copies that outlive the forward pass, gradients or Adam of frozen weights
+# catches: logits of the policy forgotten while the value model goes backward, copies that outlive
+# the forward pass, gradients or Adam of frozen weights
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
-@pytest.mark.parametrize("name, bf16, checkpointing, share", [
-    ("neox", False, False, False), ("neox", True, True, False), ("neox", True, True, True), ("llama", True, False, False),
-    ("llama", True, True, False), ("gpt2", True, True, False), ("gpt2", False, True, True)])
-def test_the_plan_of_an_update_is_what_the_allocator_sees(name, bf16, checkpointing, share, lora, tmp_path):
+@pytest.mark.parametrize(
+    "name, bf16, checkpointing, share",
+    [
+        ("neox", False, False, False),
+        ("neox", True, True, False),
+        ("neox", True, True, True),
+        ("llama", True, False, False),
+        ("llama", True, True, False),
+        ("gpt2", True, True, False),
+        ("gpt2", False, True, True),
+    ],
+)
+def test_the_plan_of_an_update_is_what_the_allocator_sees(
+    name, bf16, checkpointing, share, lora, tmp_path
+):
     trainer, config = trained(name, tmp_path, bf16, checkpointing, share, lora)
     batch = trainer._next_batch()
     trainer.step(batch)  # the optimizer has its means now
     r = trainer.advantages(trainer.score(trainer.rollout(batch)))
     got = peak_of(lambda: trainer.update(r))
-    plan = plan_memory(config, config, prompt_length=r.prompt_ids.shape[1], response_length=r.response_ids.shape[1],
-                       per_device_train_batch_size=8, gradient_accumulation_steps=2, precision="bf16" if bf16 else "float32",
-                       activation_checkpointing=checkpointing, share_value_trunk=share, **lora_of(lora))
+    plan = plan_memory(
+        config,
+        config,
+        prompt_length=r.prompt_ids.shape[1],
+        response_length=r.response_ids.shape[1],
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        precision="bf16" if bf16 else "float32",
+        activation_checkpointing=checkpointing,
+        share_value_trunk=share,
+        **lora_of(lora),
+    )
     rows = plan.phases["update"]
     want = sum(rows[row] for row in ("gradients", "copies", "activations", "logits"))
     assert abs(want / got - 1) < 0.15, (want, got)
-    adam = sum(x.nbytes for state in trainer.optimizer.state.values() for x in state.values() if x.numel() > 1)
-    pair, judges = trainer.accelerator.unwrap_model(trainer.model), [trainer.reward_model] + ([] if lora else [trainer.ref_model])
+    adam = sum(
+        x.nbytes
+        for state in trainer.optimizer.state.values()
+        for x in state.values()
+        if x.numel() > 1
+    )
+    pair, judges = (
+        trainer.accelerator.unwrap_model(trainer.model),
+        [trainer.reward_model] + ([] if lora else [trainer.ref_model]),
+    )
     count = lambda *models: sum(p.nbytes for model in models for p in model.parameters())
     assert rows["optimizer"] == pytest.approx(adam, rel=2e-3)
-    assert rows["frozen"] == count(*judges) and rows["weights"] == pytest.approx(count(pair), rel=1e-3)
+    assert rows["frozen"] == count(*judges) and rows["weights"] == pytest.approx(
+        count(pair), rel=1e-3
+    )
 
 
 # ---- Layouts, by the book ----
 
-# catches: something divided that lies whole, frozen models divided under ZeRO-2, whole under FSDP2, in float32 under DeepSpeed, DDP's buckets forgotten
+
+# catches: something divided that lies whole, frozen models divided under ZeRO-2, whole under FSDP2,
+# in float32 under DeepSpeed, DDP's buckets forgotten
 def test_states_are_those_of_the_papers():
     config, n = configs()["llama"], 4
     policy, scorer = model_size(config).params, model_size(config, scorer=True).params
     learns = frozen = policy + scorer
-    def held(layout, **more): return states(plan_memory(config, config, layout=layout, num_processes=1 if layout == "alone" else n, prompt_length=8, **more).setup)
-    assert held("alone") == dict(weights=4 * learns, frozen=4 * frozen, gradients=4 * learns, optimizer=8 * learns)
+
+    def held(layout, **more):
+        return states(
+            plan_memory(
+                config,
+                config,
+                layout=layout,
+                num_processes=1 if layout == "alone" else n,
+                prompt_length=8,
+                **more,
+            ).setup
+        )
+
+    assert held("alone") == dict(
+        weights=4 * learns, frozen=4 * frozen, gradients=4 * learns, optimizer=8 * learns
+    )
     assert held("ddp")["gradients"] == 8 * learns
-    assert held("zero2") == dict(weights=2 * learns, frozen=2 * frozen, gradients=2 * learns / n, optimizer=12 * learns / n)
-    assert held("zero3") == dict(weights=2 * learns / n, frozen=2 * frozen / n, gradients=2 * learns / n, optimizer=12 * learns / n)
-    assert held("fsdp2") == dict(weights=4 * learns / n, frozen=4 * frozen / n, gradients=4 * learns / n, optimizer=8 * learns / n)
-    assert held("zero2", dtype="bfloat16")["frozen"] == held("ddp", dtype="bfloat16")["frozen"] == 2 * frozen
-    assert held("zero2", precision="float32")["frozen"] == 4 * frozen and held("fsdp2", dtype="bfloat16")["frozen"] == 2 * frozen / n
+    assert held("zero2") == dict(
+        weights=2 * learns, frozen=2 * frozen, gradients=2 * learns / n, optimizer=12 * learns / n
+    )
+    assert held("zero3") == dict(
+        weights=2 * learns / n,
+        frozen=2 * frozen / n,
+        gradients=2 * learns / n,
+        optimizer=12 * learns / n,
+    )
+    assert held("fsdp2") == dict(
+        weights=4 * learns / n,
+        frozen=4 * frozen / n,
+        gradients=4 * learns / n,
+        optimizer=8 * learns / n,
+    )
+    assert (
+        held("zero2", dtype="bfloat16")["frozen"]
+        == held("ddp", dtype="bfloat16")["frozen"]
+        == 2 * frozen
+    )
+    assert (
+        held("zero2", precision="float32")["frozen"] == 4 * frozen
+        and held("fsdp2", dtype="bfloat16")["frozen"] == 2 * frozen / n
+    )
     adapted = held("zero3", **lora_of())
     assert adapted["frozen"] == 2 * scorer / n  # the reference is the policy, its adapter off
     spread = plan_memory(config, config, layout="zero3", num_processes=n, prompt_length=8)
     assert gathered(spread.setup, "rollout") == 2 * policy
-    assert "gathered" in spread.phases["rollout"] and spread.peak == max(sum(rows.values()) for rows in spread.phases.values())
+    assert "gathered" in spread.phases["rollout"] and spread.peak == max(
+        sum(rows.values()) for rows in spread.phases.values()
+    )
 
 
-# catches: a value model gathered for sampling, its embeddings forgotten, gathering that FSDP2 does not leave out, a frozen model's layers all whole
+# catches: a value model gathered for sampling, its embeddings forgotten, gathering that FSDP2 does
+# not leave out, a frozen model's layers all whole
 def test_what_fsdp2_has_whole_for_a_while():
     config, big, n = configs(layers=4)["llama"], configs(128, 6)["llama"], 4
-    policy, value, judge = model_size(config), model_size(config, scorer=True), model_size(big, scorer=True)
-    def whole(phase, reward=config, **more): return gathered(plan_memory(config, reward, config, layout="fsdp2", num_processes=n, prompt_length=8, **more).setup, phase)
+    policy, value, judge = (
+        model_size(config),
+        model_size(config, scorer=True),
+        model_size(big, scorer=True),
+    )
+
+    def whole(phase, reward=config, **more):
+        return gathered(
+            plan_memory(
+                config, reward, config, layout="fsdp2", num_processes=n, prompt_length=8, **more
+            ).setup,
+            phase,
+        )
+
     outside = lambda m: m.params - m.layers * m.layer
     assert whole("rollout") == 2 * (policy.params + outside(value))
-    assert whole("rollout", ds3_gather_for_generation=False) == 2 * (outside(policy) + 2 * policy.layer + outside(value))
+    assert whole("rollout", ds3_gather_for_generation=False) == 2 * (
+        outside(policy) + 2 * policy.layer + outside(value)
+    )
     assert whole("rollout", share_value_trunk=True) == 2 * policy.params
     assert whole("score") == 2 * sum(outside(m) + 2 * m.layer for m in (policy, value))
-    assert whole("score", big) == 2 * max(outside(judge) + 2 * judge.layer, sum(outside(m) + 2 * m.layer for m in (policy, value)))
-    names = {c.name for layout in ("fsdp2", "zero3", "zero2") for c in plan_memory(config, config, layout=layout, num_processes=n, prompt_length=8, gpu_memory=1.0).changes() if layout == "fsdp2"}
+    assert whole("score", big) == 2 * max(
+        outside(judge) + 2 * judge.layer, sum(outside(m) + 2 * m.layer for m in (policy, value))
+    )
+    names = {
+        c.name
+        for layout in ("fsdp2", "zero3", "zero2")
+        for c in plan_memory(
+            config, config, layout=layout, num_processes=n, prompt_length=8, gpu_memory=1.0
+        ).changes()
+        if layout == "fsdp2"
+    }
     assert "sample without gathering (slow)" in names
 
 
-# catches: frozen models at rest, one that is asked and takes no room, both there at once, the smaller one, bytes as loaded under ZeRO-2
+# catches: frozen models at rest, one that is asked and takes no room, both there at once, the
+# smaller one, bytes as loaded under ZeRO-2
 def test_offloaded_models_are_there_while_they_are_asked():
     config, n = configs()["llama"], 4
     size = model_size(config)
+
     def rows(layout, **more):
-        return {phase: rows["frozen"] for phase, rows in plan_memory(config, config, layout=layout, num_processes=1 if layout == "alone" else n, prompt_length=8,
-                                                                     offload_frozen=True, **more).phases.items()}
+        return {
+            phase: rows["frozen"]
+            for phase, rows in plan_memory(
+                config,
+                config,
+                layout=layout,
+                num_processes=1 if layout == "alone" else n,
+                prompt_length=8,
+                offload_frozen=True,
+                **more,
+            ).phases.items()
+        }
+
     for layout, each in (("alone", 4), ("ddp", 4), ("zero2", 2)):
-        assert rows(layout) == dict(rollout=0, score=each * size.params, update=0)  # the reference is the larger: its head is wide
+        assert rows(layout) == dict(
+            rollout=0, score=each * size.params, update=0
+        )  # the reference is the larger: its head is wide
     assert rows("ddp", dtype="bfloat16")["score"] == 2 * size.params
-    assert rows("fsdp2") == dict(rollout=0, score=4 * size.params / n, update=0)  # two layers are all of this one
-    with pytest.raises(ValueError, match="offload_param_device: cpu"): rows("zero3")
-    def names(layout, **more): return {c.how for c in plan_memory(config, config, layout=layout, num_processes=n, prompt_length=8, gpu_memory=0.5, **more).changes()}
-    assert "--offload_frozen" in names("ddp") & names("zero2") & names("fsdp2") and "--offload_frozen" not in names("zero3")
-    assert any(how.endswith("zero3.yaml --offload_frozen False") for how in names("zero2", offload_frozen=True))  # else it would be refused
+    assert rows("fsdp2") == dict(
+        rollout=0, score=4 * size.params / n, update=0
+    )  # two layers are all of this one
+    with pytest.raises(ValueError, match="offload_param_device: cpu"):
+        rows("zero3")
+
+    def names(layout, **more):
+        return {
+            c.how
+            for c in plan_memory(
+                config,
+                config,
+                layout=layout,
+                num_processes=n,
+                prompt_length=8,
+                gpu_memory=0.5,
+                **more,
+            ).changes()
+        }
+
+    assert "--offload_frozen" in names("ddp") & names("zero2") & names(
+        "fsdp2"
+    ) and "--offload_frozen" not in names("zero3")
+    assert any(
+        how.endswith("zero3.yaml --offload_frozen False")
+        for how in names("zero2", offload_frozen=True)
+    )  # else it would be refused
     llama = LlamaConfig()
     first = plan_memory(llama, llama, num_processes=1, gpu_memory=10).changes()[0]
     assert not ("zero3" in first.how and re.search(r"--offload_frozen(?! False)", first.how))
@@ -201,74 +415,157 @@ def test_what_is_given_stays_as_it_was():
     assert (repr(lora), config.to_dict()) == before
 
 
-# catches: a change that is not planned again, an order in which what fits comes late, advice that stays the setup it was
+# catches: a change that is not planned again, an order in which what fits comes late, advice that
+# stays the setup it was
 def test_changes_are_plans():
     config = LlamaConfig()
-    plan = plan_memory(config, config, layout="zero2", num_processes=8, gpu_memory=80, activation_checkpointing=False)
+    plan = plan_memory(
+        config,
+        config,
+        layout="zero2",
+        num_processes=8,
+        gpu_memory=80,
+        activation_checkpointing=False,
+    )
     found = plan.changes()
-    assert plan.fits is False and [c.fits for c in found] == sorted((c.fits for c in found), reverse=True)
-    small = GPTNeoXConfig(vocab_size=50304, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=8)
+    assert plan.fits is False and [c.fits for c in found] == sorted(
+        (c.fits for c in found), reverse=True
+    )
+    small = GPTNeoXConfig(
+        vocab_size=50304,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+    )
     order = [(not c.fits, c.peak) for c in plan_memory(small, small, gpu_memory=24).changes()]
     assert order == sorted(order) and {fits for fits, _ in order} == {True, False}
     by_name = {c.name: c for c in found}
     again = plan_memory(config, config, layout="zero2", num_processes=8, gpu_memory=80)
     assert by_name["recompute activations"].peak == again.peak < plan.peak
-    third = plan_memory(config, config, layout="zero3", num_processes=8, gpu_memory=80, activation_checkpointing=False)
+    third = plan_memory(
+        config,
+        config,
+        layout="zero3",
+        num_processes=8,
+        gpu_memory=80,
+        activation_checkpointing=False,
+    )
     assert by_name["layout zero3"].peak == third.peak
-    assert plan_memory(config, config).fits is None and "Give gpu_memory" in plan_memory(config, config).verdict
+    assert (
+        plan_memory(config, config).fits is None
+        and "Give gpu_memory" in plan_memory(config, config).verdict
+    )
 
 
 # catches: nothing said where no single change is enough, a combination that does not fit praised
 def test_where_one_change_is_not_enough_several_are_tried():
-    config = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8)
-    first, *others = plan_memory(config, config, layout="zero3", num_processes=8, gpu_memory=80).changes()
-    assert first.fits and " + " in first.name and not any(c.fits for c in others) and first.peak < 80 * GIB
+    config = LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+    )
+    first, *others = plan_memory(
+        config, config, layout="zero3", num_processes=8, gpu_memory=80
+    ).changes()
+    assert (
+        first.fits
+        and " + " in first.name
+        and not any(c.fits for c in others)
+        and first.peak < 80 * GIB
+    )
 
 
-@pytest.mark.parametrize("wrong, said", [
-    (dict(layout="zero4"), "give one of alone"), (dict(num_processes=2), "alone is one GPU"), (dict(response_length=0), "above 0"),
-    (dict(gpu_memory=-1.0), "GiB, such as 80"), (dict(prompt_length=120), "128 positions"), (dict(dtype="int8"), "float32, bfloat16")])
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (dict(layout="zero4"), "give one of alone"),
+        (dict(num_processes=2), "alone is one GPU"),
+        (dict(response_length=0), "above 0"),
+        (dict(gpu_memory=-1.0), "GiB, such as 80"),
+        (dict(prompt_length=120), "128 positions"),
+        (dict(dtype="int8"), "float32, bfloat16"),
+    ],
+)
 def test_what_cannot_be_is_refused(wrong, said):
-    with pytest.raises(ValueError, match=said): plan_memory(configs()["neox"], **dict(prompt_length=8) | wrong)
+    with pytest.raises(ValueError, match=said):
+        plan_memory(configs()["neox"], **dict(prompt_length=8) | wrong)
 
 
 # ---- The command line ----
 
+
 @pytest.fixture
 def shape(tmp_path, monkeypatch) -> str:
     "A folder with a config and nothing else, and no launcher."
-    for name in ("WORLD_SIZE", "RANK", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"): monkeypatch.delenv(name, raising=False)
+    for name in ("WORLD_SIZE", "RANK", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     LlamaConfig(max_position_embeddings=4096).save_pretrained("shape")
     return "--model_name_or_path shape --reward_model_path shape --dry_run"
 
 
-# catches: weights looked for, an exit code of 0 where it does not fit, a folder made for a run that is none, settings that do not reach the plan
+# catches: weights looked for, an exit code of 0 where it does not fit, a folder made for a run that
+# is none, settings that do not reach the plan
 def test_dry_run(shape, capsys, tmp_path):
-    def say(more): return cli.main(f"ppo {shape} {more}".split()), capsys.readouterr()
+    def say(more):
+        return cli.main(f"ppo {shape} {more}".split()), capsys.readouterr()
+
     code, said = say("--gpu_memory 80")
-    assert code == 1 and said.out.startswith("PPO, planned and not run: alone, 1 process(es), bf16") and "what to change" in said.out
+    assert (
+        code == 1
+        and said.out.startswith("PPO, planned and not run: alone, 1 process(es), bf16")
+        and "what to change" in said.out
+    )
     code, said = say("--gpu_memory 80 --layout zero3 --num_processes 8")
     assert code == 0 and "zero3, 8 process(es)" in said.out and "It fits" in said.out
     assert say("--use_cpu")[0] == 0
     code, said = say("--layout zero3")
     assert code == 2 and "--num_processes 8" in said.err
     assert [p.name for p in tmp_path.iterdir()] == ["shape"]
-    read = lambda more: cli.plan_of(cli._prepared("ppo", words := f"{shape} {more}".split()).parse_args(words)).setup
-    setup = read("--use_peft --share_value_trunk --per_device_train_batch_size 3 --max_prompt_length 77 --bf16 False --dtype bfloat16")
-    assert (setup.adapter.r, setup.share_value_trunk, setup.per_device_train_batch_size, setup.prompt_length) == (16, True, 3, 77)
-    assert (setup.precision, setup.dtype, setup.checkpointing, setup.value_adapter) == ("float32", "bfloat16", True, None)
-    assert read("--use_cpu").checkpointing is False and read("--activation_checkpointing False").checkpointing is False
+    read = lambda more: (
+        cli.plan_of(
+            cli._prepared("ppo", words := f"{shape} {more}".split()).parse_args(words)
+        ).setup
+    )
+    setup = read(
+        "--use_peft --share_value_trunk --per_device_train_batch_size 3 --max_prompt_length 77 "
+        "--bf16 False --dtype bfloat16"
+    )
+    assert (
+        setup.adapter.r,
+        setup.share_value_trunk,
+        setup.per_device_train_batch_size,
+        setup.prompt_length,
+    ) == (16, True, 3, 77)
+    assert (setup.precision, setup.dtype, setup.checkpointing, setup.value_adapter) == (
+        "float32",
+        "bfloat16",
+        True,
+        None,
+    )
+    assert (
+        read("--use_cpu").checkpointing is False
+        and read("--activation_checkpointing False").checkpointing is False
+    )
     assert read("--reward_function gold").reward is not None
     assert read("--offload_frozen").offload_frozen and not read("").offload_frozen
     code, said = say("--layout zero3 --num_processes 8 --offload_frozen")
     assert code == 2 and "offload_param_device: cpu" in said.err
 
 
-# catches: a launcher's layout overlooked, a flag that contradicts it, every rank printing, a rank that fails before the first has spoken
+# catches: a launcher's layout overlooked, a flag that contradicts it, every rank printing, a rank
+# that fails before the first has spoken
 def test_dry_run_under_a_launcher(shape, capsys, monkeypatch):
-    def say(more=""): return cli.main(f"ppo {shape} --gpu_memory 24 {more}".split()), capsys.readouterr()
-    for name, value in dict(WORLD_SIZE="8", ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3").items(): monkeypatch.setenv(name, value)
+    def say(more=""):
+        return cli.main(f"ppo {shape} --gpu_memory 24 {more}".split()), capsys.readouterr()
+
+    for name, value in dict(
+        WORLD_SIZE="8", ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"
+    ).items():
+        monkeypatch.setenv(name, value)
     assert (found := say())[0] == 1 and "zero3, 8 process(es)" in found[1].out
     code, said = say("--layout fsdp2")
     assert code == 2 and "the launcher says zero3" in said.err
@@ -284,11 +581,21 @@ def test_dry_run_under_a_launcher(shape, capsys, monkeypatch):
 def test_a_model_that_is_not_there_is_told_in_words(shape, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
-    for name, said in (("nobody/nothing", "not in the cache of the hub"), ("empty", "has no config.json")):
-        assert cli.main(["ppo", "--model_name_or_path", name, "--reward_model_path", "shape", "--dry_run"]) == 2
+    for name, said in (
+        ("nobody/nothing", "not in the cache of the hub"),
+        ("empty", "has no config.json"),
+    ):
+        assert (
+            cli.main(
+                ["ppo", "--model_name_or_path", name, "--reward_model_path", "shape", "--dry_run"]
+            )
+            == 2
+        )
         assert said in (told := capsys.readouterr().err) and "weights are not needed" in told
     assert cli.main("ppo --model_name_or_path shape --dry_run".split()) == 2
     assert "--reward_model_path is missing" in capsys.readouterr().err
     (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(dict(base_model_name_or_path="shape")))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(
+        json.dumps(dict(base_model_name_or_path="shape"))
+    )
     assert cli._config_of("--model_name_or_path", "adapter").hidden_size == 4096

@@ -1,4 +1,6 @@
-"""What a user gets who installs the package and nothing else: imports that need no nbdev and no network, and requirements that are true."""
+"""What a user gets who installs the package and nothing else: imports that need no nbdev and no
+network, and requirements that are true."""
+
 from __future__ import annotations
 
 import ast
@@ -19,10 +21,19 @@ ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
 
 # Imported, and not in settings.ini because one of its requirements cannot do without it: which.
-BROUGHT = {"numpy": "transformers", "safetensors": "transformers", "tokenizers": "transformers", "tqdm": "transformers", "yaml": "transformers",
-           "huggingface_hub": "transformers", "IPython": "ipywidgets", "traitlets": "ipywidgets"}
+BROUGHT = {
+    "numpy": "transformers",
+    "safetensors": "transformers",
+    "tokenizers": "transformers",
+    "tqdm": "transformers",
+    "yaml": "transformers",
+    "huggingface_hub": "transformers",
+    "IPython": "ipywidgets",
+    "traitlets": "ipywidgets",
+}
 
-# Imported where they are used, never at the top of a module, and not asked for by settings.ini: why.
+# Imported where they are used, never at the top of a module, and not asked for by settings.ini:
+# why.
 OPTIONAL = {
     "deepspeed": "only under `accelerate launch --use_deepspeed`",
     "vllm": "only as a sampling engine",
@@ -49,7 +60,13 @@ print('imported', package.__file__)
 
 def import_alone(name: str, folder: Path) -> subprocess.CompletedProcess:
     "Import a package that lies in a folder, and every module of it."
-    return subprocess.run([sys.executable, "-c", LONELY, name], cwd=folder, capture_output=True, text=True, timeout=900)
+    return subprocess.run(
+        [sys.executable, "-c", LONELY, name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
 
 
 def test_import_needs_neither_nbdev_nor_network():
@@ -58,13 +75,24 @@ def test_import_needs_neither_nbdev_nor_network():
     assert str(ROOT / LIB) in done.stdout
 
 
-@pytest.mark.parametrize("line, complaint", [
-    ("from fastcore.basics import patch", "'fastcore' is not a package"),
-    ("import nbdev", "import of nbdev halted"),
-    ("import execnb.nbio", "'execnb' is not a package"),
-    ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "asked the network"),
-    ("import urllib.request\ntry: urllib.request.urlopen('http://localhost:9')\nexcept OSError: pass", "asked the network"),
-    ("import socket\ntry: socket.socket().connect(('127.0.0.1', 9))\nexcept Exception: pass", "asked the network")])
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ("from fastcore.basics import patch", "'fastcore' is not a package"),
+        ("import nbdev", "import of nbdev halted"),
+        ("import execnb.nbio", "'execnb' is not a package"),
+        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "asked the network"),
+        (
+            "import urllib.request\ntry: urllib.request.urlopen('http://localhost:9')\nexcept "
+            "OSError: pass",
+            "asked the network",
+        ),
+        (
+            "import socket\ntry: socket.socket().connect(('127.0.0.1', 9))\nexcept Exception: pass",
+            "asked the network",
+        ),
+    ],
+)
 def test_a_package_that_needs_them_is_caught(tmp_path, line, complaint):
     (tmp_path / "wrong").mkdir()
     (tmp_path / "wrong" / "__init__.py").write_text("")
@@ -84,20 +112,27 @@ def settings() -> dict:
     return parser["DEFAULT"]
 
 
-def wanted(text: str) -> dict[str, Requirement]: return {canonicalize_name(r.name): r for r in map(Requirement, text.split())}
+def wanted(text: str) -> dict[str, Requirement]:
+    return {canonicalize_name(r.name): r for r in map(Requirement, text.split())}
 
 
 def imports(
     source: str,
-) -> tuple[set[str], set[str]]:  # what is imported when the module is, and what only later, in a function or a try
+) -> tuple[
+    set[str], set[str]
+]:  # what is imported when the module is, and what only later, in a function or a try
     "Top-level names of other packages that a module imports."
     eager, lazy = set(), set()
 
     def look(node: ast.AST, where: set[str]) -> None:
-        if isinstance(node, ast.Import): where.update(a.name.split(".")[0] for a in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level: where.add(node.module.split(".")[0])
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Try, ast.If)): where = lazy
-        for child in ast.iter_child_nodes(node): look(child, where)
+        if isinstance(node, ast.Import):
+            where.update(a.name.split(".")[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            where.add(node.module.split(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Try, ast.If)):
+            where = lazy
+        for child in ast.iter_child_nodes(node):
+            look(child, where)
 
     look(ast.parse(source), eager)
     own = sys.stdlib_module_names | {LIB, "__future__"}
@@ -105,18 +140,33 @@ def imports(
 
 
 def unmet(source: str, requirements: str, extras: str = "") -> list[str]:
-    "Imports that settings.ini does not bring. What is imported later may also come from an extra, or be OPTIONAL."
+    """Imports that settings.ini does not bring. What is imported later may also come from an extra,
+    or be OPTIONAL."""
     eager, lazy = imports(source)
+
     def covered(name: str, asked: dict) -> bool:
-        return BROUGHT.get(name) in asked or any(canonicalize_name(d) in asked for d in installed_by().get(name, [name]))
-    return sorted([n for n in eager if not covered(n, wanted(requirements))]
-                  + [n for n in lazy - eager if n not in OPTIONAL and not covered(n, wanted(requirements + " " + extras))])
+        return BROUGHT.get(name) in asked or any(
+            canonicalize_name(d) in asked for d in installed_by().get(name, [name])
+        )
+
+    return sorted(
+        [n for n in eager if not covered(n, wanted(requirements))]
+        + [
+            n
+            for n in lazy - eager
+            if n not in OPTIONAL and not covered(n, wanted(requirements + " " + extras))
+        ]
+    )
 
 
 def brings(
     distribution: str,
 ) -> set[str]:  # what is always installed with it
-    return {canonicalize_name(r.name) for r in map(Requirement, requires(distribution) or []) if r.marker is None}
+    return {
+        canonicalize_name(r.name)
+        for r in map(Requirement, requires(distribution) or [])
+        if r.marker is None
+    }
 
 
 @pytest.mark.parametrize("name, bringer", BROUGHT.items())
@@ -126,22 +176,45 @@ def test_what_is_brought_along_is(name, bringer):
     assert "peft" not in brings(bringer)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / LIB).rglob("*.py")), ids=lambda path: path.relative_to(ROOT / LIB).as_posix())
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / LIB).rglob("*.py")),
+    ids=lambda path: path.relative_to(ROOT / LIB).as_posix(),
+)
 def test_every_import_is_asked_for(path):
     cfg = settings()
-    missing = unmet(path.read_text(encoding="utf-8"), cfg["requirements"], cfg.get("peft_requirements", ""))
-    assert not missing, f"{path.name} imports {', '.join(missing)}: import from what is required already, or add it to `requirements` in settings.ini"
+    missing = unmet(
+        path.read_text(encoding="utf-8"), cfg["requirements"], cfg.get("peft_requirements", "")
+    )
+    assert not missing, (
+        f"{path.name} imports {', '.join(missing)}: import from what is required already, or add "
+        "it to `requirements` in settings.ini"
+    )
 
 
 def test_what_is_brought_along_needs_its_bringer():
     assert unmet("import numpy, tokenizers, IPython", "transformers>=5") == ["IPython"]
 
 
-@pytest.mark.parametrize("source, missing", [
-    ("import torch, os\nfrom torch.nn import functional\nfrom .masks import whiten\nfrom rlhf_nb.masks import whiten", []),
-    ("import yaml, numpy", ["numpy", "yaml"]), ("from sklearn.metrics import f1_score", ["sklearn"]), ("import matplotlib.pyplot as plt", ["matplotlib"]),
-    ("import peft", ["peft"]), ("def f():\n    import peft, vllm", []), ("class A:\n    import peft", ["peft"]),
-    ("def f():\n    import wandb", ["wandb"]), ("try: import wandb\nexcept ImportError: wandb = None", ["wandb"]), ("import vllm", ["vllm"])])
+@pytest.mark.parametrize(
+    "source, missing",
+    [
+        (
+            "import torch, os\nfrom torch.nn import functional\nfrom .masks import whiten\nfrom "
+            "rlhf_nb.masks import whiten",
+            [],
+        ),
+        ("import yaml, numpy", ["numpy", "yaml"]),
+        ("from sklearn.metrics import f1_score", ["sklearn"]),
+        ("import matplotlib.pyplot as plt", ["matplotlib"]),
+        ("import peft", ["peft"]),
+        ("def f():\n    import peft, vllm", []),
+        ("class A:\n    import peft", ["peft"]),
+        ("def f():\n    import wandb", ["wandb"]),
+        ("try: import wandb\nexcept ImportError: wandb = None", ["wandb"]),
+        ("import vllm", ["vllm"]),
+    ],
+)
 def test_an_import_that_is_not_asked_for_is_caught(source, missing):
     assert unmet(source, "torch>=2.6", "peft>=0.17") == missing
 
@@ -153,25 +226,49 @@ def test_make_asks_for_the_python_that_the_package_asks_for():
 
 # ---- constraints.txt ----
 
+
 def constraint_problems(constraints: str, requirements: str) -> list[str]:
-    "One exact version a line, no place to fetch it from, and a version that settings.ini allows for everything it asks for."
+    """One exact version a line, no place to fetch it from, and a version that settings.ini allows
+    for everything it asks for."""
     lines = [line for line in constraints.splitlines() if line.strip() and not line.startswith("#")]
-    problems = [f"not one exact public version: {line}" for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+(; .+)?", line)]
-    pins = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2].partition(";")[0] for line in lines if "==" in line}
+    problems = [
+        f"not one exact public version: {line}"
+        for line in lines
+        if not re.fullmatch(r"[\w.-]+==[\w.]+(; .+)?", line)
+    ]
+    pins = {
+        canonicalize_name(line.partition("==")[0]): line.partition("==")[2].partition(";")[0]
+        for line in lines
+        if "==" in line
+    }
     for name, requirement in wanted(requirements).items():
-        if name not in pins: problems.append(f"{name} has no tested version")
-        elif not requirement.specifier.contains(Version(pins[name])): problems.append(f"{name}=={pins[name]} is not {requirement}")
+        if name not in pins:
+            problems.append(f"{name} has no tested version")
+        elif not requirement.specifier.contains(Version(pins[name])):
+            problems.append(f"{name}=={pins[name]} is not {requirement}")
     return problems
 
 
 def test_constraints_fit_the_requirements():
     cfg = settings()
-    asked = " ".join(cfg[key] for key in ("requirements", "dev_requirements", "docs_requirements", "peft_requirements"))
+    asked = " ".join(
+        cfg[key]
+        for key in ("requirements", "dev_requirements", "docs_requirements", "peft_requirements")
+    )
     assert constraint_problems((ROOT / "constraints.txt").read_text(), asked) == []
 
 
-@pytest.mark.parametrize("constraints", ["torch==2.5.0", "", "torch==2.6.0+cpu", "torch>=2.6", "torch==2.6.0\n--index-url https://host/simple",
-                                         "torch==2.6.0\n-e ."])
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        "torch==2.5.0",
+        "",
+        "torch==2.6.0+cpu",
+        "torch>=2.6",
+        "torch==2.6.0\n--index-url https://host/simple",
+        "torch==2.6.0\n-e .",
+    ],
+)
 def test_constraints_that_do_not_fit_are_caught(constraints):
     assert constraint_problems("torch==2.6.0; python_version >= '3.11'", "torch>=2.6") == []
     assert constraint_problems(constraints, "torch>=2.6")
@@ -179,7 +276,14 @@ def test_constraints_that_do_not_fit_are_caught(constraints):
 
 # catches: a package that imports torch to print its help, a name that is promised and not there
 def test_the_package_opens_its_rooms_when_asked():
-    program = "import sys, rlhf_nb, rlhf_nb.cli; assert 'torch' not in sys.modules and 'transformers' not in sys.modules; assert set(rlhf_nb.__all__) <= set(dir(rlhf_nb)); assert all(getattr(rlhf_nb, n).__name__ == n for n in rlhf_nb.__all__)"
+    program = (
+        "import sys, rlhf_nb, rlhf_nb.cli; assert 'torch' not in sys.modules and "
+        "'transformers' not in sys.modules; assert set(rlhf_nb.__all__) <= "
+        "set(dir(rlhf_nb)); assert all(getattr(rlhf_nb, n).__name__ == n for n in "
+        "rlhf_nb.__all__)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=900)
     import rlhf_nb
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"): rlhf_nb.nothing
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rlhf_nb.nothing

@@ -1,7 +1,9 @@
-"""The plans of the lab 24_tldr_pythia: its arithmetic by hand, what must grow with what, its commands word by word, and the wrong programs that each of these catches.
+"""The plans of the lab 24_tldr_pythia: its arithmetic by hand, what must grow with what, its
+commands word by word, and the wrong programs that each of these catches.
 
 The lab exports nothing, so its definitions are read from the notebook and run here.
 """
+
 from __future__ import annotations
 
 import ast
@@ -23,11 +25,36 @@ from rlhf_nb.memory import model_size, plan_memory
 
 PAGE = Path(__file__).resolve().parent.parent / "nbs" / "24_tldr_pythia.ipynb"
 CELLS = json.loads(PAGE.read_text(encoding="utf-8"))["cells"]
-KEPT = {"MODELS", "H100", "A100", "OURS", "VLLM", "RUNS", "CHAT", "LARGE", "COMMANDS", "rehearsed", "lora", "adapters", "CHATTING", "WORDS", "ALL", "COLOURS"}  # quick, and needed
-SOURCE = "\n".join(ast.get_source_segment(code, node) for cell in CELLS if cell["cell_type"] == "code"
-                   for code in ["".join(cell["source"])] for node in ast.parse(code).body
-                   if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
-                   or isinstance(node, ast.Assign) and {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)} & KEPT)
+KEPT = {
+    "MODELS",
+    "H100",
+    "A100",
+    "OURS",
+    "VLLM",
+    "RUNS",
+    "CHAT",
+    "LARGE",
+    "COMMANDS",
+    "rehearsed",
+    "lora",
+    "adapters",
+    "CHATTING",
+    "WORDS",
+    "ALL",
+    "COLOURS",
+}  # quick, and needed
+SOURCE = "\n".join(
+    ast.get_source_segment(code, node)
+    for cell in CELLS
+    if cell["cell_type"] == "code"
+    for code in ["".join(cell["source"])]
+    for node in ast.parse(code).body
+    if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
+    or (
+        isinstance(node, ast.Assign)
+        and {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)} & KEPT
+    )
+)
 
 
 def load(source: str = SOURCE) -> SimpleNamespace:
@@ -37,15 +64,35 @@ def load(source: str = SOURCE) -> SimpleNamespace:
 
 
 page = load()
-SMALL = GPTNeoXConfig(vocab_size=1000, hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=2048)
+SMALL = GPTNeoXConfig(
+    vocab_size=1000,
+    hidden_size=64,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=2048,
+)
 
 
-def lora(task: str) -> LoraConfig: return LoraConfig(task_type=task, r=4)
+def lora(task: str) -> LoraConfig:
+    return LoraConfig(task_type=task, r=4)
 
 
-def setup(layout: str = "zero2", n: int = 8, micro: int = 4, steps: int = 6, chunk: int = 8, **more):
-    return plan_memory(SMALL, more.pop("reward", SMALL), layout=layout, num_processes=n, prompt_length=100, response_length=20, per_device_train_batch_size=micro,
-                       gradient_accumulation_steps=steps, local_rollout_forward_batch_size=chunk, **more).setup
+def setup(
+    layout: str = "zero2", n: int = 8, micro: int = 4, steps: int = 6, chunk: int = 8, **more
+):
+    return plan_memory(
+        SMALL,
+        more.pop("reward", SMALL),
+        layout=layout,
+        num_processes=n,
+        prompt_length=100,
+        response_length=20,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=steps,
+        local_rollout_forward_batch_size=chunk,
+        **more,
+    ).setup
 
 
 P, V = model_size(SMALL).params, model_size(SMALL, scorer=True).params
@@ -57,10 +104,18 @@ near = pytest.approx
 
 # ---- By hand ----
 
+
 def check_forward(page):
     size = replace(model_size(SMALL), layers=2, layer=100, heads=2, head_dim=3, hidden=6, vocab=10)
-    assert page.forward_flops(size, 3, 5, 2) == 3 * (2 * 2 * 100 * 5 + 4 * 2 * 2 * 3 * 25 + 2 * 6 * 10 * 2) == 10320
-    assert page.forward_flops(model_size(SMALL), 1, 120) == F and page.forward_flops(model_size(SMALL), 1, 120, 20) == F + HEAD
+    assert (
+        page.forward_flops(size, 3, 5, 2)
+        == 3 * (2 * 2 * 100 * 5 + 4 * 2 * 2 * 3 * 25 + 2 * 6 * 10 * 2)
+        == 10320
+    )
+    assert (
+        page.forward_flops(model_size(SMALL), 1, 120) == F
+        and page.forward_flops(model_size(SMALL), 1, 120, 20) == F + HEAD
+    )
 
 
 def check_flops(page):
@@ -69,7 +124,9 @@ def check_flops(page):
     assert page.chunks(setup(chunk=7)) == 4 and page.chunks(setup(chunk=64)) == 1
     assert page.update_flops(setup()) == near(24 * 4 * 4 * both)
     assert page.update_flops(setup(activation_checkpointing=False)) == near(24 * 4 * 3 * both)
-    assert page.update_flops(setup(num_mini_batches=2), epochs=1) == near(24 * 4 * both)  # smaller steps, the same rows
+    assert page.update_flops(setup(num_mini_batches=2), epochs=1) == near(
+        24 * 4 * both
+    )  # smaller steps, the same rows
     assert page.update_flops(setup(share_value_trunk=True)) == near(24 * 4 * 4 * (F + HEAD))
     assert page.score_flops(setup()) == near(24 * (2 * (F + HEAD) + F + F))
     assert page.score_flops(setup(reward=None)) == near(24 * (2 * (F + HEAD) + F))
@@ -82,15 +139,31 @@ def check_flops(page):
 
 def check_token(page):
     slow = page.Sampler(0.0, 3, False)
-    keys = lambda rows, width: 2 * rows * 110 * 3 * 64 * width  # half of the answer is written on average
-    assert page.token_seconds(setup(), page.H100, page.Shares(), page.OURS, 2) == near(3 * 8e-4)  # launching
+    keys = lambda rows, width: (
+        2 * rows * 110 * 3 * 64 * width
+    )  # half of the answer is written on average
+    assert page.token_seconds(setup(), page.H100, page.Shares(), page.OURS, 2) == near(
+        3 * 8e-4
+    )  # launching
     pace = 3.35e12 * 0.5
-    assert page.token_seconds(setup(), page.H100, page.Shares(), slow, 2) == near((2 * P + 3 * keys(2, 2)) / pace)
-    assert page.token_seconds(setup("ddp"), page.H100, page.Shares(), slow, 2) == near((2 * P + 3 * keys(2, 4)) / pace)  # float32 keys
-    assert page.token_seconds(setup("ddp"), page.H100, page.Shares(), slow._replace(bf16=True, traffic=1), 2) == near((2 * P + keys(2, 2)) / pace)
-    assert page.token_seconds(setup(), page.H100, page.Shares(), slow, 2, gpus=4) == near((2 * P + 3 * keys(2, 2)) / pace / 4)
-    assert page.token_seconds(setup(), page.H100._replace(flops=1e9), page.Shares(), slow, 2) == near(2 * P * 2 / 0.4e9)  # multiplying
-    assert page.token_seconds(setup(), page.H100, page.Shares(), page.OURS, 2, gpus=8) == near(3 * 8e-4)  # more GPUs launch no faster
+    assert page.token_seconds(setup(), page.H100, page.Shares(), slow, 2) == near(
+        (2 * P + 3 * keys(2, 2)) / pace
+    )
+    assert page.token_seconds(setup("ddp"), page.H100, page.Shares(), slow, 2) == near(
+        (2 * P + 3 * keys(2, 4)) / pace
+    )  # float32 keys
+    assert page.token_seconds(
+        setup("ddp"), page.H100, page.Shares(), slow._replace(bf16=True, traffic=1), 2
+    ) == near((2 * P + keys(2, 2)) / pace)
+    assert page.token_seconds(setup(), page.H100, page.Shares(), slow, 2, gpus=4) == near(
+        (2 * P + 3 * keys(2, 2)) / pace / 4
+    )
+    assert page.token_seconds(
+        setup(), page.H100._replace(flops=1e9), page.Shares(), slow, 2
+    ) == near(2 * P * 2 / 0.4e9)  # multiplying
+    assert page.token_seconds(setup(), page.H100, page.Shares(), page.OURS, 2, gpus=8) == near(
+        3 * 8e-4
+    )  # more GPUs launch no faster
 
 
 def check_moved(page):
@@ -99,20 +172,42 @@ def check_moved(page):
     found = {layout: page.moved(setup(layout)) for layout in ("ddp", "zero2", "zero3", "fsdp2")}
     assert found["ddp"] == near(dict(rollout=0, score=0, update=others * 4 * 2 * 4 * both))
     assert found["zero2"] == near(dict(rollout=0, score=0, update=others * 2 * both * (24 + 4)))
-    assert found["zero3"] == near(dict(rollout=others * 2 * P, score=others * 3 * 2 * (2 * both), update=others * 2 * 24 * 3 * both))
-    inner = 3 * LAYER  # a body's layers; what lies outside of a model that is only asked comes once, not for each chunk
-    assert found["fsdp2"] == near(dict(rollout=others * 2 * (P + V - inner), score=others * 2 * (3 * both + 3 * 2 * inner + both - 2 * inner), update=others * 2 * (24 * 2 + 4) * both))
-    assert page.moved(setup("zero3", ds3_gather_for_generation=False))["rollout"] == near(others * 2 * P * 20 * 3)
-    assert page.moved(setup("fsdp2", ds3_gather_for_generation=False))["rollout"] == near(others * 2 * (both - 2 * inner + inner * 20 * 3))
+    assert found["zero3"] == near(
+        dict(
+            rollout=others * 2 * P,
+            score=others * 3 * 2 * (2 * both),
+            update=others * 2 * 24 * 3 * both,
+        )
+    )
+    inner = (
+        3 * LAYER
+    )  # a body's layers; what lies outside of a model that is only asked comes once, not for each chunk
+    assert found["fsdp2"] == near(
+        dict(
+            rollout=others * 2 * (P + V - inner),
+            score=others * 2 * (3 * both + 3 * 2 * inner + both - 2 * inner),
+            update=others * 2 * (24 * 2 + 4) * both,
+        )
+    )
+    assert page.moved(setup("zero3", ds3_gather_for_generation=False))["rollout"] == near(
+        others * 2 * P * 20 * 3
+    )
+    assert page.moved(setup("fsdp2", ds3_gather_for_generation=False))["rollout"] == near(
+        others * 2 * (both - 2 * inner + inner * 20 * 3)
+    )
     assert page.moved(setup("alone", n=1)) == dict(rollout=0, score=0, update=0)
     assert page.moved(setup(num_mini_batches=2))["update"] == near(others * 2 * both * (24 + 8))
     thin = setup("zero3", peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS"))
     policy, value, (reward,) = thin.sizes  # the reference is the policy, asked twice
-    assert page.moved(thin)["score"] == near(others * 3 * 2 * (2 * policy.params + value.params + reward.params))
+    assert page.moved(thin)["score"] == near(
+        others * 3 * 2 * (2 * policy.params + value.params + reward.params)
+    )
 
 
 def check_machine(page):
-    assert page.H100[:5] == near((989.5e12, 3.35e12, 450e9, 50e9, 80)) and page.A100[:5] == near((312e12, 2.039e12, 300e9, 25e9, 80))
+    assert page.H100[:5] == near((989.5e12, 3.35e12, 450e9, 50e9, 80)) and page.A100[:5] == near(
+        (312e12, 2.039e12, 300e9, 25e9, 80)
+    )
 
 
 def check_seconds(page):
@@ -120,13 +215,24 @@ def check_seconds(page):
     shares = page.Shares(0.5, 0.5, 0.5)
     found = page.seconds(setup("zero3"), gpu, shares, page.Sampler(1e-2, 3, False))
     sent = 7 / 8 * (2 * P + 3 * 2 * 2 * (P + V) + 2 * 24 * 3 * (P + V))
-    prompts = 24 * (2 * 3 * LAYER * 100 + 4 * 3 * 64 * 100**2 + 2 * 64 * 1000)  # one word of each row's logits
-    assert found == near(dict(prompts=prompts / 0.5e12, tokens=3 * 19 * 3 * 1e-2, score=page.score_flops(setup()) / 0.5e12,
-                              update=page.update_flops(setup()) / 0.5e12, wires=sent / 0.5e9))
+    prompts = 24 * (
+        2 * 3 * LAYER * 100 + 4 * 3 * 64 * 100**2 + 2 * 64 * 1000
+    )  # one word of each row's logits
+    assert found == near(
+        dict(
+            prompts=prompts / 0.5e12,
+            tokens=3 * 19 * 3 * 1e-2,
+            score=page.score_flops(setup()) / 0.5e12,
+            update=page.update_flops(setup()) / 0.5e12,
+            wires=sent / 0.5e9,
+        )
+    )
     wide = page.seconds(setup("zero3", n=16), gpu, shares)["wires"]
     assert wide == near(sent * 8 / 7 * 15 / 16 / 0.5e8)  # out of the box: another wire
     with_servers = page.seconds(setup("zero3"), gpu, shares, page.Sampler(1e-2, 1, True), servers=4)
-    assert with_servers["prompts"] == near(prompts * 8 / 4 / 0.5e12) and with_servers["tokens"] == near(19 * 3 * 1e-2)
+    assert with_servers["prompts"] == near(prompts * 8 / 4 / 0.5e12) and with_servers[
+        "tokens"
+    ] == near(19 * 3 * 1e-2)
     assert with_servers["wires"] == near((sent - 7 / 8 * 2 * P) / 0.5e9 + 2 * P / 0.5e8)
 
 
@@ -134,126 +240,331 @@ def check_bill(page):
     gpu = page.H100._replace(price=3.0)
     second = sum(page.seconds(setup(), gpu).values())
     found = page.estimate(setup(), 19_200, gpu)  # 100 updates of 8 x 24
-    assert found == near({"episodes/s": 192 / second, "hours": 100 * second / 3600, "GPU hours": 800 * second / 3600, "dollars": 2400 * second / 3600})
+    assert found == near(
+        {
+            "episodes/s": 192 / second,
+            "hours": 100 * second / 3600,
+            "GPU hours": 800 * second / 3600,
+            "dollars": 2400 * second / 3600,
+        }
+    )
     served = page.estimate(setup(), 19_200, gpu, servers=8)
     assert served["GPU hours"] == near(16 * served["hours"])
 
 
 # ---- What must grow with what ----
 
+
 def check_order(page):
     total = lambda s, *more, **named: sum(page.seconds(s, *more, **named).values())
     base, shares = setup("zero3"), page.Shares()
-    for name in shares._fields: assert total(base, page.H100, shares._replace(**{name: 0.1})) >= total(base, page.H100, shares)
+    for name in shares._fields:
+        assert total(base, page.H100, shares._replace(**{name: 0.1})) >= total(
+            base, page.H100, shares
+        )
     eager = page.OURS._replace(launch=0.0)
     for name in ("flops", "bandwidth", "link"):
-        assert total(base, page.H100._replace(**{name: getattr(page.H100, name) / 100}), sampler=eager) > total(base, sampler=eager)
+        assert total(
+            base, page.H100._replace(**{name: getattr(page.H100, name) / 100}), sampler=eager
+        ) > total(base, sampler=eager)
     assert total(base, page.H100._replace(network=1.0)) == total(base)  # one box has no use for it
-    for change in (dict(prompt_length=200), dict(response_length=40), dict(policy=page.MODELS["1B"])): assert total(replace(base, **change)) > total(base)
-    assert total(replace(base, local_rollout_forward_batch_size=2)) > total(base) > total(replace(base, local_rollout_forward_batch_size=24))
-    assert total(setup("zero3", micro=1, steps=24)) > total(base)  # each micro-batch fetches all weights
-    assert total(base, epochs=5) - total(base, epochs=4) == near(total(base, epochs=4) - total(base, epochs=3))
+    for change in (
+        dict(prompt_length=200),
+        dict(response_length=40),
+        dict(policy=page.MODELS["1B"]),
+    ):
+        assert total(replace(base, **change)) > total(base)
+    assert (
+        total(replace(base, local_rollout_forward_batch_size=2))
+        > total(base)
+        > total(replace(base, local_rollout_forward_batch_size=24))
+    )
+    assert total(setup("zero3", micro=1, steps=24)) > total(
+        base
+    )  # each micro-batch fetches all weights
+    assert total(base, epochs=5) - total(base, epochs=4) == near(
+        total(base, epochs=4) - total(base, epochs=3)
+    )
     assert total(base, sampler=page.VLLM) < total(base)
     moved = [page.moved(setup(layout))["update"] for layout in ("ddp", "zero2", "fsdp2", "zero3")]
     assert moved == sorted(moved)
 
 
-CHECKS = [check_forward, check_flops, check_token, check_moved, check_machine, check_seconds, check_bill, check_order]
+CHECKS = [
+    check_forward,
+    check_flops,
+    check_token,
+    check_moved,
+    check_machine,
+    check_seconds,
+    check_bill,
+    check_order,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_arithmetic(check): check(page)
+def test_arithmetic(check):
+    check(page)
 
 
 # ---- Wrong programs ----
 
 WRONG = [
-    ("a weight is only multiplied", "2 * size.layers * size.layer * L", "size.layers * size.layer * L", check_forward),
+    (
+        "a weight is only multiplied",
+        "2 * size.layers * size.layer * L",
+        "size.layers * size.layer * L",
+        check_forward,
+    ),
     ("attention is linear", "size.head_dim * L**2", "size.head_dim * L", check_forward),
-    ("logits for all tokens", "2 * size.hidden * size.vocab * T", "2 * size.hidden * size.vocab * L", check_forward),
+    (
+        "logits for all tokens",
+        "2 * size.hidden * size.vocab * T",
+        "2 * size.hidden * size.vocab * L",
+        check_forward,
+    ),
     ("rows left out", "return rows * (2 *", "return (2 *", check_forward),
-    ("backward costs one pass", "1 + 1 + (size.trained == size.params) + setup.checkpointing", "1 + 1 + setup.checkpointing", check_flops),
-    ("recomputing is free", "(size.trained == size.params) + setup.checkpointing", "(size.trained == size.params)", check_flops),
-    ("frozen weights have gradients", "1 + 1 + (size.trained == size.params)", "1 + 1 + 1", check_flops),
+    (
+        "backward costs one pass",
+        "1 + 1 + (size.trained == size.params) + setup.checkpointing",
+        "1 + 1 + setup.checkpointing",
+        check_flops,
+    ),
+    (
+        "recomputing is free",
+        "(size.trained == size.params) + setup.checkpointing",
+        "(size.trained == size.params)",
+        check_flops,
+    ),
+    (
+        "frozen weights have gradients",
+        "1 + 1 + (size.trained == size.params)",
+        "1 + 1 + 1",
+        check_flops,
+    ),
     ("one epoch", "return epochs * (total", "return (total", check_flops),
     ("no value model", "times(value) * read(setup, value) if value else 0", "0", check_flops),
-    ("no reference", "return 2 * read(setup, policy, setup.response_length) + (read", "return read(setup, policy, setup.response_length) + (read", check_flops),
-    ("a reward function is a model", "0 if setup.reward is None else read(setup, model_size(setup.reward, scorer=True))", "read(setup, model_size(setup.reward or setup.policy, scorer=True))", check_flops),
-    ("half a chunk is none", "math.ceil(local_rows(setup) / setup.rows)", "local_rows(setup) // setup.rows", check_flops),
+    (
+        "no reference",
+        "return 2 * read(setup, policy, setup.response_length) + (read",
+        "return read(setup, policy, setup.response_length) + (read",
+        check_flops,
+    ),
+    (
+        "a reward function is a model",
+        "0 if setup.reward is None else read(setup, model_size(setup.reward, scorer=True))",
+        "read(setup, model_size(setup.reward or setup.policy, scorer=True))",
+        check_flops,
+    ),
+    (
+        "half a chunk is none",
+        "math.ceil(local_rows(setup) / setup.rows)",
+        "local_rows(setup) // setup.rows",
+        check_flops,
+    ),
     ("the cache is free", "sampler.traffic * cache", "0 * cache", check_token),
-    ("the cache is full from the start", "setup.prompt_length + setup.response_length // 2", "setup.length", check_token),
-    ("every row reads all weights", "form.matmul * size.params", "rows * form.matmul * size.params", check_token),
-    ("phases of a token are summed", "return max(sampler.launch * size.layers, reading / gpus, multiplying / gpus)", "return sampler.launch * size.layers + reading / gpus + multiplying / gpus", check_token),
-    ("more GPUs launch faster", "max(sampler.launch * size.layers,", "max(sampler.launch * size.layers / gpus,", check_token),
-    ("a GPU sends to itself", "(setup.num_processes - 1) / setup.num_processes", "1.0", check_moved),
-    ("an all-reduce goes one way", "update = 2 * steps * b * learns", "update = steps * b * learns", check_moved),
-    ("DDP's gradients in 16 bits, always", "update = 2 * steps * b * learns", "update = 2 * steps * 2 * learns", check_moved),
+    (
+        "the cache is full from the start",
+        "setup.prompt_length + setup.response_length // 2",
+        "setup.length",
+        check_token,
+    ),
+    (
+        "every row reads all weights",
+        "form.matmul * size.params",
+        "rows * form.matmul * size.params",
+        check_token,
+    ),
+    (
+        "phases of a token are summed",
+        "return max(sampler.launch * size.layers, reading / gpus, multiplying / gpus)",
+        "return sampler.launch * size.layers + reading / gpus + multiplying / gpus",
+        check_token,
+    ),
+    (
+        "more GPUs launch faster",
+        "max(sampler.launch * size.layers,",
+        "max(sampler.launch * size.layers / gpus,",
+        check_token,
+    ),
+    (
+        "a GPU sends to itself",
+        "(setup.num_processes - 1) / setup.num_processes",
+        "1.0",
+        check_moved,
+    ),
+    (
+        "an all-reduce goes one way",
+        "update = 2 * steps * b * learns",
+        "update = steps * b * learns",
+        check_moved,
+    ),
+    (
+        "DDP's gradients in 16 bits, always",
+        "update = 2 * steps * b * learns",
+        "update = 2 * steps * 2 * learns",
+        check_moved,
+    ),
     ("backward finds the weights there", "(2 * passes * whole +", "(passes * whole +", check_moved),
-    ("weights are fetched once an epoch", "passes = steps * setup.micro_batches", "passes = steps", check_moved),
-    ("without gathering it costs the same", "else chunks(setup) * setup.response_length", "else 1", check_moved),
-    ("FSDP2 gathers the value model for sampling", "rollout = b * (root + times * layers)", "rollout = b * (whole if setup.layout == 'fsdp2' else times * layers)", check_moved),
-    ("FSDP2 finds frozen models there", "apart = sum(m.params for m in asked)", "apart = sum(m.params for m in (asked if setup.layout == 'zero3' else asked[len(frozen):]))", check_moved),
-    ("FSDP2 fetches embeddings for each chunk", "once = sum(map(outside, asked))", "once = 0 * sum(map(outside, asked))", check_moved),
-    ("the adapter's reference is free", "frozen + ([policy] if setup.adapter is not None else [])", "frozen", check_moved),
+    (
+        "weights are fetched once an epoch",
+        "passes = steps * setup.micro_batches",
+        "passes = steps",
+        check_moved,
+    ),
+    (
+        "without gathering it costs the same",
+        "else chunks(setup) * setup.response_length",
+        "else 1",
+        check_moved,
+    ),
+    (
+        "FSDP2 gathers the value model for sampling",
+        "rollout = b * (root + times * layers)",
+        "rollout = b * (whole if setup.layout == 'fsdp2' else times * layers)",
+        check_moved,
+    ),
+    (
+        "FSDP2 finds frozen models there",
+        "apart = sum(m.params for m in asked)",
+        "apart = sum(m.params for m in (asked if setup.layout == 'zero3' else "
+        "asked[len(frozen):]))",
+        check_moved,
+    ),
+    (
+        "FSDP2 fetches embeddings for each chunk",
+        "once = sum(map(outside, asked))",
+        "once = 0 * sum(map(outside, asked))",
+        check_moved,
+    ),
+    (
+        "the adapter's reference is free",
+        "frozen + ([policy] if setup.adapter is not None else [])",
+        "frozen",
+        check_moved,
+    ),
     ("bytes counted as bits", "900e9 / 2, 400e9 / 8", "900e9 / 2, 400e9", check_machine),
     ("both directions of a link", "900e9 / 2,", "900e9,", check_machine),
     ("FLOP/s with sparsity", "1979e12 / 2", "1979e12", check_machine),
-    ("wires in bits", "wires=sum(sent.values()) / wires", "wires=8 * sum(sent.values()) / wires", check_seconds),
+    (
+        "wires in bits",
+        "wires=sum(sent.values()) / wires",
+        "wires=8 * sum(sent.values()) / wires",
+        check_seconds,
+    ),
     ("every network is NVLink", "(gpu.link if n <= 8 else gpu.network)", "gpu.link", check_seconds),
     ("the peak is reached", "gpu.flops * shares.compute, (gpu", "gpu.flops, (gpu", check_seconds),
-    ("the last token is read", "step * (setup.response_length - 1)", "step * setup.response_length", check_seconds),
-    ("one sampling batch", "step = chunks(setup) * token_seconds", "step = token_seconds", check_seconds),
-    ("servers get weights for nothing", 'sent["rollout"] = 2 * policy.params * wires / (gpu.network * shares.link)', 'sent["rollout"] = 0.0', check_seconds),
-    ("servers are free", "gpus = episodes / batch * update / 3600, setup.num_processes + servers", "gpus = episodes / batch * update / 3600, setup.num_processes", check_bill),
+    (
+        "the last token is read",
+        "step * (setup.response_length - 1)",
+        "step * setup.response_length",
+        check_seconds,
+    ),
+    (
+        "one sampling batch",
+        "step = chunks(setup) * token_seconds",
+        "step = token_seconds",
+        check_seconds,
+    ),
+    (
+        "servers get weights for nothing",
+        'sent["rollout"] = 2 * policy.params * wires / (gpu.network * shares.link)',
+        'sent["rollout"] = 0.0',
+        check_seconds,
+    ),
+    (
+        "servers are free",
+        "gpus = episodes / batch * update / 3600, setup.num_processes + servers",
+        "gpus = episodes / batch * update / 3600, setup.num_processes",
+        check_bill,
+    ),
     ("hours of one GPU", "hours * gpus * gpu.price", "hours * gpu.price", check_bill),
     ("minutes", "update / 3600", "update / 60", check_bill),
 ]
 
 
-@pytest.mark.parametrize("old, new, check", [w[1:] for w in WRONG], ids=[w[0].replace(" ", "-") for w in WRONG])
+@pytest.mark.parametrize(
+    "old, new, check", [w[1:] for w in WRONG], ids=[w[0].replace(" ", "-") for w in WRONG]
+)
 def test_a_wrong_program_is_caught(old, new, check):
     assert SOURCE.count(old) == 1, "the page has changed: write the wrong program anew"
-    with pytest.raises(AssertionError): check(load(SOURCE.replace(old, new)))
+    with pytest.raises(AssertionError):
+        check(load(SOURCE.replace(old, new)))
 
 
-# catches: a control that the picture does not follow, a plan that cannot be drawn, a bill that is another run's
+# catches: a control that the picture does not follow, a plan that cannot be drawn, a bill that is
+# another run's
 def test_the_picture_follows_the_controls():
     for name, (settings, episodes) in page.ALL.items():
-        axes, = page.render(name, 0.4, 0.5, 0.8, 2.0).axes
-        usual = page.estimate(plan_memory(**settings).setup, episodes, page.H100._replace(price=2.0))
-        assert axes.get_title("left") == f"{usual['episodes/s']:.1f} episodes a second: {usual['hours']:,.0f} hours, ${usual['dollars']:,.0f}"
+        (axes,) = page.render(name, 0.4, 0.5, 0.8, 2.0).axes
+        usual = page.estimate(
+            plan_memory(**settings).setup, episodes, page.H100._replace(price=2.0)
+        )
+        assert (
+            axes.get_title("left")
+            == f"{usual['episodes/s']:.1f} episodes a second: {usual['hours']:,.0f} hours, "
+            f"${usual['dollars']:,.0f}"
+        )
         spent = page.seconds(plan_memory(**settings).setup)
         assert [bar.get_width() for bar in axes.patches] == near([*spent.values()])
         page.plt.close("all")
-    total = lambda *values: sum(bar.get_width() for bar in page.render("TL;DR 1B", *values, 2.0).axes[0].patches)
-    assert total(0.2, 0.5, 0.8) > total(0.4, 0.5, 0.8) < total(0.4, 0.5, 1.6) and total(0.4, 0.1, 0.05) > total(0.4, 0.5, 0.05)
+    total = lambda *values: sum(
+        bar.get_width() for bar in page.render("TL;DR 1B", *values, 2.0).axes[0].patches
+    )
+    assert total(0.2, 0.5, 0.8) > total(0.4, 0.5, 0.8) < total(0.4, 0.5, 1.6) and total(
+        0.4, 0.1, 0.05
+    ) > total(0.4, 0.5, 0.05)
     page.plt.close("all")
 
 
 # ---- The commands ----
 
+
 @pytest.fixture
 def quiet(monkeypatch, tmp_path):
-    for name in ("WORLD_SIZE", "RANK", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"): monkeypatch.delenv(name, raising=False)
+    for name in ("WORLD_SIZE", "RANK", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
 
 
-# catches: a flag that is none, a value that the program refuses, a recipe that is not there, a figure of the page that its command does not give
+# catches: a flag that is none, a value that the program refuses, a recipe that is not there, a
+# figure of the page that its command does not give
 @pytest.mark.parametrize("name", list(page.COMMANDS))
 def test_a_command_is_understood(name, quiet):
     command = page.COMMANDS[name]
     code, verdict = page.rehearse(command, SMALL)
     assert code == 0 and verdict.startswith("It fits")
     launcher, words = command.split(" -m rlhf_nb.cli ")
-    asked = launch_command_parser().parse_args(shlex.split(launcher)[2:] + ["-m", "rlhf_nb.cli", *shlex.split(words)])
+    asked = launch_command_parser().parse_args(
+        [*shlex.split(launcher)[2:], "-m", "rlhf_nb.cli", *shlex.split(words)]
+    )
     recipe = yaml.safe_load((cli.RECIPES / asked.config_file).read_text())
-    assert asked.training_script == "rlhf_nb.cli" and asked.training_script_args == shlex.split(words)
+    assert asked.training_script == "rlhf_nb.cli" and asked.training_script_args == shlex.split(
+        words
+    )
     chosen = page.rehearsed[name]
-    assert (chosen["num_processes"], chosen["layout"]) == (recipe["num_processes"], Path(asked.config_file).stem)
-    data, models, args = cli.parse("ppo", shlex.split(words)[1:])  # not only understood by the dry run
-    found = {key: getattr(args, key) for key in ("response_length", "per_device_train_batch_size", "gradient_accumulation_steps", "local_rollout_forward_batch_size")}
-    assert found == {key: chosen[key] for key in found} and data.max_prompt_length == 512 and args.num_ppo_epochs == 4
+    assert (chosen["num_processes"], chosen["layout"]) == (
+        recipe["num_processes"],
+        Path(asked.config_file).stem,
+    )
+    data, models, args = cli.parse(
+        "ppo", shlex.split(words)[1:]
+    )  # not only understood by the dry run
+    found = {
+        key: getattr(args, key)
+        for key in (
+            "response_length",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "local_rollout_forward_batch_size",
+        )
+    }
+    assert (
+        found == {key: chosen[key] for key in found}
+        and data.max_prompt_length == 512
+        and args.num_ppo_epochs == 4
+    )
     assert args.ds3_gather_for_generation == chosen.get("ds3_gather_for_generation", True)
     assert (models.use_peft, models.value_use_peft) == (chosen.get("peft_config") is not None,) * 2
     assert args.total_episodes == (1_000_000 if data.dataset_name == "trl-lib/tldr" else 100_000)
@@ -261,7 +572,8 @@ def test_a_command_is_understood(name, quiet):
 
 # catches: a rehearsal that passes whatever is typed
 def test_a_wrong_command_is_refused(quiet, capsys):
-    with pytest.raises(SystemExit) as stop: page.rehearse(page.COMMANDS["7B"].replace("--response_length", "--response_lenght"), SMALL)
+    with pytest.raises(SystemExit) as stop:
+        page.rehearse(page.COMMANDS["7B"].replace("--response_length", "--response_lenght"), SMALL)
     assert stop.value.code == 2 and "Did you mean --response_length" in capsys.readouterr().err
     code, verdict = page.rehearse(page.COMMANDS["7B"].replace("zero3", "ddp"), page.MODELS["7B"])
     assert code == 1 and verdict.startswith("It does not fit")
@@ -269,26 +581,48 @@ def test_a_wrong_command_is_refused(quiet, capsys):
 
 # catches: flags for several boxes that the launcher does not have
 def test_flags_for_more_boxes():
-    told, = re.findall(r"`(--num_machines [^`]+)`", "\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown"))
+    (told,) = re.findall(
+        r"`(--num_machines [^`]+)`",
+        "\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown"),
+    )
     asked = launch_command_parser().parse_args([*shlex.split(told), "-m", "rlhf_nb.cli", "ppo"])
-    assert (asked.num_machines, asked.num_processes, asked.machine_rank, asked.main_process_port) == (8, 64, 0, 29500)
+    assert (
+        asked.num_machines,
+        asked.num_processes,
+        asked.machine_rank,
+        asked.main_process_port,
+    ) == (8, 64, 0, 29500)
 
 
 # ---- The exercise, and what the page owes its reader ----
 
+
 # catches: a mistake that is called right, two mistakes with one message
 def test_the_checker_names_each_mistake():
     right = lambda w, t, e, again: e * (3 + again) * 2 * w * t
-    wrong = dict(multiplied=lambda w, t, e, again: right(w, t, e, again) / 2, epochs=lambda w, t, e, again: right(w, t, e, again) / e,
-                 forward=lambda w, t, e, again: e * 2 * w * t, one_gradient=lambda w, t, e, again: e * (2 + again) * 2 * w * t,
-                 never_again=lambda w, t, e, again: right(w, t, e, False), always_again=lambda w, t, e, again: right(w, t, e, True),
-                 other=lambda w, t, e, again: 7.0)
+    wrong = dict(
+        multiplied=lambda w, t, e, again: right(w, t, e, again) / 2,
+        epochs=lambda w, t, e, again: right(w, t, e, again) / e,
+        forward=lambda w, t, e, again: e * 2 * w * t,
+        one_gradient=lambda w, t, e, again: e * (2 + again) * 2 * w * t,
+        never_again=lambda w, t, e, again: right(w, t, e, False),
+        always_again=lambda w, t, e, again: right(w, t, e, True),
+        other=lambda w, t, e, again: 7.0,
+    )
     assert page.check_update(page.solution) == "Right."
     said = {name: page.check_update(one) for name, one in wrong.items()}
     assert "Right." not in said.values() and len(set(said.values())) == len(said), said
-    assert "two operations" in said["multiplied"] and "epochs" in said["epochs"] and "not 1" in said["one_gradient"]
+    assert (
+        "two operations" in said["multiplied"]
+        and "epochs" in said["epochs"]
+        and "not 1" in said["one_gradient"]
+    )
 
 
 def test_the_page_says_that_nothing_was_run():
     text = "\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
-    assert "**None of these plans has been run here.**" in text and "assumed" in text and "2403.17031" in text
+    assert (
+        "**None of these plans has been run here.**" in text
+        and "assumed" in text
+        and "2403.17031" in text
+    )

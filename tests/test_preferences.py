@@ -1,4 +1,6 @@
-"""Labelling, its file, the refit and the view of a reward model: what a page cannot show, such as a torn line at every byte, or a model that reads both ways."""
+"""Labelling, its file, the refit and the view of a reward model: what a page cannot show, such as a
+torn line at every byte, or a model that reads both ways."""
+
 from __future__ import annotations
 
 import copy
@@ -12,12 +14,26 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, load_dataset
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhf_nb import preferences as P
 from rlhf_nb.models import scorer_from
-from rlhf_nb.preferences import (LabelFile, Labelling, draw_pairs, is_held_out, label_preferences, load_preferences, pair_order, PairLook, read_labels,
-                                 refit_reward_model, reward_view, score_pairs, showings)
+from rlhf_nb.preferences import (
+    LabelFile,
+    Labelling,
+    PairLook,
+    draw_pairs,
+    is_held_out,
+    label_preferences,
+    load_preferences,
+    pair_order,
+    read_labels,
+    refit_reward_model,
+    reward_view,
+    score_pairs,
+    showings,
+)
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
 
 ROWS = [dict(prompt=f"post {i}", answer_1=f"one {i}", answer_2=f"two {i}") for i in range(20)]
@@ -26,21 +42,28 @@ HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"\u202e'
 
 def label(path, keys: str, rows=ROWS, **more) -> Labelling:
     work = Labelling(rows, path, **more)
-    for key in keys: work.undo() if key == "u" else work.choose(key)
+    for key in keys:
+        work.undo() if key == "u" else work.choose(key)
     return work
 
 
 class Clock:
     "Moves on when it is told to."
+
     now = 0.0
-    def __call__(self) -> float: return self.now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
 def desk(tmp_path):
     made = label_preferences(ROWS, tmp_path / "a.jsonl")
     made.work.clock = clock = Clock()
-    def wait(seconds=1.0): clock.now += seconds
+
+    def wait(seconds=1.0):
+        clock.now += seconds
+
     made.wait = wait
     wait()
     made.desk
@@ -49,15 +72,22 @@ def desk(tmp_path):
 
 # ---- The order ----
 
-# catches: sides that go by turns or stay, a repeat on the same side, too soon, twice, or of a pair that was not yet shown
+
+# catches: sides that go by turns or stay, a repeat on the same side, too soon, twice, or of a pair
+# that was not yet shown
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 60), st.sampled_from([0, 4, 5, 8, 13]), st.integers(0, 99), st.integers(0, 20))
+@given(
+    st.integers(0, 60), st.sampled_from([0, 4, 5, 8, 13]), st.integers(0, 99), st.integers(0, 20)
+)
 def test_showings(n, every, seed, more):
     order = showings(n, every, seed)
-    assert [s.pair for s in order if not s.again] == list(range(n)) and sum(s.again for s in order) == (n // every if every else 0)
-    assert showings(n + more, every, seed)[:len(order)] == order
+    assert [s.pair for s in order if not s.again] == list(range(n)) and sum(
+        s.again for s in order
+    ) == (n // every if every else 0)
+    assert showings(n + more, every, seed)[: len(order)] == order
     for place, one in enumerate(order):
-        if not one.again: continue
+        if not one.again:
+            continue
         first = [i for i, s in enumerate(order[:place]) if s.pair == one.pair]
         assert len(first) == 1 and place - first[0] > 3 and order[first[0]].left == 1 - one.left
 
@@ -71,7 +101,9 @@ def test_sides_are_drawn():
 
 # ---- The file ----
 
-# catches: a torn line that stops the reading, swallows the line before it, or is glued to the next one
+
+# catches: a torn line that stops the reading, swallows the line before it, or is glued to the next
+# one
 def test_a_file_torn_at_any_byte_goes_on(tmp_path):
     label(tmp_path / "a.jsonl", "1201")
     whole = (tmp_path / "a.jsonl").read_bytes()
@@ -87,11 +119,16 @@ def test_a_file_torn_at_any_byte_goes_on(tmp_path):
 
 
 # catches: zeros or half a character of a power failure at the end that end the reading
-@pytest.mark.parametrize("tail", [b"\0" * 9, b'{"choice": "1", "x": "\xc3', b"\xff\n", b"{}{}\n", b"7\n"])
+@pytest.mark.parametrize(
+    "tail", [b"\0" * 9, b'{"choice": "1", "x": "\xc3', b"\xff\n", b"{}{}\n", b"7\n"]
+)
 def test_rubbish_at_the_end_is_passed_over(tmp_path, tail):
     label(tmp_path / "a.jsonl", "12")
-    with open(tmp_path / "a.jsonl", "ab") as file: file.write(tail)
-    assert len(read_labels(tmp_path / "a.jsonl").rows) == 2 and read_labels(tmp_path / "a.jsonl").torn == len(tail)
+    with open(tmp_path / "a.jsonl", "ab") as file:
+        file.write(tail)
+    assert len(read_labels(tmp_path / "a.jsonl").rows) == 2 and read_labels(
+        tmp_path / "a.jsonl"
+    ).torn == len(tail)
 
 
 # catches: a damaged line in the middle that is dropped in silence
@@ -99,48 +136,70 @@ def test_rubbish_in_the_middle_is_refused(tmp_path):
     label(tmp_path / "a.jsonl", "12")
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     (tmp_path / "a.jsonl").write_text("\n".join([lines[0], "{", lines[1]]) + "\n")
-    with pytest.raises(ValueError, match="line 2 is no JSON"): read_labels(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="line 2 is no JSON"):
+        read_labels(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
-    with pytest.raises(ValueError, match="line 1 is no choice"): read_labels(tmp_path / "b.jsonl")
-    with pytest.raises(FileNotFoundError): load_preferences(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="line 1 is no choice"):
+        read_labels(tmp_path / "b.jsonl")
+    with pytest.raises(FileNotFoundError):
+        load_preferences(tmp_path / "none.jsonl")
 
 
 # catches: a choice that waits in a buffer, and one that is shown as made before it is on the disk
 def test_every_choice_is_synced_before_the_next_pair(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(P.os, "fsync", lambda f: synced.append((tmp_path / "a.jsonl").read_bytes().count(b"\n")))
+    monkeypatch.setattr(
+        P.os, "fsync", lambda f: synced.append((tmp_path / "a.jsonl").read_bytes().count(b"\n"))
+    )
     work = label(tmp_path / "a.jsonl", "12u0")
     assert synced == [1, 2, 3, 4]
-    def fail(f): raise OSError("the disk is full")
+
+    def fail(f):
+        raise OSError("the disk is full")
+
     monkeypatch.setattr(P.os, "fsync", fail)
     before = work.rows
-    with pytest.raises(OSError): work.choose("1")
+    with pytest.raises(OSError):
+        work.choose("1")
     assert work.rows == before
     monkeypatch.undo()
     work.choose("2")
     assert [row["choice"] for row in read_labels(tmp_path / "a.jsonl").rows] == ["1", "0", "2"]
 
 
-# catches: two windows on one file, each of which writes as though it were alone, even where the bytes are as many
+# catches: two windows on one file, each of which writes as though it were alone, even where the
+# bytes are as many
 def test_a_file_that_is_open_elsewhere(tmp_path):
     one, two = label(tmp_path / "a.jsonl", "1"), Labelling(ROWS, tmp_path / "a.jsonl")
     two.choose("1")
-    with pytest.raises(ValueError, match="open elsewhere"): one.choose("2")
+    with pytest.raises(ValueError, match="open elsewhere"):
+        one.choose("2")
     assert len(read_labels(tmp_path / "a.jsonl").rows) == 2 and len(one.rows) == 1
 
 
 # catches: a file that goes on with other data, another seed, another rhythm, or fewer rows
-@pytest.mark.parametrize("change", [dict(seed=1), dict(repeat_every=4), dict(rows=ROWS[1:]), dict(rows=ROWS[:3]),
-                                    dict(rows=[row | dict(answer_2=row["answer_2"] + "!") for row in ROWS])])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(seed=1),
+        dict(repeat_every=4),
+        dict(rows=ROWS[1:]),
+        dict(rows=ROWS[:3]),
+        dict(rows=[row | dict(answer_2=row["answer_2"] + "!") for row in ROWS]),
+    ],
+)
 def test_a_file_of_other_pairs_is_refused(tmp_path, change):
     label(tmp_path / "a.jsonl", "12012")
-    with pytest.raises(ValueError, match="a path that is new"): label(tmp_path / "a.jsonl", "", **change)
-    assert len(label(tmp_path / "a.jsonl", "", rows=ROWS + [dict(ROWS[0], prompt="new")]).rows) == 5
+    with pytest.raises(ValueError, match="a path that is new"):
+        label(tmp_path / "a.jsonl", "", **change)
+    assert len(label(tmp_path / "a.jsonl", "", rows=[*ROWS, dict(ROWS[0], prompt="new")]).rows) == 5
 
 
 # ---- What was said ----
 
-# catches: chosen and rejected the wrong way round, a side that decides instead of the answer, a repeat or a tie that is trained on, an undo that is not
+
+# catches: chosen and rejected the wrong way round, a side that decides instead of the answer, a
+# repeat or a tie that is trained on, an undo that is not
 def test_what_training_gets(tmp_path):
     work, rng = Labelling(ROWS, tmp_path / "a.jsonl", seed=3), random.Random(0)
     likes_two = lambda: "2" if work.shown()[1][1].startswith("two") else "1"
@@ -151,34 +210,66 @@ def test_what_training_gets(tmp_path):
         work.choose("0" if work.showing.pair % 5 == 0 else likes_two())
     data = load_preferences(tmp_path / "a.jsonl")
     assert data.column_names == ["prompt", "chosen", "rejected", "pair"] and len(data) == 16
-    assert all(row["chosen"] == f"two {row['pair']}" and row["rejected"] == f"one {row['pair']}" and row["prompt"] == f"post {row['pair']}" for row in data)
+    assert all(
+        row["chosen"] == f"two {row['pair']}"
+        and row["rejected"] == f"one {row['pair']}"
+        and row["prompt"] == f"post {row['pair']}"
+        for row in data
+    )
     labels = read_labels(tmp_path / "a.jsonl")
-    assert labels.agreement() == (2, 2) and labels.undone > 0 and 0 < labels.first_taken()[0] < labels.first_taken()[1] == len(work.order) - sum(r["choice"] == "0" for r in labels.rows)
+    assert (
+        labels.agreement() == (2, 2)
+        and labels.undone > 0
+        and 0
+        < labels.first_taken()[0]
+        < labels.first_taken()[1]
+        == len(work.order) - sum(r["choice"] == "0" for r in labels.rows)
+    )
 
 
-# catches: an agreement that compares keys instead of answers, and a bias towards the side that nobody is told of
+# catches: an agreement that compares keys instead of answers, and a bias towards the side that
+# nobody is told of
 def test_somebody_who_always_takes_the_left(tmp_path):
     labels = label(tmp_path / "a.jsonl", "1" * 22).labels
     assert labels.agreement() == (0, 2) and labels.first_taken() == (22, 22)
     assert "the place seems to decide" in repr(P.label_report(labels))
 
 
-# catches: a raw file that is read as training rows, with ties or choices that were taken back; texts without choices that pass in silence
+# catches: a raw file that is read as training rows, with ties or choices that were taken back;
+# texts without choices that pass in silence
 def test_the_raw_file_is_known(tmp_path, letters):
     rows = [dict(prompt="abc", answer_1="de" + "a" * i, answer_2="fg") for i in range(6)]
     label(tmp_path / "a.jsonl", "1212", rows=rows)
-    raw = lambda: load_dataset("json", data_files=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "c"))["train"]
+    raw = lambda: load_dataset(
+        "json", data_files=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "c")
+    )["train"]
     assert len(encode_pairs(raw(), letters)) == 4
     label(tmp_path / "a.jsonl", "0", rows=rows)
-    assert encode_pairs(raw(), letters)[:] == encode_pairs(load_preferences(tmp_path / "a.jsonl"), letters)[:] and len(raw()) == 5
-    with pytest.raises(ValueError, match="row 4: chosen is missing"): encode_pairs(raw().select_columns(["prompt", "chosen", "rejected"]), letters)
+    assert (
+        encode_pairs(raw(), letters)[:]
+        == encode_pairs(load_preferences(tmp_path / "a.jsonl"), letters)[:]
+        and len(raw()) == 5
+    )
+    with pytest.raises(ValueError, match="row 4: chosen is missing"):
+        encode_pairs(raw().select_columns(["prompt", "chosen", "rejected"]), letters)
 
 
-# catches: rows without an answer, equal answers, and an empty set that are noticed when somebody has labelled for an hour
-@pytest.mark.parametrize("rows, said", [([], "0 pairs"), ([dict(prompt="p", chosen="a", rejected="b")], "lack"), ([ROWS[0], dict(ROWS[1], answer_1=" a", answer_2=" a")], "row 1: both"),
-                                        ([dict(ROWS[0], answer_2=None)], "row 0: answer_2"), ([dict(ROWS[0], prompt="")], "row 0: prompt"), ([dict(ROWS[0], answer_1=[1])], "row 0: answer_1")])
+# catches: rows without an answer, equal answers, and an empty set that are noticed when somebody
+# has labelled for an hour
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        ([], "0 pairs"),
+        ([dict(prompt="p", chosen="a", rejected="b")], "lack"),
+        ([ROWS[0], dict(ROWS[1], answer_1=" a", answer_2=" a")], "row 1: both"),
+        ([dict(ROWS[0], answer_2=None)], "row 0: answer_2"),
+        ([dict(ROWS[0], prompt="")], "row 0: prompt"),
+        ([dict(ROWS[0], answer_1=[1])], "row 0: answer_1"),
+    ],
+)
 def test_rows_that_nobody_can_label(tmp_path, rows, said):
-    with pytest.raises(ValueError, match=said): label_preferences(rows, tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match=said):
+        label_preferences(rows, tmp_path / "a.jsonl")
     assert not (tmp_path / "a.jsonl").exists()
 
 
@@ -188,22 +279,43 @@ def test_conversations_and_whole_texts(tmp_path):
     rows = [dict(prompt=[dict(role="user", content="hi")], a=turn("yes"), b=turn("no"))]
     work = label(tmp_path / "chat.jsonl", "1", rows=Dataset.from_list(rows), answers=("a", "b"))
     row = load_preferences(tmp_path / "chat.jsonl")[0]
-    assert {row["chosen"][0]["content"], row["rejected"][0]["content"]} == {"yes", "no"} and row["prompt"] == rows[0]["prompt"]
-    assert "assistant: yes" in repr(P.render_labelling(Labelling(rows, tmp_path / "x.jsonl", ("a", "b")))) and work.showing is None
+    assert {row["chosen"][0]["content"], row["rejected"][0]["content"]} == {"yes", "no"} and row[
+        "prompt"
+    ] == rows[0]["prompt"]
+    assert (
+        "assistant: yes"
+        in repr(P.render_labelling(Labelling(rows, tmp_path / "x.jsonl", ("a", "b"))))
+        and work.showing is None
+    )
     label(tmp_path / "whole.jsonl", "1", rows=[dict(answer_1="all of it", answer_2="all of that")])
     assert "prompt" not in load_preferences(tmp_path / "whole.jsonl").column_names
 
 
 # ---- Keys and buttons ----
 
-# catches: a Backspace that chooses, a digit that is lost behind the last one, a note or a file that disagrees with the field
+
+# catches: a Backspace that chooses, a digit that is lost behind the last one, a note or a file that
+# disagrees with the field
 def test_the_field(desk):
-    for text, want in (("1", "1"), ("12", "12"), ("x2", "122"), ("", "12"), ("20", "120"), ("0U", "12"), ("2q", "12")):
+    for text, want in (
+        ("1", "1"),
+        ("12", "12"),
+        ("x2", "122"),
+        ("", "12"),
+        ("20", "120"),
+        ("0U", "12"),
+        ("2q", "12"),
+    ):
         desk.wait()
         desk.field.value = text
-        assert "".join(row["choice"] for row in desk.work.rows) == want and desk.field.value == want[-1:]
+        assert (
+            "".join(row["choice"] for row in desk.work.rows) == want
+            and desk.field.value == want[-1:]
+        )
     assert "is no key here" in desk.desk.view.value
-    assert [json.loads(line)["choice"] for line in desk.work.file.path.read_text().splitlines()] == ["1", "2", "2", "undo", "0", "undo"]
+    assert [
+        json.loads(line)["choice"] for line in desk.work.file.path.read_text().splitlines()
+    ] == ["1", "2", "2", "undo", "0", "undo"]
 
 
 # catches: a held key or a double click that labels pairs which nobody saw
@@ -219,20 +331,29 @@ def test_what_comes_at_once_is_not_counted(desk):
 
 # catches: a failure to save that nobody sees, or a view that goes on to the next pair after it
 def test_a_failure_is_shown(desk, monkeypatch):
-    def fail(f): raise OSError("the disk is full <b>")
+    def fail(f):
+        raise OSError("the disk is full <b>")
+
     monkeypatch.setattr(P.os, "fsync", fail)
     for act in (desk.buttons["1"].click, lambda: setattr(desk.field, "value", "2")):
         desk.wait()
-        try: act()  # ipywidgets logs what a button raises, and goes on
-        except OSError: assert "1" not in desk.field.value
-        assert "role=\"alert\"" in desk.desk.view.value and "full &lt;b&gt;" in desk.desk.view.value and not desk.work.rows
+        try:
+            act()  # ipywidgets logs what a button raises, and goes on
+        except OSError:
+            assert "1" not in desk.field.value
+        assert (
+            'role="alert"' in desk.desk.view.value
+            and "full &lt;b&gt;" in desk.desk.view.value
+            and not desk.work.rows
+        )
     monkeypatch.undo()
     desk.wait()
     desk.buttons["2"].click()
     assert len(desk.work.rows) == 1 and "alert" not in desk.desk.view.value
 
 
-# catches: an undo before the first choice or after the last one that fails, or a key that writes when all is done
+# catches: an undo before the first choice or after the last one that fails, or a key that writes
+# when all is done
 def test_both_ends(tmp_path):
     desk = label_preferences(ROWS[:1], tmp_path / "a.jsonl")
     desk.work.clock = iter(range(99)).__next__
@@ -252,24 +373,40 @@ def test_hostile_texts_are_escaped(tmp_path, letters, tiny):
 
 # ---- The refit ----
 
+
 @pytest.fixture
 def labels(tokenizer, world):
     posts = world["train"].select(range(40))
-    rows = [dict(prompt=row["prompt"], chosen=" well, my car.", rejected=" my car broke.", pair=i) for i, row in enumerate(posts)]
+    rows = [
+        dict(prompt=row["prompt"], chosen=" well, my car.", rejected=" my car broke.", pair=i)
+        for i, row in enumerate(posts)
+    ]
     return Dataset.from_list(rows)
 
 
 def args(tmp_path, **more):
-    return RewardConfig(str(tmp_path / "r"), use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, learning_rate=1e-2, per_device_train_batch_size=8, **more)
+    return RewardConfig(
+        str(tmp_path / "r"),
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        learning_rate=1e-2,
+        per_device_train_batch_size=8,
+        **more,
+    )
 
 
-# catches: an accuracy on pairs that were trained on, a split that moves as labels come in, and prompts on both sides of it
+# catches: an accuracy on pairs that were trained on, a split that moves as labels come in, and
+# prompts on both sides of it
 def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny, monkeypatch):
     seen = []
+
     class Watching(RewardTrainer):
         def __init__(self, model, args, train_dataset=None, **more):
             seen.extend(train_dataset["pair"])
             super().__init__(model, args, train_dataset, **more)
+
     monkeypatch.setattr(P, "RewardTrainer", Watching)
     found = refit_reward_model(labels, tiny(), tokenizer, args(tmp_path, num_train_epochs=1))
     held = found.table[found.table.held_out]
@@ -277,30 +414,65 @@ def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny,
     assert [is_held_out(p) for p in labels["prompt"][:10]] == found.table.held_out[:10].tolist()
 
 
-# catches: a model that is trained on from refit to refit, and a button that changes the random numbers of the notebook
+# catches: a model that is trained on from refit to refit, and a button that changes the random
+# numbers of the notebook
 def test_a_refit_leaves_all_as_it_was(tmp_path, labels, tokenizer, tiny):
     model = scorer_from(tiny())
-    before, states = copy.deepcopy(model.state_dict()), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
-    one, two = (refit_reward_model(labels, model, tokenizer, args(tmp_path, num_train_epochs=2)) for _ in range(2))
-    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items()) and one.table.margin.tolist() == two.table.margin.tolist()
-    assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate() and (states[2] == np.random.get_state()[1]).all()
+    before, states = (
+        copy.deepcopy(model.state_dict()),
+        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()),
+    )
+    one, two = (
+        refit_reward_model(labels, model, tokenizer, args(tmp_path, num_train_epochs=2))
+        for _ in range(2)
+    )
+    assert (
+        all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+        and one.table.margin.tolist() == two.table.margin.tolist()
+    )
+    assert (
+        torch.equal(states[0], torch.get_rng_state())
+        and states[1] == random.getstate()
+        and (states[2] == np.random.get_state()[1]).all()
+    )
     assert one.table.margin.mean() > 0
 
 
-# catches: disagreements in the wrong order, a tie that counts as right, chance that is not told from skill
+# catches: disagreements in the wrong order, a tie that counts as right, chance that is not told
+# from skill
 def test_disagreements_come_most_confident_first():
-    table = pd.DataFrame(dict(pair=range(5), chosen=HOSTILE, rejected="b", margin=[-1.0, 2.0, -3.0, 0.0, -0.5], held_out=[True, True, False, True, False]))
+    table = pd.DataFrame(
+        dict(
+            pair=range(5),
+            chosen=HOSTILE,
+            rejected="b",
+            margin=[-1.0, 2.0, -3.0, 0.0, -0.5],
+            held_out=[True, True, False, True, False],
+        )
+    )
     found = P.Refit(None, table, 1.0)
-    assert found.disagreements().pair.tolist() == [2, 0, 4] and math.isclose(found.disagreements().sure.iloc[0], 1 / (1 + math.exp(-3)))
-    assert found.right() == (1, 3) and "not to be told from a coin" in found.verdict() and "<script" not in P.render_refit(found)
-    sure = P.Refit(None, pd.DataFrame(dict(pair=range(20), chosen="a", rejected="b", margin=1.0, held_out=True)), 1.0)
+    assert found.disagreements().pair.tolist() == [2, 0, 4] and math.isclose(
+        found.disagreements().sure.iloc[0], 1 / (1 + math.exp(-3))
+    )
+    assert (
+        found.right() == (1, 3)
+        and "not to be told from a coin" in found.verdict()
+        and "<script" not in P.render_refit(found)
+    )
+    sure = P.Refit(
+        None,
+        pd.DataFrame(dict(pair=range(20), chosen="a", rejected="b", margin=1.0, held_out=True)),
+        1.0,
+    )
     assert "better than a coin" in sure.verdict()
 
 
 # catches: a refit on nothing, and one that is asked for without a model
 def test_a_refit_that_cannot_be(tmp_path, labels, tokenizer, tiny):
-    with pytest.raises(ValueError, match="may be trained on"): refit_reward_model(labels.select([0]), tiny(), tokenizer)
-    with pytest.raises(ValueError, match="no model to refit"): label_preferences(ROWS, tmp_path / "a.jsonl", refit_every=5)
+    with pytest.raises(ValueError, match="may be trained on"):
+        refit_reward_model(labels.select([0]), tiny(), tokenizer)
+    with pytest.raises(ValueError, match="no model to refit"):
+        label_preferences(ROWS, tmp_path / "a.jsonl", refit_every=5)
     desk = label_preferences(ROWS, tmp_path / "a.jsonl", model=tiny(), processing_class=tokenizer)
     desk.learn()
     assert "too few" in desk.note and desk.found is None
@@ -309,11 +481,19 @@ def test_a_refit_that_cannot_be(tmp_path, labels, tokenizer, tiny):
 # catches: a refit that comes too early, too often or never, and its seconds on the person's clock
 def test_refits_come_by_themselves(tmp_path):
     clock, calls = Clock(), []
+
     def refit():
         clock.now += 100
         calls.append(len(desk.work.rows))
-        return P.Refit(None, pd.DataFrame(dict(pair=[0], chosen="a", rejected="b", margin=[1.0], held_out=[True])), 1.0)
-    desk = P.PreferenceDesk(Labelling(ROWS, tmp_path / "a.jsonl", clock=clock), refit, refit_every=9)
+        return P.Refit(
+            None,
+            pd.DataFrame(dict(pair=[0], chosen="a", rejected="b", margin=[1.0], held_out=[True])),
+            1.0,
+        )
+
+    desk = P.PreferenceDesk(
+        Labelling(ROWS, tmp_path / "a.jsonl", clock=clock), refit, refit_every=9
+    )
     for _ in range(20):
         clock.now += 2
         desk.press("1")
@@ -322,59 +502,116 @@ def test_refits_come_by_themselves(tmp_path):
 
 # ---- The view of a reward model ----
 
+
 @pytest.fixture(scope="module")
 def judge(letters):
     from rlhf_nb.models import tiny_policy
-    return scorer_from(tiny_policy(letters, 1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+
+    return scorer_from(
+        tiny_policy(letters, 1, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    )
 
 
-PAIRS = [dict(prompt="abc", chosen="de", rejected="fgh"), dict(prompt="a", chosen="jjjj", rejected="b"), dict(prompt="abcd", chosen="ea", rejected="ef")]
+PAIRS = [
+    dict(prompt="abc", chosen="de", rejected="fgh"),
+    dict(prompt="a", chosen="jjjj", rejected="b"),
+    dict(prompt="abcd", chosen="ea", rejected="ef"),
+]
 
 
-# catches: a running score that sees what comes later, padding that counts, and a last number that is not the score
+# catches: a running score that sees what comes later, padding that counts, and a last number that
+# is not the score
 def test_a_running_score_is_the_score_of_what_is_there(letters, judge):
     for one, row in zip(score_pairs(judge, letters, Dataset.from_list(PAIRS)), PAIRS):
         for which, name in enumerate(("chosen", "rejected")):
-            whole = letters(row["prompt"] + row[name], add_special_tokens=False)["input_ids"] + [letters.eos_token_id]
+            whole = letters(row["prompt"] + row[name], add_special_tokens=False)["input_ids"] + [
+                letters.eos_token_id
+            ]
             skip = len(whole) - len(one.tokens[which])
             for t, running in enumerate(one.scores[which]):
-                with torch.no_grad(): alone = judge.eval()(input_ids=torch.tensor([whole[:skip + t + 1]])).logits.item()
+                with torch.no_grad():
+                    alone = judge.eval()(
+                        input_ids=torch.tensor([whole[: skip + t + 1]])
+                    ).logits.item()
                 assert math.isclose(running, alone, abs_tol=1e-5)
             assert one.tokens[which][-1] == "<eos>"
-            assert math.isclose(one.scores[which][-1], score_texts(judge, letters, [row["prompt"]], [row[name]]).item(), abs_tol=1e-5)
-            assert math.isclose((one.start or 0) + sum(one.changes(which)), one.scores[which][-1], abs_tol=1e-5)
+            assert math.isclose(
+                one.scores[which][-1],
+                score_texts(judge, letters, [row["prompt"]], [row[name]]).item(),
+                abs_tol=1e-5,
+            )
+            assert math.isclose(
+                (one.start or 0) + sum(one.changes(which)), one.scores[which][-1], abs_tol=1e-5
+            )
 
 
-# catches: a centre that the view forgets, and a form of pairs that RewardTrainer takes and the view does not
+# catches: a centre that the view forgets, and a form of pairs that RewardTrainer takes and the view
+# does not
 def test_every_form_of_pairs_and_the_centre(letters, judge, tmp_path):
     data = Dataset.from_list(PAIRS)
     margins = [one.margin for one in score_pairs(judge, letters, data)]
     ids = encode_pairs(data, letters)
-    whole = Dataset.from_list([dict(chosen=r["prompt"] + r["chosen"], rejected=r["prompt"] + r["rejected"]) for r in PAIRS])
+    whole = Dataset.from_list(
+        [
+            dict(chosen=r["prompt"] + r["chosen"], rejected=r["prompt"] + r["rejected"])
+            for r in PAIRS
+        ]
+    )
     chatty = copy.deepcopy(letters)
     chatty.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     turn = lambda role, text: [dict(role=role, content=text)]
-    chat = Dataset.from_list([dict(prompt=turn("user", r["prompt"]), **{k: turn("assistant", r[k]) for k in ("chosen", "rejected")}) for r in PAIRS])
+    chat = Dataset.from_list(
+        [
+            dict(
+                prompt=turn("user", r["prompt"]),
+                **{k: turn("assistant", r[k]) for k in ("chosen", "rejected")},
+            )
+            for r in PAIRS
+        ]
+    )
     for tokenizer, form in ((letters, ids), (letters, whole), (chatty, chat)):
-        assert [one.margin for one in score_pairs(judge, tokenizer, form)] == pytest.approx(margins, abs=1e-5)
+        assert [one.margin for one in score_pairs(judge, tokenizer, form)] == pytest.approx(
+            margins, abs=1e-5
+        )
     moved = copy.deepcopy(judge)
     moved.config.reward_center = 5.0
-    assert score_pairs(moved, letters, data)[0].scores[0][-1] == pytest.approx(score_pairs(judge, letters, data)[0].scores[0][-1] - 5, abs=1e-4)
+    assert score_pairs(moved, letters, data)[0].scores[0][-1] == pytest.approx(
+        score_pairs(judge, letters, data)[0].scores[0][-1] - 5, abs=1e-4
+    )
     judge.save_pretrained(tmp_path / "m")
-    assert [one.margin for one in score_pairs(str(tmp_path / "m"), letters, data)] == pytest.approx(margins, abs=1e-5)
+    assert [one.margin for one in score_pairs(str(tmp_path / "m"), letters, data)] == pytest.approx(
+        margins, abs=1e-5
+    )
 
 
-# catches: a policy, a head of two numbers, a layer, or a model that reads both ways, each of which would show numbers that mean nothing
+# catches: a policy, a head of two numbers, a layer, or a model that reads both ways, each of which
+# would show numbers that mean nothing
 def test_other_models_are_refused(letters, judge, tiny):
     from transformers import BertConfig, BertForSequenceClassification
+
     from rlhf_nb.models import tiny_policy
+
     data = Dataset.from_list(PAIRS)
     torch.manual_seed(0)
-    sizes = dict(vocab_size=len(letters), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, pad_token_id=0)
-    for model, said in ((tiny_policy(letters), "num_labels=2"), (torch.nn.Linear(2, 1), "Linear"), (BertForSequenceClassification(BertConfig(**sizes, num_labels=1)), "reads both ways")):
-        with pytest.raises(ValueError, match=said): reward_view(model, letters, data)
-    with pytest.raises(ValueError, match="0 pairs"): reward_view(judge, letters, data.select([]))
-    with pytest.raises(ValueError, match="rejected"): reward_view(judge, letters, data.remove_columns("rejected"))
+    sizes = dict(
+        vocab_size=len(letters),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        pad_token_id=0,
+    )
+    for model, said in (
+        (tiny_policy(letters), "num_labels=2"),
+        (torch.nn.Linear(2, 1), "Linear"),
+        (BertForSequenceClassification(BertConfig(**sizes, num_labels=1)), "reads both ways"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            reward_view(model, letters, data)
+    with pytest.raises(ValueError, match="0 pairs"):
+        reward_view(judge, letters, data.select([]))
+    with pytest.raises(ValueError, match="rejected"):
+        reward_view(judge, letters, data.remove_columns("rejected"))
 
 
 # catches: a model that stays in evaluation, or is trained a little, by being looked at
@@ -382,13 +619,18 @@ def test_looking_changes_nothing(letters, judge):
     judge.train()
     before = copy.deepcopy(judge.state_dict())
     reward_view(judge, letters, Dataset.from_list(PAIRS))
-    assert judge.training and all(torch.equal(before[name], x) for name, x in judge.state_dict().items())
+    assert judge.training and all(
+        torch.equal(before[name], x) for name, x in judge.state_dict().items()
+    )
 
 
-# catches: an order, a filter or a word that the controls offer and the list does not follow; a list that does not start at its top
+# catches: an order, a filter or a word that the controls offer and the list does not follow; a list
+# that does not start at its top
 def test_the_controls_of_the_view(letters, judge):
     seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    for name, values in dict(sort=list(P._PAIR_SORTS), only=list(P._PAIR_FILTERS), signal=list(P._PAIR_SIGNALS)).items():
+    for name, values in dict(
+        sort=list(P._PAIR_SORTS), only=list(P._PAIR_FILTERS), signal=list(P._PAIR_SIGNALS)
+    ).items():
         for value in values:
             seen.controls[name].value = value
             assert seen.desk.view.value == P.render_pairs(seen.pairs, seen.seen())
@@ -398,16 +640,26 @@ def test_the_controls_of_the_view(letters, judge):
     assert seen.controls["place"].value == 1 and "Pair 1 ·" in seen.desk.view.value
     seen.controls["find"].value = "nowhere"
     assert "No pair is left" in seen._repr_html_()
-    with pytest.raises(ValueError, match="cannot sort"): pair_order(seen.pairs, PairLook(sort="best"))
+    with pytest.raises(ValueError, match="cannot sort"):
+        pair_order(seen.pairs, PairLook(sort="best"))
 
 
-# catches: a file with a network in it, with texts that end its script, or whose policy lets another script run
+# catches: a file with a network in it, with texts that end its script, or whose policy lets another
+# script run
 def test_the_file_is_whole_and_safe(tmp_path, letters, judge):
-    text = '</script><script>alert(1)</script>'
+    text = "</script><script>alert(1)</script>"
     seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    seen.pairs = [P.ScoredPair(0, text, ([text, HOSTILE], ["b"]), ([1.0, math.nan], [math.inf]), None), *seen.pairs]
+    seen.pairs = [
+        P.ScoredPair(0, text, ([text, HOSTILE], ["b"]), ([1.0, math.nan], [math.inf]), None),
+        *seen.pairs,
+    ]
     page = seen.save_html(tmp_path / "v.html").read_text(encoding="utf-8")
-    assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page and "\u202e" not in page
+    assert (
+        page.count("<script") == 2
+        and page.count("</script") == 2
+        and "<img" not in page
+        and "\u202e" not in page
+    )
     assert not re.search(r"https?://|src=[\"'](?!x)", page) and "default-src 'none'" in page
     assert not list(tmp_path.glob("*.partial"))
 
@@ -415,7 +667,17 @@ def test_the_file_is_whole_and_safe(tmp_path, letters, judge):
 # catches: pairs that cannot be labelled: equal, empty, or cut off before their end
 def test_drawn_pairs_end_and_differ(tokenizer, tiny, world):
     posts = world["train"].select(range(12)).select_columns(["prompt", "facts"])
-    try: data = draw_pairs(tiny(), tokenizer, posts, response_length=50)
-    except ValueError as error: assert "none got two different answers" in str(error)
-    else: assert all(row["answer_1"] != row["answer_2"] and row["answer_1"] and row["answer_2"] and "facts" in row for row in data)
-    with pytest.raises(ValueError, match="none got two"): draw_pairs(tiny(), tokenizer, posts, response_length=1, temperature=0.01)
+    try:
+        data = draw_pairs(tiny(), tokenizer, posts, response_length=50)
+    except ValueError as error:
+        assert "none got two different answers" in str(error)
+    else:
+        assert all(
+            row["answer_1"] != row["answer_2"]
+            and row["answer_1"]
+            and row["answer_2"]
+            and "facts" in row
+            for row in data
+        )
+    with pytest.raises(ValueError, match="none got two"):
+        draw_pairs(tiny(), tokenizer, posts, response_length=1, temperature=0.01)

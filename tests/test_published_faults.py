@@ -1,7 +1,9 @@
 """The twenty proven faults of the published PPO trainer, one number each: none of them is here.
 
-A check is a function of a trainer class wherever the fault is easy to make. It is then run twice: PPOTrainer must pass it, and a trainer with the fault put back must not.
+A check is a function of a trainer class wherever the fault is easy to make. It is then run twice:
+PPOTrainer must pass it, and a trainer with the fault put back must not.
 """
+
 import copy
 import itertools
 import math
@@ -15,9 +17,28 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import PROMPTS, SIZES, STOP, Events, likes_c, logs, rollouts, scored, unlike, untimed, weights
+from ppo_fixtures import (
+    PROMPTS,
+    SIZES,
+    STOP,
+    Events,
+    likes_c,
+    logs,
+    rollouts,
+    scored,
+    unlike,
+    untimed,
+    weights,
+)
 from torch.nn import Linear
-from transformers import AutoModelForCausalLM, DataCollatorWithPadding, GPT2Config, GPTNeoXConfig, LlamaConfig, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorWithPadding,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    TrainerCallback,
+)
 
 import rlhf_nb.rollout
 import rlhf_nb.trainer
@@ -28,70 +49,115 @@ from rlhf_nb.rollout import Rollout, Sample, sample
 from rlhf_nb.trainer import PPOTrainer, read_prompts
 
 
-def nothing(prompts, responses, **columns): return [0.0] * len(responses)
+def nothing(prompts, responses, **columns):
+    return [0.0] * len(responses)
 
 
-def gradient(trainer: PPOTrainer) -> torch.Tensor: return torch.cat([p.grad.flatten().double() for p in trainer.model.parameters() if p.grad is not None])
+def gradient(trainer: PPOTrainer) -> torch.Tensor:
+    return torch.cat(
+        [p.grad.flatten().double() for p in trainer.model.parameters() if p.grad is not None]
+    )
 
 
 def assert_alike(a: dict, b: dict, within: float) -> None:
     a, b = untimed(a), untimed(b)
     assert a.keys() == b.keys()
-    for name in a: assert a[name] == pytest.approx(b[name], rel=within, abs=within), name
+    for name in a:
+        assert a[name] == pytest.approx(b[name], rel=within, abs=within), name
 
 
 # ---- 1: optimizer steps ----
 
+
 class StepsWhereAccelerateWould(PPOTrainer):
-    "Counts micro-batches through the whole update and steps at every gradient_accumulation_steps-th, as accelerator.accumulate does."
+    """Counts micro-batches through the whole update and steps at every
+    gradient_accumulation_steps-th, as accelerator.accumulate does."""
+
     seen = 0
+
     def _loss(self, r, **closing):
         self.seen += 1
         return super()._loss(r, **closing)
-    def _optimizer_step(self, model): return 0.0 if self.seen % self.args.gradient_accumulation_steps else super()._optimizer_step(model)
+
+    def _optimizer_step(self, model):
+        return (
+            0.0
+            if self.seen % self.args.gradient_accumulation_steps
+            else super()._optimizer_step(model)
+        )
 
 
 def check_steps(ppo, kind, steps, rows, accumulation, mini_batches, epochs):
     steps.clear()
-    trainer = ppo(kind=kind, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_mini_batches=mini_batches, num_ppo_epochs=epochs, total_episodes=rows * accumulation, response_length=3)
+    trainer = ppo(
+        kind=kind,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        num_mini_batches=mini_batches,
+        num_ppo_epochs=epochs,
+        total_episodes=rows * accumulation,
+        response_length=3,
+    )
     changed, last = [], weights(trainer)
+
     class Watch(TrainerCallback):
         def on_optimizer_step(self, args, state, control, **_):
             nonlocal last
             now = weights(trainer)
             changed.append({name.split(".")[0] for name in unlike(last, now)})
             last = now
+
     trainer.add_callback(Watch())
     trainer.train()
-    assert len(steps) == epochs * mini_batches and changed == [{"policy", "value"}] * len(steps) and trainer.state.global_step == 1
+    assert (
+        len(steps) == epochs * mini_batches
+        and changed == [{"policy", "value"}] * len(steps)
+        and trainer.state.global_step == 1
+    )
 
 
-SIZES_OF_AN_UPDATE = [(rows, accumulation, parts, epochs) for rows, accumulation, parts, epochs in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 3, 4), (1, 3)) if rows * accumulation % parts == 0]
+SIZES_OF_AN_UPDATE = [
+    (rows, accumulation, parts, epochs)
+    for rows, accumulation, parts, epochs in itertools.product(
+        (1, 2, 3), (1, 2, 4), (1, 2, 3, 4), (1, 3)
+    )
+    if rows * accumulation % parts == 0
+]
 
-# catches: mini-batches whose gradients are added up and stepped once, a step that is counted and not taken (or taken with an empty gradient)
+
+# catches: mini-batches whose gradients are added up and stepped once, a step that is counted and
+# not taken (or taken with an empty gradient)
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 def test_fault_01_mini_batches_step(ppo, steps, accumulation, epochs):
     for sizes in SIZES_OF_AN_UPDATE:
-        if sizes[1] == accumulation and sizes[3] == epochs: check_steps(ppo, PPOTrainer, steps, *sizes)
+        if sizes[1] == accumulation and sizes[3] == epochs:
+            check_steps(ppo, PPOTrainer, steps, *sizes)
 
 
 @pytest.mark.parametrize("sizes", [(4, 2, 2, 1), (2, 4, 4, 3), (1, 4, 2, 1)])
 def test_fault_01_is_seen(ppo, steps, sizes):
-    with pytest.raises(AssertionError): check_steps(ppo, StepsWhereAccelerateWould, steps, *sizes)
+    with pytest.raises(AssertionError):
+        check_steps(ppo, StepsWhereAccelerateWould, steps, *sizes)
 
 
 # ---- 2: metrics and accumulation ----
 
+
 class ScalesByAccumulation(PPOTrainer):
-    "Divides each micro-batch's loss by the number of micro-batches, which the sum over tokens has already done."
+    """Divides each micro-batch's loss by the number of micro-batches, which the sum over tokens has
+    already done."""
+
     def _loss(self, r, **closing):
         loss, found = super()._loss(r, **closing)
-        return loss / self.args.gradient_accumulation_steps, found | dict(policy=found["policy"] / self.args.gradient_accumulation_steps)
+        return loss / self.args.gradient_accumulation_steps, found | dict(
+            policy=found["policy"] / self.args.gradient_accumulation_steps
+        )
 
 
 class AveragesMicroBatches(PPOTrainer):
     "Logs the mean of the micro-batches' means, as the published trainer does."
+
     def _loss(self, r, **closing):
         loss, found = super()._loss(r, **closing)
         own = found["tokens"].clone()
@@ -101,43 +167,84 @@ class AveragesMicroBatches(PPOTrainer):
 def check_metrics_do_not_scale(ppo, kind):
     found = []
     for rows, accumulation in ((8, 1), (4, 2), (2, 4), (1, 8)):
-        trainer = ppo(kind=kind, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_mini_batches=2, num_ppo_epochs=2, total_episodes=8, optim="sgd", learning_rate=0.05, entropy_coef=0.1, cliprange=0.01)
+        trainer = ppo(
+            kind=kind,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=accumulation,
+            num_mini_batches=2,
+            num_ppo_epochs=2,
+            total_episodes=8,
+            optim="sgd",
+            learning_rate=0.05,
+            entropy_coef=0.1,
+            cliprange=0.01,
+        )
         trainer.train()
         found.append(logs(trainer)[0])
-    assert found[0]["policy/clipfrac_avg"] > 0 and found[0]["policy/approxkl_avg"] > 0 and found[0]["policy/grad_norm"] > 0.1
-    for log in found[1:]: assert_alike(found[0], log, 1e-5)
+    assert (
+        found[0]["policy/clipfrac_avg"] > 0
+        and found[0]["policy/approxkl_avg"] > 0
+        and found[0]["policy/grad_norm"] > 0.1
+    )
+    for log in found[1:]:
+        assert_alike(found[0], log, 1e-5)
 
 
-# catches: losses, entropy, clipfrac, KL, ratio or gradient norm that grow or shrink with the number of micro-batches
-def test_fault_02_metrics_do_not_scale_with_accumulation(ppo): check_metrics_do_not_scale(ppo, PPOTrainer)
+# catches: losses, entropy, clipfrac, KL, ratio or gradient norm that grow or shrink with the number
+# of micro-batches
+def test_fault_02_metrics_do_not_scale_with_accumulation(ppo):
+    check_metrics_do_not_scale(ppo, PPOTrainer)
 
 
 @pytest.mark.parametrize("kind", [ScalesByAccumulation, AveragesMicroBatches])
 def test_fault_02_is_seen(ppo, kind):
-    with pytest.raises(AssertionError): check_metrics_do_not_scale(ppo, kind)
+    with pytest.raises(AssertionError):
+        check_metrics_do_not_scale(ppo, kind)
 
 
 # ---- 3: the last batch, an evaluation, sizes ----
 
-# catches: chunk(), which makes fewer parts than it was asked for; a flag for the end of the data that makes a step too many or too few
-@pytest.mark.parametrize("prompts, drop_last, per_epoch", [(20, True, 2), (13, False, 2), (12, False, 2), (24, True, 3)])
+
+# catches: chunk(), which makes fewer parts than it was asked for; a flag for the end of the data
+# that makes a step too many or too few
+@pytest.mark.parametrize(
+    "prompts, drop_last, per_epoch", [(20, True, 2), (13, False, 2), (12, False, 2), (24, True, 3)]
+)
 def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_last, per_epoch):
-    trainer = ppo(num_mini_batches=4, num_ppo_epochs=2, max_steps=5, data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])), dataloader_drop_last=drop_last, save_rollouts=True)
+    trainer = ppo(
+        num_mini_batches=4,
+        num_ppo_epochs=2,
+        max_steps=5,
+        data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])),
+        dataloader_drop_last=drop_last,
+        save_rollouts=True,
+    )
     trainer.train()
     sizes = [len(r) for r in rollouts(trainer)]
     last = 8 if drop_last else prompts % 8
-    assert len(steps) == 5 * 4 * 2 and sizes == [last if (i + 1) % per_epoch == 0 else 8 for i in range(5)]
+    assert len(steps) == 5 * 4 * 2 and sizes == [
+        last if (i + 1) % per_epoch == 0 else 8 for i in range(5)
+    ]
 
 
-# catches: a mini-batch without rows, which ends as an error about reshaping in the middle of a run (or as 0 / 0)
+# catches: a mini-batch without rows, which ends as an error about reshaping in the middle of a run
+# (or as 0 / 0)
 def test_fault_03_a_last_batch_smaller_than_the_mini_batches_steps_or_is_refused(ppo, steps):
-    try: trainer = ppo(num_mini_batches=4, num_ppo_epochs=1, data=Dataset.from_dict(dict(prompt=PROMPTS[:17])), dataloader_drop_last=False)
-    except ValueError: return
+    try:
+        trainer = ppo(
+            num_mini_batches=4,
+            num_ppo_epochs=1,
+            data=Dataset.from_dict(dict(prompt=PROMPTS[:17])),
+            dataloader_drop_last=False,
+        )
+    except ValueError:
+        return
     trainer.train()
     assert len(steps) == 3 * 4
 
 
-# catches: an evaluation that leaves its mark: on the random state, on the accumulation, on the mode of the model
+# catches: an evaluation that leaves its mark: on the random state, on the accumulation, on the mode
+# of the model
 def test_fault_03_an_evaluation_of_one_batch_changes_nothing(ppo, steps):
     found = []
     for settings in ({}, dict(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=5)):
@@ -149,10 +256,13 @@ def test_fault_03_an_evaluation_of_one_batch_changes_nothing(ppo, steps):
     assert not unlike(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
 
-# catches: gradients that are no longer synchronised after someone has read a prepared loader to its end
+# catches: gradients that are no longer synchronised after someone has read a prepared loader to its
+# end
 def test_fault_03_a_loader_that_was_read_to_its_end_changes_no_count(ppo, steps):
     class Reads(TrainerCallback):
-        def on_step_end(self, args, state, control, **_): assert len(list(trainer.get_eval_dataloader())) == 1
+        def on_step_end(self, args, state, control, **_):
+            assert len(list(trainer.get_eval_dataloader())) == 1
+
     trainer = ppo(parts=dict(callbacks=[Reads()]), per_device_eval_batch_size=5, num_mini_batches=2)
     trainer.train()
     assert len(steps) == 3 * 4 * 2 and all(log["policy/grad_norm"] > 0 for log in logs(trainer))
@@ -160,16 +270,23 @@ def test_fault_03_a_loader_that_was_read_to_its_end_changes_no_count(ppo, steps)
 
 @pytest.mark.parametrize("mini_batches", [3, 5, 16])
 def test_fault_03_sizes_that_do_not_divide_are_refused(ppo, mini_batches):
-    with pytest.raises(ValueError, match=f"num_mini_batches is {mini_batches}: .*8 rows do not divide"): ppo(num_mini_batches=mini_batches)
+    with pytest.raises(
+        ValueError, match=f"num_mini_batches is {mini_batches}: .*8 rows do not divide"
+    ):
+        ppo(num_mini_batches=mini_batches)
 
 
 # ---- 4: gradient checkpointing ----
+
 
 def forwards(trainer: PPOTrainer) -> dict[str, int]:
     "Counts, from now on, the forward passes with gradient of each model's first layer."
     seen = dict(policy=0, value=0)
     for name in seen:
-        def count(module, args, name=name): seen[name] += torch.is_grad_enabled()
+
+        def count(module, args, name=name):
+            seen[name] += torch.is_grad_enabled()
+
         getattr(trainer.model, name).base_model.layers[0].mlp.register_forward_pre_hook(count)
     return seen
 
@@ -189,15 +306,22 @@ def check_recomputed(ppo, how):
     assert (plain - same).norm() < 1e-6 * plain.norm()
 
 
-# catches: checkpointing that is asked for and never reaches the models, or one of the two, or that changes the gradient
+# catches: checkpointing that is asked for and never reaches the models, or one of the two, or that
+# changes the gradient
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("how", ["gradient_checkpointing", "activation_checkpointing"])
-def test_fault_04_checkpointing_recomputes_in_both_models(ppo, how): check_recomputed(ppo, how)
+def test_fault_04_checkpointing_recomputes_in_both_models(ppo, how):
+    check_recomputed(ppo, how)
 
 
 def test_fault_04_is_seen(ppo, monkeypatch):
-    monkeypatch.setattr(PolicyAndValue, "activation_checkpointing_enable", lambda self, **kwargs: self.policy.activation_checkpointing_enable(**kwargs))
-    with pytest.raises(AssertionError): check_recomputed(ppo, "activation_checkpointing")
+    monkeypatch.setattr(
+        PolicyAndValue,
+        "activation_checkpointing_enable",
+        lambda self, **kwargs: self.policy.activation_checkpointing_enable(**kwargs),
+    )
+    with pytest.raises(AssertionError):
+        check_recomputed(ppo, "activation_checkpointing")
 
 
 class SamplesWhileItTrains(PPOTrainer):
@@ -209,18 +333,27 @@ class SamplesWhileItTrains(PPOTrainer):
 def check_sampled_alike(ppo, kind):
     found = []
     for on in (False, True):
-        trainer = ppo(kind=kind, learning_rate=0.0, total_episodes=16, activation_checkpointing=on, save_rollouts=True)
+        trainer = ppo(
+            kind=kind,
+            learning_rate=0.0,
+            total_episodes=16,
+            activation_checkpointing=on,
+            save_rollouts=True,
+        )
         trainer.train()
         found.append([r.response_ids.tolist() for r in rollouts(trainer)])
     assert found[0] == found[1]
 
 
-# catches: a sampler without its cache: under checkpointing a model in training mode drops it, and each token is drawn from the token before it alone
-def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo): check_sampled_alike(ppo, PPOTrainer)
+# catches: a sampler without its cache: under checkpointing a model in training mode drops it, and
+# each token is drawn from the token before it alone
+def test_fault_04_checkpointing_does_not_change_what_is_sampled(ppo):
+    check_sampled_alike(ppo, PPOTrainer)
 
 
 def test_fault_04_sampling_without_a_cache_is_seen(ppo):
-    with pytest.raises(AssertionError): check_sampled_alike(ppo, SamplesWhileItTrains)
+    with pytest.raises(AssertionError):
+        check_sampled_alike(ppo, SamplesWhileItTrains)
 
 
 # catches: a setting that takes effect under train() and not for someone who steps by hand
@@ -233,121 +366,224 @@ def test_fault_04_checkpointing_by_hand(ppo):
 
 # ---- 5: precision ----
 
-_sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16)
+_sizes = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16
+)
 _ids = dict(vocab_size=12, pad_token_id=0, eos_token_id=1, bos_token_id=None)
 MODELS = dict(
     neox=GPTNeoXConfig(**_sizes, **_ids, intermediate_size=32, initializer_range=0.3),
     llama=LlamaConfig(**_sizes, **_ids, intermediate_size=32, initializer_range=0.3),
-    gpt2_with_dropout=GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, resid_pdrop=0.3, embd_pdrop=0.3, attn_pdrop=0.3, **_ids),
-    neox_with_dropout=GPTNeoXConfig(**_sizes, **_ids, intermediate_size=32, hidden_dropout=0.3, attention_dropout=0.3),
+    gpt2_with_dropout=GPT2Config(
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        resid_pdrop=0.3,
+        embd_pdrop=0.3,
+        attn_pdrop=0.3,
+        **_ids,
+    ),
+    neox_with_dropout=GPTNeoXConfig(
+        **_sizes, **_ids, intermediate_size=32, hidden_dropout=0.3, attention_dropout=0.3
+    ),
     llama_with_dropout=LlamaConfig(**_sizes, **_ids, intermediate_size=32, attention_dropout=0.3),
 )
 
 
 def other_logprobs(autocast: bool, temperature: float):
     "A trainer whose old log-probs come from another forward than the update's."
+
     class Other(PPOTrainer):
         @torch.no_grad()
         def rollout(self, batch):
             r = super().rollout(batch)
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                return r.with_(logprobs=response_logprobs(self.model.policy, r.prompt_ids, r.prompt_mask, r.response_ids, r.mask, temperature).logprobs)
+                return r.with_(
+                    logprobs=response_logprobs(
+                        self.model.policy,
+                        r.prompt_ids,
+                        r.prompt_mask,
+                        r.response_ids,
+                        r.mask,
+                        temperature,
+                    ).logprobs
+                )
+
     return Other
 
 
 def check_ratio_is_one(ppo, kind, name="neox", bf16=False, **settings):
-    "Learning rate 0: every token of every epoch and mini-batch has the probability that it was sampled with."
+    """Learning rate 0: every token of every epoch and mini-batch has the probability that it was
+    sampled with."""
     found, measure = [], rlhf_nb.trainer.policy_diagnostics
+
     def watch(logprobs, old, advantages, mask, **more):
         sums = measure(logprobs, old, advantages, mask, **more)
-        found.append({key: x.item() for key, x in sums.items()} | dict(worst=(logprobs.double() - old.double()).exp().sub(1)[mask].abs().max().item()))
+        found.append(
+            {key: x.item() for key, x in sums.items()}
+            | dict(worst=(logprobs.double() - old.double()).exp().sub(1)[mask].abs().max().item())
+        )
         return sums
+
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rlhf_nb.trainer, "policy_diagnostics", watch)
-        trainer = ppo(kind=kind, model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])), learning_rate=0.0, bf16=bf16, temperature=0.7, num_mini_batches=2, local_rollout_forward_batch_size=3, **settings)
+        trainer = ppo(
+            kind=kind,
+            model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])),
+            learning_rate=0.0,
+            bf16=bf16,
+            temperature=0.7,
+            num_mini_batches=2,
+            local_rollout_forward_batch_size=3,
+            **settings,
+        )
         trainer.train()
     assert len(found) == 3 * 4 * 2
     for seen in found:
-        assert seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12) and seen["clipfrac"] == 0
-        if not bf16: assert seen["worst"] <= 1e-6 and abs(seen["ratio"] / seen["tokens"] - 1) <= 1e-6
+        assert (
+            seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12) and seen["clipfrac"] == 0
+        )
+        if not bf16:
+            assert seen["worst"] <= 1e-6 and abs(seen["ratio"] / seen["tokens"] - 1) <= 1e-6
     for log in logs(trainer):
-        assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5) and abs(log["val/ratio"] - 1) <= (1e-4 if bf16 else 1e-6)
-        assert log["policy/approxkl_avg"] < 1e-8 and log["policy/clipfrac_avg"] == log["val/clipfrac_avg"] == 0 and log["val/ratio_var"] < 1e-8
+        assert abs(log["objective/kl"]) < (1e-2 if bf16 else 1e-5) and abs(
+            log["val/ratio"] - 1
+        ) <= (1e-4 if bf16 else 1e-6)
+        assert (
+            log["policy/approxkl_avg"] < 1e-8
+            and log["policy/clipfrac_avg"] == log["val/clipfrac_avg"] == 0
+            and log["val/ratio_var"] < 1e-8
+        )
 
 
-# catches: temperature in one place and not in the other, dropout, a sampler's own log-probs, a reference of another precision, another padding
+# catches: temperature in one place and not in the other, dropout, a sampler's own log-probs, a
+# reference of another precision, another padding
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_fault_05_learning_rate_zero_changes_nothing(ppo, name, bf16): check_ratio_is_one(ppo, PPOTrainer, name, bf16)
+def test_fault_05_learning_rate_zero_changes_nothing(ppo, name, bf16):
+    check_ratio_is_one(ppo, PPOTrainer, name, bf16)
 
 
-@pytest.mark.parametrize("autocast, temperature, bf16", [(False, 0.7, True), (True, 0.7, False), (False, 1.0, False)])
+@pytest.mark.parametrize(
+    "autocast, temperature, bf16", [(False, 0.7, True), (True, 0.7, False), (False, 1.0, False)]
+)
 def test_fault_05_is_seen(ppo, autocast, temperature, bf16):
-    with pytest.raises(AssertionError): check_ratio_is_one(ppo, other_logprobs(autocast, temperature), "neox", bf16)
+    with pytest.raises(AssertionError):
+        check_ratio_is_one(ppo, other_logprobs(autocast, temperature), "neox", bf16)
 
 
-# catches: a first rollout by hand in float32 and an update in bfloat16, or log-probs of another precision than the update's
-@pytest.mark.parametrize("settings", [dict(bf16=True), dict(bf16=True, bootstrap_truncated=True), dict(bf16=True, kl_estimator="full")])
+# catches: a first rollout by hand in float32 and an update in bfloat16, or log-probs of another
+# precision than the update's
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(bf16=True),
+        dict(bf16=True, bootstrap_truncated=True),
+        dict(bf16=True, kl_estimator="full"),
+    ],
+)
 def test_fault_05_by_hand_under_bf16_the_ratio_starts_at_one(ppo, settings):
     trainer = ppo(learning_rate=0.0, **settings)
     found = trainer.update(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8]))))
     assert found["policy/approxkl_avg"] < 1e-8 and trainer.update_count == 1
 
 
-# catches: bf16 that is accepted and ignored, in one model or in one phase; weights or gradients that lose their digits
+# catches: bf16 that is accepted and ignored, in one model or in one phase; weights or gradients
+# that lose their digits
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_fault_05_bf16_takes_effect(ppo, letters, bf16, by_hand):
     trainer = ppo(scorer_from(tiny_policy(letters, 5, **SIZES), 5), bf16=bf16, total_episodes=8)
-    models = dict(policy=trainer.model.policy, value=trainer.model.value, reference=trainer.ref_model, reward=trainer.reward_model)
-    seen = {(name, False): set() for name in models} | {(name, True): set() for name in ("policy", "value")}
+    models = dict(
+        policy=trainer.model.policy,
+        value=trainer.model.value,
+        reference=trainer.ref_model,
+        reward=trainer.reward_model,
+    )
+    seen = {(name, False): set() for name in models} | {
+        (name, True): set() for name in ("policy", "value")
+    }
     for name, model in models.items():
         for layer in model.base_model.modules():
             if isinstance(layer, Linear):
-                layer.register_forward_hook(lambda layer, args, output, name=name: seen[name, torch.is_grad_enabled()].add(output.dtype))
+                layer.register_forward_hook(
+                    lambda layer, args, output, name=name: seen[name, torch.is_grad_enabled()].add(
+                        output.dtype
+                    )
+                )
     metrics = trainer.step(PROMPTS[:8]) if by_hand else (trainer.train(), logs(trainer)[0])[1]
-    assert seen == dict.fromkeys(seen, {torch.bfloat16 if bf16 else torch.float32}) and math.isfinite(metrics["loss/policy_avg"])
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32} == {x.dtype for state in trainer.optimizer.state.values() for x in state.values() if torch.is_tensor(x)}
+    assert seen == dict.fromkeys(
+        seen, {torch.bfloat16 if bf16 else torch.float32}
+    ) and math.isfinite(metrics["loss/policy_avg"])
+    assert (
+        {p.dtype for p in trainer.model.parameters()}
+        == {torch.float32}
+        == {
+            x.dtype
+            for state in trainer.optimizer.state.values()
+            for x in state.values()
+            if torch.is_tensor(x)
+        }
+    )
     r = trainer.rollout(PROMPTS[:8])
     assert r.logprobs.dtype == r.ref_logprobs.dtype == r.values.dtype == torch.float32
 
 
 # ---- 6: clipping ----
 
+
 class NeverClips(PPOTrainer):
     def _optimizer_step(self, model):
         limit, self.args.max_grad_norm = self.args.max_grad_norm, 0.0
-        try: return super()._optimizer_step(model)
-        finally: self.args.max_grad_norm = limit
+        try:
+            return super()._optimizer_step(model)
+        finally:
+            self.args.max_grad_norm = limit
 
 
 class LogsTheClippedNorm(PPOTrainer):
-    def _optimizer_step(self, model): return min(super()._optimizer_step(model), self.args.max_grad_norm)
+    def _optimizer_step(self, model):
+        return min(super()._optimizer_step(model), self.args.max_grad_norm)
 
 
 def check_clipping(ppo, kind):
     norms = {}
     for limit in (1e-3, 1e3, 0.0):  # SGD at a learning rate of 1 moves by the gradient itself
-        trainer = ppo(kind=kind, max_grad_norm=limit, optim="sgd", learning_rate=1.0, num_ppo_epochs=1, total_episodes=8)
+        trainer = ppo(
+            kind=kind,
+            max_grad_norm=limit,
+            optim="sgd",
+            learning_rate=1.0,
+            num_ppo_epochs=1,
+            total_episodes=8,
+        )
         before = weights(trainer)
         trainer.train()
-        moved = math.sqrt(sum(((weights(trainer)[name].double() - x.double()) ** 2).sum().item() for name, x in before.items()))
+        moved = math.sqrt(
+            sum(
+                ((weights(trainer)[name].double() - x.double()) ** 2).sum().item()
+                for name, x in before.items()
+            )
+        )
         norms[limit] = logs(trainer)[0]["policy/grad_norm"]
         assert moved == pytest.approx(1e-3 if limit == 1e-3 else norms[limit], rel=1e-3)
     assert norms[1e-3] == norms[1e3] == norms[0.0] > 0.1
 
 
 # catches: a max_grad_norm that nobody reads, a norm that is logged after clipping
-def test_fault_06_max_grad_norm_clips_and_the_norm_is_logged(ppo): check_clipping(ppo, PPOTrainer)
+def test_fault_06_max_grad_norm_clips_and_the_norm_is_logged(ppo):
+    check_clipping(ppo, PPOTrainer)
 
 
 @pytest.mark.parametrize("kind", [NeverClips, LogsTheClippedNorm])
 def test_fault_06_is_seen(ppo, kind):
-    with pytest.raises(AssertionError): check_clipping(ppo, kind)
+    with pytest.raises(AssertionError):
+        check_clipping(ppo, kind)
 
 
 # ---- 7: seeds ----
+
 
 class SeedsByTheClock(PPOTrainer):
     def _sample(self, prompt_ids, prompt_mask):
@@ -357,124 +593,222 @@ class SeedsByTheClock(PPOTrainer):
 
 class SeedsByNothing(PPOTrainer):
     "One stream of random numbers, whatever the seed."
+
     def _sample(self, prompt_ids, prompt_mask):
         torch.manual_seed(self.update_count)
         return super()._sample(prompt_ids, prompt_mask)
-    def _get_train_sampler(self, dataset=None): return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    def _get_train_sampler(self, dataset=None):
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
     def _mini_batches(self, n):
-        for _ in range(self.args.num_ppo_epochs): yield from torch.arange(n).tensor_split(self.args.num_mini_batches)
+        for _ in range(self.args.num_ppo_epochs):
+            yield from torch.arange(n).tensor_split(self.args.num_mini_batches)
 
 
 def check_seed(ppo, kind, letters):
-    policy, value = tiny_policy(letters, 0, **SIZES), scorer_from(tiny_policy(letters, 1, **SIZES), 1)  # the seed must not act through a fresh value head
+    policy, value = (
+        tiny_policy(letters, 0, **SIZES),
+        scorer_from(tiny_policy(letters, 1, **SIZES), 1),
+    )  # the seed must not act through a fresh value head
     found = []
     for seed, noise in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(noise)
-        trainer = ppo(kind=kind, seed=seed, num_mini_batches=2, model=copy.deepcopy(policy), parts=dict(value_model=copy.deepcopy(value)), save_rollouts=True)
-        for path in Path(trainer.args.output_dir).glob("rollouts/*"): path.unlink()
+        trainer = ppo(
+            kind=kind,
+            seed=seed,
+            num_mini_batches=2,
+            model=copy.deepcopy(policy),
+            parts=dict(value_model=copy.deepcopy(value)),
+            save_rollouts=True,
+        )
+        for path in Path(trainer.args.output_dir).glob("rollouts/*"):
+            path.unlink()
         trainer.train()
-        found.append((weights(trainer), [untimed(log) for log in logs(trainer)], [r.prompts + r.responses for r in rollouts(trainer)]))
+        found.append(
+            (
+                weights(trainer),
+                [untimed(log) for log in logs(trainer)],
+                [r.prompts + r.responses for r in rollouts(trainer)],
+            )
+        )
     one, again, other = found
     assert not unlike(one[0], again[0]) and one[1:] == again[1:]
     assert unlike(one[0], other[0]) == list(one[0]) and one[2] != other[2]
 
 
-# catches: global random state, set order, workers: anything but the seed that has a say; and a seed that has none
-def test_fault_07_the_seed_decides(ppo, letters): check_seed(ppo, PPOTrainer, letters)
+# catches: global random state, set order, workers: anything but the seed that has a say; and a seed
+# that has none
+def test_fault_07_the_seed_decides(ppo, letters):
+    check_seed(ppo, PPOTrainer, letters)
 
 
 @pytest.mark.parametrize("kind", [SeedsByTheClock, SeedsByNothing])
 def test_fault_07_is_seen(ppo, letters, kind):
-    with pytest.raises(AssertionError): check_seed(ppo, kind, letters)
+    with pytest.raises(AssertionError):
+        check_seed(ppo, kind, letters)
 
 
-# catches: a run that depends on what else was drawn between making the trainer and train(): two trainers side by side in a notebook
+# catches: a run that depends on what else was drawn between making the trainer and train(): two
+# trainers side by side in a notebook
 def test_fault_07_the_seed_decides_for_two_trainers_side_by_side(ppo):
     first, second = ppo(), ppo()
-    for trainer in (first, second): trainer.train()
+    for trainer in (first, second):
+        trainer.train()
     assert not unlike(weights(first), weights(second))
 
 
 # ---- 8: the penalty ----
 
+
 class LooksForEos(PPOTrainer):
     "Punishes a response without the tokenizer's EOS, whatever was to stop it."
-    def score(self, r): return super().score(r.with_(stopped=((r.response_ids == STOP) & r.mask).any(1))).with_(stopped=r.stopped)
+
+    def score(self, r):
+        return (
+            super()
+            .score(r.with_(stopped=((r.response_ids == STOP) & r.mask).any(1)))
+            .with_(stopped=r.stopped)
+        )
 
 
 def check_penalty(ppo, kind, how, stop):
     r = scored(ppo(nothing, kind=kind, missing_eos_penalty=2.0, **how))
     ended = [stop in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)]
-    assert r.scores.tolist() == [0.0 if end else -2.0 for end in ended] and r.stopped.tolist() == ended and 0 < sum(ended) < len(r)
-    assert not r.raw_scores.any() and any(STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask))
-    replaced = scored(ppo(likes_c, kind=kind, non_eos_penalty=True, penalty_reward_value=-7.0, **how))
-    assert replaced.scores.eq(-7).tolist() == (~replaced.stopped).tolist() and 0 < replaced.stopped.sum() < len(replaced)
+    assert (
+        r.scores.tolist() == [0.0 if end else -2.0 for end in ended]
+        and r.stopped.tolist() == ended
+        and 0 < sum(ended) < len(r)
+    )
+    assert not r.raw_scores.any() and any(
+        STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)
+    )
+    replaced = scored(
+        ppo(likes_c, kind=kind, non_eos_penalty=True, penalty_reward_value=-7.0, **how)
+    )
+    assert replaced.scores.eq(-7).tolist() == (
+        ~replaced.stopped
+    ).tolist() and 0 < replaced.stopped.sum() < len(replaced)
 
 
 # catches: the tokenizer's EOS in place of this run's stop token
-@pytest.mark.parametrize("how, stop", [(dict(stop_token_id=5), 5), (dict(stop_token="eos"), STOP), ({}, STOP)])
-def test_fault_08_the_penalty_follows_the_stop_token(ppo, how, stop): check_penalty(ppo, PPOTrainer, how, stop)
+@pytest.mark.parametrize(
+    "how, stop", [(dict(stop_token_id=5), 5), (dict(stop_token="eos"), STOP), ({}, STOP)]
+)
+def test_fault_08_the_penalty_follows_the_stop_token(ppo, how, stop):
+    check_penalty(ppo, PPOTrainer, how, stop)
 
 
 def test_fault_08_is_seen(ppo):
-    with pytest.raises(AssertionError): check_penalty(ppo, LooksForEos, dict(stop_token_id=5), 5)
+    with pytest.raises(AssertionError):
+        check_penalty(ppo, LooksForEos, dict(stop_token_id=5), 5)
 
 
 @pytest.mark.parametrize("kind", [PPOTrainer, LooksForEos])
 def test_fault_08_the_penalty_follows_stop_strings(ppo, kind):
     r = scored(ppo(nothing, kind=kind, missing_eos_penalty=2.0, stop_strings=["b", "ij"]))
     ended = [text.endswith(("b", "ij")) for text in r.responses]
-    assert 0 < sum(ended) < len(r) and (r.scores.tolist() == [0.0 if end else -2.0 for end in ended]) == (kind is PPOTrainer)
+    assert 0 < sum(ended) < len(r) and (
+        r.scores.tolist() == [0.0 if end else -2.0 for end in ended]
+    ) == (kind is PPOTrainer)
 
 
 # ---- 9: where the score is paid ----
 
+
 class PaysInTheLastColumn(PPOTrainer):
-    def advantages(self, r): return super().advantages(r).with_(rewards=self._paid(r, torch.full((len(r),), r.mask.shape[1] - 1)))
-    def _paid(self, r, column): return (-self.controller.value * r.kl * r.mask).scatter_add(1, column[:, None], r.scores[:, None])
+    def advantages(self, r):
+        return (
+            super()
+            .advantages(r)
+            .with_(rewards=self._paid(r, torch.full((len(r),), r.mask.shape[1] - 1)))
+        )
+
+    def _paid(self, r, column):
+        return (-self.controller.value * r.kl * r.mask).scatter_add(
+            1, column[:, None], r.scores[:, None]
+        )
 
 
 class PaysOneSlotLate(PaysInTheLastColumn):
     "The published trainer: the slot after EOS, where there is one."
-    def _paid(self, r, column): return super()._paid(r, torch.minimum(r.mask.sum(1), column))
+
+    def _paid(self, r, column):
+        return super()._paid(r, torch.minimum(r.mask.sum(1), column))
 
 
 def check_paid(ppo, kind, kl_coef, **settings):
-    trainer = ppo(lambda prompts, responses, **_: [3.0 + i for i in range(len(responses))], kind=kind, kl_coef=kl_coef, **settings)
+    trainer = ppo(
+        lambda prompts, responses, **_: [3.0 + i for i in range(len(responses))],
+        kind=kind,
+        kl_coef=kl_coef,
+        **settings,
+    )
     trainer.train()  # so that the KL is not zero
     r = scored(trainer)
     paid, lengths = r.rewards + kl_coef * r.kl, set()
     for b in range(len(r)):
         n = int(r.mask[b].sum())
         lengths.add((n, bool(r.stopped[b])))
-        assert paid[b].tolist() == pytest.approx([0.0] * (n - 1) + [3.0 + b] + [0.0] * (r.mask.shape[1] - n), abs=1e-4)
+        assert paid[b].tolist() == pytest.approx(
+            [0.0] * (n - 1) + [3.0 + b] + [0.0] * (r.mask.shape[1] - n), abs=1e-4
+        )
     assert {(1, True), (5, False)} < lengths and r.kl.abs().max() > 1e-3
 
 
-# catches: the last column instead of the last token; one slot late; a row of a single stop token, a row cut off at the limit
+# catches: the last column instead of the last token; one slot late; a row of a single stop token, a
+# row cut off at the limit
 @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-def test_fault_09_the_score_is_paid_on_the_last_real_token(ppo, kl_coef): check_paid(ppo, PPOTrainer, kl_coef)
+def test_fault_09_the_score_is_paid_on_the_last_real_token(ppo, kl_coef):
+    check_paid(ppo, PPOTrainer, kl_coef)
 
 
-@pytest.mark.parametrize("kind, settings", [(PaysInTheLastColumn, {}), (PaysOneSlotLate, {}), (PPOTrainer, dict(reward_slot="after_eos"))])
+@pytest.mark.parametrize(
+    "kind, settings",
+    [(PaysInTheLastColumn, {}), (PaysOneSlotLate, {}), (PPOTrainer, dict(reward_slot="after_eos"))],
+)
 def test_fault_09_is_seen(ppo, kind, settings):
-    with pytest.raises(AssertionError): check_paid(ppo, kind, 0.5, **settings)
+    with pytest.raises(AssertionError):
+        check_paid(ppo, kind, 0.5, **settings)
 
 
 # ---- 10: the model's own generation config ----
 
-LEFTOVERS = dict(repetition_penalty=dict(repetition_penalty=1.8), temperature=dict(temperature=0.2, do_sample=True), no_repeat=dict(no_repeat_ngram_size=1),
-                 top_k=dict(top_k=2, do_sample=True), at_least=dict(min_new_tokens=4), banned=dict(suppress_tokens=[3, 4, 5]), beams=dict(num_beams=3), length=dict(max_new_tokens=2))
+LEFTOVERS = dict(
+    repetition_penalty=dict(repetition_penalty=1.8),
+    temperature=dict(temperature=0.2, do_sample=True),
+    no_repeat=dict(no_repeat_ngram_size=1),
+    top_k=dict(top_k=2, do_sample=True),
+    at_least=dict(min_new_tokens=4),
+    banned=dict(suppress_tokens=[3, 4, 5]),
+    beams=dict(num_beams=3),
+    length=dict(max_new_tokens=2),
+)
 
 
 class AsksGenerate(PPOTrainer):
     "Samples by generate() with what the model's config brings along."
+
     trusts = False
+
     def _sample(self, prompt_ids, prompt_mask):
         length, pad = self.args.response_length, self.processing_class.pad_token_id
-        out = self.model.policy.generate(input_ids=prompt_ids, attention_mask=prompt_mask.long(), do_sample=True, eos_token_id=STOP, pad_token_id=pad, return_dict_in_generate=True, output_scores=True,
-                                         **dict(max_new_tokens=length) | ({} if self.model.policy.generation_config.temperature else dict(temperature=self.args.temperature)))
-        ids = out.sequences[:, prompt_ids.shape[1]:]
+        out = self.model.policy.generate(
+            input_ids=prompt_ids,
+            attention_mask=prompt_mask.long(),
+            do_sample=True,
+            eos_token_id=STOP,
+            pad_token_id=pad,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **dict(max_new_tokens=length)
+            | (
+                {}
+                if self.model.policy.generation_config.temperature
+                else dict(temperature=self.args.temperature)
+            ),
+        )
+        ids = out.sequences[:, prompt_ids.shape[1] :]
         self.said = torch.stack(out.scores, 1).log_softmax(-1).gather(2, ids[..., None])[..., 0]
         ids = torch.nn.functional.pad(ids, (0, length - ids.shape[1]), value=pad)
         mask = response_mask(ids, [STOP])
@@ -483,6 +817,7 @@ class AsksGenerate(PPOTrainer):
 
 class TrustsGenerate(AsksGenerate):
     "And takes the sampler's own log-probs for the old ones."
+
     def rollout(self, batch):
         r = super().rollout(batch)
         return r.with_(logprobs=self.said[:, : r.mask.shape[1]].masked_fill(~r.mask, 0.0))
@@ -497,7 +832,11 @@ def check_leftovers(ppo, kind, leftovers):
             setattr(trainer.ref_model.generation_config, name, value)
         trainer.train()
         for log in logs(trainer):
-            assert abs(log["objective/kl"]) <= 1e-6 and abs(log["val/ratio"] - 1) <= 1e-6 and log["val/ratio_var"] <= 1e-6
+            assert (
+                abs(log["objective/kl"]) <= 1e-6
+                and abs(log["val/ratio"] - 1) <= 1e-6
+                and log["val/ratio_var"] <= 1e-6
+            )
             assert log["policy/clipfrac_avg"] == 0 and log["policy/approxkl_avg"] <= 1e-12
         found.append([(r.response_ids.tolist(), r.logprobs.tolist()) for r in rollouts(trainer)])
     assert found[0] == found[1]
@@ -505,27 +844,34 @@ def check_leftovers(ppo, kind, leftovers):
 
 # catches: generate() with the model's own config as the sampler, or its log-probs as the old ones
 @pytest.mark.parametrize("name", LEFTOVERS)
-def test_fault_10_leftovers_in_the_generation_config_have_no_say(ppo, name): check_leftovers(ppo, PPOTrainer, LEFTOVERS[name])
+def test_fault_10_leftovers_in_the_generation_config_have_no_say(ppo, name):
+    check_leftovers(ppo, PPOTrainer, LEFTOVERS[name])
 
 
 @pytest.mark.parametrize("kind", [AsksGenerate, TrustsGenerate])
 @pytest.mark.parametrize("name", ["repetition_penalty", "no_repeat", "top_k"])
 def test_fault_10_is_seen(ppo, kind, name):
-    with pytest.raises(AssertionError): check_leftovers(ppo, kind, LEFTOVERS[name])
+    with pytest.raises(AssertionError):
+        check_leftovers(ppo, kind, LEFTOVERS[name])
 
 
 # ---- 11: pad equal to stop ----
 
+
 # catches: padding that is read as the end of an answer, so that stopping is never learned
-@pytest.mark.parametrize("how", [{}, dict(stop_token="eos"), dict(stop_token_id=5), dict(stop_strings=["b"])])
+@pytest.mark.parametrize(
+    "how", [{}, dict(stop_token="eos"), dict(stop_token_id=5), dict(stop_strings=["b"])]
+)
 def test_fault_11_pad_equal_to_eos_is_refused(ppo, letters, how):
     tokenizer = copy.deepcopy(letters)
     tokenizer.pad_token = tokenizer.eos_token
-    with pytest.raises(ValueError, match="pad token .* is also the stop token.*add_special_tokens"): ppo(parts=dict(processing_class=tokenizer), **how)
+    with pytest.raises(ValueError, match="pad token .* is also the stop token.*add_special_tokens"):
+        ppo(parts=dict(processing_class=tokenizer), **how)
 
 
 def test_fault_11_pad_equal_to_the_stop_token_id_is_refused(ppo, letters):
-    with pytest.raises(ValueError, match="pad token .* is also the stop token"): ppo(stop_token_id=letters.pad_token_id)
+    with pytest.raises(ValueError, match="pad token .* is also the stop token"):
+        ppo(stop_token_id=letters.pad_token_id)
 
 
 def test_fault_11_a_missing_pad_token_is_made_and_is_not_the_stop_token(ppo, letters):
@@ -533,10 +879,14 @@ def test_fault_11_a_missing_pad_token_is_made_and_is_not_the_stop_token(ppo, let
     tokenizer.pad_token = None
     trainer = ppo(parts=dict(processing_class=tokenizer), resize_embeddings=True)
     trainer.train()
-    assert trainer.processing_class.pad_token_id not in (None, STOP) and trainer.model.policy.config.pad_token_id == trainer.processing_class.pad_token_id
+    assert (
+        trainer.processing_class.pad_token_id not in (None, STOP)
+        and trainer.model.policy.config.pad_token_id == trainer.processing_class.pad_token_id
+    )
 
 
 # ---- 12: a pad id outside the embedding, chunks of different length ----
+
 
 @pytest.fixture
 def padded_outside(letters):
@@ -547,71 +897,152 @@ def padded_outside(letters):
     return tokenizer
 
 
-# catches: an IndexError in the middle of a run; a reference that is resized to other numbers than the policy
+# catches: an IndexError in the middle of a run; a reference that is resized to other numbers than
+# the policy
 @pytest.mark.parametrize("given", [False, True])
 def test_fault_12_the_policy_is_resized_on_request(ppo, letters, padded_outside, given):
-    trainer = ppo(resize_embeddings=True, parts=dict(processing_class=padded_outside) | (dict(ref_model=tiny_policy(letters, 0, **SIZES)) if given else {}), learning_rate=0.0)
+    trainer = ppo(
+        resize_embeddings=True,
+        parts=dict(processing_class=padded_outside)
+        | (dict(ref_model=tiny_policy(letters, 0, **SIZES)) if given else {}),
+        learning_rate=0.0,
+    )
     trainer.train()
-    assert trainer.model.policy.get_input_embeddings().num_embeddings == trainer.ref_model.get_input_embeddings().num_embeddings == 13
-    for log in logs(trainer): assert abs(log["objective/kl"]) < 1e-3 and all(math.isfinite(value) for value in untimed(log).values())
+    assert (
+        trainer.model.policy.get_input_embeddings().num_embeddings
+        == trainer.ref_model.get_input_embeddings().num_embeddings
+        == 13
+    )
+    for log in logs(trainer):
+        assert abs(log["objective/kl"]) < 1e-3 and all(
+            math.isfinite(value) for value in untimed(log).values()
+        )
 
 
 # catches: an embedding that grows, or an IndexError, without a word
 def test_fault_12_a_pad_id_outside_is_refused(ppo, padded_outside):
-    with pytest.raises(ValueError, match=r"ids 0 to 12 \(pad: 12\) and the model's embedding rows 0 to 11: set resize_embeddings=True"): ppo(parts=dict(processing_class=padded_outside))
+    with pytest.raises(
+        ValueError,
+        match=r"ids 0 to 12 \(pad: 12\) and the model's embedding rows 0 to 11: set "
+        r"resize_embeddings=True",
+    ):
+        ppo(parts=dict(processing_class=padded_outside))
 
 
-# catches: a reward model that is asked about a token it has no row for, or whose scores change because another row was added
+# catches: a reward model that is asked about a token it has no row for, or whose scores change
+# because another row was added
 def test_fault_12_the_reward_model_grows_with_the_policy(ppo, letters, padded_outside):
     reward = scorer_from(tiny_policy(letters, 5, **SIZES), 5)
     before = copy.deepcopy(reward)
     trainer = ppo(reward, parts=dict(processing_class=padded_outside), resize_embeddings=True)
     r = trainer.score(trainer.rollout(PROMPTS))
-    assert (r.prompt_ids == 12).any() and reward.get_input_embeddings().num_embeddings == trainer.model.value.get_input_embeddings().num_embeddings == 13
+    assert (
+        (r.prompt_ids == 12).any()
+        and reward.get_input_embeddings().num_embeddings
+        == trainer.model.value.get_input_embeddings().num_embeddings
+        == 13
+    )
     for b in range(len(r)):
         ids = torch.cat([r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]])[None]
         model = reward if (ids == 12).any() else before
-        assert r.raw_scores[b].item() == pytest.approx(model.score(model.base_model(ids).last_hidden_state[0, -1]).item(), abs=1e-5)
+        assert r.raw_scores[b].item() == pytest.approx(
+            model.score(model.base_model(ids).last_hidden_state[0, -1]).item(), abs=1e-5
+        )
 
 
-# catches: a token that only the policy has a row for (the pad token that was added for it, or what fills its embedding up to a round number) and that the others are asked about
+# catches: a token that only the policy has a row for (the pad token that was added for it, or what
+# fills its embedding up to a round number) and that the others are asked about
 @pytest.mark.parametrize("how", ["pad", "round"])
 def test_fault_12_a_token_that_only_the_policy_knows(ppo, letters, padded_outside, how):
-    policy, reward = tiny_policy(letters, 0, **SIZES), scorer_from(tiny_policy(letters, 5, **SIZES), 5)
-    if how == "round": policy.resize_token_embeddings(16)
-    try: trainer = ppo(reward, model=policy, parts=dict(processing_class=padded_outside if how == "pad" else letters))
-    except ValueError: return  # refused at once is right too
+    policy, reward = (
+        tiny_policy(letters, 0, **SIZES),
+        scorer_from(tiny_policy(letters, 5, **SIZES), 5),
+    )
+    if how == "round":
+        policy.resize_token_embeddings(16)
+    try:
+        trainer = ppo(
+            reward,
+            model=policy,
+            parts=dict(processing_class=padded_outside if how == "pad" else letters),
+        )
+    except ValueError:
+        return  # refused at once is right too
     trainer.train()
 
 
-# catches: ids that the reward model has no row for, which ends as an IndexError in the middle of a run
+# catches: ids that the reward model has no row for, which ends as an IndexError in the middle of a
+# run
 @pytest.mark.parametrize("part", ["reward", "value"])
 def test_fault_12_an_embedding_too_small_is_refused(ppo, letters, part):
     model = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
     model.resize_token_embeddings(8)
-    with pytest.raises(ValueError, match=f"{part} model has an embedding for ids 0 to 7"): ppo(model) if part == "reward" else ppo(parts=dict(value_model=model))
+    with pytest.raises(ValueError, match=f"{part} model has an embedding for ids 0 to 7"):
+        ppo(model) if part == "reward" else ppo(parts=dict(value_model=model))
 
 
 def check_chunks(ppo, kind, letters):
     found = []
-    with pytest.MonkeyPatch.context() as patch:  # the same draw for the same row in any chunk: where the cumulated probability passes a half
-        patch.setattr(rlhf_nb.rollout, "draw_tokens", lambda probs, generator=None: (probs.cumsum(-1) < 0.5).sum(-1, keepdim=True))
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # the same draw for the same row in any chunk: where the cumulated probability passes a half
+        patch.setattr(
+            rlhf_nb.rollout,
+            "draw_tokens",
+            lambda probs, generator=None: (probs.cumsum(-1) < 0.5).sum(-1, keepdim=True),
+        )
         for size in (64, 3):
-            trainer = ppo(kind=kind, model=tiny_policy(letters, 1, **SIZES, initializer_range=0.2), local_rollout_forward_batch_size=size, stop_token_id=5, response_length=8)
-            found.append(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:6] + ["ab", "cc"]))))
+            trainer = ppo(
+                kind=kind,
+                model=tiny_policy(letters, 1, **SIZES, initializer_range=0.2),
+                local_rollout_forward_batch_size=size,
+                stop_token_id=5,
+                response_length=8,
+            )
+            found.append(
+                trainer.advantages(trainer.score(trainer.rollout([*PROMPTS[:6], "ab", "cc"])))
+            )
     whole, parts = found
     ends = [rows.sum(1).max().item() for rows in parts.mask.split(3)]
     assert len(set(ends)) > 1, f"every chunk is as long as the others: {ends}"
-    assert torch.equal(whole.response_ids, parts.response_ids) and torch.equal(whole.mask, parts.mask) and torch.equal(whole.stopped, parts.stopped)
-    for name in ("logprobs", "ref_logprobs", "kl", "values", "rewards", "advantages", "returns", "raw_scores", "scores"): torch.testing.assert_close(getattr(whole, name), getattr(parts, name), atol=1e-5, rtol=1e-5)
+    assert (
+        torch.equal(whole.response_ids, parts.response_ids)
+        and torch.equal(whole.mask, parts.mask)
+        and torch.equal(whole.stopped, parts.stopped)
+    )
+    for name in (
+        "logprobs",
+        "ref_logprobs",
+        "kl",
+        "values",
+        "rewards",
+        "advantages",
+        "returns",
+        "raw_scores",
+        "scores",
+    ):
+        torch.testing.assert_close(getattr(whole, name), getattr(parts, name), atol=1e-5, rtol=1e-5)
     for b in range(8):
-        prompt, answer = parts.prompt_ids[b][parts.prompt_mask[b]], parts.response_ids[b][parts.mask[b]]
-        logp = trainer.model.policy(torch.cat([prompt, answer])[None]).logits[0].log_softmax(-1)[len(prompt) - 1:-1]
-        torch.testing.assert_close(parts.logprobs[b][parts.mask[b]], logp.gather(1, answer[:, None])[:, 0], atol=1e-5, rtol=1e-5)
+        prompt, answer = (
+            parts.prompt_ids[b][parts.prompt_mask[b]],
+            parts.response_ids[b][parts.mask[b]],
+        )
+        logp = (
+            trainer.model.policy(torch.cat([prompt, answer])[None])
+            .logits[0]
+            .log_softmax(-1)[len(prompt) - 1 : -1]
+        )
+        torch.testing.assert_close(
+            parts.logprobs[b][parts.mask[b]],
+            logp.gather(1, answer[:, None])[:, 0],
+            atol=1e-5,
+            rtol=1e-5,
+        )
 
 
 class CutsEachChunk(PPOTrainer):
     "Chunks as long as their longest row, which do not fit together."
+
     def _sample(self, prompt_ids, prompt_mask):
         size, parts = self.args.local_rollout_forward_batch_size, []
         for rows in zip(prompt_ids.split(size), prompt_mask.split(size)):
@@ -621,12 +1052,15 @@ class CutsEachChunk(PPOTrainer):
         return Sample(*map(torch.cat, zip(*parts)))
 
 
-# catches: chunks that end at different lengths and cannot be put together, or are put together askew
-def test_fault_12_rollout_chunks_of_different_length(ppo, letters): check_chunks(ppo, PPOTrainer, letters)
+# catches: chunks that end at different lengths and cannot be put together, or are put together
+# askew
+def test_fault_12_rollout_chunks_of_different_length(ppo, letters):
+    check_chunks(ppo, PPOTrainer, letters)
 
 
 def test_fault_12_is_seen(ppo, letters):
-    with pytest.raises(RuntimeError, match="Sizes of tensors must match"): check_chunks(ppo, CutsEachChunk, letters)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        check_chunks(ppo, CutsEachChunk, letters)
 
 
 # ---- 13: saving and LoRA under two processes: tests/test_two_processes.py ----
@@ -634,13 +1068,27 @@ def test_fault_12_is_seen(ppo, letters):
 
 # ---- 14: a data set smaller than a batch ----
 
+
 # catches: a loader that drops the only batch, and a loop that waits for the next one for ever
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("rows, accumulation, prompts", [(8, 1, 7), (4, 2, 7), (4, 2, 1), (64, 16, 24)])
-def test_fault_14_a_data_set_smaller_than_a_batch_is_refused_at_once(ppo, rows, accumulation, prompts, drop_last):
+@pytest.mark.parametrize(
+    "rows, accumulation, prompts", [(8, 1, 7), (4, 2, 7), (4, 2, 1), (64, 16, 24)]
+)
+def test_fault_14_a_data_set_smaller_than_a_batch_is_refused_at_once(
+    ppo, rows, accumulation, prompts, drop_last
+):
     began = time.monotonic()
-    with pytest.raises(ValueError, match=f"the data set has {prompts} prompts and one update takes {rows * accumulation}: lower per_device_train_batch_size"):
-        ppo(per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])), dataloader_drop_last=drop_last)
+    with pytest.raises(
+        ValueError,
+        match=f"the data set has {prompts} prompts and one update takes {rows * accumulation}: "
+        "lower per_device_train_batch_size",
+    ):
+        ppo(
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=accumulation,
+            data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])),
+            dataloader_drop_last=drop_last,
+        )
     assert time.monotonic() - began < 5
 
 
@@ -656,39 +1104,80 @@ EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 def heard(ppo) -> set[str]:
-    "Events of a run with evaluations, checkpoints and micro-batches, a prediction and a push to the hub."
+    """Events of a run with evaluations, checkpoints and micro-batches, a prediction and a push to
+    the hub."""
     events = Events()
-    trainer = ppo(parts=dict(callbacks=[events]), total_episodes=16, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    trainer = ppo(
+        parts=dict(callbacks=[events]),
+        total_episodes=16,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+    )
     trainer.train()
     trainer.predict(Dataset.from_dict(dict(prompt=PROMPTS[:5])))
-    with pytest.raises(OSError): trainer.push_to_hub()  # there is no network here, and the event comes first
+    with pytest.raises(OSError):
+        trainer.push_to_hub()  # there is no network here, and the event comes first
     return set(events.seen)
 
 
 # catches: an event that this trainer's own loop forgets
-def test_fault_15_every_event_fires(ppo): assert set(EVENTS) <= heard(ppo) and len(EVENTS) > 14
+def test_fault_15_every_event_fires(ppo):
+    assert set(EVENTS) <= heard(ppo) and len(EVENTS) > 14
 
 
 # catches: events in another order or number than the documentation's, where a step is an update
 def test_fault_15_events_come_in_order(ppo):
     events = Events()
-    ppo(parts=dict(callbacks=[events]), total_episodes=16, num_ppo_epochs=2, num_mini_batches=2, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1).train()
-    told = [name for name in events.seen if name != "on_substep_end" and name != "on_prediction_step"]
-    assert told[:3] == ["on_init_end", "on_train_begin", "on_epoch_begin"] and told[-2:] == ["on_epoch_end", "on_train_end"] or told[-3:] == ["on_epoch_end", "on_log", "on_train_end"]
+    ppo(
+        parts=dict(callbacks=[events]),
+        total_episodes=16,
+        num_ppo_epochs=2,
+        num_mini_batches=2,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+    ).train()
+    told = [
+        name for name in events.seen if name != "on_substep_end" and name != "on_prediction_step"
+    ]
+    assert (
+        told[:3] == ["on_init_end", "on_train_begin", "on_epoch_begin"]
+        and told[-2:] == ["on_epoch_end", "on_train_end"]
+    ) or told[-3:] == ["on_epoch_end", "on_log", "on_train_end"]
     first = told.index("on_step_begin")
-    assert told[first:first + 10] == ["on_step_begin", *["on_pre_optimizer_step", "on_optimizer_step"] * 4, "on_step_end"]
-    assert sorted(told[first + 10:told.index("on_step_begin", first + 1)]) == ["on_evaluate", "on_log", "on_log", "on_save"]  # the evaluation is logged too
-    assert {name: told.count(name) for name in ("on_step_begin", "on_step_end", "on_save", "on_evaluate", "on_optimizer_step")} == dict(on_step_begin=2, on_step_end=2, on_save=2, on_evaluate=2, on_optimizer_step=8)
+    assert told[first : first + 10] == [
+        "on_step_begin",
+        *["on_pre_optimizer_step", "on_optimizer_step"] * 4,
+        "on_step_end",
+    ]
+    assert sorted(told[first + 10 : told.index("on_step_begin", first + 1)]) == [
+        "on_evaluate",
+        "on_log",
+        "on_log",
+        "on_save",
+    ]  # the evaluation is logged too
+    assert {
+        name: told.count(name)
+        for name in ("on_step_begin", "on_step_end", "on_save", "on_evaluate", "on_optimizer_step")
+    } == dict(on_step_begin=2, on_step_end=2, on_save=2, on_evaluate=2, on_optimizer_step=8)
 
 
 class NeverListens(PPOTrainer):
     "A loop that calls the callbacks and does not read what they ask."
+
     def step(self, batch):
         self.control.should_training_stop = False
         return super().step(batch)
+
     def _run_epoch(self, *args, **kwargs):
         class Deaf(type(self.control)):
             should_training_stop = property(lambda self: False, lambda self, value: None)
+
         self.control = Deaf()
         super()._run_epoch(*args, **kwargs)
 
@@ -697,56 +1186,94 @@ def check_stopping(ppo, kind):
     events = Events(stop_at=2)
     trainer = ppo(kind=kind, parts=dict(callbacks=[events]), total_episodes=40)
     trainer.train()
-    assert trainer.state.global_step == 2 == len(logs(trainer)) == events.seen.count("on_step_end") == events.seen.count("on_step_begin") and events.seen[-1] == "on_train_end"
+    assert (
+        trainer.state.global_step
+        == 2
+        == len(logs(trainer))
+        == events.seen.count("on_step_end")
+        == events.seen.count("on_step_begin")
+        and events.seen[-1] == "on_train_end"
+    )
 
 
 # catches: control.should_training_stop that nobody reads
-def test_fault_15_a_callback_stops_the_run(ppo): check_stopping(ppo, PPOTrainer)
+def test_fault_15_a_callback_stops_the_run(ppo):
+    check_stopping(ppo, PPOTrainer)
 
 
 def test_fault_15_is_seen(ppo):
-    with pytest.raises(AssertionError): check_stopping(ppo, NeverListens)
+    with pytest.raises(AssertionError):
+        check_stopping(ppo, NeverListens)
 
 
-# catches: logs, evaluations and checkpoints at every update, or at none; a log that tells of its last update alone
+# catches: logs, evaluations and checkpoints at every update, or at none; a log that tells of its
+# last update alone
 def test_fault_15_steps_between_logs_evaluations_and_checkpoints(ppo):
     every = ppo(total_episodes=56)
     every.train()
-    trainer = ppo(total_episodes=56, logging_steps=2, eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=4)
+    trainer = ppo(
+        total_episodes=56,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=3,
+        save_strategy="steps",
+        save_steps=4,
+    )
     trainer.train()
     each, told = logs(every), logs(trainer)
-    assert [log["step"] for log in each] == [1, 2, 3, 4, 5, 6, 7] and [log["step"] for log in told] == [2, 4, 6, 7]  # the last update is always logged
+    assert [log["step"] for log in each] == [1, 2, 3, 4, 5, 6, 7] and [
+        log["step"] for log in told
+    ] == [2, 4, 6, 7]  # the last update is always logged
     assert [log["step"] for log in trainer.state.log_history if "eval_score" in log] == [3, 6, 7]
-    assert sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-7"]  # Trainer evaluates and saves at the end too
+    assert sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")) == [
+        "checkpoint-4",
+        "checkpoint-7",
+    ]  # Trainer evaluates and saves at the end too
     for name in ("objective/raw_scores", "policy/entropy_avg", "loss/value_avg"):
-        assert [log[name] for log in told[:3]] == pytest.approx([(a[name] + b[name]) / 2 for a, b in zip(each[::2], each[1::2])])
+        assert [log[name] for log in told[:3]] == pytest.approx(
+            [(a[name] + b[name]) / 2 for a, b in zip(each[::2], each[1::2])]
+        )
         assert told[-1][name] == each[-1][name]
     assert [log["episode"] for log in told] == [16, 32, 48, 56]
 
 
-# catches: a table of completions that counts as the log of its update, so that the metrics of that update are told later or never
+# catches: a table of completions that counts as the log of its update, so that the metrics of that
+# update are told later or never
 def test_fault_15_completions_take_no_log_away(ppo):
     trainer = ppo(num_sample_generations=3)
     trainer.train()
-    assert [log["step"] for log in logs(trainer)] == [1, 2, 3] == [log["step"] for log in trainer.state.log_history if "eval_score" in log]
+    assert (
+        [log["step"] for log in logs(trainer)]
+        == [1, 2, 3]
+        == [log["step"] for log in trainer.state.log_history if "eval_score" in log]
+    )
 
 
 # catches: a flag of TrainerControl that the loop does not read
 def test_fault_15_a_callback_asks_for_a_log_an_evaluation_and_a_checkpoint(ppo):
     class Asks(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            if state.global_step == 2: control.should_log = control.should_evaluate = control.should_save = True
-            if state.global_step == 4: control.should_epoch_stop = True
+            if state.global_step == 2:
+                control.should_log = control.should_evaluate = control.should_save = True
+            if state.global_step == 4:
+                control.should_epoch_stop = True
+
     trainer = ppo(parts=dict(callbacks=[Asks()]), total_episodes=48, logging_strategy="no")
     trainer.train()
-    assert [log["step"] for log in logs(trainer)][0] == 2 and [2] == [log["step"] for log in trainer.state.log_history if "eval_score" in log]
-    assert [path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")] == ["checkpoint-2"] and trainer.state.global_step == 4  # the second epoch, of updates 4 to 6, ended at once
+    assert [log["step"] for log in logs(trainer)][0] == 2 and [
+        log["step"] for log in trainer.state.log_history if "eval_score" in log
+    ] == [2]
+    assert [path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")] == [
+        "checkpoint-2"
+    ] and trainer.state.global_step == 4  # the second epoch, of updates 4 to 6, ended at once
 
 
 # ---- 16: padding ----
 
+
 class CountsTheRectangle(PPOTrainer):
     "Means over [B, T]."
+
     def _loss(self, r, **closing):
         loss, found = super()._loss(r, **closing)
         return loss, found | dict(tokens=found["tokens"] * 0 + r.mask.numel())
@@ -754,55 +1281,99 @@ class CountsTheRectangle(PPOTrainer):
 
 class AddsUpThePadding(PPOTrainer):
     "Sums of the rollout over [B, T]."
-    def _metrics(self, r, sums, norms): return super()._metrics(r.with_(mask=torch.ones_like(r.mask)), sums, norms)
+
+    def _metrics(self, r, sums, norms):
+        return super()._metrics(r.with_(mask=torch.ones_like(r.mask)), sums, norms)
 
 
 def with_padding(r: Rollout, left: int, right: int, seed: int) -> Rollout:
     "The same episodes with more padding, and with rubbish on all of it."
     rubbish = torch.Generator().manual_seed(seed)
+
     def filled(x: torch.Tensor, real: torch.Tensor, sides: tuple[int, int]) -> torch.Tensor:
         wide = torch.nn.functional.pad(x, sides)
-        junk = torch.randint(2, 12, wide.shape, generator=rubbish) if not x.is_floating_point() else 100 * torch.randn(wide.shape, generator=rubbish)
+        junk = (
+            torch.randint(2, 12, wide.shape, generator=rubbish)
+            if not x.is_floating_point()
+            else 100 * torch.randn(wide.shape, generator=rubbish)
+        )
         return torch.where(torch.nn.functional.pad(real, sides), wide, junk.to(x.dtype))
-    changes = {name: filled(getattr(r, name), r.mask, (0, right)) for name in ("response_ids", "logprobs", "ref_logprobs", "kl", "values")}
-    return r.with_(**changes, prompt_ids=filled(r.prompt_ids, r.prompt_mask, (left, 0)), prompt_mask=torch.nn.functional.pad(r.prompt_mask, (left, 0)), mask=torch.nn.functional.pad(r.mask, (0, right)))
+
+    changes = {
+        name: filled(getattr(r, name), r.mask, (0, right))
+        for name in ("response_ids", "logprobs", "ref_logprobs", "kl", "values")
+    }
+    return r.with_(
+        **changes,
+        prompt_ids=filled(r.prompt_ids, r.prompt_mask, (left, 0)),
+        prompt_mask=torch.nn.functional.pad(r.prompt_mask, (left, 0)),
+        mask=torch.nn.functional.pad(r.mask, (0, right)),
+    )
 
 
 def check_padding(ppo, kind, letters, absolute=False, **settings):
     found, reward = [], scorer_from(tiny_policy(letters, 5, **SIZES), 5)
-    if absolute:  # GPT-2 knows a token's place by its number, GPT-NeoX by its distance to the others
+    if (
+        absolute
+    ):  # GPT-2 knows a token's place by its number, GPT-NeoX by its distance to the others
         torch.manual_seed(0)
-        policy = AutoModelForCausalLM.from_config(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=24, initializer_range=0.2, **_ids))
+        policy = AutoModelForCausalLM.from_config(
+            GPT2Config(
+                n_embd=16, n_layer=1, n_head=2, n_positions=24, initializer_range=0.2, **_ids
+            )
+        )
         reward = scorer_from(policy, 5)
     for left, right in ((0, 0), (0, 3), (2, 0), (3, 4)):
-        if absolute: settings["model"] = copy.deepcopy(policy)
-        trainer = ppo(reward, kind=kind, learning_rate=0.05, optim="sgd", num_ppo_epochs=2, num_mini_batches=2, max_grad_norm=0.0, entropy_coef=0.1, whiten_rewards=True, normalize_scores=True, cliprange=0.01, **settings)
+        if absolute:
+            settings["model"] = copy.deepcopy(policy)
+        trainer = ppo(
+            reward,
+            kind=kind,
+            learning_rate=0.05,
+            optim="sgd",
+            num_ppo_epochs=2,
+            num_mini_batches=2,
+            max_grad_norm=0.0,
+            entropy_coef=0.1,
+            whiten_rewards=True,
+            normalize_scores=True,
+            cliprange=0.01,
+            **settings,
+        )
         r = trainer.rollout(PROMPTS[:8])
         assert not r.mask.all() and not r.prompt_mask.all()
-        if left or right: r = with_padding(r, left, right, seed=left)
+        if left or right:
+            r = with_padding(r, left, right, seed=left)
         r = trainer.advantages(trainer.score(r))
         metrics = trainer.update(r)
         found.append((metrics, r.advantages[r.mask], weights(trainer)))
     for metrics, advantages, after in found[1:]:
         assert_alike(found[0][0], metrics, 1e-6)
         torch.testing.assert_close(found[0][1], advantages, atol=2e-6, rtol=0)
-        for name in after: torch.testing.assert_close(found[0][2][name], after[name], atol=1e-6, rtol=0)
+        for name in after:
+            torch.testing.assert_close(found[0][2][name], after[name], atol=1e-6, rtol=0)
 
 
-# catches: a mean over the rectangle, a token on padding that attention sees, positions that count padding, whitening over padding
+# catches: a mean over the rectangle, a token on padding that attention sees, positions that count
+# padding, whitening over padding
 @pytest.mark.parametrize("kl_estimator, absolute", [("k1", False), ("k3", True)])
-def test_fault_16_padding_counts_in_no_metric(ppo, letters, kl_estimator, absolute): check_padding(ppo, PPOTrainer, letters, absolute, kl_estimator=kl_estimator)
+def test_fault_16_padding_counts_in_no_metric(ppo, letters, kl_estimator, absolute):
+    check_padding(ppo, PPOTrainer, letters, absolute, kl_estimator=kl_estimator)
 
 
 @pytest.mark.parametrize("kind", [CountsTheRectangle, AddsUpThePadding])
 def test_fault_16_is_seen(ppo, letters, kind):
-    with pytest.raises(AssertionError): check_padding(ppo, kind, letters)
+    with pytest.raises(AssertionError):
+        check_padding(ppo, kind, letters)
 
 
 # ---- 17: a row that stops at once ----
 
+
 def stops_at_once(rows, keep_stop=True):
-    "A trainer whose policy says its stop token first, in these rows; without it on the mask, such a row is empty."
+    """A trainer whose policy says its stop token first, in these rows; without it on the mask, such
+    a row is empty."""
+
     class StopsAtOnce(PPOTrainer):
         def _sample(self, prompt_ids, prompt_mask):
             drawn = super()._sample(prompt_ids, prompt_mask)
@@ -810,50 +1381,107 @@ def stops_at_once(rows, keep_stop=True):
             ids[rows], mask[rows], stopped[rows] = self.processing_class.pad_token_id, False, True
             ids[rows, 0], mask[rows, 0] = STOP, keep_stop
             return Sample(ids, mask, stopped)
+
     return StopsAtOnce
 
 
 def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
-    trainer = ppo(lambda prompts, responses, **_: [len(p) + len(r) for p, r in zip(prompts, responses)], kind=stops_at_once(rows, keep_stop), **settings)
+    trainer = ppo(
+        lambda prompts, responses, **_: [len(p) + len(r) for p, r in zip(prompts, responses)],
+        kind=stops_at_once(rows, keep_stop),
+        **settings,
+    )
     trainer.train()
     assert len(logs(trainer)) == 3
-    for log in logs(trainer): assert all(math.isfinite(value) for value in log.values()) and log["tokens/response_length"] >= 1
+    for log in logs(trainer):
+        assert (
+            all(math.isfinite(value) for value in log.values())
+            and log["tokens/response_length"] >= 1
+        )
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
     assert r.mask[rows].sum(1).eq(1).all() and r.stopped[rows].all()
-    if not trainer.args.whiten_rewards: assert r.rewards[rows, 0].tolist() == pytest.approx((r.scores - trainer.controller.value * r.kl[:, 0])[rows].tolist(), abs=1e-5)
+    if not trainer.args.whiten_rewards:
+        assert r.rewards[rows, 0].tolist() == pytest.approx(
+            (r.scores - trainer.controller.value * r.kl[:, 0])[rows].tolist(), abs=1e-5
+        )
     for b in torch.arange(8)[rows].tolist():
         trainer.model.zero_grad()
         trainer._loss(r.select([b]))[0].backward()
-        sizes = {part: torch.stack([p.grad.norm() for p in getattr(trainer.model, part).parameters() if p.grad is not None]).norm().item() for part in ("policy", "value")}
+        sizes = {
+            part: torch.stack(
+                [
+                    p.grad.norm()
+                    for p in getattr(trainer.model, part).parameters()
+                    if p.grad is not None
+                ]
+            )
+            .norm()
+            .item()
+            for part in ("policy", "value")
+        }
         assert all(math.isfinite(size) and size > 1e-6 for size in sizes.values()), (b, sizes)
-        got = torch.cat([p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None])
+        got = torch.cat(
+            [p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None]
+        )
         trainer.model.zero_grad()
-        logits = trainer.model.policy(r.prompt_ids[b][r.prompt_mask[b]][None]).logits[0, -1]  # what chose the stop token
+        logits = trainer.model.policy(r.prompt_ids[b][r.prompt_mask[b]][None]).logits[
+            0, -1
+        ]  # what chose the stop token
         (-r.advantages[b, 0] * logits.log_softmax(-1)[STOP]).backward()
-        torch.testing.assert_close(got, torch.cat([p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None]), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            got,
+            torch.cat(
+                [p.grad.flatten() for p in trainer.model.policy.parameters() if p.grad is not None]
+            ),
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
-# catches: 0 / 0 in a row of one token, a mask that ends before the stop token, a value or an advantage of a row that has none
-@pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 4), slice(None)], ids=["one", "half", "all"])
-@pytest.mark.parametrize("settings", [{}, dict(num_mini_batches=8, num_ppo_epochs=1, whiten_rewards=True, normalize_scores=True), dict(bootstrap_truncated=True, kl_estimator="full", missing_eos_penalty=1.0)], ids=["plain", "mini", "full"])
-def test_fault_17_a_row_that_stops_at_once(ppo, rows, settings): check_stops_at_once(ppo, rows, **settings)
+# catches: 0 / 0 in a row of one token, a mask that ends before the stop token, a value or an
+# advantage of a row that has none
+@pytest.mark.parametrize(
+    "rows", [slice(0, 1), slice(0, 4), slice(None)], ids=["one", "half", "all"]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        dict(num_mini_batches=8, num_ppo_epochs=1, whiten_rewards=True, normalize_scores=True),
+        dict(bootstrap_truncated=True, kl_estimator="full", missing_eos_penalty=1.0),
+    ],
+    ids=["plain", "mini", "full"],
+)
+def test_fault_17_a_row_that_stops_at_once(ppo, rows, settings):
+    check_stops_at_once(ppo, rows, **settings)
 
 
 def test_fault_17_is_seen(ppo):
-    with pytest.raises((AssertionError, FloatingPointError, RuntimeError)): check_stops_at_once(ppo, slice(0, 4), keep_stop=False)
+    with pytest.raises((AssertionError, FloatingPointError, RuntimeError)):
+        check_stops_at_once(ppo, slice(0, 4), keep_stop=False)
 
 
 # catches: 0 / 0 where every reward is the same: nothing to learn from, and nothing to break either
 def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
-    trainer = ppo(nothing, kind=stops_at_once(slice(None)), whiten_rewards=True, normalize_scores=True, kl_coef=0.0)
+    trainer = ppo(
+        nothing,
+        kind=stops_at_once(slice(None)),
+        whiten_rewards=True,
+        normalize_scores=True,
+        kl_coef=0.0,
+    )
     trainer.train()
-    for log in logs(trainer): assert all(math.isfinite(value) for value in log.values())
+    for log in logs(trainer):
+        assert all(math.isfinite(value) for value in log.values())
 
 
 # ---- 18: micro-batches ----
 
+
 class MeansOfMicroBatches(PPOTrainer):
-    "Each micro-batch weighs by its rows, whatever their length: the published trainer's mean of means."
+    """Each micro-batch weighs by its rows, whatever their length: the published trainer's mean of
+    means."""
+
     def _loss(self, r, **closing):
         loss, found = super()._loss(r, **closing)
         return loss / r.mask.sum() * len(r), found
@@ -861,6 +1489,7 @@ class MeansOfMicroBatches(PPOTrainer):
 
 class SumsOfMicroBatches(PPOTrainer):
     "Each micro-batch is a mean, and they are added up."
+
     def _loss(self, r, **closing):
         loss, found = super()._loss(r, **closing)
         return loss / r.mask.sum(), found
@@ -872,33 +1501,54 @@ def check_micro_batches(ppo, kind, dtype, within):
             loss, found = super()._loss(r, **closing)
             self.losses[-1].append(loss.detach().double() if loss.dim() == 0 else loss)
             return loss, found
+
         def _optimizer_step(self, model):
             self.losses[-1] = torch.stack(self.losses[-1]).sum().item()
             self.gradients.append(gradient(self))
             norm = super()._optimizer_step(model)
             self.losses.append([])
             return norm
+
     found = []
     for rows, accumulation in ((8, 1), (4, 2), (2, 4), (1, 8)):
-        trainer = ppo(kind=Watched, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_mini_batches=2, num_ppo_epochs=1, total_episodes=8, optim="sgd", max_grad_norm=0.0, entropy_coef=0.1, learning_rate=1e-2)
+        trainer = ppo(
+            kind=Watched,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=accumulation,
+            num_mini_batches=2,
+            num_ppo_epochs=1,
+            total_episodes=8,
+            optim="sgd",
+            max_grad_norm=0.0,
+            entropy_coef=0.1,
+            learning_rate=1e-2,
+        )
         trainer.losses, trainer.gradients = [[]], []
-        for model in (trainer.model, trainer.ref_model): model.to(dtype)
+        for model in (trainer.model, trainer.ref_model):
+            model.to(dtype)
         trainer.train()
         assert len(trainer.gradients) == 2
         found.append((trainer.losses[:2], trainer.gradients))
     for losses, gradients in found[1:]:
         assert losses == pytest.approx(found[0][0], rel=within, abs=within)
-        for a, b in zip(found[0][1], gradients): assert (a - b).abs().max() <= within and (a - b).norm() <= within * a.norm() and a.norm() > 0.1
+        for a, b in zip(found[0][1], gradients):
+            assert (
+                (a - b).abs().max() <= within
+                and (a - b).norm() <= within * a.norm()
+                and a.norm() > 0.1
+            )
 
 
 # catches: a loss divided by the tokens of the micro-batch, by their number, or by both
 @pytest.mark.parametrize("dtype, within", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch(ppo, dtype, within): check_micro_batches(ppo, PPOTrainer, dtype, within)
+def test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch(ppo, dtype, within):
+    check_micro_batches(ppo, PPOTrainer, dtype, within)
 
 
 @pytest.mark.parametrize("kind", [MeansOfMicroBatches, SumsOfMicroBatches])
 def test_fault_18_is_seen(ppo, kind):
-    with pytest.raises(AssertionError): check_micro_batches(ppo, kind, torch.float32, 1e-3)
+    with pytest.raises(AssertionError):
+        check_micro_batches(ppo, kind, torch.float32, 1e-3)
 
 
 # ---- 19: whitening over ranks ----
@@ -939,48 +1589,96 @@ RANK = textwrap.dedent(
 )
 
 
-# catches: advantages, rewards or scores that each rank whitens by itself, means of means where ranks hold different numbers of tokens
+# catches: advantages, rewards or scores that each rank whitens by itself, means of means where
+# ranks hold different numbers of tokens
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_fault_19_whitening_is_global_over_ranks(ppo, tmp_path):
-    def judge(prompts, responses, word, **_): return word
+    def judge(prompts, responses, word, **_):
+        return word
+
     for scaled in (False, True):
         trainer = ppo(judge, kl_coef=0.3, whiten_rewards=scaled, normalize_scores=True)
         trainer.train_dataset = None
         r = trainer.rollout(PROMPTS[:8])
-        r = r.with_(columns=dict(word=[float(i * i) for i in range(8)]), kl=torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)).abs() * r.mask)
+        r = r.with_(
+            columns=dict(word=[float(i * i) for i in range(8)]),
+            kl=torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(0)).abs() * r.mask,
+        )
         whole = trainer.advantages(trainer.score(r))
-        assert whole.mask[:3].sum() / 3 != whole.mask[3:].sum() / 5 and len({int(n) for n in whole.mask.sum(1)}) > 1
+        assert (
+            whole.mask[:3].sum() / 3 != whole.mask[3:].sum() / 5
+            and len({int(n) for n in whole.mask.sum(1)}) > 1
+        )
         whole.save(tmp_path / f"whole-{scaled}.safetensors")
     (tmp_path / "rank.py").write_text(RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "rank.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=os.environ | dict(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true"))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "rank.py",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ
+        | dict(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ACCELERATE_USE_CPU="true"),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     worst = eval(done.stdout.split("worst:")[1])
     assert len(worst) == 2 * 2 * 4
     for (kind, scaled, name), apart in worst.items():
-        if kind == "PPOTrainer": assert apart < 1e-5, (scaled, name)
-        elif name in ("scores", "advantages"): assert apart > 1e-2, f"whitening each rank alone goes unseen: {scaled, name}"
+        if kind == "PPOTrainer":
+            assert apart < 1e-5, (scaled, name)
+        elif name in ("scores", "advantages"):
+            assert apart > 1e-2, f"whitening each rank alone goes unseen: {scaled, name}"
 
 
 # ---- 20: prompts padded on the right ----
 
-# catches: padding of the user's own taken for words, on the right (where the answer would follow it) or on the left
+
+# catches: padding of the user's own taken for words, on the right (where the answer would follow
+# it) or on the left
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_fault_20_ids_on_either_side_are_the_text(letters, side, with_mask):
     texts = PROMPTS[:4]
     rows = letters(texts, padding=True, padding_side=side)
-    columns = dict(input_ids=rows["input_ids"]) | (dict(attention_mask=rows["attention_mask"]) if with_mask else {})
+    columns = dict(input_ids=rows["input_ids"]) | (
+        dict(attention_mask=rows["attention_mask"]) if with_mask else {}
+    )
     assert read_prompts(columns, letters) == (texts, [letters(t)["input_ids"] for t in texts])
 
 
 # catches: a run that differs from the run on the same prompts as text
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("with_mask, kind", [(True, None), (False, None), (False, "torch"), (False, "numpy"), (True, "torch"), (True, "numpy")])
+@pytest.mark.parametrize(
+    "with_mask, kind",
+    [
+        (True, None),
+        (False, None),
+        (False, "torch"),
+        (False, "numpy"),
+        (True, "torch"),
+        (True, "numpy"),
+    ],
+)
 def test_fault_20_right_padded_prompts(ppo, letters, side, with_mask, kind):
     rows = letters(PROMPTS, padding=True, padding_side=side)
-    if with_mask: rows["input_ids"] = [[i if real else 7 for i, real in zip(*row)] for row in zip(rows["input_ids"], rows["attention_mask"])]  # the mask alone says what is real
-    data = Dataset.from_dict(dict(input_ids=rows["input_ids"]) | (dict(attention_mask=rows["attention_mask"]) if with_mask else {})).with_format(kind)
+    if with_mask:
+        rows["input_ids"] = [
+            [i if real else 7 for i, real in zip(*row)]
+            for row in zip(rows["input_ids"], rows["attention_mask"])
+        ]  # the mask alone says what is real
+    data = Dataset.from_dict(
+        dict(input_ids=rows["input_ids"])
+        | (dict(attention_mask=rows["attention_mask"]) if with_mask else {})
+    ).with_format(kind)
     found = []
     for parts in (dict(data=data), {}):
         trainer = ppo(**parts, total_episodes=16)
@@ -989,16 +1687,19 @@ def test_fault_20_right_padded_prompts(ppo, letters, side, with_mask, kind):
     assert not unlike(*found)
 
 
-# catches: a collator of the user's own (the published trainer's default pads input_ids) that the rollout cannot read, or reads askew
+# catches: a collator of the user's own (the published trainer's default pads input_ids) that the
+# rollout cannot read, or reads askew
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("with_mask", [True, False])
 def test_fault_20_a_collator_of_ones_own(ppo, letters, side, with_mask):
     tokenizer = copy.deepcopy(letters)
     tokenizer.padding_side = side
     padder = DataCollatorWithPadding(tokenizer)
+
     def collator(rows):
         batch = padder(rows)
         return batch if with_mask else {"input_ids": batch["input_ids"]}
+
     ids, found = Dataset.from_dict(dict(input_ids=[letters(p)["input_ids"] for p in PROMPTS])), []
     for parts in (dict(data_collator=collator), {}):
         trainer = ppo(data=ids, parts=parts, total_episodes=16)
@@ -1011,26 +1712,42 @@ def test_fault_20_a_collator_of_ones_own(ppo, letters, side, with_mask):
 def on_the_right(letters):
     "Three prompts padded on the right, as tensors, and responses of two tokens."
     rows = letters(PROMPTS[:3], padding=True, padding_side="right", return_tensors="pt")
-    return rows["input_ids"], rows["attention_mask"].bool(), torch.full((3, 2), 4), torch.ones(3, 2, dtype=torch.bool)
+    return (
+        rows["input_ids"],
+        rows["attention_mask"].bool(),
+        torch.full((3, 2), 4),
+        torch.ones(3, 2, dtype=torch.bool),
+    )
 
 
-# catches: a collator that hands over the trainer's own names with padding on the wrong side: refused before anything has changed
+# catches: a collator that hands over the trainer's own names with padding on the wrong side:
+# refused before anything has changed
 def test_fault_20_prompt_ids_padded_on_the_right_are_refused(ppo, steps, on_the_right):
     ids, mask, *_ = on_the_right
-    trainer = ppo(parts=dict(data_collator=lambda rows: dict(prompt_ids=ids, prompt_mask=mask, prompt=PROMPTS[:3], columns={})))
+    trainer = ppo(
+        parts=dict(
+            data_collator=lambda rows: dict(
+                prompt_ids=ids, prompt_mask=mask, prompt=PROMPTS[:3], columns={}
+            )
+        )
+    )
     before = weights(trainer)
-    with pytest.raises(ValueError, match="pad prompts on the left"): trainer.train()
+    with pytest.raises(ValueError, match="pad prompts on the left"):
+        trainer.train()
     assert not steps and not unlike(before, weights(trainer))
 
 
 # catches: a number that is read off padding
 def test_fault_20_log_probs_after_padding_are_refused(letters, on_the_right):
-    with pytest.raises(ValueError, match="pad prompts on the left"): response_logprobs(tiny_policy(letters, 0, **SIZES), *on_the_right)
+    with pytest.raises(ValueError, match="pad prompts on the left"):
+        response_logprobs(tiny_policy(letters, 0, **SIZES), *on_the_right)
 
 
 def test_fault_20_values_after_padding_are_refused(letters, on_the_right):
-    with pytest.raises(ValueError, match="pad prompts on the left"): response_values(scorer_from(tiny_policy(letters, 0, **SIZES)), *on_the_right)
+    with pytest.raises(ValueError, match="pad prompts on the left"):
+        response_values(scorer_from(tiny_policy(letters, 0, **SIZES)), *on_the_right)
 
 
 def test_fault_20_sampling_after_padding_is_refused(letters, on_the_right):
-    with pytest.raises(ValueError, match="pad prompts on the left"): sample(tiny_policy(letters, 0, **SIZES), *on_the_right[:2], 2, 0)
+    with pytest.raises(ValueError, match="pad prompts on the left"):
+        sample(tiny_policy(letters, 0, **SIZES), *on_the_right[:2], 2, 0)

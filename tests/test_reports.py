@@ -1,4 +1,6 @@
-"What a run tells to others: reporting integrations with tables, the model card, the hub that is away."
+"""What a run tells to others: reporting integrations with tables, the model card, the hub that is
+away."""
+
 import csv
 import json
 import logging
@@ -13,13 +15,13 @@ import pandas as pd
 import pytest
 import yaml
 from datasets import Dataset
-
 from ppo_fixtures import PROMPTS, likes_c, logs
+
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 # A process of its own for each: these libraries keep global state, threads and hooks.
 RUN = textwrap.dedent(
-    '''
+    """
     import sys
     sys.path.insert(0, {tests!r})
     from datasets import Dataset
@@ -35,15 +37,28 @@ RUN = textwrap.dedent(
                      response_length=5, temperature=1.0, num_sample_generations=3, seed=0)
     trainer = PPOTrainer(args, letters, tiny_policy(letters, 0, **SIZES), reward_model=likes_c, train_dataset=Dataset.from_dict(dict(prompt=PROMPTS)), eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))
     trainer.train()
-    '''
+    """
 )
 
 
 def report(tmp_path: Path, to: str, **env) -> Path:
     "Run three updates that report to one library; the folder in which it ran."
     program = RUN.format(tests=str(Path(__file__).parent), out=str(tmp_path / "run"), to=to)
-    quiet = dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DO_NOT_TRACK="1", http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9")  # a door that is shut
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=900, env=os.environ | quiet | env)
+    quiet = dict(
+        OMP_NUM_THREADS="1",
+        HF_HUB_OFFLINE="1",
+        DO_NOT_TRACK="1",
+        http_proxy="http://127.0.0.1:9",
+        https_proxy="http://127.0.0.1:9",
+    )  # a door that is shut
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | quiet | env,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return tmp_path
 
@@ -54,49 +69,91 @@ def last_table(tmp_path: Path) -> pd.DataFrame:
 
 # ---- Reporting ----
 
-# catches: metrics that reach only the console, names that lost their group, a table that never comes
+
+# catches: metrics that reach only the console, names that lost their group, a table that never
+# comes
 def test_tensorboard_gets_metrics_and_tables(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     report(tmp_path, "tensorboard", TENSORBOARD_LOGGING_DIR=str(tmp_path / "events"))
     folder = next((tmp_path).rglob("events.out.tfevents*")).parent
     found = EventAccumulator(str(folder)).Reload()
     tags = found.Tags()
-    assert {"train/objective/kl", "train/objective/scores", "train/policy/grad_norm", "eval/score"} <= set(tags["scalars"])
+    assert {
+        "train/objective/kl",
+        "train/objective/scores",
+        "train/policy/grad_norm",
+        "eval/score",
+    } <= set(tags["scalars"])
     assert [event.step for event in found.Scalars("train/objective/scores")] == [1, 2, 3]
     texts = found.Tensors(next(tag for tag in tags["tensors"] if tag.startswith("completions")))
     said = texts[-1].tensor_proto.string_val[0].decode()
-    assert len(texts) == 3 and said.splitlines()[0] == "| query | model response | score |" and len(said.splitlines()) == 7
+    assert (
+        len(texts) == 3
+        and said.splitlines()[0] == "| query | model response | score |"
+        and len(said.splitlines()) == 7
+    )
     assert last_table(tmp_path)["query"][2] in said
 
 
 # catches: a run that needs the network, a table that is not logged, steps that W&B refuses
 def test_wandb_offline_gets_metrics_and_tables(tmp_path):
     pytest.importorskip("wandb")
-    report(tmp_path, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_ERROR_REPORTING="false", WANDB_SILENT="true", WANDB_CONSOLE="off")
+    report(
+        tmp_path,
+        "wandb",
+        WANDB_MODE="offline",
+        WANDB_DIR=str(tmp_path),
+        WANDB_ERROR_REPORTING="false",
+        WANDB_SILENT="true",
+        WANDB_CONSOLE="off",
+    )
     tables = sorted(tmp_path.rglob("completions_*.table.json"))
     assert len(tables) == 3
     content = [json.loads(path.read_text()) for path in tables]
     wanted = last_table(tmp_path)
-    assert any(table["columns"] == list(wanted.columns) and [row[1] for row in table["data"]] == wanted["model response"].tolist() for table in content)
+    assert any(
+        table["columns"] == list(wanted.columns)
+        and [row[1] for row in table["data"]] == wanted["model response"].tolist()
+        for table in content
+    )
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*.wandb"))
-    for name in (b"train/objective/kl", b"train/objective/scores", b"eval/score"): assert name in stored or name.split(b"/", 1)[1] in stored
+    for name in (b"train/objective/kl", b"train/objective/scores", b"eval/score"):
+        assert name in stored or name.split(b"/", 1)[1] in stored
 
 
 # catches: a table handed over in a form that the library does not take
 def test_comet_offline_gets_metrics_and_tables(tmp_path):
-    pytest.importorskip("comet_ml", reason="comet_ml is not in the development set: it slows every import of transformers")
+    pytest.importorskip(
+        "comet_ml",
+        reason="comet_ml is not in the development set: it slows every import of transformers",
+    )
     import zipfile
-    report(tmp_path, "comet_ml", COMET_START_ONLINE="false", COMET_OFFLINE_DIRECTORY=str(tmp_path / "comet"), COMET_API_KEY="none", COMET_LOGGING_CONSOLE="ERROR")
+
+    report(
+        tmp_path,
+        "comet_ml",
+        COMET_START_ONLINE="false",
+        COMET_OFFLINE_DIRECTORY=str(tmp_path / "comet"),
+        COMET_API_KEY="none",
+        COMET_LOGGING_CONSOLE="ERROR",
+    )
     archive = zipfile.ZipFile(next((tmp_path / "comet").glob("*.zip")))
     content = b"".join(archive.read(name) for name in archive.namelist())
     assert b"completions-00003.csv" in content and b"objective/scores" in content
 
 
 def test_trackio_gets_metrics_and_tables(tmp_path):
-    pytest.importorskip("trackio", reason="trackio is not in the development set: its requirements exclude tested versions of others")
+    pytest.importorskip(
+        "trackio",
+        reason="trackio is not in the development set: its requirements exclude tested versions "
+        "of others",
+    )
     report(tmp_path, "trackio", TRACKIO_DIR=str(tmp_path / "trackio"), HF_HOME=str(tmp_path / "hf"))
-    content = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
+    content = b"".join(
+        path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file()
+    )
     assert b"objective/scores" in content and b"trackio.table" in content
 
 
@@ -108,7 +165,10 @@ def test_an_evaluation_before_the_training_reports_too(ppo, tmp_path):
 
 
 def test_the_last_update_is_logged_whatever_logging_steps_says(ppo):
-    for settings, wanted in ((dict(logging_steps=2, total_episodes=40), [2, 4, 5]), (dict(logging_steps=10, total_episodes=24), [3])):
+    for settings, wanted in (
+        (dict(logging_steps=2, total_episodes=40), [2, 4, 5]),
+        (dict(logging_steps=10, total_episodes=24), [3]),
+    ):
         trainer = ppo(**settings)
         trainer.train()
         assert [log["step"] for log in logs(trainer)] == wanted
@@ -116,7 +176,9 @@ def test_the_last_update_is_logged_whatever_logging_steps_says(ppo):
 
 # ---- The card ----
 
-# catches: a card of a run that was never trained, results that vanish with Trainer's own last log, paths and secrets that go out with it
+
+# catches: a card of a run that was never trained, results that vanish with Trainer's own last log,
+# paths and secrets that go out with it
 def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
     trainer = ppo(seed=11, kl_coef=0.07, num_sample_generations=1, hub_token="hf_secret")
     trainer.train()
@@ -124,52 +186,111 @@ def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
     card = (tmp_path / "saved" / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
     assert head["library_name"] == "transformers" and "ppo" in head["tags"]
-    for line in ("| kl_coef | 0.07 |", "| seed | 11 (order of the data: 11) |", "| training | 24 prompts, columns prompt |", "| evaluation | 5 prompts, columns prompt |", "| reward: likes_c, weight 1 | a function |",
-                 "| episode | 24 |", f"| objective/scores | {logs(trainer)[-1]['objective/scores']:.4g} |", "| eval_score |", "| torch |", "| batch_size | 8 |"): assert line in card, line
+    for line in (
+        "| kl_coef | 0.07 |",
+        "| seed | 11 (order of the data: 11) |",
+        "| training | 24 prompts, columns prompt |",
+        "| evaluation | 5 prompts, columns prompt |",
+        "| reward: likes_c, weight 1 | a function |",
+        "| episode | 24 |",
+        f"| objective/scores | {logs(trainer)[-1]['objective/scores']:.4g} |",
+        "| eval_score |",
+        "| torch |",
+        "| batch_size | 8 |",
+    ):
+        assert line in card, line
     assert "hf_secret" not in card and str(tmp_path) not in card
     again = ppo(seed=11, kl_coef=0.07)
     again.train()
     again.save_model(str(tmp_path / "again"))
-    assert next(line for line in card.splitlines() if "sha256" in line) in (tmp_path / "again" / "README.md").read_text()
+    assert (
+        next(line for line in card.splitlines() if "sha256" in line)
+        in (tmp_path / "again" / "README.md").read_text()
+    )
     checkpointed = ppo(save_strategy="steps", save_steps=1, total_episodes=8)
     checkpointed.train()
-    assert "| kl_coef |" in (Path(checkpointed.args.output_dir) / "checkpoint-1" / "README.md").read_text()
+    assert (
+        "| kl_coef |"
+        in (Path(checkpointed.args.output_dir) / "checkpoint-1" / "README.md").read_text()
+    )
 
 
 # ---- The hub ----
 
-# catches: a night of training before the first word about a hub that is away, or a page of a library's own errors
+
+# catches: a night of training before the first word about a hub that is away, or a page of a
+# library's own errors
 def test_a_hub_that_is_away_is_told_at_the_start(ppo):
-    with pytest.raises(ConnectionError, match="hub could not be asked .* Nothing is lost.*hf auth login"): ppo(push_to_hub=True, hub_model_id="someone/something")
+    with pytest.raises(
+        ConnectionError, match="hub could not be asked .* Nothing is lost.*hf auth login"
+    ):
+        ppo(push_to_hub=True, hub_model_id="someone/something")
 
 
 # catches: a run that dies in its last line because the hub is gone by then
 def test_a_hub_that_goes_away_costs_nothing(ppo, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("transformers.Trainer.init_hf_repo", lambda self, token=None, private=None: [setattr(self, "hub_model_id", "someone/something"), setattr(self, "push_in_progress", None)])
+    monkeypatch.setattr(
+        "transformers.Trainer.init_hf_repo",
+        lambda self, token=None, private=None: [
+            setattr(self, "hub_model_id", "someone/something"),
+            setattr(self, "push_in_progress", None),
+        ],
+    )
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    trainer = ppo(push_to_hub=True, hub_model_id="someone/something", save_strategy="steps", save_steps=2)
+    trainer = ppo(
+        push_to_hub=True, hub_model_id="someone/something", save_strategy="steps", save_steps=2
+    )
     logging.getLogger("rlhf_nb.trainer").propagate = True
     trainer.train()
-    with caplog.at_level("WARNING"): trainer.save_model()
+    with caplog.at_level("WARNING"):
+        trainer.save_model()
     said = [record.getMessage() for record in caplog.records if "not pushed" in record.getMessage()]
-    assert len(said) == 1 and "training is not affected" in said[0] and (Path(trainer.args.output_dir) / "model.safetensors").is_file()
-    assert (Path(trainer.args.output_dir) / "checkpoint-2" / "manifest.json").is_file() and trainer.state.global_step == 3
-    with pytest.raises(Exception, match="(?i)offline|reach|connect"): trainer.push_to_hub()  # asked by hand, the error is the user's to see
+    assert (
+        len(said) == 1
+        and "training is not affected" in said[0]
+        and (Path(trainer.args.output_dir) / "model.safetensors").is_file()
+    )
+    assert (
+        Path(trainer.args.output_dir) / "checkpoint-2" / "manifest.json"
+    ).is_file() and trainer.state.global_step == 3
+    with pytest.raises(Exception, match="(?i)offline|reach|connect"):
+        trainer.push_to_hub()  # asked by hand, the error is the user's to see
 
 
 # catches: an upload that is handed the folder under the name it has while it is written
 @pytest.mark.parametrize("strategy", ["every_save", "checkpoint", "all_checkpoints"])
 def test_a_push_during_training_gets_finished_folders(ppo, monkeypatch, strategy):
     pushed = []
+
     class Api:
         def upload_folder(self, *, folder_path, **more):
-            pushed.append((Path(folder_path).name, sorted(path.name for path in Path(folder_path).iterdir())))
+            pushed.append(
+                (Path(folder_path).name, sorted(path.name for path in Path(folder_path).iterdir()))
+            )
             return type("Done", (), dict(done=lambda self: True, result=lambda self: None))()
+
     monkeypatch.setattr("transformers.trainer.hf_api", Api)
-    monkeypatch.setattr("transformers.Trainer.init_hf_repo", lambda self, token=None, private=None: [setattr(self, "hub_model_id", "someone/something"), setattr(self, "push_in_progress", None)])
-    trainer = ppo(push_to_hub=True, hub_model_id="someone/something", hub_strategy=strategy, save_strategy="steps", save_steps=3, hub_always_push=True)
+    monkeypatch.setattr(
+        "transformers.Trainer.init_hf_repo",
+        lambda self, token=None, private=None: [
+            setattr(self, "hub_model_id", "someone/something"),
+            setattr(self, "push_in_progress", None),
+        ],
+    )
+    trainer = ppo(
+        push_to_hub=True,
+        hub_model_id="someone/something",
+        hub_strategy=strategy,
+        save_strategy="steps",
+        save_steps=3,
+        hub_always_push=True,
+    )
     monkeypatch.setattr(trainer, "_finish_current_push", lambda: None)
     trainer.train()
     names = [name for name, _ in pushed]
-    assert names == ["run"] if strategy == "every_save" else names == ["run", "checkpoint-3"] and "manifest.json" in pushed[1][1]
+    assert (
+        names == ["run"]
+        if strategy == "every_save"
+        else names == ["run", "checkpoint-3"] and "manifest.json" in pushed[1][1]
+    )
     assert "model.safetensors" in pushed[0][1]

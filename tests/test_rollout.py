@@ -1,19 +1,45 @@
-"The sampler against softmax, against generate, against itself with padding; and a Rollout through a file and back."
+"""The sampler against softmax, against generate, against itself with padding; and a Rollout through
+a file and back."""
+
 from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config,
-                          StopStringCriteria)
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    StopStringCriteria,
+)
 
 import rlhf_nb.rollout
 from rlhf_nb.masks import left_pad
-from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout, Sample, draw_tokens, sample, texts_of, truncate_logits
+from rlhf_nb.rollout import (
+    SIGNALS,
+    TENSORS,
+    Rollout,
+    Sample,
+    draw_tokens,
+    sample,
+    texts_of,
+    truncate_logits,
+)
 
 V, PAD, STOP = 12, 0, 1
-small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, max_position_embeddings=48, initializer_range=0.4)
+small = dict(
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=48,
+    initializer_range=0.4,
+)
 ids = dict(vocab_size=V, pad_token_id=PAD, eos_token_id=STOP, bos_token_id=None)
 CONFIGS = dict(
     neox=GPTNeoXConfig(**small, **ids),
@@ -30,40 +56,69 @@ def model_of(name: str = "neox", seed: int = 0) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
 
 
-def seeded(seed: int = 0) -> torch.Generator: return torch.Generator().manual_seed(seed)
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def greedy(model, prompts, length=10, stop_ids=(STOP,), **options) -> list[list[int]]:
     "Near-greedy responses as lists, padding taken off."
-    drawn = sample(model, *left_pad(prompts, PAD), length, PAD, stop_ids, temperature=1e-4, generator=seeded(), **options)
+    drawn = sample(
+        model,
+        *left_pad(prompts, PAD),
+        length,
+        PAD,
+        stop_ids,
+        temperature=1e-4,
+        generator=seeded(),
+        **options,
+    )
     return [row[keep].tolist() for row, keep in zip(drawn.response_ids, drawn.mask)]
 
 
-def only(*tokens: int) -> list[int]: return [i for i in range(V) if i not in tokens]
+def only(*tokens: int) -> list[int]:
+    return [i for i in range(V) if i not in tokens]
 
 
 # ---- What is drawn ----
 
-# catches: temperature multiplied or forgotten, argmax, a draw from logits, the logits of another column
+
+# catches: temperature multiplied or forgotten, argmax, a draw from logits, the logits of another
+# column
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_first_tokens_follow_softmax(temperature):
     model, n = model_of(), 4000
     prompt, mask = left_pad([[3, 4, 5], [7]], PAD)
-    drawn = sample(model, prompt.repeat_interleave(n, 0), mask.repeat_interleave(n, 0), 1, PAD, (STOP,), temperature, generator=seeded())
+    drawn = sample(
+        model,
+        prompt.repeat_interleave(n, 0),
+        mask.repeat_interleave(n, 0),
+        1,
+        PAD,
+        (STOP,),
+        temperature,
+        generator=seeded(),
+    )
     for row, ids in zip(([3, 4, 5], [7]), drawn.response_ids[:, 0].chunk(2)):
         p = (model(torch.tensor([row])).logits[0, -1].double() / temperature).softmax(-1).detach()
         found, wanted = torch.bincount(ids, minlength=V).double(), n * p
         likely = wanted > 5
         chi2 = ((found - wanted)[likely] ** 2 / wanted[likely]).sum().item()
-        assert chi2 < likely.sum() + 4 * (2 * likely.sum()) ** 0.5 and (found[~likely].sum() - wanted[~likely].sum()).abs() < 20
+        assert (
+            chi2 < likely.sum() + 4 * (2 * likely.sum()) ** 0.5
+            and (found[~likely].sum() - wanted[~likely].sum()).abs() < 20
+        )
 
 
-# catches: a cache that forgets, positions that drift, a mask that stays behind: later tokens given all before them
+# catches: a cache that forgets, positions that drift, a mask that stays behind: later tokens given
+# all before them
 @pytest.mark.parametrize("name", CONFIGS)
 def test_later_tokens_follow_softmax_too(name):
     model, n = model_of(name), 3000
     prompt, mask = left_pad([[3, 4, 5]] * n, PAD)
-    prompt, mask = torch.cat([torch.full((n, 2), PAD), prompt], 1), torch.cat([torch.zeros(n, 2, dtype=torch.bool), mask], 1)
+    prompt, mask = (
+        torch.cat([torch.full((n, 2), PAD), prompt], 1),
+        torch.cat([torch.zeros(n, 2, dtype=torch.bool), mask], 1),
+    )
     drawn = sample(model, prompt, mask, 3, PAD, (), 1.0, generator=seeded()).response_ids
     first = drawn[:, :2].mode(0).values
     given = drawn[(drawn[:, :2] == first).all(1), 2]
@@ -72,25 +127,51 @@ def test_later_tokens_follow_softmax_too(name):
     assert len(given) > 20 and (share - p).abs().max() < 4.5 * 0.5 / len(given) ** 0.5
 
 
-@pytest.mark.parametrize("top_k, top_p, kept", [(0, 1.0, {0, 1, 2, 3}), (2, 1.0, {0, 1}), (9, 1.0, {0, 1, 2, 3}), (0, 0.5, {0}), (0, 0.51, {0, 1}), (0, 0.81, {0, 1, 2}), (3, 0.6, {0, 1}), (0, 1e-9, {0})])
+@pytest.mark.parametrize(
+    "top_k, top_p, kept",
+    [
+        (0, 1.0, {0, 1, 2, 3}),
+        (2, 1.0, {0, 1}),
+        (9, 1.0, {0, 1, 2, 3}),
+        (0, 0.5, {0}),
+        (0, 0.51, {0, 1}),
+        (0, 0.81, {0, 1, 2}),
+        (3, 0.6, {0, 1}),
+        (0, 1e-9, {0}),
+    ],
+)
 def test_truncation_by_hand(top_k, top_p, kept):
     order = torch.tensor([2, 0, 3, 1])  # where the likeliest, the second, ... stand
-    logits = torch.full((1, 4), 0.0).index_copy(1, order, torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log())
+    logits = torch.full((1, 4), 0.0).index_copy(
+        1, order, torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    )
     before, found = logits.clone(), truncate_logits(logits, top_k, top_p).isfinite()[0]
-    assert {order.tolist().index(i) for i in found.nonzero()[:, 0].tolist()} == kept and torch.equal(logits, before)
+    assert {
+        order.tolist().index(i) for i in found.nonzero()[:, 0].tolist()
+    } == kept and torch.equal(logits, before)
 
 
 def test_top_k_and_top_p_reach_the_sampler():
     model = model_of()
     prompt, mask = left_pad([[3, 4, 5]] * 500, PAD)
     p = model(prompt[:1]).logits[0, -1].softmax(-1).detach()
-    drawn = lambda **options: set(sample(model, prompt, mask, 1, PAD, generator=seeded(), **options).response_ids[:, 0].tolist())
-    assert drawn(top_k=3) == set(p.topk(3).indices.tolist()) and drawn(top_k=1) == drawn(top_p=1e-6) == {p.argmax().item()} and len(drawn()) > 3
+    drawn = lambda **options: set(
+        sample(model, prompt, mask, 1, PAD, generator=seeded(), **options)
+        .response_ids[:, 0]
+        .tolist()
+    )
+    assert (
+        drawn(top_k=3) == set(p.topk(3).indices.tolist())
+        and drawn(top_k=1) == drawn(top_p=1e-6) == {p.argmax().item()}
+        and len(drawn()) > 3
+    )
 
 
 # ---- Padding, stops, leftovers ----
 
-# catches: absolute positions that count padding, attention to padding, a cache whose rows are exchanged when some end
+
+# catches: absolute positions that count padding, attention to padding, a cache whose rows are
+# exchanged when some end
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prompt_does_not_see_its_neighbours(name):
     model = model_of(name)
@@ -104,12 +185,20 @@ def test_a_prompt_does_not_see_its_neighbours(name):
 def test_agrees_with_generate(name):
     model = model_of(name)
     prompt, mask = left_pad(PROMPTS, PAD)
-    theirs = model.generate(prompt, attention_mask=mask.long(), max_new_tokens=10, do_sample=False, pad_token_id=PAD, eos_token_id=STOP)[:, prompt.shape[1]:]
+    theirs = model.generate(
+        prompt,
+        attention_mask=mask.long(),
+        max_new_tokens=10,
+        do_sample=False,
+        pad_token_id=PAD,
+        eos_token_id=STOP,
+    )[:, prompt.shape[1] :]
     theirs = [row[: row.index(STOP) + 1] if STOP in row else row for row in theirs.tolist()]
     assert greedy(model, PROMPTS) == theirs
 
 
-# catches: rows that go on after their end, a mask without the stop token, stopped where the limit was reached
+# catches: rows that go on after their end, a mask without the stop token, stopped where the limit
+# was reached
 def test_rows_end_at_their_stop():
     model = model_of()
     prompt, mask = left_pad(PROMPTS * 50, PAD)
@@ -119,15 +208,26 @@ def test_rows_end_at_their_stop():
         n = int(keep.sum())
         lengths.add((n, stopped))
         assert keep.tolist() == [True] * n + [False] * (6 - n) and ids[n:] == [PAD] * (6 - n)
-        assert not set(ids[: n - 1]) & {STOP, 7} and stopped == (ids[n - 1] in (STOP, 7)) and (stopped or n == 6)
+        assert (
+            not set(ids[: n - 1]) & {STOP, 7}
+            and stopped == (ids[n - 1] in (STOP, 7))
+            and (stopped or n == 6)
+        )
     assert {(1, True), (2, True), (6, True), (6, False)} <= lengths
 
 
 # ---- Drawing ----
 
+
 def at(monkeypatch, numbers) -> None:
     "Meanwhile chance says these numbers, a row each."
-    monkeypatch.setattr(torch, "rand", lambda *shape, dtype=None, **more: torch.tensor(numbers, dtype=torch.float64).to(dtype).view(shape))
+    monkeypatch.setattr(
+        torch,
+        "rand",
+        lambda *shape, dtype=None, **more: (
+            torch.tensor(numbers, dtype=torch.float64).to(dtype).view(shape)
+        ),
+    )
 
 
 def check_draw(draw, monkeypatch) -> None:
@@ -137,19 +237,26 @@ def check_draw(draw, monkeypatch) -> None:
         with monkeypatch.context() as patch:
             at(patch, [0.0, 0.25, 0.5 - 1e-12, 0.5, 0.75, 1 - 2.0**-53])
             assert draw((four * scale).expand(6, 5)).tolist() == [[1], [1], [1], [3], [3], [3]]
-    short = torch.full((2**17,), 1e-3 / 2**17)  # pieces of 7.6e-9: float32 cannot tell them apart near 1
+    short = torch.full(
+        (2**17,), 1e-3 / 2**17
+    )  # pieces of 7.6e-9: float32 cannot tell them apart near 1
     line, wanted = torch.cat([torch.tensor([0.999]), short]), torch.tensor([5, 100, 77_777, 2**17])
     ends = line.double().cumsum(0)
     with monkeypatch.context() as patch:
         at(patch, ((ends[wanted] + ends[wanted - 1]) / 2 / ends[-1]).tolist())
         assert draw(line.expand(4, -1))[:, 0].tolist() == wanted.tolist()
     many = torch.rand(21, 2**18, generator=seeded(1))  # more than one block
-    ends, chance = many.double().cumsum(1), torch.rand(21, 1, dtype=torch.float64, generator=seeded(2))
+    ends, chance = (
+        many.double().cumsum(1),
+        torch.rand(21, 1, dtype=torch.float64, generator=seeded(2)),
+    )
     assert torch.equal(draw(many, seeded(2)), (ends <= chance * ends[:, -1:]).sum(1, keepdim=True))
 
 
-# catches: a token that may not be drawn, the last one at the end of the line, sums in float32, blocks that are mixed up
-def test_draws_by_hand(monkeypatch): check_draw(draw_tokens, monkeypatch)
+# catches: a token that may not be drawn, the last one at the end of the line, sums in float32,
+# blocks that are mixed up
+def test_draws_by_hand(monkeypatch):
+    check_draw(draw_tokens, monkeypatch)
 
 
 # catches: shares that are not the probabilities, over a vocabulary with a long tail
@@ -159,8 +266,12 @@ def test_draws_follow_the_probabilities():
     n = 200_000
     seen = torch.bincount(draw_tokens(p.expand(n, 50), seeded())[:, 0], minlength=50)
     often = p * n > 20
-    assert ((seen - p * n).abs() <= 4.5 * (p * n).sqrt())[often].all() and abs(seen[~often].sum() - (p * n)[~often].sum()) <= 4.5 * (p * n)[~often].sum().sqrt()
-    assert torch.equal(draw_tokens(p.expand(9, 50), seeded(5)), draw_tokens(p.expand(9, 50), seeded(5)))
+    assert ((seen - p * n).abs() <= 4.5 * (p * n).sqrt())[often].all() and abs(
+        seen[~often].sum() - (p * n)[~often].sum()
+    ) <= 4.5 * (p * n)[~often].sum().sqrt()
+    assert torch.equal(
+        draw_tokens(p.expand(9, 50), seeded(5)), draw_tokens(p.expand(9, 50), seeded(5))
+    )
     assert draw_tokens(torch.zeros(0, 5)).shape == (0, 1)
 
 
@@ -169,34 +280,51 @@ def test_draws_follow_the_probabilities():
 def test_what_is_no_probability_is_refused(bad):
     probs = torch.full((3, 4), 0.25)
     probs[1] = bad
-    with pytest.raises(FloatingPointError, match="not finite numbers.*Lower learning_rate"): draw_tokens(probs)
+    with pytest.raises(FloatingPointError, match="not finite numbers.*Lower learning_rate"):
+        draw_tokens(probs)
     model = model_of()
-    with torch.no_grad(): next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="diverged"): greedy(model, PROMPTS)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="diverged"):
+        greedy(model, PROMPTS)
 
 
-WRONG_DRAWS = {"float32": ('some.cumsum(-1, dtype=wide)', 'some.cumsum(-1).to(wide)'), "from the left": ("right=True", "right=False"),
-               "to the very end": ("torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))", "at * end + 1e-16"),
-               "not scaled": ("torch.minimum(at * end,", "torch.minimum(at,"), "one block": ("zip(probs.split(rows), chance.split(rows))", "[(probs[:rows], chance[:rows])]")}
+WRONG_DRAWS = {
+    "float32": ("some.cumsum(-1, dtype=wide)", "some.cumsum(-1).to(wide)"),
+    "from the left": ("right=True", "right=False"),
+    "to the very end": (
+        "torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))",
+        "at * end + 1e-16",
+    ),
+    "not scaled": ("torch.minimum(at * end,", "torch.minimum(at,"),
+    "one block": ("zip(probs.split(rows), chance.split(rows))", "[(probs[:rows], chance[:rows])]"),
+}
 
 
 # catches: tests that would let these pass
 @pytest.mark.parametrize("name", WRONG_DRAWS)
 def test_wrong_draws_are_seen(name, monkeypatch):
     import inspect
+
     text, (old, new) = inspect.getsource(draw_tokens), WRONG_DRAWS[name]
     assert text.count(old) == 1
     scope = dict(vars(rlhf_nb.rollout))
     exec(text.replace(old, new), scope)
-    with pytest.raises((AssertionError, RuntimeError)): check_draw(scope["draw_tokens"], monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_draw(scope["draw_tokens"], monkeypatch)
 
 
-# catches: stopping before the loop, an empty row (there is always the stop token itself), a batch that goes on without anyone
+# catches: stopping before the loop, an empty row (there is always the stop token itself), a batch
+# that goes on without anyone
 def test_the_first_token_may_be_the_stop():
     model = model_of()
     prompt, mask = left_pad(PROMPTS, PAD)
     first = sample(model, prompt, mask, 5, PAD, tuple(range(V)), generator=seeded())
-    assert first.mask.tolist() == [[True] + [False] * 4] * 4 and first.stopped.all() and (first.response_ids[:, 1:] == PAD).all()
+    assert (
+        first.mask.tolist() == [[True] + [False] * 4] * 4
+        and first.stopped.all()
+        and (first.response_ids[:, 1:] == PAD).all()
+    )
 
 
 # catches: a pad token that is sampled (it may be: it is a token like any other) taken for padding
@@ -218,11 +346,23 @@ def test_stop_strings_end_a_row(letters):
     prompt, mask = left_pad([[2, 3]] * 300, PAD)  # "ab"
     free = sample(model, prompt, mask, 8, PAD, generator=seeded())
     texts = [text(*row) for row in zip(free.response_ids, free.mask)]
-    common = max({t[i:i + 2] for t in texts for i in range(1, 5)}, key=lambda pair: sum(pair in t for t in texts) if set(pair) <= set("abcdfgh") else 0)
-    drawn = sample(model, prompt, mask, 8, PAD, stop_strings=StopStringCriteria(tokenizer, [common, "ab" * 9]), generator=seeded())
+    common = max(
+        {t[i : i + 2] for t in texts for i in range(1, 5)},
+        key=lambda pair: sum(pair in t for t in texts) if set(pair) <= set("abcdfgh") else 0,
+    )
+    drawn = sample(
+        model,
+        prompt,
+        mask,
+        8,
+        PAD,
+        stop_strings=StopStringCriteria(tokenizer, [common, "ab" * 9]),
+        generator=seeded(),
+    )
     found = [text(*row) for row in zip(drawn.response_ids, drawn.mask)]
     assert 10 < int(drawn.stopped.sum()) < 300
-    for t, stopped in zip(found, drawn.stopped.tolist()): assert stopped == (common in t) and common not in t[:-1]
+    for t, stopped in zip(found, drawn.stopped.tolist()):
+        assert stopped == (common in t) and common not in t[:-1]
 
 
 # catches: a sampler that asks model.generation_config; generate itself is shown to fall for it
@@ -231,20 +371,46 @@ def test_leftovers_of_the_generation_config_do_not_matter():
     before = greedy(model, PROMPTS)
     free = sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded())
     c = model.generation_config
-    c.repetition_penalty, c.forced_bos_token_id, c.forced_eos_token_id, c.suppress_tokens, c.bad_words_ids = 5.0, 9, 9, [2, 3, 4, 5, 6], [[7]]
-    c.no_repeat_ngram_size, c.temperature, c.top_k, c.top_p, c.min_new_tokens, c.eos_token_id = 2, 0.1, 1, 0.1, 8, 10
+    (
+        c.repetition_penalty,
+        c.forced_bos_token_id,
+        c.forced_eos_token_id,
+        c.suppress_tokens,
+        c.bad_words_ids,
+    ) = 5.0, 9, 9, [2, 3, 4, 5, 6], [[7]]
+    c.no_repeat_ngram_size, c.temperature, c.top_k, c.top_p, c.min_new_tokens, c.eos_token_id = (
+        2,
+        0.1,
+        1,
+        0.1,
+        8,
+        10,
+    )
     assert greedy(model, PROMPTS) == before
-    assert all(torch.equal(a, b) for a, b in zip(free, sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded())))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            free, sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded())
+        )
+    )
     prompt, mask = left_pad(PROMPTS, PAD)
-    theirs = model.generate(prompt, attention_mask=mask.long(), max_new_tokens=10, do_sample=False, pad_token_id=PAD)[:, prompt.shape[1]:]
+    theirs = model.generate(
+        prompt, attention_mask=mask.long(), max_new_tokens=10, do_sample=False, pad_token_id=PAD
+    )[:, prompt.shape[1] :]
     assert theirs[0].tolist()[: len(before[0])] != before[0]
 
 
 def test_the_generator_is_the_only_chance():
     model = model_of()
-    draw = lambda seed: sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded(seed)).response_ids
+    draw = lambda seed: (
+        sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded(seed)).response_ids
+    )
     state = torch.random.get_rng_state()
-    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2)) and torch.equal(torch.random.get_rng_state(), state)
+    assert (
+        torch.equal(draw(1), draw(1))
+        and not torch.equal(draw(1), draw(2))
+        and torch.equal(torch.random.get_rng_state(), state)
+    )
     torch.manual_seed(1)
     first = sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,)).response_ids
     torch.manual_seed(1)
@@ -252,30 +418,70 @@ def test_the_generator_is_the_only_chance():
 
 
 def test_texts_leave_out_the_stop_alone(letters):
-    drawn = Sample(torch.tensor([[2, 3, 1, 0], [2, 3, 4, 5], [1, 0, 0, 0]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool(), torch.tensor([True, False, True]))
+    drawn = Sample(
+        torch.tensor([[2, 3, 1, 0], [2, 3, 4, 5], [1, 0, 0, 0]]),
+        torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool(),
+        torch.tensor([True, False, True]),
+    )
     texts, tokens = texts_of(letters, drawn, [STOP])
-    assert texts == ["ab", "abcd", ""] and tokens == [["a", "b", "<eos>"], ["a", "b", "c", "d"], ["<eos>"]]
+    assert texts == ["ab", "abcd", ""] and tokens == [
+        ["a", "b", "<eos>"],
+        ["a", "b", "c", "d"],
+        ["<eos>"],
+    ]
 
 
 # ---- The record ----
 
-HOSTILE = ["", " ", "\x00\x1b[31m\r\n", "</script><b>&amp;", "日本語 \U0001f600 e\u0301 \u202e", "\ud800 alone", '{"json": ["', "a" * 100_000]
+HOSTILE = [
+    "",
+    " ",
+    "\x00\x1b[31m\r\n",
+    "</script><b>&amp;",
+    "日本語 \U0001f600 e\u0301 \u202e",
+    "\ud800 alone",
+    '{"json": ["',
+    "a" * 100_000,
+]
+
 
 def filled(n: int = len(HOSTILE)) -> Rollout:
     g = seeded()
     mask = torch.arange(5) < torch.tensor([[1 + i % 5] for i in range(n)])
     numbers = {name: torch.randn(n, 5, generator=g) for name in SIGNALS}
-    numbers["kl"][0, 0], numbers["values"][0, 1], numbers["logprobs"][0, 0] = float("inf"), float("nan"), -1e4
-    return Rollout(torch.randint(0, V, (n, 4), generator=g), torch.ones(n, 4, dtype=torch.bool), torch.randint(0, V, (n, 5), generator=g), mask, torch.arange(n) % 2 == 0,
-                   **numbers, raw_scores=torch.randn(n, generator=g), scores=torch.randn(n, generator=g), prompts=HOSTILE[:n], responses=HOSTILE[:n][::-1],
-                   tokens=[["<", "\n", "é", "", " "][: int(row.sum())] for row in mask], columns=dict(label=list(range(n)), note=HOSTILE[:n]), info=dict(update=3, kl_coef=0.05, seed=0))
+    numbers["kl"][0, 0], numbers["values"][0, 1], numbers["logprobs"][0, 0] = (
+        float("inf"),
+        float("nan"),
+        -1e4,
+    )
+    return Rollout(
+        torch.randint(0, V, (n, 4), generator=g),
+        torch.ones(n, 4, dtype=torch.bool),
+        torch.randint(0, V, (n, 5), generator=g),
+        mask,
+        torch.arange(n) % 2 == 0,
+        **numbers,
+        raw_scores=torch.randn(n, generator=g),
+        scores=torch.randn(n, generator=g),
+        prompts=HOSTILE[:n],
+        responses=HOSTILE[:n][::-1],
+        tokens=[["<", "\n", "é", "", " "][: int(row.sum())] for row in mask],
+        columns=dict(label=list(range(n)), note=HOSTILE[:n]),
+        info=dict(update=3, kl_coef=0.05, seed=0),
+    )
 
 
 def assert_same(a: Rollout, b: Rollout):
     for f in fields(Rollout):
         x, y = getattr(a, f.name), getattr(b, f.name)
-        if isinstance(x, torch.Tensor): assert x.dtype == y.dtype and x.shape == y.shape and np.array_equal(x.numpy(), y.numpy(), equal_nan=x.is_floating_point()), f.name
-        else: assert x == y, f.name
+        if isinstance(x, torch.Tensor):
+            assert (
+                x.dtype == y.dtype
+                and x.shape == y.shape
+                and np.array_equal(x.numpy(), y.numpy(), equal_nan=x.is_floating_point())
+            ), f.name
+        else:
+            assert x == y, f.name
 
 
 def test_a_rollout_comes_back_from_its_file(tmp_path):
@@ -285,23 +491,40 @@ def test_a_rollout_comes_back_from_its_file(tmp_path):
     assert_same(bare, Rollout.load(bare.save(tmp_path / "bare.safetensors")))
     bf16 = r.with_(values=r.values.bfloat16()[:, :].T.contiguous().T)  # not contiguous
     assert torch.equal(Rollout.load(bf16.save(tmp_path / "half.safetensors")).mask, r.mask)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bare.safetensors", "half.safetensors", "r.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "bare.safetensors",
+        "half.safetensors",
+        "r.safetensors",
+    ]
 
 
-# catches: some field that stays behind, order lost, a boolean index taken for numbers, an argument changed in place
+# catches: some field that stays behind, order lost, a boolean index taken for numbers, an argument
+# changed in place
 def test_select_picks_every_field():
     r, before = filled(), filled()
     picked = r.select([6, 2, 2])
-    for name in TENSORS: assert np.array_equal(getattr(picked, name).numpy(), getattr(r, name)[[6, 2, 2]].numpy(), equal_nan=getattr(r, name).is_floating_point()), name
-    for name in ("prompts", "responses", "tokens"): assert getattr(picked, name) == [getattr(r, name)[i] for i in (6, 2, 2)]
-    assert picked.columns["label"] == [6, 2, 2] and picked.info == r.info and len(picked) == 3 and isinstance(picked, Rollout)
+    for name in TENSORS:
+        assert np.array_equal(
+            getattr(picked, name).numpy(),
+            getattr(r, name)[[6, 2, 2]].numpy(),
+            equal_nan=getattr(r, name).is_floating_point(),
+        ), name
+    for name in ("prompts", "responses", "tokens"):
+        assert getattr(picked, name) == [getattr(r, name)[i] for i in (6, 2, 2)]
+    assert (
+        picked.columns["label"] == [6, 2, 2]
+        and picked.info == r.info
+        and len(picked) == 3
+        and isinstance(picked, Rollout)
+    )
     assert_same(r.select(r.stopped), r.select([i for i in range(len(r)) if i % 2 == 0]))
     assert len(r.select(torch.zeros(len(r), dtype=torch.bool))) == 0
     assert_same(r.select(range(len(r))), before)
 
 
 # catches: an empty list that becomes floats, which index nothing
-def test_select_nothing(): assert len(filled().select([])) == 0
+def test_select_nothing():
+    assert len(filled().select([])) == 0
 
 
 def test_tables_show_real_tokens_alone():
@@ -309,8 +532,14 @@ def test_tables_show_real_tokens_alone():
     by_token, episodes = r.by_token(), r.episodes()
     assert len(by_token) == int(r.mask.sum()) and len(episodes) == len(r)
     row = by_token[(by_token.episode == 3) & (by_token.position == 2)].iloc[0]
-    assert row.id == r.response_ids[3, 2] and row.returns == pytest.approx(r.returns[3, 2].item()) and row.token == r.tokens[3][2]
-    assert episodes.length.tolist() == r.mask.sum(1).tolist() and episodes.kl[1] == pytest.approx(r.kl[1, :2].sum().item())
+    assert (
+        row.id == r.response_ids[3, 2]
+        and row.returns == pytest.approx(r.returns[3, 2].item())
+        and row.token == r.tokens[3][2]
+    )
+    assert episodes.length.tolist() == r.mask.sum(1).tolist() and episodes.kl[1] == pytest.approx(
+        r.kl[1, :2].sum().item()
+    )
     assert "<script>" not in r._repr_html_() and "</script><b>" not in r._repr_html_()
 
 
@@ -318,11 +547,21 @@ def test_tables_show_real_tokens_alone():
 def test_a_damaged_file_is_refused(tmp_path, damage):
     path = filled().save(tmp_path / "r.safetensors")
     whole = path.read_bytes()
-    path.write_bytes(dict(cut=whole[: len(whole) // 2], garbage=b"not a file of tensors" * 99, empty=b"", header=whole[:8] + b"X" + whole[9:])[damage])
-    with pytest.raises(ValueError, match="r.safetensors"): Rollout.load(path)
+    path.write_bytes(
+        dict(
+            cut=whole[: len(whole) // 2],
+            garbage=b"not a file of tensors" * 99,
+            empty=b"",
+            header=whole[:8] + b"X" + whole[9:],
+        )[damage]
+    )
+    with pytest.raises(ValueError, match="r.safetensors"):
+        Rollout.load(path)
 
 
 def test_a_foreign_file_is_refused(tmp_path):
     save_file(dict(x=torch.zeros(2)), tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="not written by Rollout.save"): Rollout.load(tmp_path / "x.safetensors")
-    with pytest.raises(FileNotFoundError): Rollout.load(tmp_path / "nowhere.safetensors")
+    with pytest.raises(ValueError, match="not written by Rollout.save"):
+        Rollout.load(tmp_path / "x.safetensors")
+    with pytest.raises(FileNotFoundError):
+        Rollout.load(tmp_path / "nowhere.safetensors")

@@ -1,4 +1,6 @@
-"What counts in supervised fine-tuning: the completion and its stop token, nothing before and nothing after, packed or padded, at once or resumed."
+"""What counts in supervised fine-tuning: the completion and its stop token, nothing before and
+nothing after, packed or padded, at once or resumed."""
+
 import copy
 import sys
 
@@ -6,22 +8,48 @@ import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 
-from rlhf_nb.sft import SFTConfig, SFTTrainer, check_packing, completion_batch, encode_completions, packed_batch, render_pair
+from rlhf_nb.sft import (
+    SFTConfig,
+    SFTTrainer,
+    check_packing,
+    completion_batch,
+    encode_completions,
+    packed_batch,
+    render_pair,
+)
 
 
 @pytest.fixture
 def trained(tiny, tokenizer, world, small_args):
     def make(**changes):
         data = world["train"].select_columns(["prompt", "completion"])
-        return SFTTrainer(tiny(), small_args(SFTConfig, **dict(max_steps=3, per_device_train_batch_size=8, learning_rate=1e-2) | changes), data, data.select(range(13)), tokenizer)
+        return SFTTrainer(
+            tiny(),
+            small_args(
+                SFTConfig,
+                **dict(max_steps=3, per_device_train_batch_size=8, learning_rate=1e-2) | changes,
+            ),
+            data,
+            data.select(range(13)),
+            tokenizer,
+        )
+
     return make
 
 
-# catches: a stop token that is missing or comes twice, prompt and completion glued before they are cut into tokens
+# catches: a stop token that is missing or comes twice, prompt and completion glued before they are
+# cut into tokens
 def test_encoding_by_hand(world, tokenizer):
     row, found = world["train"][0], encode_completions(world["train"], tokenizer)[0]
-    prompt, answer = (tokenizer(row[name], add_special_tokens=False).input_ids for name in ("prompt", "completion"))
-    assert found == dict(input_ids=prompt + answer + [tokenizer.eos_token_id], prompt_length=len(prompt), length=len(prompt) + len(answer) + 1)
+    prompt, answer = (
+        tokenizer(row[name], add_special_tokens=False).input_ids
+        for name in ("prompt", "completion")
+    )
+    assert found == dict(
+        input_ids=prompt + answer + [tokenizer.eos_token_id],
+        prompt_length=len(prompt),
+        length=len(prompt) + len(answer) + 1,
+    )
 
 
 # catches: truncation on the right, which cuts the very token that teaches a model to stop
@@ -30,28 +58,54 @@ def test_the_stop_token_is_never_cut(world, tokenizer, spare):
     whole = encode_completions(world["train"], tokenizer)
     longest = max(row["length"] - row["prompt_length"] for row in whole)
     for full, cut in zip(whole, encode_completions(world["train"], tokenizer, longest + spare)):
-        assert cut["input_ids"] == full["input_ids"][-(longest + spare):] and cut["input_ids"][-1] == tokenizer.eos_token_id
-        assert cut["length"] == len(cut["input_ids"]) and cut["length"] - cut["prompt_length"] == full["length"] - full["prompt_length"]
-    with pytest.raises(ValueError, match=f"max_length is {longest}: raise max_length"): encode_completions(world["train"], tokenizer, longest)
+        assert (
+            cut["input_ids"] == full["input_ids"][-(longest + spare) :]
+            and cut["input_ids"][-1] == tokenizer.eos_token_id
+        )
+        assert (
+            cut["length"] == len(cut["input_ids"])
+            and cut["length"] - cut["prompt_length"] == full["length"] - full["prompt_length"]
+        )
+    with pytest.raises(ValueError, match=f"max_length is {longest}: raise max_length"):
+        encode_completions(world["train"], tokenizer, longest)
 
 
 def test_an_empty_completion_still_teaches_to_stop(tokenizer):
-    row = encode_completions(Dataset.from_dict(dict(prompt=["help"], completion=[""])), tokenizer)[0]
+    row = encode_completions(Dataset.from_dict(dict(prompt=["help"], completion=[""])), tokenizer)[
+        0
+    ]
     labels = completion_batch([row], tokenizer.pad_token_id)["labels"][0]
     assert labels[labels != -100].tolist() == [tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("rows, lacking", [(dict(prompt=["a"], answer=["b"]), "completion"), (dict(text=["a"]), "prompt")])
+@pytest.mark.parametrize(
+    "rows, lacking",
+    [(dict(prompt=["a"], answer=["b"]), "completion"), (dict(text=["a"]), "prompt")],
+)
 def test_a_missing_column_is_named(rows, lacking, tokenizer):
-    with pytest.raises(ValueError, match=f"lacks .*{lacking}"): encode_completions(Dataset.from_dict(rows), tokenizer)
+    with pytest.raises(ValueError, match=f"lacks .*{lacking}"):
+        encode_completions(Dataset.from_dict(rows), tokenizer)
 
 
-# catches: labels one place off, labels on the prompt or on padding, a pad token in a completion taken for padding
+# catches: labels one place off, labels on the prompt or on padding, a pad token in a completion
+# taken for padding
 def test_labels_stand_on_the_completion():
-    rows = [dict(input_ids=[5, 6, 7, 8, 1], prompt_length=3), dict(input_ids=[9, 4, 0, 1], prompt_length=1), dict(input_ids=[3, 1], prompt_length=1)]
+    rows = [
+        dict(input_ids=[5, 6, 7, 8, 1], prompt_length=3),
+        dict(input_ids=[9, 4, 0, 1], prompt_length=1),
+        dict(input_ids=[3, 1], prompt_length=1),
+    ]
     batch = completion_batch(rows, 0)
-    assert batch["labels"].tolist() == [[-100, -100, -100, 8, 1], [-100, 4, 0, 1, -100], [-100, 1, -100, -100, -100]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]] and batch["input_ids"][0].tolist() == [5, 6, 7, 8, 1]
+    assert batch["labels"].tolist() == [
+        [-100, -100, -100, 8, 1],
+        [-100, 4, 0, 1, -100],
+        [-100, 1, -100, -100, -100],
+    ]
+    assert batch["attention_mask"].tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 0],
+    ] and batch["input_ids"][0].tolist() == [5, 6, 7, 8, 1]
 
 
 def by_hand(model, rows) -> float:
@@ -59,7 +113,10 @@ def by_hand(model, rows) -> float:
     losses = []
     for row in rows:
         logp = model(torch.tensor([row["input_ids"]])).logits[0].log_softmax(-1)
-        losses += [-logp[t - 1, row["input_ids"][t]].item() for t in range(row["prompt_length"], row["length"])]
+        losses += [
+            -logp[t - 1, row["input_ids"][t]].item()
+            for t in range(row["prompt_length"], row["length"])
+        ]
     return sum(losses) / len(losses)
 
 
@@ -67,23 +124,35 @@ def by_hand(model, rows) -> float:
 def test_loss_by_hand(trained):
     trainer = trained(per_device_eval_batch_size=13)
     model = trainer.model.eval()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(by_hand(model, trainer.eval_dataset), rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(
+        by_hand(model, trainer.eval_dataset), rel=1e-5
+    )
 
 
-# catches: a mean over batches, in which a short last batch weighs as much as a full one; an evaluation that sees packed lines where it counts rows
+# catches: a mean over batches, in which a short last batch weighs as much as a full one; an
+# evaluation that sees packed lines where it counts rows
 @pytest.mark.parametrize("packing", [False, True])
 def test_the_evaluation_does_not_depend_on_its_batches(trained, packing):
     for size in (1, 4, 13):
         trainer = trained(per_device_eval_batch_size=size, packing=packing)
         trainer.train()
-        assert trainer.evaluate()["eval_loss"] == pytest.approx(by_hand(trainer.model.eval(), trainer.eval_dataset), rel=1e-5)
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(
+            by_hand(trainer.model.eval(), trainer.eval_dataset), rel=1e-5
+        )
 
 
 # catches: tokens weighed by the micro-batch they are in
 def test_the_step_does_not_depend_on_accumulation(trained):
     weights = []
     for rows, steps in ((8, 1), (2, 4)):
-        trainer = trained(per_device_train_batch_size=rows, gradient_accumulation_steps=steps, max_steps=1, train_sampling_strategy="sequential", optim="sgd", max_grad_norm=0)
+        trainer = trained(
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=steps,
+            max_steps=1,
+            train_sampling_strategy="sequential",
+            optim="sgd",
+            max_grad_norm=0,
+        )
         trainer.train()
         weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
     assert (weights[0] - weights[1]).abs().max() < 1e-6
@@ -100,7 +169,11 @@ def test_training_lowers_the_loss_and_is_seeded(trained):
 
 # ---- Conversations ----
 
-TEMPLATE = "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if "
+    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif "
+    "%}"
+)
 
 
 @pytest.fixture
@@ -110,41 +183,77 @@ def chatty(tokenizer):
     return tokenizer
 
 
-def turn(role, content): return dict(role=role, content=content)
+def turn(role, content):
+    return dict(role=role, content=content)
 
 
-# catches: a stop token that the template wrote and that is then appended again; the mark of the answer put on the completion's side
+# catches: a stop token that the template wrote and that is then appended again; the mark of the
+# answer put on the completion's side
 def test_a_conversation_is_the_text_its_template_writes(chatty):
-    talk = Dataset.from_dict(dict(prompt=[[turn("user", "my cat")]], completion=[[turn("assistant", "help")]]))
+    talk = Dataset.from_dict(
+        dict(prompt=[[turn("user", "my cat")]], completion=[[turn("assistant", "help")]])
+    )
     text = Dataset.from_dict(dict(prompt=["[user]my cat[assistant]"], completion=["help"]))
     assert encode_completions(talk, chatty)[:] == encode_completions(text, chatty)[:]
     assert encode_completions(talk, chatty)[0]["input_ids"].count(chatty.eos_token_id) == 1
-    assert render_pair(chatty, [turn("user", "a")], "b") == render_pair(chatty, [turn("user", "a")], [turn("assistant", "b")])
+    assert render_pair(chatty, [turn("user", "a")], "b") == render_pair(
+        chatty, [turn("user", "a")], [turn("assistant", "b")]
+    )
 
 
-# catches: a template that opens an answer with more than it then writes (an empty thought), cut in the middle of the answer
+# catches: a template that opens an answer with more than it then writes (an empty thought), cut in
+# the middle of the answer
 def test_a_template_that_takes_back_what_it_opened(chatty):
     chatty.chat_template = TEMPLATE.replace("%}[assistant]{%", "%}[assistant]<think>{%")
     prompt, answer = render_pair(chatty, [turn("user", "a")], [turn("assistant", "b")])
     assert prompt + answer == "[user]a[assistant]b" and prompt == "[user]a[assistant]"
 
 
-@pytest.mark.parametrize("prompt, completion, complaint", [("a", [turn("assistant", "b")], "both as turns"), ([], "b", "neither text nor"), (["a"], "b", "neither text nor"),
-                                                           (None, "b", "row 0 has no prompt"), ("a", None, "no completion")])
+@pytest.mark.parametrize(
+    "prompt, completion, complaint",
+    [
+        ("a", [turn("assistant", "b")], "both as turns"),
+        ([], "b", "neither text nor"),
+        (["a"], "b", "neither text nor"),
+        (None, "b", "row 0 has no prompt"),
+        ("a", None, "no completion"),
+    ],
+)
 def test_what_is_no_text_is_named(chatty, prompt, completion, complaint):
     data = Dataset.from_list([dict(prompt=prompt, completion=completion)])
-    with pytest.raises(ValueError, match=complaint): encode_completions(data, chatty)
+    with pytest.raises(ValueError, match=complaint):
+        encode_completions(data, chatty)
 
 
 # ---- Packing ----
 
+
 def families(tokenizer) -> dict:
     "A tiny model of each kind of positions: rotary in part, rotary, learned."
     from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
+
     ids = dict(vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None, eos_token_id=1)
-    small = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, initializer_range=0.5)
-    configs = dict(gpt_neox=GPTNeoXConfig(**ids, **small), llama=LlamaConfig(**ids, **small),
-                   gpt2=GPT2Config(**ids, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    small = dict(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+    )
+    configs = dict(
+        gpt_neox=GPTNeoXConfig(**ids, **small),
+        llama=LlamaConfig(**ids, **small),
+        gpt2=GPT2Config(
+            **ids,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            initializer_range=0.5,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+        ),
+    )
     torch.manual_seed(0)
     return {name: AutoModelForCausalLM.from_config(config) for name, config in configs.items()}
 
@@ -152,13 +261,30 @@ def families(tokenizer) -> dict:
 @pytest.fixture(scope="module")
 def uneven(world):
     "Rows of very different lengths, one with a prompt of one token."
-    rows = [dict(prompt=p if i % 3 else p.split()[-1], completion=c) for i, (p, c) in enumerate(zip(world["train"]["prompt"], world["train"]["completion"]))]
+    rows = [
+        dict(prompt=p if i % 3 else p.split()[-1], completion=c)
+        for i, (p, c) in enumerate(zip(world["train"]["prompt"], world["train"]["completion"]))
+    ]
     return Dataset.from_list(rows[:48])
 
 
 def run(tokenizer, data, folder, kind, **changes):
-    args = SFTConfig(output_dir=str(folder), use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=1, per_device_train_batch_size=6,
-                     gradient_accumulation_steps=2, num_train_epochs=1, learning_rate=0.05, optim="sgd", max_grad_norm=0, lr_scheduler_type="constant", **changes)
+    args = SFTConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1,
+        per_device_train_batch_size=6,
+        gradient_accumulation_steps=2,
+        num_train_epochs=1,
+        learning_rate=0.05,
+        optim="sgd",
+        max_grad_norm=0,
+        lr_scheduler_type="constant",
+        **changes,
+    )
     trainer = SFTTrainer(families(tokenizer)[kind], args, data, data.select(range(13)), tokenizer)
     start = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -166,28 +292,61 @@ def run(tokenizer, data, folder, kind, **changes):
     return trainer, losses, start
 
 
-# catches: rows that see each other (an attention mask, the cache left on, positions that run through), labels on the first token of the next row,
-# a loss divided by the tokens of a line instead of those of the step, other rows in a step than without packing
+# catches: rows that see each other (an attention mask, the cache left on, positions that run
+# through), labels on the first token of the next row,
+# a loss divided by the tokens of a line instead of those of the step, other rows in a step than
+# without packing
 @pytest.mark.parametrize("kind", ["gpt_neox", "llama", "gpt2"])
 def test_packing_changes_no_loss(tokenizer, uneven, tmp_path, kind):
-    (off, losses, start), (on, packed, packed_start) = (run(tokenizer, uneven, tmp_path, kind, packing=p) for p in (False, True))
-    assert packed == pytest.approx(losses, abs=1e-5) and packed_start == pytest.approx(start, abs=1e-5) and len(losses) == 4 and losses[-1] < losses[0]
+    (off, losses, start), (on, packed, packed_start) = (
+        run(tokenizer, uneven, tmp_path, kind, packing=p) for p in (False, True)
+    )
+    assert (
+        packed == pytest.approx(losses, abs=1e-5)
+        and packed_start == pytest.approx(start, abs=1e-5)
+        and len(losses) == 4
+        and losses[-1] < losses[0]
+    )
     assert sum(packed) / 4 == pytest.approx(sum(losses) / 4, abs=1e-5)
-    assert max((a - b).abs().max().item() for a, b in zip(off.model.parameters(), on.model.parameters())) < 1e-4
+    assert (
+        max(
+            (a - b).abs().max().item()
+            for a, b in zip(off.model.parameters(), on.model.parameters())
+        )
+        < 1e-4
+    )
     lines = on.data_collator([on.train_dataset[i] for i in range(12)])["input_ids"]
-    assert lines.numel() < off.data_collator([off.train_dataset[i] for i in range(12)])["input_ids"].numel()
+    assert (
+        lines.numel()
+        < off.data_collator([off.train_dataset[i] for i in range(12)])["input_ids"].numel()
+    )
 
 
-# catches: a row lost, split, or put where there is no room; a label on a row's first token (an empty prompt), or on what fills a line
+# catches: a row lost, split, or put where there is no room; a label on a row's first token (an
+# empty prompt), or on what fills a line
 def test_lines_by_hand():
-    rows = [dict(input_ids=[2, 3, 1], prompt_length=0), dict(input_ids=[4, 5, 6, 7, 1], prompt_length=3), dict(input_ids=[8, 1], prompt_length=1)]
+    rows = [
+        dict(input_ids=[2, 3, 1], prompt_length=0),
+        dict(input_ids=[4, 5, 6, 7, 1], prompt_length=3),
+        dict(input_ids=[8, 1], prompt_length=1),
+    ]
     batch = packed_batch(rows, 9)
-    assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]] and batch["position_ids"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
-    assert batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]] and batch["use_cache"] is False and "attention_mask" not in batch
+    assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]] and batch[
+        "position_ids"
+    ].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
+    assert (
+        batch["labels"].tolist() == [[-100, -100, -100, 7, 1], [-100, 3, 1, -100, 1]]
+        and batch["use_cache"] is False
+        and "attention_mask" not in batch
+    )
     wide = packed_batch(rows[1:], 9, 9)
     assert wide["input_ids"].tolist() == [[4, 5, 6, 7, 1, 8, 1]]
     left = packed_batch(rows[:2], 9)
-    assert left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9] and left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1] and left["labels"].tolist()[1][3:] == [-100, -100]
+    assert (
+        left["input_ids"].tolist()[1] == [2, 3, 1, 9, 9]
+        and left["position_ids"].tolist()[1] == [0, 1, 2, 0, 1]
+        and left["labels"].tolist()[1][3:] == [-100, -100]
+    )
 
 
 # catches: a model that leaks trained with packing in silence
@@ -195,20 +354,30 @@ def test_a_model_that_mixes_rows_is_refused(tokenizer, uneven, small_args):
     for model in families(tokenizer).values():
         check_packing(model)
         plain = model.forward
-        model.forward = lambda *args, plain=plain, use_cache=None, **inputs: plain(*args, use_cache=True, **inputs)
-        with pytest.raises(ValueError, match="packing=False"): SFTTrainer(model, small_args(SFTConfig, packing=True), uneven, None, tokenizer)
+        model.forward = lambda *args, plain=plain, use_cache=None, **inputs: plain(
+            *args, use_cache=True, **inputs
+        )
+        with pytest.raises(ValueError, match="packing=False"):
+            SFTTrainer(model, small_args(SFTConfig, packing=True), uneven, None, tokenizer)
         SFTTrainer(model, small_args(SFTConfig), uneven, None, tokenizer)
 
 
 # ---- Bad input, bars ----
 
+
 # catches: a row beyond the model's positions found by an index error in the middle of an epoch
 def test_a_row_beyond_the_positions_is_named(tiny, tokenizer, world, small_args):
-    data, model = world["train"].select_columns(["prompt", "completion"]), tiny(max_position_embeddings=40)
-    with pytest.raises(ValueError, match="40 positions: set max_length=40"): SFTTrainer(model, small_args(SFTConfig), data, None, tokenizer)
-    with pytest.raises(ValueError, match="40 positions"): SFTTrainer(model, small_args(SFTConfig), None, data, tokenizer)
+    data, model = (
+        world["train"].select_columns(["prompt", "completion"]),
+        tiny(max_position_embeddings=40),
+    )
+    with pytest.raises(ValueError, match="40 positions: set max_length=40"):
+        SFTTrainer(model, small_args(SFTConfig), data, None, tokenizer)
+    with pytest.raises(ValueError, match="40 positions"):
+        SFTTrainer(model, small_args(SFTConfig), None, data, tokenizer)
     SFTTrainer(model, small_args(SFTConfig, max_length=40), data, None, tokenizer)
-    with pytest.raises(ValueError, match="processing_class is None"): SFTTrainer(model, small_args(SFTConfig), data)
+    with pytest.raises(ValueError, match="processing_class is None"):
+        SFTTrainer(model, small_args(SFTConfig), data)
 
 
 # catches: bars that disable_tqdm does not reach, or that stay off for the rest of the program
@@ -217,62 +386,130 @@ def test_bars_are_silent_and_come_back(tiny, tokenizer, world, small_args, monke
     monkeypatch.setattr(bars, "_hf_datasets_progress_bars_disabled", False)
     monkeypatch.setattr(bars, "HF_DATASETS_DISABLE_PROGRESS_BARS", None)
     data, seen, real = world["train"].select_columns(["prompt", "completion"]), [], bars.tqdm
-    monkeypatch.setattr("datasets.arrow_dataset.hf_tqdm", lambda *given, **more: seen.append(bars.are_progress_bars_disabled()) or real(*given, **more))
+    monkeypatch.setattr(
+        "datasets.arrow_dataset.hf_tqdm",
+        lambda *given, **more: (
+            seen.append(bars.are_progress_bars_disabled()) or real(*given, **more)
+        ),
+    )
     for quiet in (True, False):
         SFTTrainer(tiny(), small_args(SFTConfig, disable_tqdm=quiet), data, None, tokenizer)
         assert seen and set(seen) == {quiet} and not bars.are_progress_bars_disabled()
         seen.clear()
-    with pytest.raises(ValueError): SFTTrainer(tiny(), small_args(SFTConfig), data.remove_columns("prompt"), None, tokenizer)
+    with pytest.raises(ValueError):
+        SFTTrainer(tiny(), small_args(SFTConfig), data.remove_columns("prompt"), None, tokenizer)
     assert not bars.are_progress_bars_disabled()
 
 
 # ---- Resume, adapters ----
 
-# catches: a head that resuming leaves at random because the file calls it otherwise (GPT-NeoX); optimizer, order or random state lost
+
+# catches: a head that resuming leaves at random because the file calls it otherwise (GPT-NeoX);
+# optimizer, order or random state lost
 @pytest.mark.parametrize("kind, packing", [("gpt_neox", False), ("llama", True), ("gpt2", False)])
 def test_a_resumed_run_is_the_same_bit_for_bit(tokenizer, uneven, tmp_path, kind, packing):
-    data = concatenate_datasets([uneven.shuffle(seed=i) for i in range(5)]).map(lambda row, i: dict(completion=row["completion"] + " my" * (i % 2)), with_indices=True).select(range(50))
+    data = (
+        concatenate_datasets([uneven.shuffle(seed=i) for i in range(5)])
+        .map(lambda row, i: dict(completion=row["completion"] + " my" * (i % 2)), with_indices=True)
+        .select(range(50))
+    )
+
     def go(resume=None):
-        args = SFTConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", save_steps=2, disable_tqdm=True, logging_steps=1, per_device_train_batch_size=4,
-                         max_steps=18, learning_rate=1e-2, packing=packing)
+        args = SFTConfig(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            report_to="none",
+            save_steps=2,
+            disable_tqdm=True,
+            logging_steps=1,
+            per_device_train_batch_size=4,
+            max_steps=18,
+            learning_rate=1e-2,
+            packing=packing,
+        )
         model = families(tokenizer)[kind]
-        if resume: torch.nn.init.normal_(next(model.parameters()))  # another start must not matter
+        if resume:
+            torch.nn.init.normal_(next(model.parameters()))  # another start must not matter
         trainer = SFTTrainer(model, args, data, None, tokenizer)
         trainer.train(resume_from_checkpoint=resume)
         return trainer
+
     whole = go()
     tail = lambda t: [log["loss"] for log in t.state.log_history if "loss" in log][-2:]
     for step in (4, 16):  # in the first epoch of 13 steps, and in the second
         resumed = go(str(tmp_path / f"checkpoint-{step}"))
-        assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), resumed.model.state_dict().values())) and tail(whole) == tail(resumed)
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(whole.model.state_dict().values(), resumed.model.state_dict().values())
+        ) and tail(whole) == tail(resumed)
 
 
 # catches: load_best_model_at_end that puts a random head on the best model
 def test_the_best_model_comes_back_whole(trained):
-    trainer = trained(max_steps=4, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1, load_best_model_at_end=True, learning_rate=0.5)
+    trainer = trained(
+        max_steps=4,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+        learning_rate=0.5,
+    )
     trainer.train()
     best = min(log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(best, rel=1e-6)
 
 
-# catches: a whole model saved beside the adapter, base weights that move, an adapter that does not load or resume
-def test_an_adapter_is_trained_saved_and_resumed_alone(tiny, tokenizer, world, small_args, tmp_path):
+# catches: a whole model saved beside the adapter, base weights that move, an adapter that does not
+# load or resume
+def test_an_adapter_is_trained_saved_and_resumed_alone(
+    tiny, tokenizer, world, small_args, tmp_path
+):
     peft = pytest.importorskip("peft")
     base, config = tmp_path / "base", peft.LoraConfig(r=2, target_modules=["query_key_value"])
     tiny().save_pretrained(base)
     data = world["train"].select_columns(["prompt", "completion"])
+
     def go(resume=None):
-        args = small_args(SFTConfig, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-1, per_device_train_batch_size=4)
+        args = small_args(
+            SFTConfig,
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=2,
+            learning_rate=1e-1,
+            per_device_train_batch_size=4,
+        )
         trainer = SFTTrainer(str(base), args, data, None, tokenizer, peft_config=config)
         trainer.train(resume_from_checkpoint=resume)
         return trainer
+
     trainer = go()
     resumed = go(str(tmp_path / "run" / "checkpoint-2"))
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.state_dict().values(), resumed.model.state_dict().values())) and config.task_type is None
+    assert (
+        all(
+            torch.equal(a, b)
+            for a, b in zip(
+                trainer.model.state_dict().values(), resumed.model.state_dict().values()
+            )
+        )
+        and config.task_type is None
+    )
     trainer.save_model(str(tmp_path / "adapter"))
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists() and not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists() and not (
+        tmp_path / "adapter" / "model.safetensors"
+    ).exists()
     ids = torch.tensor([[3, 4, 5]])
     again = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapter")).eval()
     logits = [m.eval()(ids).logits for m in (trainer.model, again, tiny())]
-    assert torch.allclose(logits[0], logits[1], atol=1e-6) and not torch.allclose(logits[0], logits[2], atol=1e-3)
-    with pytest.raises(ValueError, match="task_type='SEQ_CLS'"): SFTTrainer(str(base), small_args(SFTConfig), data, None, tokenizer, peft_config=peft.LoraConfig(task_type="SEQ_CLS"))
+    assert torch.allclose(logits[0], logits[1], atol=1e-6) and not torch.allclose(
+        logits[0], logits[2], atol=1e-3
+    )
+    with pytest.raises(ValueError, match="task_type='SEQ_CLS'"):
+        SFTTrainer(
+            str(base),
+            small_args(SFTConfig),
+            data,
+            None,
+            tokenizer,
+            peft_config=peft.LoraConfig(task_type="SEQ_CLS"),
+        )

@@ -1,4 +1,5 @@
 """Shaping: formulas again in numpy, row by row; what each test catches stands in its docstring."""
+
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +8,23 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_final_scores, check_merge, check_shaping
 from rlhf_nb.masks import reached_stop
-from rlhf_nb.shaping import (RunningMoments, batch_moments, clip_scores, merge_moments, penalize_missing_eos,
-                             replace_missing_eos, score_index, shape_rewards, slot_mask)
+from rlhf_nb.shaping import (
+    RunningMoments,
+    batch_moments,
+    clip_scores,
+    merge_moments,
+    penalize_missing_eos,
+    replace_missing_eos,
+    score_index,
+    shape_rewards,
+    slot_mask,
+)
 
 SLOTS = ["last", "after_eos"]
 
@@ -21,10 +32,14 @@ SLOTS = ["last", "after_eos"]
 def a_batch(seed, T=7, dtype=torch.float64):
     "Rows of every length from none to T, with junk on padding."
     g = torch.Generator().manual_seed(seed)
-    lengths = torch.cat([torch.tensor([0, 1, T - 1, T]), torch.randint(0, T + 1, (4,), generator=g)])
+    lengths = torch.cat(
+        [torch.tensor([0, 1, T - 1, T]), torch.randint(0, T + 1, (4,), generator=g)]
+    )
     mask = torch.arange(T) < lengths[:, None]
     kl = torch.randn(len(lengths), T, generator=g, dtype=dtype)
-    junk = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e4], dtype=dtype)[torch.randint(0, 4, kl.shape, generator=g)]
+    junk = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e4], dtype=dtype)[
+        torch.randint(0, 4, kl.shape, generator=g)
+    ]
     return torch.randn(len(lengths), generator=g, dtype=dtype), torch.where(mask, kl, junk), mask
 
 
@@ -33,7 +48,10 @@ def by_hand(scores, kl, mask, kl_coef, slot):
     rewards = np.zeros(mask.shape)
     for b, length in enumerate(mask.sum(1).tolist()):
         rewards[b, :length] = -kl_coef * kl[b, :length].numpy()
-        if length: rewards[b, length - 1 if slot == "last" or length == mask.shape[1] else length] += scores[b].item()
+        if length:
+            rewards[b, length - 1 if slot == "last" or length == mask.shape[1] else length] += (
+                scores[b].item()
+            )
     return rewards
 
 
@@ -41,17 +59,25 @@ def by_hand(scores, kl, mask, kl_coef, slot):
 @given(seed=st.integers(0, 10**6), kl_coef=st.floats(0, 2))
 @settings(max_examples=30, deadline=None)
 def test_rewards_equal_the_row_by_row_formula(slot, seed, kl_coef):
-    "Catches: wrong sign, wrong slot, a score for an empty row, padding that leaks, -1 used as an index."
+    """Catches: wrong sign, wrong slot, a score for an empty row, padding that leaks, -1 used as an
+    index."""
     scores, kl, mask = a_batch(seed)
     rewards, non_score = shape_rewards(scores, kl, mask, kl_coef, slot)
-    np.testing.assert_allclose(rewards.numpy(), by_hand(scores, kl, mask, kl_coef, slot), atol=1e-12)
-    np.testing.assert_allclose(non_score.numpy(), by_hand(scores * 0, kl, mask, kl_coef, slot), atol=1e-12)
+    np.testing.assert_allclose(
+        rewards.numpy(), by_hand(scores, kl, mask, kl_coef, slot), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        non_score.numpy(), by_hand(scores * 0, kl, mask, kl_coef, slot), atol=1e-12
+    )
     assert (rewards[~slot_mask(mask, slot)] == 0).all()
-    assert score_index(mask, slot)[0] == (slot == "after_eos") and not slot_mask(mask, slot)[0].any()  # the empty row
+    assert (
+        score_index(mask, slot)[0] == (slot == "after_eos") and not slot_mask(mask, slot)[0].any()
+    )  # the empty row
 
 
 def test_the_published_slot():
-    "Catches a drift from the published arithmetic: sequence_length is the last real token, +1 if that is a column."
+    """Catches a drift from the published arithmetic: sequence_length is the last real token, +1 if
+    that is a column."""
     scores, kl, mask = a_batch(3)
     mask[:, 0] = True  # the published code has no empty rows
     kl = torch.where(mask & kl.isfinite(), kl, 0.0)
@@ -80,36 +106,59 @@ JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
 @given(seed=st.integers(0, 10**6), extra=st.integers(0, 4), junk=JUNK, cut=st.integers(1, 7))
 @settings(max_examples=50, deadline=None)
 def test_padding_row_order_and_micro_batches_change_nothing(seed, extra, junk, cut):
-    "Catches anything that reads across rows, counts columns from the right, or lets padding through."
+    """Catches anything that reads across rows, counts columns from the right, or lets padding
+    through."""
     scores, kl, mask = a_batch(seed)
     rewards = shape_rewards(scores, kl, mask, 0.1)
-    wider = [torch.nn.functional.pad(x, (0, extra), value=v) for x, v in [(kl.where(mask, junk), junk), (mask, False)]]
+    wider = [
+        torch.nn.functional.pad(x, (0, extra), value=v)
+        for x, v in [(kl.where(mask, junk), junk), (mask, False)]
+    ]
     for got, want in zip(shape_rewards(scores, *wider, 0.1), rewards):
         assert torch.equal(got[:, : mask.shape[1]], want) and (got[:, mask.shape[1] :] == 0).all()
     order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
     parts = [shape_rewards(scores[i], kl[i], mask[i], 0.1) for i in (order[:cut], order[cut:])]
-    for k in range(2): assert torch.equal(torch.cat([part[k] for part in parts]), rewards[k][order])
+    for k in range(2):
+        assert torch.equal(torch.cat([part[k] for part in parts]), rewards[k][order])
 
 
 def test_hostile_numbers():
-    "Catches a score for a batch without a token, T of 1, an overflow of the KL of a log-prob of -1e4 or of a bf16 tensor."
-    none, one = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([[False] * 3, [True, False, False]])
+    """Catches a score for a batch without a token, T of 1, an overflow of the KL of a log-prob of
+    -1e4 or of a bf16 tensor."""
+    none, one = (
+        torch.zeros(2, 3, dtype=torch.bool),
+        torch.tensor([[False] * 3, [True, False, False]]),
+    )
     nans = torch.full((2, 3), math.nan)
     for slot in SLOTS:
         assert (shape_rewards(torch.tensor([1.0, math.nan]), nans, none, 0.1, slot)[0] == 0).all()
-        assert shape_rewards(torch.tensor([4.0]), torch.tensor([[2.0]]), torch.ones(1, 1), 0.5, slot)[0].tolist() == [[3.0]]
+        assert shape_rewards(
+            torch.tensor([4.0]), torch.tensor([[2.0]]), torch.ones(1, 1), 0.5, slot
+        )[0].tolist() == [[3.0]]
     kl = nans.clone()
     kl[1, 0] = 1e4  # k1 of log-probs 0 and -1e4
-    assert shape_rewards(torch.tensor([math.inf, 1.0]), kl, one, 0.05)[0].tolist() == [[0.0] * 3, [-499.0, 0.0, 0.0]]
+    assert shape_rewards(torch.tensor([math.inf, 1.0]), kl, one, 0.05)[0].tolist() == [
+        [0.0] * 3,
+        [-499.0, 0.0, 0.0],
+    ]
     kl = torch.full((1, 2), 5e7, dtype=torch.bfloat16)  # k2 of the same
-    assert shape_rewards(torch.zeros(1, dtype=torch.bfloat16), kl, torch.ones(1, 2), 0.05)[0].isfinite().all()
+    assert (
+        shape_rewards(torch.zeros(1, dtype=torch.bfloat16), kl, torch.ones(1, 2), 0.05)[0]
+        .isfinite()
+        .all()
+    )
     assert RunningMoments().normalize(torch.tensor([1e30])).isfinite().all()
 
 
 def test_the_penalty_follows_the_stop_token_of_the_run():
-    "Catches a penalty that asks for the tokenizer's EOS (trl 3750): here 7 ends a response, or 8, and 2 is any token."
+    """Catches a penalty that asks for the tokenizer's EOS (trl 3750): here 7 ends a response, or 8,
+    and 2 is any token."""
     ids = torch.tensor([[4, 5, 7, 2], [4, 2, 5, 4], [8, 0, 0, 0]])
-    assert penalize_missing_eos(torch.zeros(3), reached_stop(ids, [7, 8]), 1.0).tolist() == [0.0, -1.0, 0.0]
+    assert penalize_missing_eos(torch.zeros(3), reached_stop(ids, [7, 8]), 1.0).tolist() == [
+        0.0,
+        -1.0,
+        0.0,
+    ]
     assert penalize_missing_eos(torch.zeros(3), reached_stop(ids, []), 1.0).tolist() == [-1.0] * 3
 
 
@@ -122,23 +171,33 @@ def test_clip_before_penalty_is_never_swallowed():
 
 
 def test_nothing_is_changed_in_place():
-    "Catches KL shaped in the tensor that is logged (slime 2114), and results that share memory with each other."
+    """Catches KL shaped in the tensor that is logged (slime 2114), and results that share memory
+    with each other."""
     scores, kl, mask = a_batch(9)
     before = [x.clone() for x in (scores, kl, mask)]
     rewards, non_score = shape_rewards(scores, kl, mask, 0.1)
     stopped = mask.any(1)
-    penalize_missing_eos(scores, stopped, 1.0), replace_missing_eos(scores, stopped), clip_scores(scores, 0.1)
+    (
+        penalize_missing_eos(scores, stopped, 1.0),
+        replace_missing_eos(scores, stopped),
+        clip_scores(scores, 0.1),
+    )
     RunningMoments(2, 0.0, 1.0).normalize(scores)
     non_score_before = non_score.clone()
     rewards.zero_()
     assert torch.equal(non_score, non_score_before)
-    for x, y in zip((scores, kl, mask), before): assert torch.equal(x.nan_to_num(), y.nan_to_num())
+    for x, y in zip((scores, kl, mask), before):
+        assert torch.equal(x.nan_to_num(), y.nan_to_num())
 
 
 def test_bf16_and_whole_numbers_keep_their_digits():
-    "Catches arithmetic in bf16, where 256 - 0.5 is 256, and integer scores that swallow a penalty of 0.5."
+    """Catches arithmetic in bf16, where 256 - 0.5 is 256, and integer scores that swallow a penalty
+    of 0.5."""
     mask = torch.ones(1, 1, dtype=torch.bool)
-    scores, kl = torch.tensor([256.0], dtype=torch.bfloat16), torch.tensor([[0.5]], dtype=torch.bfloat16)
+    scores, kl = (
+        torch.tensor([256.0], dtype=torch.bfloat16),
+        torch.tensor([[0.5]], dtype=torch.bfloat16),
+    )
     assert shape_rewards(scores, kl, mask, 1.0)[0].item() == 255.5
     assert penalize_missing_eos(scores, ~mask[:, 0], 0.5).item() == 255.5
     assert penalize_missing_eos(torch.tensor([3]), ~mask[:, 0], 0.5).item() == 2.5
@@ -155,8 +214,12 @@ def test_gradcheck():
     for slot in SLOTS:
         assert torch.autograd.gradcheck(lambda s, k: shape_rewards(s, k, mask, 0.3, slot), leaves)
     stopped, moments = mask[:, -1], RunningMoments(4, 0.5, 12.0)
-    for f in (lambda s: penalize_missing_eos(s, stopped, 1.0), lambda s: replace_missing_eos(s, stopped),
-              lambda s: clip_scores(s, 0.6), moments.normalize):
+    for f in (
+        lambda s: penalize_missing_eos(s, stopped, 1.0),
+        lambda s: replace_missing_eos(s, stopped),
+        lambda s: clip_scores(s, 0.6),
+        moments.normalize,
+    ):
         assert torch.autograd.gradcheck(f, leaves[:1])
 
 
@@ -173,7 +236,10 @@ def test_masks_of_numbers_are_taken_as_masks():
     "Catches ~mask on a 0/1 integer mask, which is -1 and -2."
     scores, kl, mask = a_batch(13)
     for slot in SLOTS:
-        assert torch.equal(shape_rewards(scores, kl, mask.long(), 0.1, slot)[0], shape_rewards(scores, kl, mask, 0.1, slot)[0])
+        assert torch.equal(
+            shape_rewards(scores, kl, mask.long(), 0.1, slot)[0],
+            shape_rewards(scores, kl, mask, 0.1, slot)[0],
+        )
         assert torch.equal(slot_mask(mask.long(), slot), slot_mask(mask, slot))
 
 
@@ -186,41 +252,89 @@ def test_penalty_and_replacement():
     assert clip_scores(scores, 1.5).tolist() == [1.0, -1.5, 1.5]
 
 
-@pytest.mark.parametrize("call, says", [
-    (lambda: score_index(torch.ones(1, 2, dtype=torch.bool), "eos"), "after_eos"),
-    (lambda: shape_rewards(torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1, "first"), "first"),
-    (lambda: slot_mask(torch.ones(2, 3, dtype=torch.bool), "first"), "first"),
-    (lambda: shape_rewards(torch.ones(2, 1), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1), "squeeze"),
-    (lambda: shape_rewards(torch.ones(2), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool), 0.1), r"kl \[2, 1\]"),
-    (lambda: shape_rewards(torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), -0.1), "kl_coef"),
-    (lambda: shape_rewards(torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), math.nan), "kl_coef"),
-    (lambda: shape_rewards(torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), math.inf), "kl_coef"),
-    (lambda: penalize_missing_eos(torch.ones(2), torch.ones(2).bool(), -1.0), "missing_eos_penalty"),
-    (lambda: penalize_missing_eos(torch.ones(2), torch.ones(2).bool(), math.nan), "missing_eos_penalty"),
-    (lambda: penalize_missing_eos(torch.ones(2), torch.ones(2, 3).bool(), 1.0), "reached_stop"),
-    (lambda: replace_missing_eos(torch.ones(2), torch.ones(2).bool(), -math.inf), "penalty_reward_value"),
-    (lambda: replace_missing_eos(torch.ones(2, 3), torch.ones(2, 3).bool()), "reached_stop"),
-    (lambda: clip_scores(torch.ones(2), 0.0), "score_clip"),
-    (lambda: clip_scores(torch.ones(2), math.nan), "score_clip"),
-    (lambda: RunningMoments().load_state_dict({"mean": 0.0}), "count"),
-    (lambda: RunningMoments().update(torch.tensor([1.0, math.inf, -math.inf])), "NaN or inf"),
-])
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda: score_index(torch.ones(1, 2, dtype=torch.bool), "eos"), "after_eos"),
+        (
+            lambda: shape_rewards(
+                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1, "first"
+            ),
+            "first",
+        ),
+        (lambda: slot_mask(torch.ones(2, 3, dtype=torch.bool), "first"), "first"),
+        (
+            lambda: shape_rewards(
+                torch.ones(2, 1), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1
+            ),
+            "squeeze",
+        ),
+        (
+            lambda: shape_rewards(
+                torch.ones(2), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool), 0.1
+            ),
+            r"kl \[2, 1\]",
+        ),
+        (
+            lambda: shape_rewards(
+                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), -0.1
+            ),
+            "kl_coef",
+        ),
+        (
+            lambda: shape_rewards(
+                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), math.nan
+            ),
+            "kl_coef",
+        ),
+        (
+            lambda: shape_rewards(
+                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), math.inf
+            ),
+            "kl_coef",
+        ),
+        (
+            lambda: penalize_missing_eos(torch.ones(2), torch.ones(2).bool(), -1.0),
+            "missing_eos_penalty",
+        ),
+        (
+            lambda: penalize_missing_eos(torch.ones(2), torch.ones(2).bool(), math.nan),
+            "missing_eos_penalty",
+        ),
+        (lambda: penalize_missing_eos(torch.ones(2), torch.ones(2, 3).bool(), 1.0), "reached_stop"),
+        (
+            lambda: replace_missing_eos(torch.ones(2), torch.ones(2).bool(), -math.inf),
+            "penalty_reward_value",
+        ),
+        (lambda: replace_missing_eos(torch.ones(2, 3), torch.ones(2, 3).bool()), "reached_stop"),
+        (lambda: clip_scores(torch.ones(2), 0.0), "score_clip"),
+        (lambda: clip_scores(torch.ones(2), math.nan), "score_clip"),
+        (lambda: RunningMoments().load_state_dict({"mean": 0.0}), "count"),
+        (lambda: RunningMoments().update(torch.tensor([1.0, math.inf, -math.inf])), "NaN or inf"),
+    ],
+)
 def test_bad_input_says_what_to_mend(call, says):
     "Catches silent broadcasting, and errors that do not name the field."
-    with pytest.raises(ValueError, match=says): call()
+    with pytest.raises(ValueError, match=says):
+        call()
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=6), max_size=6), st.floats(-1e6, 1e6))
 @settings(max_examples=60, deadline=None)
 def test_moments_equal_numpy_however_the_batches_are_cut(batches, offset):
-    "Catches E[x^2] - E[x]^2 (which the offset ruins), a forgotten cross term, empty batches, n instead of n - 1."
+    """Catches E[x^2] - E[x]^2 (which the offset ruins), a forgotten cross term, empty batches, n
+    instead of n - 1."""
     batches = [[x + offset for x in batch] for batch in batches]
     moments, everything = RunningMoments(), np.array([x for batch in batches for x in batch])
-    for batch in batches: moments.update(torch.tensor(batch, dtype=torch.float64))
+    for batch in batches:
+        moments.update(torch.tensor(batch, dtype=torch.float64))
     assert moments.count == len(everything)
-    if len(everything): assert moments.mean == pytest.approx(everything.mean(), rel=1e-12, abs=1e-9)
-    if len(everything) > 1: assert moments.std == pytest.approx(everything.std(ddof=1), rel=1e-6, abs=1e-7)
-    else: assert moments.std == 1.0
+    if len(everything):
+        assert moments.mean == pytest.approx(everything.mean(), rel=1e-12, abs=1e-9)
+    if len(everything) > 1:
+        assert moments.std == pytest.approx(everything.std(ddof=1), rel=1e-6, abs=1e-7)
+    else:
+        assert moments.std == 1.0
 
 
 def test_merging_is_symmetric_and_nothing_is_neutral():
@@ -234,29 +348,42 @@ def test_merging_is_symmetric_and_nothing_is_neutral():
 def on_ranks(work, *parts):
     "work(part, reduce) on one thread for each part; reduce sums over the threads."
     meet, slots = Barrier(len(parts)), [None] * len(parts)
+
     def rank(i):
         def reduce(value):
-            slots[i] = value; meet.wait(10)
-            total = sum(slots); meet.wait(10)
+            slots[i] = value
+            meet.wait(10)
+            total = sum(slots)
+            meet.wait(10)
             return total
+
         return work(parts[i], reduce)
-    with ThreadPoolExecutor(len(parts)) as pool: return list(pool.map(rank, range(len(parts))))
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(rank, range(len(parts))))
 
 
 def test_ranks_of_any_size_agree_with_one():
-    "Catches a mean of rank means, deviations from the rank's own mean, and a rank without scores that deadlocks the rest."
+    """Catches a mean of rank means, deviations from the rank's own mean, and a rank without scores
+    that deadlocks the rest."""
     x = torch.randn(11, generator=torch.Generator().manual_seed(0)) + 50
     want = batch_moments(x)
     for parts in [(x[:5], x[5:]), (x[:0], x[:10], x[10:])]:
         got = on_ranks(batch_moments, *parts)
-        assert all(moments == pytest.approx(want, rel=1e-9) for moments in got) and len(set(got)) == 1
+        assert (
+            all(moments == pytest.approx(want, rel=1e-9) for moments in got) and len(set(got)) == 1
+        )
 
 
 def test_all_ranks_raise_when_one_holds_a_nan():
     "Catches a check on the rank's own numbers, which leaves the others waiting for ever."
+
     def work(part, reduce):
-        try: return batch_moments(part, reduce)
-        except ValueError as error: return str(error)
+        try:
+            return batch_moments(part, reduce)
+        except ValueError as error:
+            return str(error)
+
     said = on_ranks(work, torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0]))
     assert all("NaN" in text for text in said)
 
@@ -264,7 +391,8 @@ def test_all_ranks_raise_when_one_holds_a_nan():
 def test_a_refused_batch_leaves_the_state_alone():
     "Catches a half-done update."
     moments = RunningMoments(4, 1.0, 2.0)
-    with pytest.raises(ValueError): moments.update(torch.tensor([math.nan]))
+    with pytest.raises(ValueError):
+        moments.update(torch.tensor([math.nan]))
     assert moments == RunningMoments(4, 1.0, 2.0)
 
 
@@ -276,7 +404,8 @@ def test_normalize():
     one.update(torch.tensor([5.0]))
     assert one.normalize(x).tolist() == [-2.0, -2.0]
     flat = RunningMoments()
-    for _ in range(3): flat.update(torch.full((7,), 0.1))
+    for _ in range(3):
+        flat.update(torch.full((7,), 0.1))
     assert flat.normalize(torch.full((2,), 0.1)).tolist() == [0.0, 0.0]
     assert flat.normalize(torch.tensor([1.0])).isfinite().all()
 
@@ -286,19 +415,27 @@ def test_state_survives_json_and_goes_on_bit_for_bit():
     g = torch.Generator().manual_seed(1)
     straight, first = RunningMoments(), RunningMoments()
     batches = [torch.randn(5, generator=g) for _ in range(4)]
-    for x in batches: straight.update(x)
-    for x in batches[:2]: first.update(x)
+    for x in batches:
+        straight.update(x)
+    for x in batches[:2]:
+        first.update(x)
     resumed = RunningMoments()
     resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for x in batches[2:]: resumed.update(x)
+    for x in batches[2:]:
+        resumed.update(x)
     assert resumed == straight
 
 
 def test_the_checkers_agree_with_the_module():
-    "Catches a catalogue that teaches something else than what the trainer does: the two were written apart."
+    """Catches a catalogue that teaches something else than what the trainer does: the two were
+    written apart."""
     assert check_shaping(lambda *batch: shape_rewards(*batch)[0]) and check_merge(merge_moments)
-    assert check_final_scores(lambda s, stop, c, p: penalize_missing_eos(clip_scores(s, c), stop, p))
-    assert not check_final_scores(lambda s, stop, c, p: replace_missing_eos(clip_scores(s, c), stop, -p))
+    assert check_final_scores(
+        lambda s, stop, c, p: penalize_missing_eos(clip_scores(s, c), stop, p)
+    )
+    assert not check_final_scores(
+        lambda s, stop, c, p: replace_missing_eos(clip_scores(s, c), stop, -p)
+    )
     generic = check_shaping(lambda s, k, m, c: torch.zeros_like(k))
     assert not generic and "was wanted" in generic.text
     assert "in place" in check_shaping(lambda s, k, m, c: k.mul_(-c)).text

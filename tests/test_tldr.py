@@ -1,4 +1,6 @@
-"The world and its judge: disjoint splits, one text for one seed, verdicts worked by hand, noise that is Bradley-Terry, loaders."
+"""The world and its judge: disjoint splits, one text for one seed, verdicts worked by hand, noise
+that is Bradley-Terry, loaders."""
+
 import json
 import math
 import random
@@ -9,18 +11,46 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_nb.tldr import (CLAUSES, CORE, DISTRACTORS, EDITS, EXTRA, FACTS, OPENINGS, SLOT, TOLD, draw_facts, edit_pair, edit_pairs, gold_judge, load_tldr,
-                          load_tldr_preferences, mini_tldr, preference_pairs, prefers_first, probe_pairs, split_of, swap_fact, win_rate, write_post,
-                          write_summary, wrong_facts)
+from rlhf_nb.tldr import (
+    CLAUSES,
+    CORE,
+    DISTRACTORS,
+    EDITS,
+    EXTRA,
+    FACTS,
+    OPENINGS,
+    SLOT,
+    TOLD,
+    draw_facts,
+    edit_pair,
+    edit_pairs,
+    gold_judge,
+    load_tldr,
+    load_tldr_preferences,
+    mini_tldr,
+    preference_pairs,
+    prefers_first,
+    probe_pairs,
+    split_of,
+    swap_fact,
+    win_rate,
+    write_post,
+    write_summary,
+    wrong_facts,
+)
 
-TRUTH = dict(who="boss", did="sold", what="car", when="monday", why="drunk", feeling="sad", question="leave")
+TRUTH = dict(
+    who="boss", did="sold", what="car", when="monday", why="drunk", feeling="sad", question="leave"
+)
 PERFECT = "my boss sold my car on monday because they were drunk, i feel sad. should i leave?"
 every_value = [value for values in FACTS.values() for value in values]
 
 
 # ---- The world ----
 
-# catches: splits drawn by row and not by story, a split that depends on the seed (one seed's test would be another's training)
+
+# catches: splits drawn by row and not by story, a split that depends on the seed (one seed's test
+# would be another's training)
 def test_no_story_is_in_two_splits():
     owner = {}
     for seed in (0, 1):
@@ -31,66 +61,114 @@ def test_no_story_is_in_two_splits():
     assert set(owner.values()) == {"train", "validation", "test"}
 
 
-# catches: a slot outside the key, which would let one split own whole values (then held-out words were never trained on)
+# catches: a slot outside the key, which would let one split own whole values (then held-out words
+# were never trained on)
 def test_every_value_is_in_every_split():
     for split in ("train", "validation", "test"):
         rng = random.Random(0)
         assert {v for _ in range(3000) for v in draw_facts(rng, split).values()} == set(every_value)
 
 
-# catches: hash(), set order or the global random state in the text; a split whose text depends on the size of another
+# catches: hash(), set order or the global random state in the text; a split whose text depends on
+# the size of another
 def test_the_seed_is_the_text():
     random.seed(1)
     first = mini_tldr(7, 30, 5, 5)
     random.seed(2)
-    assert [mini_tldr(7, 30, 5, 5)[s].to_list() for s in first] == [first[s].to_list() for s in first]
+    assert [mini_tldr(7, 30, 5, 5)[s].to_list() for s in first] == [
+        first[s].to_list() for s in first
+    ]
     assert mini_tldr(7, 10, 9, 5)["train"].to_list() == first["train"].to_list()[:10]
     assert mini_tldr(7, 10, 9, 5)["test"].to_list() == first["test"].to_list()
     assert not set(mini_tldr(8, 30, 5, 5)["train"]["prompt"]) & set(first["train"]["prompt"])
 
 
 def test_posts_have_the_form_of_the_hub(world):
-    assert {split: rows.column_names for split, rows in world.items()} == dict.fromkeys(("train", "validation", "test"), ["prompt", "completion", "facts", "shown"])
+    assert {split: rows.column_names for split, rows in world.items()} == dict.fromkeys(
+        ("train", "validation", "test"), ["prompt", "completion", "facts", "shown"]
+    )
     for row in world["train"]:
-        assert re.fullmatch(r"SUBREDDIT: r/\w+\n\nTITLE: .+\n\nPOST: .+\n\nTL;DR:", row["prompt"]) and row["completion"].startswith(" ")
+        assert re.fullmatch(
+            r"SUBREDDIT: r/\w+\n\nTITLE: .+\n\nPOST: .+\n\nTL;DR:", row["prompt"]
+        ) and row["completion"].startswith(" ")
 
 
-# catches: a fact that no sentence tells (then no policy could know it), a distractor that says the truth, `shown` that is not in the post
+# catches: a fact that no sentence tells (then no policy could know it), a distractor that says the
+# truth, `shown` that is not in the post
 def test_the_post_tells_every_fact_and_what_is_shown():
     for seed in range(200):
         rng = random.Random(seed)
         facts = draw_facts(rng, "train")
         prompt, shown = write_post(facts, rng)
         words = re.findall(r"\w+", prompt.split("POST:")[1])
-        assert set(facts.values()) <= set(words) and set(shown.values()) <= set(words) and all(shown[slot] != facts[slot] for slot in shown)
+        assert (
+            set(facts.values()) <= set(words)
+            and set(shown.values()) <= set(words)
+            and all(shown[slot] != facts[slot] for slot in shown)
+        )
         assert set(words) & set(every_value) == set(facts.values()) | set(shown.values())
 
 
 # ---- The judge ----
 
-# catches: a value in two slots, or one that a clause, an opening or a distractor says anyway: the judge would count it
+
+# catches: a value in two slots, or one that a clause, an opening or a distractor says anyway: the
+# judge would count it
 def test_words_of_facts_mean_one_thing():
     assert len(SLOT) == len(every_value)
-    templates = [t for group in (TOLD, DISTRACTORS, CLAUSES) for texts in group.values() for t in texts] + list(OPENINGS)
+    templates = [
+        t for group in (TOLD, DISTRACTORS, CLAUSES) for texts in group.values() for t in texts
+    ] + list(OPENINGS)
     assert not set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", " ".join(templates)))) & set(SLOT)
 
 
 by_hand = {
-    "perfect": (PERFECT, True, dict(covered=7, invented=0, repeated=0, malformed=False, rambling=False, stopped=True), 7),
+    "perfect": (
+        PERFECT,
+        True,
+        dict(covered=7, invented=0, repeated=0, malformed=False, rambling=False, stopped=True),
+        7,
+    ),
     "three covered": ("my boss sold my car.", True, dict(covered=3, malformed=False), 3),
     "one invented": ("my boss sold my bike.", True, dict(covered=2, invented=1), 0),
-    "repeated": ("my boss sold my car on monday on monday.", True, dict(covered=4, repeated=1, malformed=True), 2),
+    "repeated": (
+        "my boss sold my car on monday on monday.",
+        True,
+        dict(covered=4, repeated=1, malformed=True),
+        2,
+    ),
     "a word out of place": ("my car sold my boss.", True, dict(covered=3, malformed=True), 2),
-    "a word of another kind": ("my boss sold my car on angry.", True, dict(covered=3, invented=1, malformed=True), 0),
+    "a word of another kind": (
+        "my boss sold my car on angry.",
+        True,
+        dict(covered=3, invented=1, malformed=True),
+        0,
+    ),
     "malformed": ("boss sold car monday", True, dict(covered=4, malformed=True), 3),
-    "rambling": ("so basically, my boss sold my car.", True, dict(covered=3, rambling=True, malformed=False), 2.5),
-    "cut off": ("my boss sold my car on monday", False, dict(covered=4, malformed=True, stopped=False), 1),
+    "rambling": (
+        "so basically, my boss sold my car.",
+        True,
+        dict(covered=3, rambling=True, malformed=False),
+        2.5,
+    ),
+    "cut off": (
+        "my boss sold my car on monday",
+        False,
+        dict(covered=4, malformed=True, stopped=False),
+        1,
+    ),
     "cut off, but whole": (PERFECT, False, dict(covered=7, malformed=False, stopped=False), 5),
-    "too long": ("my boss sold my car" + " you know" * 10, True, dict(covered=3, words=25, malformed=True), 3 - 1 - 0.2 * 3),
+    "too long": (
+        "my boss sold my car" + " you know" * 10,
+        True,
+        dict(covered=3, words=25, malformed=True),
+        3 - 1 - 0.2 * 3,
+    ),
     "empty": ("", True, dict(covered=0, malformed=True, words=0), -1),
     "space around it": (f"  {PERFECT}\n", True, dict(covered=7, malformed=False), 7),
     "other case": ("My Boss sold my car.", True, dict(covered=2, malformed=True), 1),
 }
+
 
 @pytest.mark.parametrize("name", by_hand)
 def test_verdicts_by_hand(name):
@@ -100,21 +178,63 @@ def test_verdicts_by_hand(name):
     assert verdict.gold == pytest.approx(gold)
 
 
-# catches: a judge that adds up what is right and never takes away; each of these would win against every reference
-@pytest.mark.parametrize("text", [
-    " ".join(every_value), " ".join(every_value * 3), f"{PERFECT} {PERFECT}", " ".join([PERFECT] * 5), f"{PERFECT} {' '.join(every_value)}",
-    "my boss sold my car because they were drunk and jealous and bored and tired", "boss " * 30, ". . . ?", "<eos><eos>", "TL;DR: " + PERFECT,
-    "my boss my boss my boss sold my car.", "\x00\x00", "my boss sold my car." + "\n" * 500 + "x " * 100])
+# catches: a judge that adds up what is right and never takes away; each of these would win against
+# every reference
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(every_value),
+        " ".join(every_value * 3),
+        f"{PERFECT} {PERFECT}",
+        " ".join([PERFECT] * 5),
+        f"{PERFECT} {' '.join(every_value)}",
+        "my boss sold my car because they were drunk and jealous and bored and tired",
+        "boss " * 30,
+        ". . . ?",
+        "<eos><eos>",
+        "TL;DR: " + PERFECT,
+        "my boss my boss my boss sold my car.",
+        "\x00\x00",
+        "my boss sold my car." + "\n" * 500 + "x " * 100,
+    ],
+)
 def test_no_trick_is_worth_a_perfect_summary(text):
     assert gold_judge(text, TRUTH).gold <= gold_judge(PERFECT, TRUTH).gold - 1
 
 
 # catches: any string of the world's own words that scores above the best honest summary
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(every_value + ["my", "on", "because", "they", "were", ",", ".", "i", "feel", "should", "?", "so", "basically"]), max_size=60).map(" ".join), st.booleans())
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *every_value,
+                "my",
+                "on",
+                "because",
+                "they",
+                "were",
+                ",",
+                ".",
+                "i",
+                "feel",
+                "should",
+                "?",
+                "so",
+                "basically",
+            ]
+        ),
+        max_size=60,
+    ).map(" ".join),
+    st.booleans(),
+)
 def test_seven_is_the_most(text, stopped):
     verdict = gold_judge(text, TRUTH, stopped)
-    assert verdict.gold <= 7 and verdict.covered <= 7 and verdict.covered + verdict.invented + verdict.repeated <= verdict.words
+    assert (
+        verdict.gold <= 7
+        and verdict.covered <= 7
+        and verdict.covered + verdict.invented + verdict.repeated <= verdict.words
+    )
 
 
 def test_what_the_grammar_writes_is_well_formed():
@@ -122,33 +242,44 @@ def test_what_the_grammar_writes_is_well_formed():
         rng = random.Random(seed)
         keep = [slot for slot in EXTRA if rng.random() < 0.5]
         verdict = gold_judge(write_summary(TRUTH, rng, keep, rng.choice(("", *OPENINGS))), TRUTH)
-        assert (verdict.covered, verdict.invented, verdict.repeated, verdict.malformed) == (3 + len(keep), 0, 0, False) and verdict.words <= 22
+        assert (verdict.covered, verdict.invented, verdict.repeated, verdict.malformed) == (
+            3 + len(keep),
+            0,
+            0,
+            False,
+        ) and verdict.words <= 22
 
 
 def test_win_rate_by_hand():
     assert win_rate([1, 2, 3, 4], [0, 2, 4, 4]) == 0.5
     for ours, theirs in (([], []), ([1], [1, 2])):
-        with pytest.raises(ValueError, match="one of each for every post"): win_rate(ours, theirs)
+        with pytest.raises(ValueError, match="one of each for every post"):
+            win_rate(ours, theirs)
 
 
 # ---- Labels ----
 
+
 # catches: a label by the sign alone, a noise that multiplies, first and second exchanged
-@pytest.mark.parametrize("gap, noise", [(0.0, 1.0), (1.0, 1.0), (-1.0, 1.0), (2.0, 4.0), (3.0, 1.0)])
+@pytest.mark.parametrize(
+    "gap, noise", [(0.0, 1.0), (1.0, 1.0), (-1.0, 1.0), (2.0, 4.0), (3.0, 1.0)]
+)
 def test_labels_follow_bradley_terry(gap, noise):
     rng, n, wanted = random.Random(0), 20_000, 1 / (1 + math.exp(-gap / noise))
     share = sum(prefers_first(gap + 5, 5, rng, noise) for _ in range(n)) / n
     assert abs(share - wanted) < 4 * math.sqrt(wanted * (1 - wanted) / n) + 1e-9
 
 
-# catches: exp of a large number: the docstring promises that labels are right as the noise goes to 0
+# catches: exp of a large number: the docstring promises that labels are right as the noise goes to
+# 0
 @pytest.mark.parametrize("noise", [1.0, 1e-3, 1e-9])
 def test_little_noise_labels_rightly(noise):
     rng = random.Random(0)
     assert prefers_first(500, -500, rng, noise) and not prefers_first(-500, 500, rng, noise)
 
 
-# catches: an edit that changes nothing the judge sees (a pair that teaches noise), a kind that is not what it says
+# catches: an edit that changes nothing the judge sees (a pair that teaches noise), a kind that is
+# not what it says
 @pytest.mark.parametrize("kind", sorted(set(EDITS)))
 def test_every_edit_pair_differs_in_gold(kind):
     sides = set()
@@ -159,15 +290,28 @@ def test_every_edit_pair_differs_in_gold(kind):
         a, b, said = edit_pair(facts, shown, rng, [kind])
         gold = [gold_judge(text, facts).gold for text in (a, b)]
         assert a != b and gold[0] != gold[1]
-        assert said == kind or (kind == "drop" and said == "swap")  # nothing to drop: one of the facts is swapped
+        assert said == kind or (
+            kind == "drop" and said == "swap"
+        )  # nothing to drop: one of the facts is swapped
         sides.add(gold[0] > gold[1])
     assert sides == {True, False}
 
 
 def test_pairs_carry_gold_and_noise(world):
     pairs = edit_pairs(world["train"], seed=0)
-    assert pairs.column_names == ["prompt", "chosen", "rejected", "kind", "gold_chosen", "gold_rejected"] and len(pairs) == len(world["train"])
-    assert pairs.to_list() == edit_pairs(world["train"], seed=0).to_list() != edit_pairs(world["train"], seed=1).to_list()
+    assert pairs.column_names == [
+        "prompt",
+        "chosen",
+        "rejected",
+        "kind",
+        "gold_chosen",
+        "gold_rejected",
+    ] and len(pairs) == len(world["train"])
+    assert (
+        pairs.to_list()
+        == edit_pairs(world["train"], seed=0).to_list()
+        != edit_pairs(world["train"], seed=1).to_list()
+    )
     wrong = sum(c < r for c, r in zip(pairs["gold_chosen"], pairs["gold_rejected"])) / len(pairs)
     assert 0.01 < wrong < 0.25  # most gaps are 3 points, at which one label in twenty is wrong
     sure = edit_pairs(world["train"], seed=0, noise=0.05)
@@ -179,17 +323,27 @@ def test_pairs_carry_gold_and_noise(world):
 # catches: two unstopped answers judged as if they had stopped
 def test_sample_pairs_know_who_stopped(world):
     posts = world["train"].select(range(20))
-    pairs = preference_pairs(posts, [("my boss sold my car.",) * 2 + ("sample",)] * 20, [(True, False)] * 20)
+    pairs = preference_pairs(
+        posts, [("my boss sold my car.",) * 2 + ("sample",)] * 20, [(True, False)] * 20
+    )
     assert all(abs(c - r) == 2 for c, r in zip(pairs["gold_chosen"], pairs["gold_rejected"]))
 
 
-# catches: a probe whose wrong side is right, or wrong in more than one fact, or that leaves out a slot
+# catches: a probe whose wrong side is right, or wrong in more than one fact, or that leaves out a
+# slot
 def test_the_probe_changes_one_fact(world):
     pairs = probe_pairs(world["test"])
     assert set(pairs["kind"]) == set(FACTS)
     for pair, post in zip(pairs, world["test"]):
-        good, bad = (gold_judge(pair[side], json.loads(post["facts"])) for side in ("chosen", "rejected"))
-        assert (good.covered, good.invented, bad.covered, bad.invented) == (7, 0, 6, 1) and not bad.malformed
+        good, bad = (
+            gold_judge(pair[side], json.loads(post["facts"])) for side in ("chosen", "rejected")
+        )
+        assert (good.covered, good.invented, bad.covered, bad.invented) == (
+            7,
+            0,
+            6,
+            1,
+        ) and not bad.malformed
         assert sum(a != b for a, b in zip(pair["chosen"].split(), pair["rejected"].split())) == 1
 
 
@@ -199,7 +353,9 @@ def test_a_swapped_fact_is_wrong(seed, slot):
     rng = random.Random(seed)
     shown = {slot: wrong_facts(TRUTH, rng)[slot]} if seed % 2 else {}
     changed = swap_fact(TRUTH, shown, [slot], rng)
-    assert {name for name in TRUTH if changed[name] != TRUTH[name]} == {slot} and changed[slot] in FACTS[slot]
+    assert {name for name in TRUTH if changed[name] != TRUTH[name]} == {slot} and changed[
+        slot
+    ] in FACTS[slot]
 
 
 # ---- Loaders ----
@@ -207,14 +363,19 @@ def test_a_swapped_fact_is_wrong(seed, slot):
 ROWS = dict(prompt=["POST: a\n\nTL;DR:", "POST: b\n\nTL;DR:"], completion=[" a", " b"])
 PAIRS = dict(prompt=ROWS["prompt"], chosen=[" a", " b"], rejected=[" c", ' "quoted"\n, é'])
 
+
 def store(rows: dict, folder, form: str):
     "Leave a local copy in one of the forms that people have."
     data = Dataset.from_dict(rows)
-    if form == "dict": DatasetDict(train=data, test=data).save_to_disk(str(folder))
-    elif form == "rows": data.save_to_disk(str(folder))
+    if form == "dict":
+        DatasetDict(train=data, test=data).save_to_disk(str(folder))
+    elif form == "rows":
+        data.save_to_disk(str(folder))
     else:
         folder.mkdir()
-        getattr(data, dict(parquet="to_parquet", jsonl="to_json", csv="to_csv")[form])(str(folder / f"train.{form}"))
+        getattr(data, dict(parquet="to_parquet", jsonl="to_json", csv="to_csv")[form])(
+            str(folder / f"train.{form}")
+        )
     return str(folder)
 
 
@@ -223,11 +384,16 @@ def store(rows: dict, folder, form: str):
 def test_local_copies_load_alike(tmp_path, monkeypatch, form, load, rows):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     found = load(store(rows, tmp_path / "data", form))
-    assert isinstance(found, DatasetDict) and {name: list(found["train"][name]) for name in rows} == rows
+    assert (
+        isinstance(found, DatasetDict)
+        and {name: list(found["train"][name]) for name in rows} == rows
+    )
 
 
 @pytest.mark.parametrize("form", ["jsonl", "dict"])
 def test_a_missing_column_is_named(tmp_path, form):
     place = store(dict(post=["a"], completion=["b"]), tmp_path / "data", form)
-    with pytest.raises(ValueError, match=r"lacks \['prompt'\]"): load_tldr(place)
-    with pytest.raises(ValueError, match=r"lacks \['prompt', 'chosen', 'rejected'\]"): load_tldr_preferences(place)
+    with pytest.raises(ValueError, match=r"lacks \['prompt'\]"):
+        load_tldr(place)
+    with pytest.raises(ValueError, match=r"lacks \['prompt', 'chosen', 'rejected'\]"):
+        load_tldr_preferences(place)

@@ -1,4 +1,6 @@
-"The four phases and the loop around them: identities, formulas in numpy, counts, resume, bad input."
+"""The four phases and the loop around them: identities, formulas in numpy, counts, resume, bad
+input."""
+
 import math
 from pathlib import Path
 
@@ -7,7 +9,18 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import PROMPTS, SIZES, STOP, likes_c, logs, rollouts, scored, unlike, untimed, weights
+from ppo_fixtures import (
+    PROMPTS,
+    SIZES,
+    STOP,
+    likes_c,
+    logs,
+    rollouts,
+    scored,
+    unlike,
+    untimed,
+    weights,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,25 +33,43 @@ from rlhf_nb.rollout import Rollout
 
 # ---- Identities ----
 
-# catches: log-probs of the column beside, of the sampler's truncated distribution, a value read after its token, positions that count padding
+
+# catches: log-probs of the column beside, of the sampler's truncated distribution, a value read
+# after its token, positions that count padding
 def test_a_rollout_by_hand(ppo, letters):
     trainer = ppo(temperature=0.7)
     r, policy, value = trainer.rollout(PROMPTS), trainer.model.policy, trainer.model.value
-    assert r.responses == [letters.decode([i for i in row[keep].tolist() if i != STOP]) for row, keep in zip(r.response_ids, r.mask)] and r.prompts == PROMPTS
+    assert (
+        r.responses
+        == [
+            letters.decode([i for i in row[keep].tolist() if i != STOP])
+            for row, keep in zip(r.response_ids, r.mask)
+        ]
+        and r.prompts == PROMPTS
+    )
     for b in range(len(r)):
         prompt, answer = r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]
-        logp = (policy(torch.cat([prompt, answer])[None]).logits[0] / 0.7).log_softmax(-1)[len(prompt) - 1:-1]
+        logp = (policy(torch.cat([prompt, answer])[None]).logits[0] / 0.7).log_softmax(-1)[
+            len(prompt) - 1 : -1
+        ]
         hidden = value.base_model(torch.cat([prompt, answer])[None]).last_hidden_state[0]
         n = len(answer)
-        assert torch.allclose(r.logprobs[b, :n], logp.gather(1, answer[:, None])[:, 0], atol=1e-5) and torch.allclose(r.ref_logprobs[b, :n], r.logprobs[b, :n], atol=1e-6)
-        assert torch.allclose(r.values[b, :n], value.score(hidden)[len(prompt) - 1:-1, 0], atol=1e-5) and not r.values[b, n:].any()
+        assert torch.allclose(
+            r.logprobs[b, :n], logp.gather(1, answer[:, None])[:, 0], atol=1e-5
+        ) and torch.allclose(r.ref_logprobs[b, :n], r.logprobs[b, :n], atol=1e-6)
+        assert (
+            torch.allclose(r.values[b, :n], value.score(hidden)[len(prompt) - 1 : -1, 0], atol=1e-5)
+            and not r.values[b, n:].any()
+        )
 
 
 # ---- Scores ----
 
+
 def test_stop_strings_end_a_response(ppo):
     r = scored(ppo(missing_eos_penalty=1.0, stop_strings=["b", "ij"]))
-    for text, stopped in zip(r.responses, r.stopped.tolist()): assert stopped == text.endswith(("b", "ij")) and "b" not in text[:-1]
+    for text, stopped in zip(r.responses, r.stopped.tolist()):
+        assert stopped == text.endswith(("b", "ij")) and "b" not in text[:-1]
     assert 0 < r.stopped.sum() < len(r)
 
 
@@ -47,16 +78,33 @@ def test_scores_are_normalised_and_clipped_before_the_penalty(ppo):
     trainer = ppo(normalize_scores=True, score_clip=0.5, missing_eos_penalty=1.0)
     first, second = scored(trainer), scored(trainer)
     seen = np.concatenate([first.raw_scores.numpy(), second.raw_scores.numpy()]).astype(float)
-    wanted = np.clip((second.raw_scores.numpy() - seen.mean()) / seen.std(ddof=1), -0.5, 0.5) - ~second.stopped.numpy()
-    assert second.scores.numpy() == pytest.approx(wanted, abs=1e-5) and first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
+    wanted = (
+        np.clip((second.raw_scores.numpy() - seen.mean()) / seen.std(ddof=1), -0.5, 0.5)
+        - ~second.stopped.numpy()
+    )
+    assert second.scores.numpy() == pytest.approx(
+        wanted, abs=1e-5
+    ) and first.raw_scores.tolist() == pytest.approx(likes_c(first.prompts, first.responses))
 
 
 def test_a_reward_model_reads_the_last_token(ppo, letters):
-    reward = scorer_from(tiny_policy(letters, 5, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16), 5)
+    reward = scorer_from(
+        tiny_policy(
+            letters,
+            5,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+        ),
+        5,
+    )
     r = scored(ppo(reward))
     for b in range(len(r)):
         ids = torch.cat([r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]])[None]
-        assert r.raw_scores[b].item() == pytest.approx(reward.score(reward.base_model(ids).last_hidden_state[0, -1]).item(), abs=1e-5)
+        assert r.raw_scores[b].item() == pytest.approx(
+            reward.score(reward.base_model(ids).last_hidden_state[0, -1]).item(), abs=1e-5
+        )
 
 
 # catches: a model that leaves while somebody further out still needs it
@@ -65,50 +113,92 @@ def test_a_model_rests_when_the_last_one_has_left():
     resting = Resting(layer, "cpu", torch.clone)
     at_home = layer.weight.data_ptr()
     with resting:
-        with resting: away = layer.weight.data_ptr()
+        with resting:
+            away = layer.weight.data_ptr()
         assert away != at_home and layer.weight.data_ptr() == away
     assert layer.weight.data_ptr() == at_home and resting.depth == 0
 
 
-# catches: a model asked while it is away, fetched once for each chunk, left on the device, or copied back; numbers that change with the place
+# catches: a model asked while it is away, fetched once for each chunk, left on the device, or
+# copied back; numbers that change with the place
 @pytest.mark.parametrize("estimator, visits", [("k1", 1), ("full", 2)])
 def test_frozen_models_rest_between_uses(ppo, letters, monkeypatch, estimator, visits):
     fetched, away = [], []
+
     class Watched(Resting):
         def __init__(self, model, device):
             super().__init__(model, device, self.carry)
             self.name = type(model).__name__
             model.base_model.register_forward_pre_hook(lambda *_: away.append(self.depth))
+
         def carry(self, weight):
             fetched.append(self.name)
             return weight.clone()
+
     monkeypatch.setattr(rlhf_nb.trainer, "Resting", Watched)
+
     def run(**changes):
         torch.manual_seed(0)
-        trainer = ppo(scorer_from(tiny_policy(letters, 5, **SIZES), 5), kl_estimator=estimator, local_rollout_forward_batch_size=3, learning_rate=1e-2, **changes)
+        trainer = ppo(
+            scorer_from(tiny_policy(letters, 5, **SIZES), 5),
+            kl_estimator=estimator,
+            local_rollout_forward_batch_size=3,
+            learning_rate=1e-2,
+            **changes,
+        )
         trainer.train()
         return trainer, [untimed(log) for log in logs(trainer)], trainer.evaluate()
+
     (plain, *told), (rested, *same) = run(), run(offload_frozen=True)
-    assert told == same and not unlike(weights(plain), weights(rested)) and "in host memory" in rested.describe() and "in host memory" not in plain.describe()
+    assert (
+        told == same
+        and not unlike(weights(plain), weights(rested))
+        and "in host memory" in rested.describe()
+        and "in host memory" not in plain.describe()
+    )
     count = lambda model: sum(1 for _ in model.parameters())
-    assert fetched.count("GPTNeoXForCausalLM") == 3 * visits * count(rested.ref_model)  # three updates
-    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(rested.reward_model)  # and the evaluation
-    assert set(away) == {1} and all(roof.meanwhile.depth == 0 and all(p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in roof.meanwhile.weights) for roof in rested._roofs.values())
+    assert fetched.count("GPTNeoXForCausalLM") == 3 * visits * count(
+        rested.ref_model
+    )  # three updates
+    assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(
+        rested.reward_model
+    )  # and the evaluation
+    assert set(away) == {1} and all(
+        roof.meanwhile.depth == 0
+        and all(
+            p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in roof.meanwhile.weights
+        )
+        for roof in rested._roofs.values()
+    )
 
 
 def test_columns_reach_the_reward_function(ppo):
     seen = []
+
     def bonus(prompts, responses, number, **rest):
         seen.extend(zip(prompts, number))
         assert set(rest) == {"why"}
         return [float(n) for n in number]
-    trainer = ppo(bonus, data=Dataset.from_dict(dict(prompt=PROMPTS, number=range(24), why=["x"] * 24)), save_rollouts=True, missing_eos_penalty=0.0)
+
+    trainer = ppo(
+        bonus,
+        data=Dataset.from_dict(dict(prompt=PROMPTS, number=range(24), why=["x"] * 24)),
+        save_rollouts=True,
+        missing_eos_penalty=0.0,
+    )
     trainer.train()
-    assert all(PROMPTS[n] == prompt for prompt, n in seen) and sorted(n for _, n in seen) == list(range(24))
-    assert [n for r in rollouts(trainer) for n in r.columns["number"]] == [n for _, n in seen] == [s for r in rollouts(trainer) for s in r.raw_scores.tolist()]
+    assert all(PROMPTS[n] == prompt for prompt, n in seen) and sorted(n for _, n in seen) == list(
+        range(24)
+    )
+    assert (
+        [n for r in rollouts(trainer) for n in r.columns["number"]]
+        == [n for _, n in seen]
+        == [s for r in rollouts(trainer) for s in r.raw_scores.tolist()]
+    )
 
 
 # ---- Advantages and metrics, once more in numpy ----
+
 
 def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.ndarray]:
     advantages = np.zeros(r.mask.shape)
@@ -116,10 +206,17 @@ def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.nd
         following = 0.0
         for t in reversed(range(n)):
             after = r.values[b, t + 1].item() if t + 1 < n else 0.0
-            following = r.rewards[b, t].item() + gamma * after - r.values[b, t].item() + gamma * lam * following
+            following = (
+                r.rewards[b, t].item()
+                + gamma * after
+                - r.values[b, t].item()
+                + gamma * lam * following
+            )
             advantages[b, t] = following
     real = r.mask.numpy()
-    whitened = np.where(real, (advantages - advantages[real].mean()) / advantages[real].std(ddof=1), 0)
+    whitened = np.where(
+        real, (advantages - advantages[real].mean()) / advantages[real].std(ddof=1), 0
+    )
     return whitened, np.where(real, advantages + r.values.numpy(), 0)
 
 
@@ -127,27 +224,59 @@ def gae_by_hand(r: Rollout, gamma: float, lam: float) -> tuple[np.ndarray, np.nd
 def test_advantages_by_hand(ppo, gamma, lam):
     r = scored(ppo(gamma=gamma, lam=lam, kl_coef=0.3))
     advantages, returns = gae_by_hand(r, gamma, lam)
-    assert r.advantages.numpy() == pytest.approx(advantages, abs=1e-4) and r.returns.numpy() == pytest.approx(returns, abs=1e-4)
+    assert r.advantages.numpy() == pytest.approx(
+        advantages, abs=1e-4
+    ) and r.returns.numpy() == pytest.approx(returns, abs=1e-4)
 
 
-# catches: a mean over the rectangle instead of the real tokens, kl_coef of the wrong update, a metric of the shaped reward
+# catches: a mean over the rectangle instead of the real tokens, kl_coef of the wrong update, a
+# metric of the shaped reward
 @pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3", "abs", "full"])
 @pytest.mark.parametrize("kl_controller", ["fixed", "adaptive"])
 def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
-    trainer = ppo(save_rollouts=True, kl_estimator=kl_estimator, kl_controller=kl_controller, kl_target=0.01, kl_horizon=50, missing_eos_penalty=1.0, learning_rate=1e-2)
+    trainer = ppo(
+        save_rollouts=True,
+        kl_estimator=kl_estimator,
+        kl_controller=kl_controller,
+        kl_target=0.01,
+        kl_horizon=50,
+        missing_eos_penalty=1.0,
+        learning_rate=1e-2,
+    )
     trainer.train()
     assert len(logs(trainer)) == len(rollouts(trainer)) == 3
     for log, r in zip(logs(trainer), rollouts(trainer)):
         real, logr = r.mask.numpy(), (r.ref_logprobs - r.logprobs).double().numpy()
-        kl = dict(k1=-logr, k2=logr**2 / 2, k3=np.exp(logr) - 1 - logr, abs=abs(logr), full=r.kl.numpy())[kl_estimator][real].sum() / 8
+        kl = (
+            dict(
+                k1=-logr,
+                k2=logr**2 / 2,
+                k3=np.exp(logr) - 1 - logr,
+                abs=abs(logr),
+                full=r.kl.numpy(),
+            )[kl_estimator][real].sum()
+            / 8
+        )
         returns, values = r.returns.numpy()[real], r.values.numpy()[real]
-        wanted = {"objective/kl": kl, "objective/kl_coef": r.info["kl_coef"], "objective/non_score_reward": -r.info["kl_coef"] * kl,
-                  "objective/entropy": -r.logprobs.numpy()[real].sum() / 8, "objective/scores": r.scores.mean().item(), "objective/raw_scores": r.raw_scores.mean().item(),
-                  "objective/rlhf_reward": r.scores.mean().item() - r.info["kl_coef"] * kl, "tokens/response_length": real.sum() / 8,
-                  "val/num_eos_tokens": sum(STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)),
-                  "val/explained_variance": 1 - (returns - values).var(ddof=1) / returns.var(ddof=1), "episode": 8 * (r.info["update"] + 1)}
+        wanted = {
+            "objective/kl": kl,
+            "objective/kl_coef": r.info["kl_coef"],
+            "objective/non_score_reward": -r.info["kl_coef"] * kl,
+            "objective/entropy": -r.logprobs.numpy()[real].sum() / 8,
+            "objective/scores": r.scores.mean().item(),
+            "objective/raw_scores": r.raw_scores.mean().item(),
+            "objective/rlhf_reward": r.scores.mean().item() - r.info["kl_coef"] * kl,
+            "tokens/response_length": real.sum() / 8,
+            "val/num_eos_tokens": sum(
+                STOP in row[keep].tolist() for row, keep in zip(r.response_ids, r.mask)
+            ),
+            "val/explained_variance": 1 - (returns - values).var(ddof=1) / returns.var(ddof=1),
+            "episode": 8 * (r.info["update"] + 1),
+        }
         assert {name: log[name] for name in wanted} == pytest.approx(wanted, abs=1e-5, rel=1e-5)
-        assert (r.kl.numpy()[~real] == 0).all() and (kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0)
+        assert (r.kl.numpy()[~real] == 0).all() and (
+            kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0
+        )
     coefs = [log["objective/kl_coef"] for log in logs(trainer)]
     assert coefs == [0.05] * 3 if kl_controller == "fixed" else coefs[2] > coefs[1]
 
@@ -156,26 +285,53 @@ NAMES = """eps objective/kl objective/entropy objective/non_score_reward objecti
 loss/policy_avg loss/value_avg val/clipfrac_avg val/ratio val/ratio_var val/num_eos_tokens lr episode objective/raw_scores objective/kl_coef val/explained_variance policy/grad_norm
 tokens/response_length tokens/per_second time/rollout time/score time/update""".split()
 
+
 def test_every_metric_has_its_name(ppo):
     trainer = ppo(logging_steps=2)
     trainer.train()
-    for log in logs(trainer): assert not set(NAMES) - set(log) and all(math.isfinite(log[name]) for name in NAMES)
+    for log in logs(trainer):
+        assert not set(NAMES) - set(log) and all(math.isfinite(log[name]) for name in NAMES)
 
 
 # catches: metrics of the sampled entropy in place of the exact one, losses averaged per micro-batch
 def test_losses_of_a_first_step_by_hand(ppo):
-    trainer = ppo(num_ppo_epochs=1, learning_rate=0.0, save_rollouts=True, missing_eos_penalty=0.0, vf_coef=0.3, entropy_coef=0.2, total_episodes=8, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    trainer = ppo(
+        num_ppo_epochs=1,
+        learning_rate=0.0,
+        save_rollouts=True,
+        missing_eos_penalty=0.0,
+        vf_coef=0.3,
+        entropy_coef=0.2,
+        total_episodes=8,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+    )
     trainer.train()
     log, r = logs(trainer)[0], rollouts(trainer)[0]
     real = r.mask.numpy()
-    policy, value = -r.advantages.numpy()[real].mean(), 0.5 * ((r.values - r.returns).numpy()[real] ** 2).mean()
-    logp = [(trainer.model.policy(torch.cat([p[pm], a[am]])[None]).logits[0]).log_softmax(-1)[int(pm.sum()) - 1:-1] for p, pm, a, am in zip(r.prompt_ids, r.prompt_mask, r.response_ids, r.mask)]
+    policy, value = (
+        -r.advantages.numpy()[real].mean(),
+        0.5 * ((r.values - r.returns).numpy()[real] ** 2).mean(),
+    )
+    logp = [
+        (trainer.model.policy(torch.cat([p[pm], a[am]])[None]).logits[0]).log_softmax(-1)[
+            int(pm.sum()) - 1 : -1
+        ]
+        for p, pm, a, am in zip(r.prompt_ids, r.prompt_mask, r.response_ids, r.mask)
+    ]
     entropy = -(torch.cat(logp).exp() * torch.cat(logp)).sum(-1).mean().item()
-    assert [log["loss/policy_avg"], log["loss/value_avg"], log["policy/entropy_avg"]] == pytest.approx([policy, value, entropy], abs=1e-5)
-    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(policy + 0.3 * value - 0.2 * entropy, abs=1e-4)
+    assert [
+        log["loss/policy_avg"],
+        log["loss/value_avg"],
+        log["policy/entropy_avg"],
+    ] == pytest.approx([policy, value, entropy], abs=1e-5)
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(
+        policy + 0.3 * value - 0.2 * entropy, abs=1e-4
+    )
 
 
 # ---- Steps and gradients ----
+
 
 # catches: raw_scores and scores that are one tensor, which safetensors refuses
 def test_rollouts_are_kept_without_any_penalty(ppo):
@@ -185,7 +341,9 @@ def test_rollouts_are_kept_without_any_penalty(ppo):
 
 
 def test_target_kl_stops_the_epochs(ppo, steps):
-    ppo(learning_rate=1e-1, target_kl=1e-6, num_ppo_epochs=10, num_mini_batches=2, total_episodes=8).train()
+    ppo(
+        learning_rate=1e-1, target_kl=1e-6, num_ppo_epochs=10, num_mini_batches=2, total_episodes=8
+    ).train()
     assert 1 < len(steps) < 20
 
 
@@ -193,24 +351,40 @@ def test_the_value_model_has_its_own_rate_and_its_own_start(ppo):
     trainer = ppo(learning_rate=0.0, value_learning_rate=1e-2)
     before = weights(trainer)
     trainer.train()
-    assert unlike(before, weights(trainer)) and all(name.startswith("value.") for name in unlike(before, weights(trainer)))
+    assert unlike(before, weights(trainer)) and all(
+        name.startswith("value.") for name in unlike(before, weights(trainer))
+    )
     trainer = ppo(value_warmup_updates=99)
     before = weights(trainer)
     trainer.train()
-    assert unlike(before, weights(trainer)) and all(name.startswith("value.") for name in unlike(before, weights(trainer)))
+    assert unlike(before, weights(trainer)) and all(
+        name.startswith("value.") for name in unlike(before, weights(trainer))
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(ppo, monkeypatch):
     trainer = ppo()
     before = weights(trainer)
-    monkeypatch.setattr(rlhf_nb.trainer, "value_loss", lambda values, *rest: values.sum() * math.nan)
-    with pytest.raises(FloatingPointError, match="update 0, micro-batch 1 of 2 is nan"): trainer.train()
+    monkeypatch.setattr(
+        rlhf_nb.trainer, "value_loss", lambda values, *rest: values.sum() * math.nan
+    )
+    with pytest.raises(FloatingPointError, match="update 0, micro-batch 1 of 2 is nan"):
+        trainer.train()
     assert not unlike(before, weights(trainer))
 
 
 # ---- The loop ----
 
-@pytest.mark.parametrize("settings, updates", [(dict(total_episodes=24), 3), (dict(total_episodes=25), 4), (dict(total_episodes=None, num_train_epochs=2), 6), (dict(max_steps=5), 5)])
+
+@pytest.mark.parametrize(
+    "settings, updates",
+    [
+        (dict(total_episodes=24), 3),
+        (dict(total_episodes=25), 4),
+        (dict(total_episodes=None, num_train_epochs=2), 6),
+        (dict(max_steps=5), 5),
+    ],
+)
 def test_how_long_a_run_is(ppo, settings, updates):
     trainer = ppo(**settings, save_rollouts=True, missing_eos_penalty=0.0)
     trainer.train()
@@ -222,7 +396,9 @@ def test_how_long_a_run_is(ppo, settings, updates):
 def test_stepping_by_hand(ppo, steps):
     trainer = ppo()
     metrics = [trainer.step(PROMPTS[:8]) for _ in range(2)]
-    assert len(steps) == 8 and set(NAMES) - set(metrics[0]) == {"eps"} and metrics[1]["episode"] == 16
+    assert (
+        len(steps) == 8 and set(NAMES) - set(metrics[0]) == {"eps"} and metrics[1]["episode"] == 16
+    )
     r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
     assert math.isfinite(trainer.update(r)["loss/policy_avg"]) and len(steps) == 12
 
@@ -233,8 +409,12 @@ def test_completions_keep_every_row(ppo):
     tables = sorted((Path(trainer.args.output_dir) / "completions").iterdir())
     assert [table.name for table in tables] == [f"update-{n:05d}.csv" for n in (1, 2, 3)]
     import pandas as pd
+
     frame = pd.read_csv(tables[-1], keep_default_na=False)
-    assert list(frame.columns) == ["query", "model response", "score"] and frame["query"].tolist() == PROMPTS[:5]
+    assert (
+        list(frame.columns) == ["query", "model response", "score"]
+        and frame["query"].tolist() == PROMPTS[:5]
+    )
     assert frame["score"].tolist() == pytest.approx(likes_c([], frame["model response"].tolist()))
     assert trainer.evaluate()["eval_score"] == pytest.approx(frame["score"].mean())
 
@@ -247,14 +427,27 @@ def test_completions_end_at_stop_strings(ppo):
 def test_completions_come_at_the_end_too(ppo):
     trainer = ppo(total_episodes=40, num_sample_generations=2)
     trainer.train()
-    assert [path.stem for path in sorted((Path(trainer.args.output_dir) / "completions").iterdir())] == ["update-00002", "update-00004", "update-00005"]
+    assert [
+        path.stem for path in sorted((Path(trainer.args.output_dir) / "completions").iterdir())
+    ] == ["update-00002", "update-00004", "update-00005"]
 
 
 # ---- Saving and going on ----
 
-everything = dict(total_episodes=56, num_mini_batches=2, kl_controller="adaptive", normalize_scores=True, value_learning_rate=3e-3, save_strategy="steps", save_steps=1, logging_steps=1)
+everything = dict(
+    total_episodes=56,
+    num_mini_batches=2,
+    kl_controller="adaptive",
+    normalize_scores=True,
+    value_learning_rate=3e-3,
+    save_strategy="steps",
+    save_steps=1,
+    logging_steps=1,
+)
 
-# catches: random state, optimizer, schedule, order of the data, moments or controller that start anew; the draw of a new epoch's order
+
+# catches: random state, optimizer, schedule, order of the data, moments or controller that start
+# anew; the draw of a new epoch's order
 @pytest.mark.parametrize("at", [2, 3, 4, 6])
 def test_a_resumed_run_is_the_same_run(ppo, at):
     whole = ppo(**everything)
@@ -275,19 +468,36 @@ def test_a_log_across_the_break_is_the_same(ppo):
     assert logs(again)[0]["objective/raw_scores"] == logs(whole)[0]["objective/raw_scores"]
 
 
-@pytest.mark.parametrize("damage, reason", [("gone", "model.safetensors is missing"), ("changed", "value/model.safetensors is not as it was written"), ("seed", "its seed is 0, this run's is 1"), ("batch", "its batch_size is 8, this run's is 4"), ("state", "trainer_state.json is missing")])
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        ("gone", "model.safetensors is missing"),
+        ("changed", "value/model.safetensors is not as it was written"),
+        ("seed", "its seed is 0, this run's is 1"),
+        ("batch", "its batch_size is 8, this run's is 4"),
+        ("state", "trainer_state.json is missing"),
+    ],
+)
 def test_a_bad_checkpoint_is_refused(ppo, damage, reason):
     trainer = ppo(**everything | dict(total_episodes=8))
     trainer.train()
     folder = Path(trainer.args.output_dir) / "checkpoint-1"
-    if damage == "gone": (folder / "model.safetensors").unlink()
-    if damage == "state": (folder / "trainer_state.json").unlink()
+    if damage == "gone":
+        (folder / "model.safetensors").unlink()
+    if damage == "state":
+        (folder / "trainer_state.json").unlink()
     if damage == "changed":
         path = folder / "value" / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"!")
-    other = ppo(**everything | dict(seed=int(damage == "seed"), per_device_train_batch_size=2 if damage == "batch" else 4))
+    other = ppo(
+        **everything
+        | dict(
+            seed=int(damage == "seed"), per_device_train_batch_size=2 if damage == "batch" else 4
+        )
+    )
     before = weights(other)
-    with pytest.raises(ValueError, match=reason): other.train(resume_from_checkpoint=str(folder))
+    with pytest.raises(ValueError, match=reason):
+        other.train(resume_from_checkpoint=str(folder))
     assert not unlike(before, weights(other))
 
 
@@ -302,73 +512,166 @@ def test_resume_true_takes_the_last_whole_one(ppo):
     assert again.state.global_step == 8 and len(logs(again)) == 8
 
 
-# catches: the value model or the pair in the file, names with a prefix, a model saved before its last step
+# catches: the value model or the pair in the file, names with a prefix, a model saved before its
+# last step
 def test_save_model_keeps_the_policy_alone(ppo, letters, tmp_path):
     trainer = ppo()
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     again, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), torch.arange(12)[None]
-    assert torch.equal(again(ids).logits, trainer.model.policy(ids).logits) and type(again) is type(trainer.model.policy)
+    assert torch.equal(again(ids).logits, trainer.model.policy(ids).logits) and type(again) is type(
+        trainer.model.policy
+    )
     names = load_file(tmp_path / "saved" / "model.safetensors")
-    assert len(names) == len(list(trainer.model.policy.parameters())) and not any("score" in name or name.startswith(("policy.", "value.")) for name in names)
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("abc").input_ids == letters("abc").input_ids
-    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (1, 0) and "ppo" in (tmp_path / "saved" / "README.md").read_text()
+    assert len(names) == len(list(trainer.model.policy.parameters())) and not any(
+        "score" in name or name.startswith(("policy.", "value.")) for name in names
+    )
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "saved")("abc").input_ids
+        == letters("abc").input_ids
+    )
+    assert (again.generation_config.eos_token_id, again.generation_config.pad_token_id) == (
+        1,
+        0,
+    ) and "ppo" in (tmp_path / "saved" / "README.md").read_text()
 
 
 # ---- Bad input ----
 
-def rows(**columns): return dict(data=Dataset.from_dict(columns))
 
-@pytest.mark.parametrize("settings, complaint", [
-    (rows(prompt=["abc"] * 8 + [""] + ["b"] * 9), "prompt 8 is empty"),
-    (rows(prompt=["a"] * 8 + ["abc" * 4]), "prompt 8 has 12 tokens; with response_length 5 .* 16 positions"),
-    (rows(text=["a"] * 9), "no prompt: rename the column"),
-    (dict(stop_token="eos", stop_token_id=5), "stop_token is 'eos': set one of stop_token, stop_token_id"),
-    (dict(stop_token="period"), "stop_token is 'period'"),
-    (dict(kl_estimator="k4"), "kl_estimator is 'k4': give one of k1, k2, k3, abs, full"),
-    (dict(kl_controller="pid"), "kl_controller is 'pid'"),
-    (dict(reward_slot="first"), "reward_slot is 'first'"),
-    (dict(missing_eos_penalty=1.0, non_eos_penalty=True), "non_eos_penalty is True"),
-    *[({name: value}, f"{name} is {value}") for name in ("kl_coef", "vf_coef", "entropy_coef", "cliprange", "cliprange_value", "missing_eos_penalty", "score_clip", "target_kl", "value_learning_rate")
-      for value in (-0.1, math.nan, math.inf)],
-    *[({name: 0}, f"{name} is 0") for name in ("num_ppo_epochs", "num_mini_batches", "response_length", "temperature", "local_rollout_forward_batch_size")],
-    *[({name: value}, f"{name} is {value}") for name in ("gamma", "lam", "top_p") for value in (-0.1, 1.1)],
-])
+def rows(**columns):
+    return dict(data=Dataset.from_dict(columns))
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        (rows(prompt=["abc"] * 8 + [""] + ["b"] * 9), "prompt 8 is empty"),
+        (
+            rows(prompt=["a"] * 8 + ["abc" * 4]),
+            "prompt 8 has 12 tokens; with response_length 5 .* 16 positions",
+        ),
+        (rows(text=["a"] * 9), "no prompt: rename the column"),
+        (
+            dict(stop_token="eos", stop_token_id=5),
+            "stop_token is 'eos': set one of stop_token, stop_token_id",
+        ),
+        (dict(stop_token="period"), "stop_token is 'period'"),
+        (dict(kl_estimator="k4"), "kl_estimator is 'k4': give one of k1, k2, k3, abs, full"),
+        (dict(kl_controller="pid"), "kl_controller is 'pid'"),
+        (dict(reward_slot="first"), "reward_slot is 'first'"),
+        (dict(missing_eos_penalty=1.0, non_eos_penalty=True), "non_eos_penalty is True"),
+        *[
+            ({name: value}, f"{name} is {value}")
+            for name in (
+                "kl_coef",
+                "vf_coef",
+                "entropy_coef",
+                "cliprange",
+                "cliprange_value",
+                "missing_eos_penalty",
+                "score_clip",
+                "target_kl",
+                "value_learning_rate",
+            )
+            for value in (-0.1, math.nan, math.inf)
+        ],
+        *[
+            ({name: 0}, f"{name} is 0")
+            for name in (
+                "num_ppo_epochs",
+                "num_mini_batches",
+                "response_length",
+                "temperature",
+                "local_rollout_forward_batch_size",
+            )
+        ],
+        *[
+            ({name: value}, f"{name} is {value}")
+            for name in ("gamma", "lam", "top_p")
+            for value in (-0.1, 1.1)
+        ],
+    ],
+)
 def test_bad_settings_are_named(ppo, settings, complaint):
-    with pytest.raises(ValueError, match=complaint): ppo(**settings)
+    with pytest.raises(ValueError, match=complaint):
+        ppo(**settings)
 
 
-@pytest.mark.parametrize("reward, complaint", [(lambda p, r, **c: [0.0], "1 scores for 8"), (lambda p, r, **c: [math.nan] * len(r), "nan for response 0"), (lambda p, r, **c: ["good"] * len(r), "'good' for response 0")])
+@pytest.mark.parametrize(
+    "reward, complaint",
+    [
+        (lambda p, r, **c: [0.0], "1 scores for 8"),
+        (lambda p, r, **c: [math.nan] * len(r), "nan for response 0"),
+        (lambda p, r, **c: ["good"] * len(r), "'good' for response 0"),
+    ],
+)
 def test_a_bad_reward_function_is_named(ppo, reward, complaint):
     trainer = ppo(reward)
-    with pytest.raises(ValueError, match=f"reward function .*{complaint}"): trainer.train()
+    with pytest.raises(ValueError, match=f"reward function .*{complaint}"):
+        trainer.train()
 
 
 def test_bad_models_are_named(ppo, letters):
-    make = lambda **sizes: tiny_policy(letters, 0, **dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16) | sizes)
+    make = lambda **sizes: tiny_policy(
+        letters,
+        0,
+        **dict(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16
+        )
+        | sizes,
+    )
     policy, two = make(), make().config
     two.num_labels = 2
     from transformers import AutoModelForSequenceClassification
-    with pytest.raises(ValueError, match="num_labels=2"): ppo(AutoModelForSequenceClassification.from_config(two))
-    with pytest.raises(ValueError, match="model and ref_model are the same object"): ppo(model=policy, parts=dict(ref_model=policy))
+
+    with pytest.raises(ValueError, match="num_labels=2"):
+        ppo(AutoModelForSequenceClassification.from_config(two))
+    with pytest.raises(ValueError, match="model and ref_model are the same object"):
+        ppo(model=policy, parts=dict(ref_model=policy))
 
 
-@pytest.mark.parametrize("settings, complaint", [(rows(prompt=[]), "data set has 0 prompts"), (dict(score_clip=0.0), "score_clip"), (dict(dual_clip=0.5), "dual_clip"), (dict(kl_horizon=0), "kl_horizon"),
-                                                 (dict(penalty_reward_value=math.nan, non_eos_penalty=True), "penalty_reward_value"), (dict(stop_token_id=12), "stop_token_id is 12")])
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        (rows(prompt=[]), "data set has 0 prompts"),
+        (dict(score_clip=0.0), "score_clip"),
+        (dict(dual_clip=0.5), "dual_clip"),
+        (dict(kl_horizon=0), "kl_horizon"),
+        (dict(penalty_reward_value=math.nan, non_eos_penalty=True), "penalty_reward_value"),
+        (dict(stop_token_id=12), "stop_token_id is 12"),
+    ],
+)
 def test_bad_settings_are_named_at_once(ppo, settings, complaint):
-    with pytest.raises(ValueError, match=complaint): ppo(**settings)
+    with pytest.raises(ValueError, match=complaint):
+        ppo(**settings)
 
 
-# catches: a value model that is the reward model itself: it is frozen, so nothing is learned (or it is trained, and the reward moves)
+# catches: a value model that is the reward model itself: it is frozen, so nothing is learned (or it
+# is trained, and the reward moves)
 def test_the_reward_model_as_value_model_is_named(ppo, letters):
-    reward = scorer_from(tiny_policy(letters, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16), 0)
-    with pytest.raises(ValueError, match="same object"): ppo(reward, parts=dict(value_model=reward))
+    reward = scorer_from(
+        tiny_policy(
+            letters,
+            0,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+        ),
+        0,
+    )
+    with pytest.raises(ValueError, match="same object"):
+        ppo(reward, parts=dict(value_model=reward))
 
 
 # catches: evaluate() that reads the trainer's own prompts whatever it was given
 def test_evaluate_reads_what_it_is_given(ppo):
     trainer = ppo()
-    assert {"mine_score", "mine_length", "mine_stopped"} == set(trainer.evaluate(Dataset.from_dict(dict(prompt=PROMPTS[:3])), metric_key_prefix="mine"))
+    assert {"mine_score", "mine_length", "mine_stopped"} == set(
+        trainer.evaluate(Dataset.from_dict(dict(prompt=PROMPTS[:3])), metric_key_prefix="mine")
+    )
     frame = pd.read_csv(next((Path(trainer.args.output_dir) / "completions").glob("*.csv")))
     assert len(frame) == 3
-    with pytest.raises(ValueError, match="eval_dataset"): ppo(parts=dict(eval_dataset=None)).evaluate()
+    with pytest.raises(ValueError, match="eval_dataset"):
+        ppo(parts=dict(eval_dataset=None)).evaluate()

@@ -1,4 +1,5 @@
 "Rows of like length together, padding left out: the same numbers as the rectangle."
+
 from __future__ import annotations
 
 import copy
@@ -8,36 +9,55 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppo_fixtures import logs, scored, untimed, weights
 from torch import tensor
-from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 import rlhf_nb.trainer
-from ppo_fixtures import logs, scored, untimed, weights
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import close_up, response_columns
 from rlhf_nb.models import PolicyAndValue, ValueHead, response_values, scorer_from
 from rlhf_nb.shaping import slot_mask
 from rlhf_nb.trainer import PPOTrainer, micro_batches
 
-SMALL = dict(vocab_size=23, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
-MODELS = dict(neox=GPTNeoXConfig(**SMALL, intermediate_size=64), llama=LlamaConfig(**SMALL, intermediate_size=64),
-              gpt2=GPT2Config(**SMALL, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+SMALL = dict(
+    vocab_size=23,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
+MODELS = dict(
+    neox=GPTNeoXConfig(**SMALL, intermediate_size=64),
+    llama=LlamaConfig(**SMALL, intermediate_size=64),
+    gpt2=GPT2Config(**SMALL, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+)
 
 
-def rows(seed: int = 0, n: int = 6, prompt: int = 19, response: int = 14) -> tuple[torch.Tensor, ...]:
+def rows(
+    seed: int = 0, n: int = 6, prompt: int = 19, response: int = 14
+) -> tuple[torch.Tensor, ...]:
     "Prompts of 1 to 19 tokens, responses of 1 to 14, and ids on padding that no embedding has."
     draw = torch.Generator().manual_seed(seed)
     lengths = [torch.randint(1, most + 1, (n, 1), generator=draw) for most in (prompt, response)]
-    prompt_mask, mask = torch.arange(prompt) >= prompt - lengths[0], torch.arange(response) < lengths[1]
-    ids = [torch.randint(2, 23, m.shape, generator=draw).masked_fill(~m, -100) for m in (prompt_mask, mask)]
+    prompt_mask, mask = (
+        torch.arange(prompt) >= prompt - lengths[0],
+        torch.arange(response) < lengths[1],
+    )
+    ids = [
+        torch.randint(2, 23, m.shape, generator=draw).masked_fill(~m, -100)
+        for m in (prompt_mask, mask)
+    ]
     return ids[0], prompt_mask, ids[1], mask
 
 
 # ---- Closing up ----
 
-# catches: tokens that change places, a row that loses its last token, widths that are not rounded or that outgrow the rectangle
+
+# catches: tokens that change places, a row that loses its last token, widths that are not rounded
+# or that outgrow the rectangle
 @given(st.integers(0, 10**6), st.integers(1, 20))
 @settings(max_examples=40, deadline=None)
 def test_rows_close_up(seed, multiple):
@@ -47,13 +67,18 @@ def test_rows_close_up(seed, multiple):
     longest = int(real.sum(1).max())
     assert closed.shape == left.shape == (6, min(-(-longest // multiple) * multiple, 33))
     for i in range(6):
-        assert closed[i][left[i]].tolist() == ids[i][real[i]].tolist() and left[i].tolist() == sorted(left[i].tolist(), reverse=True)
+        assert closed[i][left[i]].tolist() == ids[i][real[i]].tolist() and left[
+            i
+        ].tolist() == sorted(left[i].tolist(), reverse=True)
         columns, again = (response_columns(x, prompt_mask, 15)[i].tolist() for x in (left, real))
         n, p = int(mask[i].sum()), int(prompt_mask[i].sum())
-        assert columns[:n + 1] == [p - 1 + t for t in range(n + 1)] and again == [18 + t for t in range(15)]
+        assert columns[: n + 1] == [p - 1 + t for t in range(n + 1)] and again == [
+            18 + t for t in range(15)
+        ]
 
 
-# catches: a place that is off by one, padding that is read, positions that padding moves, a value after the end that is not there
+# catches: a place that is off by one, padding that is read, positions that padding moves, a value
+# after the end that is not there
 @pytest.mark.parametrize("multiple", [1, 4, 16])
 @pytest.mark.parametrize("name", MODELS)
 def test_closed_up_says_the_same(name, multiple):
@@ -69,20 +94,39 @@ def test_closed_up_says_the_same(name, multiple):
             pair.zero_grad()
             logprobs, entropy, values = pair(response_logprobs, *batch, **closing)
             ((logprobs * torch.arange(14) + entropy + values)[mask]).sum().backward()
-            found.append([logprobs, entropy, values[mask]] + [p.grad for p in pair.parameters() if p.grad is not None])
+            found.append(
+                [logprobs, entropy, values[mask]]
+                + [p.grad for p in pair.parameters() if p.grad is not None]
+            )
         assert len(found[0]) > 20
-        for a, b in zip(*found): assert (a - b).abs().max() <= 1e-5 * max(1.0, a.abs().max())
+        for a, b in zip(*found):
+            assert (a - b).abs().max() <= 1e-5 * max(1.0, a.abs().max())
         slots = slot_mask(mask, "after_eos")
-        one, other = (pair(response_logprobs, *batch, after_last=True, **closing)[2][slots] for closing in ({}, dict(pad_to_multiple_of=multiple)))
-        assert slots.sum() > mask.sum() and (one - other).abs().max() <= 1e-5 * max(1.0, one.abs().max())
-    plain, closed = (response_values(value, *batch, **closing)[one_more] for closing in ({}, dict(pad_to_multiple_of=multiple)))
+        one, other = (
+            pair(response_logprobs, *batch, after_last=True, **closing)[2][slots]
+            for closing in ({}, dict(pad_to_multiple_of=multiple))
+        )
+        assert slots.sum() > mask.sum() and (one - other).abs().max() <= 1e-5 * max(
+            1.0, one.abs().max()
+        )
+    plain, closed = (
+        response_values(value, *batch, **closing)[one_more]
+        for closing in ({}, dict(pad_to_multiple_of=multiple))
+    )
     assert (plain - closed).abs().max() < 1e-5
 
 
 # ---- Which rows go together ----
 
-# catches: a row twice or never, a part that outgrows its limits, a short row beside a long one, fewer parts than another rank has
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 200)), st.integers(1, 40))
+
+# catches: a row twice or never, a part that outgrows its limits, a short row beside a long one,
+# fewer parts than another rank has
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.integers(1, 12),
+    st.one_of(st.none(), st.integers(1, 200)),
+    st.integers(1, 40),
+)
 @settings(max_examples=200, deadline=None)
 def test_every_row_is_in_one_part(lengths, most, budget, at_least):
     lengths = tensor(lengths)
@@ -90,31 +134,63 @@ def test_every_row_is_in_one_part(lengths, most, budget, at_least):
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(lengths)))
     ordered = [lengths[i].item() for part in parts for i in part.tolist()]
     assert ordered == sorted(ordered) and len(parts) >= min(at_least, len(lengths))
-    for part in parts: assert 1 <= len(part) <= most and (budget is None or len(part) == 1 or len(part) * lengths[part].max() <= budget)
-    if at_least == 1 and budget is None: assert len(parts) == -(-len(lengths) // most)
+    for part in parts:
+        assert 1 <= len(part) <= most and (
+            budget is None or len(part) == 1 or len(part) * lengths[part].max() <= budget
+        )
+    if at_least == 1 and budget is None:
+        assert len(parts) == -(-len(lengths) // most)
 
 
 # ---- Updates ----
 
+
 def updated(ppo, r=None, kind=PPOTrainer, name="neox", **settings) -> tuple:
-    "A rollout of unlike lengths (sampled once), the weights after an update on it, and what it told."
+    """A rollout of unlike lengths (sampled once), the weights after an update on it, and what it
+    told."""
     torch.manual_seed(0)
-    trainer = ppo(kind=kind, model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])), optim="sgd", learning_rate=0.1, response_length=9,
-                  per_device_train_batch_size=4, gradient_accumulation_steps=6, total_episodes=48, entropy_coef=0.01, **settings)
-    if r is None: r = scored(trainer).select(torch.arange(24))
+    trainer = ppo(
+        kind=kind,
+        model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])),
+        optim="sgd",
+        learning_rate=0.1,
+        response_length=9,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=6,
+        total_episodes=48,
+        entropy_coef=0.01,
+        **settings,
+    )
+    if r is None:
+        r = scored(trainer).select(torch.arange(24))
     told = trainer.update(r)
     return r, weights(trainer), untimed(told)
 
 
 def check_same(a: tuple, b: tuple) -> None:
-    for name in a[1]: assert (a[1][name] - b[1][name]).abs().max() <= 1e-6, name
+    for name in a[1]:
+        assert (a[1][name] - b[1][name]).abs().max() <= 1e-6, name
     assert a[2].keys() == b[2].keys()
-    for name in a[2]: assert a[2][name] == pytest.approx(b[2][name], rel=1e-4, abs=1e-5), name
+    for name in a[2]:
+        assert a[2][name] == pytest.approx(b[2][name], rel=1e-4, abs=1e-5), name
 
 
-# catches: rows left out, counted twice or normalised by the tokens of their part, values of another token, a slot after the end that is not read
-@pytest.mark.parametrize("more", [dict(), dict(num_mini_batches=3), dict(share_value_trunk=True), dict(reward_slot="after_eos"), dict(reward_slot="after_eos", share_value_trunk=True), dict(micro_batch_tokens=20),
-                                  dict(micro_batch_tokens=10**6, num_ppo_epochs=1), dict(bootstrap_truncated=True, num_mini_batches=2)], ids=str)
+# catches: rows left out, counted twice or normalised by the tokens of their part, values of another
+# token, a slot after the end that is not read
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(),
+        dict(num_mini_batches=3),
+        dict(share_value_trunk=True),
+        dict(reward_slot="after_eos"),
+        dict(reward_slot="after_eos", share_value_trunk=True),
+        dict(micro_batch_tokens=20),
+        dict(micro_batch_tokens=10**6, num_ppo_epochs=1),
+        dict(bootstrap_truncated=True, num_mini_batches=2),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["neox", "llama"])
 def test_an_update_is_the_same(ppo, name, more):
     plain = updated(ppo, name=name, **more, trim_padding=False)
@@ -123,33 +199,51 @@ def test_an_update_is_the_same(ppo, name, more):
     check_same(plain, updated(ppo, plain[0], name=name, **more))  # float32: on by itself
 
 
-# catches: an old value of 0 where the score is paid, a state there that the last layer or the closed row has left out
+# catches: an old value of 0 where the score is paid, a state there that the last layer or the
+# closed row has left out
 @pytest.mark.parametrize("trims", [True, False])
 @pytest.mark.parametrize("trunk", [True, False])
 def test_the_slot_after_the_end_has_its_value(ppo, trunk, trims):
-    trainer = ppo(reward_slot="after_eos", share_value_trunk=trunk, trim_padding=trims, learning_rate=0.0)
+    trainer = ppo(
+        reward_slot="after_eos", share_value_trunk=trunk, trim_padding=trims, learning_rate=0.0
+    )
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.rollout(trainer.train_dataset["prompt"][:8])
-    slots, rows = slot_mask(r.mask, "after_eos"), (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask)
-    with torch.no_grad(): there = trainer.model.values(*rows)[:, :-1]
+    slots, rows = (
+        slot_mask(r.mask, "after_eos"),
+        (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask),
+    )
+    with torch.no_grad():
+        there = trainer.model.values(*rows)[:, :-1]
     assert slots.sum() > r.mask.sum() and (there[slots & ~r.mask].abs() > 1e-3).all()
     assert (r.values - there * slots).abs().max() < 1e-5
 
 
 WRONG = {
-    "a part left out": ("per_device_train_batch_size, len(rows)))\n", "per_device_train_batch_size, len(rows)))[1:]\n"),
+    "a part left out": (
+        "per_device_train_batch_size, len(rows)))\n",
+        "per_device_train_batch_size, len(rows)))[1:]\n",
+    ),
     "lengths of other rows": (".cpu()[rows]\n        parts", ".cpu()\n        parts"),
     "an answer to another row": ("torch.cat(part)[back.to(part[0].device)]", "torch.cat(part)"),
-    "normalised by the part": ("loss * self.accelerator.num_processes / tokens", "loss * self.accelerator.num_processes / r.mask[part].sum() / len(parts)"),
+    "normalised by the part": (
+        "loss * self.accelerator.num_processes / tokens",
+        "loss * self.accelerator.num_processes / r.mask[part].sum() / len(parts)",
+    ),
 }
 
 
-# catches: a comparison that would let these pass; the rollout's own numbers are compared as well, since one of them spoils only those
+# catches: a comparison that would let these pass; the rollout's own numbers are compared as well,
+# since one of them spoils only those
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_programs_are_seen(ppo, name, monkeypatch):
     text, (old, new) = Path(rlhf_nb.trainer.__file__).read_text(), WRONG[name]
-    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
-    wrong = importlib.util.module_from_spec(importlib.util.spec_from_loader("rlhf_nb.wrong_trainer", loader=None))
+    assert text.count(old) == 1, (
+        f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
+    )
+    wrong = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("rlhf_nb.wrong_trainer", loader=None)
+    )
     monkeypatch.setitem(sys.modules, wrong.__name__, wrong)
     exec(compile(text.replace(old, new), "wrong_trainer.py", "exec"), wrong.__dict__)
     more = dict(num_mini_batches=2)
@@ -164,38 +258,73 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
 
 
 # catches: rows that meet other rows in the update than in the rollout, and add up in another order
-@pytest.mark.parametrize("sizes", [dict(), dict(num_mini_batches=3), dict(local_rollout_forward_batch_size=3), dict(micro_batch_tokens=17, num_mini_batches=2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(),
+        dict(num_mini_batches=3),
+        dict(local_rollout_forward_batch_size=3),
+        dict(micro_batch_tokens=17, num_mini_batches=2),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
     found, measure = [], rlhf_nb.trainer.policy_diagnostics
+
     def watch(logprobs, old, advantages, mask, **more):
         found.append((logprobs - old)[mask].abs().max().item())
         return measure(logprobs, old, advantages, mask, **more)
+
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name]))
     with torch.no_grad():
-        for p in model.parameters(): p.mul_(2.0)  # logits as large as those of trained models
+        for p in model.parameters():
+            p.mul_(2.0)  # logits as large as those of trained models
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rlhf_nb.trainer, "policy_diagnostics", watch)
-        trainer = ppo(model=model, learning_rate=0.0, per_device_train_batch_size=6, gradient_accumulation_steps=4, total_episodes=24, response_length=9,
-                      num_ppo_epochs=2, trim_padding=True, **sizes)
+        trainer = ppo(
+            model=model,
+            learning_rate=0.0,
+            per_device_train_batch_size=6,
+            gradient_accumulation_steps=4,
+            total_episodes=24,
+            response_length=9,
+            num_ppo_epochs=2,
+            trim_padding=True,
+            **sizes,
+        )
         trainer.train()
     assert len(found) >= 8 and max(found) <= 1e-6
     assert abs(logs(trainer)[-1]["val/ratio"] - 1) <= 1e-6
 
 
-# catches: padding computed in float32, or left out where rollout and update would no longer agree without being asked
-@pytest.mark.parametrize("how, trims", [(dict(), True), (dict(bf16=True), False), (dict(bf16=True, trim_padding=True), True), (dict(trim_padding=False), False)], ids=str)
+# catches: padding computed in float32, or left out where rollout and update would no longer agree
+# without being asked
+@pytest.mark.parametrize(
+    "how, trims",
+    [
+        (dict(), True),
+        (dict(bf16=True), False),
+        (dict(bf16=True, trim_padding=True), True),
+        (dict(trim_padding=False), False),
+    ],
+    ids=str,
+)
 def test_what_a_model_is_given(ppo, how, trims):
     trainer, seen = ppo(**how, local_rollout_forward_batch_size=4), []
-    trainer.model.policy.get_input_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0].shape) if torch.is_grad_enabled() else None)
+    trainer.model.policy.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].shape) if torch.is_grad_enabled() else None
+    )
     r = scored(trainer)
     trainer.update(r)
     width = r.prompt_ids.shape[1] + r.response_ids.shape[1]
     assert seen and trims == (min(shape[1] for shape in seen) < width)
-    if not trims: assert {shape[1] for shape in seen} == {width}
+    if not trims:
+        assert {shape[1] for shape in seen} == {width}
 
 
 # catches: a positive number that is not asked for, said too late or without its name
 def test_a_budget_is_positive(ppo):
-    with pytest.raises(ValueError, match="micro_batch_tokens is 0: give a positive number"): ppo(micro_batch_tokens=0)
+    with pytest.raises(ValueError, match="micro_batch_tokens is 0: give a positive number"):
+        ppo(micro_batch_tokens=0)

@@ -1,4 +1,6 @@
-"`accelerate launch -m rlhf_nb.cli ppo` on two processes: it trains with what the recipe says, and every file is there once and whole."
+"""`accelerate launch -m rlhf_nb.cli ppo` on two processes: it trains with what the recipe says, and
+every file is there once and whole."""
+
 import json
 import os
 import subprocess
@@ -36,10 +38,33 @@ def likes_a(prompts, responses, **columns):
 
 
 def launch(folder: Path, *flags: str, **env: str) -> subprocess.CompletedProcess:
-    words = ["ppo", "--config", "recipe.yaml", "--model_name_or_path", "base", "--dataset_name", "prompts.jsonl", "--dataset_test_split", "train[:5]", "--reward_function", "reward.py:likes_a",
-             "--output_dir", "out", "--use_cpu", "true", "--report_to", "none"]
-    return subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "rlhf_nb.cli", *words], cwd=folder, capture_output=True, text=True, timeout=900,
-                          env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | env)
+    words = [
+        "ppo",
+        "--config",
+        "recipe.yaml",
+        "--model_name_or_path",
+        "base",
+        "--dataset_name",
+        "prompts.jsonl",
+        "--dataset_test_split",
+        "train[:5]",
+        "--reward_function",
+        "reward.py:likes_a",
+        "--output_dir",
+        "out",
+        "--use_cpu",
+        "true",
+        "--report_to",
+        "none",
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "rlhf_nb.cli", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | env,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,34 +72,74 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
     tokenizer = train_tokenizer(prompts)
-    tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16).save_pretrained(folder / "base")
+    tiny_policy(
+        tokenizer,
+        0,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+    ).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(dict(prompt=prompt)) + "\n" for prompt in prompts))
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps(dict(prompt=prompt)) + "\n" for prompt in prompts)
+    )
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "reward.py").write_text(REWARD)
     return folder
 
 
-# catches: a table or a model written by both ranks, rows of an evaluation done twice or dropped where they do not divide, a log that one rank cut short
+# catches: a table or a model written by both ranks, rows of an evaluation done twice or dropped
+# where they do not divide, a log that one rank cut short
 def test_ppo_by_accelerate_launch_on_two_processes(folder):
-    done = launch(folder, "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", ACCELERATE_USE_CPU="true")
+    done = launch(
+        folder,
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        "0",
+        ACCELERATE_USE_CPU="true",
+    )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("rlhf-nb ppo: 3 steps;") == 1 and "2 processes, DDP (MULTI_CPU)" in done.stdout
+    assert (
+        done.stdout.count("rlhf-nb ppo: 3 steps;") == 1
+        and "2 processes, DDP (MULTI_CPU)" in done.stdout
+    )
     state = json.loads((folder / "out" / "trainer_state.json").read_text())
-    assert [log["episode"] for log in state["log_history"] if "episode" in log] == [8, 16, 24] and sum("eval_score" in log for log in state["log_history"]) == 3
+    assert [log["episode"] for log in state["log_history"] if "episode" in log] == [
+        8,
+        16,
+        24,
+    ] and sum("eval_score" in log for log in state["log_history"]) == 3
     files = sorted((folder / "out" / "rollouts").iterdir())
-    assert [path.stem for path in files] == [f"update-{n:05d}-rank{rank}" for n in range(3) for rank in range(2)]
+    assert [path.stem for path in files] == [
+        f"update-{n:05d}-rank{rank}" for n in range(3) for rank in range(2)
+    ]
     assert len({prompt for path in files for prompt in Rollout.load(path).prompts}) == 24
     tables = sorted((folder / "out" / "completions").iterdir())
-    expected = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()[:5]]
+    expected = [
+        json.loads(line)["prompt"]
+        for line in (folder / "prompts.jsonl").read_text().splitlines()[:5]
+    ]
     assert [path.stem for path in tables] == ["update-00001", "update-00002", "update-00003"]
-    for path in tables: assert pd.read_csv(path)["query"].tolist() == expected  # once each, in order, though 5 rows do not divide by 2
+    for path in tables:
+        assert (
+            pd.read_csv(path)["query"].tolist() == expected
+        )  # once each, in order, though 5 rows do not divide by 2
     asked = [list(map(int, (folder / f"asked-{rank}").read_text().split())) for rank in range(2)]
-    assert asked == [[4, 3] * 3, [4, 2] * 3]  # four responses of an update, then its share of the five rows
+    assert asked == [
+        [4, 3] * 3,
+        [4, 2] * 3,
+    ]  # four responses of an update, then its share of the five rows
     AutoModelForCausalLM.from_pretrained(folder / "out")
 
 
 # catches: two processes asked for, and one that runs without a word
 def test_a_launch_that_starts_one_process_is_refused(folder):
     done = launch(folder, "--cpu", "--num_processes", "2")
-    assert done.returncode != 0 and "launch with --multi_gpu" in done.stderr and "what runs is one process" in done.stderr
+    assert (
+        done.returncode != 0
+        and "launch with --multi_gpu" in done.stderr
+        and "what runs is one process" in done.stderr
+    )

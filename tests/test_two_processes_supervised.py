@@ -1,4 +1,6 @@
-"SFTTrainer and RewardTrainer on two real processes (gloo), DDP, FSDP2, DeepSpeed ZeRO-2 and ZeRO-3: one process's numbers, equal ranks, resume, and folders that plain transformers loads."
+"""SFTTrainer and RewardTrainer on two real processes (gloo), DDP, FSDP2, DeepSpeed ZeRO-2 and
+ZeRO-3: one process's numbers, equal ranks, resume, and folders that plain transformers loads."""
+
 import os
 import subprocess
 import sys
@@ -20,58 +22,126 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with g
 
 def layout(name: str) -> dict[str, str]:
     "What `accelerate launch` makes of one of the package's own files, for two processes on a CPU."
-    if name == "ddp": return dict(ACCELERATE_USE_CPU="true")
+    if name == "ddp":
+        return dict(ACCELERATE_USE_CPU="true")
     found = yaml.safe_load((Path(rlhf_nb.__file__).parent / "recipes" / f"{name}.yaml").read_text())
-    if name == "fsdp2": return dict(ACCELERATE_USE_FSDP="true") | {key.upper(): str(value).lower() if isinstance(value, bool) else str(value) for key, value in found["fsdp_config"].items()}
+    if name == "fsdp2":
+        return dict(ACCELERATE_USE_FSDP="true") | {
+            key.upper(): str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in found["fsdp_config"].items()
+        }
     of = {key: str(value).lower() for key, value in found["deepspeed_config"].items()}
-    return dict(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu", ACCELERATE_DEEPSPEED_ZERO_STAGE=of["zero_stage"], ACCELERATE_DEEPSPEED_ZERO3_INIT=of["zero3_init_flag"],
-                ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=of.get("zero3_save_16bit_model", "false"))
+    return dict(
+        ACCELERATE_USE_DEEPSPEED="true",
+        DS_ACCELERATOR="cpu",
+        ACCELERATE_DEEPSPEED_ZERO_STAGE=of["zero_stage"],
+        ACCELERATE_DEEPSPEED_ZERO3_INIT=of["zero3_init_flag"],
+        ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=of.get("zero3_save_16bit_model", "false"),
+    )
 
 
-@pytest.fixture(scope="module", params=["plain-ddp", "lora-ddp", "plain-fsdp2", "plain-zero2", "plain-zero3"])
+@pytest.fixture(
+    scope="module", params=["plain-ddp", "lora-ddp", "plain-fsdp2", "plain-zero2", "plain-zero3"]
+)
 def trained(request, tmp_path_factory):
     "A folder in which two processes have trained both kinds of model, and whether with an adapter."
     folder, (kind, name) = tmp_path_factory.mktemp(request.param), request.param.split("-")
-    if "zero" in name: need_deepspeed()
+    if "zero" in name:
+        need_deepspeed()
     tokenizer = train_tokenizer([*worker.PROMPTS, *worker.ANSWERS, *worker.PAIRS["rejected"]])
-    policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
+    policy = tiny_policy(
+        tokenizer,
+        0,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
     policy.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", worker.__file__, str(folder), kind]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        worker.__file__,
+        str(folder),
+        kind,
+    ]
     env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | layout(name)
     done = subprocess.run(launch, capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stderr[-4000:]
     return folder, kind == "lora"
 
 
-# catches (with the assertions in the worker: equal ranks, every row read, resumed as uninterrupted): a loss divided per rank, a mean of means (of batches, of ranks), lines of a packed batch that count as rows, metrics of one rank alone, a new head that ZeRO-3 leaves at random
+# catches (with the assertions in the worker: equal ranks, every row read, resumed as
+# uninterrupted): a loss divided per rank, a mean of means (of batches, of ranks), lines of a packed
+# batch that count as rows, metrics of one rank alone, a new head that ZeRO-3 leaves at random
 @pytest.mark.parametrize("what", ["sft", "packed", "reward"])
 def test_two_processes_take_the_step_of_one(trained, what):
     folder, lora = trained
-    one = worker.one_step(folder, what.replace("packed", "sft"), 2, lora)  # packed or not, alone or not: one and the same step
-    for two in (torch.load(path, weights_only=False) for path in sorted(folder.glob(f"step-{what}-*.pt"))):
-        assert torch.equal(two["start"], one["start"]) and (one["weights"] - one["start"]).abs().max() > 1e-4
+    one = worker.one_step(
+        folder, what.replace("packed", "sft"), 2, lora
+    )  # packed or not, alone or not: one and the same step
+    for two in (
+        torch.load(path, weights_only=False) for path in sorted(folder.glob(f"step-{what}-*.pt"))
+    ):
+        assert (
+            torch.equal(two["start"], one["start"])
+            and (one["weights"] - one["start"]).abs().max() > 1e-4
+        )
         torch.testing.assert_close(two["weights"], one["weights"], atol=1e-5, rtol=0)
         for ours, theirs in zip(two["told"], one["told"], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5)
     assert {"loss", "eval_loss"} <= {name for log in one["told"] for name in log}
 
 
-# catches: a prefix of a wrapper in the names, one rank's part saved as the whole, a centre measured on weights in parts, or lost
+# catches: a prefix of a wrapper in the names, one rank's part saved as the whole, a centre measured
+# on weights in parts, or lost
 @pytest.mark.parametrize("what", ["sft", "reward"])
 def test_what_two_processes_saved_loads_in_one(trained, what):
     folder, lora = trained
-    saved, plain = folder / f"saved-{what}", dict(sft=AutoModelForCausalLM, reward=AutoModelForSequenceClassification)[what]
+    saved, plain = (
+        folder / f"saved-{what}",
+        dict(sft=AutoModelForCausalLM, reward=AutoModelForSequenceClassification)[what],
+    )
     more = {} if what == "sft" else dict(num_labels=1)
     if lora:
         import peft
-        plain = dict(sft=peft.AutoPeftModelForCausalLM, reward=peft.AutoPeftModelForSequenceClassification)[what]
-        assert (saved / "adapter_model.safetensors").is_file() and not (saved / "model.safetensors").exists()
-    model, tokenizer = plain.from_pretrained(saved, **more).eval(), AutoTokenizer.from_pretrained(saved)
+
+        plain = dict(
+            sft=peft.AutoPeftModelForCausalLM, reward=peft.AutoPeftModelForSequenceClassification
+        )[what]
+        assert (saved / "adapter_model.safetensors").is_file() and not (
+            saved / "model.safetensors"
+        ).exists()
+    model, tokenizer = (
+        plain.from_pretrained(saved, **more).eval(),
+        AutoTokenizer.from_pretrained(saved),
+    )
     trained_weights = torch.load(folder / f"weights-{what}.pt")
-    assert torch.equal(torch.cat([p.detach().flatten() for name, p in model.named_parameters() if "original_module" not in name]), trained_weights)
-    if what == "sft": return
+    assert torch.equal(
+        torch.cat(
+            [
+                p.detach().flatten()
+                for name, p in model.named_parameters()
+                if "original_module" not in name
+            ]
+        ),
+        trained_weights,
+    )
+    if what == "sft":
+        return
     from rlhf_nb.models import load_scorer
+
     scorer, references = load_scorer(str(saved)).eval(), worker.SFT.select(range(7))
-    assert scorer.config.reward_center != 0 and abs(score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean()) < 1e-5
+    assert (
+        scorer.config.reward_center != 0
+        and abs(
+            score_texts(scorer, tokenizer, references["prompt"], references["completion"]).mean()
+        )
+        < 1e-5
+    )
     assert lora or inside(model).config.reward_center == scorer.config.reward_center

@@ -1,4 +1,6 @@
-"""viewer: what a parser finds in the pages, with hostile text everywhere, with pieces missing, and on rollouts filled half way."""
+"""viewer: what a parser finds in the pages, with hostile text everywhere, with pieces missing, and
+on rollouts filled half way."""
+
 import base64
 import json
 import math
@@ -10,57 +12,155 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards, slot_mask
-from rlhf_nb.viewer import Look, Recipe, episode_order, recipe_of, render_view, report, run_curves, view, what_if
+from rlhf_nb.viewer import (
+    Look,
+    Recipe,
+    episode_order,
+    recipe_of,
+    render_view,
+    report,
+    run_curves,
+    view,
+    what_if,
+)
 from rlhf_nb.viz import signed
 
 VOID = {"meta", "img", "br", "wbr"}
-TAGS = {"html", "head", "meta", "title", "style", "body", "main", "nav", "section", "h1", "h2", "h3", "h4", "p", "ul", "li", "a", "div", "span", "strong", "br", "img",
-        "dl", "dt", "dd", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td", "bdi", "wbr"}
-ATTRIBUTES = {"lang", "charset", "name", "content", "http-equiv", "class", "id", "href", "src", "alt", "style", "scope", "tabindex", "role", "aria-label",
-              "aria-labelledby", "aria-hidden"}
-HOSTILE = "</td></style></title>\"'><script>alert(1)</script><img src=x onerror=alert(1)>&lt;\u202e\ud800\x00\n$x$"
+TAGS = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "main",
+    "nav",
+    "section",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "p",
+    "ul",
+    "li",
+    "a",
+    "div",
+    "span",
+    "strong",
+    "br",
+    "img",
+    "dl",
+    "dt",
+    "dd",
+    "details",
+    "summary",
+    "table",
+    "caption",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "bdi",
+    "wbr",
+}
+ATTRIBUTES = {
+    "lang",
+    "charset",
+    "name",
+    "content",
+    "http-equiv",
+    "class",
+    "id",
+    "href",
+    "src",
+    "alt",
+    "style",
+    "scope",
+    "tabindex",
+    "role",
+    "aria-label",
+    "aria-labelledby",
+    "aria-hidden",
+}
+HOSTILE = (
+    "</td></style></title>\"'><script>alert(1)</script><img src=x "
+    "onerror=alert(1)>&lt;\u202e\ud800\x00\n$x$"
+)
 
 
 def skeleton(reader):
     "Tags in order, tables left out: a longer token breaks a strip into more of them."
-    return [tag for tag, _ in reader.seen if tag not in ("table", "caption", "tr", "th", "td", "bdi", "wbr")]
+    return [
+        tag
+        for tag, _ in reader.seen
+        if tag not in ("table", "caption", "tr", "th", "td", "bdi", "wbr")
+    ]
 
 
 class Reader(HTMLParser):
-    "Tags in order with their attributes, text by tag, tables as rows of text; fails on tags that do not nest."
+    """Tags in order with their attributes, text by tag, tables as rows of text; fails on tags that
+    do not nest."""
+
     def __init__(self, markup):
         super().__init__(convert_charrefs=True)
-        self.seen, self.open, self.tables, self.heads, self.style, self.words = [], [], [], [], "", []
-        self.feed(markup); self.close()
+        self.seen, self.open, self.tables, self.heads, self.style, self.words = (
+            [],
+            [],
+            [],
+            [],
+            "",
+            [],
+        )
+        self.feed(markup)
+        self.close()
         assert not self.open, f"left open: {self.open}"
+
     def handle_starttag(self, tag, attributes):
         self.seen.append((tag, dict(attributes)))
-        if tag not in VOID: self.open.append(tag)
-        if tag == "table": self.tables.append([])
-        if tag == "tr": self.tables[-1].append([])
-        if tag in ("td", "th"): self.tables[-1][-1].append("")
-        if re.fullmatch(r"h\d", tag): self.heads.append([int(tag[1]), ""])
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if re.fullmatch(r"h\d", tag):
+            self.heads.append([int(tag[1]), ""])
+
     def handle_endtag(self, tag):
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
     def handle_data(self, text):
-        if "style" in self.open: self.style += text; return
+        if "style" in self.open:
+            self.style += text
+            return
         self.words.append(text)
-        if any(tag in self.open for tag in ("td", "th")): self.tables[-1][-1][-1] += text
-        if self.open and any(re.fullmatch(r"h\d", tag) for tag in self.open): self.heads[-1][1] += text
-    def all(self, tag): return [attributes for name, attributes in self.seen if name == tag]
+        if any(tag in self.open for tag in ("td", "th")):
+            self.tables[-1][-1][-1] += text
+        if self.open and any(re.fullmatch(r"h\d", tag) for tag in self.open):
+            self.heads[-1][1] += text
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.seen if name == tag]
+
     @property
-    def text(self): return " ".join("".join(self.words).split())
+    def text(self):
+        return " ".join("".join(self.words).split())
 
 
 def check(markup):
-    "Holds for every page and view: known tags and attributes alone, nothing fetched, nothing run, tables with header scopes, no invisible character."
+    """Holds for every page and view: known tags and attributes alone, nothing fetched, nothing run,
+    tables with header scopes, no invisible character."""
     markup.encode("utf-8")
     assert not set("\u202e\x00") & set(markup)
     reader = Reader(markup)
@@ -68,28 +168,51 @@ def check(markup):
     names = {(tag, name) for tag, attributes in reader.seen for name in attributes}
     assert {name for _, name in names} <= ATTRIBUTES
     for tag, attributes in reader.seen:
-        assert attributes.get("src", "data:").startswith("data:image/svg+xml;base64,") or "src" not in attributes
+        assert (
+            attributes.get("src", "data:").startswith("data:image/svg+xml;base64,")
+            or "src" not in attributes
+        )
         assert attributes.get("href", "#").startswith("#")
         assert "url(" not in attributes.get("style", "")
-        if tag == "th": assert attributes["scope"] in ("row", "col")
-        if tag == "img": assert len(attributes["alt"]) > 20
+        if tag == "th":
+            assert attributes["scope"] in ("row", "col")
+        if tag == "img":
+            assert len(attributes["alt"]) > 20
     assert "url(" not in reader.style and "@import" not in reader.style and "<" not in reader.style
-    for table in reader.tables: assert len({len(row) for row in table}) == 1
+    for table in reader.tables:
+        assert len({len(row) for row in table}) == 1
     return reader
 
 
 def check_page(text):
     "A whole page."
     reader = check(text)
-    assert text.startswith("<!doctype html>") and reader.all("html") == [{"lang": "en"}] and len(reader.all("title")) == 1
+    assert (
+        text.startswith("<!doctype html>")
+        and reader.all("html") == [{"lang": "en"}]
+        and len(reader.all("title")) == 1
+    )
     assert {"charset": "utf-8"} in reader.all("meta")
-    policy = next(m["content"] for m in reader.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        m["content"] for m in reader.all("meta") if m.get("http-equiv") == "Content-Security-Policy"
+    )
     assert "default-src 'none'" in policy and "script-src" not in policy and "http" not in policy
     levels = [level for level, _ in reader.heads]
-    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in zip(levels, levels[1:])) and all(text for _, text in reader.heads)
+    assert (
+        levels[0] == 1
+        and levels.count(1) == 1
+        and all(b - a <= 1 for a, b in zip(levels, levels[1:]))
+        and all(text for _, text in reader.heads)
+    )
     ids = [attributes["id"] for _, attributes in reader.seen if "id" in attributes]
-    assert len(ids) == len(set(ids)) and {"#" + i for i in ids} == {a["href"] for a in reader.all("a")}
-    assert {attributes["aria-labelledby"] for attributes in reader.all("section") if "aria-labelledby" in attributes} <= set(ids)
+    assert len(ids) == len(set(ids)) and {"#" + i for i in ids} == {
+        a["href"] for a in reader.all("a")
+    }
+    assert {
+        attributes["aria-labelledby"]
+        for attributes in reader.all("section")
+        if "aria-labelledby" in attributes
+    } <= set(ids)
     return reader
 
 
@@ -99,49 +222,93 @@ def make(lengths=(3, 5, 0), width=5, seed=0, **changes):
     g, B = torch.Generator().manual_seed(seed), len(lengths)
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
     signals = {name: torch.randn(B, width, generator=g) * mask for name in SIGNALS}
-    made = Rollout(torch.ones(B, 4).long(), torch.ones(B, 4), torch.arange(B * width).view(B, width) * mask, mask, torch.arange(B) % 2 == 0, **signals,
-                   raw_scores=torch.randn(B, generator=g), scores=torch.randn(B, generator=g), prompts=[f"post {b}" for b in range(B)],
-                   responses=["w" for _ in lengths], tokens=[[f"w{t}" for t in range(n)] for n in lengths], columns={"reference": [f"ref {b}" for b in range(B)]},
-                   info=dict(update=7, episode=1792, kl_coef=0.05))
+    made = Rollout(
+        torch.ones(B, 4).long(),
+        torch.ones(B, 4),
+        torch.arange(B * width).view(B, width) * mask,
+        mask,
+        torch.arange(B) % 2 == 0,
+        **signals,
+        raw_scores=torch.randn(B, generator=g),
+        scores=torch.randn(B, generator=g),
+        prompts=[f"post {b}" for b in range(B)],
+        responses=["w" for _ in lengths],
+        tokens=[[f"w{t}" for t in range(n)] for n in lengths],
+        columns={"reference": [f"ref {b}" for b in range(B)]},
+        info=dict(update=7, episode=1792, kl_coef=0.05),
+    )
     return made.with_(**changes)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sets(st.sampled_from(SIGNALS)), st.integers(0, 2), st.booleans(), st.booleans())
 def test_view_shows_what_is_there(filled, episode, scored, named):
-    # catches: a field that must be there, a row of a missing signal, numbers of another episode, padding shown
+    # catches: a field that must be there, a row of a missing signal, numbers of another episode,
+    # padding shown
     full = make()
     part = full.with_(**{name: getattr(full, name) if name in filled else None for name in SIGNALS})
-    if not scored: part = part.with_(scores=None, raw_scores=None)
-    if not named: part = part.with_(tokens=[], prompts=[], responses=[], columns={}, info={})
+    if not scored:
+        part = part.with_(scores=None, raw_scores=None)
+    if not named:
+        part = part.with_(tokens=[], prompts=[], responses=[], columns={}, info={})
     reader = check(view(part, episode))
     n = int(full.mask[episode].sum())
-    words = [f"w{t}" for t in range(n)] if named else [str(i) for i in full.response_ids[episode, :n].tolist()]
+    words = (
+        [f"w{t}" for t in range(n)]
+        if named
+        else [str(i) for i in full.response_ids[episode, :n].tolist()]
+    )
     if filled:
-        assert reader.tables[-1] == [["", *words]] + [[name, *(signed(x) for x in getattr(full, name)[episode, :n].tolist())] for name in SIGNALS if name in filled]
+        assert reader.tables[-1] == [["", *words]] + [
+            [name, *(signed(x) for x in getattr(full, name)[episode, :n].tolist())]
+            for name in SIGNALS
+            if name in filled
+        ]
         first = next(name for name in ("kl", "advantages", "rewards", *SIGNALS) if name in filled)
-        if n: assert reader.tables[0][1][0] == first and [x for table in reader.tables[:-1] for x in table[0][1:]] == words
+        if n:
+            assert (
+                reader.tables[0][1][0] == first
+                and [x for table in reader.tables[:-1] for x in table[0][1:]] == words
+            )
     facts = reader.text.split(" Prompt")[0]
-    assert ("raw score" in facts) == scored and ("KL " in facts) == ("kl" in filled) and f"{n} token" in facts
-    assert (f"reference: ref {episode}" in reader.text and f"post {episode}" in reader.text) == named
+    assert (
+        ("raw score" in facts) == scored
+        and ("KL " in facts) == ("kl" in filled)
+        and f"{n} token" in facts
+    )
+    assert (
+        f"reference: ref {episode}" in reader.text and f"post {episode}" in reader.text
+    ) == named
 
 
 def test_view_facts_by_hand():
-    # catches: a mean for the sum, padding in the KL, score and raw score exchanged, stopped and cut off exchanged
-    r = make().with_(kl=torch.tensor([[.5, .25, -1., 9, 9], [0] * 5, [0] * 5]), scores=torch.tensor([1.5, 0, 0]), raw_scores=torch.tensor([-2., 0, 0]))
-    assert "Episode 0 of 3, update 7 · score +1.50 · raw score −2.00 · KL −0.25 nats · 3 tokens · stopped by itself" in view(r, 0)
+    # catches: a mean for the sum, padding in the KL, score and raw score exchanged, stopped and cut
+    # off exchanged
+    r = make().with_(
+        kl=torch.tensor([[0.5, 0.25, -1.0, 9, 9], [0] * 5, [0] * 5]),
+        scores=torch.tensor([1.5, 0, 0]),
+        raw_scores=torch.tensor([-2.0, 0, 0]),
+    )
+    assert (
+        "Episode 0 of 3, update 7 · score +1.50 · raw score −2.00 · KL −0.25 nats · 3 tokens · "
+        "stopped by itself" in view(r, 0)
+    )
     assert "cut off" in view(r, 1) and "0 tokens" in view(r, 2)
 
 
 def test_view_of_any_signal_and_of_none():
     r = make()
-    for name in SIGNALS: assert check(view(r, 1, name)).tables[0][1][0] == name
-    bare = replace(r, **{name: None for name in (*SIGNALS, "scores", "raw_scores")})
+    for name in SIGNALS:
+        assert check(view(r, 1, name)).tables[0][1][0] == name
+    bare = replace(r, **dict.fromkeys((*SIGNALS, "scores", "raw_scores")))
     assert check(view(bare, 1)).tables == [[["token", "w0", "w1", "w2", "w3", "w4"]]]
-    with pytest.raises(ValueError, match="no signal 'kl'.*none yet"): view(bare, 1, "kl")
-    with pytest.raises(ValueError, match=r"no signal 'entropy'.*'kl', 'advantages'"): view(r, 0, "entropy")
+    with pytest.raises(ValueError, match="no signal 'kl'.*none yet"):
+        view(bare, 1, "kl")
+    with pytest.raises(ValueError, match=r"no signal 'entropy'.*'kl', 'advantages'"):
+        view(r, 0, "entropy")
     for episode in (-1, 3):
-        with pytest.raises(ValueError, match=f"no episode {episode}.*has 3"): view(r, episode)
+        with pytest.raises(ValueError, match=f"no episode {episode}.*has 3"):
+            view(r, episode)
 
 
 def test_view_of_hostile_numbers():
@@ -149,29 +316,54 @@ def test_view_of_hostile_numbers():
     r = make((300,), 300)
     half = view(r.with_(kl=torch.full((1, 300), 1.01, dtype=torch.bfloat16, requires_grad=True)))
     assert f"KL {signed(300 * float(torch.tensor(1.01, dtype=torch.bfloat16)))} nats" in half
-    odd = torch.tensor([[math.nan, math.inf, -math.inf, -1e4, 0.]])
-    assert check(view(make((5,)).with_(kl=odd, logprobs=odd))).tables[0][1] == ["kl", "nan", "+inf", "−inf", "−1.0e+04", "0"]
+    odd = torch.tensor([[math.nan, math.inf, -math.inf, -1e4, 0.0]])
+    assert check(view(make((5,)).with_(kl=odd, logprobs=odd))).tables[0][1] == [
+        "kl",
+        "nan",
+        "+inf",
+        "−inf",
+        "−1.0e+04",
+        "0",
+    ]
 
 
 def test_padding_is_not_seen():
     # catches: padding shown, or counted in KL or scale
     r = make()
-    dirty = r.with_(**{name: torch.where(r.mask, getattr(r, name), 1e9) for name in SIGNALS if name != "rewards"})
-    assert [view(dirty, b, name) for b in range(3) for name in SIGNALS] == [view(r, b, name) for b in range(3) for name in SIGNALS]
+    dirty = r.with_(
+        **{
+            name: torch.where(r.mask, getattr(r, name), 1e9)
+            for name in SIGNALS
+            if name != "rewards"
+        }
+    )
+    assert [view(dirty, b, name) for b in range(3) for name in SIGNALS] == [
+        view(r, b, name) for b in range(3) for name in SIGNALS
+    ]
 
 
 def test_a_score_after_the_end_is_seen():
     # catches: the published code's slot, one after the last token, cut away
     r = make()
-    late = r.rewards.clone(); late[0, 3] = 2.5
+    late = r.rewards.clone()
+    late[0, 3] = 2.5
     rows = check(view(r.with_(rewards=late), 0)).tables[-1]
-    assert rows[0] == ["", "w0", "w1", "w2", "⟨after⟩"] and rows[1 + SIGNALS.index("rewards")][-1] == "+2.50"
+    assert (
+        rows[0] == ["", "w0", "w1", "w2", "⟨after⟩"]
+        and rows[1 + SIGNALS.index("rewards")][-1] == "+2.50"
+    )
     assert len(check(view(r.with_(rewards=late), 1)).tables[-1][0]) == 6
 
 
 def test_view_escapes_everything():
-    evil = make(prompts=[HOSTILE] * 3, tokens=[[HOSTILE] * 3, [HOSTILE] * 5, []], columns={HOSTILE: [HOSTILE] * 3}, info=dict(update="<b>"))
-    for b in range(3): assert skeleton(check(view(evil, b))) == skeleton(check(view(make(), b)))
+    evil = make(
+        prompts=[HOSTILE] * 3,
+        tokens=[[HOSTILE] * 3, [HOSTILE] * 5, []],
+        columns={HOSTILE: [HOSTILE] * 3},
+        info=dict(update="<b>"),
+    )
+    for b in range(3):
+        assert skeleton(check(view(evil, b))) == skeleton(check(view(make(), b)))
     assert "<script>alert(1)</script>" in check(view(evil, 0)).text
 
 
@@ -180,81 +372,154 @@ def test_view_changes_nothing_and_prints():
     before = {name: getattr(r, name).clone() for name in SIGNALS}
     text = repr(view(r, 1))
     assert all(torch.equal(before[name], getattr(r, name)) for name in SIGNALS)
-    assert text.startswith("Episode 1 of 3") and "post 1" in text and "reference: ref 1" in text and "advantages" in text
+    assert (
+        text.startswith("Episode 1 of 3")
+        and "post 1" in text
+        and "reference: ref 1" in text
+        and "advantages" in text
+    )
 
 
 # ---------------------------------------------------------------- which episodes, in which order
 def crowd():
     "Four episodes with a tie and a gap."
-    r = make((3, 5, 2, 4), scores=torch.tensor([1., 3., 1., math.nan]), prompts=["A cat", "a dog", "a bird", "a (cat)"], responses=["x", "Y cat", "z", "w"])
-    return r.with_(kl=torch.tensor([2., 0, 1, 5])[:, None] * (torch.arange(5) == 0), stopped=torch.tensor([True, False, True, False]))
+    r = make(
+        (3, 5, 2, 4),
+        scores=torch.tensor([1.0, 3.0, 1.0, math.nan]),
+        prompts=["A cat", "a dog", "a bird", "a (cat)"],
+        responses=["x", "Y cat", "z", "w"],
+    )
+    return r.with_(
+        kl=torch.tensor([2.0, 0, 1, 5])[:, None] * (torch.arange(5) == 0),
+        stopped=torch.tensor([True, False, True, False]),
+    )
 
 
-@pytest.mark.parametrize("look, wanted", [
-    (Look(), [0, 1, 2, 3]), (Look(descending=True), [3, 2, 1, 0]), (Look(sort="score"), [0, 2, 1, 3]), (Look(sort="score", descending=True), [1, 0, 2, 3]),
-    (Look(sort="kl"), [1, 2, 0, 3]), (Look(sort="prompt"), [0, 3, 2, 1]), (Look(sort="length", descending=True), [1, 3, 0, 2]),
-    (Look(find="CAT"), [0, 1, 3]), (Look(find="(cat"), [3]), (Look(find="y c"), [1]), (Look(find="zebra"), []),
-    (Look(only="no stop token"), [1, 3]), (Look(only="score above", above=1.0), [1]), (Look(only="KL above", above=1.0, sort="kl", descending=True), [3, 0]),
-    (Look(only="no stop token", find="cat", sort="kl", descending=True), [3, 1])], ids=repr)
+@pytest.mark.parametrize(
+    "look, wanted",
+    [
+        (Look(), [0, 1, 2, 3]),
+        (Look(descending=True), [3, 2, 1, 0]),
+        (Look(sort="score"), [0, 2, 1, 3]),
+        (Look(sort="score", descending=True), [1, 0, 2, 3]),
+        (Look(sort="kl"), [1, 2, 0, 3]),
+        (Look(sort="prompt"), [0, 3, 2, 1]),
+        (Look(sort="length", descending=True), [1, 3, 0, 2]),
+        (Look(find="CAT"), [0, 1, 3]),
+        (Look(find="(cat"), [3]),
+        (Look(find="y c"), [1]),
+        (Look(find="zebra"), []),
+        (Look(only="no stop token"), [1, 3]),
+        (Look(only="score above", above=1.0), [1]),
+        (Look(only="KL above", above=1.0, sort="kl", descending=True), [3, 0]),
+        (Look(only="no stop token", find="cat", sort="kl", descending=True), [3, 1]),
+    ],
+    ids=repr,
+)
 def test_the_order_of_episodes(look, wanted):
-    # catches: ties that turn round when descending, gaps that come first, a pattern where a text was meant, >= for above, filters that replace one another
+    # catches: ties that turn round when descending, gaps that come first, a pattern where a text
+    # was meant, >= for above, filters that replace one another
     assert episode_order(crowd().episodes(), look) == wanted
 
 
 def test_an_order_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="cannot sort by 'beauty'.*columns are.*'score'"): episode_order(crowd().episodes(), Look(sort="beauty"))
+    with pytest.raises(ValueError, match="cannot sort by 'beauty'.*columns are.*'score'"):
+        episode_order(crowd().episodes(), Look(sort="beauty"))
     bare = crowd().with_(kl=None)
-    with pytest.raises(ValueError, match="KL above.*no stop token"): episode_order(bare.episodes(), Look(only="KL above"))
+    with pytest.raises(ValueError, match="KL above.*no stop token"):
+        episode_order(bare.episodes(), Look(only="KL above"))
 
 
 # ---------------------------------------------------------------- what if
-def trained(estimator="k1", kl_coef=0.05, gamma=1.0, lam=0.95, penalty=None, slot="last", whiten_rewards=False, seed=0):
+def trained(
+    estimator="k1",
+    kl_coef=0.05,
+    gamma=1.0,
+    lam=0.95,
+    penalty=None,
+    slot="last",
+    whiten_rewards=False,
+    seed=0,
+):
     "What the trainer's phases make, written out: the independent half of the comparison."
     r = make((3, 5, 1, 4), seed=seed)
-    raw = torch.tensor([1.5, -2., 0.25, 3.])
+    raw = torch.tensor([1.5, -2.0, 0.25, 3.0])
     scores = raw if penalty is None else penalize_missing_eos(raw, r.stopped, penalty)
     kl = estimate_kl(r.logprobs, r.ref_logprobs, estimator).masked_fill(~r.mask, 0.0)
     rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef, slot)
     slots = slot_mask(r.mask, slot)
-    if whiten_rewards: rewards = whiten(rewards, slots, shift_mean=False)
+    if whiten_rewards:
+        rewards = whiten(rewards, slots, shift_mean=False)
     plain = gae(rewards, r.values, slots, gamma, lam)
-    return r.with_(kl=kl, raw_scores=raw, scores=scores, rewards=rewards, returns=returns_from(plain, r.values, slots), advantages=whiten(plain * r.mask, r.mask),
-                   info=dict(update=1, kl_coef=kl_coef))
+    return r.with_(
+        kl=kl,
+        raw_scores=raw,
+        scores=scores,
+        rewards=rewards,
+        returns=returns_from(plain, r.values, slots),
+        advantages=whiten(plain * r.mask, r.mask),
+        info=dict(update=1, kl_coef=kl_coef),
+    )
 
 
 MADE = ("kl", "scores", "rewards", "returns", "advantages")
-SETTINGS = [dict(), dict(estimator="k3", kl_coef=0.3), dict(gamma=0.99, lam=0.9), dict(penalty=1.0), dict(slot="after_eos"), dict(whiten_rewards=True, lam=1.0),
-            dict(estimator="abs", penalty=0.7, gamma=0.95, lam=0.0, kl_coef=0.0123)]
+SETTINGS = [
+    dict(),
+    dict(estimator="k3", kl_coef=0.3),
+    dict(gamma=0.99, lam=0.9),
+    dict(penalty=1.0),
+    dict(slot="after_eos"),
+    dict(whiten_rewards=True, lam=1.0),
+    dict(estimator="abs", penalty=0.7, gamma=0.95, lam=0.0, kl_coef=0.0123),
+]
 
 
 @pytest.mark.parametrize("settings_", SETTINGS, ids=repr)
 def test_the_settings_of_a_run_are_found_and_give_its_numbers_back(settings_):
-    # catches: a default that is not the trainer's, a penalty taken off twice, whitening of padding, the wrong slot, a setting that is guessed wrong
+    # catches: a default that is not the trainer's, a penalty taken off twice, whitening of padding,
+    # the wrong slot, a setting that is guessed wrong
     r = trained(**settings_)
     found = recipe_of(r)
-    for name in MADE: assert torch.equal(getattr(what_if(r, found), name), getattr(r, name)), name
-    wanted = dict(estimator=found.estimator, kl_coef=found.kl_coef, gamma=found.gamma, lam=found.lam, penalty=found.missing_eos_penalty or None, slot=found.reward_slot,
-                  whiten_rewards=found.whiten_rewards)
+    for name in MADE:
+        assert torch.equal(getattr(what_if(r, found), name), getattr(r, name)), name
+    wanted = dict(
+        estimator=found.estimator,
+        kl_coef=found.kl_coef,
+        gamma=found.gamma,
+        lam=found.lam,
+        penalty=found.missing_eos_penalty or None,
+        slot=found.reward_slot,
+        whiten_rewards=found.whiten_rewards,
+    )
     assert {name: wanted[name] for name in settings_} == pytest.approx(settings_)
     seen = view(r).desk.view.value
     assert "advantages come out exactly" in seen and "full colour" in seen
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(["k1", "k2", "k3", "abs"]), st.sampled_from([0.0, 0.02, 0.5]), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.95, 1.0]), st.sampled_from([0.0, 1.5]))
+@given(
+    st.sampled_from(["k1", "k2", "k3", "abs"]),
+    st.sampled_from([0.0, 0.02, 0.5]),
+    st.sampled_from([0.0, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.95, 1.0]),
+    st.sampled_from([0.0, 1.5]),
+)
 def test_what_if_is_what_the_trainer_would_have_made(estimator, kl_coef, gamma, lam, penalty):
     # catches: a setting that is not passed on, or is mixed up with another
     new = what_if(trained(), Recipe(kl_coef, estimator, gamma, lam, penalty))
     wanted = trained(estimator, kl_coef, gamma, lam, penalty)
-    for name in MADE: assert torch.equal(getattr(new, name), getattr(wanted, name)), name
+    for name in MADE:
+        assert torch.equal(getattr(new, name), getattr(wanted, name)), name
 
 
 def test_what_cannot_be_found_is_said():
     # catches: "exactly" where it is not; before and after of different recipes compared in silence
     r = trained()
-    odd = r.with_(advantages=r.advantages * 1.5 + 0.1)   # whitened over other ranks too
+    odd = r.with_(advantages=r.advantages * 1.5 + 0.1)  # whitened over other ranks too
     assert "stored advantages do not come out" in view(odd).desk.view.value
-    assert "within 1e-06" in view(r.with_(advantages=r.advantages + 1e-6 * r.mask)).desk.view.value.replace("9e-07", "1e-06")
+    assert "within 1e-06" in view(
+        r.with_(advantages=r.advantages + 1e-6 * r.mask)
+    ).desk.view.value.replace("9e-07", "1e-06")
     full_kl = r.with_(kl=r.kl.abs() + 0.5 * r.mask)
     assert recipe_of(full_kl).estimator == "stored"
     scaled = r.with_(scores=r.raw_scores / 3)
@@ -265,43 +530,87 @@ def test_before_and_after_side_by_side():
     r = trained()
     look, base = Look(signal="kl"), recipe_of(r)
     shown = view(r).shown
-    same, other = render_view(shown, look, base), render_view(shown, look, base, Recipe(kl_coef=0.5))
+    same, other = (
+        render_view(shown, look, base),
+        render_view(shown, look, base, Recipe(kl_coef=0.5)),
+    )
     assert "nothing is changed" in same and "before" not in same.split("What if")[0]
     reader = check(other)
-    pairs = [rows for rows in reader.tables if [row[0] for row in rows] == ["token", "before", "after"]]
+    pairs = [
+        rows for rows in reader.tables if [row[0] for row in rows] == ["token", "before", "after"]
+    ]
     new = what_if(r, Recipe(kl_coef=0.5))
     for name, rows in zip(("rewards", "advantages"), pairs, strict=True):
-        assert [row[1:] for row in rows] == [["w0", "w1", "w2"], *([signed(x) for x in getattr(y, name)[0, :3].tolist()] for y in (r, new))]
-        most = max(x.abs().max().item() for x in (getattr(r, name)[0, :3], getattr(new, name)[0, :3]))
-        assert f"{name}: full colour at {most:.3g}" in reader.text   # one scale for both
+        assert [row[1:] for row in rows] == [
+            ["w0", "w1", "w2"],
+            *([signed(x) for x in getattr(y, name)[0, :3].tolist()] for y in (r, new)),
+        ]
+        most = max(
+            x.abs().max().item() for x in (getattr(r, name)[0, :3], getattr(new, name)[0, :3])
+        )
+        assert f"{name}: full colour at {most:.3g}" in reader.text  # one scale for both
     assert "kl coef 0.05 → 0.5" in reader.text
 
 
 def test_ratio_and_clipped_by_hand():
-    # catches: the ratio upside down, a clip that ignores the sign of the advantage, cliprange not passed on
-    r = trained().with_(advantages=torch.tensor([[1., 1, -1, 0, 0], [-1.] * 5, [1.] * 5, [1.] * 5]))
+    # catches: the ratio upside down, a clip that ignores the sign of the advantage, cliprange not
+    # passed on
+    r = trained().with_(
+        advantages=torch.tensor([[1.0, 1, -1, 0, 0], [-1.0] * 5, [1.0] * 5, [1.0] * 5])
+    )
     up = r.logprobs + math.log(1.5)
     shown = view(r, now=up).shown
-    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5)) and shown.signals(0)["clipped"].tolist() == [1, 1, 0]
+    assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5)) and shown.signals(0)[
+        "clipped"
+    ].tolist() == [1, 1, 0]
     assert shown.signals(0, cliprange=0.6)["clipped"].tolist() == [0, 0, 0]
     down = view(r, now=r.with_(logprobs=r.logprobs - math.log(2))).shown
-    assert down.signals(0)["clipped"].tolist() == [0, 0, -1] and down.signals(1)["clipped"].tolist() == [-1] * 5
-    with pytest.raises(ValueError, match="rollout of other responses"): view(r, now=r.with_(response_ids=r.response_ids + 1))
-    with pytest.raises(ValueError, match=r"entropy has shape \[2\]"): view(r, entropy=torch.ones(2))
+    assert (
+        down.signals(0)["clipped"].tolist() == [0, 0, -1]
+        and down.signals(1)["clipped"].tolist() == [-1] * 5
+    )
+    with pytest.raises(ValueError, match="rollout of other responses"):
+        view(r, now=r.with_(response_ids=r.response_ids + 1))
+    with pytest.raises(ValueError, match=r"entropy has shape \[2\]"):
+        view(r, entropy=torch.ones(2))
     assert view(r, entropy=r.values.abs(), signal="entropy").startswith("<div")
 
 
 # ---------------------------------------------------------------- the live view
 def test_every_control_moves_the_view():
-    # catches: a control that nobody observes, a setting that never reaches the function, an episode list that is not made anew
-    r = crowd().with_(scores=torch.tensor([1., 3., 1., 2.]), raw_scores=torch.tensor([1., 3., 1., 2.]))
+    # catches: a control that nobody observes, a setting that never reaches the function, an episode
+    # list that is not made anew
+    r = crowd().with_(
+        scores=torch.tensor([1.0, 3.0, 1.0, 2.0]), raw_scores=torch.tensor([1.0, 3.0, 1.0, 2.0])
+    )
     r = what_if(r, Recipe(kl_coef=0.05))
-    seen = view(r, now=r.logprobs + 0.3 * torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(1)), signal="advantages")
-    moves = dict(place=2, signal="values", sort="score", descending=True, find="a", only="no stop token", above=-5.0, kl_coef=0.4, estimator="k3", gamma=0.5, lam=0.3, missing_eos_penalty=2.0,
-                 cliprange=0.01)
-    assert set(moves) == set(seen.controls) and all(one.description for one in seen.controls.values())
+    seen = view(
+        r,
+        now=r.logprobs
+        + 0.3 * torch.randn(r.mask.shape, generator=torch.Generator().manual_seed(1)),
+        signal="advantages",
+    )
+    moves = dict(
+        place=2,
+        signal="values",
+        sort="score",
+        descending=True,
+        find="a",
+        only="no stop token",
+        above=-5.0,
+        kl_coef=0.4,
+        estimator="k3",
+        gamma=0.5,
+        lam=0.3,
+        missing_eos_penalty=2.0,
+        cliprange=0.01,
+    )
+    assert set(moves) == set(seen.controls) and all(
+        one.description for one in seen.controls.values()
+    )
     for name, value in moves.items():
-        if name == "above": seen.controls["only"].value = "score above"
+        if name == "above":
+            seen.controls["only"].value = "score above"
         before = seen.desk.view.value
         seen.controls[name].value = value
         assert seen.desk.view.value != before, name
@@ -310,16 +619,24 @@ def test_every_control_moves_the_view():
 
 def test_steps_and_lists():
     seen = view(crowd())
-    buttons = {one.description: one for one in boxes(seen.desk.box) if one._model_name == "ButtonModel"}
+    buttons = {
+        one.description: one for one in boxes(seen.desk.box) if one._model_name == "ButtonModel"
+    }
     buttons["◀ previous"].click()
     assert seen.controls["place"].value == 4 and "Episode 3 of 4" in seen.desk.view.value
     buttons["next ▶"].click()
     assert "Episode 0 of 4" in seen.desk.view.value
     seen.controls["only"].value = "no stop token"
-    assert seen.controls["place"].max == 2 and "1 of 2 · no stop token · 2 of 4 left out" in seen.desk.view.value
+    assert (
+        seen.controls["place"].max == 2
+        and "1 of 2 · no stop token · 2 of 4 left out" in seen.desk.view.value
+    )
     seen.controls["place"].value = 2
-    seen.controls["sort"].value = "kl"   # another list starts at its top
-    assert seen.controls["place"].value == 1 and "1 of 2 · sorted by kl, ascending" in seen.desk.view.value
+    seen.controls["sort"].value = "kl"  # another list starts at its top
+    assert (
+        seen.controls["place"].value == 1
+        and "1 of 2 · sorted by kl, ascending" in seen.desk.view.value
+    )
     seen.controls["find"].value = "zebra"
     assert "No episode is left" in seen.desk.view.value
     buttons["next ▶"].click()
@@ -330,48 +647,67 @@ def test_steps_and_lists():
 def boxes(widget):
     "A widget and all that it holds."
     yield widget
-    for one in getattr(widget, "children", ()): yield from boxes(one)
+    for one in getattr(widget, "children", ()):
+        yield from boxes(one)
 
 
 def test_a_bound_chooses_its_filter():
     # catches: a number that is typed in and changes nothing
-    seen = view(crowd().with_(scores=torch.tensor([1., 3., 1., 2.])))
+    seen = view(crowd().with_(scores=torch.tensor([1.0, 3.0, 1.0, 2.0])))
     seen.controls["above"].value = 1.5
-    assert seen.controls["only"].value == "score above" and "1 of 2 · score above 1.5" in seen.desk.view.value
+    assert (
+        seen.controls["only"].value == "score above"
+        and "1 of 2 · score above 1.5" in seen.desk.view.value
+    )
     seen.controls["only"].value = "KL above"
     seen.controls["above"].value = 1.0
-    assert seen.controls["only"].value == "KL above" and "1 of 2 · KL above 1" in seen.desk.view.value
+    assert (
+        seen.controls["only"].value == "KL above" and "1 of 2 · KL above 1" in seen.desk.view.value
+    )
 
 
 def test_back_to_the_settings_of_the_run():
     seen = view(trained(kl_coef=0.0123, lam=0.9))
     seen.controls["kl_coef"].value, seen.controls["lam"].value = 0.3, 0.0
     assert "nothing is changed" not in seen.desk.view.value
-    next(one for one in boxes(seen.desk.box) if getattr(one, "description", "") == "as it was").click()
+    next(
+        one for one in boxes(seen.desk.box) if getattr(one, "description", "") == "as it was"
+    ).click()
     assert "nothing is changed" in seen.desk.view.value and seen.controls["kl_coef"].value == 0.0123
 
 
 def test_a_fault_in_a_handler_is_seen(monkeypatch):
     # catches: an exception that is swallowed and leaves the old picture
     import rlhf_nb.viewer
+
     seen = view(trained())
     seen.desk
     monkeypatch.setattr(rlhf_nb.viewer, "what_if", lambda *given: 1 / 0)
-    with pytest.raises(ZeroDivisionError): seen.controls["lam"].value = 0.1
+    with pytest.raises(ZeroDivisionError):
+        seen.controls["lam"].value = 0.1
     assert 'role="alert"' in seen.desk.view.value and "ZeroDivisionError" in seen.desk.view.value
 
 
 def test_what_a_notebook_keeps():
     seen = view(trained(), episode=2)
     bundle = seen._repr_mimebundle_()
-    assert bundle["text/html"] == str(seen) and "Episode 2 of 4" in bundle["text/plain"] and "application/vnd.jupyter.widget-view+json" in bundle
+    assert (
+        bundle["text/html"] == str(seen)
+        and "Episode 2 of 4" in bundle["text/plain"]
+        and "application/vnd.jupyter.widget-view+json" in bundle
+    )
     assert "3 of 4" in seen.desk.view.value
     seen.controls["place"].value = 1
     assert "Episode 0 of 4" in seen._repr_mimebundle_()["text/html"]
 
 
 def test_views_of_little(tmp_path):
-    for r in (make((1,)), make((0,)), make((3, 2)).with_(**{name: None for name in SIGNALS}, scores=None, raw_scores=None), make((2,), tokens=[], prompts=[], responses=[], columns={}, info={})):
+    for r in (
+        make((1,)),
+        make((0,)),
+        make((3, 2)).with_(**dict.fromkeys(SIGNALS), scores=None, raw_scores=None),
+        make((2,), tokens=[], prompts=[], responses=[], columns={}, info={}),
+    ):
         seen = view(r)
         check(seen.desk.view.value)
         read_page(seen.save_html(tmp_path / "x.html"))
@@ -380,78 +716,147 @@ def test_views_of_little(tmp_path):
 # ---------------------------------------------------------------- the static file
 class Page(HTMLParser):
     "A static page as a browser reads it: scripts are raw text."
+
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.seen, self.scripts, self.words, self.inside, self.policy = [], [], [], None, ""
-        self.feed(text); self.close()
+        self.feed(text)
+        self.close()
+
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.seen.append((tag, attributes))
-        if tag in ("script", "style"): self.inside = tag
-        if tag == "script": self.scripts.append([attributes, ""])
-        if attributes.get("http-equiv") == "Content-Security-Policy": self.policy = attributes["content"]
+        if tag in ("script", "style"):
+            self.inside = tag
+        if tag == "script":
+            self.scripts.append([attributes, ""])
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"]
+
     def handle_endtag(self, tag):
-        if tag == self.inside: self.inside = None
+        if tag == self.inside:
+            self.inside = None
+
     def handle_data(self, text):
-        if self.inside == "script": self.scripts[-1][1] += text
-        elif self.inside is None: self.words.append(text)
+        if self.inside == "script":
+            self.scripts[-1][1] += text
+        elif self.inside is None:
+            self.words.append(text)
 
 
 def read_page(path):
-    "Holds for every static page: one script that the policy names by its hash, data that parse, nothing fetched, every control with a name."
+    """Holds for every static page: one script that the policy names by its hash, data that parse,
+    nothing fetched, every control with a name."""
     import hashlib
+
     text = path.read_text(encoding="utf-8")
     page = Page(text)
-    assert [attributes for attributes, _ in page.scripts] == [{"type": "application/json", "id": "data"}, {}]
+    assert [attributes for attributes, _ in page.scripts] == [
+        {"type": "application/json", "id": "data"},
+        {},
+    ]
     digest = base64.b64encode(hashlib.sha256(page.scripts[1][1].encode()).digest()).decode()
-    assert page.policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert not any(name in attributes for _, attributes in page.seen for name in ("src", "href", "onerror", "onload", "onclick"))
-    assert not {tag for tag, _ in page.seen} & {"img", "link", "iframe", "object", "embed", "base", "form"} and "url(" not in text and "@import" not in text
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|fetch|XMLHttp|https?:", page.scripts[1][1])
+    assert (
+        page.policy
+        == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
+    assert not any(
+        name in attributes
+        for _, attributes in page.seen
+        for name in ("src", "href", "onerror", "onload", "onclick")
+    )
+    assert (
+        not {tag for tag, _ in page.seen}
+        & {"img", "link", "iframe", "object", "embed", "base", "form"}
+        and "url(" not in text
+        and "@import" not in text
+    )
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(|fetch|XMLHttp|https?:",
+        page.scripts[1][1],
+    )
     ids = [attributes["id"] for _, attributes in page.seen if "id" in attributes]
-    assert len(ids) == len(set(ids)) and set(re.findall(r'\$\("(\w+)"\)', page.scripts[1][1])) <= set(ids)
+    assert len(ids) == len(set(ids)) and set(
+        re.findall(r'\$\("(\w+)"\)', page.scripts[1][1])
+    ) <= set(ids)
     return page, json.loads(page.scripts[0][1])
 
 
 def test_a_static_file_of_64_episodes_with_all_signals(tmp_path):
-    # catches: a file that grows with its markup; episodes beyond 64; signals or numbers that differ from those of the view
+    # catches: a file that grows with its markup; episodes beyond 64; signals or numbers that differ
+    # from those of the view
     r = make([40 + i % 14 for i in range(70)], 53)
     seen = view(r, now=r.logprobs + 0.1, entropy=r.values.abs())
     path = seen.save_html(tmp_path / "r.html")
     page, data = read_page(path)
     assert path.stat().st_size < 2_000_000 and not list(tmp_path.glob("*.partial"))
     episodes = data["shelves"][0]["episodes"]
-    assert len(episodes) == 64 and set(episodes[0]["rows"]) == {*SIGNALS, "ratio - 1", "clipped", "entropy"}
+    assert len(episodes) == 64 and set(episodes[0]["rows"]) == {
+        *SIGNALS,
+        "ratio - 1",
+        "clipped",
+        "entropy",
+    }
     for i in (0, 63):
         n = int(r.mask[i].sum())
-        assert episodes[i]["tokens"] == [f"w{t}" for t in range(n)] and episodes[i]["rows"]["kl"].replace("-", "−").split() == [signed(x) for x in r.kl[i, :n].tolist()]
-        assert episodes[i]["columns"]["score"] == pytest.approx(r.scores[i].item()) and episodes[i]["columns"]["stopped"] == float(r.stopped[i]) and f"Episode {i} of 70" in episodes[i]["facts"]
+        assert episodes[i]["tokens"] == [f"w{t}" for t in range(n)] and episodes[i]["rows"][
+            "kl"
+        ].replace("-", "−").split() == [signed(x) for x in r.kl[i, :n].tolist()]
+        assert (
+            episodes[i]["columns"]["score"] == pytest.approx(r.scores[i].item())
+            and episodes[i]["columns"]["stopped"] == float(r.stopped[i])
+            and f"Episode {i} of 70" in episodes[i]["facts"]
+        )
     plain = "".join(page.words)
-    assert "Episode 0 of 70" in plain and "Episode 2 of 70" in plain and "post 0" in plain   # without a script
+    assert (
+        "Episode 0 of 70" in plain and "Episode 2 of 70" in plain and "post 0" in plain
+    )  # without a script
 
 
 def test_a_static_file_follows_the_look(tmp_path):
-    seen = view(crowd().with_(scores=torch.tensor([1., 3., 1., 2.])))
-    seen.controls["sort"].value, seen.controls["descending"].value, seen.controls["signal"].value = "score", True, "values"
+    seen = view(crowd().with_(scores=torch.tensor([1.0, 3.0, 1.0, 2.0])))
+    (
+        seen.controls["sort"].value,
+        seen.controls["descending"].value,
+        seen.controls["signal"].value,
+    ) = "score", True, "values"
     _, data = read_page(seen.save_html(tmp_path / "r.html", episodes=2))
-    assert [e["columns"]["episode"] for e in data["shelves"][0]["episodes"]] == [1, 3] and data["signal"] == "values"
+    assert [e["columns"]["episode"] for e in data["shelves"][0]["episodes"]] == [1, 3] and data[
+        "signal"
+    ] == "values"
 
 
 def test_hostile_text_in_views_and_files(tmp_path):
-    # catches: data that end their script, markup made of text, half characters that cannot be written, a word of 10,000 letters on one line
+    # catches: data that end their script, markup made of text, half characters that cannot be
+    # written, a word of 10,000 letters on one line
     evil, long = HOSTILE + "\ufffd<!--<script>", "a" * 10_000
-    r = make((3, 5, 0), prompts=[evil, long, evil], responses=[evil, long, ""], tokens=[[evil] * 3, [long, evil, "\u202eabc", "", "\n"], []], columns={evil: [evil] * 3},
-             info=dict(update="</script><b>"))
+    r = make(
+        (3, 5, 0),
+        prompts=[evil, long, evil],
+        responses=[evil, long, ""],
+        tokens=[[evil] * 3, [long, evil, "\u202eabc", "", "\n"], []],
+        columns={evil: [evil] * 3},
+        info=dict(update="</script><b>"),
+    )
     seen = view(r)
     for place in (1, 2, 3):
         seen.controls["place"].value = place
         reader = check(seen.desk.view.value)
         assert skeleton(reader) == skeleton(check(calm(place)))
     seen.controls["place"].value = 2
-    assert max(len(word) for word in re.split(r"<[^>]*>|\s", seen.desk.view.value)) < 200 and seen.desk.view.value.count("<wbr>") > 400
+    assert (
+        max(len(word) for word in re.split(r"<[^>]*>|\s", seen.desk.view.value)) < 200
+        and seen.desk.view.value.count("<wbr>") > 400
+    )
     page, data = read_page(seen.save_html(tmp_path / "evil.html"))
-    assert data["shelves"][0]["episodes"][1]["tokens"][0] == long and "<script>alert(1)</script>" in data["shelves"][0]["episodes"][0]["tokens"][0]
-    assert "⟨U+202E⟩" in data["shelves"][0]["episodes"][1]["tokens"][2] and "⟨U+D800⟩" in data["shelves"][0]["episodes"][0]["asked"]
+    assert (
+        data["shelves"][0]["episodes"][1]["tokens"][0] == long
+        and "<script>alert(1)</script>" in data["shelves"][0]["episodes"][0]["tokens"][0]
+    )
+    assert (
+        "⟨U+202E⟩" in data["shelves"][0]["episodes"][1]["tokens"][2]
+        and "⟨U+D800⟩" in data["shelves"][0]["episodes"][0]["asked"]
+    )
     assert "b" not in {tag for tag, _ in page.seen}
 
 
@@ -466,11 +871,19 @@ def test_the_colours_of_the_file_can_be_read():
     # every ink of the file against its ground; catches: pale buttons
     def light(colour):
         digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-        c = np.array([int(digits[i:i + 2], 16) for i in (0, 2, 4)]) / 255
-        return np.where(c <= .04045, c / 12.92, ((c + .055) / 1.055) ** 2.4) @ [.2126, .7152, .0722] + .05
+        c = np.array([int(digits[i : i + 2], 16) for i in (0, 2, 4)]) / 255
+        return (
+            np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+            @ [0.2126, 0.7152, 0.0722]
+            + 0.05
+        )
+
     from rlhf_nb.viewer import _READER_STYLE
+
     for rule in re.findall(r"\{([^}]*)\}", _READER_STYLE):
-        ink, ground = (re.search(rf"(?:^|[ ;]){name}: (#\w+)", rule) for name in ("color", "background"))
+        ink, ground = (
+            re.search(rf"(?:^|[ ;]){name}: (#\w+)", rule) for name in ("color", "background")
+        )
         a, b = light(ink[1] if ink else "#111"), light(ground[1] if ground else "#fff")
         assert max(a, b) / min(a, b) >= 4.5, rule
     assert ":focus-visible" in _READER_STYLE
@@ -478,98 +891,235 @@ def test_the_colours_of_the_file_can_be_read():
 
 # ---------------------------------------------------------------- curves
 def ppo(episode, **more):
-    return {"stage": "ppo", "step": episode // 8, "episode": episode, "objective/scores": 0., "objective/raw_scores": episode / 8, "objective/kl": episode / 4,
-            "objective/entropy": 9., "policy/clipfrac_avg": .1, "val/explained_variance": .5, "tokens/response_length": 12., **more}
+    return {
+        "stage": "ppo",
+        "step": episode // 8,
+        "episode": episode,
+        "objective/scores": 0.0,
+        "objective/raw_scores": episode / 8,
+        "objective/kl": episode / 4,
+        "objective/entropy": 9.0,
+        "policy/clipfrac_avg": 0.1,
+        "val/explained_variance": 0.5,
+        "tokens/response_length": 12.0,
+        **more,
+    }
 
 
-def gold(episode, rate=.5):
-    return {"stage": "ppo", "episode": episode, "gold/win_rate": rate, "gold/covered": 3., "gold/invented": .1}
+def gold(episode, rate=0.5):
+    return {
+        "stage": "ppo",
+        "episode": episode,
+        "gold/win_rate": rate,
+        "gold/covered": 3.0,
+        "gold/invented": 0.1,
+    }
 
 
-def panels(figure): return {axis.get_title(): axis for axis in figure.axes}
-def points(axis): return axis.get_lines()[0].get_xydata().tolist()
+def panels(figure):
+    return {axis.get_title(): axis for axis in figure.axes}
+
+
+def points(axis):
+    return axis.get_lines()[0].get_xydata().tolist()
 
 
 def test_curves_draw_what_was_logged():
-    # catches: the penalised score in place of the raw one, other stages mixed in, unit or episode missing, gaps joined as zero
-    metrics = [{"stage": "reward", "step": 5, "episode": 3, "objective/kl": 77.}, gold(0, .25), ppo(8), ppo(16), gold(16, .75), {"stage": "ppo", "event": "done", "seconds": 1.}]
+    # catches: the penalised score in place of the raw one, other stages mixed in, unit or episode
+    # missing, gaps joined as zero
+    metrics = [
+        {"stage": "reward", "step": 5, "episode": 3, "objective/kl": 77.0},
+        gold(0, 0.25),
+        ppo(8),
+        ppo(16),
+        gold(16, 0.75),
+        {"stage": "ppo", "event": "done", "seconds": 1.0},
+    ]
     found = panels(run_curves(metrics))
-    assert list(found) == ["Score", "Gold win rate", "Facts covered", "Facts invented", "KL to the reference", "Entropy of the policy", "Clipped ratios",
-                           "Variance the value explains", "Response length"]
-    assert points(found["Score"]) == [[8, 1], [16, 2]] and points(found["KL to the reference"]) == [[8, 2], [16, 4]]
-    assert points(found["Gold win rate"]) == [[0, .25], [16, .75]]
+    assert list(found) == [
+        "Score",
+        "Gold win rate",
+        "Facts covered",
+        "Facts invented",
+        "KL to the reference",
+        "Entropy of the policy",
+        "Clipped ratios",
+        "Variance the value explains",
+        "Response length",
+    ]
+    assert points(found["Score"]) == [[8, 1], [16, 2]] and points(found["KL to the reference"]) == [
+        [8, 2],
+        [16, 4],
+    ]
+    assert points(found["Gold win rate"]) == [[0, 0.25], [16, 0.75]]
     assert all(axis.get_ylabel() and axis.get_xlabel() == "episode" for axis in found.values())
-    assert "nats" in found["KL to the reference"].get_ylabel() and not any(axis.collections for axis in found.values())
+    assert "nats" in found["KL to the reference"].get_ylabel() and not any(
+        axis.collections for axis in found.values()
+    )
 
 
 def test_curves_of_a_trainers_own_log():
-    found = panels(run_curves([{"objective/scores": 1., "objective/kl": 2., "episode": 8., "epoch": .1}, {"train_runtime": 3.}]))
+    found = panels(
+        run_curves(
+            [
+                {"objective/scores": 1.0, "objective/kl": 2.0, "episode": 8.0, "epoch": 0.1},
+                {"train_runtime": 3.0},
+            ]
+        )
+    )
     assert list(found) == ["Score", "KL to the reference"] and points(found["Score"]) == [[8, 1]]
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
 def test_the_last_attempt_counts(lengths, data):
-    # a run that is set back a few times, against a simulation that forgets what it goes back over; catches: first wins, means, zigzag
+    # a run that is set back a few times, against a simulation that forgets what it goes back over;
+    # catches: first wins, means, zigzag
     log, truth, at = [], {}, 0
     for attempt, n in enumerate(lengths):
         at = data.draw(st.integers(0, at))
         truth = {e: v for e, v in truth.items() if e <= at}
         for _ in range(n):
             at += 1
-            log.append({"episode": 8 * at, "objective/kl": 100. * attempt + at}); truth[at] = 100. * attempt + at
-    assert points(panels(run_curves(log))["KL to the reference"]) == [[8 * e, v] for e, v in sorted(truth.items())]
+            log.append({"episode": 8 * at, "objective/kl": 100.0 * attempt + at})
+            truth[at] = 100.0 * attempt + at
+    assert points(panels(run_curves(log))["KL to the reference"]) == [
+        [8 * e, v] for e, v in sorted(truth.items())
+    ]
 
 
 def test_curves_survive_bad_lines_and_refuse_nothing():
-    # catches: nan as an episode that hides all others, inf that breaks an axis, text among the numbers
-    metrics = [ppo(8), ppo(16, **{"objective/kl": math.inf}), ppo(48), ppo(math.nan), ppo(24, note="text", **{"objective/entropy": None}), {"stage": "ppo", "episode": "x"}]
+    # catches: nan as an episode that hides all others, inf that breaks an axis, text among the
+    # numbers
+    metrics = [
+        ppo(8),
+        ppo(16, **{"objective/kl": math.inf}),
+        ppo(48),
+        ppo(math.nan),
+        ppo(24, note="text", **{"objective/entropy": None}),
+        {"stage": "ppo", "episode": "x"},
+    ]
     before = json.dumps(metrics)
-    figure = run_curves(iter(metrics)); figure.canvas.draw()
-    assert points(panels(figure)["KL to the reference"]) == [[8, 2], [24, 6]] and points(panels(figure)["Entropy of the policy"]) == [[8, 9], [16, 9]]
+    figure = run_curves(iter(metrics))
+    figure.canvas.draw()
+    assert points(panels(figure)["KL to the reference"]) == [[8, 2], [24, 6]] and points(
+        panels(figure)["Entropy of the policy"]
+    ) == [[8, 9], [16, 9]]
     assert json.dumps(metrics) == before
-    for nothing in ([], [{"stage": "sft", "step": 1, "loss": 2.}], [{"stage": "ppo", "step": 1, "objective/kl": 1.}], [{"stage": "ppo", "episode": 8}]):
-        with pytest.raises(ValueError, match="no curve to draw.*Run PPO first"): run_curves(nothing)
+    for nothing in (
+        [],
+        [{"stage": "sft", "step": 1, "loss": 2.0}],
+        [{"stage": "ppo", "step": 1, "objective/kl": 1.0}],
+        [{"stage": "ppo", "episode": 8}],
+    ):
+        with pytest.raises(ValueError, match="no curve to draw.*Run PPO first"):
+            run_curves(nothing)
 
 
 def test_curves_can_be_saved(tmp_path):
     import matplotlib.pyplot as plt
+
     run_curves([ppo(8 * u) for u in range(1, 30)]).savefig(tmp_path / "curves.png", dpi=60)
     assert (tmp_path / "curves.png").stat().st_size > 5_000 and plt.get_fignums() == []
 
 
 # ---------------------------------------------------------------- the report
 def judged(model, temperature, rate, low, high, **more):
-    return dict(model=model, temperature=temperature, win_rate=rate, low=low, high=high, posts=2000, gold=4., covered=5., invented=.1, malformed=.01, stopped=.99, length=17., **more)
+    return dict(
+        model=model,
+        temperature=temperature,
+        win_rate=rate,
+        low=low,
+        high=high,
+        posts=2000,
+        gold=4.0,
+        covered=5.0,
+        invented=0.1,
+        malformed=0.01,
+        stopped=0.99,
+        length=17.0,
+        **more,
+    )
 
 
 def write_run(folder, word=lambda text: text, updates=5, curves=False):
-    "A whole run folder; `word` may make its texts hostile. Pictures take time: without curves PPO's log has one metric."
-    (folder / "completions").mkdir(parents=True); (folder / "ppo" / "rollouts").mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps({"seed": 3, "quick": False, "kl_coef": 0.05, word("note"): word("value"), "list": [1, 2]}))
-    metrics = [gold(0), *(ppo(8 * u) for u in range(1, 5)), gold(32)] if curves else [{"stage": "ppo", "episode": 8, "objective/kl": 1.}]
-    done = [dict(stage=stage, event="done", seconds=s) for stage, s in dict(world=1, sft=70, pairs=2.25, reward=3, ppo=400, judge=5, sft2=1).items()] + [dict(stage="sft", event="done", seconds=62.)]
+    """A whole run folder; `word` may make its texts hostile. Pictures take time: without curves
+    PPO's log has one metric."""
+    (folder / "completions").mkdir(parents=True)
+    (folder / "ppo" / "rollouts").mkdir(parents=True)
+    (folder / "settings.json").write_text(
+        json.dumps(
+            {
+                "seed": 3,
+                "quick": False,
+                "kl_coef": 0.05,
+                word("note"): word("value"),
+                "list": [1, 2],
+            }
+        )
+    )
+    metrics = (
+        [gold(0), *(ppo(8 * u) for u in range(1, 5)), gold(32)]
+        if curves
+        else [{"stage": "ppo", "episode": 8, "objective/kl": 1.0}]
+    )
+    done = [
+        dict(stage=stage, event="done", seconds=s)
+        for stage, s in dict(
+            world=1, sft=70, pairs=2.25, reward=3, ppo=400, judge=5, sft2=1
+        ).items()
+    ] + [dict(stage="sft", event="done", seconds=62.0)]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics + done)) + "\n")
-    reward = dict(accuracy=.75, by_kind={word("swap"): .8, "drop": .7}, probe=.66, probe_by_slot={"who": .9, word("when"): .5})
-    verdict = [judged("sft", 1., .41, .39, .43), judged("sft", .01, .423, .401, .445), judged("ppo", .01, .801, .783, .818), judged("ppo", 1., .61, .59, .63)]
+    reward = dict(
+        accuracy=0.75,
+        by_kind={word("swap"): 0.8, "drop": 0.7},
+        probe=0.66,
+        probe_by_slot={"who": 0.9, word("when"): 0.5},
+    )
+    verdict = [
+        judged("sft", 1.0, 0.41, 0.39, 0.43),
+        judged("sft", 0.01, 0.423, 0.401, 0.445),
+        judged("ppo", 0.01, 0.801, 0.783, 0.818),
+        judged("ppo", 1.0, 0.61, 0.59, 0.63),
+    ]
     (folder / "results.json").write_text(json.dumps(dict(reward=reward, verdict=verdict)))
     for who, golds in (("sft", range(12)), ("ppo", [5] * 12)):
-        put = lambda text: word(text).replace("\ud800", "").replace("\x00", "")  # what a CSV file can hold
-        rows = [{"query": put(f"post {i // 2}"), "model response": put(f"{who} {i}"), "score": i / 4, "gold": g, "reference": put(f" ref {i // 2}")} for i, g in enumerate(golds)]
+        put = lambda text: (
+            word(text).replace("\ud800", "").replace("\x00", "")
+        )  # what a CSV file can hold
+        rows = [
+            {
+                "query": put(f"post {i // 2}"),
+                "model response": put(f"{who} {i}"),
+                "score": i / 4,
+                "gold": g,
+                "reference": put(f" ref {i // 2}"),
+            }
+            for i, g in enumerate(golds)
+        ]
         pd.DataFrame(rows).to_csv(folder / "completions" / f"{who}.csv", index=False)
     for u in range(updates):
         tokens = [[word("w")] * n for n in (3, 5, 2, 4)]
-        made = make((3, 5, 2, 4), seed=u, tokens=tokens, prompts=[word(f"prompt {u}/{b}") for b in range(4)], columns={word("c"): [word("d")] * 4}, info=dict(update=u, episode=8 * u, kl_coef=.05))
+        made = make(
+            (3, 5, 2, 4),
+            seed=u,
+            tokens=tokens,
+            prompts=[word(f"prompt {u}/{b}") for b in range(4)],
+            columns={word("c"): [word("d")] * 4},
+            info=dict(update=u, episode=8 * u, kl_coef=0.05),
+        )
         made.save(folder / "ppo" / "rollouts" / f"update-{u:05d}.safetensors")
     return folder
 
 
 @pytest.fixture
-def run(tmp_path): return write_run(tmp_path / "my run")
+def run(tmp_path):
+    return write_run(tmp_path / "my run")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory): return write_run(tmp_path_factory.mktemp("whole") / "my run", curves=True)
+def whole(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("whole") / "my run", curves=True)
 
 
 def test_report_has_it_all(whole):
@@ -577,24 +1127,76 @@ def test_report_has_it_all(whole):
     assert path == whole / "report.html"
     reader = check_page(path.read_text(encoding="utf-8"))
     text = reader.text
-    assert "Run report: my run" in text and "missing" not in {a.get("class") for _, a in reader.seen}
-    assert [head for level, head in reader.heads if level == 2] == ["Results", "Curves", "Time", "Reward model", "Completions side by side", "Rollouts", "Settings"]
-    assert "PPO improved on SFT." in text and "SFT wins42.3 %" in text and "95 % interval 78.3 to 81.8 %" in text and "2,000 test posts" in text
+    assert "Run report: my run" in text and "missing" not in {
+        a.get("class") for _, a in reader.seen
+    }
+    assert [head for level, head in reader.heads if level == 2] == [
+        "Results",
+        "Curves",
+        "Time",
+        "Reward model",
+        "Completions side by side",
+        "Rollouts",
+        "Settings",
+    ]
+    assert (
+        "PPO improved on SFT." in text
+        and "SFT wins42.3 %" in text
+        and "95 % interval 78.3 to 81.8 %" in text
+        and "2,000 test posts" in text
+    )
     results = reader.tables[0]
-    assert [row[:4] for row in results[1:]] == [["SFT", "1", "41.0 %", "39.0 to 43.0 %"], ["SFT", "0.01", "42.3 %", "40.1 to 44.5 %"],
-                                                ["PPO", "0.01", "80.1 %", "78.3 to 81.8 %"], ["PPO", "1", "61.0 %", "59.0 to 63.0 %"]]
+    assert [row[:4] for row in results[1:]] == [
+        ["SFT", "1", "41.0 %", "39.0 to 43.0 %"],
+        ["SFT", "0.01", "42.3 %", "40.1 to 44.5 %"],
+        ["PPO", "0.01", "80.1 %", "78.3 to 81.8 %"],
+        ["PPO", "1", "61.0 %", "59.0 to 63.0 %"],
+    ]
     stages = {row[0]: row[2] for row in reader.tables[1]}
-    assert stages["sft"] == "1 min 2 s" and stages["pairs"] == "2.2 s" and stages["ppo"] == "6 min 40 s" and stages["all"] == "7 min 54 s" and "sft2" in stages
-    assert [row[:2] for row in reader.tables[2][1:]] == [["all", "75.0 %"], ["swap", "80.0 %"], ["drop", "70.0 %"]]
-    assert [row[:2] for row in reader.tables[3][1:]] == [["all", "66.0 %"], ["who", "90.0 %"], ["when", "50.0 %"]]
-    assert len(reader.all("img")) == 9 and reader.all("img")[1]["alt"] == "Gold win rate (validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
-    assert reader.tables[-1][1:] == [["seed", "3"], ["quick", "false"], ["kl_coef", "0.05"], ["note", "value"], ["list", "[1, 2]"]]
+    assert (
+        stages["sft"] == "1 min 2 s"
+        and stages["pairs"] == "2.2 s"
+        and stages["ppo"] == "6 min 40 s"
+        and stages["all"] == "7 min 54 s"
+        and "sft2" in stages
+    )
+    assert [row[:2] for row in reader.tables[2][1:]] == [
+        ["all", "75.0 %"],
+        ["swap", "80.0 %"],
+        ["drop", "70.0 %"],
+    ]
+    assert [row[:2] for row in reader.tables[3][1:]] == [
+        ["all", "66.0 %"],
+        ["who", "90.0 %"],
+        ["when", "50.0 %"],
+    ]
+    assert (
+        len(reader.all("img")) == 9
+        and reader.all("img")[1]["alt"]
+        == "Gold win rate (validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
+    )
+    assert reader.tables[-1][1:] == [
+        ["seed", "3"],
+        ["quick", "false"],
+        ["kl_coef", "0.05"],
+        ["note", "value"],
+        ["list", "[1, 2]"],
+    ]
 
 
 def test_report_pictures_fetch_nothing(whole):
-    svgs = [base64.b64decode(a["src"].partition(",")[2]).decode() for a in check_page((whole / "report.html").read_text()).all("img")]
+    svgs = [
+        base64.b64decode(a["src"].partition(",")[2]).decode()
+        for a in check_page((whole / "report.html").read_text()).all("img")
+    ]
     assert len(svgs) == 9
-    for svg in svgs: assert "<svg" in svg and not re.search(r'(href|src)="(?!#)', svg) and not re.search(r"url\((?!#)", svg) and "<script" not in svg
+    for svg in svgs:
+        assert (
+            "<svg" in svg
+            and not re.search(r'(href|src)="(?!#)', svg)
+            and not re.search(r"url\((?!#)", svg)
+            and "<script" not in svg
+        )
 
 
 def test_report_is_the_same_each_time(run):
@@ -605,12 +1207,21 @@ def test_report_is_the_same_each_time(run):
 def test_report_is_no_wider_open_to_hostile_text(run, tmp_path):
     # catches: one place that forgets to escape: the tags of the page must not depend on the texts
     evil = write_run(tmp_path / "<b>evil & co", lambda text: text + HOSTILE)
-    reader, calm = check_page(report(evil).read_text(encoding="utf-8")), check_page(report(run).read_text())
+    reader, calm = (
+        check_page(report(evil).read_text(encoding="utf-8")),
+        check_page(report(run).read_text()),
+    )
     assert skeleton(reader) == skeleton(calm)
     assert reader.text.count("<script>alert(1)</script>") > 50 and "<b>evil & co" in reader.text
 
 
-PIECES = {"settings.json": "settings.json is not there", "metrics.jsonl": "No curves yet", "results.json": "No verdict yet", "completions": "No completions yet", "ppo": "No rollouts yet"}
+PIECES = {
+    "settings.json": "settings.json is not there",
+    "metrics.jsonl": "No curves yet",
+    "results.json": "No verdict yet",
+    "completions": "No completions yet",
+    "ppo": "No rollouts yet",
+}
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -619,37 +1230,76 @@ def test_missing_pieces_are_said(run, piece):
     path.rename(run.parent / "gone")
     reader = check_page(report(run).read_text())
     assert PIECES[piece] in reader.text
-    assert sum("missing" == a.get("class") for _, a in reader.seen) == {"metrics.jsonl": 2, "results.json": 3}.get(piece, 1)
+    assert sum(a.get("class") == "missing" for _, a in reader.seen) == {
+        "metrics.jsonl": 2,
+        "results.json": 3,
+    }.get(piece, 1)
 
 
 def test_a_run_that_has_just_begun(tmp_path):
     (tmp_path / "settings.json").write_text("{}")
-    assert len([a for _, a in check_page(report(tmp_path).read_text()).seen if a.get("class") == "missing"]) == 8
+    assert (
+        len(
+            [
+                a
+                for _, a in check_page(report(tmp_path).read_text()).seen
+                if a.get("class") == "missing"
+            ]
+        )
+        == 8
+    )
     (tmp_path / "settings.json").unlink()
-    (tmp_path / "metrics.jsonl").write_text('{"stage": "world", "event": "done", "seconds": 2}\n{"stage": "sft", "st')  # killed in the middle of a line
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"stage": "world", "event": "done", "seconds": 2}\n{"stage": "sft", "st'
+    )  # killed in the middle of a line
     reader = check_page(report(tmp_path).read_text())
-    assert ["sft", "imitate the references", "not yet", ""] in reader.tables[0] and ["world", "write posts and references", "2.0 s", ""] in reader.tables[0]
+    assert ["sft", "imitate the references", "not yet", ""] in reader.tables[0] and [
+        "world",
+        "write posts and references",
+        "2.0 s",
+        "",
+    ] in reader.tables[0]
 
 
 def test_what_is_no_run_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ValueError, match="no run: settings.json and metrics.jsonl.*rlhf-nb demo"): report(folder)
+        with pytest.raises(
+            ValueError, match="no run: settings.json and metrics.jsonl.*rlhf-nb demo"
+        ):
+            report(folder)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_file_is_named(run):
     (run / "results.json").write_text('{"reward": ')
-    with pytest.raises(ValueError, match=r"results\.json is damaged.*run its stage again"): report(run)
+    with pytest.raises(ValueError, match=r"results\.json is damaged.*run its stage again"):
+        report(run)
     (run / "results.json").unlink()
     (run / "completions" / "ppo.csv").write_text("query,model response\na,b\n")
-    with pytest.raises(ValueError, match=r"ppo\.csv lacks the columns \['gold', 'reference', 'score'\]"): report(run)
+    with pytest.raises(
+        ValueError, match=r"ppo\.csv lacks the columns \['gold', 'reference', 'score'\]"
+    ):
+        report(run)
 
 
-@pytest.mark.parametrize("sft, ppo, said", [((.40, .44), (.45, .49), "PPO improved"), ((.45, .49), (.40, .44), "did worse than SFT"), ((.40, .44), (.43, .47), "Too close to call"),
-                                            ((.40, .44), (.44, .48), "Too close to call"), ((.1, .9), (.45, .5), "Too close to call")])
+@pytest.mark.parametrize(
+    "sft, ppo, said",
+    [
+        ((0.40, 0.44), (0.45, 0.49), "PPO improved"),
+        ((0.45, 0.49), (0.40, 0.44), "did worse than SFT"),
+        ((0.40, 0.44), (0.43, 0.47), "Too close to call"),
+        ((0.40, 0.44), (0.44, 0.48), "Too close to call"),
+        ((0.1, 0.9), (0.45, 0.5), "Too close to call"),
+    ],
+)
 def test_the_verdict(run, sft, ppo, said):
     # catches: middles compared, the other temperature, better and worse exchanged
-    rows = [judged("ppo", .01, sum(ppo) / 2, *ppo), judged("ppo", 1., .99, .98, 1.), judged("sft", 1., .01, 0., .02), judged("sft", .01, sum(sft) / 2, *sft)]
+    rows = [
+        judged("ppo", 0.01, sum(ppo) / 2, *ppo),
+        judged("ppo", 1.0, 0.99, 0.98, 1.0),
+        judged("sft", 1.0, 0.01, 0.0, 0.02),
+        judged("sft", 0.01, sum(sft) / 2, *sft),
+    ]
     (run / "results.json").write_text(json.dumps(dict(verdict=rows)))
     assert said in check_page(report(run).read_text()).text.split("Results")[0]
     (run / "results.json").write_text(json.dumps(dict(verdict=rows[2:])))
@@ -657,63 +1307,117 @@ def test_the_verdict(run, sft, ppo, said):
 
 
 def test_completions_stand_beside_the_right_post(run):
-    # catches: posts sorted, joined by text alone (each query is there twice), the worst ones picked upside down
+    # catches: posts sorted, joined by text alone (each query is there twice), the worst ones picked
+    # upside down
     reader = check_page(report(run).read_text())
     cards = [table for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]]
     titles = [text for level, text in reader.heads if level == 4]
-    assert titles == [f"Post {i} of 12" for i in range(1, 7)] + [f"Post {i} of 12: {gain} points" for i, gain in ((12, "−6.00"), (11, "−5.00"), (10, "−4.00"))]
+    assert titles == [f"Post {i} of 12" for i in range(1, 7)] + [
+        f"Post {i} of 12: {gain} points"
+        for i, gain in ((12, "−6.00"), (11, "−5.00"), (10, "−4.00"))
+    ]
     for title, card in zip(titles, cards):
         i = int(title.split()[1]) - 1
-        assert card[1:] == [["Reference", f"ref {i // 2}", "–", "–"], ["SFT", f"sft {i}", signed(i / 4), signed(float(i))], ["PPO", f"ppo {i}", signed(i / 4), "+5.00"]]
+        assert card[1:] == [
+            ["Reference", f"ref {i // 2}", "–", "–"],
+            ["SFT", f"sft {i}", signed(i / 4), signed(float(i))],
+            ["PPO", f"ppo {i}", signed(i / 4), "+5.00"],
+        ]
     assert "higher than SFT's on 5, equal on 1, lower on 6" in reader.text
-    pd.read_csv(run / "completions" / "ppo.csv")[:3].to_csv(run / "completions" / "ppo.csv", index=False)
+    pd.read_csv(run / "completions" / "ppo.csv")[:3].to_csv(
+        run / "completions" / "ppo.csv", index=False
+    )
     reader = check_page(report(run).read_text())
-    cards = [table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]]
-    assert [[row[1] for row in card[1:]] for card in cards] == [["sft 0", "ppo 0"], ["sft 1", "ppo 1"], ["sft 2", "ppo 2"], ["sft 3"], ["sft 4"], ["sft 5"]]
+    cards = [
+        table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
+    ]
+    assert [[row[1] for row in card[1:]] for card in cards] == [
+        ["sft 0", "ppo 0"],
+        ["sft 1", "ppo 1"],
+        ["sft 2", "ppo 2"],
+        ["sft 3"],
+        ["sft 4"],
+        ["sft 5"],
+    ]
 
 
 def test_completions_keep_odd_texts(run):
     # catches: "NA", "" or "007" read as a gap or a number; rows of one table alone lost
-    frame = pd.DataFrame({"query": ["NA", "q", "r"], "model response": ["007", "", "nan"], "score": [1., 2., np.nan], "gold": [1, 2, 3], "reference": ["None", "null", "x"]})
-    frame.to_csv(run / "completions" / "sft.csv", index=False); frame[:2].iloc[::-1].to_csv(run / "completions" / "ppo.csv", index=False)
+    frame = pd.DataFrame(
+        {
+            "query": ["NA", "q", "r"],
+            "model response": ["007", "", "nan"],
+            "score": [1.0, 2.0, np.nan],
+            "gold": [1, 2, 3],
+            "reference": ["None", "null", "x"],
+        }
+    )
+    frame.to_csv(run / "completions" / "sft.csv", index=False)
+    frame[:2].iloc[::-1].to_csv(run / "completions" / "ppo.csv", index=False)
     reader = check_page(report(run).read_text())
-    cards = [table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]]
-    assert [card[0][1] for card in cards] == ["None", "null", "x"] and [card[1][1:] for card in cards] == [["007", "+1.00", "+1.00"], ["(nothing)", "+2.00", "+2.00"], ["nan", "–", "+3.00"]]
+    cards = [
+        table[1:] for table in reader.tables if table[0] == ["From", "Summary", "Score", "Gold"]
+    ]
+    assert [card[0][1] for card in cards] == ["None", "null", "x"] and [
+        card[1][1:] for card in cards
+    ] == [["007", "+1.00", "+1.00"], ["(nothing)", "+2.00", "+2.00"], ["nan", "–", "+3.00"]]
     assert [len(card) for card in cards] == [3, 3, 2] and "lost points on no post" in reader.text
     (run / "completions" / "ppo.csv").unlink()
     assert "Only one of the two models" in check_page(report(run).read_text()).text
 
 
 def test_rollouts_of_the_first_the_middle_and_the_last_update(run):
-    # catches: the last one twice, updates in the order of the folder, other rows, one scale for each strip
+    # catches: the last one twice, updates in the order of the folder, other rows, one scale for
+    # each strip
     reader = check_page(report(run).read_text())
-    assert [text for level, text in reader.heads if level == 3][-3:] == [f"Update {u}, after {8 * u} episodes, kl_coef 0.05" for u in (0, 2, 4)]
+    assert [text for level, text in reader.heads if level == 3][-3:] == [
+        f"Update {u}, after {8 * u} episodes, kl_coef 0.05" for u in (0, 2, 4)
+    ]
     for u in (0, 2, 4):
-        for b in range(3): assert f"prompt {u}/{b}" in reader.text
+        for b in range(3):
+            assert f"prompt {u}/{b}" in reader.text
     assert "prompt 0/3" not in reader.text and "prompt 1/0" not in reader.text
     for name in ("kl", "advantages"):
-        largest = max(getattr(make((3, 5, 2, 4), seed=u), name)[:3].abs().max().item() for u in (0, 2, 4))
-        assert re.findall(rf"{name}: full colour at (\S+?)token", "".join(reader.words)) == [f"{largest:.3g}"] * 9
+        largest = max(
+            getattr(make((3, 5, 2, 4), seed=u), name)[:3].abs().max().item() for u in (0, 2, 4)
+        )
+        assert (
+            re.findall(rf"{name}: full colour at (\S+?)token", "".join(reader.words))
+            == [f"{largest:.3g}"] * 9
+        )
 
 
 def test_rollouts_follow_a_prompt(run):
     files = sorted((run / "ppo" / "rollouts").iterdir())
     for i, path in enumerate(files):
         r = Rollout.load(path)
-        prompts = [f"other {i}/{b}" for b in range(4)]; prompts[i % 4] = "the same"
+        prompts = [f"other {i}/{b}" for b in range(4)]
+        prompts[i % 4] = "the same"
         r.with_(prompts=prompts).save(path)
     text = check_page(report(run).read_text()).text
-    assert text.count("the same") == 3 and "other" not in text and "Episode 2 of 4, update 2" in text
+    assert (
+        text.count("the same") == 3 and "other" not in text and "Episode 2 of 4, update 2" in text
+    )
 
 
 def test_rollouts_of_several_ranks_and_half_filled(run):
     folder = run / "ppo" / "rollouts"
     for path in sorted(folder.iterdir()):
         r = Rollout.load(path)
-        for rank in range(2): r.with_(advantages=None, kl=None, prompts=[f"of rank {rank}"] * 4, info=dict(update=r.info["update"], rank=rank)).save(folder / f"{path.stem}-rank{rank}.safetensors")
+        for rank in range(2):
+            r.with_(
+                advantages=None,
+                kl=None,
+                prompts=[f"of rank {rank}"] * 4,
+                info=dict(update=r.info["update"], rank=rank),
+            ).save(folder / f"{path.stem}-rank{rank}.safetensors")
         path.unlink()
     reader = check_page(report(run).read_text())
-    assert [text for level, text in reader.heads if level == 3][-3:] == ["Update 0", "Update 2", "Update 4"]
+    assert [text for level, text in reader.heads if level == 3][-3:] == [
+        "Update 0",
+        "Update 2",
+        "Update 4",
+    ]
     assert "of rank 0" in reader.text and "of rank 1" not in reader.text
 
 
@@ -721,8 +1425,14 @@ def test_dark_ink_on_white():
     # every ink of the style sheet against white
     def luminance(colour):
         digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-        c = np.array([int(digits[i:i + 2], 16) for i in (0, 2, 4)]) / 255
-        return np.where(c <= .04045, c / 12.92, ((c + .055) / 1.055) ** 2.4) @ [.2126, .7152, .0722]
+        c = np.array([int(digits[i : i + 2], 16) for i in (0, 2, 4)]) / 255
+        return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+
     from rlhf_nb.viewer import _STYLE
+
     inks = set(re.findall(r"[{; ]color: (#\w+)", _STYLE))
-    assert len(inks) >= 3 and all(1.05 / (luminance(ink) + .05) >= 4.5 for ink in inks)
+    assert len(inks) >= 3 and all(1.05 / (luminance(ink) + 0.05) >= 4.5 for ink in inks)

@@ -1,4 +1,6 @@
-"""viz: what a parser (not a regular expression) finds in the markup, what a colour-blind or blind reader gets, what the figures hold."""
+"""viz: what a parser (not a regular expression) finds in the markup, what a colour-blind or blind
+reader gets, what the figures hold."""
+
 from html import escape
 from html.parser import HTMLParser
 
@@ -6,58 +8,108 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhf_nb.checks import check_cell, check_tint, check_vmax
-from rlhf_nb.viz import (Html, _largest, curves, episode_table, signal_table, signed, tint, token_strip, visible,
-                         visible_token)
+from rlhf_nb.viz import (
+    Html,
+    _largest,
+    curves,
+    episode_table,
+    signal_table,
+    signed,
+    tint,
+    token_strip,
+    visible,
+    visible_token,
+)
 
 quick = settings(max_examples=60, deadline=None)
 VOID = {"br", "img", "input", "link", "meta", "hr"}
 ALLOWED = {"div", "table", "caption", "tr", "th", "td", "bdi"}
 ATTRIBUTES = {"style", "scope", "tabindex", "role", "aria-label"}
-nasty = st.lists(st.sampled_from(list("ab <>&\"'/=\n\t\r\x00\x1b") + ["\u202e", "\u2066", "\u200b", "\u00a0", "\u2028", "\u2029", "\ud800", "ש", "🐈", "<b>", "</td>"]),
-                 max_size=8).map("".join)
-numbers = st.floats(-1e6, 1e6) | st.sampled_from([0., -0., float("nan"), float("inf"), -float("inf"), 1e-9, -1e-300])
+nasty = st.lists(
+    st.sampled_from(
+        [
+            *list("ab <>&\"'/=\n\t\r\x00\x1b"),
+            "\u202e",
+            "\u2066",
+            "\u200b",
+            "\xa0",
+            "\u2028",
+            "\u2029",
+            "�",
+            "ש",
+            "🐈",
+            "<b>",
+            "</td>",
+        ]
+    ),
+    max_size=8,
+).map("".join)
+numbers = st.floats(-1e6, 1e6) | st.sampled_from(
+    [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-9, -1e-300]
+)
 
 
 class Reader(HTMLParser):
     "Tables as lists of rows of (tag, attributes, text); fails on tags that do not nest."
+
     def __init__(self, markup):
         super().__init__(convert_charrefs=True)
         self.tables, self.captions, self.seen, self.open = [], [], [], []
-        self.feed(markup); self.close()
+        self.feed(markup)
+        self.close()
         assert not self.open, f"left open: {self.open}"
+
     def handle_starttag(self, tag, attributes):
         self.seen.append((tag, dict(attributes)))
-        if tag not in VOID: self.open.append(tag)
-        if tag == "table": self.tables.append([])
-        if tag == "tr": self.tables[-1].append([])
-        if tag in ("td", "th"): self.tables[-1][-1].append([tag, dict(attributes), ""])
-        if tag == "caption": self.captions.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append([tag, dict(attributes), ""])
+        if tag == "caption":
+            self.captions.append("")
+
     def handle_endtag(self, tag):
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
     def handle_data(self, text):
-        if self.open and self.open[-1] == "caption": self.captions[-1] += text
-        elif "td" in self.open or "th" in self.open: self.tables[-1][-1][-1][2] += text
+        if self.open and self.open[-1] == "caption":
+            self.captions[-1] += text
+        elif "td" in self.open or "th" in self.open:
+            self.tables[-1][-1][-1][2] += text
 
 
-def texts(table): return [[cell[2] for cell in row] for row in table]
+def texts(table):
+    return [[cell[2] for cell in row] for row in table]
 
 
-def style(cell): return dict(part.split(":", 1) for part in cell[1].get("style", "").split(";") if part)
+def style(cell):
+    return dict(part.split(":", 1) for part in cell[1].get("style", "").split(";") if part)
 
 
 def contrast(a, b):
     def luminance(colour):
-        c = np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)]) / 255
-        return np.where(c <= .04045, c / 12.92, ((c + .055) / 1.055) ** 2.4) @ [.2126, .7152, .0722]
+        c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+
     low, high = sorted((luminance(a), luminance(b)))
-    return (high + .05) / (low + .05)
+    return (high + 0.05) / (low + 0.05)
 
 
 def check_markup(shown):
-    "Holds for every renderer: known tags and attributes alone, headers with a scope, readable colours, nothing fetched, no lone surrogate."
+    """Holds for every renderer: known tags and attributes alone, headers with a scope, readable
+    colours, nothing fetched, no lone surrogate."""
     assert isinstance(shown, Html) and isinstance(shown, str) and type(shown._repr_html_()) is str
     reader = Reader(shown)
     assert {tag for tag, _ in reader.seen} <= ALLOWED
@@ -66,8 +118,10 @@ def check_markup(shown):
     for table in reader.tables:
         assert len({len(row) for row in table}) == 1
         for cell in (cell for row in table for cell in row):
-            if cell[0] == "th": assert cell[1]["scope"] in ("row", "col")
-            if cell[2]: assert contrast(style(cell)["color"], style(cell)["background"]) >= 4.5
+            if cell[0] == "th":
+                assert cell[1]["scope"] in ("row", "col")
+            if cell[2]:
+                assert contrast(style(cell)["color"], style(cell)["background"]) >= 4.5
         assert [cell[1].get("scope") for cell in table[0][1:]] == ["col"] * (len(table[0]) - 1)
         assert all(row[0][1].get("scope") == "row" for row in table[1:])
     shown.encode("utf-8"), repr(shown).encode("utf-8")
@@ -81,25 +135,29 @@ def check_markup(shown):
 def test_colour_says_no_more_than_the_sign_and_never_less(value, vmax):
     # catches: an unclamped channel, ends swapped, nan or inf through round(), 0 / 0
     colour = tint(value, vmax)
-    r, g, b = (int(colour[i:i + 2], 16) for i in (1, 3, 5))
+    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     assert len(colour) == 7 and contrast("#111111", colour) >= 4.5
-    if colour != "#ffffff": assert (r > b) == (value > 0) and value != 0
-    if vmax > 0 and abs(value) >= vmax: assert colour == ("#f4a259" if value > 0 else "#7ab0e8")
-    if vmax == 0 or value != value: assert colour == "#ffffff"
+    if colour != "#ffffff":
+        assert (r > b) == (value > 0) and value != 0
+    if vmax > 0 and abs(value) >= vmax:
+        assert colour == ("#f4a259" if value > 0 else "#7ab0e8")
+    if vmax == 0 or value != value:
+        assert colour == "#ffffff"
 
 
 @quick
-@given(st.floats(-10, 10), st.floats(.1, 10))
+@given(st.floats(-10, 10), st.floats(0.1, 10))
 def test_colour_is_the_formula(value, vmax):
-    # catches: a share of its own for each channel, a map that is not linear, black where white should be
+    # catches: a share of its own for each channel, a map that is not linear, black where white
+    # should be
     end = np.array([244, 162, 89] if value > 0 else [122, 176, 232])
     want = 255 + np.clip(abs(value) / vmax, 0, 1) * (end - 255)
-    got = [int(tint(value, vmax)[i:i + 2], 16) for i in (1, 3, 5)]
-    assert np.abs(want - got).max() <= .5 + 1e-9
+    got = [int(tint(value, vmax)[i : i + 2], 16) for i in (1, 3, 5)]
+    assert np.abs(want - got).max() <= 0.5 + 1e-9
 
 
 def test_colour_grows_with_the_number():
-    greens = [int(tint(v, 2.)[3:5], 16) for v in np.linspace(0, 2, 9)]
+    greens = [int(tint(v, 2.0)[3:5], 16) for v in np.linspace(0, 2, 9)]
     assert greens == sorted(greens, reverse=True) and len(set(greens)) == 9
 
 
@@ -108,17 +166,37 @@ def test_colour_grows_with_the_number():
 def test_a_number_keeps_its_sign(value):
     # catches: "-0.00", a sign lost in rounding, a hyphen for a minus, nan with a sign
     text = signed(value)
-    if value > 0: assert text[0] == "+"
-    elif value < 0: assert text[0] == "−"
-    else: assert text in ("0", "nan")
+    if value > 0:
+        assert text[0] == "+"
+    elif value < 0:
+        assert text[0] == "−"
+    else:
+        assert text in ("0", "nan")
     assert "-" not in text
-    if np.isfinite(value) and value: assert float(text.replace("−", "-")) == pytest.approx(value, rel=.06, abs=1e-300) or abs(value) < .1
-    if value and np.isfinite(value): assert float(text.replace("−", "-")) != 0 or abs(value) < 1e-300
+    if np.isfinite(value) and value:
+        assert (
+            float(text.replace("−", "-")) == pytest.approx(value, rel=0.06, abs=1e-300)
+            or abs(value) < 0.1
+        )
+    if value and np.isfinite(value):
+        assert float(text.replace("−", "-")) != 0 or abs(value) < 1e-300
 
 
 def test_numbers_by_hand():
-    got = [signed(v) for v in (None, True, 0, -3, 12345, .005, .0049, 999.994, 1000., -.5, 0.)]
-    assert got == ["", "true", "0", "−3", "12,345", "+0.01", "+4.9e−03", "+999.99", "+1.0e+03", "−0.50", "0"]
+    got = [signed(v) for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1000.0, -0.5, 0.0)]
+    assert got == [
+        "",
+        "true",
+        "0",
+        "−3",
+        "12,345",
+        "+0.01",
+        "+4.9e−03",
+        "+999.99",
+        "+1.0e+03",
+        "−0.50",
+        "0",
+    ]
 
 
 @quick
@@ -132,7 +210,8 @@ def test_nothing_invisible_is_left(text):
 
 def test_characters_that_people_write_stay():
     # catches: escaping the joiners of emoji and of Persian, or letters of right-to-left scripts
-    for text in ("👩‍👧", "می‌خواهم", "שלום", "naïve café", "<s> & \"x\""): assert visible(text) == text
+    for text in ("👩‍👧", "می‌خواهم", "שלום", "naïve café", '<s> & "x"'):
+        assert visible(text) == text
     assert visible("a\nb\tc") == "a↵\nb⇥c" and visible_token("\u202e") == "⟨U+202E⟩"
 
 
@@ -140,7 +219,8 @@ def test_characters_that_people_write_stay():
 @quick
 @given(st.lists(st.tuples(nasty, numbers, st.booleans()), max_size=30), nasty)
 def test_strip_holds_every_token_and_number_in_order(items, name):
-    # catches: unescaped text or name, a token lost at a line break, numbers under the wrong token, padding shown
+    # catches: unescaped text or name, a token lost at a line break, numbers under the wrong token,
+    # padding shown
     tokens, values, mask = map(list, zip(*items)) if items else ([], [], [])
     reader = check_markup(token_strip(tokens, values, mask, name=name or "value"))
     assert all(len(table) == 2 for table in reader.tables)
@@ -150,51 +230,102 @@ def test_strip_holds_every_token_and_number_in_order(items, name):
     assert below == [signed(float(np.float32(v))) if k else "·" for v, k in zip(values, mask)]
     for table in reader.tables:
         for cell, text in zip(table[1][1:], texts(table)[1][1:]):
-            if text[0] in "·n0": assert style(cell)["background"] == "#ffffff"
+            if text[0] in "·n0":
+                assert style(cell)["background"] == "#ffffff"
 
 
 @quick
 @given(st.lists(st.tuples(nasty, numbers, st.booleans()), min_size=1, max_size=12), numbers, nasty)
 def test_padding_never_shows(items, junk, pad):
-    # catches: a pad token's text or number that reaches the page, a scale or a line break that depends on it
+    # catches: a pad token's text or number that reaches the page, a scale or a line break that
+    # depends on it
     tokens, values, mask = map(list, zip(*items))
-    dirty = [v if k else junk for v, k in zip(values, mask)], [t if k else pad for t, k in zip(tokens, mask)]
+    dirty = (
+        [v if k else junk for v, k in zip(values, mask)],
+        [t if k else pad for t, k in zip(tokens, mask)],
+    )
     values, shown = torch.tensor(values), torch.tensor(mask)
     assert token_strip(dirty[1], dirty[0], mask) == token_strip(tokens, values, mask)
-    assert signal_table(dirty[1], shown, x=torch.tensor(dirty[0])) == signal_table(tokens, shown, x=values)
+    assert signal_table(dirty[1], shown, x=torch.tensor(dirty[0])) == signal_table(
+        tokens, shown, x=values
+    )
 
 
 def test_renderers_are_pure():
     # catches: an argument changed in place, markup that depends on what was drawn before
-    tokens, values, mask = ["a", "\n"], torch.tensor([1., float("inf")]), torch.tensor([True, False])
-    first = token_strip(tokens, values, mask), signal_table(tokens, mask, x=values), curves(logs(), ["kl"]).axes[0].get_title()
-    token_strip(["z"], [1e9], vmax=3.), curves(logs(), ["lr"])
-    again = token_strip(tokens, values, mask), signal_table(tokens, mask, x=values), curves(logs(), ["kl"]).axes[0].get_title()
-    assert first == again and tokens == ["a", "\n"] and values.tolist() == [1., float("inf")] and mask.tolist() == [True, False]
+    tokens, values, mask = (
+        ["a", "\n"],
+        torch.tensor([1.0, float("inf")]),
+        torch.tensor([True, False]),
+    )
+    first = (
+        token_strip(tokens, values, mask),
+        signal_table(tokens, mask, x=values),
+        curves(logs(), ["kl"]).axes[0].get_title(),
+    )
+    token_strip(["z"], [1e9], vmax=3.0), curves(logs(), ["lr"])
+    again = (
+        token_strip(tokens, values, mask),
+        signal_table(tokens, mask, x=values),
+        curves(logs(), ["kl"]).axes[0].get_title(),
+    )
+    assert (
+        first == again
+        and tokens == ["a", "\n"]
+        and values.tolist() == [1.0, float("inf")]
+        and mask.tolist() == [True, False]
+    )
 
 
 def test_a_reader_without_colour_loses_nothing():
     # catches: two numbers of opposite sign, or of different size, that differ in their ground alone
-    def text(value): return repr(token_strip(["a"], [value], vmax=1.))
-    assert len({text(v) for v in (-.5, -.004, 0., .004, .5, 2., float("inf"), -float("inf"), float("nan"))}) == 9
+    def text(value):
+        return repr(token_strip(["a"], [value], vmax=1.0))
+
+    assert (
+        len(
+            {
+                text(v)
+                for v in (
+                    -0.5,
+                    -0.004,
+                    0.0,
+                    0.004,
+                    0.5,
+                    2.0,
+                    float("inf"),
+                    -float("inf"),
+                    float("nan"),
+                )
+            }
+        )
+        == 9
+    )
 
 
 def test_strip_breaks_lines_like_text():
-    reader = check_markup(token_strip(["word"] * 50, [.1] * 50))
+    reader = check_markup(token_strip(["word"] * 50, [0.1] * 50))
     widths = [len(table[0]) - 1 for table in reader.tables]
     assert sum(widths) == 50 and max(widths) <= 12 and len(widths) >= 4
-    assert len(check_markup(token_strip(["x" * 300, "y"], [1., 2.])).tables) == 2  # catches: an empty first line
+    assert (
+        len(check_markup(token_strip(["x" * 300, "y"], [1.0, 2.0])).tables) == 2
+    )  # catches: an empty first line
 
 
 def test_strip_scale():
     # catches: padding in the scale, nan as the scale, vmax ignored, whole numbers left uncoloured
     full = "#f4a259"
-    assert full in token_strip(["a", "b"], [1., 1e9], [True, False])
-    assert full in token_strip(["a", "b"], [1., float("nan")]) and full in token_strip(["a"], [float("inf")], vmax=1.)
-    assert full not in token_strip(["a"], [1.], vmax=10.) and full in token_strip(["a", "b"], [0, 1])
+    assert full in token_strip(["a", "b"], [1.0, 1e9], [True, False])
+    assert full in token_strip(["a", "b"], [1.0, float("nan")]) and full in token_strip(
+        ["a"], [float("inf")], vmax=1.0
+    )
+    assert full not in token_strip(["a"], [1.0], vmax=10.0) and full in token_strip(
+        ["a", "b"], [0, 1]
+    )
     assert "+1.00" in token_strip(["a", "b"], [0, 1])
-    for bad in (0, -1., float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="vmax"): token_strip(["a"], [1.], vmax=bad)
+    for bad in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="vmax"):
+            token_strip(["a"], [1.0], vmax=bad)
 
 
 def test_strip_without_numbers_and_without_tokens():
@@ -212,64 +343,118 @@ def test_signal_table_is_the_numbers(items):
     table = check_markup(signal_table(tokens, torch.tensor([mask]), first=a, second=b)).tables[0]
     assert texts(table)[0] == [""] + [visible_token(t) if k else "·" for t, k in zip(tokens, mask)]
     for line, name, row in zip(table[1:], ("first", "second"), (a[0], b)):
-        assert [cell[2] for cell in line] == [name] + [signed(v) if k else "·" for v, k in zip(row.tolist(), mask)]
+        assert [cell[2] for cell in line] == [name] + [
+            signed(v) if k else "·" for v, k in zip(row.tolist(), mask)
+        ]
         real = [abs(v) for v, k in zip(row.tolist(), mask) if k and np.isfinite(v)]
-        assert [style(c)["background"] for c in line[1:]] == [tint(v, max(real, default=0)) if k else "#ffffff" for v, k in zip(row.tolist(), mask)]
+        assert [style(c)["background"] for c in line[1:]] == [
+            tint(v, max(real, default=0)) if k else "#ffffff" for v, k in zip(row.tolist(), mask)
+        ]
 
 
 def test_signals_of_every_kind():
     # catches: bfloat16 or a gradient that numpy refuses, ids drawn as signals
-    x = torch.tensor([.5, -1.], dtype=torch.bfloat16, requires_grad=True)
-    shown = check_markup(signal_table(half=x, ids=torch.tensor([7, 11]), mask_row=torch.tensor([True, False]), plain=[.25, 2.], array=np.array([1., 2.])))
-    assert texts(shown.tables[0]) == [["", "0", "1"], ["half", "+0.50", "−1.00"], ["ids", "7", "11"], ["mask_row", "true", "false"],
-                                      ["plain", "+0.25", "+2.00"], ["array", "+1.00", "+2.00"]]
+    x = torch.tensor([0.5, -1.0], dtype=torch.bfloat16, requires_grad=True)
+    shown = check_markup(
+        signal_table(
+            half=x,
+            ids=torch.tensor([7, 11]),
+            mask_row=torch.tensor([True, False]),
+            plain=[0.25, 2.0],
+            array=np.array([1.0, 2.0]),
+        )
+    )
+    assert texts(shown.tables[0]) == [
+        ["", "0", "1"],
+        ["half", "+0.50", "−1.00"],
+        ["ids", "7", "11"],
+        ["mask_row", "true", "false"],
+        ["plain", "+0.25", "+2.00"],
+        ["array", "+1.00", "+2.00"],
+    ]
     assert {style(c)["background"] for row in shown.tables[0][2:4] for c in row[1:]} == {"#ffffff"}
     assert x.requires_grad and x.dtype == torch.bfloat16
 
 
 def test_what_does_not_fit_is_refused_with_a_mend():
     x = torch.ones(2, 3)
-    with pytest.raises(ValueError, match=r"reward has shape \[2, 3\].*reward\[0\]"): signal_table(reward=x)
-    with pytest.raises(ValueError, match="'value': 2"): signal_table(reward=x[0], value=x[0, :2])
-    with pytest.raises(ValueError, match="'tokens': 1"): signal_table(["a"], reward=x[0])
-    with pytest.raises(ValueError, match="'mask': 2"): token_strip(["a"] * 3, x[0], mask=[True, False])
-    with pytest.raises(ValueError, match="at least one"): signal_table(["a"])
+    with pytest.raises(ValueError, match=r"reward has shape \[2, 3\].*reward\[0\]"):
+        signal_table(reward=x)
+    with pytest.raises(ValueError, match="'value': 2"):
+        signal_table(reward=x[0], value=x[0, :2])
+    with pytest.raises(ValueError, match="'tokens': 1"):
+        signal_table(["a"], reward=x[0])
+    with pytest.raises(ValueError, match="'mask': 2"):
+        token_strip(["a"] * 3, x[0], mask=[True, False])
+    with pytest.raises(ValueError, match="at least one"):
+        signal_table(["a"])
 
 
 def test_plain_text_is_the_same_table():
     # catches: markup or escapes in the text, columns that do not line up
-    text = repr(signal_table(["<s>", " a"], torch.tensor([True, False]), reward=torch.tensor([.5, 9.]), kl=torch.tensor([-10.25, 9.])))
-    assert text.splitlines() == ["· is padding", "           <s>  ·", "reward   +0.50  ·", "    kl  −10.25  ·"]
+    text = repr(
+        signal_table(
+            ["<s>", " a"],
+            torch.tensor([True, False]),
+            reward=torch.tensor([0.5, 9.0]),
+            kl=torch.tensor([-10.25, 9.0]),
+        )
+    )
+    assert text.splitlines() == [
+        "· is padding",
+        "           <s>  ·",
+        "reward   +0.50  ·",
+        "    kl  −10.25  ·",
+    ]
     assert repr(Html("<b>bold</b> &amp; plain")) == "bold & plain" and repr(Html("")) == ""
 
 
 # ---------------------------------------------------------------- episodes
 @quick
-@given(st.lists(st.builds(lambda q, s, n: dict(query=q, score=s, n=n), nasty, numbers, st.integers(-5, 5)), min_size=1, max_size=6), nasty)
+@given(
+    st.lists(
+        st.builds(lambda q, s, n: dict(query=q, score=s, n=n), nasty, numbers, st.integers(-5, 5)),
+        min_size=1,
+        max_size=6,
+    ),
+    nasty,
+)
 def test_episode_table_drops_and_changes_nothing(rows, title):
     before = [dict(row) for row in rows]
     reader = check_markup(episode_table(rows, title=title))
     assert texts(reader.tables[0]) == [["", "query", "score", "n"]] + [
-        [str(i), visible(r["query"]), signed(r["score"]), signed(r["n"])] for i, r in enumerate(rows)]
+        [str(i), visible(r["query"]), signed(r["score"]), signed(r["n"])]
+        for i, r in enumerate(rows)
+    ]
     assert repr(rows) == repr(before)
 
 
 def test_episode_table_values_and_columns():
-    # catches: numpy and tensor scalars shown as text, a missing value that shifts the row, a hundred rows cut to some
-    rows = [dict(a=np.float32(-.5), b=torch.tensor(2.), c=None), dict(a=np.int64(3), d=[1, 2])]
+    # catches: numpy and tensor scalars shown as text, a missing value that shifts the row, a
+    # hundred rows cut to some
+    rows = [dict(a=np.float32(-0.5), b=torch.tensor(2.0), c=None), dict(a=np.int64(3), d=[1, 2])]
     table = check_markup(episode_table(rows)).tables[0]
-    assert texts(table) == [["", "a", "b", "c", "d"], ["0", "−0.50", "+2.00", "", ""], ["1", "3", "", "", "[1, 2]"]]
-    assert style(table[1][1])["text-align"] == "right" and style(table[2][4])["text-align"] == "left"
+    assert texts(table) == [
+        ["", "a", "b", "c", "d"],
+        ["0", "−0.50", "+2.00", "", ""],
+        ["1", "3", "", "", "[1, 2]"],
+    ]
+    assert (
+        style(table[1][1])["text-align"] == "right" and style(table[2][4])["text-align"] == "left"
+    )
     assert texts(check_markup(episode_table(rows, ["b", "a"])).tables[0])[0] == ["", "b", "a"]
-    assert len(check_markup(episode_table([dict(a=1.)] * 300)).tables[0]) == 301
+    assert len(check_markup(episode_table([dict(a=1.0)] * 300)).tables[0]) == 301
     assert "0 rows" in check_markup(episode_table([])).captions[0]
-    with pytest.raises(ValueError, match="'score'.*'a', 'b'"): episode_table(rows, ["score"])
+    with pytest.raises(ValueError, match="'score'.*'a', 'b'"):
+        episode_table(rows, ["score"])
 
 
 def test_episode_table_says_how_many_there_are():
     # catches: the first rows of many passed off as all of them
-    rows = [dict(a=1.)] * 2
-    captions = [check_markup(episode_table(rows, of=of, title="T")).captions[0] for of in (None, 2, 12345)]
+    rows = [dict(a=1.0)] * 2
+    captions = [
+        check_markup(episode_table(rows, of=of, title="T")).captions[0] for of in (None, 2, 12345)
+    ]
     assert captions == ["T (2 rows)", "T (2 rows)", "T (first 2 of 12,345 rows)"]
     assert check_markup(episode_table(rows[:1])).captions == ["1 row"]
 
@@ -284,33 +469,51 @@ def test_the_exercises_call_the_real_functions_right():
 
 # ---------------------------------------------------------------- curves
 def logs():
-    return pd.DataFrame([dict(run=run, seed=seed, episode=e, kl=k * e + seed, lr=.1 if e % 2 else np.nan)
-                         for run, k in (("low", 1.), ("high", 2.)) for seed in (0, 1, 5) for e in (3, 1, 2)])
+    return pd.DataFrame(
+        [
+            dict(run=run, seed=seed, episode=e, kl=k * e + seed, lr=0.1 if e % 2 else np.nan)
+            for run, k in (("low", 1.0), ("high", 2.0))
+            for seed in (0, 1, 5)
+            for e in (3, 1, 2)
+        ]
+    )
 
 
 def test_curves_draw_means_and_bands():
-    # catches: a mean over runs as well, x unsorted, a band of something else than the range, run names lost
+    # catches: a mean over runs as well, x unsorted, a band of something else than the range, run
+    # names lost
     axis = curves(logs(), ["kl"]).axes[0]
     low, high = axis.get_lines()
-    assert (low.get_label(), high.get_label()) == ("low", "high") and low.get_linestyle() != high.get_linestyle()
+    assert (low.get_label(), high.get_label()) == (
+        "low",
+        "high",
+    ) and low.get_linestyle() != high.get_linestyle()
     np.testing.assert_allclose(low.get_xydata(), [[1, 3], [2, 4], [3, 5]])
     np.testing.assert_allclose(high.get_ydata(), [4, 6, 8])
     band = axis.collections[0].get_paths()[0].vertices
-    assert {tuple(v) for v in band} >= {(1., 1.), (1., 6.), (3., 3.), (3., 8.)}
+    assert {tuple(v) for v in band} >= {(1.0, 1.0), (1.0, 6.0), (3.0, 3.0), (3.0, 8.0)}
 
 
 def test_curves_leave_gaps_out_and_smooth_nothing():
     frame = logs().query("run == 'low' and seed == 0").drop(columns="run")
     axes = curves(frame, {"learning rate": "lr", "KL": "kl"}, title="one run").axes
-    assert [a.get_title() for a in axes] == ["learning rate", "KL"] and axes[0].get_xlabel() == "episode"
+    assert [a.get_title() for a in axes] == ["learning rate", "KL"] and axes[
+        0
+    ].get_xlabel() == "episode"
     assert axes[0].get_lines()[0].get_xdata().tolist() == [1, 3] and not axes[1].collections
     assert axes[1].get_lines()[0].get_ydata().tolist() == [1, 2, 3]
 
 
 def test_curves_leave_nothing_behind_and_can_be_saved(tmp_path):
-    # catches: a figure that pyplot shows a second time, empty panels, a title or a tick that cannot be drawn
+    # catches: a figure that pyplot shows a second time, empty panels, a title or a tick that cannot
+    # be drawn
     import matplotlib.pyplot as plt
-    figure = curves(logs().assign(episode=lambda f: f.episode * 100_000), ["kl", "lr", "seed", "episode"], ncols=3)
+
+    figure = curves(
+        logs().assign(episode=lambda f: f.episode * 100_000),
+        ["kl", "lr", "seed", "episode"],
+        ncols=3,
+    )
     assert plt.get_fignums() == [] and len(figure.axes) == 4
     figure.savefig(tmp_path / "curves.png")
     assert "300,000" in {t.get_text() for t in figure.axes[0].get_xticklabels()}
@@ -318,7 +521,8 @@ def test_curves_leave_nothing_behind_and_can_be_saved(tmp_path):
 
 def test_curves_refuse_what_is_not_there():
     for columns, x in ((["nope"], "episode"), (["kl"], "step"), ([], "episode")):
-        with pytest.raises(ValueError, match="'kl'"): curves(logs(), columns, x=x)
+        with pytest.raises(ValueError, match="'kl'"):
+            curves(logs(), columns, x=x)
 
 
 def test_curves_survive_an_empty_metric():

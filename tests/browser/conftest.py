@@ -1,7 +1,9 @@
 """What the tests in the browser share: one Chromium, and one JupyterLab, for all of them.
 
-CHROMIUM names another browser than the first that is found; BROWSER_SCREENSHOTS is the folder in which the pictures are kept; AXE the file of axe-core.
+CHROMIUM names another browser than the first that is found; BROWSER_SCREENSHOTS is the folder in
+which the pictures are kept; AXE the file of axe-core.
 """
+
 from __future__ import annotations
 
 import os
@@ -32,21 +34,32 @@ def without(what: str, how: str, must: bool) -> None:
 def browser() -> Iterator[Browser]:
     "A browser with an empty profile."
     if not (found := chromium()):
-        without("Chromium", "On Debian: apt-get install chromium; elsewhere name it: CHROMIUM=/path/to/it.", must=bool(os.environ.get("CI")))
-    with drive(found) as browser: yield browser
+        without(
+            "Chromium",
+            "On Debian: apt-get install chromium; elsewhere name it: CHROMIUM=/path/to/it.",
+            must=bool(os.environ.get("CI")),
+        )
+    with drive(found) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")
 def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     "JupyterLab over a copy of nbs/, in front of it the browser."
-    with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab: yield lab
+    with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")
 def axe() -> str:
     "The script of axe-core."
     path = Path(os.environ.get("AXE") or Path(sys.prefix, "axe.min.js"))
-    if not path.is_file(): without("axe-core", "`make check-browser` fetches it where npm is.", must=bool(os.environ.get("CI")))
+    if not path.is_file():
+        without(
+            "axe-core",
+            "`make check-browser` fetches it where npm is.",
+            must=bool(os.environ.get("CI")),
+        )
     return path.read_text(encoding="utf-8")
 
 

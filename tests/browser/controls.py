@@ -1,8 +1,11 @@
-"""The widgets of a page, found by looking at it, and a hand for each of their controls: one on the keyboard, one on the mouse.
+"""The widgets of a page, found by looking at it, and a hand for each of their controls: one on the
+keyboard, one on the mouse.
 
-A control is alive where the rest of its widget changes when it is worked. It may be deaf in a given state (a clip range while nothing is clipped): so it is
-tried over several positions, and then again and again with its neighbours moved, before it counts as dead.
+A control is alive where the rest of its widget changes when it is worked. It may be deaf in a
+given state (a clip range while nothing is clipped): so it is tried over several positions, and
+then again and again with its neighbours moved, before it counts as dead.
 """
+
 from __future__ import annotations
 
 import random
@@ -13,10 +16,11 @@ from lab import Notebook
 from playwright.sync_api import ElementHandle
 
 WAYS = ("keyboard", "mouse")
-ATTEMPTS = 10     # states of the neighbours in which a control may come alive
-LINGER = 300      # milliseconds that a view may take once the kernel is done
+ATTEMPTS = 10  # states of the neighbours in which a control may come alive
+LINGER = 300  # milliseconds that a view may take once the kernel is done
 
-# What all scripts share. `own`: the box of a control with its label and readout, which its own movement changes; nothing for a button, whose text may answer.
+# What all scripts share. `own`: the box of a control with its label and readout, which its own
+# movement changes; nothing for a button, whose text may answer.
 SHARED = """
 const WORKED = '.noUi-handle, select, input, textarea, button, summary, [role=button], [role=tab], .lm-TabBar-tab';
 const shown = e => e.getClientRects().length > 0 && getComputedStyle(e).visibility !== 'hidden';
@@ -50,18 +54,32 @@ STILL = script("""() => [...document.querySelectorAll('.jp-Cell-outputArea .jp-O
 LIST = script("""root => { const seen = {}; return controls(root).map(e => { const about = kind(e) + ' ' + JSON.stringify(said(e));
   seen[about] = (seen[about] || 0) + 1;
   return {kind: kind(e), key: about + (seen[about] > 1 ? ' no. ' + seen[about] : ''), group: label(e), state: state(e), told: told(e), radio: e.type === 'radio'}; }); }""")
-MARK = script("(root, widget) => controls(root).map((e, i) => { e.dataset.asked = `${widget} ${i}`; return e.classList[0] || ''; })")
-UNMARK = "root => root.querySelectorAll('[data-asked]').forEach(e => e.removeAttribute('data-asked'))"
+MARK = script(
+    "(root, widget) => controls(root).map((e, i) => { e.dataset.asked = `${widget} ${i}`; return "
+    "e.classList[0] || ''; })"
+)
+UNMARK = (
+    "root => root.querySelectorAll('[data-asked]').forEach(e => e.removeAttribute('data-asked'))"
+)
 PICK = script("(root, i) => controls(root)[i]")
-FOCUSED = script("root => { const e = root.ownerDocument.activeElement; return [root.contains(e), controls(root).indexOf(e)]; }")
-SENTINEL = "root => { const s = document.createElement('span'); s.tabIndex = 0; s.className = 'above-the-widget'; root.prepend(s); s.focus(); }"
-# What sticks out of the widget on the right, where nothing scrolls but, perhaps, the widget as a whole. Nothing that stands in a part that sticks out already.
+FOCUSED = script(
+    "root => { const e = root.ownerDocument.activeElement; return [root.contains(e), "
+    "controls(root).indexOf(e)]; }"
+)
+SENTINEL = (
+    "root => { const s = document.createElement('span'); s.tabIndex = 0; s.className = "
+    "'above-the-widget'; root.prepend(s); s.focus(); }"
+)
+# What sticks out of the widget on the right, where nothing scrolls but, perhaps, the widget as a
+# whole. Nothing that stands in a part that sticks out already.
 CUT = script("""root => { const edge = Math.min(root.getBoundingClientRect().right, root.ownerDocument.documentElement.clientWidth) + 1;
   const scrolls = e => e !== root && (['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && !e.matches('.jupyter-widgets, .lm-Widget') || scrolls(e.parentElement));
   const out = [...root.querySelectorAll('*')].filter(e => { const box = e.getBoundingClientRect(); return box.width > 1 && box.height > 1 && box.right > edge && !scrolls(e.parentElement); });
   return out.filter(e => !out.includes(e.parentElement)).map(e => `${e.tagName} ${e.getAttribute('class') || ''} ${plain(e).slice(0, 60)}`); }""")
 # Names that end in three dots.
-DOTS = script("""root => [...root.querySelectorAll('.widget-label, button')].filter(e => shown(e) && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).textOverflow === 'ellipsis').map(plain)""")
+DOTS = script(
+    """root => [...root.querySelectorAll('.widget-label, button')].filter(e => shown(e) && e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).textOverflow === 'ellipsis').map(plain)"""
+)
 # All that a person could see of the widget, but for the control itself and for who has the focus.
 SIGN = script("""(root, i) => {
   const skip = own(controls(root)[i]), out = [];
@@ -88,6 +106,7 @@ SIGN = script("""(root, i) => {
 @dataclass
 class Widget:
     "One output that has something to work, or a widget, in it."
+
     notebook: Notebook
     root: ElementHandle
     number: int
@@ -100,9 +119,11 @@ class Widget:
         return self.root.evaluate(LIST)
 
     def at(self, key: str) -> int:
-        "Where a control is now: a view that was drawn anew has new elements. Raises LookupError where it is gone."
+        """Where a control is now: a view that was drawn anew has new elements. Raises LookupError
+        where it is gone."""
         for i, one in enumerate(self.controls()):
-            if one["key"] == key: return i
+            if one["key"] == key:
+                return i
         raise LookupError(f"{key} is gone from the page.")
 
     def element(self, key: str) -> ElementHandle:
@@ -121,15 +142,20 @@ class Widget:
         move(self.element(key))
         for waited in range(0, LINGER, 100):
             self.notebook.settle()
-            try: view_now, state_now = self.look(key)
-            except LookupError: return True, True  # it took itself off the page: an answer
-            if view_now != view: return True, state_now != state
+            try:
+                view_now, state_now = self.look(key)
+            except LookupError:
+                return True, True  # it took itself off the page: an answer
+            if view_now != view:
+                return True, state_now != state
             self.notebook.page.wait_for_timeout(100 if waited else 20)
         return False, state_now != state
 
     def works(self, key: str, kind: str, way: str) -> str:
-        "Nothing if it does; else what was tried in vain. What was written into a field is taken out again: it may have left nothing to look at."
-        if kind != "text": return self.tried(key, kind, way)
+        """Nothing if it does; else what was tried in vain. What was written into a field is taken
+        out again: it may have left nothing to look at."""
+        if kind != "text":
+            return self.tried(key, kind, way)
         before = self.look(key)[1]
         told = self.tried(key, kind, way)
         self.write(before, way)(self.element(key))
@@ -140,54 +166,90 @@ class Widget:
         "Nothing if it works in one of several states; else which these were."
         moved, states = False, []
         for attempt in range(ATTEMPTS):
-            if attempt and not self.disturb(key, attempt): break
-            states.append(" ".join(f"{c['key']}={c['state']}" for c in self.controls() if c["state"] is not None))
+            if attempt and not self.disturb(key, attempt):
+                break
+            states.append(
+                " ".join(
+                    f"{c['key']}={c['state']}" for c in self.controls() if c["state"] is not None
+                )
+            )
             for move in self.moves(key, kind, way):
                 view, own = self.answers(key, move)
                 moved |= own
-                if view and (own or kind in ("button", "text")): return ""  # a field may empty itself for the next word
-        what = "it moves, and nothing else changes" if moved else "nothing happens" if kind == "button" else "it does not even move"
+                if view and (own or kind in ("button", "text")):
+                    return ""  # a field may empty itself for the next word
+        what = (
+            "it moves, and nothing else changes"
+            if moved
+            else "nothing happens"
+            if kind == "button"
+            else "it does not even move"
+        )
         return f"{key} by {way}: {what}, in {len(states)} states: {states[0]} ... {states[-1]}"
 
     def disturb(self, key: str, turn: int) -> bool:
-        "Move a neighbour, by the keyboard: each in its turn, a group of choices as one. False where there is none."
+        """Move a neighbour, by the keyboard: each in its turn, a group of choices as one. False
+        where there is none."""
         mine, groups = next((c["group"] for c in self.controls() if c["key"] == key), ""), {}
         for c in self.controls():
-            if c["key"] == key or c["kind"] not in ("slider", "range", "check", "choice", "menu"): continue
-            if c["kind"] != "choice": groups[c["key"]] = [c]
-            elif c["group"] != mine: groups.setdefault(("group", c["group"]), []).append(c)
-        if not groups: return False
+            if c["key"] == key or c["kind"] not in ("slider", "range", "check", "choice", "menu"):
+                continue
+            if c["kind"] != "choice":
+                groups[c["key"]] = [c]
+            elif c["group"] != mine:
+                groups.setdefault(("group", c["group"]), []).append(c)
+        if not groups:
+            return False
         one = self.rng.choice(list(groups.values())[turn % len(groups)])
-        self.rng.choice(list(self.moves(one["key"], one["kind"], "keyboard")))(self.element(one["key"]))
+        self.rng.choice(list(self.moves(one["key"], one["kind"], "keyboard")))(
+            self.element(one["key"])
+        )
         self.notebook.settle()
         return True
 
     def moves(self, key: str, kind: str, way: str) -> Iterator[Callable[[ElementHandle], None]]:
         "What a hand can do with a control of this kind."
         page = self.notebook.page
+
         def press(*keys: str) -> Callable[[ElementHandle], None]:
             def act(e: ElementHandle) -> None:
                 e.scroll_into_view_if_needed()
                 e.focus()
-                for one in keys: page.keyboard.press(one)
+                for one in keys:
+                    page.keyboard.press(one)
+
             return act
+
         click = lambda e: e.click()
-        if kind == "text": return (self.write(text, way) for text in ["1", "2", "0", "a", *self.words()])
-        if kind == "choice": return iter([self.away_first(key, press("Space") if way == "keyboard" else click, way)])
+        if kind == "text":
+            return (self.write(text, way) for text in ["1", "2", "0", "a", *self.words()])
+        if kind == "choice":
+            return iter([self.away_first(key, press("Space") if way == "keyboard" else click, way)])
         if way == "mouse":
-            if kind == "slider": return map(self.drag, (0.9, 0.1, 0.5, 0.99, 0.01))
-            if kind == "range": return (lambda e, x=x: self.tap(e, x) for x in (0.9, 0.1, 0.5))
-            # The list of a native menu is drawn by the system, out of the reach of a headless mouse: the choice alone can be made.
-            if kind == "menu": return (lambda e, k=k: e.select_option(index=k) for k in range(len(self.element(key).query_selector_all("option"))))
+            if kind == "slider":
+                return map(self.drag, (0.9, 0.1, 0.5, 0.99, 0.01))
+            if kind == "range":
+                return (lambda e, x=x: self.tap(e, x) for x in (0.9, 0.1, 0.5))
+            # The list of a native menu is drawn by the system, out of the reach of a headless
+            # mouse: the choice alone can be made.
+            if kind == "menu":
+                return (
+                    lambda e, k=k: e.select_option(index=k)
+                    for k in range(len(self.element(key).query_selector_all("option")))
+                )
             return iter([click, click])
-        if kind in ("slider", "range"): return map(press, ("ArrowRight", "ArrowLeft", "End", "Home", "PageUp"))
-        if kind == "menu": return map(press, ("ArrowDown", "ArrowDown", "ArrowUp", "Home", "End"))
-        if kind == "tab": return iter([press("Enter"), press("ArrowRight"), press("ArrowLeft")])
+        if kind in ("slider", "range"):
+            return map(press, ("ArrowRight", "ArrowLeft", "End", "Home", "PageUp"))
+        if kind == "menu":
+            return map(press, ("ArrowDown", "ArrowDown", "ArrowUp", "Home", "End"))
+        if kind == "tab":
+            return iter([press("Enter"), press("ArrowRight"), press("ArrowLeft")])
         return iter([press("Space"), press("Enter")])
 
     def write(self, text: str, way: str) -> Callable[[ElementHandle], None]:
         "Put a text into a field, in place of what is in it."
         keyboard = self.notebook.page.keyboard
+
         def act(e: ElementHandle) -> None:
             e.focus() if way == "keyboard" else e.click()
             keyboard.press("Control+A")
@@ -195,17 +257,24 @@ class Widget:
             keyboard.type(text)
             keyboard.press("Enter")
             e.evaluate("e => e.blur()") if e.evaluate("e => e.isConnected") else None
+
         return act
 
     def words(self) -> list[str]:
         "Two words that stand in the widget: what one might look for in it."
         found = sorted(set(self.root.inner_text().split()), key=len)
-        return found[-1:] + found[len(found) // 2:][:1]
+        return found[-1:] + found[len(found) // 2 :][:1]
 
-    def away_first(self, key: str, act: Callable[[ElementHandle], None], way: str) -> Callable[[ElementHandle], None]:
+    def away_first(
+        self, key: str, act: Callable[[ElementHandle], None], way: str
+    ) -> Callable[[ElementHandle], None]:
         "A choice that is on already cannot be chosen: choose a neighbour before."
         me = self.controls()[self.at(key)]
-        others = [c["key"] for c in self.controls() if c["kind"] == "choice" and c["group"] == me["group"] and c["key"] != key]
+        others = [
+            c["key"]
+            for c in self.controls()
+            if c["kind"] == "choice" and c["group"] == me["group"] and c["key"] != key
+        ]
         if me["state"] == "true" and others:
             act(self.element(self.rng.choice(others)))
             self.notebook.settle()
@@ -213,17 +282,25 @@ class Widget:
 
     def drag(self, to: float) -> Callable[[ElementHandle], None]:
         "Take a slider's handle and let go of it at this share of its track."
+
         def act(handle: ElementHandle) -> None:
             handle.scroll_into_view_if_needed()
             mouse, grip = self.notebook.page.mouse, handle.bounding_box()
-            track = handle.evaluate_handle("e => e.closest('.noUi-base')").as_element().bounding_box()
+            track = (
+                handle.evaluate_handle("e => e.closest('.noUi-base')").as_element().bounding_box()
+            )
             mouse.move(grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2)
             mouse.down()
             upright = track["height"] > track["width"]
             x = grip["x"] + grip["width"] / 2 if upright else track["x"] + to * track["width"]
-            y = track["y"] + (1 - to) * track["height"] if upright else grip["y"] + grip["height"] / 2
+            y = (
+                track["y"] + (1 - to) * track["height"]
+                if upright
+                else grip["y"] + grip["height"] / 2
+            )
             mouse.move(x, y, steps=4)
             mouse.up()
+
         return act
 
     @staticmethod
@@ -240,58 +317,91 @@ class Widget:
         for _ in range(len(wanted) * 3 + 20):
             page.keyboard.press("Tab")
             inside, i = self.root.evaluate(FOCUSED)
-            if not inside: break
-            if i >= 0: reached.add(i)
+            if not inside:
+                break
+            if i >= 0:
+                reached.add(i)
         self.root.evaluate("root => root.querySelector('.above-the-widget').remove()")
-        stops = {c["group"] for i, c in enumerate(wanted) if i in reached and c["radio"]}  # a group of radio buttons is one stop
-        return [f"{c['key']}: not reached by Tab." for i, c in enumerate(wanted) if i not in reached and not (c["radio"] and c["group"] in stops)]
+        stops = {
+            c["group"] for i, c in enumerate(wanted) if i in reached and c["radio"]
+        }  # a group of radio buttons is one stop
+        return [
+            f"{c['key']}: not reached by Tab."
+            for i, c in enumerate(wanted)
+            if i not in reached and not (c["radio"] and c["group"] in stops)
+        ]
 
-    def nameless(self) -> list[str]: return nameless([self])
+    def nameless(self) -> list[str]:
+        return nameless([self])
 
-    def violations(self) -> list[str]: return violations([self])
+    def violations(self) -> list[str]:
+        return violations([self])
 
     # ---- All of it ----
 
     def dead(self) -> list[str]:
-        "Each control, all by keyboard and then all by mouse: those that change nothing, and what was tried."
+        """Each control, all by keyboard and then all by mouse: those that change nothing, and what
+        was tried."""
         found = []
         for way in WAYS:
             for one in self.controls():
-                try: told = self.works(one["key"], one["kind"], way)
-                except LookupError: continue  # another one took it away meanwhile, as a button may
-                if told: found.append(told)
+                try:
+                    told = self.works(one["key"], one["kind"], way)
+                except LookupError:
+                    continue  # another one took it away meanwhile, as a button may
+                if told:
+                    found.append(told)
         return found
 
 
 def nameless(found: list[Widget]) -> list[str]:
-    "Controls without a name for those who listen, or a description for those who look. One question for the whole page: the browser takes seconds to answer."
+    """Controls without a name for those who listen, or a description for those who look. One
+    question for the whole page: the browser takes seconds to answer."""
     kinds = {one.number: one.root.evaluate(MARK, one.number) for one in found}
     names, told = heard(found[0].notebook) if found else {}, []
     for one in found:
         one.root.evaluate(UNMARK)
         for i, (c, kind) in enumerate(zip(one.controls(), kinds[one.number])):
             role, name = names.get(f"{one.number} {i}", ("none", ""))
-            if not any(ord(x) > 32 and not 0xE000 <= ord(x) <= 0xF8FF for x in name):  # the glyph of an icon font is no name
+            if not any(
+                ord(x) > 32 and not 0xE000 <= ord(x) <= 0xF8FF for x in name
+            ):  # the glyph of an icon font is no name
                 told.append(f"{c['key']}: no accessible name (role {f'{role} {kind}'.strip()}).")
-            if not c["told"]: told.append(f"{c['key']}: no visible description.")
+            if not c["told"]:
+                told.append(f"{c['key']}: no visible description.")
     return told
 
 
 def photograph(found: list[Widget], width: int, name: str) -> list[str]:
-    """Each widget as a file, {} in its name for the widget's number; what is cut off on the right. The window grows until all of it is in there: a part that is
-    scrolled away is not in a picture."""
-    if not found: return []
+    """Each widget as a file, {} in its name for the widget's number; what is cut off on the right.
+    The window grows until all of it is in there: a part that is scrolled away is not in a
+    picture."""
+    if not found:
+        return []
     notebook = found[0].notebook
     notebook.widen(width, 1000)
-    notebook.widen(width, min(8000, max(1000, *(round(one.root.bounding_box()["height"]) + 250 for one in found))))
-    told = [f"widget {one.number}, {width} px wide: cut off on the right: {each}" for one in found for each in one.root.evaluate(CUT)]
-    told += [f"widget {one.number}, {width} px wide: three dots at the end of: {each}" for one in found for each in one.root.evaluate(DOTS)]
-    for one in found: one.root.screenshot(path=name.format(one.number))
+    notebook.widen(
+        width,
+        min(8000, max(1000, *(round(one.root.bounding_box()["height"]) + 250 for one in found))),
+    )
+    told = [
+        f"widget {one.number}, {width} px wide: cut off on the right: {each}"
+        for one in found
+        for each in one.root.evaluate(CUT)
+    ]
+    told += [
+        f"widget {one.number}, {width} px wide: three dots at the end of: {each}"
+        for one in found
+        for each in one.root.evaluate(DOTS)
+    ]
+    for one in found:
+        one.root.screenshot(path=name.format(one.number))
     notebook.widen(1280, 1000)
     return told
 
 
-# Lab clips what is scrolled away, at every level of the page, and axe-core takes that for hidden: all is let out of its boxes while it looks.
+# Lab clips what is scrolled away, at every level of the page, and axe-core takes that for hidden:
+# all is let out of its boxes while it looks.
 AXE = """async () => { const include = [...document.querySelectorAll('[data-asked]')], boxes = new Map();
   if (!include.length) return [];
   for (const one of include) for (let e = one.parentElement; e && !boxes.has(e); e = e.parentElement) boxes.set(e, e.style.cssText);
@@ -305,44 +415,73 @@ AXE = """async () => { const include = [...document.querySelectorAll('[data-aske
 
 
 def violations(found: list[Widget]) -> list[str]:
-    "What axe-core calls serious or critical inside the widgets. Its script is in the page already, and reads the whole page for each question: so one is asked."
-    for one in found: one.root.evaluate("e => { e.dataset.asked = ''; }")
-    told = [each for frame in (found[0].notebook.page.frames if found else []) for each in frame.evaluate(AXE)]
-    for one in found: one.root.evaluate("e => e.removeAttribute('data-asked')")
-    return [f"{rule} {'.noUi-handle' if 'noUi-handle' in markup else where}: {markup} {' '.join(why.split())}" for rule, where, markup, why in told]
+    """What axe-core calls serious or critical inside the widgets. Its script is in the page
+    already, and reads the whole page for each question: so one is asked."""
+    for one in found:
+        one.root.evaluate("e => { e.dataset.asked = ''; }")
+    told = [
+        each
+        for frame in (found[0].notebook.page.frames if found else [])
+        for each in frame.evaluate(AXE)
+    ]
+    for one in found:
+        one.root.evaluate("e => e.removeAttribute('data-asked')")
+    return [
+        f"{rule} {'.noUi-handle' if 'noUi-handle' in markup else where}: {markup} "
+        f"{' '.join(why.split())}"
+        for rule, where, markup, why in told
+    ]
 
 
 def heard(notebook: Notebook) -> dict[str, tuple[str, str]]:
     "Role and name, as a screen reader has them, of all that is marked."
     session, marked = notebook.page.context.new_cdp_session(notebook.page), {}
     session.send("DOM.enable")
-    nodes, frames = [session.send("DOM.getDocument", dict(depth=-1, pierce=True))["root"]], [session.send("Page.getFrameTree")["frameTree"]]
+    nodes, frames = (
+        [session.send("DOM.getDocument", dict(depth=-1, pierce=True))["root"]],
+        [session.send("Page.getFrameTree")["frameTree"]],
+    )
     while nodes:
         node = nodes.pop()
         attributes = node.get("attributes", [])
-        if "data-asked" in attributes[::2]: marked[node["backendNodeId"]] = attributes[attributes.index("data-asked") + 1]
-        nodes += [*node.get("children", []), *node.get("shadowRoots", []), *filter(None, [node.get("contentDocument")])]
+        if "data-asked" in attributes[::2]:
+            marked[node["backendNodeId"]] = attributes[attributes.index("data-asked") + 1]
+        nodes += [
+            *node.get("children", []),
+            *node.get("shadowRoots", []),
+            *filter(None, [node.get("contentDocument")]),
+        ]
     named = {}
     while frames:
         frame = frames.pop()
         frames += frame.get("childFrames", [])
-        for node in session.send("Accessibility.getFullAXTree", dict(frameId=frame["frame"]["id"]))["nodes"]:
+        for node in session.send("Accessibility.getFullAXTree", dict(frameId=frame["frame"]["id"]))[
+            "nodes"
+        ]:
             if (mark := marked.get(node.get("backendDOMNodeId"))) and not node["ignored"]:
-                named[mark] = node.get("role", {}).get("value", "none"), node.get("name", {}).get("value", "")
+                named[mark] = (
+                    node.get("role", {}).get("value", "none"),
+                    node.get("name", {}).get("value", ""),
+                )
     session.detach()
     return named
 
 
 def widgets(notebook: Notebook) -> list[Widget]:
-    "Every widget that the page shows, found by looking: outputs of ipywidgets, controls in any other output, frames."
+    """Every widget that the page shows, found by looking: outputs of ipywidgets, controls in any
+    other output, frames."""
     roots = notebook.page.evaluate_handle(OUTPUTS).get_properties().values()
     found = [Widget(notebook, root.as_element(), i) for i, root in enumerate(roots, 1)]
     for one in list(found):
         for frame in one.root.query_selector_all("iframe"):
-            if inner := frame.content_frame(): found.append(Widget(notebook, inner.wait_for_selector("body"), len(found) + 1))
+            if inner := frame.content_frame():
+                found.append(Widget(notebook, inner.wait_for_selector("body"), len(found) + 1))
     return found
 
 
 def still(notebook: Notebook) -> list[Widget]:
     "The other markup that cells have displayed: tables and strips, with nothing in them to work."
-    return [Widget(notebook, root.as_element(), 1000 + i) for i, root in enumerate(notebook.page.evaluate_handle(STILL).get_properties().values())]
+    return [
+        Widget(notebook, root.as_element(), 1000 + i)
+        for i, root in enumerate(notebook.page.evaluate_handle(STILL).get_properties().values())
+    ]

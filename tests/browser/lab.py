@@ -1,8 +1,10 @@
-"""JupyterLab on loopback, its pages in Chromium, and everything that a page and its kernel say to one another.
+"""JupyterLab on loopback, its pages in Chromium, and everything that a page and its kernel say to
+one another.
 
-ipywidgets, `interact`, `Output` and Lab each swallow the exceptions of a handler in a way of their own. None of them keeps them off the wire: so the
-tests listen there, and not in the page.
+ipywidgets, `interact`, `Output` and Lab each swallow the exceptions of a handler in a way of their
+own. None of them keeps them off the wire: so the tests listen there, and not in the page.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,8 +26,16 @@ from jupyter_server.services.kernels.connection.base import deserialize_msg_from
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--enable-blink-features=ComputedAccessibilityInfo"]  # element.computedName: the name that a screen reader says
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-blink-features=ComputedAccessibilityInfo",
+]  # element.computedName: the name that a screen reader says
 SETTINGS = {  # every cell is there, nothing is fetched, nothing asks a question
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -33,82 +43,124 @@ SETTINGS = {  # every cell is there, nothing is fetched, nothing asks a question
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
     "@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Light"},
 }
-# While a kernel starts it has no time of its last activity, and another page that asks for all kernels then gets an error of the server's own.
+# While a kernel starts it has no time of its last activity, and another page that asks for all
+# kernels then gets an error of the server's own.
 SERVER = """from jupyter_server._tz import utcnow
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 ServerKernelManager._last_activity_default = lambda self: utcnow()
 """
-AHEAD = 2     # pages whose cells run while another page is looked at: two cores have something to do
+AHEAD = 2  # pages whose cells run while another page is looked at: two cores have something to do
 PATIENCE = 400  # seconds for the cells of a page, on a machine that does other things too
 
 
 # ---- The wire ----
 
+
 @dataclass
 class Message:
     "What a kernel said, and the request it answers."
+
     kind: str
     content: dict
-    asked: str     # kind of the request: execute_request, comm_msg, ...
-    parent: str    # its id
+    asked: str  # kind of the request: execute_request, comm_msg, ...
+    parent: str  # its id
 
 
 class Wire:
     "All messages between a page and its kernel."
+
     def __init__(self, page: Page):
         self.requests: dict[str, tuple[str, str]] = {}  # id -> kind, code
-        self.early: set[str] = set()                    # comms that Lab's widget manager opens before a cell has imported ipywidgets
-        self.waiting: set[str] = set()                  # requests that the kernel has not yet done with
+        self.early: set[str] = (
+            set()
+        )  # comms that Lab's widget manager opens before a cell has imported ipywidgets
+        self.waiting: set[str] = set()  # requests that the kernel has not yet done with
         self.said: list[Message] = []
-        self.replies = 0                                # to execute_request
-        page.on("websocket", lambda ws: "/channels" in ws.url and (ws.on("framesent", self.sent), ws.on("framereceived", self.received)))
+        self.replies = 0  # to execute_request
+        page.on(
+            "websocket",
+            lambda ws: (
+                "/channels" in ws.url
+                and (ws.on("framesent", self.sent), ws.on("framereceived", self.received))
+            ),
+        )
 
     def sent(self, frame: bytes) -> None:
         channel, (header, _, _, content, *_) = unpack(frame)
         header, content = json.loads(header), json.loads(content)
-        if channel != "shell": return
-        if content.get("target_name") == "jupyter.widget.control": self.early.add(content["comm_id"])
+        if channel != "shell":
+            return
+        if content.get("target_name") == "jupyter.widget.control":
+            self.early.add(content["comm_id"])
         self.requests[header["msg_id"]] = header["msg_type"], content.get("code", "")
         self.waiting.add(header["msg_id"])
 
     def received(self, frame: bytes) -> None:
         channel, (header, parent, _, content, *_) = unpack(frame)
         kind, parent = json.loads(header)["msg_type"], json.loads(parent)
-        if kind == "execute_reply": self.replies += 1
-        if channel != "iopub" or kind not in ("status", "error", "stream", "display_data", "execute_result", "comm_open"): return
+        if kind == "execute_reply":
+            self.replies += 1
+        if channel != "iopub" or kind not in (
+            "status",
+            "error",
+            "stream",
+            "display_data",
+            "execute_result",
+            "comm_open",
+        ):
+            return
         content = json.loads(content)
-        if kind == "status": content["execution_state"] == "idle" and self.waiting.discard(parent.get("msg_id"))
+        if kind == "status":
+            content["execution_state"] == "idle" and self.waiting.discard(parent.get("msg_id"))
         if kind != "status" or content["execution_state"] in ("restarting", "dead"):
-            self.said.append(Message(kind, content, parent.get("msg_type", ""), parent.get("msg_id", "")))
+            self.said.append(
+                Message(kind, content, parent.get("msg_type", ""), parent.get("msg_id", ""))
+            )
 
     def asked_of(self, message: Message) -> str:
-        "What the reader of a failure should look at: the cell's first line of code, or that it was a widget's handler."
+        """What the reader of a failure should look at: the cell's first line of code, or that it
+        was a widget's handler."""
         code = self.requests.get(message.parent, ("", ""))[1]
         lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#|")]
         return f"cell {lines[0][:80]!r}" if lines else f"answer to {message.asked or 'nobody'}"
 
     def faults(self) -> list[str]:
-        "Exceptions, whoever was to swallow them, and all that a handler wrote to stderr: Lab shows neither beside the widget."
+        """Exceptions, whoever was to swallow them, and all that a handler wrote to stderr: Lab
+        shows neither beside the widget."""
         found = []
         for m in self.said:
             text = m.content.get("text", "")
-            if m.kind == "error": what = f"{m.content['ename']}: {m.content['evalue']}"
-            elif m.kind == "status": what = "the kernel died"
-            elif m.kind == "stream" and m.content["name"] == "stderr" and (m.asked != "execute_request" or "Traceback (most recent" in text):
+            if m.kind == "error":
+                what = f"{m.content['ename']}: {m.content['evalue']}"
+            elif m.kind == "status":
+                what = "the kernel died"
+            elif (
+                m.kind == "stream"
+                and m.content["name"] == "stderr"
+                and (m.asked != "execute_request" or "Traceback (most recent" in text)
+            ):
                 what = text.strip()[-400:]
-                if re.fullmatch(r"No such comm( target registered)?: (\S+)", what) and what.split()[-1] in {"jupyter.widget.control", *self.early}: continue
-            else: continue
+                if re.fullmatch(r"No such comm( target registered)?: (\S+)", what) and what.split()[
+                    -1
+                ] in {"jupyter.widget.control", *self.early}:
+                    continue
+            else:
+                continue
             found.append(f"{self.asked_of(m)}: {what}")
         return found
 
     def views(self) -> int:
         "Widgets that cells have displayed."
-        return sum("application/vnd.jupyter.widget-view+json" in m.content.get("data", {}) for m in self.said)
+        return sum(
+            "application/vnd.jupyter.widget-view+json" in m.content.get("data", {})
+            for m in self.said
+        )
 
 
 # ---- A page ----
 
-# On a busy machine Lab takes its splash screen off the page twice, which is an error of Lab's alone.
+# On a busy machine Lab takes its splash screen off the page twice, which is an error of Lab's
+# alone.
 SPLASH = """const remove = Node.prototype.removeChild;
 Node.prototype.removeChild = function (child) { return child.id === 'jupyterlab-splash' && child.parentNode !== this ? child : remove.call(this, child); };
 """
@@ -131,110 +183,191 @@ LEAVE = """async () => {
   jupyterapp.serviceManager.dispose();
 }"""
 # Cells of code that have something to run: for so many the kernel owes a reply.
-CELLS = "() => [...jupyterapp.shell.currentWidget.content.model.cells].filter(c => c.type === 'code' && c.sharedModel.source.trim()).length"
+CELLS = (
+    "() => [...jupyterapp.shell.currentWidget.content.model.cells].filter(c => c.type === "
+    "'code' && c.sharedModel.source.trim()).length"
+)
 
 
 class Notebook:
     "One notebook, open in Lab and running from the moment it is made."
+
     def __init__(self, context: BrowserContext, base: str, name: str):
         self.name, self.page = name, context.new_page()
         self.wire, self.console, self.strangers, self.sockets = Wire(self.page), [], [], []
         self.page.on("websocket", lambda socket: self.sockets.append(socket))
-        self.page.on("pageerror", lambda error: self.console.append(f"uncaught in the page: {error} {error.stack}"[:600]))
-        self.page.on("console", lambda m: m.type == "error" and self.console.append(f"{m.text} ({m.location.get('url', '')})"[:600]))
-        self.page.on("request", lambda r: urlsplit(r.url).scheme.startswith(("http", "ws")) and urlsplit(r.url).hostname != "127.0.0.1" and self.strangers.append(r.url))
+        self.page.on(
+            "pageerror",
+            lambda error: self.console.append(f"uncaught in the page: {error} {error.stack}"[:600]),
+        )
+        self.page.on(
+            "console",
+            lambda m: (
+                m.type == "error"
+                and self.console.append(f"{m.text} ({m.location.get('url', '')})"[:600])
+            ),
+        )
+        self.page.on(
+            "request",
+            lambda r: (
+                urlsplit(r.url).scheme.startswith(("http", "ws"))
+                and urlsplit(r.url).hostname != "127.0.0.1"
+                and self.strangers.append(r.url)
+            ),
+        )
         self.page.add_init_script(SPLASH + RUN)
         self.started = time.monotonic()
-        self.page.goto(f"{base}/lab/workspaces/{re.sub('[^A-Za-z0-9]', '-', name)}/tree/nbs/{quote(name)}", wait_until="commit")
+        self.page.goto(
+            f"{base}/lab/workspaces/{re.sub('[^A-Za-z0-9]', '-', name)}/tree/nbs/{quote(name)}",
+            wait_until="commit",
+        )
 
     def wait(self) -> None:
         "Until every cell has its reply and the kernel is idle. Raises TimeoutError."
-        while not (self.page.evaluate("window.ranAll === true") and not self.wire.waiting and self.wire.replies >= self.page.evaluate(CELLS)):
-            if time.monotonic() - self.started > PATIENCE: self.give_up(f"{self.wire.replies} cells ran")
+        while not (
+            self.page.evaluate("window.ranAll === true")
+            and not self.wire.waiting
+            and self.wire.replies >= self.page.evaluate(CELLS)
+        ):
+            if time.monotonic() - self.started > PATIENCE:
+                self.give_up(f"{self.wire.replies} cells ran")
             self.page.wait_for_timeout(50)
         self.settle()
 
     def settle(self) -> None:
-        "Until the kernel owes nothing, seen twice: a widget sends a change that it held back as soon as the last one is done with."
+        """Until the kernel owes nothing, seen twice: a widget sends a change that it held back as
+        soon as the last one is done with."""
         calm, start = 0, time.monotonic()
         while calm < 2:
             self.page.wait_for_timeout(20)
             calm = 0 if self.wire.waiting else calm + 1
-            if time.monotonic() - start > PATIENCE: self.give_up("the kernel has not answered")
+            if time.monotonic() - start > PATIENCE:
+                self.give_up("the kernel has not answered")
 
     def give_up(self, what: str) -> None:
         "Raise TimeoutError with what Lab asks, if it asks something."
         asks = " ".join(self.page.locator(".jp-Dialog").all_inner_texts()).split()
-        raise TimeoutError(f"{self.name}: {what} in {PATIENCE} s." + (f" Lab asks: {' '.join(asks)}" if asks else ""))
+        raise TimeoutError(
+            f"{self.name}: {what} in {PATIENCE} s."
+            + (f" Lab asks: {' '.join(asks)}" if asks else "")
+        )
 
     def command(self, name: str, **args: object) -> None:
         "One of Lab's commands."
-        self.page.evaluate("([name, args]) => jupyterapp.commands.execute(name, args).then(() => null)", [name, args])
+        self.page.evaluate(
+            "([name, args]) => jupyterapp.commands.execute(name, args).then(() => null)",
+            [name, args],
+        )
 
     def theme(self, name: str) -> None:
         "Light or Dark."
-        if self.page.evaluate("document.body.dataset.jpThemeName") == f"JupyterLab {name}": return
+        if self.page.evaluate("document.body.dataset.jpThemeName") == f"JupyterLab {name}":
+            return
         self.command("apputils:change-theme", theme=f"JupyterLab {name}")
-        self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=f"JupyterLab {name}")
-        self.page.wait_for_function("() => !document.getElementById('jupyterlab-splash')")  # it covers the page while a theme is loaded
+        self.page.wait_for_function(
+            "name => document.body.dataset.jpThemeName === name", arg=f"JupyterLab {name}"
+        )
+        self.page.wait_for_function(
+            "() => !document.getElementById('jupyterlab-splash')"
+        )  # it covers the page while a theme is loaded
 
     def widen(self, width: int, height: int) -> None:
         "Another size of the window, and Lab laid out in it."
         self.page.set_viewport_size(dict(width=width, height=height))
-        self.page.wait_for_function("([w, h]) => { const e = jupyterapp.shell.currentWidget.node; return Math.abs(e.getBoundingClientRect().bottom - h) < 60 && e.offsetWidth < w; }",
-                                    arg=[width, height])
+        self.page.wait_for_function(
+            "([w, h]) => { const e = jupyterapp.shell.currentWidget.node; return "
+            "Math.abs(e.getBoundingClientRect().bottom - h) < 60 && e.offsetWidth < w; }",
+            arg=[width, height],
+        )
 
     def examine(self, axe: str) -> None:
         "Make axe-core ready in the page and its frames."
-        for frame in self.page.frames: frame.evaluate(axe)
+        for frame in self.page.frames:
+            frame.evaluate(axe)
 
     def bare(self) -> None:
-        "Take code and prose off the page, as it has run: thousands of elements that each look at the outputs would have to pass."
-        self.page.evaluate("() => document.querySelectorAll('.jp-Cell-inputWrapper').forEach(e => e.remove())")
+        """Take code and prose off the page, as it has run: thousands of elements that each look at
+        the outputs would have to pass."""
+        self.page.evaluate(
+            "() => document.querySelectorAll('.jp-Cell-inputWrapper').forEach(e => e.remove())"
+        )
 
     def close(self) -> None:
-        "The page goes, and its kernel with it. It takes leave first: a server that is writing to a page which is gone has an exception."
+        """The page goes, and its kernel with it. It takes leave first: a server that is writing to
+        a page which is gone has an exception."""
         self.page.evaluate(LEAVE)
         start = time.monotonic()
         while not all(socket.is_closed() for socket in self.sockets):
-            if time.monotonic() - start > PATIENCE: self.give_up("its connections are not closed")
+            if time.monotonic() - start > PATIENCE:
+                self.give_up("its connections are not closed")
             self.page.wait_for_timeout(20)
         self.page.close(run_before_unload=False)
 
 
 # ---- The server ----
 
+
 def fresh(folder: Path, notebooks: Path) -> dict[str, str]:
     "A copy of the notebooks, and an environment in which Jupyter knows of nothing but it."
     shutil.copytree(notebooks, folder / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    if (ROOT / "benchmarks").is_dir(): shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # pages show its figures
+    if (ROOT / "benchmarks").is_dir():
+        shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # pages show its figures
     for plugin, values in SETTINGS.items():
         path = folder / "settings" / plugin.replace(":", "/", 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         Path(f"{path}.jupyterlab-settings").write_text(json.dumps(values))
     (folder / "config").mkdir()
     (folder / "config" / "jupyter_server_config.py").write_text(SERVER)
-    leave = {"MPLBACKEND", "TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "JUPYTER_PATH"}  # figures and bars as a person sees them
+    leave = {
+        "MPLBACKEND",
+        "TQDM_DISABLE",
+        "HF_HUB_DISABLE_PROGRESS_BARS",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS",
+        "JUPYTER_PATH",
+    }  # figures and bars as a person sees them
     env = {k: v for k, v in os.environ.items() if k not in leave and not k.startswith("JPY_")}
-    env |= {f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    env |= dict(JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"), JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"), IPYTHONDIR=str(folder / "ipython"))
-    return env | dict(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1",
-                      IN_TEST="1", PATH=os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")]))
+    env |= {
+        f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")
+    }
+    env |= dict(
+        JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"),
+        JUPYTERLAB_WORKSPACES_DIR=str(folder / "workspaces"),
+        IPYTHONDIR=str(folder / "ipython"),
+    )
+    return env | dict(
+        OMP_NUM_THREADS="1",
+        TOKENIZERS_PARALLELISM="false",
+        DO_NOT_TRACK="1",
+        HF_HUB_OFFLINE="1",
+        HF_DATASETS_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
+        IN_TEST="1",
+        PATH=os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")]),
+    )
 
 
 def leave_out(folder: Path) -> None:
-    "Cells that nbdev_test does not run either become plain text: they want a GPU, minutes, or a reader who copies them."
+    """Cells that nbdev_test does not run either become plain text: they want a GPU, minutes, or a
+    reader who copies them."""
     from nbdev.config import get_config
+
     never = {"eval: false", *get_config(path=ROOT).tst_flags.split()}
     for path in folder.glob("*.ipynb"):
         nb = json.loads(path.read_text(encoding="utf-8"))
         for cell in nb["cells"]:
-            marks = {line[2:].strip() for line in "".join(cell["source"]).splitlines() if line.startswith("#|")}
-            if cell["cell_type"] != "code": continue
+            marks = {
+                line[2:].strip()
+                for line in "".join(cell["source"]).splitlines()
+                if line.startswith("#|")
+            }
+            if cell["cell_type"] != "code":
+                continue
             if marks & never:
                 cell["cell_type"] = "raw"
-                for key in ("outputs", "execution_count"): cell.pop(key, None)
-            else: cell["outputs"] = []  # what is seen afterwards is of this run
+                for key in ("outputs", "execution_count"):
+                    cell.pop(key, None)
+            else:
+                cell["outputs"] = []  # what is seen afterwards is of this run
         path.write_text(json.dumps(nb), encoding="utf-8")
 
 
@@ -245,14 +378,24 @@ def free_port() -> int:
 
 
 class Lab:
-    "A server with a browser in front of it. `notebook(name)` opens a page; those of `queue` that come next are opened with it."
+    """A server with a browser in front of it. `notebook(name)` opens a page; those of `queue` that
+    come next are opened with it."""
+
     def __init__(self, context: BrowserContext, base: str, folder: Path):
-        self.context, self.base, self.folder, self.log, self.queue, self.open = context, base, folder / "nbs", folder / "lab.log", [], {}
+        self.context, self.base, self.folder, self.log, self.queue, self.open = (
+            context,
+            base,
+            folder / "nbs",
+            folder / "lab.log",
+            [],
+            {},
+        )
 
     def notebook(self, name: str) -> Notebook:
         place = self.queue.index(name) if name in self.queue else -1
-        for each in self.queue[place:place + 1 + AHEAD] if place >= 0 else [name]:
-            if each not in self.open: self.open[each] = Notebook(self.context, self.base, each)
+        for each in self.queue[place : place + 1 + AHEAD] if place >= 0 else [name]:
+            if each not in self.open:
+                self.open[each] = Notebook(self.context, self.base, each)
         self.open[name].page.bring_to_front()
         self.open[name].wait()
         return self.open[name]
@@ -275,26 +418,56 @@ def serve(folder: Path, notebooks: Path, chromium: str | Browser) -> Iterator[La
     "Lab and a browser in front of it, both with an empty profile, for as long as the block lasts."
     env, port, log = fresh(folder, notebooks), free_port(), folder / "lab.log"
     leave_out(folder / "nbs")
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=",
-               "--ServerApp.password=", f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None", "--LabApp.extension_manager=readonly",
-               "--ServerApp.iopub_data_rate_limit=1e12", "--ServerApp.iopub_msg_rate_limit=1e12"]
-    with open(log, "w") as out: server = subprocess.Popen(command, env=env, cwd=folder, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+        "--ServerApp.password=",
+        f"--ServerApp.root_dir={folder}",
+        "--LabApp.expose_app_in_browser=True",
+        "--LabApp.news_url=None",
+        "--LabApp.extension_manager=readonly",
+        "--ServerApp.iopub_data_rate_limit=1e12",
+        "--ServerApp.iopub_msg_rate_limit=1e12",
+    ]
+    with open(log, "w") as out:
+        server = subprocess.Popen(
+            command,
+            env=env,
+            cwd=folder,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         wait_for(f"http://127.0.0.1:{port}/api", server, log)
         with drive(chromium) if isinstance(chromium, str) else nullcontext(chromium) as browser:
-            context = browser.new_context(viewport=dict(width=1280, height=1000), reduced_motion="reduce")
+            context = browser.new_context(
+                viewport=dict(width=1280, height=1000), reduced_motion="reduce"
+            )
             yield Lab(context, f"http://127.0.0.1:{port}", folder)
             context.close()
     finally:
         server.terminate()
-        try: server.wait(20)
-        except subprocess.TimeoutExpired: server.kill()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: int = 120) -> None:
     "Until a server answers. Raises RuntimeError with the end of its log if it does not."
     for _ in range(seconds * 5):
-        if server.poll() is not None: break
-        try: return urllib.request.urlopen(url, timeout=5).close()
-        except OSError: time.sleep(0.2)
+        if server.poll() is not None:
+            break
+        try:
+            return urllib.request.urlopen(url, timeout=5).close()
+        except OSError:
+            time.sleep(0.2)
     raise RuntimeError(f"JupyterLab did not start. Its log ends with:\n{log.read_text()[-2000:]}")

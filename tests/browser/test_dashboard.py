@@ -1,7 +1,10 @@
-"""The dashboard in JupyterLab while a training runs: pause, slider and stop reach it there, and where they cannot, it says so.
+"""The dashboard in JupyterLab while a training runs: pause, slider and stop reach it there, and
+where they cannot, it says so.
 
-Only a browser shows this. `button.click()` in Python calls the handler on the thread that trains; here the click goes over the wire, to a kernel that is busy.
+Only a browser shows this. `button.click()` in Python calls the handler on the thread that trains;
+here the click goes over the wire, to a kernel that is busy.
 """
+
 from __future__ import annotations
 
 import json
@@ -50,7 +53,10 @@ print("REP" + "ORT", json.dumps(dict(steps=result.global_step, log=log, kept=jso
 
 def opened(lab: Lab, name: str, *cells: str) -> Notebook:
     "A notebook of these cells, running."
-    nb = new_notebook(cells=[new_code_cell(cell.strip()) for cell in cells], metadata=dict(kernelspec=dict(display_name="Python 3", language="python", name="python3")))
+    nb = new_notebook(
+        cells=[new_code_cell(cell.strip()) for cell in cells],
+        metadata=dict(kernelspec=dict(display_name="Python 3", language="python", name="python3")),
+    )
     nbformat.write(nb, Path(lab.folder, name))
     notebook = Notebook(lab.context, lab.base, name)
     notebook.page.bring_to_front()
@@ -59,19 +65,31 @@ def opened(lab: Lab, name: str, *cells: str) -> Notebook:
 
 def said(notebook: Notebook, pattern: str, seconds: int = 60) -> re.Match:
     "Wait until the page says it."
-    notebook.page.wait_for_function("pattern => new RegExp(pattern).test(document.body.innerText)", arg=pattern, timeout=1000 * seconds)
+    notebook.page.wait_for_function(
+        "pattern => new RegExp(pattern).test(document.body.innerText)",
+        arg=pattern,
+        timeout=1000 * seconds,
+    )
     return re.search(pattern, notebook.page.evaluate("document.body.innerText"))
 
 
 def updates(notebook: Notebook) -> int:
     "How many updates are done, as the page says."
-    return int(re.findall(r"update ([\d,]+) of", notebook.page.evaluate("document.body.innerText"))[-1].replace(",", ""))
+    return int(
+        re.findall(r"update ([\d,]+) of", notebook.page.evaluate("document.body.innerText"))[
+            -1
+        ].replace(",", "")
+    )
 
 
 def reached(notebook: Notebook, update: int, seconds: int = 60) -> None:
     "Wait until so many are done; a number may be passed between two drawings."
-    notebook.page.wait_for_function("update => [...document.body.innerText.matchAll(/Running: update ([0-9,]+) of/g)].some(m => +m[1].replace(',', '') >= update)",
-                                    arg=update, timeout=1000 * seconds)
+    notebook.page.wait_for_function(
+        "update => [...document.body.innerText.matchAll(/Running: update ([0-9,]+) of/g)].some(m "
+        "=> +m[1].replace(',', '') >= update)",
+        arg=update,
+        timeout=1000 * seconds,
+    )
 
 
 def press(notebook: Notebook, name: str) -> None:
@@ -81,7 +99,8 @@ def press(notebook: Notebook, name: str) -> None:
     notebook.page.keyboard.press("Enter")
 
 
-# catches: handlers that the busy kernel hears only when the cell is over (ipykernel 7.4 leads them to the shell that last wrote), and those that act inside an update
+# catches: handlers that the busy kernel hears only when the cell is over (ipykernel 7.4 leads them
+# to the shell that last wrote), and those that act inside an update
 def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
     notebook = opened(lab, "steered.ipynb", SETUP.replace("WAIT", "False"), TRAIN, REPORT)
     page = notebook.page
@@ -95,7 +114,8 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         page.screenshot(path=pictures / "dashboard-paused.png")
         handle = page.locator("input[type=range]").last
         handle.focus()
-        for _ in range(2): page.keyboard.press("ArrowRight")
+        for _ in range(2):
+            page.keyboard.press("ArrowRight")
         said(notebook, r"Asked for: kl_coef 0\.06")
         press(notebook, "go on")
         said(notebook, r"kl_coef 0\.05 → 0\.06")
@@ -106,8 +126,14 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         told = json.loads(said(notebook, r"REPORT (\{.*\})")[1])
         notebook.wait()
         assert told["state"] == "stopped" and stood < told["steps"] < 600
-        assert [value for _, value in told["log"]] == [0.05] * stood + [0.06] * (told["steps"] - stood)
-        assert told["kept"] == 0.06 and [what for _, what in told["changes"]] == ["pause", "kl_coef", "stop"]
+        assert [value for _, value in told["log"]] == [0.05] * stood + [0.06] * (
+            told["steps"] - stood
+        )
+        assert told["kept"] == 0.06 and [what for _, what in told["changes"]] == [
+            "pause",
+            "kl_coef",
+            "stop",
+        ]
         assert not notebook.wire.faults() and not notebook.console and not notebook.strangers
         for theme in ("Light", "Dark"):
             notebook.theme(theme)
@@ -122,14 +148,20 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         notebook.close()
 
 
-# catches: buttons that are dead without a word where the front end has no subshells, and a `start` whose run cannot be stopped there
+# catches: buttons that are dead without a word where the front end has no subshells, and a `start`
+# whose run cannot be stopped there
 def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
-    cell = "dashboard = LiveDashboard(every=0.2)\nearlier = trainer_of(90)\nearlier.add_callback(dashboard)\nearlier.train();"
+    cell = (
+        "dashboard = LiveDashboard(every=0.2)\nearlier = "
+        "trainer_of(90)\nearlier.add_callback(dashboard)\nearlier.train();"
+    )
     beside = "beside, trainer = LiveDashboard(every=0.2), trainer_of(600)\nbeside.start(trainer)"
     notebook = opened(lab, "deaf.ipynb", SETUP.replace("WAIT", "True"), cell, beside)
     page = notebook.page
     try:
-        page.wait_for_function("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel")
+        page.wait_for_function(
+            "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
+        )
         page.evaluate("""() => { jupyterapp.serviceManager.kernels.commsOverSubshells = 'disabled';
                                  jupyterapp.shell.currentWidget.sessionContext.session.kernel.commsOverSubshells = 'disabled' }""")
         Path(lab.folder, "go").touch()
@@ -143,6 +175,9 @@ def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
         press(notebook, "stop")
         said(notebook, "Stopped by hand after")
         page.wait_for_timeout(500)
-        assert "Clicks do not reach" not in page.evaluate("[...document.querySelectorAll('.jp-OutputArea')].at(-1).innerText")
+        assert "Clicks do not reach" not in page.evaluate(
+            "[...document.querySelectorAll('.jp-OutputArea')].at(-1).innerText"
+        )
         assert not notebook.wire.faults() and not notebook.console
-    finally: notebook.close()
+    finally:
+        notebook.close()

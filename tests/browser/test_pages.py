@@ -1,8 +1,11 @@
-"""Every notebook in JupyterLab, in a real browser: its cells run, its widgets show, each control is worked by keyboard and by mouse and must be answered.
+"""Every notebook in JupyterLab, in a real browser: its cells run, its widgets show, each control
+is worked by keyboard and by mouse and must be answered.
 
-Nothing here knows what is on a page: notebooks are found by glob, widgets and controls by looking at what the page shows. The tests of a page come in the
-order of this file; the screenshots of each widget are kept (see conftest.py).
+Nothing here knows what is on a page: notebooks are found by glob, widgets and controls by looking
+at what the page shows. The tests of a page come in the order of this file; the screenshots of each
+widget are kept (see conftest.py).
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,10 +17,16 @@ from lab import ROOT, Lab, Notebook
 
 PAGES = sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb"))
 
-# ---- What is let off, and why. Nothing else is; and what need not be let off any more fails too. ----
+# ---- What is let off, and why. Nothing else is; and what need not be let off any more fails too.
+# ----
 
 # (page, part of the message) of what the kernel says: why it is no fault.
-PLANTED = {("02_explore", "ValueError: this picture was never drawn"): "the page plants it, to show what widgets.interactive keeps to itself"}
+PLANTED = {
+    (
+        "02_explore",
+        "ValueError: this picture was never drawn",
+    ): "the page plants it, to show what widgets.interactive keeps to itself"
+}
 # (page, control): why it may change nothing in every state that was tried.
 DEAF: dict[tuple[str, str], str] = {}
 
@@ -35,7 +44,11 @@ def lines(problems: list[str], page: str) -> str:
 def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
     "A page whose cells have all run. The next ones run while this one is looked at."
     if not lab.queue:
-        chosen = [item.callspec.params.get("notebook") for item in request.session.items if hasattr(item, "callspec")]
+        chosen = [
+            item.callspec.params.get("notebook")
+            for item in request.session.items
+            if hasattr(item, "callspec")
+        ]
         lab.queue = [f"{name}.ipynb" for name in dict.fromkeys(filter(None, chosen))]
     page = lab.notebook(f"{request.param}.ipynb")
     page.bare()
@@ -44,35 +57,55 @@ def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
 
 
 @pytest.fixture(scope="module")
-def shown(notebook: Notebook) -> list[Widget]: return widgets(notebook)
+def shown(notebook: Notebook) -> list[Widget]:
+    return widgets(notebook)
 
 
-def page_of(notebook: Notebook) -> str: return notebook.name.removesuffix(".ipynb")
+def page_of(notebook: Notebook) -> str:
+    return notebook.name.removesuffix(".ipynb")
 
 
 # catches: a page that runs under nbdev_test but not in a kernel, and a kernel that dies on the way
 def test_every_cell_runs(notebook: Notebook):
     assert not (told := lines(notebook.wire.faults(), page_of(notebook))), told
-    in_cells = notebook.page.locator(".jp-Cell-outputArea [data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText[data-mime-type*='stderr']")
-    assert not [text for text in in_cells.all_inner_texts() if "Traceback" in text and not forgiven(text, page_of(notebook))]
+    in_cells = notebook.page.locator(
+        ".jp-Cell-outputArea [data-mime-type='application/vnd.jupyter.error'], "
+        ".jp-RenderedText[data-mime-type*='stderr']"
+    )
+    assert not [
+        text
+        for text in in_cells.all_inner_texts()
+        if "Traceback" in text and not forgiven(text, page_of(notebook))
+    ]
 
 
-# catches: a widget without its state, a view that stays empty or is cut off where the window is narrow, and a finder of widgets that is blind to one
+# catches: a widget without its state, a view that stays empty or is cut off where the window is
+# narrow, and a finder of widgets that is blind to one
 def test_every_widget_is_rendered(notebook: Notebook, shown: list[Widget], pictures: Path):
     displayed = [w for w in shown if w.root.query_selector(".jupyter-widgets")]
-    assert len(displayed) >= notebook.wire.views(), f"{page_of(notebook)}: cells displayed {notebook.wire.views()} widgets, the page shows {len(displayed)}."
+    assert len(displayed) >= notebook.wire.views(), (
+        f"{page_of(notebook)}: cells displayed {notebook.wire.views()} widgets, the page shows "
+        f"{len(displayed)}."
+    )
     for widget in shown:
         text = widget.root.inner_text()
-        assert not any(said in text for said in ("Error displaying widget", "Loading widget", "Error creating widget")), f"{page_of(notebook)}: {text}"
+        assert not any(
+            said in text
+            for said in ("Error displaying widget", "Loading widget", "Error creating widget")
+        ), f"{page_of(notebook)}: {text}"
         assert all(widget.root.bounding_box()[side] > 8 for side in ("width", "height"))
     cut = []
     for theme in ("Dark", "Light"):
         notebook.theme(theme)
-        for width in (800, 1280): cut += photograph(shown, width, f"{pictures}/{page_of(notebook)}-{{}}-{theme.lower()}-{width}.png")
+        for width in (800, 1280):
+            cut += photograph(
+                shown, width, f"{pictures}/{page_of(notebook)}-{{}}-{theme.lower()}-{width}.png"
+            )
     assert not (told := lines(cut, page_of(notebook))), told
 
 
-# catches: a control without a label, one that only a mouse can reach, a picture of a control without a name
+# catches: a control without a label, one that only a mouse can reach, a picture of a control
+# without a name
 def test_every_control_has_a_name_and_is_reached_by_tab(notebook: Notebook, shown: list[Widget]):
     problems = nameless(shown) + [told for widget in shown for told in widget.beyond_tab()]
     assert not (told := lines(problems, page_of(notebook))), told
@@ -81,7 +114,8 @@ def test_every_control_has_a_name_and_is_reached_by_tab(notebook: Notebook, show
 # catches: pale text, a table without headers, a field without a label, in either theme
 @pytest.mark.parametrize("theme", ["Dark", "Light"])
 def test_axe_finds_nothing_serious(notebook: Notebook, shown: list[Widget], theme: str, axe: str):
-    if not (looked_at := shown + still(notebook)): return
+    if not (looked_at := shown + still(notebook)):
+        return
     notebook.theme(theme)
     notebook.examine(axe)
     problems = violations(looked_at)
@@ -89,24 +123,38 @@ def test_axe_finds_nothing_serious(notebook: Notebook, shown: list[Widget], them
     assert not (told := lines(problems, page_of(notebook))), told
 
 
-# catches: a control that is connected to nothing, one that only the mouse or only the keyboard moves
+# catches: a control that is connected to nothing, one that only the mouse or only the keyboard
+# moves
 def test_every_control_is_answered(notebook: Notebook, shown: list[Widget], pictures: Path):
     dead = [told for widget in shown for told in widget.dead()]
     photograph(shown, 1280, f"{pictures}/{page_of(notebook)}-{{}}-worked.png")
     deaf = [key for page, key in DEAF if page == page_of(notebook)]
-    assert not (told := "\n".join(f"{page_of(notebook)}: {told}" for told in dead if not told.startswith(tuple(deaf)) or not deaf)), told
-    assert all(any(told.startswith(key) for told in dead) for key in deaf), f"{page_of(notebook)}: a control in DEAF is answered: take it out."
+    assert not (
+        told := "\n".join(
+            f"{page_of(notebook)}: {told}"
+            for told in dead
+            if not told.startswith(tuple(deaf)) or not deaf
+        )
+    ), told
+    assert all(any(told.startswith(key) for told in dead) for key in deaf), (
+        f"{page_of(notebook)}: a control in DEAF is answered: take it out."
+    )
 
 
-# catches: an exception in a handler, swallowed by the kernel's log, by `interact`, by an Output, or by Lab; a script of a page that fails; an asset from a network
+# catches: an exception in a handler, swallowed by the kernel's log, by `interact`, by an Output, or
+# by Lab; a script of a page that fails; an asset from a network
 def test_nothing_failed_in_silence(notebook: Notebook):
     notebook.settle()
     assert not (told := lines(notebook.wire.faults() + notebook.console, page_of(notebook))), told
     assert not notebook.strangers, f"{page_of(notebook)} asked a network: {notebook.strangers}"
     planted = [part for page, part in PLANTED if page == page_of(notebook)]
-    assert all(any(part in told for told in notebook.wire.faults()) for part in planted), f"{page_of(notebook)}: what PLANTED lets off did not happen: take it out."
+    assert all(any(part in told for told in notebook.wire.faults()) for part in planted), (
+        f"{page_of(notebook)}: what PLANTED lets off did not happen: take it out."
+    )
 
 
 # catches: an exception in the server or in a kernel's own log, which no page hears of
 def test_the_server_has_nothing_to_complain_of(lab: Lab):
-    assert "Traceback (most recent call last)" not in (log := lab.log.read_text(errors="replace")), log[log.index("Traceback"):][:2000]
+    assert "Traceback (most recent call last)" not in (
+        log := lab.log.read_text(errors="replace")
+    ), log[log.index("Traceback") :][:2000]

@@ -1,4 +1,6 @@
-"""Labelling by keyboard in real JupyterLab: 1, 2, 0, u and Backspace in the field, buttons by Tab, Space and Enter, and what is in the file after each."""
+"""Labelling by keyboard in real JupyterLab: 1, 2, 0, u and Backspace in the field, buttons by Tab,
+Space and Enter, and what is in the file after each."""
+
 from __future__ import annotations
 
 import json
@@ -20,18 +22,26 @@ KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language=
 
 @pytest.fixture(scope="module")
 def page(lab: Lab) -> Iterator[Notebook]:
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)], metadata=KERNEL), lab.folder / "labelling.ipynb")
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)], metadata=KERNEL),
+        lab.folder / "labelling.ipynb",
+    )
     yield lab.notebook("labelling.ipynb")
     lab.close("labelling.ipynb")
 
 
 @pytest.fixture(scope="module")
-def file(lab: Lab) -> Path: return lab.folder / "by_keyboard.jsonl"
+def file(lab: Lab) -> Path:
+    return lab.folder / "by_keyboard.jsonl"
 
 
 def choices(file: Path) -> str:
     "What is on the disk: a letter a line, u for undo."
-    return "".join(json.loads(line)["choice"][0] for line in file.read_text().splitlines()) if file.exists() else ""
+    return (
+        "".join(json.loads(line)["choice"][0] for line in file.read_text().splitlines())
+        if file.exists()
+        else ""
+    )
 
 
 def press(page: Notebook, *keys: str) -> None:
@@ -42,14 +52,18 @@ def press(page: Notebook, *keys: str) -> None:
         page.settle()
 
 
-def key_field(page: Notebook): return page.page.get_by_label("key", exact=True)
+def key_field(page: Notebook):
+    return page.page.get_by_label("key", exact=True)
 
 
 def cell_types(page: Notebook) -> list[str]:
-    return page.page.evaluate("[...jupyterapp.shell.currentWidget.content.model.cells].map(c => c.type)")
+    return page.page.evaluate(
+        "[...jupyterapp.shell.currentWidget.content.model.cells].map(c => c.type)"
+    )
 
 
-# catches: keys that Lab eats, a choice that is saved later or not at all, a Backspace that nobody hears, a view that stays
+# catches: keys that Lab eats, a choice that is saved later or not at all, a Backspace that nobody
+# hears, a view that stays
 def test_keys_choose_and_take_back(page: Notebook, file: Path):
     key_field(page).focus()
     press(page, "1")
@@ -69,7 +83,8 @@ def test_a_key_held_down_counts_once(page: Notebook, file: Path):
     before = choices(file)
     page.page.wait_for_timeout(300)
     key_field(page).focus()
-    for _ in range(8): page.page.keyboard.press("2")
+    for _ in range(8):
+        page.page.keyboard.press("2")
     page.settle()
     assert choices(file) == before + "2" and key_field(page).input_value() == "2"
     page.page.wait_for_timeout(300)
@@ -78,7 +93,8 @@ def test_a_key_held_down_counts_once(page: Notebook, file: Path):
     assert choices(file) == before + "21"
 
 
-# catches: buttons without a keyboard; a focus that stays on the button, where the next digit is lost
+# catches: buttons without a keyboard; a focus that stays on the button, where the next digit is
+# lost
 @pytest.mark.parametrize("key", ["Space", "Enter"])
 def test_buttons_by_tab_and_then_digits(page: Notebook, file: Path, key: str):
     before = choices(file)
@@ -90,10 +106,14 @@ def test_buttons_by_tab_and_then_digits(page: Notebook, file: Path, key: str):
     assert choices(file) == before + "210" and cell_types(page) == ["code"]
 
 
-# catches: hostile text that becomes markup, a control without a name, a handler that fails in silence, and pale text
+# catches: hostile text that becomes markup, a control without a name, a handler that fails in
+# silence, and pale text
 def test_the_widget_is_sound(page: Notebook, axe: str, pictures: Path):
     found = widgets(page)
-    assert len(found) == 1 and not page.page.locator(".jp-OutputArea script, .jp-OutputArea section b").count()
+    assert (
+        len(found) == 1
+        and not page.page.locator(".jp-OutputArea script, .jp-OutputArea section b").count()
+    )
     for theme in ("Dark", "Light"):
         page.theme(theme)
         for width in (800, 1280):
