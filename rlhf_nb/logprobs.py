@@ -8,19 +8,19 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from itertools import product
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .masks import check_left_padded, close_up, position_ids, response_columns
-from .models import states_at
+from .masks import pack
+from .runtime.fused import fused_logprobs, plain_head
+from .runtime.last_layer import read_at
+from .runtime.opened import accepted, opened, project, reads_end_to_end, unwrapped
 
 # %% auto #0
-__all__ = ['BLOCK', 'SPAN', 'tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs',
+__all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs', 'chunked_logprobs',
            'response_logprobs']
 
 # %% ../nbs/05_logprobs.ipynb #d4a8108d
@@ -66,180 +66,21 @@ def token_entropy(
         -1
     )  # exp(-1e4) is 0: the clamp turns 0 * -inf into 0
 
-# %% ../nbs/05_logprobs.ipynb #bf4ee928
-def _unwrap(
-    model: nn.Module,  # maybe inside DDP, DeepSpeed, torch.compile or PEFT
-) -> nn.Module:  # the model whose forward names its arguments
-    """The model inside its wrappers, to read its signature and its sizes; the wrapper is still what
-    gets called."""
-    while True:
-        if hasattr(model, "get_base_model"):
-            inner = model.get_base_model()
-        else:
-            inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        if not isinstance(inner, nn.Module) or inner is model:
-            return model
-        model = inner
-
-# %% ../nbs/05_logprobs.ipynb #49c99c32
-def _check_batch(
-    prompt_ids: Tensor, prompt_mask: Tensor, response_ids: Tensor, mask: Tensor
-) -> None:
-    "Refuse what would silently read the wrong column."
-    apart = prompt_ids.shape != prompt_mask.shape or response_ids.shape != mask.shape
-    if apart or len(prompt_ids) != len(response_ids):
-        raise ValueError(
-            f"prompt_ids {list(prompt_ids.shape)}, prompt_mask {list(prompt_mask.shape)}, "
-            "response_ids "
-            f"{list(response_ids.shape)}, "
-            f"mask {list(mask.shape)}: wanted [B, P] twice, then [B, T] twice."
-        )
-    check_left_padded(prompt_mask)
-
-# %% ../nbs/05_logprobs.ipynb #071f642c
-def _inputs(
-    forward: Callable,  # whose arguments decide what is passed
-    prompt_ids: Tensor,  # [B, P]
-    prompt_mask: Tensor,  # [B, P]
-    response_ids: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T]
-    pad_to_multiple_of: int | None = None,
-    after_last: bool = True,
-) -> tuple[dict[str, Tensor | bool], Tensor]:  # and [B, L], what of it is real
-    """Prompt and response side by side, with what the forward takes. Padding becomes token 0, so
-    that it can hold anything."""
-    _check_batch(prompt_ids, prompt_mask, response_ids, mask)
-    if not after_last:
-        response_ids, mask = response_ids[:, :-1], mask[:, 1:]  # each row without its last token
-    ids, real = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1).bool()
-    if pad_to_multiple_of is not None:
-        ids, real = close_up(ids, real, pad_to_multiple_of)
-    offered = dict(
-        input_ids=ids.masked_fill(~real, 0),
-        attention_mask=real.long(),
-        position_ids=position_ids(real),
-        use_cache=False,
-    )
-    takes = inspect.signature(forward).parameters
-    if "input_ids" not in takes:
-        return offered, real  # (*args, **kwargs): it passes on what it gets
-    return {name: value for name, value in offered.items() if name in takes}, real
-
 # %% ../nbs/05_logprobs.ipynb #a0ea6e3c
 def response_logits(
-    model: nn.Module,  # a causal language model
+    model: nn.Module,  # a causal language model, wrapped or not
     prompt_ids: Tensor,  # [B, P] padded on the left
     prompt_mask: Tensor,  # [B, P] true on real tokens
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:  # [B, T, V] in the model's own precision; what stands on padding means nothing
-    """The logits that chose each response token, straight from the model: no temperature. Raises
-    ValueError on a prompt padded on the right."""
-    forward = _unwrap(model).forward
-    inputs, _ = _inputs(forward, prompt_ids, prompt_mask, response_ids, mask)
+) -> Tensor:  # [B, T, V] in the model's own precision; meaningless on padding
+    "The logits that chose each response token, without temperature. Raises ValueError as `pack`."
+    forward = unwrapped(model).forward
+    inputs = pack(prompt_ids, prompt_mask, response_ids, mask, align=None).inputs
     width = response_ids.shape[1] + 1
     if "logits_to_keep" in inspect.signature(forward).parameters:
         inputs["logits_to_keep"] = width
-    return model(**inputs).logits[:, -width:-1]
-
-# %% ../nbs/05_logprobs.ipynb #04727c5e
-def _scale(config: Any) -> float:
-    "What a model multiplies its logits by: Cohere says it, Granite its inverse."
-    return (getattr(config, "logit_scale", None) or 1.0) / (
-        getattr(config, "logits_scaling", None) or 1.0
-    )
-
-
-def _head(
-    model: nn.Module,  # a plain transformers model
-) -> Callable[[Tensor], Tensor]:
-    """Hidden states to logits, as this model's own forward does it: scale (Cohere, Granite) and cap
-    (Gemma 2) included."""
-    head, config = model.get_output_embeddings(), model.config.get_text_config()
-    scale = _scale(config)
-    cap = getattr(config, "final_logit_softcapping", None)
-
-    def project(hidden: Tensor) -> Tensor:
-        logits = head(hidden) if scale == 1.0 else head(hidden) * scale
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    return project
-
-# %% ../nbs/05_logprobs.ipynb #9d55cac0
-def _agrees(
-    model: nn.Module,  # a transformers model with a body and a head
-) -> bool:  # whether body and _head, one after the other, are its forward
-    """Compare the two halves with the model's own forward, on large hidden states. Leaves no trace,
-    random state included."""
-    body, head, project, inside = (
-        model.get_decoder(),
-        model.get_output_embeddings(),
-        _head(model),
-        [],
-    )
-
-    def swap(body, args, output):
-        hidden = torch.randn(
-            output.last_hidden_state.shape, generator=torch.Generator().manual_seed(0)
-        ).to(output.last_hidden_state)
-        large = hidden * (200 / head(hidden).abs().max())
-        inside.extend([output.last_hidden_state, project(large)])
-        output.last_hidden_state = large
-        return output
-
-    mask = torch.ones(1, 2, dtype=torch.bool, device=head.weight.device)
-
-    def forward(part: nn.Module):
-        # the same dropout both times
-        with torch.no_grad(), torch.random.fork_rng([mask.device] if mask.is_cuda else []):
-            return part(**_inputs(part.forward, mask.long(), mask, mask.long(), mask)[0])
-
-    handle = body.register_forward_hook(swap)
-    try:
-        logits = forward(model).logits
-    finally:
-        handle.remove()
-    pairs = zip(inside, (forward(body).last_hidden_state, logits))
-    return all(
-        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3)
-        for a, b in pairs
-    )
-
-# %% ../nbs/05_logprobs.ipynb #833e28ab
-_verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-def _names(model: nn.Module) -> set[str]:
-    """Names of a model's classes: enough to know it, without importing the libraries that it may
-    come from."""
-    return {cls.__name__ for cls in type(model).__mro__}
-
-
-def _is_lora(model: nn.Module) -> bool:
-    "A PEFT wrapper that only changed layers inside: its inner model can be called as it is."
-    configs = model.peft_config.values() if "PeftModel" in _names(model) else ()
-    return any(configs) and all(
-        c.peft_type == "LORA" and not getattr(c, "alora_invocation_tokens", None) for c in configs
-    )
-
-
-def _open(
-    model: nn.Module,  # anything that forwards like a causal language model
-) -> nn.Module | None:  # the model to take apart into body and head, None if it must be used whole
-    """Plain transformers models, and LoRA around one; never what DDP, FSDP, DeepSpeed ZeRO-3 or
-    torch.compile must see whole."""
-    model = model.get_base_model() if _is_lora(model) else model
-    if "PreTrainedModel" not in _names(model) or "FSDPModule" in _names(model):
-        return None
-    head = model.get_output_embeddings()
-    if head is None or any(hasattr(p, "ds_id") for p in head.parameters()):
-        return None
-    if model not in _verdicts:
-        try:
-            _verdicts[model] = _agrees(model)
-        except Exception:
-            _verdicts[model] = False  # not ours to say what is wrong: its plain forward will
-    return model if _verdicts[model] else None
+    return model(**accepted(forward, inputs)).logits[:, -width:-1]
 
 # %% ../nbs/05_logprobs.ipynb #c201f41e
 def response_states(
@@ -248,376 +89,55 @@ def response_states(
     prompt_mask: Tensor,  # [B, P] true on real tokens
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
-    pad_to_multiple_of: int
-    | None = None,  # close rows up first, spare the last layer; None: all of the rectangle
-    after_last: bool = False,  # rows that are closed up keep their last token, after which nothing is chosen
-) -> tuple[
-    Tensor, Callable[[Tensor], Tensor], int
-]:  # states [N, hidden or V] of the N real tokens, what makes logits [N, V] of them, V
-    """What the model knew when it chose each real response token, row by row, and the step from
-    there to logits."""
-    opened = _open(model)
-    if opened is None:
+    align: int | None = None,  # of `pack`
+) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V], head, V
+    "Last hidden states in front of the N real response tokens, and the head: states -> logits [N, V]."
+    inner, real = opened(model), mask.bool()
+    if inner is None:
         logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)
-        return logits[mask.bool()], lambda same: same, logits.shape[-1]
-    body = opened.get_decoder()
-    inputs, real = _inputs(
-        body.forward,
-        prompt_ids,
-        prompt_mask,
-        response_ids,
-        mask,
-        pad_to_multiple_of,
-        after_last or pad_to_multiple_of is None,
-    )
-    flat = response_columns(real, prompt_mask, mask.shape[1] + after_last)
-    flat, read = (
-        flat + torch.arange(len(real), device=real.device)[:, None] * real.shape[1],
-        mask.bool(),
-    )
-    if pad_to_multiple_of is None:
-        states = body(**inputs).last_hidden_state.flatten(0, 1).index_select(0, flat[read])
-    elif after_last:
-        more = torch.cat([read.new_ones(len(read), 1), read], 1)
-        chosen = torch.cat([read, read.new_zeros(len(read), 1)], 1)[more]
-        states = states_at(body, inputs, real, flat[more], unpadded=False)[chosen]
-    else:
-        states = states_at(body, inputs, real, flat[read], unpadded=pad_to_multiple_of == 1)
-    return states, _head(opened), opened.config.get_text_config().vocab_size
-
-# %% ../nbs/05_logprobs.ipynb #5ab61044
-BLOCK = (
-    2**20
-)  # logits in hand at a time on a CPU, 4 MB: what its cache holds; on a GPU a whole chunk
-
-
-class _Head(NamedTuple):
-    "A head that is one plain matrix, and what the model does to its logits."
-
-    weight: Tensor  # [V, hidden]
-    bias: Tensor | None  # [V]
-    scale: float  # the logits are multiplied by it
-
-
-def _plain_head(
-    model: nn.Module,  # a transformers model that was taken apart
-) -> _Head | None:  # None: its head must be called as it is
-    """The head as a matrix, where it is known to be no more: not capped, adapted, quantised,
-    hooked, or in parts."""
-    head, config = model.get_output_embeddings(), model.config.get_text_config()
-    hooked = any(
-        (
-            head._forward_hooks,
-            head._forward_pre_hooks,
-            head._backward_hooks,
-            head._backward_pre_hooks,
-        )
-    )
-    if type(head) is not nn.Linear or hooked or "forward" in vars(head):
-        return None
-    if any(type(p) is not nn.Parameter for p in head.parameters()):
-        return None  # a DTensor, a quantised one
-    if getattr(config, "final_logit_softcapping", None) is not None:
-        return None
-    return _Head(head.weight, head.bias, _scale(config))
-
-# %% ../nbs/05_logprobs.ipynb #a9f22bdb
-def _logits(
-    states: Tensor, weight: Tensor, bias: Tensor | None, scale: float, temperature: float
-) -> Tensor:
-    "`tempered(head(states), temperature)`, in one piece of memory where nothing has to be widened."
-    z = nn.functional.linear(states, weight, bias)
-    if scale != 1.0:
-        z.mul_(scale)
-    if z.dtype != torch.float64:
-        z = z.float()
-    return z if temperature == 1.0 else z.div_(temperature)
-
-
-def _inside(z: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    "Which ids are columns of z, and columns to read that are right for those."
-    return (ids >= 0) & (ids < z.shape[1]), ids.clamp(0, z.shape[1] - 1)[:, None]
-
-
-def _word(z: Tensor, ids: Tensor, look: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The chosen logit (-inf if it is not here), log of the sum, and the entropy if asked, [n] of z
-    [n, V], which is used up."""
-    here, columns = _inside(z, ids)
-    chosen, top = (
-        z.gather(1, columns).squeeze(1).masked_fill(~here, -math.inf),
-        z.amax(1, keepdim=True),
-    )
-    top = top.masked_fill(top.abs() == math.inf, 0.0)
-    z.sub_(top)
-    if not look:
-        return chosen, (z.exp_().sum(1, keepdim=True).log_() + top).squeeze(1), None
-    exps = z.exp()
-    sums = exps.sum(1, keepdim=True)
-    mean = (
-        z.clamp_(min=-1e4).mul_(exps).sum(1, keepdim=True) / sums
-    )  # the clamp turns 0 * -inf into 0
-    total = sums.log()
-    return chosen, (total + top).squeeze(1), (total - mean).squeeze(1)
-
-# %% ../nbs/05_logprobs.ipynb #ace5389c
-def _slice(weight: Tensor, bias: Tensor | None, a: int, words: int) -> tuple[Tensor, Tensor | None]:
-    return weight[a : a + words], None if bias is None else bias[a : a + words]
-
-
-def _join(
-    parts: list[tuple[Tensor, Tensor, Tensor | None]],
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    "What `_word` would say of all the vocabulary, from what it says of its slices."
-    if len(parts) == 1:
-        return parts[0]
-    chosen, totals = (torch.stack([part[i] for part in parts]) for i in (0, 1))
-    total = totals.logsumexp(0)
-    if parts[0][2] is None:
-        return chosen.amax(0), total, None
-    share = (totals - total).exp()
-    within = torch.stack([part[2] for part in parts]) - (totals - total)
-    return (
-        chosen.amax(0),
-        total,
-        (share * within.masked_fill(share == 0, 0.0)).sum(0),
-    )  # a slice of -inf has no entropy
-
-# %% ../nbs/05_logprobs.ipynb #bf6b3c32
-def _pull(
-    z: Tensor,
-    ids: Tensor,
-    total: Tensor,
-    entropy: Tensor | None,
-    pull: Tensor | None,
-    pull_entropy: Tensor | None,
-) -> Tensor:
-    """The gradient with respect to logits z [n, V], which are used up, from those of log-probs and
-    entropy [n]."""
-    z.sub_(total[:, None])
-    if pull_entropy is None:
-        z.exp_().mul_(-pull[:, None])
-    else:  # p * (-pull - pull_entropy * (log p + H))
-        probs = z.exp()
-        z.clamp_(min=-1e4).add_(entropy[:, None]).mul_(-pull_entropy[:, None])
-        if pull is not None:
-            z.sub_(pull[:, None])
-        z.mul_(probs)
-    if pull is None:
-        return z
-    here, columns = _inside(z, ids)
-    return z.scatter_add_(1, columns, (pull * here)[:, None])
-
-# %% ../nbs/05_logprobs.ipynb #4bd05929
-class _Measure(torch.autograd.Function):
-    """Log-probs and entropy [N] of states [N, hidden], block by block; backward works each block's
-    logits out again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        ids: Tensor,
-        scale: float,
-        temperature: float,
-        size: tuple[int, int],
-        entropy: str | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        def word(some: Tensor, of_some: Tensor, a: int) -> tuple[Tensor, Tensor, Tensor | None]:
-            z = _logits(some, *_slice(weight, bias, a, size[1]), scale, temperature)
-            return _word(z, of_some - a, entropy is not None)
-
-        with torch.autocast(states.device.type, enabled=False):
-            parts = [
-                _join([word(*rows, a) for a in range(0, len(weight), size[1])])
-                for rows in zip(states.split(size[0]), ids.split(size[0]))
-            ]
-        chosen, total = (torch.cat([part[i] for part in parts]) for i in (0, 1))
-        logprobs, found = (
-            chosen - total,
-            None if entropy is None else torch.cat([part[2] for part in parts]),
-        )
-        ctx.save_for_backward(
-            states, weight, bias, ids, total, found if entropy == "learn" else None
-        )
-        ctx.how = scale, temperature, size
-        ctx.set_materialize_grads(False)
-        if entropy == "look":
-            ctx.mark_non_differentiable(found)
-        return logprobs, found
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, pull: Tensor | None, pull_entropy: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        (states, weight, bias, *kept), (scale, temperature, (rows, words)) = (
-            ctx.saved_tensors,
-            ctx.how,
-        )
-        grads = [
-            torch.zeros_like(x) if want else None
-            for x, want in zip((states, weight, bias), ctx.needs_input_grad)
-        ]
-        if pull is None and pull_entropy is None:
-            return *grads, *[None] * 5
-        with torch.autocast(states.device.type, enabled=False):
-            for a, b in product(range(0, len(states), rows), range(0, len(weight), words)):
-                some, ids, *rest = [
-                    None if x is None else x[a : a + rows]
-                    for x in (states, *kept, pull, pull_entropy)
-                ]
-                part = _slice(weight, bias, b, words)
-                z = _pull(_logits(some, *part, scale, temperature), ids - b, *rest)
-                z = (z if temperature == 1.0 else z.div_(temperature)).to(weight.dtype)
-                if scale != 1.0:
-                    z.mul_(scale)
-                if grads[0] is not None:
-                    grads[0][a : a + rows].addmm_(z, part[0])
-                if grads[1] is not None:
-                    grads[1][b : b + words].addmm_(z.T, some)
-                if grads[2] is not None:
-                    grads[2][b : b + words].add_(z.sum(0))
-                del z  # before the next block is made
-        return *grads, *[None] * 5
-
-# %% ../nbs/05_logprobs.ipynb #9d0aabea
-SPAN = range(BLOCK // 2, 8 * BLOCK)  # so many probabilities are kept for backward: 2 to 32 MB
-
-
-class _Keep(torch.autograd.Function):
-    """Log-probs and, if asked, entropies to look at [N] of states [N, hidden]; keeps the
-    probabilities for the weight's gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        weight: Tensor,
-        ids: Tensor,
-        scale: float,
-        temperature: float,
-        rows: int,
-        look: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        n, (moves, learns, *_) = len(states), ctx.needs_input_grad
-        probs, mean = (
-            states.new_empty(n if learns else min(n, rows), len(weight)),
-            torch.zeros_like(states),
-        )
-        chosen, total = states.new_empty(2, n)
-        for a in range(0, n, rows):
-            some = slice(a, min(a + rows, n))
-            z = torch.mm(
-                states[some], weight.T, out=probs[some] if learns else probs[: some.stop - a]
-            )
-            if scale != 1.0:
-                z.mul_(scale)
-            if temperature != 1.0:
-                z.div_(temperature)
-            chosen[some] = z.gather(1, ids[some, None]).squeeze(1)
-            top = z.amax(1, keepdim=True)
-            sums = z.sub_(top).exp_().sum(1, keepdim=True)
-            if moves or learns or look:
-                torch.mm(z.div_(sums), weight, out=mean[some])
-            total[some] = (sums.log_() + top).squeeze(1)
-        ctx.save_for_backward(states, weight, ids, mean, probs if learns else None)
-        ctx.set_materialize_grads(False)
-        ctx.slope = scale / temperature  # of a tempered logit over a plain one
-        entropy = (total - ctx.slope * (states * mean).sum(1)).clamp_(min=0) if look else None
-        if look:
-            ctx.mark_non_differentiable(entropy)
-        return chosen - total, entropy
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, pull: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        states, weight, ids, mean, probs = ctx.saved_tensors
-        if pull is None:
-            return (None,) * 7
-        pull = (ctx.slope * pull)[:, None]
-        of_states = (weight[ids] - mean).mul_(pull) if ctx.needs_input_grad[0] else None
-        of_weight = (
-            None
-            if probs is None
-            else (probs.T @ (states * -pull)).index_add_(0, ids, states * pull)
-        )
-        return of_states, of_weight, *[None] * 5
-
-# %% ../nbs/05_logprobs.ipynb #953dfcf2
-def _cast(*given: Tensor | None) -> list[Tensor | None]:
-    "What autocast would make of the arguments of a matrix product."
-    device = given[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return [*given]
-    kind = torch.get_autocast_dtype(device)
-    return [x if x is None or x.dtype == torch.float64 else x.to(kind) for x in given]
-
-
-def _fast(
-    states: Tensor,  # [N, hidden]
-    head: _Head,
-    ids: Tensor,  # [N]
-    temperature: float,
-    rows: int,  # most tokens at a time
-    entropy: str | None,  # learn, look or None
-) -> list[Tensor]:  # log-probs [N], and entropy [N] if asked
-    "The quick way, for a head that is a matrix: in place, in blocks that a cache holds."
-    tempered(states[:0], temperature)  # raises where it is not positive
-    states, weight, bias = _cast(states, head.weight, head.bias)
-    exact = weight.dtype in (
-        torch.float32,
-        torch.float64,
-    )  # a bf16 sum over many blocks would be rounded
-    words, few = len(weight), len(states) <= rows and len(states) * len(weight) in SPAN
-    if exact and states.device.type == "cpu":
-        rows = min(rows, max(256, BLOCK // words))
-        words = min(words, max(256, BLOCK // rows))
-    if (
-        few and exact and bias is None and entropy != "learn"
-    ):  # in the rollout too, for the same last digit
-        found = _Keep.apply(states, weight, ids, head.scale, temperature, rows, entropy == "look")
-    else:
-        found = _Measure.apply(
-            states, weight, bias, ids, head.scale, temperature, (rows, words), entropy
-        )
-    return [x for x in found if x is not None]
-
-# %% ../nbs/05_logprobs.ipynb #b0f66896
-class LogProbs(NamedTuple):
-    "What a model says about the response tokens, both zero on padding."
-
-    logprobs: Tensor  # [B, T] float32, of the tokens that were chosen
-    entropy: Tensor | None  # [B, T] float32, over the vocabulary; None where it was not asked for
+        return logits[real], lambda same: same, logits.shape[-1]
+    body = inner.get_decoder()
+    end_to_end = align is not None and reads_end_to_end(body)
+    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align, end_to_end)
+    places = packed.places[:, :-1][real]
+    with read_at(body, places):
+        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
+    states = hidden.flatten(0, 1).index_select(0, places)
+    return states, project(inner), inner.config.get_text_config().vocab_size
 
 # %% ../nbs/05_logprobs.ipynb #315b2694
-def _measured(
-    states: Tensor,  # [N, hidden], or [N, V] of a whole model
-    head: Callable[[Tensor], Tensor],
-    ids: Tensor,  # [N]
+class LogProbs(NamedTuple):
+    "What a model returns for the response tokens, both zero on padding."
+
+    logprobs: Tensor  # [B, T] float32, of the tokens that were chosen
+    entropy: Tensor | None  # [B, T] float32, over the vocabulary; None where it is not wanted
+
+
+def chunked_logprobs(
+    states: Tensor,  # [N, hidden]
+    head: Callable[[Tensor], Tensor],  # any head: states -> logits [N, V]
+    ids: Tensor,  # [N] the tokens that were chosen
     temperature: float,
-    rows: int,  # most tokens at a time
-    entropy: str | None,
-) -> list[Tensor]:  # log-probs [N], and entropy [N] if asked
-    """The plain way, for any head: call it on a chunk, and forget its logits if there is another
-    chunk."""
+    rows: int,  # most states at a time
+    entropy: str | None,  # "learn": with a gradient; "look": its value alone; None: not at all
+) -> tuple[Tensor, Tensor | None]:
+    "Log-probs [N], and entropies [N] where wanted; a chunk's logits are not kept."
 
-    def measure(states: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    def measure(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states)
-        found = token_logprobs(logits, ids, temperature)
-        if entropy is None:
-            return (found,)
+        logprobs = token_logprobs(logits, ids, temperature)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "learn"):
-            return found, token_entropy(logits, temperature)
+            certainty = token_entropy(logits, temperature) if entropy else logprobs.detach()
+        return logprobs, certainty
 
-    pairs = list(zip(states.split(rows), ids.split(rows)))
-    forget = len(pairs) > 1 and torch.is_grad_enabled()
+    chunks = list(zip(states.split(rows), ids.split(rows)))
+    forget = len(chunks) > 1 and torch.is_grad_enabled()
     parts = [
-        checkpoint(measure, *pair, use_reentrant=False) if forget else measure(*pair)
-        for pair in pairs
+        checkpoint(measure, *chunk, use_reentrant=False) if forget else measure(*chunk)
+        for chunk in chunks
     ]
-    return [torch.cat(part) for part in zip(*parts)]
+    logprobs, entropies = (torch.cat(part) for part in zip(*parts))
+    return logprobs, entropies if entropy else None
 
 # %% ../nbs/05_logprobs.ipynb #6c0e1c05
 def response_logprobs(
@@ -628,28 +148,25 @@ def response_logprobs(
     mask: Tensor,  # [B, T] true on real tokens
     temperature: float = 1.0,  # what the sampler divided by
     chunk_logits: int = 2**26,  # most logits at a time; 2**26 are 256 MB in float32
-    entropy: str
-    | None = "learn",  # learn: with a gradient; look: its value alone; None: not at all
-    pad_to_multiple_of: int
-    | None = None,  # close rows up before the model reads them; None: the rectangle as it is
-    after_last: bool = False,  # rows that are closed up keep their last token, for who reads the body's state there
+    entropy: str | None = "learn",  # "learn": with a gradient; "look": its value; None: no entropy
+    align: int | None = None,  # of `pack`: close rows up before the model reads them
 ) -> LogProbs:  # logprobs and entropy, [B, T] each
-    """Log-prob and entropy of every response token. The same call serves the rollout (no gradient)
-    and the update."""
+    "Log-prob and entropy of every response token: one function for the rollout and the update."
     if entropy not in ("learn", "look", None):
         raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
+    tempered(torch.empty(0), temperature)  # raises where it is not positive
     real = mask.bool()
-    states, head, vocab_size = response_states(
-        model, prompt_ids, prompt_mask, response_ids, mask, pad_to_multiple_of, after_last
+    states, head, vocabulary = response_states(
+        model, prompt_ids, prompt_mask, response_ids, mask, align
     )
-    ids, rows, opened = response_ids[real].long(), max(1, chunk_logits // vocab_size), _open(model)
-    plain = None if opened is None else _plain_head(opened)
-    if plain is None:
-        flat = _measured(states, head, ids, temperature, rows, entropy)
+    ids, rows, inner = response_ids[real].long(), max(1, chunk_logits // vocabulary), opened(model)
+    matrix = None if inner is None else plain_head(inner)
+    if matrix is None:
+        logprobs, certainty = chunked_logprobs(states, head, ids, temperature, rows, entropy)
     else:
-        flat = _fast(states, plain, ids, temperature, rows, entropy)
-    spread = [
-        torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_scatter(real, x)
-        for x in flat
-    ]
-    return LogProbs(*spread, *[None] * (2 - len(spread)))
+        logprobs, certainty = fused_logprobs(states, matrix, ids, temperature, rows, entropy)
+    zeros = logprobs.new_zeros(mask.shape)
+    return LogProbs(
+        zeros.masked_scatter(real, logprobs),
+        None if certainty is None else zeros.masked_scatter(real, certainty),
+    )

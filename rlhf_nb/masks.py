@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'close_up', 'response_columns', 'response_mask',
-           'reached_stop', 'last_index', 'masked_sum', 'masked_mean', 'masked_var', 'whiten']
+__all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'close_up', 'response_columns', 'Packed', 'pack',
+           'response_mask', 'reached_stop', 'last_index', 'masked_sum', 'masked_mean', 'masked_var', 'whiten']
 
 # %% ../nbs/01_masks.ipynb #e0ea1f19
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
@@ -81,12 +82,10 @@ def check_left_padded(
 def close_up(
     ids: Tensor,  # [B, L]
     mask: Tensor,  # [B, L] true on real tokens
-    pad_to_multiple_of: int = 1,
-) -> tuple[
-    Tensor, Tensor
-]:  # ids and mask [B, W], W the longest row's length, rounded up to such a multiple, L at most
+    align: int = 1,  # the width is rounded up to a multiple of it
+) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], W the longest row's length, rounded, L at most
     "The same rows with their real tokens side by side on the left, in order."
-    width = -(-int(mask.sum(1).max()) // pad_to_multiple_of) * pad_to_multiple_of
+    width = -(-int(mask.sum(1).max()) // align) * align
     order = (~mask.bool()).long().argsort(dim=1, stable=True)[:, :width]
     return ids.gather(1, order), mask.gather(1, order)
 
@@ -100,6 +99,51 @@ def response_columns(
     tokens = prompt_mask.sum(1, keepdim=True)
     before = (real.long().cumsum(1) == tokens).long().argmax(1, keepdim=True)
     return (before + torch.arange(count, device=real.device)).clamp(max=real.shape[1] - 1)
+
+# %% ../nbs/01_masks.ipynb #5dbfa8d3
+class Packed(NamedTuple):
+    "Prompts and responses as a model reads them: [B, W] cells, or [1, N] where rows lie end to end."
+
+    input_ids: Tensor  # 0 on padding, so that the pad id may be outside a model's embedding
+    position_ids: Tensor  # 0, 1, 2, ... along each row
+    attention_mask: Tensor | None  # 1 on real tokens; None where rows lie end to end
+    places: Tensor  # [B, T + 1] cells, flattened, in front of each response token; then the last
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        "What a transformers model takes. Without a cache: rows end to end would leak through it."
+        mask = {} if self.attention_mask is None else dict(attention_mask=self.attention_mask)
+        return dict(
+            input_ids=self.input_ids, position_ids=self.position_ids, use_cache=False, **mask
+        )
+
+# %% ../nbs/01_masks.ipynb #f634e86d
+def pack(
+    prompt_ids: Tensor,  # [B, P] padded on the left
+    prompt_mask: Tensor,  # [B, P] true on real tokens
+    response_ids: Tensor,  # [B, T] padded on the right
+    mask: Tensor,  # [B, T] true on real tokens
+    align: int | None = 16,  # close rows up to a multiple of this; None: leave the rectangle
+    end_to_end: bool = False,  # all real tokens in one row, for attention that reads positions
+) -> Packed:
+    "Prompt and response side by side. Raises ValueError where shapes differ or a prompt ends early."
+    if prompt_ids.shape != prompt_mask.shape or response_ids.shape != mask.shape:
+        raise ValueError(
+            f"prompt_ids {list(prompt_ids.shape)}, prompt_mask {list(prompt_mask.shape)}, "
+            f"response_ids {list(response_ids.shape)}, mask {list(mask.shape)}: expected [B, P] "
+            "twice, then [B, T] twice."
+        )
+    check_left_padded(prompt_mask)
+    ids, real = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1).bool()
+    if align is not None:
+        ids, real = close_up(ids, real, align)
+    columns = response_columns(real, prompt_mask, mask.shape[1] + 1)
+    places = columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1]
+    positions, ids = position_ids(real), ids.masked_fill(~real, 0)
+    if not end_to_end:
+        return Packed(ids, positions, real.long(), places)
+    order = (real.flatten().cumsum(0) - 1).clamp(min=0)  # cell -> its place among real tokens
+    return Packed(ids[real][None], positions[real][None], None, order[places])
 
 # %% ../nbs/01_masks.ipynb #97addce7
 def _is_stop(response_ids: Tensor, stop_ids: list[int]) -> Tensor:

@@ -7,40 +7,34 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import (
-    AttentionInterface,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GPTNeoXConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .masks import check_left_padded, close_up, position_ids, response_columns
+from .masks import pack, position_ids
+from .runtime.last_layer import read_at
+from .runtime.layout import gathered, sharded_by_deepspeed
+from .runtime.opened import reads_end_to_end
 
 # %% auto #0
 __all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy',
            'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings', 'load_policy', 'load_scorer', 'inside',
-           'with_adapter', 'scorer_head', 'writable', 'scorer_from', 'check_vocabulary', 'read_at', 'states_at',
-           'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'PolicyAndValue', 'frozen',
-           'unsharded', 'layer_by_layer', 'Resting', 'Asked', 'asked_in_parts', 'in_step', 'compile_layers',
-           'uncompiled']
+           'with_adapter', 'scorer_head', 'scorer_from', 'check_vocabulary', 'head_scores', 'token_scores',
+           'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'frozen']
 
 # %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
@@ -313,12 +307,11 @@ def with_adapter(
         )  # it writes into what it is given
 
 # %% ../nbs/04_models.ipynb #cb76880c
-def scorer_head(model: PreTrainedModel) -> nn.Linear:
+def scorer_head(model: nn.Module) -> nn.Linear:
     "The layer that turns a hidden state into one number."
     for name in ("score", "classifier", "v_head"):
-        head = getattr(
-            inside(model), name, None
-        )  # under an adapter it is wrapped, and trained as a whole
+        head: Any = getattr(inside(model), name, None)
+        # under an adapter it is wrapped, and trained as a whole
         if isinstance(getattr(head, "original_module", head), nn.Linear):
             return head
     raise ValueError(
@@ -327,19 +320,8 @@ def scorer_head(model: PreTrainedModel) -> nn.Linear:
     )
 
 
-def writable(layer: nn.Module) -> Any:
-    """Meanwhile the layer is whole where ZeRO-3 has it in parts: written into a part, nothing would
-    happen, in silence."""
-    if not any(hasattr(p, "ds_id") for p in layer.parameters()):
-        return nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(list(layer.parameters()), modifier_rank=0)
-
-
 def _body_weights(policy: nn.Module) -> dict[str, Tensor]:
-    """The weights of the policy's body, under the names they have without an adapter, and without
-    it."""
+    "The weights of the policy's body, without its adapter and under the names they have then."
     weights = inside(policy).base_model.state_dict()
     return {
         name.replace(".base_layer", ""): weight
@@ -349,7 +331,7 @@ def _body_weights(policy: nn.Module) -> dict[str, Tensor]:
 
 
 def scorer_from(
-    policy: PreTrainedModel,  # a causal language model; it is not changed, and its adapter has no part in this
+    policy: PreTrainedModel,  # a causal language model; it is not changed, its adapter ignored
     seed: int = 0,
 ) -> PreTrainedModel:  # a sequence classifier with one label
     "The policy's body with a fresh head of one number, N(0, 1/sqrt(d + 1))."
@@ -360,10 +342,9 @@ def scorer_from(
         model = AutoModelForSequenceClassification.from_config(config)
         head = scorer_head(model)
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
-    if any(hasattr(p, "ds_id") for p in model.parameters()):
+    if sharded_by_deepspeed(model):
         raise ValueError(
-            "under DeepSpeed ZeRO-3 the weights of a model lie in parts and cannot be copied: "
-            "give the "
+            "under DeepSpeed ZeRO-3 a model's weights are sharded and cannot be copied: give the "
             "reward or value model by its name or folder, or launch with zero3_init_flag: false."
         )
     model.base_model.load_state_dict(_body_weights(policy))
@@ -394,289 +375,14 @@ def check_vocabulary(
             f"resize_token_embeddings({written})."
         )
 
-# %% ../nbs/04_models.ipynb #965166d4
-_ATTENTION = ("self_attn", "attention", "attn")
-
-
-def _by_position(body: nn.Module) -> list[nn.Module]:
-    """Parts of the last layer that make of each position something of that position alone, in a
-    layer that transformers wrote."""
-    layers = getattr(body, "layers", None) or getattr(body, "h", None)
-    if not layers or not type(layers[-1]).__module__.startswith("transformers."):
-        return []  # wrapped, or in parts
-    attention = next(
-        (part for name, part in layers[-1].named_children() if name in _ATTENTION), None
-    )
-    named = [getattr(attention, name, None) for name in ("q_proj", "o_proj", "dense", "c_proj")]
-    return [
-        part for part in (*named, getattr(layers[-1], "mlp", None)) if isinstance(part, nn.Module)
-    ]
-
-
-@contextmanager
-def _only_at(parts: list[nn.Module], places: Tensor) -> Iterator[None]:
-    "Meanwhile those parts work on some positions alone, [N] of B * L, and say 0 at the others."
-    shape: list[torch.Size] = []
-
-    def pick(part: nn.Module, args: tuple) -> tuple:
-        shape[:] = [args[0].shape[:2]]
-        return args[0].flatten(0, 1).index_select(0, places)[None], *args[
-            1:
-        ]  # as one row: some count dimensions
-
-    def put_back(part: nn.Module, args: tuple, found: Tensor) -> Tensor:
-        everywhere = found.new_zeros(shape[0].numel(), found.shape[-1])
-        return everywhere.index_copy_(0, places, found[0]).unflatten(0, shape[0])
-
-    handles = [
-        add(hook)
-        for part in parts
-        for add, hook in (
-            (part.register_forward_pre_hook, pick),
-            (part.register_forward_hook, put_back),
-        )
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-# %% ../nbs/04_models.ipynb #f119dabd
-_spare: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-def _says_the_same(body: nn.Module, parts: list[nn.Module]) -> bool:
-    "Whether the body's states at some positions are the same if those parts leave the others out."
-    ids = torch.arange(6, device=body.device)[None] % body.get_input_embeddings().num_embeddings
-    places, answers = torch.tensor([1, 4, 5], device=body.device), []
-    for some in ([], parts):
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng([body.device] if body.device.type == "cuda" else []),
-        ):
-            with _only_at(some, places):
-                answers.append(body(input_ids=ids, use_cache=False).last_hidden_state)
-    found = [answer.flatten(0, 1)[places].float() for answer in answers]
-    near = 1e-4 if answers[0].dtype in (torch.float32, torch.float64) else 2e-2
-    return torch.allclose(*found, rtol=near, atol=near)
-
-
-def _to_spare(body: nn.Module) -> list[nn.Module]:
-    "The parts that may leave out what nobody reads, here and now."
-    parts = _by_position(body)
-    if not parts:
-        return []
-    last = (getattr(body, "layers", None) or body.h)[-1]
-    inner = [*last.modules()]
-    again = body.training and any(
-        getattr(part, "gradient_checkpointing", False) for part in (body, last)
-    )
-    chance = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in inner)
-    heard = any(part._forward_hooks or part._forward_pre_hooks for part in inner)
-    heard |= getattr(
-        body.config, "output_router_logits", False
-    )  # by the loss that balances experts
-    if again or chance or heard or any(hasattr(p, "ds_id") for p in last.parameters()):
-        return []
-    if body not in _spare:
-        try:
-            _spare[body] = _says_the_same(body, parts)
-        except Exception:
-            _spare[body] = False  # not ours to say what is wrong: its plain forward will
-    return parts if _spare[body] else []
-
-
-def read_at(
-    body: nn.Module,  # a transformers model without its head
-    places: Tensor
-    | None,  # [N] of B * L, each once: where its last hidden states will be read; None: everywhere
-):
-    """Meanwhile the body's last layer leaves out what nobody reads, where that is safe; states
-    elsewhere mean nothing."""
-    return nullcontext() if places is None else _only_at(_to_spare(body), places)
-
-# %% ../nbs/04_models.ipynb #83503f31
-class _Rows(NamedTuple):
-    "Where tokens that lie end to end stand in their rectangle, padded on the right."
-
-    shape: tuple[int, int]  # B, W
-    places: Tensor  # [N] of B * W
-    tokens: Tensor  # [B * W] of N: who stands there; on padding, anyone
-
-
-class _Into(torch.autograd.Function):
-    "[N, ...] into the rectangle, [B * W, ...]."
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        return x.index_select(0, tokens)
-
-    @staticmethod
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor, None, None]:
-        return pull.index_select(0, *ctx.saved_tensors), None, None
-
-
-class _OutOf(torch.autograd.Function):
-    "The way back, [B * W, ...] to [N, ...]."
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.shape = x.shape
-        return x.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, pull: Tensor) -> tuple[Tensor, None]:
-        return pull.new_zeros(ctx.shape).index_copy_(0, *ctx.saved_tensors, pull), None
-
-# %% ../nbs/04_models.ipynb #fd163a69
-_rows: ContextVar[_Rows] = ContextVar("the rows that are read")
-
-
-def _row_by_row(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **how: Any
-) -> tuple[Tensor, None]:
-    """Attention of transformers' own, [1, heads, N, size] three times to [1, N, heads, size], in
-    which no row sees another."""
-    if how.get("sliding_window") is not None or how.get("position_bias") is not None:
-        raise NotImplementedError("attention that is limited or bent in some way of its own")
-    shape, places, tokens = _rows.get()
-    padded = (
-        _Into.apply(x[0].transpose(0, 1), places, tokens).unflatten(0, shape).transpose(1, 2)
-        for x in (query, key, value)
-    )
-    found, _ = sdpa_attention_forward(module, *padded, None, **how)
-    return _OutOf.apply(found.flatten(0, 1), places)[None], None
-
-# %% ../nbs/04_models.ipynb #60cc4bab
-@contextmanager
-def _unpadded(body: nn.Module, rows: _Rows) -> Iterator[None]:
-    "Meanwhile the body's attention finds the rows in what lies end to end."
-    token, usual = _rows.set(rows), body.config._attn_implementation
-    AttentionInterface.register(
-        "row_by_row", _row_by_row
-    )  # now: a second copy of this module has other `_rows`
-    body.config._attn_implementation = "row_by_row"
-    try:
-        yield
-    finally:
-        body.config._attn_implementation = usual
-        _rows.reset(token)
-
-
-def _lay_end_to_end(real: Tensor) -> _Rows:
-    "Rows padded on the right, [B, W] true on real tokens."
-    flat = real.flatten()
-    return _Rows(tuple(real.shape), flat.nonzero().squeeze(1), (flat.cumsum(0) - 1).clamp(min=0))
-
-
-def _end_to_end_of(asked: dict[str, Any], real: Tensor) -> dict[str, Any]:
-    "What a body is asked about a rectangle, without its padding: one row, [1, N]."
-    flat = {name: asked[name][real][None] for name in ("input_ids", "position_ids")}
-    return {name: flat.get(name, x) for name, x in asked.items() if name != "attention_mask"}
-
-# %% ../nbs/04_models.ipynb #63a58576
-_end_to_end: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-def _says_the_same_unpadded(body: nn.Module) -> bool:
-    "Three rows, of 2, 5 and 3 tokens: padded, and end to end."
-    real = torch.arange(5, device=body.device) < torch.tensor([[2], [5], [3]], device=body.device)
-    ids = (
-        torch.arange(15, device=body.device).view(3, 5) % body.get_input_embeddings().num_embeddings
-    )
-    asked = dict(
-        input_ids=ids.masked_fill(~real, 0),
-        attention_mask=real.long(),
-        position_ids=position_ids(real),
-    )
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng([body.device] if body.device.type == "cuda" else []),
-    ):
-        padded = body(**asked, use_cache=False).last_hidden_state[real]
-        rows = _lay_end_to_end(real)
-        with _unpadded(body, rows):
-            found = body(**_end_to_end_of(asked, real), use_cache=False).last_hidden_state[0]
-    near = 1e-4 if found.dtype in (torch.float32, torch.float64) else 2e-2
-    return torch.allclose(found.float(), padded.float(), rtol=near, atol=near)
-
-
-def _reads_end_to_end(body: nn.Module) -> bool:
-    "Whether the body says of rows end to end what it says of them padded, here and now."
-    config, parts = body.config, [*body.modules()]
-    if config._attn_implementation != "sdpa":
-        return False
-    window = (
-        "sliding_attention"
-        if getattr(config, "sliding_window", None) is not None
-        else "full_attention"
-    )
-    kinds = set(
-        getattr(config, "layer_types", None) or [window]
-    )  # a window may be wider than a trial's rows
-    chance = getattr(config, "attention_dropout", 0) or any(
-        isinstance(part, nn.Dropout) and part.p for part in parts
-    )
-    again = any(getattr(part, "gradient_checkpointing", False) for part in parts)
-    heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-    foreign = any(getattr(part, "config", config) is not config for part in parts)
-    compiled = any(part._compiled_call_impl is not None for part in parts)
-    apart = any(hasattr(p, "ds_id") for p in body.parameters())
-    if kinds != {"full_attention"} or chance or again or heard or foreign or compiled or apart:
-        return False
-    if body not in _end_to_end:
-        try:
-            _end_to_end[body] = _says_the_same_unpadded(body)
-        except Exception:
-            _end_to_end[body] = (
-                False  # not ours to say what is wrong: the rectangle is read as ever
-            )
-    return _end_to_end[body]
-
-# %% ../nbs/04_models.ipynb #323f9428
-def states_at(
-    body: nn.Module,  # a transformers model without its head
-    asked: dict[str, Any],  # what its forward takes, rows padded on the right
-    real: Tensor,  # [B, W] true on real tokens
-    places: Tensor,  # [N] of B * W, each once: where its last hidden states are read
-    unpadded: bool = True,  # no padding goes in, where that is safe
-) -> Tensor:  # [N, hidden]
-    """The last hidden states at some places. Nothing is computed that is not needed for them, as
-    far as the body allows it."""
-    if (
-        not unpadded
-        or bool(real.all())
-        or "position_ids" not in asked
-        or not _reads_end_to_end(body)
-    ):
-        with read_at(body, places):
-            return body(**asked).last_hidden_state.flatten(0, 1).index_select(0, places)
-    rows = _lay_end_to_end(real)
-    at = rows.tokens[places]
-    with read_at(body, at), _unpadded(body, rows):
-        hidden = body(**_end_to_end_of(asked, real)).last_hidden_state
-    return hidden[0].index_select(0, at)
-
 # %% ../nbs/04_models.ipynb #f5794e2f
-def _asked(input_ids: Tensor, real: Tensor) -> dict[str, Any]:
-    """What a body takes. Padding becomes token 0, so that its id may lie outside this model's
-    embedding."""
-    return dict(
-        input_ids=input_ids.masked_fill(~real, 0),
-        attention_mask=real.long(),
-        position_ids=position_ids(real),
-        use_cache=False,
-    )
-
-
-def _scored(model: nn.Module, hidden: Tensor) -> Tensor:
-    "The head's word on hidden states, less the centre."
-    return scorer_head(model)(hidden).squeeze(-1).float() - getattr(
-        model.config, "reward_center", 0.0
-    )
+def head_scores(
+    model: nn.Module,  # a sequence classifier with one label
+    hidden: Tensor,  # [..., hidden] last hidden states
+) -> Tensor:  # [...] float32
+    "The head's number for each state, less the centre that training measured (0 without)."
+    center = getattr(inside(model).config, "reward_center", 0.0)
+    return scorer_head(model)(hidden).squeeze(-1).float() - center
 
 
 def token_scores(
@@ -684,12 +390,15 @@ def token_scores(
     input_ids: Tensor,  # [B, L]
     attention_mask: Tensor,  # [B, L] true on real tokens, padded on either side
 ) -> Tensor:  # [B, L] float32
-    """The head's word at every token, less the centre that training found (`config.reward_center`,
-    0 without)."""
-    return _scored(
-        model,
-        inside(model).base_model(**_asked(input_ids, attention_mask.bool())).last_hidden_state,
+    "The head's number at every token."
+    real = attention_mask.bool()
+    hidden = inside(model).base_model(
+        input_ids=input_ids.masked_fill(~real, 0),
+        attention_mask=real.long(),
+        position_ids=position_ids(real),
+        use_cache=False,
     )
+    return head_scores(model, hidden.last_hidden_state)
 
 # %% ../nbs/04_models.ipynb #4c9bd57a
 def sequence_scores(
@@ -698,14 +407,11 @@ def sequence_scores(
     attention_mask: Tensor,  # [B, L] true on real tokens, padded on either side
 ) -> Tensor:  # [B] float32
     "The score of each row, read at its last real token."
-    places = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    last = (places * attention_mask.long()).argmax(1, keepdim=True)
-    flat = last.squeeze(1) + torch.arange(len(last), device=last.device) * len(places)
-    real = attention_mask.bool()
-    return _scored(
-        model,
-        states_at(inside(model).base_model, _asked(input_ids, real), real, flat, unpadded=False),
-    )
+    columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+    last = (columns * attention_mask.long()).argmax(1)
+    rows = torch.arange(len(last), device=last.device)
+    with read_at(inside(model).base_model, last + rows * len(columns)):
+        return token_scores(model, input_ids, attention_mask)[rows, last]
 
 # %% ../nbs/04_models.ipynb #f2da6ea8
 def response_values(
@@ -714,38 +420,24 @@ def response_values(
     prompt_mask: Tensor,  # [B, P]
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
-    pad_to_multiple_of: int
-    | None = None,  # close rows up first, spare the last layer; None: all of the rectangle
-    after_last: bool = True,  # the value after the last token, too; if not, rows that are closed up go in without it
-) -> (
-    Tensor
-):  # [B, T + after_last] float32; column t holds V_t up to a row's end, then nothing that counts
-    """V at each response token, read where the token is about to be chosen, and once more after the
-    last one."""
-    check_left_padded(prompt_mask)
-    count, read = mask.shape[1] + after_last, mask.bool()
-    if after_last:
-        read = torch.cat([read.new_ones(len(mask), 1), read], 1)
-    if pad_to_multiple_of is not None and not after_last:
-        response_ids, mask = response_ids[:, :-1], mask[:, 1:]
-    ids, real = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, mask], 1)
-    if pad_to_multiple_of is not None:
-        ids, real = close_up(ids, real, pad_to_multiple_of)
-    columns = response_columns(real, prompt_mask, count)
-    if pad_to_multiple_of is None:
-        return token_scores(model, ids, real).gather(1, columns)
-    places = (columns + torch.arange(len(real), device=real.device)[:, None] * real.shape[1])[read]
-    asked, unpadded = _asked(ids, real.bool()), pad_to_multiple_of == 1
-    found = _scored(
-        model, states_at(inside(model).base_model, asked, real.bool(), places, unpadded)
-    )
-    return found.new_zeros(read.shape).masked_scatter(read, found)
+    align: int | None = None,  # of `pack`
+) -> Tensor:  # [B, T + 1] float32, zero behind the last token's own
+    "V before each response token, and once more after the last one."
+    body = inside(model).base_model
+    end_to_end = align is not None and reads_end_to_end(body)
+    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align, end_to_end)
+    read = torch.cat([mask.new_ones(len(mask), 1), mask], 1).bool()
+    places = packed.places[read]
+    with read_at(body, places):
+        hidden = body(**packed.inputs).last_hidden_state.flatten(0, 1)
+    values = head_scores(model, hidden.index_select(0, places))
+    return values.new_zeros(read.shape).masked_scatter(read, values)
 
 # %% ../nbs/04_models.ipynb #3755b3b0
 def zero_head(model: PreTrainedModel) -> PreTrainedModel:
     "The same model, its head and centre set to zero: every state starts with the value 0."
     head = scorer_head(model)
-    with writable(head):
+    with gathered(head, write=True):
         nn.init.zeros_(head.weight)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
@@ -754,8 +446,7 @@ def zero_head(model: PreTrainedModel) -> PreTrainedModel:
 
 # %% ../nbs/04_models.ipynb #8b4a7333
 class ValueHead(nn.Module):
-    """A value for each token from the policy's own hidden states: one layer instead of a second
-    model."""
+    "A value for each token from the policy's own hidden states: one layer, no second model."
 
     def __init__(self, policy: nn.Module):
         super().__init__()
@@ -767,253 +458,7 @@ class ValueHead(nn.Module):
         "[B, L, hidden] -> [B, L] float32"
         return self.score(hidden.to(self.score.weight.dtype)).squeeze(-1).float()
 
-
-@contextmanager
-def _hidden_states(policy: nn.Module) -> Iterator[list[tuple[Tensor, Tensor | None]]]:
-    """What the policy's body is asked and says meanwhile: last hidden states [B, L, hidden], and
-    the mask [B, L] it got."""
-    seen: list[tuple[Tensor, Tensor | None]] = []
-
-    def note(body: nn.Module, args: tuple, asked: dict[str, Any], output: Any) -> None:
-        seen.append((output.last_hidden_state, asked.get("attention_mask")))
-
-    handle = inside(policy).get_decoder().register_forward_hook(note, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-# %% ../nbs/04_models.ipynb #14dc1432
-def _layers_of(*models: nn.Module) -> list[str]:
-    """Class names of the layers that FSDP shards one by one: what the models themselves name, as
-    far as it is there."""
-    there = {type(part).__name__ for model in models for part in model.modules()}
-    named = {
-        name for model in models for name in getattr(inside(model), "_no_split_modules", None) or ()
-    }
-    return sorted(named & there)
-
-# %% ../nbs/04_models.ipynb #5cb98ca3
-class PolicyAndValue(nn.Module):
-    "Policy and value model under one roof; `forward` is all that the update needs."
-
-    def __init__(self, policy: nn.Module, value: nn.Module):
-        super().__init__()
-        self.policy, self.value = policy, value
-        self._no_split_modules = _layers_of(policy, value)  # read by Accelerate, for FSDP
-
-    @property
-    def config(self) -> PreTrainedConfig:
-        return self.policy.config
-
-    def forward(
-        self,
-        measure: Callable,
-        *rows: Tensor,
-        detach: bool = False,
-        pad_to_multiple_of: int | None = None,
-        after_last: bool = False,  # values after the last token are read too, where a row is shorter than T
-        **options,
-    ) -> tuple[Tensor, ...]:
-        """What `measure(policy, *rows, **options)` finds, and the values [B, T]; rows are
-        prompt_ids, prompt_mask, response_ids, mask."""
-        closing = (
-            dict(pad_to_multiple_of=pad_to_multiple_of, after_last=after_last)
-            if pad_to_multiple_of
-            else {}
-        )
-        if not isinstance(self.value, ValueHead):
-            found = measure(self.policy, *rows, **options, **closing)
-            return *found, response_values(self.value, *rows, **closing)[:, : rows[3].shape[1]]
-        with _hidden_states(self.policy) as seen:
-            found = measure(self.policy, *rows, **options, **closing)
-        hidden, real = seen[-1]
-        if detach:
-            hidden = hidden.detach()  # the value loss moves the head alone
-        return *found, self.value(hidden).gather(
-            1, response_columns(real, rows[1], rows[3].shape[1])
-        )
-
-    def values(self, *rows: Tensor) -> Tensor:
-        "Values [B, T + 1]; the last column follows the last token."
-        if not isinstance(self.value, ValueHead):
-            return response_values(self.value, *rows)
-        check_left_padded(rows[1])
-        ids, real = (torch.cat([rows[i], rows[i + 2]], 1) for i in (0, 1))
-        hidden = (
-            inside(self.policy)
-            .get_decoder()(
-                input_ids=ids.masked_fill(~real.bool(), 0),
-                attention_mask=real.long(),
-                position_ids=position_ids(real.bool()),
-                use_cache=False,
-            )
-            .last_hidden_state
-        )
-        return self.value(hidden)[:, rows[0].shape[1] - 1 :]
-
-    def activation_checkpointing_enable(self, **kwargs) -> None:
-        "Trade compute for memory in both."
-        for model in (self.policy, self.value):
-            if not isinstance(model, ValueHead):
-                model.activation_checkpointing_enable(**kwargs)
-
 # %% ../nbs/04_models.ipynb #ae36cb7a
 def frozen(model: nn.Module) -> nn.Module:
     "A copy that no optimizer moves: the reference."
     return copy.deepcopy(model).eval().requires_grad_(False)
-
-# %% ../nbs/04_models.ipynb #215fbe37
-@contextmanager
-def unsharded(
-    model: nn.Module,
-    but: nn.Module | None = None,  # a part of it whose layers stay as they are
-) -> Iterator[None]:
-    """Meanwhile the weights of an FSDP2 model are whole on every rank, whichever part is called;
-    another model stays as it is."""
-    left = set() if but is None else set(but.modules())
-    parts = [part for part in model.modules() if isinstance(part, FSDPModule) and part not in left]
-    if isinstance(model, FSDPModule):
-        model._get_fsdp_state()._lazy_init()  # else the first part called is the root
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.reshard()
-            part.set_reshard_after_forward(True, recurse=False)
-
-# %% ../nbs/04_models.ipynb #ae9ebfc6
-@contextmanager
-def layer_by_layer(model: nn.Module) -> Iterator[None]:
-    """Meanwhile any part of an FSDP2 model can be called: what lies outside its layers is whole, a
-    layer while it computes."""
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    model._get_fsdp_state()._lazy_init()
-    model.unshard()
-    try:
-        yield
-    finally:
-        model.reshard()
-
-# %% ../nbs/04_models.ipynb #07bfd3c4
-class Resting:
-    """A model that nobody trains, its weights in host memory but while it is used: `with resting:
-    ...`, once more inside too."""
-
-    def __init__(
-        self,
-        model: nn.Module,  # its weights go to the host at once; buffers, which are small, to the device
-        device: torch.device | str,  # where it computes
-        fetch: Callable[[Tensor], Tensor]
-        | None = None,  # brings one weight there; None: a plain copy
-    ):
-        self.depth, self.fetch = 0, fetch or (lambda weight: weight.to(device, non_blocking=True))
-        pinned = torch.device(device).type == "cuda"  # of such memory a GPU helps itself
-        for buffer in model.buffers():
-            buffer.data = buffer.data.to(device)
-        self.weights = [
-            (p, p.data.cpu().pin_memory() if pinned else p.data.cpu()) for p in model.parameters()
-        ]
-        self._drop()
-
-    def _drop(self) -> None:
-        for parameter, kept in self.weights:
-            parameter.data = kept
-
-    def __enter__(self) -> None:
-        if not self.depth:
-            for parameter, kept in self.weights:
-                parameter.data = self.fetch(kept)
-        self.depth += 1
-
-    def __exit__(self, *_: Any) -> None:
-        self.depth -= 1
-        if not self.depth:
-            self._drop()
-
-# %% ../nbs/04_models.ipynb #1cd0f823
-class Asked(nn.Module):
-    """The roof over a model that is only asked: `asked(measure)` is `measure(model)`, and the model
-    is there meanwhile."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        meanwhile: Any = None,  # a context that is entered for each question, such as `Resting`
-    ):
-        super().__init__()
-        self.model, self.meanwhile = model, meanwhile or nullcontext()
-
-    def forward(self, measure: Callable) -> Any:
-        with self.meanwhile:
-            return measure(self.model)
-
-
-def asked_in_parts(
-    model: nn.Module,  # weights and all; it is changed in place
-    **how: Any,  # of `fully_shard`: mesh, mp_policy, offload_policy
-) -> Asked:  # sharded layer by layer; nothing stays whole after a question
-    "Spread a model that nobody trains over the ranks."
-    names, asked = set(_layers_of(model)), Asked(model)
-    for part in reversed([*model.modules()]):  # a layer inside another comes first
-        if type(part).__name__ in names:
-            fully_shard(part, reshard_after_forward=True, **how)
-    return fully_shard(asked, reshard_after_forward=True, **how)
-
-# %% ../nbs/04_models.ipynb #b34eeb62
-@contextmanager
-def in_step(
-    model: nn.Module,  # a transformers model, or its body
-    count: Callable[[int], int],  # sums a number over the ranks
-    device: torch.device | str,  # of its inputs
-) -> Iterator[None]:
-    """Meanwhile every rank calls the model as often as the one that calls it most: those that are
-    done ask about one token."""
-    handle = model.register_forward_pre_hook(
-        lambda *_: (count(1), None)[1], prepend=True
-    )  # before anything is fetched
-    try:
-        yield
-    finally:
-        handle.remove()
-    while count(0):
-        with torch.no_grad():
-            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
-
-# %% ../nbs/04_models.ipynb #cf54102a
-_compiled: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-
-
-def compile_layers(
-    model: nn.Module,  # a transformers model, its adapter on or not
-    **how: Any,  # of `torch.compile`: backend, mode
-) -> int:  # how many layers; 0 where the model does not say which they are
-    """Compile a model's layers one by one, for rows of any number and length. Weights keep their
-    names; a copy is not compiled."""
-    kinds = (
-        torch._dynamo.config
-    )  # of one function: with a gradient or not, frozen, one row alone, another model
-    kinds.cache_size_limit = max(64, kinds.cache_size_limit)
-    names, spare = (
-        set(_layers_of(model)),
-        set(_to_spare(inside(model).base_model)),
-    )  # those are told where to look
-    layers = [part for part in inside(model).modules() if type(part).__name__ in names]
-    for layer in layers:
-        pieces = layer.children() if spare & set(layer.modules()) else [layer]
-        for piece in pieces:
-            if any(True for _ in piece.parameters()) and not spare & set(piece.modules()):
-                piece.compile(dynamic=True, **how)
-    _compiled[inside(model)] = len(layers)
-    return len(layers)
-
-
-def uncompiled(model: nn.Module):
-    """Meanwhile compiled layers run as they are written: token by token, they would be compiled
-    anew for each layer and cache."""
-    return torch.compiler.set_stance("force_eager") if inside(model) in _compiled else nullcontext()

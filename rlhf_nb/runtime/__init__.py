@@ -1,0 +1,1 @@
+"What ties the package to transformers, Accelerate, DeepSpeed and torch: plain modules, no lessons."

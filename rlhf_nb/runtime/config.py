@@ -1,0 +1,314 @@
+"The settings of PPO: what `transformers.TrainingArguments` has, the objective, and the run around it."
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from rlhf_nb.kl import ESTIMATORS
+from rlhf_nb.ppo import Objective, setting
+
+
+@dataclass
+class PPOConfig(Objective, TrainingArguments):
+    """`transformers.TrainingArguments`, `Objective`, and what a run of PPO needs more. A step, as in
+    `save_steps` or `max_steps`, is one update. Raises ValueError that names the field and the fix."""
+
+    # Sampling
+    total_episodes: int | None = setting(
+        None, "Responses sampled in the whole run. None: num_train_epochs times the data set."
+    )
+    response_length: int = setting(53, "Most tokens of a response.")
+    num_generations: int = setting(
+        1, "Responses to each prompt of an update; batch_size counts responses."
+    )
+    temperature: float = setting(0.7, "Of the sampling, and of every log-prob.")
+    top_k: int = setting(0, "Sample from the k most likely tokens. 0: from all.")
+    top_p: float = setting(
+        1.0, "Sample from the most likely tokens that have this probability together. 1: from all."
+    )
+    stop_token: str | None = setting(
+        None,
+        "'eos': a response ends at the tokenizer's EOS token. None means the same unless "
+        "stop_token_id or stop_strings is set.",
+    )
+    stop_token_id: int | None = setting(None, "A response ends at this token.")
+    stop_strings: list[str] | None = setting(
+        None, "A response ends where one of these texts is complete."
+    )
+
+    # The run
+    learning_rate: float = setting(3e-06, "Peak learning rate of the policy.")
+    value_learning_rate: float | None = setting(
+        None, "Peak learning rate of the value model. None: that of the policy."
+    )
+    value_warmup_updates: int = setting(0, "First updates that train the value model alone.")
+    num_sample_generations: int = setting(
+        10, "How often in the run evaluation prompts are completed and shown. 0: never."
+    )
+    save_rollouts: bool = setting(
+        False, "Keep each update's rollout as a file under output_dir/rollouts."
+    )
+    logging_steps: float = setting(
+        10, "Updates between two logs; the last update is always logged."
+    )
+    dataloader_drop_last: bool = setting(
+        True, "The last prompts of an epoch that do not fill a batch are left out."
+    )
+    dataset_num_proc: int | None = setting(
+        None,
+        "Kept for scripts of the published trainer, and without effect: prompts are tokenised "
+        "batch by batch.",
+    )
+
+    # Models
+    sft_model_path: str = setting(
+        'EleutherAI/pythia-160m', "Policy and reference, if the trainer is given none."
+    )
+    reward_model_path: str = setting(
+        'EleutherAI/pythia-160m', "Reward and value model, if the trainer is given none."
+    )
+    reward_weights: list[float] | None = setting(
+        None, "Weight of each judge, if there are several. None: 1 each."
+    )
+    share_value_trunk: bool = setting(
+        False, "The value model is one layer on the policy's own hidden states."
+    )
+    model_adapter_name: str | None = setting(
+        None, "The adapter to train, where the policy brings several."
+    )
+    ref_adapter_name: str | None = setting(
+        None, "The adapter that is the reference. None: the policy's adapter off."
+    )
+    resize_embeddings: bool = setting(
+        False,
+        "Grow the models' embeddings where the tokenizer has ids beyond them; otherwise that is "
+        "an error.",
+    )
+    save_merged: bool = setting(
+        False, "save_model writes the policy with its adapter merged into the weights."
+    )
+
+    # Memory and speed
+    bf16: bool | None = setting(
+        None, "Mixed precision in bfloat16. None: where a GPU does it, unless fp16."
+    )
+    activation_checkpointing: bool | None = setting(
+        None, "Recompute activations in the backward. None: on a GPU."
+    )
+    local_rollout_forward_batch_size: int = setting(
+        64, "Rows in one forward pass without gradient, and in one sampling batch."
+    )
+    trim_padding: bool | None = setting(
+        None,
+        "Put rows of like length together and leave padding out of the models. None: in float32, "
+        "and where attention reads rows end to end. In bfloat16 rectangles it costs the exact "
+        "agreement of rollout and update.",
+    )
+    micro_batch_tokens: int | None = setting(
+        None,
+        "With trim_padding, most positions of a forward pass, beside the limits on rows. None: on"
+        " a CPU what its caches hold, 2**17 over the model's width for each thread; elsewhere no "
+        "limit. Not used under DeepSpeed, which counts micro-batches itself.",
+    )
+    offload_frozen: bool = setting(
+        False,
+        "Keep reference and reward model in host memory except while they run. Under ZeRO-3, use "
+        "offload_param_device of its configuration.",
+    )
+    ds3_gather_for_generation: bool = setting(
+        True,
+        "Under DeepSpeed ZeRO-3 and FSDP2, gather the policy's weights once for a rollout. False:"
+        " layer by layer at each token, for models that do not fit.",
+    )
+    torch_compile: bool = setting(
+        False,
+        "Refused: every batch has rows of a new length, so layers would be compiled again and "
+        "again.",
+    )
+
+    # vLLM
+    use_vllm: bool = setting(
+        False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler."
+    )
+    vllm_mode: str = setting(
+        'colocate',
+        "colocate: in this process, on each rank's GPU; server: a vLLM server that runs "
+        "elsewhere.",
+    )
+    vllm_gpu_memory_utilization: float = setting(
+        0.3, "colocate: share of the GPU's memory for vLLM's weights and cache."
+    )
+    vllm_max_model_length: int | None = setting(
+        None, "colocate: most tokens of prompt and response. None: the model's positions."
+    )
+    vllm_enable_sleep_mode: bool = setting(
+        False,
+        "colocate: vLLM leaves the GPU between rollouts; its weights wait in the host's memory.",
+    )
+    vllm_server_base_url: str | None = setting(
+        None, "server: its address. None: from vllm_server_host and vllm_server_port."
+    )
+    vllm_server_host: str = setting('127.0.0.1', "server: its host.")
+    vllm_server_port: int = setting(8000, "server: its port.")
+    vllm_server_timeout: float = setting(
+        240.0, "server: seconds to wait for it to come up, and for one answer."
+    )
+    vllm_group_port: int = setting(51216, "server: port of the connection on which weights travel.")
+
+    def __post_init__(self) -> None:
+        if self.torch_compile:
+            raise ValueError(
+                "torch_compile is True: every batch has rows of a new length, so layers would be "
+                "compiled again and again, and whole updates got no faster. Leave it out."
+            )
+        on_gpu = torch.cuda.is_available() and not self.use_cpu
+        if self.bf16 is None:
+            self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
+        if self.activation_checkpointing is None and self.gradient_checkpointing is None:
+            self.activation_checkpointing = on_gpu
+        super().__post_init__()
+        check_config(self)
+
+    def set_sizes(self, prompts: int | None) -> None:
+        """Fill in the sizes that follow from the number of processes and of prompts (None: no
+        training data). Raises ValueError where they do not make a batch."""
+        self.local_batch_size = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        self.batch_size = self.local_batch_size * self.world_size
+        self.micro_batch_size = self.per_device_train_batch_size * self.world_size
+        self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
+        self.mini_batch_size = self.batch_size // self.num_mini_batches
+        self.num_total_batches = 0
+        if prompts is None:
+            return
+        if prompts < (wanted := self.batch_size // self.num_generations):
+            raise ValueError(
+                f"the data set has {prompts} prompts and one update takes {wanted}: lower "
+                "per_device_train_batch_size or gradient_accumulation_steps, or give more prompts."
+            )
+        rest = math.ceil(prompts % wanted * self.num_generations / self.world_size)
+        if 0 < rest < self.num_mini_batches and not self.dataloader_drop_last:
+            raise ValueError(
+                f"the last batch of the data set has {rest} responses, fewer than "
+                f"num_mini_batches = {self.num_mini_batches}: leave dataloader_drop_last at True, "
+                f"or take a multiple of {wanted} prompts."
+            )
+        if self.total_episodes is None:
+            self.total_episodes = int(self.num_train_epochs * prompts * self.num_generations)
+        self.num_total_batches = (
+            self.max_steps if self.max_steps > 0 else math.ceil(self.total_episodes / self.batch_size)
+        )
+
+    def recipe(self) -> dict[str, Any]:
+        "Every setting of PPO, and those of TrainingArguments that matter, for a model card."
+        own = {f.name for f in fields(PPOConfig)} - {f.name for f in fields(TrainingArguments)}
+        names = [*RECIPE, *(f.name for f in fields(self) if f.name in own - NOT_IN_RECIPE)]
+        settings = {name: getattr(self, name, None) for name in names}
+        return {name: getattr(x, "value", x) for name, x in settings.items() if x is not None}
+
+
+RECIPE = (
+    "learning_rate lr_scheduler_type optim max_grad_norm weight_decay bf16 "
+    "per_device_train_batch_size gradient_accumulation_steps world_size batch_size mini_batch_size"
+).split()
+NOT_IN_RECIPE = set(
+    "sft_model_path reward_model_path dataset_num_proc vllm_server_base_url vllm_server_host "
+    "vllm_server_port vllm_group_port".split()
+)
+NOT_NEGATIVE = (
+    "kl_coef vf_coef entropy_coef cliprange cliprange_value learning_rate value_learning_rate "
+    "cliprange_high missing_eos_penalty score_clip target_kl kl_target"
+).split()
+POSITIVE = (
+    "num_ppo_epochs num_mini_batches response_length local_rollout_forward_batch_size temperature "
+    "num_generations"
+).split()
+
+
+def check_config(args: PPOConfig) -> None:
+    "Raises ValueError, naming the field and the fix, before any work is lost."
+
+    def refuse(name: str, wanted: str) -> None:
+        raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
+
+    for name in NOT_NEGATIVE:
+        value = getattr(args, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            refuse(name, "give a finite number that is not negative")
+    for name in POSITIVE:
+        if not getattr(args, name) > 0:
+            refuse(name, "give a positive number")
+    for name in ("gamma", "lam", "top_p"):
+        if not 0 <= getattr(args, name) <= 1:
+            refuse(name, "give a number from 0 to 1")
+    if args.micro_batch_tokens is not None and not args.micro_batch_tokens > 0:
+        refuse("micro_batch_tokens", "give a positive number of positions, or None")
+    if args.score_clip == 0:
+        refuse("score_clip", "give a positive number, or None for no clipping")
+    if args.dual_clip is not None and not args.dual_clip > 1:
+        refuse("dual_clip", "give a number above 1, such as 3, or None")
+    if not args.kl_horizon > 0:
+        refuse("kl_horizon", "give a positive number of episodes")
+    if not math.isfinite(args.penalty_reward_value):
+        refuse("penalty_reward_value", "give a finite number")
+    if args.kl_estimator not in (*ESTIMATORS, "full"):
+        refuse("kl_estimator", f"give one of {', '.join(ESTIMATORS)}, full")
+    if args.kl_controller not in ("fixed", "adaptive"):
+        refuse("kl_controller", "give fixed or adaptive")
+    if args.reward_slot not in ("last", "after_eos"):
+        refuse("reward_slot", "give last or after_eos")
+    if args.stop_token not in (None, "eos"):
+        refuse("stop_token", "give 'eos', or set stop_token_id or stop_strings")
+    if sum(x is not None for x in (args.stop_token, args.stop_token_id, args.stop_strings)) > 1:
+        refuse("stop_token", "set one of stop_token, stop_token_id and stop_strings, not two")
+    if args.missing_eos_penalty is not None and args.non_eos_penalty:
+        refuse(
+            "non_eos_penalty",
+            "set missing_eos_penalty (subtracts) or non_eos_penalty (replaces), not both",
+        )
+    local = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    for name, what in (("num_generations", "responses"), ("num_mini_batches", "rows")):
+        if local % getattr(args, name):
+            refuse(
+                name,
+                f"per_device_train_batch_size x gradient_accumulation_steps = {local} {what} do "
+                f"not divide into it; take a divisor of {local}",
+            )
+    check_vllm(args)
+
+
+def check_vllm(args: PPOConfig) -> None:
+    "The settings of vLLM. Raises ValueError."
+
+    def refuse(name: str, wanted: str) -> None:
+        raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
+
+    if args.vllm_mode not in ("colocate", "server"):
+        refuse("vllm_mode", "give colocate or server")
+    if not 0 < args.vllm_gpu_memory_utilization <= 1:
+        refuse(
+            "vllm_gpu_memory_utilization", "give a share above 0, up to 1; the trainer needs the rest"
+        )
+    if not args.vllm_server_timeout > 0:
+        refuse("vllm_server_timeout", "give a positive number of seconds")
+    cap = args.vllm_importance_sampling_cap
+    if cap is not None and not cap > 0:
+        refuse(
+            "vllm_importance_sampling_cap",
+            "give a positive number, such as 2, or None for no truncation",
+        )
+    if not args.use_vllm:
+        return
+    if args.temperature < 0.01:
+        refuse("temperature", "vLLM samples greedily below 0.01: give a higher one")
+    for name, off in (("top_k", 0), ("top_p", 1.0)):
+        if args.vllm_importance_sampling_correction and getattr(args, name) != off:
+            refuse(
+                name,
+                f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
+                "vllm_importance_sampling_correction=False",
+            )

@@ -1,0 +1,67 @@
+"""Leave out of a model's last layer what nobody reads.
+
+Log-probs are read on response tokens and a score on one token of a row; attention needs keys and
+values everywhere, but queries, projections and the MLP of the last layer only there. Worth 5 to
+13 % of an update and 14 % of SFT with small models (README, "What was given up").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+# Model types of transformers on which a test compares states and gradients with the plain forward.
+FAMILIES = frozenset(
+    "gemma gemma2 gpt2 gpt_neox llama mistral mixtral olmo2 phi3 qwen2 qwen3".split()
+)
+ATTENTION = ("self_attn", "attention", "attn")
+PROJECTIONS = ("q_proj", "o_proj", "dense", "c_proj")  # of attention: one position at a time
+
+
+def position_wise(body: nn.Module) -> list[nn.Module]:
+    "Parts of the last layer that treat each position alone; none where leaving out is not safe."
+    layers = getattr(body, "layers", None) or getattr(body, "h", None)
+    config = getattr(body, "config", None)
+    if not layers or getattr(config, "model_type", None) not in FAMILIES:
+        return []
+    last = layers[-1]
+    inner = list(last.modules())
+    recomputed = body.training and any(
+        getattr(part, "gradient_checkpointing", False) for part in (body, last)
+    )
+    dropout = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in inner)
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in inner)
+    sharded = any(hasattr(p, "ds_id") or hasattr(p, "full_tensor") for p in last.parameters())
+    balanced = getattr(config, "output_router_logits", False)  # a loss reads every position
+    if recomputed or dropout or hooked or sharded or balanced:
+        return []
+    attention = next((part for name, part in last.named_children() if name in ATTENTION), None)
+    named = [getattr(attention, name, None) for name in PROJECTIONS]
+    return [part for part in (*named, getattr(last, "mlp", None)) if isinstance(part, nn.Module)]
+
+
+@contextmanager
+def read_at(
+    body: nn.Module,  # a transformers model without its head
+    places: Tensor | None,  # [N] of the B * L positions, each once; None: everywhere
+) -> Iterator[None]:
+    """Inside, the body's last layer computes only what is read at `places`; states elsewhere are
+    meaningless. Does nothing for a model family outside FAMILIES."""
+    shape: list[torch.Size] = []
+
+    def pick(part: nn.Module, args: tuple) -> tuple:
+        shape[:] = [args[0].shape[:2]]
+        return args[0].flatten(0, 1).index_select(0, places)[None], *args[1:]
+
+    def put_back(part: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        everywhere = output.new_zeros(shape[0].numel(), output.shape[-1])
+        return everywhere.index_copy_(0, places, output[0]).unflatten(0, shape[0])
+
+    with ExitStack() as hooks:
+        for part in [] if places is None else position_wise(body):
+            hooks.callback(part.register_forward_pre_hook(pick).remove)
+            hooks.callback(part.register_forward_hook(put_back).remove)
+        yield

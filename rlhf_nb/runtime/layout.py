@@ -1,0 +1,393 @@
+"""How the models are spread over devices and processes: the only module that knows Accelerate,
+DeepSpeed, FSDP2 and torch.distributed from inside.
+
+Private names used here, and why (tests/test_structure.py names the one that a release misses):
+    Accelerate    GradientState._set_sync_gradients: gradients are exchanged with the last
+                  micro-batch of a mini-batch, which Accelerate's own counter does not know
+    FSDP2         FSDPModule._get_fsdp_state()._lazy_init(): a part is called before its root
+    transformers  PreTrainedModel._no_split_modules: which layers FSDP shards one by one
+    torch         nn.Module._forward_hooks, _forward_pre_hooks: DeepSpeed's are off while sampling
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+T = TypeVar("T")
+Measure = Callable[[nn.Module], T]  # what is done with a model: `measure(model)`
+
+
+# ---- Weights that are sharded ----
+
+
+def sharded_by_deepspeed(model: nn.Module) -> bool:
+    "Whether ZeRO-3 holds a part of some weight alone."
+    return any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+def gathered(model: nn.Module, write: bool = False) -> AbstractContextManager:
+    "Inside, the weights that ZeRO-3 sharded are whole; with `write`, changes are kept."
+    if not sharded_by_deepspeed(model):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(
+        list(model.parameters()), modifier_rank=0 if write else None
+    )
+
+
+def zero3_is_live() -> bool:
+    "Whether models that are made now are sharded at once."
+    return is_deepspeed_zero3_enabled()
+
+
+def layer_names(*models: nn.Module) -> list[str]:
+    "Class names of the layers that FSDP shards one by one, as far as the models have them."
+    parts = [part for model in models for part in model.modules()]
+    named = {name for part in parts for name in getattr(part, "_no_split_modules", None) or ()}
+    return sorted(named & {type(part).__name__ for part in parts})
+
+
+def name_layers(pair: nn.Module) -> None:
+    "Tell Accelerate which layers of a home-made wrapper FSDP shards one by one."
+    pair._no_split_modules = layer_names(pair)  # type: ignore[assignment]  # read by Accelerate
+
+
+@contextmanager
+def unsharded(
+    model: nn.Module,
+    but: nn.Module | None = None,  # a part whose layers stay sharded
+) -> Iterator[None]:
+    """Inside, the weights of an FSDP2 model are whole on every rank, whichever part is called;
+    another model is left as it is."""
+    left = set() if but is None else set(but.modules())
+    parts = [part for part in model.modules() if isinstance(part, FSDPModule) and part not in left]
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._lazy_init()  # else the first part called takes itself for the root
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
+            part.set_reshard_after_forward(True, recurse=False)
+
+
+@contextmanager
+def layer_by_layer(model: nn.Module) -> Iterator[None]:
+    """Inside, any part of an FSDP2 model can be called: what is outside its layers is whole, a layer
+    while it computes."""
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
+
+
+@contextmanager
+def in_step(
+    model: nn.Module,  # a transformers model, or its body
+    count: Callable[[int], int],  # sums a number over the ranks
+    device: torch.device | str,  # of its inputs
+) -> Iterator[None]:
+    """Inside, every rank calls the model as often as the one that calls it most, since sharded
+    weights are fetched by all ranks together: a rank that is done runs it on one token."""
+
+    def announce(module: nn.Module, args: tuple) -> None:
+        count(1)
+
+    handle = model.register_forward_pre_hook(announce, prepend=True)  # before anything is fetched
+    try:
+        yield
+    finally:
+        handle.remove()
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
+    while count(0):
+        with torch.no_grad():
+            model(input_ids=token, use_cache=False)
+
+
+@contextmanager
+def without_hooks_of(model: nn.Module, library: str) -> Iterator[None]:
+    """Inside, a library's forward hooks are off: DeepSpeed's would shard each layer again after
+    every token."""
+    kept = []
+    for part in model.modules():
+        for hooks in (part._forward_pre_hooks, part._forward_hooks):
+            theirs = [
+                key
+                for key, hook in hooks.items()
+                if (getattr(hook, "__module__", "") or "").startswith(library)
+            ]
+            if theirs:
+                kept.append((hooks, dict(hooks)))
+            for key in theirs:
+                del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)
+
+
+# ---- Models that nobody trains ----
+
+
+class Offloaded:
+    "A frozen model whose weights are in host memory, on the device only `with offloaded: ...`."
+
+    def __init__(
+        self,
+        model: nn.Module,  # its weights go to the host at once; buffers, which are small, stay
+        device: torch.device | str,  # where it computes
+        fetch: Callable[[Tensor], Tensor] | None = None,  # brings one weight there; None: a copy
+    ):
+        self.depth = 0  # it may be entered again inside
+        self.fetch = fetch or (lambda weight: weight.to(device, non_blocking=True))
+        pinned = torch.device(device).type == "cuda"
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+        self.weights = [
+            (p, p.data.cpu().pin_memory() if pinned else p.data.cpu()) for p in model.parameters()
+        ]
+        self.drop()
+
+    def drop(self) -> None:
+        for parameter, kept in self.weights:
+            parameter.data = kept
+
+    def __enter__(self) -> None:
+        if not self.depth:
+            for parameter, kept in self.weights:
+                parameter.data = self.fetch(kept)
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.drop()
+
+
+class Frozen(nn.Module):
+    """A wrapper for a model that nobody trains: `frozen(measure)` is `measure(model)`. It is the root
+    whose forward FSDP2 hooks into, so the model itself stays what it was."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, measure: Measure) -> Any:
+        return measure(self.model)
+
+
+def sharded_frozen(
+    model: nn.Module,  # weights and all; it is changed in place
+    **how: Any,  # of `fully_shard`: mesh, mp_policy, offload_policy
+) -> Frozen:
+    "Spread a frozen model over the ranks, layer by layer; nothing stays whole after a call."
+    names, wrapper = set(layer_names(model)), Frozen(model)
+    for part in reversed([*model.modules()]):  # a layer inside another comes first
+        if type(part).__name__ in names:
+            fully_shard(part, reshard_after_forward=True, **how)
+    return fully_shard(wrapper, reshard_after_forward=True, **how)
+
+
+# ---- The layout of a run ----
+
+
+class Layout:
+    """What the launcher asked for: one process, DDP, FSDP2, DeepSpeed ZeRO-2 or ZeRO-3. Raises
+    RuntimeError where something else runs."""
+
+    def __init__(self, accelerator: Accelerator, offload_frozen: bool = False):
+        self.accelerator, self.offload_frozen = accelerator, offload_frozen
+        self.device, self.processes = accelerator.device, accelerator.num_processes
+        state = accelerator.state
+        self.deepspeed = getattr(state, "deepspeed_plugin", None)
+        self.fsdp = getattr(state, "fsdp_plugin", None)
+        self.fsdp2 = bool(accelerator.is_fsdp2)
+        self.zero3 = self.deepspeed is not None and self.deepspeed.zero_stage == 3
+        self.in_parts = self.zero3 or self.fsdp2  # a layer's weights are fetched when it is called
+        self.check()
+        if self.fsdp2 and self.fsdp.mixed_precision_policy is not None:
+            # FSDP2 computes in bf16 where it is told to; log-probs and values stay float32
+            policy = replace(self.fsdp.mixed_precision_policy, output_dtype=None)
+            self.fsdp.mixed_precision_policy = policy
+
+    def describe(self) -> str:
+        "Ranks and layout, in words and by Accelerate's name for it."
+        n, kind = self.processes, self.accelerator.distributed_type.value
+        name = "DDP" if n > 1 else ""
+        if self.fsdp is not None:
+            name = "FSDP2" if self.fsdp2 else "FSDP1"
+        if self.deepspeed is not None:
+            name = f"DeepSpeed ZeRO-{self.deepspeed.zero_stage}"
+        ranks = "one process" if n == 1 else f"{n} processes"
+        return f"{ranks}, {name} ({kind})" if name else ranks
+
+    def check(self) -> None:
+        "Raises RuntimeError where the launcher asked for something that does not run."
+        runs = self.describe()
+        world = int(os.environ.get("WORLD_SIZE", 1))
+        for name, there in (
+            ("ACCELERATE_USE_DEEPSPEED", self.deepspeed is not None),
+            ("ACCELERATE_USE_FSDP", self.fsdp is not None),
+            ("WORLD_SIZE", world == self.processes),
+        ):
+            asked = os.environ.get(name, "").lower() in ("1", "true", "yes")
+            if not there and (asked or name == "WORLD_SIZE"):
+                raise RuntimeError(
+                    f"{name} is {os.environ[name]!r} and what runs is {runs}: the request took no "
+                    "effect. On a CPU, use_cpu and ACCELERATE_USE_CPU turn DeepSpeed off; check "
+                    "that the library is installed, and launch with `accelerate launch` or torchrun."
+                )
+        # these two variables are what Accelerate's launcher of several processes leaves behind
+        several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
+        if several and "WORLD_SIZE" not in os.environ and self.processes == 1:
+            raise RuntimeError(
+                f"`accelerate launch` was to start several processes and what runs is {runs}: with "
+                "--cpu it starts one alone. Set ACCELERATE_USE_CPU=true and launch with "
+                "--multi_gpu --num_processes N, which starts N on the CPU too."
+            )
+
+    # ---- over ranks ----
+
+    def sum(self, x: Tensor) -> Tensor:
+        "A sum over all ranks."
+        return self.accelerator.reduce(x, reduction="sum") if self.processes > 1 else x
+
+    def count(self, n: int) -> int:
+        "A sum of counts over all ranks."
+        return int(self.sum(torch.tensor(n, device=self.device)))
+
+    def most(self, n: int) -> int:
+        "The largest of the ranks' numbers."
+        if self.processes == 1:
+            return n
+        return int(self.accelerator.gather(torch.tensor([n], device=self.device)).max())
+
+    # ---- frozen models ----
+
+    def place(self, model: nn.Module) -> Measure:
+        """Put a frozen model where it belongs: on this device, sharded over all ranks, or in host
+        memory. Returns `placed`: `placed(measure)` is `measure(model)`, the model there meanwhile."""
+        if self.zero3:
+            return self._place_zero3(model)
+        if self.deepspeed is not None:
+            model = model.to(self.deepspeed_dtype() or next(model.parameters()).dtype)
+        if self.fsdp2:
+            return sharded_frozen(model, **self._sharding())
+        if not self.offload_frozen:
+            model.to(self.device)
+            return lambda measure: measure(model)
+        offloaded = Offloaded(model, self.device)
+
+        def placed(measure: Measure) -> Any:
+            with offloaded:
+                return measure(model)
+
+        return placed
+
+    def _place_zero3(self, model: nn.Module) -> Measure:
+        "Sharded over all ranks by a DeepSpeed engine without an optimizer."
+        if self.offload_frozen:
+            raise ValueError(
+                "offload_frozen is set and DeepSpeed ZeRO-3 runs, which keeps weights where its "
+                "own configuration says: set offload_param_device: cpu there, and leave "
+                "offload_frozen out."
+            )
+        import deepspeed
+
+        config = copy.deepcopy(self.deepspeed.deepspeed_config)
+        for part in ("optimizer", "scheduler", "train_batch_size"):
+            config.pop(part, None)
+        config |= dict(train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1)
+        placed = deepspeed.initialize(model=model.eval(), config=config)[0].module
+        return lambda measure: measure(placed)
+
+    def _sharding(self) -> dict[str, Any]:
+        "How FSDP2 spreads the trained models: over which ranks, in which precision."
+        mesh, policy = self.accelerator.state.device_mesh, self.fsdp.mixed_precision_policy
+        how: dict[str, Any] = {} if policy is None else dict(mp_policy=policy)
+        if mesh is not None:
+            how["mesh"] = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
+        if self.offload_frozen:
+            how["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+        return how
+
+    def deepspeed_dtype(self) -> torch.dtype | None:
+        "What DeepSpeed casts the trained weights to; None: it leaves them."
+        if self.deepspeed is None:
+            return None
+        config = self.deepspeed.deepspeed_config
+        kinds = dict(bf16=torch.bfloat16, fp16=torch.float16)
+        return next(
+            (kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True),
+            None,
+        )
+
+    def in_float32(self, model: nn.Module) -> bool:
+        "Whether the trained model computes in float32 or wider."
+        wide = next(model.parameters()).dtype in (torch.float32, torch.float64)
+        mixed = self.accelerator.mixed_precision != "no"
+        return wide and not mixed and self.deepspeed_dtype() is None
+
+    # ---- trained models ----
+
+    @contextmanager
+    def sampling(
+        self,
+        policy: nn.Module,
+        value: nn.Module,  # its layers stay sharded
+        wrapped: nn.Module,  # both, inside of what the layout puts around them
+        whole: bool = True,  # gather the weights once; False: layer by layer at each token
+    ) -> Iterator[None]:
+        "Inside, the policy can be called by itself, token after token."
+        if self.in_parts and not whole:
+            with layer_by_layer(wrapped), self.in_step(policy):
+                yield
+            return
+        weights = unsharded(wrapped, but=value) if self.fsdp is not None else nullcontext()
+        if self.zero3:
+            weights = gathered(policy)
+        with weights, without_hooks_of(policy, "deepspeed"):
+            yield
+
+    def in_step(self, model: nn.Module) -> AbstractContextManager:
+        "Inside, all ranks call a sharded model equally often."
+        return in_step(model, self.count, self.device) if self.in_parts else nullcontext()
+
+    def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager:
+        "Around a micro-batch: gradients are exchanged between ranks with the last one alone."
+        self.accelerator.gradient_state._set_sync_gradients(last)
+        if last or self.deepspeed is not None:  # DeepSpeed looks at the flag itself
+            return nullcontext()
+        return self.accelerator.no_sync(model)
+
+    def backward(self, loss: Tensor) -> None:
+        "Backward of this rank's share of a loss: the ranks' gradients are added up, not averaged."
+        unscaled = dict(scale_wrt_gas=False) if self.deepspeed is not None else {}
+        self.accelerator.backward(loss * self.processes, **unscaled)
+
+    def clip_gradients(self, model: nn.Module, max_norm: float) -> float:
+        "Clip to that norm over all ranks, and return the norm before."
+        norm = self.accelerator.clip_grad_norm_(model.parameters(), max_norm)
+        return float(norm) if norm is not None else model.get_global_grad_norm()

@@ -1,0 +1,141 @@
+"""A causal language model taken apart into its body and its head, where that is safe.
+
+Log-probs of long vocabularies need the last hidden states and the head apart. Models that change
+states between the two, or that a wrapper must see whole, are called whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from rlhf_nb.runtime.fused import logit_scale
+
+logger = logging.get_logger(__name__)
+PACKED_ATTENTION = ("flash_attention_2", "flash_attention_3", "flex_attention")
+_agreement: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def reads_end_to_end(model: nn.Module) -> bool:
+    """Whether transformers' attention for this model tells rows that lie end to end apart by their
+    position ids, without a mask of N x N."""
+    config = getattr(model, "config", None)
+    return getattr(config, "_attn_implementation", None) in PACKED_ATTENTION
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, DeepSpeed, torch.compile or PEFT, to read its signature and sizes; the
+    wrapper is still what gets called."""
+    while True:
+        if hasattr(model, "get_base_model"):
+            inner = model.get_base_model()
+        else:
+            inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if not isinstance(inner, nn.Module) or inner is model:
+            return model
+        model = inner
+
+
+def accepted(forward: Callable, inputs: dict[str, Any]) -> dict[str, Any]:
+    "Those inputs that a forward takes; all of them where it takes any."
+    takes = inspect.signature(forward).parameters
+    if "input_ids" not in takes:  # (*args, **kwargs): it passes on what it gets
+        return inputs
+    return {name: value for name, value in inputs.items() if name in takes}
+
+
+def opened(model: nn.Module) -> PreTrainedModel | None:
+    """The transformers model to take apart into body and head; None: it must be called whole.
+
+    Plain transformers models, and LoRA around one; never one whose head DeepSpeed ZeRO-3 or FSDP
+    has sharded. Body and head are compared with the model's own forward once, and the result is
+    logged where they differ."""
+    model = model.get_base_model() if _is_lora(model) else model
+    if not isinstance(model, PreTrainedModel) or hasattr(model, "unshard"):
+        return None
+    head = model.get_output_embeddings()
+    if head is None or any(hasattr(p, "ds_id") for p in head.parameters()):
+        return None
+    if model not in _agreement:
+        _agreement[model] = agrees(model)
+        if not _agreement[model]:
+            logger.warning(
+                f"{type(model).__name__}: its body and head, one after the other, do not give its "
+                "own logits, so it is called whole and all logits are kept."
+            )
+    return model if _agreement[model] else None
+
+
+def _is_lora(model: nn.Module) -> bool:
+    "A PEFT wrapper that only changed layers inside: its inner model can be called as it is."
+    names = {kind.__name__ for kind in type(model).__mro__}  # peft may not be installed
+    configs = model.peft_config.values() if "PeftModel" in names else ()
+    return any(configs) and all(
+        c.peft_type == "LORA" and not getattr(c, "alora_invocation_tokens", None) for c in configs
+    )
+
+
+def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    "Hidden states to logits as the model's forward does it: scale (Cohere, Granite), cap (Gemma 2)."
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    scale, cap = logit_scale(config), getattr(config, "final_logit_softcapping", None)
+
+    def logits(hidden: Tensor) -> Tensor:
+        z = head(hidden) if scale == 1.0 else head(hidden) * scale
+        return z if cap is None else torch.tanh(z / cap) * cap
+
+    return logits
+
+
+def agrees(model: PreTrainedModel) -> bool:
+    """Whether body and head, one after the other, give the model's own logits, on large hidden
+    states. Leaves no trace, random state included."""
+    try:
+        body = model.get_decoder()
+    except AttributeError:
+        return False
+    head, captured = model.get_output_embeddings(), []
+
+    def enlarge(body: nn.Module, args: tuple, output: Any) -> Any:
+        if getattr(output, "last_hidden_state", None) is None:
+            return output
+        noise = torch.Generator().manual_seed(0)
+        hidden = torch.randn(output.last_hidden_state.shape, generator=noise)
+        hidden = hidden.to(output.last_hidden_state)
+        hidden = hidden * (200 / head(hidden).abs().max())
+        captured.extend([output.last_hidden_state, project(model)(hidden)])
+        output.last_hidden_state = hidden
+        return output
+
+    device = head.weight.device
+    inputs = dict(
+        input_ids=torch.zeros(1, 2, dtype=torch.long, device=device),
+        attention_mask=torch.ones(1, 2, dtype=torch.long, device=device),
+        position_ids=torch.arange(2, device=device)[None],
+        use_cache=False,
+    )
+
+    def forward(part: nn.Module) -> Any:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return part(**accepted(part.forward, inputs))  # the same dropout both times
+
+    handle = body.register_forward_hook(enlarge)
+    try:
+        logits = forward(model).logits
+    finally:
+        handle.remove()
+    states = getattr(forward(body), "last_hidden_state", None)
+    if len(captured) != 2 or states is None:
+        return False
+    pairs = zip(captured, (states, logits))
+    return all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3)
+        for a, b in pairs
+    )

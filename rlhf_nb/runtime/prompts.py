@@ -1,0 +1,120 @@
+"Prompts from a data set: texts, conversations or ids, padded and checked before anything runs."
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf_nb.masks import left_pad
+
+PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
+
+
+def read_prompts(
+    columns: Mapping[str, Any],  # prompt: texts or conversations; or input_ids, attention_mask
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[str], list[list[int]]]:  # texts, and their ids without padding
+    "Prompts as text and as ids. Raises ValueError where there are none."
+    if "input_ids" in columns:
+        rows = [list(row) for row in columns["input_ids"]]
+        real = columns.get("attention_mask")
+        if real is None:
+            real = [[i != tokenizer.pad_token_id for i in row] for row in rows]
+        rows = [[int(i) for i, keep in zip(row, kept) if keep] for row, kept in zip(rows, real)]
+        return tokenizer.batch_decode(rows), rows
+    if "prompt" not in columns:
+        raise ValueError(
+            f"the data set has columns {list(columns)} and no prompt: rename the column with the "
+            "prompts, dataset.rename_column(..., 'prompt'), or give input_ids."
+        )
+    texts = [
+        x
+        if isinstance(x, str)
+        else tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True)
+        for x in columns["prompt"]
+    ]
+    return texts, tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def collate_prompts(
+    rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt; columns
+    "Prompts padded on the left, the other columns beside them."
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    texts, rows_of_ids = read_prompts(columns, tokenizer)
+    ids, mask = left_pad(rows_of_ids, tokenizer.pad_token_id)
+    others = {name: column for name, column in columns.items() if name not in PROMPT_COLUMNS}
+    return dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, columns=others)
+
+
+def as_batch(
+    batch: Mapping[str, Any] | Sequence[str],  # of `collate_prompts`, of another collator, or texts
+    tokenizer: PreTrainedTokenizerBase,
+    times: int = 1,  # each prompt so often, side by side, with its columns
+) -> dict[str, Any]:  # as of `collate_prompts`
+    "Whatever a step is called with, as one batch of prompts."
+    if not isinstance(batch, Mapping):
+        batch = collate_prompts([dict(prompt=x) for x in batch], tokenizer)
+    if "prompt_ids" not in batch:  # of a collator of the user's own
+        lists = {name: x.tolist() if isinstance(x, Tensor) else [*x] for name, x in batch.items()}
+        rows = [dict(zip(lists, row)) for row in zip(*lists.values())]
+        batch = collate_prompts(rows, tokenizer)
+    if times == 1:
+        return dict(batch)
+
+    def repeat(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return x.repeat_interleave(times, 0)
+        return [item for item in x for _ in range(times)]
+
+    columns = {name: repeat(column) for name, column in batch.get("columns", {}).items()}
+    others = {name: repeat(x) for name, x in batch.items() if name != "columns"}
+    return {**others, "columns": columns}
+
+
+def prompt_columns(data: Dataset) -> dict[str, Any]:
+    "The columns that hold the prompts, as lists; where there are none, the names of the others."
+    columns = {name: data[name][:] for name in PROMPT_COLUMNS if name in data.column_names}
+    return columns or dict.fromkeys(data.column_names)
+
+
+def check_prompts(
+    data: Dataset | None,
+    tokenizer: PreTrainedTokenizerBase,
+    policy: PreTrainedModel,
+    response_length: int,
+) -> None:
+    "Raises ValueError on no prompts, an empty one, or one that leaves no positions to answer."
+    if data is None:
+        return
+    if not len(data):
+        raise ValueError("the data set has 0 prompts: give at least one batch of them.")
+    lengths = [len(ids) for ids in read_prompts(prompt_columns(data), tokenizer)[1]]
+    if not min(lengths):
+        raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
+    positions = getattr(policy.config, "max_position_embeddings", None)
+    if positions and max(lengths) + response_length > positions:
+        raise ValueError(
+            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with response_length "
+            f"{response_length} that is more than the model's {positions} positions: shorten the "
+            "prompts or response_length."
+        )
+
+
+def stop_tokens(
+    tokenizer: PreTrainedTokenizerBase, stop_token_id: int | None, stop_strings: Sequence[str] | None
+) -> list[int]:
+    "The ids that end a response. Raises ValueError where the tokenizer does not know the one given."
+    if stop_token_id is not None and not 0 <= stop_token_id < len(tokenizer):
+        raise ValueError(
+            f"stop_token_id is {stop_token_id} and the tokenizer has ids 0 to "
+            f"{len(tokenizer) - 1}: give one of them."
+        )
+    if stop_strings:
+        return []
+    return [tokenizer.eos_token_id if stop_token_id is None else stop_token_id]
