@@ -99,10 +99,10 @@ def response_states(
     body = inner.get_decoder()
     end_to_end = align is not None and reads_end_to_end(body)
     packed = pack(prompt_ids, prompt_mask, response_ids, mask, align, end_to_end)
-    places = packed.places[:, :-1][real]
-    with read_at(body, places):
+    read = torch.cat([real.new_ones(len(real), 1), real], 1)  # a value head reads the last one too
+    with read_at(body, packed.places[read]):
         hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
-    states = hidden.flatten(0, 1).index_select(0, places)
+    states = hidden.flatten(0, 1).index_select(0, packed.places[:, :-1][real])
     return states, project(inner), inner.config.get_text_config().vocab_size
 
 # %% ../nbs/05_logprobs.ipynb #315b2694

@@ -11,9 +11,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -21,33 +22,33 @@ from datasets import Dataset
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import logsigmoid
 from transformers import (
     AutoModelForSequenceClassification,
+    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
     TrainingArguments,
 )
 
-from .masks import position_ids, right_pad
+from .masks import pack, position_ids, right_pad
 from rlhf_nb.models import (
     CENTER,
     fit_embeddings,
     inside,
     load_scorer,
     load_tokenizer,
-    read_at,
     scorer_from,
     scorer_head,
     sequence_scores,
-    unsharded,
     with_adapter,
-    writable,
 )
+from .runtime.last_layer import read_at
+from .runtime.layout import Layout, Measure, gathered, whole
+from .runtime.loop import SealedTrainer
+from .runtime.reporting import hub_name
 from rlhf_nb.sft import (
-    ResumingTrainer,
     adapter_for,
     check_lengths,
     quiet_bars,
@@ -58,10 +59,11 @@ from rlhf_nb.sft import (
 )
 
 # %% auto #0
-__all__ = ['ANSWERS', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'pair_batch',
-           'preference_metrics', 'calibration', 'calibration_error', 'calibration_plot', 'load_reward_model',
-           'RewardConfig', 'reversed_labels', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy',
-           'center_rewards', 'call_reward']
+__all__ = ['ANSWERS', 'READ_LAST', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs',
+           'pair_batch', 'preference_metrics', 'calibration', 'calibration_error', 'calibration_plot', 'fresh_head',
+           'load_reward_model', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer',
+           'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes',
+           'Parts', 'Judges', 'score_rollout']
 
 # %% ../nbs/07_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -314,10 +316,10 @@ def calibration_plot(
     return figure
 
 # %% ../nbs/07_reward.ipynb #bc2b2af7
-def _fresh_head(model: PreTrainedModel, seed: int) -> None:
+def fresh_head(model: PreTrainedModel, seed: int) -> None:
     "N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random state is left as it was."
     head = scorer_head(model)
-    with torch.random.fork_rng(devices=[]), writable(head):
+    with torch.random.fork_rng(devices=[]), gathered(head, write=True):
         torch.manual_seed(seed)
         nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
         if head.bias is not None:
@@ -343,7 +345,7 @@ def load_reward_model(
     )
     head = scorer_head(found)
     if any(found.get_parameter(name) is head.weight for name in report["missing_keys"]):
-        _fresh_head(found, seed)
+        fresh_head(found, seed)
     return load_scorer(found)
 
 # %% ../nbs/07_reward.ipynb #971385e2
@@ -395,122 +397,24 @@ def reversed_labels(
     )
 
 # %% ../nbs/07_reward.ipynb #019c55dc
-_READ_LAST = {
+READ_LAST = {
     "GenericForSequenceClassification",
     "GPTNeoXForSequenceClassification",
     "GPT2ForSequenceClassification",
 }
 
 
-def _places_read(
+def places_read(
     model: nn.Module,  # a sequence classifier
     input_ids: Tensor,  # [B, L]
-) -> Tensor | None:  # [B] of B * L; None: wherever it likes
-    "Where such a classifier reads each row: at its last token that is not the pad token."
+) -> Tensor | None:  # [B] of B * L; None: unknown
+    "Where a classifier reads each row: at its last token that is not the pad token."
     inner = inside(model)
     pad_id = inner.config.get_text_config().pad_token_id
-    if pad_id is None or not _READ_LAST & {kind.__name__ for kind in type(inner).__mro__}:
+    if pad_id is None or not READ_LAST & {kind.__name__ for kind in type(inner).__mro__}:
         return None
     rows, columns = (torch.arange(n, device=input_ids.device) for n in input_ids.shape)
     return (columns * (input_ids != pad_id)).argmax(1) + rows * len(columns)
-
-# %% ../nbs/07_reward.ipynb #886a83f5
-class _PairTrainer(ResumingTrainer):
-    "Loss and metrics of pairs."
-
-    _seen: list[Tensor] = []  # scores since the last log; replaced, never changed in place
-    _logs, _warned = 0, False
-
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["chosen_ids", "rejected_ids", "margin", "length"]
-
-    def _scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        "[2B] float32: what `sequence_scores` reads, through whatever the model is wrapped in."
-        real = attention_mask.bool()
-        places = None if self.args.n_gpu > 1 else _places_read(self.model, input_ids)
-        with read_at(inside(self.model).base_model, places):
-            found = model(
-                input_ids=input_ids,
-                attention_mask=real.long(),
-                position_ids=position_ids(real),
-                use_cache=False,
-            )
-        return found.logits.squeeze(-1).float() - getattr(self.model.config, "reward_center", 0.0)
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
-    ):
-        "Mean loss over the pairs; with `return_outputs`, the scores [B, 2] too."
-        chosen, rejected = self._scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
-            2
-        )
-        each = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
-        pull = self.args.center_rewards_coefficient * (chosen + rejected).square()
-        loss, scores = each.mean() + pull.mean(), torch.stack([chosen, rejected], 1)
-        if model.training:
-            self._seen = [*self._seen, scores.detach()]
-        return (loss, dict(scores=scores, losses=each + pull)) if return_outputs else loss
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        "Loss and scores of one batch; what Trainer takes for labels is the loss of each pair."
-        with torch.no_grad():
-            loss, found = self.compute_loss(
-                model, self._prepare_inputs(inputs), return_outputs=True
-            )
-        return loss, found["scores"], found["losses"]
-
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        """Trainer's; its loss counts rows twice that a rank was filled up with, and here each pair
-        counts once."""
-        found = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-        )
-        if found.label_ids is not None and f"{metric_key_prefix}_loss" in found.metrics:
-            found.metrics[f"{metric_key_prefix}_loss"] = float(found.label_ids.mean())
-        return found
-
-# %% ../nbs/07_reward.ipynb #940f4ad9
-class _MeasuredTrainer(_PairTrainer):
-    "Metrics of the scores, and a word where the labels look reversed."
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        "The training metrics since the last log, of all ranks, join the loss."
-        if "loss" in logs and self._seen:
-            scores = self.accelerator.gather(torch.cat(self._seen)).T
-            logs |= preference_metrics(*scores)
-            if self._logs:
-                self._warn(*scores)
-            self._seen, self._logs = [], self._logs + 1
-        super().log(logs, start_time)
-
-    def _measure(self, found) -> dict[str, float]:
-        "The metrics of an evaluation."
-        scores = torch.as_tensor(found.predictions).T
-        self._warn(*scores)
-        error = math.nan if scores.isnan().any() else calibration_error(calibration(*scores))
-        return {**preference_metrics(*scores), "calibration_error": error}
-
-    def _warn(self, chosen: Tensor, rejected: Tensor) -> None:
-        "Once in a run."
-        word = (
-            None
-            if self._warned or not self.is_world_process_zero()
-            else reversed_labels(chosen, rejected)
-        )
-        if word:
-            warnings.warn(word, stacklevel=2)
-        self._warned = self._warned or word is not None
 
 # %% ../nbs/07_reward.ipynb #045b7278
 def reward_card(
@@ -549,75 +453,34 @@ def reward_card(
         f"## Recipe\n\n{table(recipe)}\n\n## Last metrics\n\n{table(results)}\n"
     )
 
-# %% ../nbs/07_reward.ipynb #d6ac398e
-class _CardTrainer(_MeasuredTrainer):
-    "Whatever it saves says what it is."
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        "With a card; beside an adapter, the centre too."
-        super()._save(output_dir, state_dict)
-        if not self.args.should_save:
-            return
-        folder, config = Path(output_dir or self.args.output_dir), self.model.config
-        adapter = hasattr(self.model, "peft_config")
-        if adapter:
-            (folder / CENTER).write_text(json.dumps(getattr(config, "reward_center", 0.0)))
-        (folder / "README.md").write_text(
-            self._card(folder.resolve().name, adapter), encoding="utf-8"
-        )
-
-    def _card(self, name: str, adapter: bool) -> str:
-        "What was trained, how, and what it reached."
-        recipe = {
-            key: getattr(self.args, key)
-            for key in (
-                "learning_rate",
-                "num_train_epochs",
-                "seed",
-                "max_length",
-                "per_device_train_batch_size",
-                "center_rewards_coefficient",
-            )
-        }
-        results = {key: value for log in self.state.log_history for key, value in log.items()}
-        base = getattr(self.model.config, "_name_or_path", "")
-        return reward_card(
-            name,
-            {**recipe, "steps": self.state.global_step},
-            results,
-            "" if Path(base).exists() else base,
-            adapter,
-        )
-
 # %% ../nbs/07_reward.ipynb #d406f827
-class RewardTrainer(_CardTrainer):
-    """Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or
-    conversations."""
+class RewardTrainer(SealedTrainer):
+    "Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or conversations."
 
     def __init__(
         self,
-        model: PreTrainedModel
-        | str,  # a sequence classifier with one label, a causal model, or the name of either
+        model: PreTrainedModel | str,  # a classifier with one label, a causal model, or a name
         args: RewardConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        processing_class: PreTrainedTokenizerBase
-        | str
-        | None = None,  # None: the tokenizer beside the model's name
+        processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
-        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train and save an adapter and the head
+        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter and the head
     ):
         args = args or RewardConfig(output_dir="reward")
         tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
         model = fit_embeddings(load_reward_model(model, args.seed), tokenizer)
+
+        def encode(data: Dataset | None) -> Dataset | None:
+            if data is None:
+                return None
+            return check_lengths(encode_pairs(data, tokenizer, args.max_length), model)
+
         with quiet_bars(args.disable_tqdm):
-            encode = lambda data: (
-                None
-                if data is None
-                else check_lengths(encode_pairs(data, tokenizer, args.max_length), model)
-            )
             train_dataset, eval_dataset = encode(train_dataset), encode(eval_dataset)
+        self.scores_since_log: list[Tensor] = []  # [B, 2] each
+        self.logs, self.warned = 0, False
         super().__init__(
             with_adapter(model, adapter_for("SEQ_CLS", peft_config)),
             args,
@@ -627,8 +490,105 @@ class RewardTrainer(_CardTrainer):
             processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
-            compute_metrics=self._measure,
+            compute_metrics=self.measure,
         )
+
+    def kept_columns(self) -> list[str]:
+        "Those of `encode_pairs`."
+        return ["chosen_ids", "rejected_ids", "margin", "length"]
+
+    def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        "[2B] float32: as `sequence_scores`, through whatever the model is wrapped in."
+        real = attention_mask.bool()
+        places = None if self.args.n_gpu > 1 else places_read(self.model, input_ids)
+        with read_at(inside(self.model).base_model, places):
+            output = model(
+                input_ids=input_ids,
+                attention_mask=real.long(),
+                position_ids=position_ids(real),
+                use_cache=False,
+            )
+        return output.logits.squeeze(-1).float() - getattr(self.model.config, "reward_center", 0.0)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        "Mean loss over the pairs; with `return_outputs`, scores [B, 2] and losses [B] too."
+        chosen, rejected = self.scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
+            2
+        )
+        losses = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
+        centering = self.args.center_rewards_coefficient * (chosen + rejected).square()
+        scores = torch.stack([chosen, rejected], 1)
+        loss = losses.mean() + centering.mean()
+        if model.training:
+            self.scores_since_log.append(scores.detach())
+        return (loss, dict(scores=scores, losses=losses + centering)) if return_outputs else loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        "Loss and scores of one batch; what Trainer takes for labels is the loss of each pair."
+        with torch.no_grad():
+            loss, outputs = self.compute_loss(model, self.to_device(inputs), return_outputs=True)
+        return loss, outputs["scores"], outputs["losses"]
+
+    def evaluation_loop(self, *given: Any, metric_key_prefix: str = "eval", **more: Any) -> Any:
+        "Trainer's; its loss counts rows twice that a rank was filled up with, here each counts once."
+        output = super().evaluation_loop(*given, metric_key_prefix=metric_key_prefix, **more)
+        if output.label_ids is not None and f"{metric_key_prefix}_loss" in output.metrics:
+            output.metrics[f"{metric_key_prefix}_loss"] = float(output.label_ids.mean())
+        return output
+
+    def measure(self, output: EvalPrediction) -> dict[str, float]:
+        "The metrics of an evaluation."
+        chosen, rejected = torch.as_tensor(output.predictions).T
+        self.warn_if_reversed(chosen, rejected)
+        known = not (chosen.isnan() | rejected.isnan()).any()
+        error = calibration_error(calibration(chosen, rejected)) if known else math.nan
+        return {**preference_metrics(chosen, rejected), "calibration_error": error}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        "The training metrics since the last log, of all ranks, join the loss."
+        if "loss" in logs and self.scores_since_log:
+            chosen, rejected = self.accelerator.gather(torch.cat(self.scores_since_log)).T
+            logs |= preference_metrics(chosen, rejected)
+            if self.logs:
+                self.warn_if_reversed(chosen, rejected)
+            self.scores_since_log, self.logs = [], self.logs + 1
+        super().log(logs, start_time)
+
+    def warn_if_reversed(self, chosen: Tensor, rejected: Tensor) -> None:
+        "Once in a run, on one rank."
+        if self.warned or not self.is_world_process_zero():
+            return
+        warning = reversed_labels(chosen, rejected)
+        if warning is not None:
+            self.warned = True
+            warnings.warn(warning, stacklevel=2)
+
+    def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        "Beside an adapter, the centre too: there is no config of the model to keep it in."
+        super().write_model(folder, state)
+        if hasattr(self.model, "peft_config"):
+            center = getattr(self.model.config, "reward_center", 0.0)
+            (folder / CENTER).write_text(json.dumps(center))
+
+    def card(self, folder: Path) -> str:
+        "What was trained, how, and what it reached."
+        names = "learning_rate num_train_epochs seed max_length per_device_train_batch_size"
+        recipe = {name: getattr(self.args, name) for name in names.split()}
+        recipe |= dict(
+            center_rewards_coefficient=self.args.center_rewards_coefficient,
+            steps=self.state.global_step,
+        )
+        results = {name: x for log in self.state.log_history for name, x in log.items()}
+        adapter = hasattr(self.model, "peft_config")
+        return reward_card(folder.resolve().name, recipe, results, hub_name(self.model), adapter)
 
 # %% ../nbs/07_reward.ipynb #5b66a752
 @torch.no_grad()
@@ -655,9 +615,7 @@ def score_texts(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
-    with (
-        unsharded(model) if isinstance(model, FSDPModule) else nullcontext()
-    ):  # under a roof, layers fetch themselves
+    with whole(model):
         for i in range(0, len(order), batch_size):
             ids, mask = (
                 x.to(model.device)
@@ -713,13 +671,15 @@ def center_rewards(
 Rewarder = Callable[..., list[float]]
 
 
-def _is_score(x: Any) -> bool:
+def is_score(x: Any) -> bool:
     "Whether this is one number, of Python, numpy or torch, that float32 can hold."
-    if isinstance(x, bool) or not (
-        isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
-    ):
-        return False
-    return abs(float(x)) <= torch.finfo(torch.float32).max
+    number = isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
+    return number and not isinstance(x, bool) and abs(float(x)) <= torch.finfo(torch.float32).max
+
+
+def rewarder_name(function: Rewarder) -> str:
+    "The name that errors and metrics use."
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def call_reward(
@@ -730,26 +690,143 @@ def call_reward(
 ) -> Tensor:  # [B] float32
     """Scores of a reward function. Raises ValueError where it returns another count, something that
     is no number, or NaN."""
-    name = getattr(function, "__name__", type(function).__name__)
-    found = function(prompts, responses, **columns)
-    if not hasattr(found, "__iter__"):
+    name = rewarder_name(function)
+    returned = function(prompts, responses, **columns)
+    if not hasattr(returned, "__iter__"):
         raise ValueError(
-            f"reward function {name} returned {found!r}: return a list with a finite number for "
-            "each "
-            "response."
+            f"reward function {name} returned {returned!r}: return a list with a finite number "
+            "for each response."
         )
-    found = list(found)
-    if len(found) != len(responses):
+    scores = list(returned)
+    if len(scores) != len(responses):
         raise ValueError(
-            f"reward function {name} returned {len(found)} scores for {len(responses)} responses: "
-            "return "
-            "one for each, in order."
+            f"reward function {name} returned {len(scores)} scores for {len(responses)} "
+            "responses: return one for each, in order."
         )
-    for i, score in enumerate(found):
-        if not _is_score(score):
+    for i, score in enumerate(scores):
+        if not is_score(score):
             raise ValueError(
                 f"reward function {name} returned {score!r} for response {i} "
-                f"({responses[i][:60]!r}): "
-                "return a finite number."
+                f"({responses[i][:60]!r}): return a finite number."
             )
-    return torch.tensor([float(score) for score in found])
+    return torch.tensor([float(score) for score in scores])
+
+# %% ../nbs/07_reward.ipynb #efb71051
+class Episodes(Protocol):
+    "What judges read of a `Rollout`."
+
+    prompts: list[str]
+    responses: list[str]
+    columns: dict[str, list]
+    mask: Tensor
+    stopped: Tensor
+    sequences: tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Parts(Protocol):
+    "What judges use of a `Forward`: all rows, part by part."
+
+    align: int | None
+
+    def over(self, r: Any, measure: Callable[[Any], tuple[Tensor, ...]]) -> Sequence[Tensor]: ...
+
+
+class Judges:
+    "Reward models and functions by name, each with a weight. Raises ValueError on a bad list."
+
+    def __init__(
+        self,
+        given: Any,  # a model, its name, f(prompts, responses, **columns), or a list of these
+        weights: Sequence[float] | None = None,  # None: 1 each
+        tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
+    ):
+        given = list(given) if isinstance(given, (list, tuple)) else [given]
+        weights = [1.0] * len(given) if weights is None else list(weights)
+        if not given:
+            raise ValueError("reward_model is an empty list: give at least one model or function.")
+        if len(weights) != len(given) or not all(math.isfinite(weight) for weight in weights):
+            raise ValueError(
+                f"reward_weights is {weights} and there are {len(given)} judges: give a finite "
+                "number for each."
+            )
+        self.tokenizer = tokenizer
+        self.judges: dict[str, nn.Module | Rewarder] = {}
+        self.weights: dict[str, float] = {}
+        for judge, weight in zip(given, weights):
+            if isinstance(judge, (str, nn.Module)):
+                judge = load_scorer(judge).eval().requires_grad_(False)
+            name = "model" if isinstance(judge, nn.Module) else rewarder_name(judge)
+            name = name if name not in self.judges else f"{name}_{len(self.judges)}"
+            self.judges[name], self.weights[name] = judge, weight
+        self.layout: Layout | None = None
+        self.placed: dict[str, Measure] = {}
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return [judge for judge in self.judges.values() if isinstance(judge, nn.Module)]
+
+    def place(self, layout: Layout) -> None:
+        "Put the models where a run wants frozen models."
+        self.layout = layout
+        for name, judge in self.judges.items():
+            if isinstance(judge, nn.Module):
+                self.placed[name] = layout.place(judge)
+
+    def run(self, name: str, measure: Measure) -> Tensor:
+        "`measure(model)`, the model brought to the device meanwhile."
+        return self.placed[name](measure) if name in self.placed else measure(self.judges[name])
+
+    def __call__(self, r: Episodes, forward: Parts) -> dict[str, Tensor]:
+        "Scores [B] of a rollout's responses, by judge."
+        scores = {}
+        for name, judge in self.judges.items():
+            if not isinstance(judge, nn.Module):
+                score = call_reward(judge, r.prompts, r.responses, r.columns)
+            elif self.tokenizer is not None:
+                stopped = r.stopped.tolist()
+                read = partial(score_texts, tokenizer=self.tokenizer, stopped=stopped)
+                score = self.run(name, partial(read, prompts=r.prompts, answers=r.responses))
+            else:
+                score = self.run(name, partial(score_rollout, r=r, forward=forward))
+            scores[name] = score.to(r.mask.device).float()
+        return scores
+
+    def total(self, scores: dict[str, Tensor]) -> Tensor:
+        "The weighted sum [B]."
+        return torch.stack([self.weights[name] * score for name, score in scores.items()]).sum(0)
+
+    def of_texts(
+        self,
+        prompts: list[str],
+        answers: list[str],
+        stopped: list[bool],  # whether each answer reached its stop token
+        columns: dict[str, list],
+        tokenizer: PreTrainedTokenizerBase,  # the policy's
+    ) -> Tensor:
+        "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
+        total = torch.zeros(len(answers))
+
+        def read(model: nn.Module) -> Tensor:
+            body = inside(model).base_model
+            with self.layout.in_step(body) if self.layout is not None else nullcontext():
+                if not answers:
+                    return total
+                reader = self.tokenizer or tokenizer
+                return score_texts(model, reader, prompts, answers, stopped=stopped)
+
+        for name, judge in self.judges.items():
+            if isinstance(judge, nn.Module):
+                total = total + self.weights[name] * self.run(name, read)
+            elif answers:
+                total = total + self.weights[name] * call_reward(judge, prompts, answers, columns)
+        return total
+
+# %% ../nbs/07_reward.ipynb #a20eef33
+def score_rollout(model: nn.Module, r: Episodes, forward: Parts) -> Tensor:
+    "Scores [B] of a rollout by a reward model that reads the policy's own tokens."
+
+    def measure(some: Episodes) -> tuple[Tensor]:
+        packed = pack(*some.sequences, align=forward.align)
+        return (sequence_scores(model, packed.input_ids, packed.attention_mask),)
+
+    return forward.over(r, measure)[0]

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 
 from .masks import check_left_padded, position_ids
-from .models import uncompiled
 from .viz import episode_table
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'truncate_logits', 'draw_tokens', 'Sample', 'sample', 'texts_of', 'Rollout']
+__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'next_logits', 'Sample', 'sample',
+           'texts_of', 'picked', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
 
 # %% ../nbs/08_rollout.ipynb #54510149
 def truncate_logits(
@@ -46,44 +46,44 @@ def truncate_logits(
 
 # %% ../nbs/08_rollout.ipynb #21241ad8
 def draw_tokens(
-    probs: Tensor,  # [B, V], not negative; a row that adds up to something else than 1 is scaled
+    probs: Tensor,  # [B, V], not negative; a row that does not add up to 1 is scaled
     generator: torch.Generator | None = None,  # None: torch's global random state
 ) -> Tensor:  # [B, 1]
     """One token a row, by inversion (Devroye 1986, III.2). Raises FloatingPointError where a row
     has no finite, positive sum."""
-    wide, on_cpu = (
-        torch.float32 if probs.device.type == "mps" else torch.float64,
-        probs.device.type == "cpu",
-    )
+    wide = torch.float32 if probs.device.type == "mps" else torch.float64
     chance = torch.rand(len(probs), 1, generator=generator, dtype=wide, device=probs.device)
-    rows, found = max(1, 2**20 // probs.shape[1]) if on_cpu else max(1, len(probs)), []
-    for some, at in zip(probs.split(rows), chance.split(rows)):
+    block = len(probs) if probs.device.type != "cpu" else 2**20 // probs.shape[1]
+    tokens = []
+    for some, at in zip(probs.split(max(1, block)), chance.split(max(1, block))):
         line = some.cumsum(-1, dtype=wide)
         end = line[:, -1:]
         if not bool(((end > 0) & end.isfinite()).all()):
             raise FloatingPointError(
                 "the probabilities of a next token are not finite numbers: the policy's weights "
-                "have "
-                "diverged. Lower learning_rate, and go on from the last checkpoint."
+                "have diverged. Lower learning_rate, and resume from the last checkpoint."
             )
         short_of = torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))
-        found.append(torch.searchsorted(line, short_of, right=True))
-    return torch.cat(found)
+        tokens.append(torch.searchsorted(line, short_of, right=True))
+    return torch.cat(tokens)
 
 # %% ../nbs/08_rollout.ipynb #23bdd113
-def _next_logits(
-    model: nn.Module, token: Tensor, seen: Tensor, places: Tensor, cache: DynamicCache
-) -> Tensor:
-    "Logits [B, V] of the next token, the cache grown by `token`."
-    with uncompiled(model):
-        return model(
-            input_ids=token,
-            attention_mask=seen.long(),
-            position_ids=places,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+def next_logits(
+    model: nn.Module,
+    token: Tensor,  # [B, new tokens]
+    mask: Tensor,  # [B, all tokens] true on real ones, those in the cache included
+    positions: Tensor,  # [B, new tokens]
+    cache: DynamicCache,  # grows by the new tokens
+) -> Tensor:  # [B, V]
+    "Logits of the next token."
+    return model(
+        input_ids=token,
+        attention_mask=mask.long(),
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
 
 # %% ../nbs/08_rollout.ipynb #d312f009
 class Sample(NamedTuple):
@@ -114,25 +114,20 @@ def sample(
         raise ValueError(
             f"temperature is {temperature}: give a positive number; 0.01 is near-greedy."
         )
-    check_left_padded(prompt_mask)
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p is {top_p}: give a share above 0, up to 1.")
+    check_left_padded(prompt_mask)
     rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
     ids = torch.full((len(rows), response_length), pad_id, device=device)
-    mask, stopped = (
-        torch.zeros_like(ids, dtype=torch.bool),
-        torch.zeros_like(rows, dtype=torch.bool),
-    )
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    stopped = torch.zeros_like(rows, dtype=torch.bool)
     ends, cache = torch.tensor(list(stop_ids), device=device), DynamicCache(config=model.config)
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
     for t in range(response_length):
-        # in one expression, so that of a large vocabulary no copy outlives its use
-        token = draw_tokens(
-            truncate_logits(
-                _next_logits(model, token, seen, places, cache).float() / temperature, top_k, top_p
-            ).softmax(-1),
-            generator,
-        )
+        logits = next_logits(model, token, seen, places, cache).float().div_(temperature)
+        probs = truncate_logits(logits, top_k, top_p).softmax(-1)
+        del logits  # of a large vocabulary, one copy at a time
+        token = draw_tokens(probs, generator)
         ids[rows, t], mask[rows, t] = token[:, 0], True
         done = torch.isin(token[:, 0], ends)
         if stop_strings is not None:
@@ -163,130 +158,145 @@ def texts_of(
 
 # %% ../nbs/08_rollout.ipynb #b241bbe4
 TENSORS = (
-    "prompt_ids",
-    "prompt_mask",
-    "response_ids",
-    "mask",
-    "stopped",
-    "logprobs",
-    "ref_logprobs",
-    "kl",
-    "values",
-    "rewards",
-    "advantages",
-    "returns",
-    "raw_scores",
-    "scores",
-    "engine_logprobs",
-)
-SIGNALS = (
-    "logprobs",
-    "ref_logprobs",
-    "kl",
-    "values",
-    "rewards",
-    "advantages",
-    "returns",
-    "engine_logprobs",
-)
+    "prompt_ids prompt_mask response_ids mask stopped logprobs ref_logprobs kl values rewards "
+    "advantages returns raw_scores scores engine_logprobs"
+).split()
+SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_logprobs").split()
+SCHEMA = "rlhf_nb.rollout/1"
+LATER: Any = None  # filled by a later phase; until then None, so that nothing averages a zero in
 
-# %% ../nbs/08_rollout.ipynb #4484302f
+# %% ../nbs/08_rollout.ipynb #0bc2ef6d
+def picked(x: Any, rows: Tensor) -> Any:
+    "Some rows of a tensor or a list."
+    return x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
+
+
+def by_episode(r: Rollout) -> pd.DataFrame:
+    "One row an episode: the texts, score, KL, length, and the columns that came with the prompts."
+    frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
+    frame |= dict(length=r.mask.sum(1).tolist(), stopped=r.stopped.tolist())
+    if r.kl is not None:
+        frame["kl"] = r.kl.masked_fill(~r.mask, 0.0).sum(1).tolist()
+    for name in ("raw_scores", "scores"):
+        if getattr(r, name) is not None:
+            frame[name.rstrip("s")] = getattr(r, name).tolist()
+    return pd.DataFrame({k: column for k, column in {**frame, **r.columns}.items() if len(column)})
+
+
+def by_token(r: Rollout) -> pd.DataFrame:
+    "One row a real token: episode, position, token, and every signal there is."
+    where = r.mask.nonzero()
+    frame: dict[str, list] = dict(
+        episode=where[:, 0].tolist(),
+        position=where[:, 1].tolist(),
+        id=r.response_ids[r.mask].tolist(),
+    )
+    if r.tokens:
+        frame["token"] = [r.tokens[b][t] for b, t in where.tolist()]
+    for name in SIGNALS:
+        if getattr(r, name) is not None:
+            frame[name] = getattr(r, name)[r.mask].tolist()
+    return pd.DataFrame(frame)
+
+# %% ../nbs/08_rollout.ipynb #6895f27f
+def save_rollout(r: Rollout, path: Path) -> Path:
+    "Everything in one safetensors file; texts, columns and the schema's name are in its header."
+    lists = ("prompts", "responses", "tokens", "columns", "info")
+    described = {name: getattr(r, name) for name in lists}
+    tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
+    plain = {
+        name: x.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, x in tensors.items()
+    }
+    beside = path.with_name(path.name + ".partial")
+    save_file(plain, beside, metadata=dict(schema=SCHEMA, described=json.dumps(described)))
+    return beside.replace(path)
+
+
+def load_rollout(path: Path) -> Rollout:
+    "What `save_rollout` wrote. Raises ValueError where the file is damaged or something else."
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): take another rollout, or sample it again."
+        ) from error
+    if header.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written "
+            "by Rollout.save."
+        )
+    return Rollout(**tensors, **json.loads(header["described"]))
+
+# %% ../nbs/08_rollout.ipynb #09373054
 @dataclass(frozen=True, repr=False)
-class _Episodes:
-    "The fields."
+class Rollout:
+    "Episodes of one update: B prompts of P tokens, responses of at most T. Phases fill copies of it."
 
     prompt_ids: Tensor  # [B, P] padded on the left
     prompt_mask: Tensor  # [B, P]
     response_ids: Tensor  # [B, T] padded on the right
     mask: Tensor  # [B, T] true up to and on the last real token
     stopped: Tensor  # [B] true where the stop token was reached
-    logprobs: Tensor | None = None  # [B, T] of the policy that sampled, nats
-    ref_logprobs: Tensor | None = None  # [B, T] of the reference
-    kl: Tensor | None = None  # [B, T] estimate per token
-    values: Tensor | None = None  # [B, T] where each token is about to be chosen
-    rewards: Tensor | None = None  # [B, T]
-    advantages: Tensor | None = None  # [B, T] whitened
-    returns: Tensor | None = None  # [B, T] targets of the value model
-    raw_scores: Tensor | None = None  # [B] of the reward model or function
-    scores: Tensor | None = None  # [B] after scaling, clipping and penalties
-    engine_logprobs: Tensor | None = (
-        None  # [B, T] of the engine that drew the tokens, if another one
-    )
+    logprobs: Tensor = LATER  # [B, T] of the policy that sampled, nats
+    ref_logprobs: Tensor = LATER  # [B, T] of the reference
+    kl: Tensor = LATER  # [B, T] estimate per token
+    values: Tensor = LATER  # [B, T] where each token is about to be chosen
+    rewards: Tensor = LATER  # [B, T]
+    advantages: Tensor = LATER  # [B, T] whitened
+    returns: Tensor = LATER  # [B, T] targets of the value model
+    raw_scores: Tensor = LATER  # [B] of the reward model or function
+    scores: Tensor = LATER  # [B] after scaling, clipping and penalties
+    engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
     prompts: list[str] = field(default_factory=list)
-    responses: list[str] = field(default_factory=list)  # the stop token and what follows left out
+    responses: list[str] = field(default_factory=list)  # without the stop token and what follows
     tokens: list[list[str]] = field(default_factory=list)  # text of each response token
     columns: dict[str, list] = field(default_factory=dict)  # that came with the prompts
-    info: dict[str, Any] = field(
-        default_factory=dict
-    )  # update, episode, seed, kl_coef, temperature
-
-# %% ../nbs/08_rollout.ipynb #0bc2ef6d
-class _Copies(_Episodes):
-    "How to copy some of it."
+    info: dict[str, Any] = field(default_factory=dict)  # update, episode, seed, kl_coef, ...
 
     def __len__(self) -> int:
         return len(self.response_ids)
 
-    def with_(self, **changes: Any):
+    @property
+    def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        "What every function that runs a model on a rollout takes first."
+        return self.prompt_ids, self.prompt_mask, self.response_ids, self.mask
+
+    def with_(self, **changes: Any) -> Rollout:
         "A copy with some fields filled."
         return replace(self, **changes)
 
-    def select(self, rows: Tensor | Sequence[int]):
-        "Some of the episodes, in the order given."
+    def select(self, rows: Tensor | Sequence[int]) -> Rollout:
+        "Some of the episodes, by index or boolean mask, in the order given."
         rows = torch.as_tensor(rows)
         rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.long()
-        pick = lambda x: (
-            x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
-        )
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(
-            **{
-                name: {k: pick(v) for k, v in x.items()}
-                if name == "columns"
-                else x
-                if x is None or name == "info" or not len(x)
-                else pick(x)
-                for name, x in parts.items()
-            }
-        )
-
-# %% ../nbs/08_rollout.ipynb #6895f27f
-class _Tables(_Copies):
-    "The same, for people."
+        changes: dict[str, Any] = {}
+        for f in fields(self):
+            x = getattr(self, f.name)
+            if f.name == "columns":
+                changes[f.name] = {name: picked(column, rows) for name, column in x.items()}
+            elif f.name != "info" and x is not None and len(x):
+                changes[f.name] = picked(x, rows)
+        return replace(self, **changes)
 
     def episodes(self) -> pd.DataFrame:
-        "One row an episode: the texts, score, KL, length, and the columns that came along."
-        frame = dict(
-            prompt=self.prompts,
-            response=self.responses,
-            length=self.mask.sum(1).tolist(),
-            stopped=self.stopped.tolist(),
-        )
-        if self.kl is not None:
-            frame["kl"] = self.kl.masked_fill(~self.mask, 0.0).sum(1).tolist()
-        for name in ("raw_scores", "scores"):
-            if getattr(self, name) is not None:
-                frame[name.rstrip("s")] = getattr(self, name).tolist()
-        return pd.DataFrame(
-            {name: column for name, column in {**frame, **self.columns}.items() if len(column)}
-        )
+        "One row an episode."
+        return by_episode(self)
 
     def by_token(self) -> pd.DataFrame:
-        "One row a real token: episode, position, token, and every signal there is."
-        where = self.mask.nonzero()
-        frame = dict(
-            episode=where[:, 0].tolist(),
-            position=where[:, 1].tolist(),
-            id=self.response_ids[self.mask].tolist(),
-        )
-        if self.tokens:
-            frame["token"] = [self.tokens[b][t] for b, t in where.tolist()]
-        frame |= {
-            name: getattr(self, name)[self.mask].tolist()
-            for name in SIGNALS
-            if getattr(self, name) is not None
-        }
-        return pd.DataFrame(frame)
+        "One row a real token."
+        return by_token(self)
+
+    def save(self, path: str | Path) -> Path:
+        "Write everything to one safetensors file."
+        return save_rollout(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Rollout:
+        "Read what `save` wrote. Raises ValueError where the file is damaged or something else."
+        return load_rollout(Path(path))
 
     def __repr__(self) -> str:
         filled = [name for name in TENSORS[5:] if getattr(self, name) is not None]
@@ -303,50 +313,3 @@ class _Tables(_Copies):
     def _repr_html_(self) -> str:
         shown = self.episodes().drop(columns=["prompt", *self.columns], errors="ignore").head(8)
         return episode_table(shown.to_dict("records"), title=repr(self), of=len(self))._repr_html_()
-
-# %% ../nbs/08_rollout.ipynb #09373054
-class Rollout(_Tables):
-    "Episodes of one update: B prompts of P tokens, responses of at most T tokens."
-
-    def save(self, path: str | Path) -> Path:
-        """Write everything to one safetensors file; texts, columns and the schema version are in
-        its header."""
-        path, described = (
-            Path(path),
-            {
-                name: getattr(self, name)
-                for name in ("prompts", "responses", "tokens", "columns", "info")
-            },
-        )
-        tensors = {
-            name: getattr(self, name).detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name in TENSORS
-            if getattr(self, name) is not None
-        }
-        beside = path.with_name(path.name + ".partial")
-        save_file(
-            tensors,
-            beside,
-            metadata=dict(schema="rlhf_nb.rollout/1", described=json.dumps(described)),
-        )
-        return beside.replace(path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Rollout:
-        "Read what `save` wrote. Raises ValueError where the file is damaged or something else."
-        try:
-            with safe_open(path, "pt") as file:
-                meta, tensors = (
-                    file.metadata() or {},
-                    {name: file.get_tensor(name) for name in file},
-                )
-        except SafetensorError as error:
-            raise ValueError(
-                f"{path} is damaged ({error}): take another rollout, or sample it again."
-            ) from error
-        if meta.get("schema") != "rlhf_nb.rollout/1":
-            raise ValueError(
-                f"{path} has schema {meta.get('schema')!r}, wanted 'rlhf_nb.rollout/1': it was not "
-                "written by Rollout.save."
-            )
-        return cls(**tensors, **json.loads(meta["described"]))

@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os.path import commonprefix
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from datasets import (
     Dataset,
     are_progress_bars_disabled,
     disable_progress_bars,
     enable_progress_bars,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from .masks import right_pad
 from rlhf_nb.models import (
@@ -39,15 +35,17 @@ from rlhf_nb.models import (
     inside,
     load_policy,
     load_tokenizer,
-    read_at,
     with_adapter,
-    writable,
 )
+from .runtime.last_layer import read_at
+from .runtime.layout import gathered
+from .runtime.loop import SealedTrainer
+from .runtime.opened import reads_end_to_end
 
 # %% auto #0
 __all__ = ['Turns', 'render', 'without_stop', 'render_pair', 'encode_completions', 'completion_batch', 'packed_batch',
-           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of',
-           'ResumingTrainer', 'TokenLossTrainer', 'SFTTrainer']
+           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of', 'row_losses',
+           'counted_part', 'SFTTrainer']
 
 # %% ../nbs/06_sft.ipynb #00859b31
 Turns = (
@@ -92,7 +90,7 @@ def render_pair(
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else answer
     whole = render(tokenizer, [*prompt, *reply])
-    start = commonprefix(
+    start = os.path.commonprefix(
         [render(tokenizer, prompt, opened=True), whole]
     )  # some templates close what they opened
     return start, without_stop(tokenizer, whole[len(start) :])
@@ -295,152 +293,29 @@ def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | 
         )
     return model if given is None else given
 
-# %% ../nbs/06_sft.ipynb #0d9d9745
-class _OrderByLength(LengthGroupedSampler):
-    """Trainer's sampler, which remembers the random state that its order came from, and can begin
-    with it again."""
-
-    drawn: Tensor | None = None
-    again: Tensor | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        if self.again is not None:
-            torch.set_rng_state(self.again)
-        self.drawn, self.again = torch.get_rng_state(), None
-        return iter(*broadcast_object_list([list(super().__iter__())]))
-
-# %% ../nbs/06_sft.ipynb #450ec075
-class ResumingTrainer(Trainer):
-    """Hugging Face's Trainer, which resumes exactly: the model is read as `from_pretrained` does,
-    the rows keep their order."""
-
-    _order: _OrderByLength | None = None
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
-        sampler = super()._get_train_sampler(train_dataset)
-        if type(sampler) is not LengthGroupedSampler:
-            return sampler
-        lengths = list(sampler.lengths)  # a column of a data set answers slowly, one row at a time
-        self._order = _OrderByLength(
-            sampler.batch_size, lengths=lengths, generator=sampler.generator
-        )
-        return self._order
-
-    def _order_file(self, folder: str) -> Path:
-        return Path(folder) / f"order_{self.args.process_index}.pt"
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        if self._order is None or self.state.epoch == int(self.state.epoch):
-            return
-        torch.save(self._order.drawn, self._order_file(output_dir))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if (
-            self._order is not None
-            and checkpoint is not None
-            and self._order_file(checkpoint).is_file()
-        ):
-            self._order.again = torch.load(self._order_file(checkpoint), weights_only=True)
-
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
-    ) -> None:
-        model, folder = self.model if model is None else model, Path(resume_from_checkpoint)
-        whole = (
-            isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
-        )  # no adapter, no shards
-        if not whole or self.is_fsdp_enabled:
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
-
-    def _load_best_model(self) -> None:
-        if (
-            not isinstance(self.model, PreTrainedModel)
-            or self.is_fsdp_enabled
-            or self.is_deepspeed_enabled
-        ):
-            return super()._load_best_model()
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
-
 # %% ../nbs/06_sft.ipynb #8bdd8470
-class TokenLossTrainer(ResumingTrainer):
-    """An evaluation loss that is the mean over all counted tokens, whatever the batch size or the
-    number of processes."""
-
-    padded: Callable[[list[dict]], dict[str, Any]] | None = (
-        None  # collates an evaluation; None: as in training
-    )
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        "Trainer's, with the rows apart."
-        own, self.data_collator = self.data_collator, self.padded or self.data_collator
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.data_collator = own
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Loss of one batch; what Trainer takes for labels is the sum over each row and its counted
-        tokens, [B, 2]."""
-        if not prediction_loss_only or self.label_smoother is not None:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        inputs = {**self._prepare_inputs(inputs)}
-        labels = inputs.pop("labels")[:, 1:]
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs).logits[:, :-1].float()
-        nats = cross_entropy(
-            logits.transpose(1, 2), labels, reduction="none"
-        )  # 0 where nothing counts
-        rows = torch.stack([nats.sum(1), (labels != -100).sum(1)], 1)
-        return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
-
-    def evaluation_loop(
-        self,
-        dataloader,
-        description,
-        prediction_loss_only=None,
-        ignore_keys=None,
-        metric_key_prefix="eval",
-    ):
-        "Trainer's, its mean of means made right."
-        found = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-        )
-        if found.label_ids is not None and found.predictions is None:
-            nats, tokens = found.label_ids.sum(0, dtype="float64")
-            found.metrics[f"{metric_key_prefix}_loss"] = float(nats / tokens)
-        return found
+def row_losses(
+    logits: Tensor,  # [B, L, V]
+    labels: Tensor,  # [B, L] -100 where nothing counts
+) -> Tensor:  # [B, 2] nats summed over a row's counted tokens, and how many they are
+    "What each row adds to a mean over all counted tokens."
+    labels = labels[:, 1:]
+    nats = cross_entropy(logits[:, :-1].float().transpose(1, 2), labels, reduction="none")
+    return torch.stack([nats.sum(1), (labels != -100).sum(1)], 1)
 
 # %% ../nbs/06_sft.ipynb #a505c344
-class _CompletionTrainer(TokenLossTrainer):
-    "A training loss that costs what is counted."
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        "Trainer's; nothing of the vocabulary is made for what stands before the first completion."
-        given = dict(return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        inner, counted = inside(self.model), inputs["labels"][:, 1:] != -100
-        whole = (
-            return_outputs or self.label_smoother is not None or self.compute_loss_func is not None
-        )
-        if (
-            whole
-            or self.args.n_gpu > 1
-            or "logits_to_keep" not in inspect.signature(inner.forward).parameters
-            or not counted.any()
-        ):
-            return super().compute_loss(model, inputs, **given)
-        first, places = (
-            int(counted.any(0).nonzero()[0]),
-            pad(counted, (0, 1)).flatten().nonzero()[:, 0],
-        )
-        kept = dict(labels=inputs["labels"][:, first:], logits_to_keep=counted.shape[1] + 1 - first)
-        with read_at(inner.base_model, places):
-            return super().compute_loss(model, {**inputs, **kept}, **given)
+def counted_part(
+    labels: Tensor,  # [B, L] -100 where nothing counts
+) -> tuple[
+    int, Tensor
+]:  # the first column that predicts a counted token; all such cells, flattened
+    "Where logits are needed."
+    counted = labels[:, 1:] != -100
+    first = int(counted.any(0).nonzero()[0])
+    return first, pad(counted, (0, 1)).flatten().nonzero()[:, 0]
 
 # %% ../nbs/06_sft.ipynb #c6c179e7
-class SFTTrainer(_CompletionTrainer):
+class SFTTrainer(SealedTrainer):
     """Completion-only fine-tuning on columns `prompt` and `completion`: Hugging Face's Trainer with
     the tokenisation and collation above."""
 
@@ -450,46 +325,87 @@ class SFTTrainer(_CompletionTrainer):
         args: SFTConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | None = None,
-        processing_class: PreTrainedTokenizerBase
-        | str
-        | None = None,  # None: the tokenizer beside the model's name
+        processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
-        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter and save it alone
+        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter, save it alone
     ):
         args = args or SFTConfig(output_dir="sft")
         tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
         model = fit_embeddings(load_policy(model), tokenizer)
+
+        def encode(data: Dataset | None) -> Dataset | None:
+            if data is None:
+                return None
+            return check_lengths(encode_completions(data, tokenizer, args.max_length), model)
+
         with quiet_bars(args.disable_tqdm):
-            encode = lambda data: (
-                None
-                if data is None
-                else check_lengths(encode_completions(data, tokenizer, args.max_length), model)
-            )
             train_dataset, eval_dataset = encode(train_dataset), encode(eval_dataset)
-        # flash attention tells rows apart in a single line alone
-        width = 10**9 if "flash" in str(model.config._attn_implementation) else 0
-        collate = lambda rows: (
-            packed_batch(rows, tokenizer.eos_token_id, width)
-            if args.packing
-            else completion_batch(rows, tokenizer.pad_token_id)
-        )
+        self.padded = lambda rows: completion_batch(rows, tokenizer.pad_token_id)
+        width = 10**9 if reads_end_to_end(model) else 0  # such attention reads a single line alone
+        packed = lambda rows: packed_batch(rows, tokenizer.eos_token_id, width)
         super().__init__(
             with_adapter(model, adapter_for("CAUSAL_LM", peft_config)),
             args,
-            data_collator=collate,
+            data_collator=packed if args.packing else self.padded,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        self.padded = (
-            (lambda rows: completion_batch(rows, tokenizer.pad_token_id)) if args.packing else None
-        )
         if args.packing:
-            with self.accelerator.autocast(), writable(self.model):
-                check_packing(self.model)  # whole, under ZeRO-3
+            with self.accelerator.autocast(), gathered(self.model):
+                check_packing(self.model)
 
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "prompt_length", "length"]
+    def kept_columns(self) -> list[str]:
+        "Those of `encode_completions`."
+        return ["input_ids", "prompt_length", "length"]
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        "Trainer's; no logits are made in front of the first completion."
+        given = dict(return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        inner, labels = inside(self.model), inputs["labels"]
+        other_loss = self.label_smoother is not None or self.compute_loss_func is not None
+        takes = inspect.signature(inner.forward).parameters
+        plain = return_outputs or other_loss or self.args.n_gpu > 1
+        if plain or "logits_to_keep" not in takes or not (labels[:, 1:] != -100).any():
+            return super().compute_loss(model, inputs, **given)
+        first, places = counted_part(labels)
+        kept = dict(labels=labels[:, first:], logits_to_keep=labels.shape[1] - first)
+        with read_at(inner.base_model, places):
+            return super().compute_loss(model, {**inputs, **kept}, **given)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        "Trainer's, with the rows apart."
+        own, self.data_collator = self.data_collator, self.padded
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = own
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        "Loss of one batch; what Trainer takes for labels is `row_losses`."
+        if not prediction_loss_only or self.label_smoother is not None:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self.to_device(inputs)
+        labels = inputs.pop("labels")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            rows = row_losses(model(**inputs).logits, labels)
+        return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
+
+    def evaluation_loop(self, *given: Any, metric_key_prefix: str = "eval", **more: Any) -> Any:
+        "Trainer's, its loss the mean over all counted tokens."
+        output = super().evaluation_loop(*given, metric_key_prefix=metric_key_prefix, **more)
+        if output.label_ids is not None and output.predictions is None:
+            nats, tokens = output.label_ids.sum(0, dtype="float64")
+            output.metrics[f"{metric_key_prefix}_loss"] = float(nats / tokens)
+        return output

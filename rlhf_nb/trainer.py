@@ -7,1174 +7,263 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import html
 import json
 import math
-import os
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pandas as pd
 import torch
-from accelerate.utils import DynamoBackend, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
-from httpx import HTTPError
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StopStringCriteria,
-    Trainer,
     TrainerCallback,
-    TrainingArguments,
 )
-from transformers.integrations import (
-    CometCallback,
-    TensorBoardCallback,
-    TrackioCallback,
-    WandbCallback,
-    is_deepspeed_zero3_enabled,
-)
-from transformers.trainer import skip_first_batches
-from transformers.trainer_utils import rotate_checkpoints, set_seed
 from transformers.utils import logging
 
-from rlhf_nb.checkpoint import (
-    PARTIAL,
-    load_weights,
-    model_card,
-    save_policy,
-    save_weights,
-    seal,
-    staged,
-    verify,
-)
-from rlhf_nb.engines import (
-    CachedEngine,
-    Engine,
-    Sampling,
-    VLLMEngine,
-    VLLMServer,
-    importance_weights,
-    mismatch,
-)
+from .checkpoint import load_weights, model_card, save_policy, save_weights
+from .engines import CachedEngine, Engine, Sampling, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved, print_table
-from .gae import gae, returns_from
-from rlhf_nb.kl import (
-    ESTIMATORS,
-    AdaptiveKLController,
-    FixedKLController,
-    estimate_kl,
-    response_full_kl,
+from .forward import Forward, PolicyAndValue, cache_tokens
+from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
+from .models import ValueHead, check_tokenizer, load_tokenizer
+from rlhf_nb.ppo import (
+    Metrics,
+    engine_metrics,
+    final_scores,
+    mini_batches,
+    ppo_loss,
+    update_metrics,
+    with_advantages,
 )
-from .logprobs import response_logprobs
-from rlhf_nb.losses import (
-    explained_variance,
-    policy_diagnostics,
-    policy_loss,
-    value_diagnostics,
-    value_loss,
-)
-from .masks import close_up, left_pad, masked_sum, whiten
-from rlhf_nb.models import (
-    Asked,
-    PolicyAndValue,
-    Resting,
-    ValueHead,
-    asked_in_parts,
-    check_embeddings,
-    check_tokenizer,
-    check_vocabulary,
-    compile_layers,
-    fit_embeddings,
-    frozen,
-    in_step,
-    inside,
-    layer_by_layer,
-    load_policy,
-    load_scorer,
-    load_tokenizer,
-    scorer_from,
-    sequence_scores,
-    uncompiled,
-    unsharded,
-    with_adapter,
-    with_rows,
-)
-from .reward import Rewarder, call_reward, score_texts
+from .reward import Judges
 from .rollout import Rollout, Sample, texts_of
-from rlhf_nb.shaping import (
-    RunningMoments,
-    clip_scores,
-    penalize_missing_eos,
-    replace_missing_eos,
-    shape_rewards,
-    slot_mask,
+from .runtime.build import as_reference, build_models, split_groups
+from .runtime.config import PPOConfig
+from .runtime.layout import Layout, Measure, layer_by_layer
+from .runtime.loop import UpdateTrainer
+from .runtime.opened import reads_end_to_end
+from rlhf_nb.runtime.prompts import (
+    as_batch,
+    check_prompts,
+    collate_prompts,
+    prompt_columns,
+    read_prompts,
+    stop_tokens,
 )
+from .runtime.reporting import model_name, parameter_counts, report_table, software
+from .shaping import RunningMoments, slot_mask
 
-# %% auto #0
-__all__ = ['logger', 'PROMPT_COLUMNS', 'PPOConfig', 'check_config', 'read_prompts', 'collate_prompts', 'micro_batches', 'Metrics',
-           'PPOTrainer']
-
-# %% ../nbs/15_trainer.ipynb #6ddeddd5
 logger = logging.get_logger(__name__)
 
+# %% auto #0
+__all__ = ['logger', 'make_engine', 'describe', 'with_prefix', 'fingerprint', 'ppo_card', 'PPOTrainer']
 
-def _setting(default: Any, text: str) -> Any:
-    "A field of the configuration with its help text."
-    return field(default=default, metadata={"help": text})
-
-# %% ../nbs/15_trainer.ipynb #dc6dc72f
-@dataclass
-class _SamplingConfig(TrainingArguments):
-    "What is sampled, and where a response ends."
-
-    total_episodes: int | None = _setting(
-        None, "Responses sampled in the whole run. None: num_train_epochs times the data set."
-    )
-    response_length: int = _setting(53, "Most tokens of a response.")
-    num_generations: int = _setting(
-        1, "Responses to each prompt of an update; batch_size counts responses."
-    )
-    temperature: float = _setting(0.7, "Of the sampling, and of every log-prob.")
-    top_k: int = _setting(0, "Sample from the k most likely tokens. 0: from all.")
-    top_p: float = _setting(
-        1.0, "Sample from the most likely tokens that have this probability together. 1: from all."
-    )
-    stop_token: str | None = _setting(
-        None,
-        "'eos': a response ends at the tokenizer's EOS token, which is also what "
-        "None means where stop_token_id and stop_strings are not set.",
-    )
-    stop_token_id: int | None = _setting(None, "A response ends at this token.")
-    stop_strings: list[str] | None = _setting(
-        None, "A response ends where one of these texts is complete."
-    )
-    local_rollout_forward_batch_size: int = _setting(
-        64, "Rows in one forward pass without gradient, and in one sampling batch."
-    )
-    trim_padding: bool | None = _setting(
-        None,
-        "Put rows of like length together, and leave padding out of the models, "
-        "and out of their last layer what nobody reads. None: in float32. In "
-        "bfloat16 it costs the exact agreement of rollout and update.",
-    )
-    micro_batch_tokens: int | None = _setting(
-        None,
-        "With trim_padding, most positions of a forward pass, beside the "
-        "limits on rows. None: on a CPU what the caches of its threads "
-        "hold, for each 2**17 over the model's width; elsewhere none. "
-        "Without effect under DeepSpeed, which counts micro-batches "
-        "itself.",
-    )
-    keep_forward_gib: float | None = _setting(
-        None,
-        "Most GiB that the rollout's forward pass keeps for the first "
-        "step, where both take the same micro-batches (trim_padding, one "
-        "mini-batch and process). 0: none. None: 1 on a CPU, else 0.",
-    )
-    num_sample_generations: int = _setting(
-        10, "How often in the run evaluation prompts are completed and shown. 0: never."
-    )
-    save_rollouts: bool = _setting(
-        False, "Keep each update's rollout as a file under output_dir/rollouts."
-    )
-    reward_weights: list[float] | None = _setting(
-        None, "Weight of each judge, where there are several. None: 1 each."
-    )
-    dataset_num_proc: int | None = _setting(
-        None,
-        "Kept for scripts of the published trainer, and without effect: "
-        "prompts are tokenised batch by batch.",
-    )
-    ds3_gather_for_generation: bool = _setting(
-        True,
-        "Under DeepSpeed ZeRO-3 and FSDP2, gather the policy's weights "
-        "once for a rollout. False: layer by layer at each token, for "
-        "models that do not fit.",
-    )
-    sft_model_path: str = _setting(
-        "EleutherAI/pythia-160m", "Policy and reference, where the trainer is given none."
-    )
-    reward_model_path: str = _setting(
-        "EleutherAI/pythia-160m", "Reward and value model, where the trainer is given none."
-    )
-
-# %% ../nbs/15_trainer.ipynb #4622d493
-@dataclass
-class _EngineConfig(_SamplingConfig):
-    "Who samples."
-
-    use_vllm: bool = _setting(
-        False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler."
-    )
-    vllm_mode: str = _setting(
-        "colocate",
-        "colocate: in this process, on each rank's GPU; server: a vLLM server that runs elsewhere.",
-    )
-    vllm_gpu_memory_utilization: float = _setting(
-        0.3, "colocate: share of the GPU's memory for vLLM's weights and cache."
-    )
-    vllm_max_model_length: int | None = _setting(
-        None, "colocate: most tokens of prompt and response. None: the model's positions."
-    )
-    vllm_enable_sleep_mode: bool = _setting(
-        False,
-        "colocate: vLLM leaves the GPU between rollouts; its weights wait in the host's memory.",
-    )
-    vllm_server_base_url: str | None = _setting(
-        None, "server: its address. None: from vllm_server_host and vllm_server_port."
-    )
-    vllm_server_host: str = _setting("127.0.0.1", "server: its host.")
-    vllm_server_port: int = _setting(8000, "server: its port.")
-    vllm_server_timeout: float = _setting(
-        240.0, "server: seconds to wait for it to come up, and for one answer."
-    )
-    vllm_group_port: int = _setting(
-        51216, "server: port of the connection on which weights travel."
-    )
-    vllm_importance_sampling_correction: bool = _setting(
-        True, "Weigh each token's policy loss by the trainer's probability over vLLM's."
-    )
-    vllm_importance_sampling_cap: float | None = _setting(
-        2.0, "Largest such weight. None: not truncated."
-    )
-
-# %% ../nbs/15_trainer.ipynb #2cfa8481
-@dataclass
-class _RewardConfig(_EngineConfig):
-    "What a response earns."
-
-    missing_eos_penalty: float | None = _setting(
-        None,
-        "Subtracted from the score of a response that did not reach its "
-        "stop token: a positive number.",
-    )
-    non_eos_penalty: bool = _setting(
-        False, "Replace the score of such a response by penalty_reward_value instead."
-    )
-    penalty_reward_value: float = _setting(-1.0, "The score that non_eos_penalty gives.")
-    normalize_scores: bool = _setting(
-        False, "Scores less their running mean, over their running standard deviation."
-    )
-    score_clip: float | None = _setting(None, "Scores are clipped to this on either side.")
-    kl_coef: float = _setting(0.05, "Weight of the KL penalty.")
-    kl_estimator: str = _setting(
-        "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary."
-    )
-    kl_controller: str = _setting(
-        "fixed",
-        "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
-    )
-    kl_target: float = _setting(6.0, "Nats per response that the adaptive controller aims at.")
-    kl_horizon: int = _setting(10_000, "Episodes over which the adaptive controller corrects.")
-    reward_slot: str = _setting(
-        "last",
-        "The score is paid on the last real token; after_eos: one slot later, as the "
-        "published code does.",
-    )
-    bootstrap_truncated: bool = _setting(
-        False, "A response cut off by response_length ends in the value model's word instead of 0."
-    )
-    whiten_rewards: bool = _setting(
-        False, "Rewards over their standard deviation; their mean stays."
-    )
-
-# %% ../nbs/15_trainer.ipynb #280c1227
-@contextmanager
-def _as_launched() -> Iterator[None]:
-    """What TrainingArguments tells Accelerate of compiling by the environment is gone after it: the
-    next run would read it."""
-    ours = lambda: {
-        name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_DYNAMO_")
-    }
-    launched = ours()
-    try:
-        yield
-    finally:
-        for name in ours():
-            del os.environ[name]
-        os.environ |= launched
-
-# %% ../nbs/15_trainer.ipynb #00620277
-@dataclass
-class PPOConfig(_RewardConfig):
-    """`transformers.TrainingArguments` and what PPO needs more. A step, as in `save_steps` or
-    `max_steps`, is one update."""
-
-    learning_rate: float = _setting(3e-6, "Peak learning rate of the policy.")
-    value_learning_rate: float | None = _setting(
-        None, "Peak learning rate of the value model. None: that of the policy."
-    )
-    num_ppo_epochs: int = _setting(4, "Passes over each rollout.")
-    num_mini_batches: int = _setting(1, "Optimizer steps in each pass.")
-    gamma: float = _setting(1.0, "Discount per token.")
-    lam: float = _setting(0.95, "Lambda of GAE.")
-    cliprange: float = _setting(0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.")
-    cliprange_high: float | None = _setting(None, "Upper range, where it differs.")
-    dual_clip: float | None = _setting(
-        None, "Above 1: bounds the loss of a token with negative advantage."
-    )
-    cliprange_value: float = _setting(0.2, "How far a value may move from the old one.")
-    vf_coef: float = _setting(0.1, "Weight of the value loss.")
-    entropy_coef: float = _setting(0.0, "Weight of the entropy bonus.")
-    target_kl: float | None = _setting(
-        None, "Stop the epochs of an update where approxkl exceeds this."
-    )
-    value_warmup_updates: int = _setting(0, "First updates that train the value model alone.")
-    share_value_trunk: bool = _setting(
-        False, "The value model is one layer on the policy's own hidden states."
-    )
-    model_adapter_name: str | None = _setting(
-        None, "The adapter to train, where the policy brings several."
-    )
-    ref_adapter_name: str | None = _setting(
-        None, "The adapter that is the reference. None: the policy's adapter off."
-    )
-    resize_embeddings: bool = _setting(
-        False,
-        "Grow the models' embeddings where the tokenizer has ids beyond them; "
-        "otherwise that is an error.",
-    )
-    offload_frozen: bool = _setting(
-        False,
-        "Keep reference and reward model in host memory but while they are asked. "
-        "Under ZeRO-3, offload_param_device of its configuration does it.",
-    )
-    save_merged: bool = _setting(
-        False, "save_model writes the policy with its adapter merged into the weights."
-    )
-    logging_steps: float = _setting(
-        10, "Updates between two logs; the last update is always logged."
-    )
-    bf16: bool | None = _setting(
-        None, "Mixed precision in bfloat16. None: where a GPU does it, unless fp16."
-    )
-    activation_checkpointing: bool | None = _setting(
-        None, "Recompute activations in the backward. None: on a GPU."
-    )
-    torch_compile: bool = _setting(
-        False, "Compile the models' layers: a minute at first, then shorter updates."
-    )
-    dataloader_drop_last: bool = _setting(
-        True, "The last prompts of an epoch that do not fill a batch are left out."
-    )
-
-    def __post_init__(self):
-        on_gpu = torch.cuda.is_available() and not self.use_cpu
-        if self.bf16 is None:
-            self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
-        if self.activation_checkpointing is None and self.gradient_checkpointing is None:
-            self.activation_checkpointing = on_gpu
-        with _as_launched():
-            super().__post_init__()
-        check_config(self)
-
-# %% ../nbs/15_trainer.ipynb #f86ee681
-def check_config(args: PPOConfig) -> None:
-    "Raises ValueError, naming the field and the mend, before any work is lost."
-
-    def refuse(name: str, wanted: str) -> None:
-        raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
-
-    _check_engine(args, refuse)
-    for name in (
-        "kl_coef",
-        "vf_coef",
-        "entropy_coef",
-        "cliprange",
-        "cliprange_value",
-        "learning_rate",
-        "value_learning_rate",
-        "cliprange_high",
-        "missing_eos_penalty",
-        "score_clip",
-        "target_kl",
-        "kl_target",
-        "keep_forward_gib",
-    ):
-        value = getattr(args, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            refuse(name, "give a finite number that is not negative")
-    for name in (
-        "num_ppo_epochs",
-        "num_mini_batches",
-        "response_length",
-        "local_rollout_forward_batch_size",
-        "temperature",
-        "num_generations",
-    ):
-        if not getattr(args, name) > 0:
-            refuse(name, "give a positive number")
-    if args.micro_batch_tokens is not None and not args.micro_batch_tokens > 0:
-        refuse("micro_batch_tokens", "give a positive number of positions, or None")
-    if args.score_clip == 0:
-        refuse("score_clip", "give a positive number, or None for no clipping")
-    if args.dual_clip is not None and not args.dual_clip > 1:
-        refuse("dual_clip", "give a number above 1, such as 3, or None")
-    if not args.kl_horizon > 0:
-        refuse("kl_horizon", "give a positive number of episodes")
-    if not math.isfinite(args.penalty_reward_value):
-        refuse("penalty_reward_value", "give a finite number")
-    for name in ("gamma", "lam", "top_p"):
-        if not 0 <= getattr(args, name) <= 1:
-            refuse(name, "give a number from 0 to 1")
-    if args.kl_estimator not in (*ESTIMATORS, "full"):
-        refuse("kl_estimator", f"give one of {', '.join(ESTIMATORS)}, full")
-    if args.kl_controller not in ("fixed", "adaptive"):
-        refuse("kl_controller", "give fixed or adaptive")
-    if args.reward_slot not in ("last", "after_eos"):
-        refuse("reward_slot", "give last or after_eos")
-    if args.stop_token not in (None, "eos"):
-        refuse("stop_token", "give 'eos', or set stop_token_id or stop_strings")
-    if (
-        sum(bool(x is not None) for x in (args.stop_token, args.stop_token_id, args.stop_strings))
-        > 1
-    ):
-        refuse("stop_token", "set one of stop_token, stop_token_id and stop_strings, not two")
-    if args.missing_eos_penalty is not None and args.non_eos_penalty:
-        refuse(
-            "non_eos_penalty",
-            "set missing_eos_penalty (subtracts) or non_eos_penalty (replaces), not both",
-        )
-    local = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    if local % args.num_generations:
-        refuse(
-            "num_generations",
-            f"per_device_train_batch_size x gradient_accumulation_steps = {local} responses do "
-            f"not divide into it; take a divisor of {local}",
-        )
-    if local % args.num_mini_batches:
-        refuse(
-            "num_mini_batches",
-            f"per_device_train_batch_size x gradient_accumulation_steps = {local} rows do not "
-            f"divide into it; take a divisor of {local}",
-        )
-
-# %% ../nbs/15_trainer.ipynb #72722971
-def _check_engine(args: PPOConfig, refuse: Callable[[str, str], None]) -> None:
-    "The settings of vLLM."
-    if args.vllm_mode not in ("colocate", "server"):
-        refuse("vllm_mode", "give colocate or server")
-    if not 0 < args.vllm_gpu_memory_utilization <= 1:
-        refuse(
-            "vllm_gpu_memory_utilization",
-            "give a share above 0, up to 1; the trainer needs the rest",
-        )
-    if not args.vllm_server_timeout > 0:
-        refuse("vllm_server_timeout", "give a positive number of seconds")
-    cap = args.vllm_importance_sampling_cap
-    if cap is not None and not cap > 0:
-        refuse(
-            "vllm_importance_sampling_cap",
-            "give a positive number, such as 2, or None for no truncation",
-        )
-    if not args.use_vllm:
-        return
-    if args.temperature < 0.01:
-        refuse("temperature", "vLLM samples greedily below 0.01: give a higher one")
-    for name, off in (("top_k", 0), ("top_p", 1.0)):
-        if args.vllm_importance_sampling_correction and getattr(args, name) != off:
-            refuse(
-                name,
-                f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
-                "vllm_importance_sampling_correction=False",
-            )
-
-# %% ../nbs/15_trainer.ipynb #5c38f3fd
-PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
-
-
-def read_prompts(
-    columns: Mapping[
-        str, Any
-    ],  # prompt: texts or conversations; or input_ids, perhaps with attention_mask
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[list[str], list[list[int]]]:  # texts, and their ids without padding
-    "Prompts as text and as ids. Raises ValueError where there are none."
-    if "input_ids" in columns:
-        rows = [list(row) for row in columns["input_ids"]]
-        real = columns.get("attention_mask")
-        if real is None:
-            real = [[i != tokenizer.pad_token_id for i in row] for row in rows]
-        rows = [[int(i) for i, keep in zip(row, kept) if keep] for row, kept in zip(rows, real)]
-        return tokenizer.batch_decode(rows), rows
-    if "prompt" not in columns:
-        raise ValueError(
-            f"the data set has columns {list(columns)} and no prompt: rename the column with the "
-            "prompts, "
-            "dataset.rename_column(..., 'prompt'), or give input_ids."
-        )
-    opened = dict(tokenize=False, add_generation_prompt=True)
-    texts = [
-        x if isinstance(x, str) else tokenizer.apply_chat_template(x, **opened)
-        for x in columns["prompt"]
-    ]
-    return texts, tokenizer(texts, add_special_tokens=False)["input_ids"]
-
-# %% ../nbs/15_trainer.ipynb #102bc6dc
-def collate_prompts(
-    rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
-    tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt; columns
-    "Prompts padded on the left, the other columns beside them."
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    texts, ids = read_prompts(columns, tokenizer)
-    ids, mask = left_pad(ids, tokenizer.pad_token_id)
-    return dict(
-        prompt_ids=ids,
-        prompt_mask=mask,
-        prompt=texts,
-        columns={name: column for name, column in columns.items() if name not in PROMPT_COLUMNS},
-    )
-
-
-def _each_times(batch: dict[str, Any], n: int) -> dict[str, Any]:
-    "Every prompt n times, side by side, with all that came with it."
-    again = lambda x: (
-        x.repeat_interleave(n, 0)
-        if isinstance(x, Tensor)
-        else [item for item in x for _ in range(n)]
-    )
-    columns = {name: again(column) for name, column in batch.get("columns", {}).items()}
-    return (
-        batch
-        if n == 1
-        else {
-            **{name: again(x) for name, x in batch.items() if name != "columns"},
-            "columns": columns,
-        }
-    )
-
-# %% ../nbs/15_trainer.ipynb #36ff3c3d
-def _columns_of(data: Dataset) -> dict[str, Any]:
-    "The columns that hold the prompts, as lists; where there are none, the names of the others."
-    found = {name: data[name][:] for name in PROMPT_COLUMNS if name in data.column_names}
-    return found or dict.fromkeys(data.column_names)
-
-
-def _check_prompts(
-    data: Dataset | None,
-    tokenizer: PreTrainedTokenizerBase,
+# %% ../nbs/15_trainer.ipynb #79072e08
+def make_engine(
     args: PPOConfig,
-    policy: PreTrainedModel,
-) -> None:
-    if args.stop_token_id is not None and not 0 <= args.stop_token_id < len(tokenizer):
-        raise ValueError(
-            f"stop_token_id is {args.stop_token_id} and the tokenizer has ids 0 to "
-            f"{len(tokenizer) - 1}: "
-            "give one of them."
-        )
-    if data is None:
-        return
-    if not len(data):
-        raise ValueError("the data set has 0 prompts: give at least one batch of them.")
-    lengths = [len(ids) for ids in read_prompts(_columns_of(data), tokenizer)[1]]
-    if not min(lengths):
-        raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
-    places = getattr(policy.config, "max_position_embeddings", None)
-    if places and max(lengths) + args.response_length > places:
-        raise ValueError(
-            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with response_length "
-            f"{args.response_length} that is more than the model's {places} positions: shorten the "
-            "prompts or response_length."
-        )
-
-# %% ../nbs/15_trainer.ipynb #bf02053c
-def _head_for(policy: nn.Module, value_model: Any) -> ValueHead:
-    if value_model is None:
-        return ValueHead(policy)
-    raise ValueError("share_value_trunk is set and a value_model is given: leave one of them out.")
-
-
-def _once_more(
-    name: str, given: Any, copy_it: Callable[[], nn.Module], load: Callable[[str], nn.Module]
-) -> nn.Module:
-    """A second model like one that is there: a copy, or under ZeRO-3, where weights lie in parts,
-    loaded once more."""
-    if not is_deepspeed_zero3_enabled():
-        return copy_it()
-    if isinstance(given, str):
-        return load(given).requires_grad_(name != "ref_model")
-    raise ValueError(
-        "under DeepSpeed ZeRO-3 the weights of a model lie in parts and cannot be copied: give "
-        f"{name}, "
-        "or the model that it is made from, by its name or folder."
+    policy: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    around: Callable,  # entered while our own engine samples
+) -> Engine:
+    "Who samples: the package's own engine, or vLLM in this process or as a server."
+    if not args.use_vllm:
+        return CachedEngine(args.local_rollout_forward_batch_size, around)
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+    rank, ranks = args.process_index, args.world_size
+    if args.vllm_mode == "server":
+        url = args.vllm_server_base_url
+        url = url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        return VLLMServer(url, dtype, args.vllm_server_timeout, args.vllm_group_port, rank)
+    return VLLMEngine(
+        policy,
+        tokenizer,
+        dtype,
+        args.vllm_gpu_memory_utilization,
+        args.vllm_max_model_length,
+        args.vllm_enable_sleep_mode,
+        rank,
+        ranks,
     )
 
 
-def _copy_scorer(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).requires_grad_(True).train()
+def describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
+    "What runs, on what, and in which precision, in one line."
+    device = layout.device.type
+    if device == "cuda":
+        device = f"{device} ({torch.cuda.get_device_name(layout.device)})"
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    recomputed = args.activation_checkpointing or args.gradient_checkpointing
+    memory = "recomputed" if recomputed else "kept"
+    if args.offload_frozen and not layout.in_parts:
+        memory += ", reference and reward model in host memory between uses"
+    engine = f"sampling by vLLM ({args.vllm_mode}); " if args.use_vllm else ""
+    return (
+        f"PPO: {args.num_total_batches} updates of {args.batch_size} responses, each "
+        f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
+        f"{args.mini_batch_size}, micro-batches of {args.per_device_train_batch_size}; "
+        f"{layout.describe()}, {device}, {precision}, activations {memory}; {engine}"
+        f"trained parameters: policy {parameter_counts(pair.policy)}, value model "
+        f"{parameter_counts(pair.value)}."
+    )
+
+# %% ../nbs/15_trainer.ipynb #439b1c7b
+def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    "The weights under a prefix, without it."
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+
+# %% ../nbs/15_trainer.ipynb #85def5ba
+def fingerprint(data: Dataset) -> str:
+    "The number of prompts and a hash of the first thousand."
+    text = json.dumps(prompt_columns(data.select(range(min(1000, len(data))))))
+    return f"{len(data)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _judges(given: Any, weights: Sequence[float] | None) -> dict[str, tuple[Any, float]]:
-    """Reward models and functions by name, each with its weight; models are loaded, and never
-    trained."""
-    given = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not given:
-        raise ValueError("reward_model is an empty list: give at least one model or function.")
-    weights = [1.0] * len(given) if weights is None else list(weights)
-    if len(weights) != len(given) or not all(math.isfinite(weight) for weight in weights):
-        raise ValueError(
-            f"reward_weights is {weights} and there are {len(given)} judges: give a finite number "
-            "for "
-            "each."
-        )
-    found: dict[str, tuple[Any, float]] = {}
-    for judge, weight in zip(given, weights):
-        if isinstance(judge, (str, nn.Module)):
-            judge = load_scorer(judge).eval().requires_grad_(False)
-        name = (
-            "model"
-            if isinstance(judge, nn.Module)
-            else getattr(judge, "__name__", type(judge).__name__)
-        )
-        found[name if name not in found else f"{name}_{len(found)}"] = judge, weight
-    return found
+def ppo_card(trainer: PPOTrainer, name: str) -> str:
+    "The model card of a run, from the run itself."
+    args, pair, data = trainer.args, trainer.pair, {}
+    models = dict(policy=model_name(pair.policy))
+    models["reference"] = args.ref_adapter_name or "the policy, its adapter off"
+    if trainer.ref_model is not None:
+        models["reference"] = model_name(trainer.ref_model)
+    for judge, weight in trainer.judges.weights.items():
+        model = trainer.judges.judges[judge]
+        kind = model_name(model) if isinstance(model, nn.Module) else "a function"
+        models[f"reward: {judge}, weight {weight:g}"] = kind
+    head = isinstance(pair.value, ValueHead)
+    models["value"] = "a layer on the policy" if head else model_name(pair.value)
+    for split, rows in dict(
+        training=trainer.train_dataset, evaluation=trainer.eval_dataset
+    ).items():
+        if rows is not None:
+            data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
+    if trainer.train_dataset is not None:
+        data["sha256 of the first prompts"] = fingerprint(trainer.train_dataset).split()[1]
+    data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
+    shown = ("objective/", "policy/", "val/", "tokens/response", "eval_", "episode", "steering/")
+    results = {
+        metric: x
+        for log in trainer.state.log_history
+        for metric, x in log.items()
+        if metric.startswith(shown)
+    }
+    sections: dict[str, dict[str, Any]] = dict(Models=models, Data=data, Software=software())
+    return model_card(name, args.recipe(), results, models["policy"], sections)
 
+# %% ../nbs/15_trainer.ipynb #446ff236
+class PPOTrainer(UpdateTrainer):
+    "Proximal policy optimisation of a language model: rollout -> score -> advantages -> update."
 
-def _without_dropout(model: nn.Module) -> nn.Module:
-    "The same model; dropout would make the ratio differ from 1 before any step."
-    for module in model.modules():
-        for name, value in [*vars(module).items()]:
-            drops = "dropout" in name or (isinstance(module, nn.Dropout) and name == "p")
-            if isinstance(value, float) and drops:
-                setattr(module, name, 0.0)
-    return model
+    args: PPOConfig
 
-# %% ../nbs/15_trainer.ipynb #520965cb
-def _split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float) -> None:
-    "Give the value model's parameters a learning rate of their own."
-    of_value, groups = {id(p) for p in value.parameters()}, optimizer.param_groups[:]
-    for group in groups:
-        theirs = [p for p in group["params"] if id(p) in of_value]
-        group["params"] = [p for p in group["params"] if id(p) not in of_value]
-        if theirs:
-            optimizer.add_param_group(
-                {
-                    **{k: v for k, v in group.items() if k not in ("params", "lr", "initial_lr")},
-                    "params": theirs,
-                    "lr": lr,
-                }
-            )
-
-# %% ../nbs/15_trainer.ipynb #b5529dc9
-@contextmanager
-def _as_reference(policy: nn.Module, adapter: str | None) -> Iterator[None]:
-    "Meanwhile the policy is its own reference: its adapter off, or the named one on."
-    if adapter is None:
-        with policy.disable_adapter():
-            yield
-        return
-    own = policy.active_adapter
-    policy.set_adapter(adapter)
-    try:
-        yield
-    finally:
-        policy.set_adapter(own)
-
-
-def _choose_adapter(policy: nn.Module, args: PPOConfig) -> None:
-    "Switch on the adapter that is to be trained. Raises ValueError where a named one is not there."
-    there = list(getattr(policy, "peft_config", {}))
-    for name in ("model_adapter_name", "ref_adapter_name"):
-        if (given := getattr(args, name)) is not None and given not in there:
-            raise ValueError(
-                f"{name} is {given!r} and the policy has the adapters {there}: name one of them, "
-                "or load "
-                "it first, model.load_adapter(folder, adapter_name=...)."
-            )
-    if args.model_adapter_name is not None:
-        policy.set_adapter(args.model_adapter_name)
-
-# %% ../nbs/15_trainer.ipynb #07944aad
-@contextmanager
-def _unhooked(model: nn.Module, library: str) -> Iterator[None]:
-    """Meanwhile a library's forward hooks are off: DeepSpeed's would take each layer apart again
-    after every token."""
-    kept = []
-    for hooks in (
-        hooks
-        for part in model.modules()
-        for hooks in (part._forward_pre_hooks, part._forward_hooks)
+    def __init__(
+        self,
+        args: PPOConfig,
+        processing_class: PreTrainedTokenizerBase | None = None,  # None: beside the model's name
+        model: PreTrainedModel | str | None = None,  # policy; None: args.sft_model_path
+        ref_model: PreTrainedModel | str | None = None,  # None: a frozen copy of the policy
+        reward_model: Any = None,  # a model, a name, f(prompts, responses, **columns), a list
+        train_dataset: Dataset | None = None,  # column prompt; others reach the reward function
+        value_model: PreTrainedModel | str | None = None,  # None: grown from reward model or policy
+        data_collator: Callable | None = None,
+        eval_dataset: Dataset | None = None,
+        optimizers: tuple = (None, None),
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: Any = None,  # of peft: train an adapter; the policy without it is the reference
+        reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
+        value_peft_config: Any = None,  # the same for the value model
     ):
-        theirs = [
-            key
-            for key, hook in hooks.items()
-            if (getattr(hook, "__module__", "") or "").startswith(library)
-        ]
-        if theirs:
-            kept.append((hooks, dict(hooks)))
-        for key in theirs:
-            del hooks[key]
-    try:
-        yield
-    finally:
-        for hooks, before in kept:
-            hooks.clear()
-            hooks.update(before)
-
-# %% ../nbs/15_trainer.ipynb #520aaf42
-class _Writes(Trainer):
-    "What stands around the policy while it writes."
-
-    @property
-    def _pair(self) -> PolicyAndValue:
-        "Policy and value model, without what the layout puts around them."
-        return (
-            self.model
-            if isinstance(self.model, PolicyAndValue)
-            else self.accelerator.unwrap_model(self.model)
+        model = args.sft_model_path if model is None else model
+        reward_model = args.reward_model_path if reward_model is None else reward_model
+        own = reward_processing_class
+        tokenizer = load_tokenizer(model if processing_class is None else processing_class)
+        self.stop_ids = stop_tokens(tokenizer, args.stop_token_id, args.stop_strings)
+        check_tokenizer(tokenizer, self.stop_ids)
+        self.stop_strings = None
+        if args.stop_strings:
+            self.stop_strings = StopStringCriteria(tokenizer, args.stop_strings)
+        reader = None if own is None else load_tokenizer(own)
+        self.judges = Judges(reward_model, args.reward_weights, reader)
+        pair, self.ref_model = build_models(
+            args,
+            tokenizer,
+            self.judges,
+            model,
+            ref_model,
+            reward_model,
+            value_model,
+            peft_config,
+            value_peft_config,
         )
-
-    def _sum(self, x: Tensor) -> Tensor:
-        "A sum over all ranks."
-        return (
-            self.accelerator.reduce(x, reduction="sum") if self.accelerator.num_processes > 1 else x
+        for data in (train_dataset, eval_dataset):
+            check_prompts(data, tokenizer, pair.policy, args.response_length)
+        self.moments, self.since_log = RunningMoments(), defaultdict(list)
+        self.controller = FixedKLController(args.kl_coef)
+        if args.kl_controller == "adaptive":
+            self.controller = AdaptiveKLController(args.kl_coef, args.kl_target, args.kl_horizon)
+        super().__init__(
+            pair,
+            args,
+            data_collator=data_collator or partial(collate_prompts, tokenizer=tokenizer),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            optimizers=optimizers,
+            callbacks=callbacks,
         )
-
-    @contextmanager
-    def _sampling(self) -> Iterator[None]:
-        "Around the package's own sampler: the precision of the update, and whole weights."
-        with self.accelerator.autocast(), self._writing():
-            yield
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        "While the policy writes: whole, or on request layer by layer, and then all ranks in step."
-        if self.args.ds3_gather_for_generation or not self._in_parts():
-            with self._gathered():
-                yield
-        else:
-            policy = self._pair.policy
-            with layer_by_layer(self.model_wrapped), self._in_step(policy):
-                yield
-
-    @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        "The policy whole on every rank; the value model's layers as they lie."
-        pair, whole = self._pair, nullcontext()
-        if self.is_fsdp_enabled:
-            whole = unsharded(self.model_wrapped, but=pair.value)
-        if self._zero3():
-            import deepspeed
-
-            whole = deepspeed.zero.GatheredParameters(list(pair.policy.parameters()))
-        with whole, _unhooked(pair.policy, "deepspeed"):
-            yield
-
-# %% ../nbs/15_trainer.ipynb #17f9f916
-class _Samples(_Writes):
-    "The policy, asked to write, by whoever samples."
-
-    def _sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Sample:
-        "Responses, by the engine, which is first given the policy's weights as they are now."
-        args, policy = self.args, self._pair.policy
-        how = Sampling(
-            args.response_length,
-            self.processing_class.pad_token_id,
-            tuple(self.stop_ids),
-            args.temperature,
-            args.top_k,
-            args.top_p,
-            self.stop_strings,
-        )
-        policy.eval()
-        self.engine.sync(policy)
-        drawn, self._engine_logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
-        policy.train()
-        return drawn
-
-    def _make_engine(self) -> Engine:
-        "Whoever the settings ask for."
-        args, policy = self.args, self._pair.policy
-        if not args.use_vllm:
-            return CachedEngine(args.local_rollout_forward_batch_size, self._sampling)
-        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-        if args.vllm_mode == "server":
-            url = (
-                args.vllm_server_base_url
-                or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-            )
-            return VLLMServer(
-                url, dtype, args.vllm_server_timeout, args.vllm_group_port, args.process_index
-            )
-        return VLLMEngine(
-            policy,
-            self.processing_class,
-            dtype,
-            args.vllm_gpu_memory_utilization,
-            args.vllm_max_model_length,
-            args.vllm_enable_sleep_mode,
-            args.process_index,
-            args.world_size,
-        )
-
-# %% ../nbs/15_trainer.ipynb #d536be0f
-class _Precisions(_Samples):
-    "How the layout spreads and rounds the models that are trained."
-
-    def _zero3(self) -> bool:
-        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        return plugin is not None and plugin.zero_stage == 3
-
-    def _in_parts(self) -> bool:
-        "Whether a layer's weights are fetched from all ranks when it is called."
-        return self._zero3() or self.accelerator.is_fsdp2
-
-    def _in_step(self, model: nn.Module):
-        "Where weights lie in parts, no rank stops calling the model before the last one does."
-        device = self.accelerator.device
-        return in_step(model, lambda n: int(self._sum(torch.tensor(n, device=device))), device)
-
-    def _cast_by_deepspeed(self) -> torch.dtype | None:
-        "What its engine makes of the trained weights; None: it leaves them."
-        config = self.accelerator.state.deepspeed_plugin.deepspeed_config
-        kinds = dict(bf16=torch.bfloat16, fp16=torch.float16)
-        return next(
-            (kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True),
-            None,
-        )
-
-    def _sharding(self) -> dict[str, Any]:
-        "How FSDP2 spreads the trained models: over which ranks, in which precision."
-        state = self.accelerator.state
-        mesh, policy = state.device_mesh, state.fsdp_plugin.mixed_precision_policy
-        how: dict[str, Any] = {} if policy is None else dict(mp_policy=policy)
-        if mesh is not None:
-            how["mesh"] = mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)]
-        if self.args.offload_frozen:
-            pinned = self.accelerator.device.type == "cuda"
-            how["offload_policy"] = torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=pinned)
-        return how
-
-    def _keep_outputs_exact(self) -> None:
-        "FSDP2 computes in bf16 where it is asked to; log-probs and values stay float32."
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        if self.accelerator.is_fsdp2 and plugin.mixed_precision_policy is not None:
-            plugin.mixed_precision_policy = replace(
-                plugin.mixed_precision_policy, output_dtype=None
-            )
-
-# %% ../nbs/15_trainer.ipynb #9ad101a1
-class _Places(_Precisions):
-    "The models that are not trained, and where they are."
-
-    def _place(self, model: nn.Module) -> nn.Module:
-        """A model that is not trained, where it is needed: on this device, in parts on all of them,
-        or in host memory."""
-        device, offload = self.accelerator.device, self.args.offload_frozen
-        if self._zero3():
-            return self._place_zero3(model)
-        if self.is_deepspeed_enabled:
-            model = model.to(self._cast_by_deepspeed() or model.dtype)
-        if self.accelerator.is_fsdp2:
-            self._roofs[model] = asked_in_parts(model, **self._sharding())
-        elif offload:
-            self._roofs[model] = Asked(model, Resting(model, device))
-        return model if model in self._roofs else model.to(device)
-
-    def _lend(self, model: nn.Module, measure: Callable) -> Any:
-        "What `measure(model)` finds; a model that is elsewhere is here meanwhile."
-        return self._roofs[model](measure) if model in self._roofs else measure(model)
-
-    def _place_zero3(self, model: nn.Module) -> nn.Module:
-        "In parts on all ranks. Raises ValueError where it is to be offloaded by us."
-        if self.args.offload_frozen:
-            raise ValueError(
-                "offload_frozen is set and DeepSpeed ZeRO-3 runs, which keeps weights where its "
-                "own "
-                "configuration says: set offload_param_device: cpu there, and leave "
-                "offload_frozen out."
-            )
-        import deepspeed
-
-        config = copy.deepcopy(self.accelerator.state.deepspeed_plugin.deepspeed_config)
-        for part in ("optimizer", "scheduler"):
-            config.pop(part, None)
-        config |= dict(train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1)
-        config.pop("train_batch_size", None)
-        return deepspeed.initialize(model=model.eval(), config=config)[0].module
-
-# %% ../nbs/15_trainer.ipynb #372998e1
-def micro_batches(
-    lengths: Tensor,  # [n] real tokens of each row, prompt and response
-    rows: int,  # most rows of a part
-    tokens: int
-    | None = None,  # most positions of a part, padding included; a longer row is a part of its own
-    at_least: int = 1,  # parts, at most n
-) -> list[Tensor]:  # indices, each of the n once
-    "Rows of like length together: as few parts as the limits allow, the shortest rows first."
-    parts: list[list[int]] = [[]]
-    sizes = lengths.tolist()
-    for i in lengths.argsort(stable=True).tolist():
-        full = len(parts[-1]) == rows or (
-            tokens is not None and (len(parts[-1]) + 1) * sizes[i] > tokens
-        )
-        if parts[-1] and full:
-            parts.append([])
-        parts[-1].append(i)
-    while len(parts) < min(at_least, len(lengths)):
-        longest = max(range(len(parts)), key=lambda i: len(parts[i]))
-        half = len(parts[longest]) // 2
-        parts[longest : longest + 1] = [parts[longest][:half], parts[longest][half:]]
-    return [torch.tensor(part) for part in parts]
-
-# %% ../nbs/15_trainer.ipynb #7b554f1b
-class _Rows(_Places):
-    "Which rows go through a model together."
-
-    def _trims(self) -> bool:
-        if self.args.trim_padding is not None:
-            return self.args.trim_padding
-        exact = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
-        cast = self.is_deepspeed_enabled and self._cast_by_deepspeed() is not None
-        return exact and not cast and self.accelerator.mixed_precision == "no"
-
-    def _micro_batches(self, r: Rollout, rows: Tensor, size: int) -> list[Tensor]:
-        """Those rows in parts of at most `size`; as many parts on every rank, since sharded weights
-        are fetched together."""
-        if not self._trims():
-            return [*rows.split(size)]
-        rows, budget = rows.sort().values, self.args.micro_batch_tokens
-        if budget is None and self.accelerator.device.type == "cpu":
-            of_one = min(4096, max(512, 2**17 // self.model.config.get_text_config().hidden_size))
-            budget = of_one * min(8, torch.get_num_threads())
-        if self.is_deepspeed_enabled:
-            budget = None  # it expects the number of micro-batches that it was told
-        lengths = (r.prompt_mask.sum(1) + r.mask.sum(1)).cpu()[rows]
-        parts = micro_batches(lengths, size, budget)
-        if self.accelerator.num_processes > 1:
-            count = torch.tensor([len(parts)], device=self.accelerator.device)
-            parts = micro_batches(
-                lengths, size, budget, at_least=int(self.accelerator.gather(count).max())
-            )
-        return [rows[part] for part in parts]
-
-    def _closing(self, r: Rollout) -> dict[str, int]:
-        "How rows are closed up, as an option of the models' functions."
-        if not self._trims():
-            return {}
-        sizes = (self.args.local_rollout_forward_batch_size, self.args.per_device_train_batch_size)
-        asked, learnt = (
-            [
-                part.tolist()
-                for part in self._micro_batches(r, torch.arange(len(r)), min(size, len(r)))
-            ]
-            for size in sizes
-        )
-        return dict(
-            pad_to_multiple_of=1 if self.args.num_mini_batches == 1 and asked == learnt else 16
-        )
-
-# %% ../nbs/15_trainer.ipynb #f280e6da
-class _Models(_Rows):
-    "Policy, reference and value model, asked about a rollout."
-
-    def _forward(
-        self, *rows: Tensor, detach: bool = False, said: tuple | None = None, **closing: int
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Log-probs, entropy and values, unless they were `said` before; the same call in rollout
-        and update."""
-        if said is not None:
-            return said
-        entropy = (
-            ("learn" if self.args.entropy_coef and not detach else "look")
-            if torch.is_grad_enabled()
-            else None
-        )
-        with self.accelerator.autocast():
-            return self.model_wrapped(
-                response_logprobs,
-                *rows,
-                detach=detach,
-                temperature=self.args.temperature,
-                entropy=entropy,
-                after_last=self.args.reward_slot == "after_eos",
-                **closing,
-            )
-
-    def _reference(self) -> tuple[nn.Module, Callable]:
-        """The reference, and what is entered while it is asked: nothing, or the policy's adapter
-        off."""
+        self.layout = Layout(self.accelerator, args.offload_frozen)
+        args.set_sizes(None if train_dataset is None else len(train_dataset))
+        self.forward = self.make_forward()
+        self.engine = make_engine(args, pair.policy, tokenizer, self.sampling)
+        self.judges.place(self.layout)
+        self.reference = self.adapter_off
         if self.ref_model is not None:
-            return self.ref_model, nullcontext
-        policy = self._pair.policy
-        return policy, partial(_as_reference, policy, self.args.ref_adapter_name)
+            self.reference = self.layout.place(self.ref_model)
 
-    def _by_chunks(self, r: Rollout, function: Callable) -> list[Tensor]:
-        "What the function finds for all rows, asked part by part."
-        parts = self._micro_batches(
-            r, torch.arange(len(r)), min(self.args.local_rollout_forward_batch_size, len(r))
-        )
-        rows, back = (
-            (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask),
-            torch.cat(parts).argsort(),
-        )
-        with self.accelerator.autocast():
-            found = [function(tuple(x[part] for x in rows)) for part in parts]
-        return [torch.cat(part)[back.to(part[0].device)] for part in zip(*found)]
+    # ---- one update ----
 
-    def _kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-        if self.args.kl_estimator != "full":
-            return estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator).masked_fill(
-                ~r.mask, 0.0
-            )
-        policy, (ref, as_reference) = self._pair.policy, self._reference()
-        full = lambda rows: (
-            response_full_kl(
-                policy, ref, *rows, temperature=self.args.temperature, ref_context=as_reference
-            ),
-        )
-        with layer_by_layer(self.model_wrapped):
-            return self._lend(ref, lambda ref: self._by_chunks(r, full)[0])
-
-# %% ../nbs/15_trainer.ipynb #a71873cf
-class _Ahead(NamedTuple):
-    "A forward pass that the first optimizer step need not repeat."
-
-    rows: tuple[Tensor, ...]  # that it read, of this rollout; no others will do
-    versions: list[int]  # of the weights: each change in place counts one up
-    found: list[
-        tuple[Tensor, ...] | None
-    ]  # log-probs, entropy and values of each micro-batch, with their graph
-
-
-@contextmanager
-def _kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Meanwhile, the size of what is kept for a backward pass, weights aside, by its place in
-    memory."""
-    sizes, weights = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in weights:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        yield sizes
-
-# %% ../nbs/15_trainer.ipynb #31f283fd
-class _LooksAhead(_Models):
-    "The rollout's forward pass, kept for the first optimizer step."
-
-    _ahead: _Ahead | None = None
-    _whole_step = False  # a rollout that is part of `step` will be learnt from at once
-
-    def _room(self, pad_to_multiple_of: int | None = None) -> float:
-        """Bytes that may be kept. Rows are padded to a multiple of 1 where rollout and step take
-        the same ones together."""
-        args = self.args
-        alone = self.accelerator.num_processes == 1 and not (
-            self.is_deepspeed_enabled or self.is_fsdp_enabled
-        )
-        again = (
-            args.activation_checkpointing or args.gradient_checkpointing
-        )  # asked for where memory is short
-        warming = self.update_count < args.value_warmup_updates
-        if not (self._whole_step and alone and pad_to_multiple_of == 1) or again or warming:
-            return 0
-        most = args.keep_forward_gib
-        return 2**30 * (
-            (1.0 if self.accelerator.device.type == "cpu" else 0.0) if most is None else most
-        )
-
-    def _look_ahead(self, rows: tuple[Tensor, ...], **closing: int) -> tuple[Tensor, ...]:
-        "`_forward` as the first optimizer step would call it."
-        self.model_wrapped.train()
-        with torch.enable_grad():
-            return self._forward(*rows, **closing)
-
-    def _versions(self) -> list[int]:
-        return [p._version for p in self.model.parameters()]
-
-    def _take_ahead(self, r: Rollout) -> list[tuple[Tensor, ...] | None]:
-        "What was kept, once, if neither the rows nor the weights have changed since."
-        kept, self._ahead = self._ahead, None
-        if kept is None or kept.versions != self._versions():
-            return []
-        return kept.found if all(a is b for a, b in zip(kept.rows, self._rows_of(r))) else []
-
-    def _rows_of(self, r: Rollout) -> tuple[Tensor, ...]:
-        return r.prompt_ids, r.prompt_mask, r.response_ids, r.mask
-
-# %% ../nbs/15_trainer.ipynb #1ba2874a
-class _Passes(_LooksAhead):
-    "What policy and value model say of a rollout."
-
-    def _policy_and_values(self, r: Rollout, **closing: int) -> list[Tensor]:
-        """Log-probs and values of a rollout, without their graph; it is kept as far as there is
-        room."""
-        self._ahead, room, each, found = None, self._room(**closing), None, []
-
-        def measure(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            nonlocal room, each
-            width = int((rows[1].sum(1) + rows[3].sum(1)).max())
-            keeps = room > 0 and (each is None or len(rows[0]) * width * each <= room)
-            if not keeps:
-                room, said = (
-                    0,
-                    self._forward(*rows, **closing),
-                )  # as far as there is room, and no further
-            elif each is not None:
-                said = self._look_ahead(rows, **closing)
-            else:
-                with uncompiled(self.model.policy), _kept_bytes(self.model) as sizes:
-                    said = self._look_ahead(rows, **closing)
-                each = sum(sizes.values()) / (len(rows[0]) * width)
-            if keeps:
-                room -= len(rows[0]) * width * each
-            found.append(said if keeps else None)
-            return said[0].detach(), said[2].detach()
-
-        answers = self._by_chunks(r, measure)
-        if any(found):
-            self._ahead = _Ahead(self._rows_of(r), self._versions(), found)
-        return answers
-
-# %% ../nbs/15_trainer.ipynb #70b8e665
-class _Rollouts(_Passes):
-    "Phase one: the policy writes, and three models say what they think of every token."
+    def step(self, batch: Mapping[str, Any] | Sequence[str] | None = None) -> Metrics:
+        "One update, timed. Without a batch, on the next one of the training prompts."
+        self.prepare()
+        batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
+        r = self.rollout(batch)
+        times.append(time.perf_counter())
+        r = self.score(r)
+        times.append(time.perf_counter())
+        r = self.advantages(r)
+        if self.args.save_rollouts:
+            self.save_rollout(r)
+        metrics = self.update(r)
+        times.append(time.perf_counter())
+        for i, phase in enumerate(("rollout", "score", "update")):
+            metrics[f"time/{phase}"] = times[i + 1] - times[i]
+        tokens = self.layout.sum(r.mask.sum()).item()
+        metrics["tokens/per_second"] = tokens / (times[-1] - times[0])
+        self.notify("ppo_update", r, metrics)
+        return metrics
 
     @torch.no_grad()
-    def rollout(self, batch: dict[str, Any] | Sequence[str]) -> Rollout:
-        """Sample a response to each prompt, and ask policy, reference and value model about every
-        token."""
+    def rollout(self, batch: Mapping[str, Any] | Sequence[str]) -> Rollout:
+        "Sample a response to each prompt; log-probs of policy and reference, their KL, and values."
         args, tokenizer = self.args, self.processing_class
-        if not isinstance(batch, Mapping):
-            batch = collate_prompts([dict(prompt=x) for x in batch], tokenizer)
-        if "prompt_ids" not in batch:  # of a collator of the user's own
-            columns = {
-                name: x.tolist() if isinstance(x, Tensor) else list(x) for name, x in batch.items()
-            }
-            batch = collate_prompts(
-                [dict(zip(columns, row)) for row in zip(*columns.values())], tokenizer
-            )
-        batch = _each_times(batch, args.num_generations)
-        by_hand = self.optimizer is None and self.train_dataset is not None
-        if by_hand and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
-            self._prepare()  # who trains must write
-        prompts = [
-            batch[name].to(self.accelerator.device) for name in ("prompt_ids", "prompt_mask")
-        ]
-        self._engine_logprobs = None
-        drawn = self._sample(*prompts)
-        width, said = int(drawn.mask.sum(1).max()), self._engine_logprobs
-        drawn = Sample(drawn.response_ids[:, :width], drawn.mask[:, :width], drawn.stopped)
-        responses, tokens = texts_of(tokenizer, drawn, self.stop_ids)
+        if self.layout.in_parts and self.optimizer is None:
+            raise RuntimeError("the models are not sharded yet: call trainer.prepare() first.")
+        batch = as_batch(batch, tokenizer, args.num_generations)
+        prompts = [batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask")]
+        sampled, engine_logprobs = self.sample(*prompts)
+        responses, tokens = texts_of(tokenizer, sampled, self.stop_ids)
         r = Rollout(
             *prompts,
-            *drawn,
+            *sampled,
+            engine_logprobs=engine_logprobs,
             prompts=batch["prompt"],
             responses=responses,
             tokens=tokens,
@@ -1187,722 +276,245 @@ class _Rollouts(_Passes):
                 temperature=args.temperature,
             ),
         )
-        closing, (ref, as_reference) = self._closing(r), self._reference()
-        logprobs, values = self._policy_and_values(r, **closing)
-        of_rows = lambda rows: response_logprobs(
-            ref, *rows, args.temperature, entropy=None, **closing
-        )[:1]
-        with as_reference():
-            (ref_logprobs,) = self._lend(ref, lambda ref: self._by_chunks(r, of_rows))
+        measure = lambda some: self.forward(self.model_wrapped, some)[::2]
+        logprobs, values = self.forward.over(r, measure)
+        ref_logprobs = self.reference(lambda model: self.forward.logprobs(model, r))
         return r.with_(
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
-            kl=self._kl(r, logprobs, ref_logprobs),
+            kl=self.kl(r, logprobs, ref_logprobs),
             values=values * slot_mask(r.mask, args.reward_slot),
-            engine_logprobs=None if said is None else said[:, :width],
         )
-
-# %% ../nbs/15_trainer.ipynb #4a37a7a1
-class _Scores(_Rollouts):
-    "Phase two: what each response earns."
 
     @torch.no_grad()
     def score(self, r: Rollout) -> Rollout:
-        """What the reward says of each response, then scaling, clipping and the missing-stop
-        penalty."""
-        args = self.args
-        parts = self._parts(r)
-        raw = scores = sum(self.judges[name][1] * part for name, part in parts.items())
-        if len(parts) > 1:
-            r = r.with_(
-                columns=r.columns | {f"score/{name}": x.tolist() for name, x in parts.items()}
-            )
-        if args.normalize_scores:
-            self.moments.update(raw, self._sum)
-            scores = self.moments.normalize(scores)
-        if args.score_clip is not None:
-            scores = clip_scores(scores, args.score_clip)
-        if args.missing_eos_penalty is not None:
-            scores = penalize_missing_eos(scores, r.stopped, args.missing_eos_penalty)
-        if args.non_eos_penalty:
-            scores = replace_missing_eos(scores, r.stopped, args.penalty_reward_value)
-        return r.with_(raw_scores=raw, scores=scores)
-
-    def _parts(self, r: Rollout) -> dict[str, Tensor]:
-        "What each judge says of each response [B]."
-        return {
-            name: self._ask(judge, r).to(r.mask.device).float()
-            for name, (judge, _) in self.judges.items()
-        }
-
-    def _ask(self, judge: nn.Module | Rewarder, r: Rollout) -> Tensor:
-        if not isinstance(judge, nn.Module):
-            return call_reward(judge, r.prompts, r.responses, r.columns)
-        if self.reward_processing_class is not None:  # it reads other tokens: it gets the text
-            return self._lend(
-                judge,
-                lambda judge: score_texts(
-                    judge,
-                    self.reward_processing_class,
-                    r.prompts,
-                    r.responses,
-                    stopped=r.stopped.tolist(),
-                ),
-            )
-        closing = self._closing(r)
-
-        def scores(rows: tuple[Tensor, ...]) -> tuple[Tensor]:
-            ids, real = (torch.cat([rows[i], rows[i + 2]], 1) for i in (0, 1))
-            return (
-                sequence_scores(
-                    judge, *(close_up(ids, real, **closing) if closing else (ids, real))
-                ),
-            )
-
-        return self._lend(judge, lambda judge: self._by_chunks(r, scores)[0])
-
-# %% ../nbs/15_trainer.ipynb #6597470b
-class _Advantages(_Scores):
-    "Phase three: from one score to a signal for every token."
+        "What the judges return for each response, then scaling, clipping and the missing-stop penalty."
+        scores = self.judges(r, self.forward)
+        raw = self.judges.total(scores)
+        if len(scores) > 1:
+            columns = {f"score/{name}": score.tolist() for name, score in scores.items()}
+            r = r.with_(columns=r.columns | columns)
+        final = final_scores(raw, r.stopped, self.args, self.moments, self.layout.sum)
+        return r.with_(raw_scores=raw, scores=final)
 
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
-        """Per-token rewards, GAE, targets of the value model; advantages are whitened over all
-        ranks."""
-        args, slots = self.args, slot_mask(r.mask, self.args.reward_slot)
-        rewards, _ = shape_rewards(r.scores, r.kl, r.mask, self.controller.value, args.reward_slot)
-        if args.whiten_rewards:
-            rewards = whiten(rewards, slots, shift_mean=False, reduce=self._sum)
-        plain = gae(rewards, r.values, slots, args.gamma, args.lam, self._bootstrap(r))
-        return r.with_(
-            rewards=rewards,
-            returns=returns_from(plain, r.values, slots),
-            advantages=whiten(plain * r.mask, r.mask, reduce=self._sum),
-        )
+        "Per-token rewards, GAE, targets of the value model; whitened over all ranks."
+        last = self.last_values(r) if self.args.bootstrap_truncated else None
+        return with_advantages(r, self.args, self.controller.value, last, self.layout.sum)
 
-    def _bootstrap(self, r: Rollout) -> Tensor | None:
-        "The value after the last token, for rows that were cut off."
-        if not self.args.bootstrap_truncated:
-            return None
-        pair = self._pair
-        last = lambda rows: (pair.values(*rows).gather(1, rows[3].sum(1, keepdim=True)).squeeze(1),)
+    def update(self, r: Rollout) -> Metrics:
+        "num_ppo_epochs x num_mini_batches optimizer steps; returns the metrics of the update."
+        args, norms, sums = self.args, [], defaultdict(float)
+        model = self.prepare()
+        model.train()
+        seed = (args.seed * 1_000_003 + self.update_count) * 4099 + args.process_index
+        for rows in mini_batches(len(r), args.num_ppo_epochs, args.num_mini_batches, seed):
+            of_step = self.gradients(model, r, rows)
+            norms.append(self.optimizer_step(model))
+            for name, value in of_step.items():
+                sums[name] += value
+            kl = of_step["approxkl"] / of_step["tokens"]
+            if args.target_kl is not None and kl > args.target_kl:
+                break  # summed over all ranks, so that all of them stop here
+        metrics = self.metrics(r, sums, norms)
+        self.controller.update(metrics["objective/kl"], self.layout.count(len(r)))
+        self.lr_scheduler.step()
+        self.update_count += 1
+        return metrics
+
+    # ---- the parts of it ----
+
+    def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
+        "Responses, cut to the longest, and the engine's own log-probs if it has any."
+        args, policy = self.args, self.pair.policy
+        how = Sampling(
+            args.response_length,
+            self.processing_class.pad_token_id,
+            tuple(self.stop_ids),
+            args.temperature,
+            args.top_k,
+            args.top_p,
+            self.stop_strings,
+        )
+        policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
+        self.engine.sync(policy)
+        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
+        policy.train()
+        width = int(sampled.mask.sum(1).max())
+        sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
+        return sampled, None if logprobs is None else logprobs[:, :width]
+
+    def kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+        "KL per token [B, T] by the estimator, zero on padding."
+        if self.args.kl_estimator != "full":
+            estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
+            return estimate.masked_fill(~r.mask, 0.0)
+        policy, off = self.pair.policy, nullcontext
+        if self.ref_model is None:
+            off = partial(as_reference, policy, self.args.ref_adapter_name)
+        place = self.reference if self.ref_model is not None else lambda measure: measure(policy)
+
+        def exact(reference: nn.Module, some: Rollout) -> tuple[Tensor]:
+            t = self.args.temperature
+            kl = response_full_kl(
+                policy, reference, *some.sequences, temperature=t, ref_context=off
+            )
+            return (kl,)
+
         with layer_by_layer(self.model_wrapped):
-            (after,) = self._by_chunks(r, last)
-        return after.masked_fill(r.stopped, 0.0)
+            return place(lambda model: self.forward.over(r, partial(exact, model))[0])
 
-# %% ../nbs/15_trainer.ipynb #22c2429d
-class _Losses(_Advantages):
-    "What one micro-batch adds to the loss."
+    def last_values(self, r: Rollout) -> Tensor:
+        "The value after the last token [B], 0 for rows that stopped by themselves."
 
-    def _mini_batches(self, n: int) -> Iterator[Tensor]:
-        """Rows of each optimizer step: every epoch in an order of its own, drawn from the seed, the
-        update and the rank."""
-        args = self.args
-        if n < args.num_mini_batches:
-            raise ValueError(
-                f"{n} responses do not make num_mini_batches = {args.num_mini_batches} "
-                "mini-batches: give "
-                "at least one for each, or leave dataloader_drop_last at True."
-            )
-        order = torch.Generator().manual_seed(
-            (args.seed * 1_000_003 + self.update_count) * 4099 + args.process_index
-        )
-        for _ in range(args.num_ppo_epochs):
-            yield from torch.randperm(n, generator=order).tensor_split(args.num_mini_batches)
+        def measure(some: Rollout) -> tuple[Tensor]:
+            last = some.mask.sum(1, keepdim=True)
+            return (self.pair.values(some).gather(1, last).squeeze(1),)
 
-    def _loss(self, r: Rollout, **closing: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        "Sum of the loss over the micro-batch's tokens, and sums of what is logged."
-        args, slots = self.args, slot_mask(r.mask, self.args.reward_slot)
+        with layer_by_layer(self.model_wrapped):
+            return self.forward.over(r, measure)[0].masked_fill(r.stopped, 0.0)
+
+    def gradients(self, model: nn.Module, r: Rollout, rows: Tensor) -> dict[str, float]:
+        """Backward through every micro-batch of a mini-batch; returns the sums to log, over all ranks.
+        Raises FloatingPointError on a loss that is not finite."""
+        args, sums = self.args, defaultdict(float)
         warming = self.update_count < args.value_warmup_updates
-        logprobs, entropy, values = self._forward(
-            r.prompt_ids, r.prompt_mask, r.response_ids, r.mask, detach=warming, **closing
-        )
-        clip = dict(cliprange=args.cliprange, cliprange_high=args.cliprange_high)
-        weighed = r.advantages
-        if r.engine_logprobs is not None and args.vllm_importance_sampling_correction:
-            weighed = weighed * importance_weights(
-                r.logprobs, r.engine_logprobs, r.mask, args.vllm_importance_sampling_cap
-            )
-        of_policy = policy_loss(
-            logprobs, r.logprobs, weighed, r.mask, dual_clip=args.dual_clip, **clip
-        )
-        of_value, of_entropy = (
-            value_loss(values, r.values, r.returns, slots, args.cliprange_value),
-            masked_sum(entropy, r.mask),
-        )
-        loss = args.vf_coef * of_value + (0.0 if warming else 1.0) * (
-            of_policy - args.entropy_coef * of_entropy
-        )
-        found = policy_diagnostics(logprobs, r.logprobs, r.advantages, r.mask, **clip) | dict(
-            policy=of_policy,
-            value=of_value,
-            entropy=of_entropy,
-            value_clipfrac=value_diagnostics(
-                values, r.values, r.returns, slots, args.cliprange_value
-            )["clipfrac"],
-        )
-        return loss, {name: value.detach() for name, value in found.items()}
-
-# %% ../nbs/15_trainer.ipynb #c410bef7
-class _Optimizes(_Losses):
-    "One optimizer step."
-
-    def _accumulate(self, model: nn.Module, last: bool):
-        "Gradients are exchanged between ranks with the last micro-batch alone."
-        self.accelerator.gradient_state._set_sync_gradients(last)
-        alone = last or self.is_deepspeed_enabled  # DeepSpeed looks at the flag itself
-        return torch.enable_grad() if alone else self.accelerator.no_sync(model)
-
-    def _optimizer_step(self, model: nn.Module) -> float:
-        norm = self.accelerator.clip_grad_norm_(
-            model.parameters(), self.args.max_grad_norm if self.args.max_grad_norm > 0 else math.inf
-        )
-        norm = float(norm) if norm is not None else model.get_global_grad_norm()
-        if (
-            not math.isfinite(norm) and self.accelerator.scaler is None
-        ):  # under fp16 the scaler skips such a step
-            raise FloatingPointError(
-                f"the gradient of update {self.update_count} has norm {norm}: the step was not "
-                "taken. Lower learning_rate; the last checkpoint is whole."
-            )
-        self.control = self.callback_handler.on_pre_optimizer_step(
-            self.args, self.state, self.control
-        )
-        self.optimizer.step()
-        self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
-        self.optimizer.zero_grad()
-        return norm
-
-# %% ../nbs/15_trainer.ipynb #49c2ce38
-class _Gradients(_Optimizes):
-    "The gradient of one mini-batch."
-
-    def _gradients(
-        self, model: nn.Module, r: Rollout, rows: Tensor, ahead: list[tuple | None], **closing: int
-    ) -> dict[str, Tensor]:
-        """Backward through every micro-batch; sums of what is logged. Raises FloatingPointError on
-        a loss that is not finite."""
-        tokens, step = self._sum(r.mask[rows].sum()), defaultdict(float)
-        unscaled = dict(scale_wrt_gas=False) if self.is_deepspeed_enabled else {}
-        parts = self._micro_batches(r, rows, min(self.args.per_device_train_batch_size, len(rows)))
+        entropy = "learn" if args.entropy_coef and not warming else "look"
+        tokens = self.layout.sum(r.mask[rows].sum())
+        parts = self.forward.split(r, rows, args.per_device_train_batch_size)
         for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            with self._accumulate(model, last):
-                said = dict(said=ahead.pop(0)) if ahead else {}
-                loss, found = self._loss(r.select(part), **closing, **said)
-                del said  # its graph goes with the backward pass
+            some, last = r.select(part), i == len(parts) - 1
+            with self.layout.accumulate(model, last):
+                now = self.forward(model, some, entropy, detach=warming)
+                loss, logged = ppo_loss(now, some, args, value_only=warming)
                 if not torch.isfinite(loss):
                     raise FloatingPointError(
                         f"the loss of update {self.update_count}, micro-batch {i + 1} of "
                         f"{len(parts)} is {loss.item()}: nothing was changed by it. Lower "
                         "learning_rate, or look at the scores; the last checkpoint is whole."
                     )
-                self.accelerator.backward(
-                    loss * self.accelerator.num_processes / tokens, **unscaled
-                )
-            for name, value in found.items():
-                step[name] += value
-            if not last:
-                self.control = self.callback_handler.on_substep_end(
-                    self.args, self.state, self.control
-                )
-        return step
-
-# %% ../nbs/15_trainer.ipynb #15daab6e
-class _Updates(_Gradients):
-    "Phase four: the optimizer steps."
-
-    def update(self, r: Rollout) -> dict[str, float]:
-        "num_ppo_epochs x num_mini_batches optimizer steps; returns the metrics of the update."
-        args, sums, norms, closing, ahead = (
-            self.args,
-            defaultdict(float),
-            [],
-            self._closing(r),
-            self._take_ahead(r),
-        )
-        model = self.model_wrapped if self.optimizer is not None else self._prepare()
-        model.train()
-        for rows in self._mini_batches(len(r)):
-            step = self._gradients(model, r, rows, ahead, **closing)
-            norms.append(self._optimizer_step(model))
-            step = {
-                name: self._sum(
-                    torch.as_tensor(
-                        value,
-                        dtype=torch.float64 if args.device.type != "mps" else torch.float32,
-                        device=args.device,
-                    )
-                ).item()
-                for name, value in step.items()
-            }
-            for name, value in step.items():
+                self.layout.backward(loss / tokens)
+            for name, value in logged.items():
                 sums[name] += value
-            if args.target_kl is not None and step["approxkl"] / step["tokens"] > args.target_kl:
-                break
-        metrics = self._metrics(r, sums, norms)
-        self.lr_scheduler.step()
-        self.update_count += 1
-        return metrics
+            if not last:
+                handler = self.callback_handler
+                self.control = handler.on_substep_end(args, self.state, self.control)
+        wide = torch.float32 if self.layout.device.type == "mps" else torch.float64
+        return {name: self.layout.sum(x.to(wide)).item() for name, x in sums.items()}
 
-# %% ../nbs/15_trainer.ipynb #d875cfa0
-class Metrics(dict):
-    "What an update tells, by name; in a notebook, a table."
+    def optimizer_step(self, model: nn.Module) -> float:
+        "Clip and step; returns the norm before. Raises FloatingPointError on one that is not finite."
+        args, handler = self.args, self.callback_handler
+        limit = args.max_grad_norm if args.max_grad_norm > 0 else math.inf
+        norm = self.layout.clip_gradients(model, limit)
+        if not math.isfinite(norm) and self.accelerator.scaler is None:  # fp16 skips such a step
+            raise FloatingPointError(
+                f"the gradient of update {self.update_count} has norm {norm}: the step was not "
+                "taken. Lower learning_rate; the last checkpoint is whole."
+            )
+        self.control = handler.on_pre_optimizer_step(args, self.state, self.control)
+        self.optimizer.step()
+        self.control = handler.on_optimizer_step(args, self.state, self.control)
+        self.optimizer.zero_grad()
+        return norm
 
-    def _repr_html_(self) -> str:
-        rows = [(*name.rpartition("/")[::2], value) for name, value in self.items()]
-        frame = pd.DataFrame(rows, columns=["group", "metric", "value"])
-        shown = frame.to_html(index=False, float_format=lambda x: f"{x:.4g}")
-        return f"{shown}<p>What each says, and what to do: the page on metrics.</p>"
-
-
-class _Mismatch(_Updates):
-    "What another engine's probabilities are worth."
-
-    def _mismatch(self, r: Rollout) -> dict[str, float]:
-        "How far the engine that sampled was from the policy, over all ranks."
-        found = mismatch(
-            r.logprobs, r.engine_logprobs, r.mask, self.args.vllm_importance_sampling_cap
-        )
-        largest, tokens = (
-            self.accelerator.gather(found.pop("weight_max")).max(),
-            self._sum(found.pop("tokens")),
-        )
-        means = {f"sampling/{name}": (self._sum(x) / tokens).item() for name, x in found.items()}
-        return means | {"sampling/weight_max": largest.item()}
-
-# %% ../nbs/15_trainer.ipynb #6cfe2d75
-class _Metrics(_Mismatch):
-    "What an update tells."
-
-    def _metrics(self, r: Rollout, sums: dict[str, float], norms: list[float]) -> dict[str, float]:
+    def metrics(self, r: Rollout, sums: dict[str, float], norms: list[float]) -> Metrics:
         "Means over real tokens or episodes of all ranks."
-        n, total = (
-            sums["tokens"],
-            lambda x: self._sum(x.double().sum() if x.device.type != "mps" else x.sum()).item(),
-        )
-        episodes, tokens = (
-            self._sum(torch.tensor(len(r), device=r.mask.device)).item(),
-            total(r.mask),
-        )
-        kl_coef = self.controller.value
-        real = lambda x: x.masked_fill(~r.mask, 0.0)
-        kl, ratio = total(real(r.kl)) / episodes, sums["ratio"] / n
-        non_score = -kl_coef * kl
-        self.controller.update(kl, episodes)
-        return Metrics(
-            {
-                "objective/kl": kl,
-                "objective/entropy": total(real(-r.logprobs)) / episodes,
-                "objective/non_score_reward": non_score,
-                "objective/rlhf_reward": total(r.scores) / episodes + non_score,
-                "objective/scores": total(r.scores) / episodes,
-                "objective/raw_scores": total(r.raw_scores) / episodes,
-                "objective/kl_coef": kl_coef,
-                "policy/approxkl_avg": sums["approxkl"] / n,
-                "policy/clipfrac_avg": sums["clipfrac"] / n,
-                "policy/entropy_avg": sums["entropy"] / n,
-                "policy/grad_norm": sum(norms) / len(norms),
-                "loss/policy_avg": sums["policy"] / n,
-                "loss/value_avg": sums["value"] / n,
-                "val/clipfrac_avg": sums["value_clipfrac"] / n,
-                "val/ratio": ratio,
-                "val/ratio_var": max(0.0, sums["ratio_sq"] / n - ratio**2),
-                "val/num_eos_tokens": total(r.stopped),
-                "val/explained_variance": float(
-                    explained_variance(r.values, r.returns, r.mask, reduce=self._sum)
-                ),
-                **{
-                    f"objective/raw_scores/{name[6:]}": total(
-                        torch.tensor(column, device=r.mask.device)
-                    )
-                    / episodes
-                    for name, column in r.columns.items()
-                    if name.startswith("score/")
-                },
-                **(self._mismatch(r) if r.engine_logprobs is not None else {}),
-                "tokens/response_length": tokens / episodes,
-                "lr": self._get_learning_rate(),
-                "episode": (self.update_count + 1) * self.args.batch_size,
-            }
-        )
-
-# %% ../nbs/15_trainer.ipynb #2c08047d
-class _Steps(_Metrics):
-    "One whole update, and what it tells."
-
-    def step(self, batch: dict[str, Any] | Sequence[str] | None = None) -> dict[str, float]:
-        """One whole update: all four phases, timed. Without a batch, on the next one of the
-        training prompts."""
-        if batch is None:
-            batch = self._next_batch()
-        start, self._whole_step = time.perf_counter(), True
-        try:
-            r = self.rollout(batch)
-        finally:
-            self._whole_step = False
-        sampled = time.perf_counter()
-        r = self.score(r)
-        scored = time.perf_counter()
-        r = self.advantages(r)
-        if self.args.save_rollouts:
-            self._keep(r)
-        metrics = self.update(r)
-        end = time.perf_counter()
-        metrics = Metrics(
-            metrics
-            | {
-                "time/rollout": sampled - start,
-                "time/score": scored - sampled,
-                "time/update": end - scored,
-                "tokens/per_second": self._sum(r.mask.sum()).item() / (end - start),
-            }
-        )
-        self._tell("ppo_update", r, metrics)
+        metrics = update_metrics(r, sums, norms, self.controller.value, self.layout.sum)
+        if r.engine_logprobs is not None:
+            largest = lambda x: self.accelerator.gather(x).max()
+            cap = self.args.vllm_importance_sampling_cap
+            metrics |= engine_metrics(r, cap, self.layout.sum, largest)
+        metrics["lr"] = self.learning_rate()
+        metrics["episode"] = (self.update_count + 1) * self.args.batch_size
         return metrics
 
-    def _tell(self, event: str, *what: Any) -> None:
-        "Callbacks that have a method of this name hear of what Trainer has no event for."
-        for one in self.callback_handler.callbacks:
-            if hasattr(one, event):
-                getattr(one, event)(*what)
+    # ---- the models ----
 
-    def _next_batch(self) -> dict[str, Any]:
-        """The next batch for someone who steps by hand; after the last one, the first of another
-        order."""
-        batch = next(self._batches, None) if self._batches is not None else None
-        if batch is None:
-            self._batches = iter(self.get_train_dataloader())
-            batch = next(self._batches)
-        return batch
+    @property
+    def pair(self) -> PolicyAndValue:
+        "Policy and value model, without what the layout puts around them."
+        model = self.model
+        return model if isinstance(model, PolicyAndValue) else self.accelerator.unwrap_model(model)
 
-    def _keep(self, r: Rollout) -> None:
-        folder = Path(self.args.output_dir) / "rollouts"
-        folder.mkdir(parents=True, exist_ok=True)
-        rank = f"-rank{self.args.process_index}" if self.args.world_size > 1 else ""
-        r.save(folder / f"update-{self.update_count:05d}{rank}.safetensors")
+    @property
+    def policy(self) -> nn.Module:
+        return self.pair.policy
 
-# %% ../nbs/15_trainer.ipynb #6fc01f2d
-class _Sizes(_Steps):
-    "How many prompts make an update, and how many updates a run."
+    @property
+    def reward_model(self) -> Any:
+        "The judge, where there is one alone."
+        judges = list(self.judges.judges.values())
+        return judges[0] if len(judges) == 1 else None
 
-    def _set_sizes(self) -> None:
-        args = self.args
-        args.local_batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        args.batch_size = args.local_batch_size * args.world_size
-        args.micro_batch_size = args.per_device_train_batch_size * args.world_size
-        args.local_mini_batch_size = args.local_batch_size // args.num_mini_batches
-        args.mini_batch_size = args.batch_size // args.num_mini_batches
-        if self.train_dataset is None:
-            return
-        if len(self.train_dataset) < (prompts := args.batch_size // args.num_generations):
-            raise ValueError(
-                f"the data set has {len(self.train_dataset)} prompts and one update takes "
-                f"{prompts}: lower per_device_train_batch_size or gradient_accumulation_steps, or "
-                "give more prompts."
-            )
-        rest = math.ceil(len(self.train_dataset) % prompts * args.num_generations / args.world_size)
-        if 0 < rest < args.num_mini_batches and not args.dataloader_drop_last:
-            raise ValueError(
-                f"the last batch of the data set has {rest} responses, fewer than "
-                "num_mini_batches = "
-                f"{args.num_mini_batches}: leave dataloader_drop_last at True, or take a multiple "
-                "of "
-                f"{prompts} prompts."
-            )
-        if args.total_episodes is None:
-            args.total_episodes = int(
-                args.num_train_epochs * len(self.train_dataset) * args.num_generations
-            )
-        args.num_total_batches = (
-            args.max_steps
-            if args.max_steps > 0
-            else math.ceil(args.total_episodes / args.batch_size)
+    def make_forward(self) -> Forward:
+        "How this run calls its models."
+        args, trim, tokens = self.args, self.args.trim_padding, self.args.micro_batch_tokens
+        if trim is None:
+            trim = self.layout.in_float32(self.model) or reads_end_to_end(self.pair.policy)
+        if tokens is None and self.layout.device.type == "cpu":
+            width = self.pair.config.get_text_config().hidden_size
+            tokens = cache_tokens(width, torch.get_num_threads())
+        if self.layout.deepspeed is not None:
+            tokens = None  # it expects the number of micro-batches that it was told
+        return Forward(
+            args.temperature,
+            args.local_rollout_forward_batch_size,
+            tokens,
+            trim,
+            self.accelerator.autocast,
+            self.layout.most,
         )
 
-# %% ../nbs/15_trainer.ipynb #12bc43de
-class _Data(_Sizes):
-    "Prompts and optimizer, in Trainer's terms."
+    def adapter_off(self, measure: Measure) -> Any:
+        "`measure(reference)`, where the reference is the policy without its adapter."
+        with as_reference(self.pair.policy, self.args.ref_adapter_name):
+            return measure(self.pair.policy)
 
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = (
-            self.train_dataset.column_names if self.train_dataset is not None else []
-        )
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        "Inside, the policy can be called token after token, in the precision of the update."
+        whole = self.args.ds3_gather_for_generation
+        with (
+            self.accelerator.autocast(),
+            self.layout.sampling(self.pair.policy, self.pair.value, self.model_wrapped, whole),
+        ):
+            yield
 
-    def get_train_dataloader(self):
-        "One rank's prompts of an update, shuffled by the seed."
-        prompts = self.args.local_batch_size // self.args.num_generations
-        return self._get_dataloader(
-            self.train_dataset,
-            "Training",
-            prompts,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
-
-    def set_initial_training_values(self, args, dataloader):
-        "Trainer's sizes, where a step is an update."
-        per_epoch, updates = len(dataloader), args.num_total_batches
-        episodes, epochs = updates * args.batch_size, math.ceil(updates / per_epoch)
-        return (
-            epochs,
-            per_epoch,
-            len(self.train_dataset),
-            episodes,
-            args.batch_size,
-            per_epoch,
-            updates,
-        )
-
-    def create_optimizer(self, model=None):
-        """Trainer's optimizer; the value model's parameters get their own learning rate where it is
-        set."""
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        "Trainer's; the value model's parameters get their own learning rate where it is set."
         made = self.optimizer is None
         super().create_optimizer(*([] if model is None else [model]))
         if made and self.args.value_learning_rate is not None:
-            _split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)
+            split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)
         return self.optimizer
 
-    def _prepare(self) -> nn.Module:
-        "Optimizer and wrapped model for someone who steps by hand."
-        updates, batches = self.args.num_total_batches, self.get_train_dataloader()
-        if self.args.activation_checkpointing or self.args.gradient_checkpointing:
-            self.model.activation_checkpointing_enable()
-        model, self._by_hand = self._prepare_for_training(updates, batches, None)
-        return model
+    # ---- completions ----
 
-# %% ../nbs/15_trainer.ipynb #0b86c61e
-class _Loop(_Data):
-    "One pass over the prompts."
-
-    def _run_epoch(
-        self,
-        model,
-        epoch,
-        train_dataloader,
-        steps_in_epoch,
-        resume_from_checkpoint=None,
-        epochs_trained=0,
-        steps_trained_in_current_epoch=0,
-        trial=None,
-        ignore_keys_for_eval=None,
-        start_time=None,
-        **_,
-    ):
-        "One pass over the prompts, an update a batch."
-        args, skip = self.args, 0
-        if hasattr(train_dataloader, "set_epoch"):
-            train_dataloader.set_epoch(epoch)
-        if epoch == epochs_trained and resume_from_checkpoint is not None:
-            skip = self.state.global_step % steps_in_epoch
-        resuming = epoch == epochs_trained and resume_from_checkpoint is not None
-        if resuming and not skip:
-            self._load_rng_state(resume_from_checkpoint)  # a new epoch draws its order from it
-        batches = iter(skip_first_batches(train_dataloader, skip) if skip else train_dataloader)
-        for i in range(skip, steps_in_epoch):
-            if self.state.global_step >= self.state.max_steps:
-                break  # the run that is resumed may have been finished
-            batch = next(batches)
-            if resuming and skip and i == skip:
-                self._load_rng_state(resume_from_checkpoint)
-            self.control = self.callback_handler.on_step_begin(args, self.state, self.control)
-            start = time.perf_counter()
-            metrics = self.step(batch)
-            metrics["eps"] = args.batch_size / (time.perf_counter() - start)
-            self.state.global_step += 1
-            self.state.epoch = epoch + (i + 1) / steps_in_epoch
-            self._tr_loss += (
-                metrics["loss/policy_avg"]
-                + args.vf_coef * metrics["loss/value_avg"]
-                - args.entropy_coef * metrics["policy/entropy_avg"]
-            )
-            for name, value in metrics.items():
-                self._found[name].append(value)
-            self.control = self.callback_handler.on_step_end(args, self.state, self.control)
-            due = self.control.should_log
-            if self._completions_due():
-                self.generate_completions()
-            self.control.should_log |= due  # a log of completions takes it back
-            ending = (
-                self.control.should_training_stop or self.state.global_step >= self.state.max_steps
-            )
-            self.control.should_log |= ending  # what was found since the last log is not lost
-            self._maybe_log_save_evaluate(
-                self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time
-            )
-            if not ending:
-                self._tell("ppo_between", self.control)
-            if self.control.should_epoch_stop or self.control.should_training_stop:
-                break
-        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
-        self.control = self.callback_handler.on_epoch_end(args, self.state, self.control)
-        self._maybe_log_save_evaluate(
-            self._tr_loss, None, model, trial, epoch, ignore_keys_for_eval, start_time
-        )
-
-# %% ../nbs/15_trainer.ipynb #81c99aee
-class _Logs(_Loop):
-    "What is told."
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Where Trainer logs its loss, the mean of each metric since the last log; counters are
-        told as they stand."""
-        if "loss" in logs and self._found:
-            last = ("episode", "lr", "objective/kl_coef")
-            logs = {
-                name: values[-1] if name in last else sum(values) / len(values)
-                for name, values in self._found.items()
-            }
-            self._found = defaultdict(list)
-        super().log(logs, start_time)
-        if self.is_world_process_zero():
-            folder = Path(self.args.output_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(self.state.log_history[-1]) + "\n")
-
-# %% ../nbs/15_trainer.ipynb #ec6aa146
-def _markdown(frame: pd.DataFrame, rows: int = 20) -> str:
-    "The first rows as a table in markdown; nothing in a cell is read as markup."
-
-    def line(row: Sequence[Any]) -> str:
-        cells = [
-            html.escape(str(cell)).replace("|", "&#124;").replace("\n", "<br>") for cell in row
-        ]
-        return f"| {' | '.join(cells)} |"
-
-    return "\n".join(
-        [
-            line(frame.columns),
-            "|---" * len(frame.columns) + "|",
-            *map(line, frame.head(rows).itertuples(index=False)),
-        ]
-    )
-
-
-class _Reports(_Logs):
-    "Tables, for those that Trainer reports to."
-
-    def _report_table(self, name: str, frame: pd.DataFrame) -> None:
-        "Hand a table to each reporting callback that has begun."
-        step, those = self.state.global_step, self.callback_handler.callbacks
-        for to in those if self.is_world_process_zero() else []:
-            if isinstance(to, TensorBoardCallback) and to.tb_writer is not None:
-                to.tb_writer.add_text(name, _markdown(frame), step)
-            if isinstance(to, WandbCallback) and to._initialized:
-                to._wandb.log({name: to._wandb.Table(dataframe=frame), "train/global_step": step})
-            if isinstance(to, CometCallback) and to._experiment is not None:
-                to._experiment.log_table(f"{name}-{step:05d}.csv", frame)
-            if isinstance(to, TrackioCallback) and to._initialized:
-                to._trackio.log({name: to._trackio.Table(dataframe=frame)}, step=step)
-
-# %% ../nbs/15_trainer.ipynb #1005c175
-class _Opinions(_Reports):
-    "What the judges say of completions."
-
-    def _opinions(self, found: Completions, data: Dataset) -> Tensor:
-        "Weighted scores [N]; a rank without rows asks too, where others can then fetch its parts."
-        others = {name: data[name][:] for name in data.column_names if name not in PROMPT_COLUMNS}
-        scores, reader = (
-            torch.zeros(len(found.texts)),
-            self.reward_processing_class or self.processing_class,
-        )
-
-        def asked(judge: nn.Module) -> Tensor:
-            with self._in_step(inside(judge).base_model) if self._in_parts() else nullcontext():
-                if not len(scores):
-                    return scores
-                return score_texts(judge, reader, found.prompts, found.texts, stopped=found.stopped)
-
-        for judge, weight in self.judges.values():
-            if isinstance(judge, nn.Module):
-                scores += weight * self._lend(judge, asked)
-            elif len(scores):
-                scores += weight * call_reward(judge, found.prompts, found.texts, others)
-        return scores
-
-# %% ../nbs/15_trainer.ipynb #b8ee3573
-class _Evaluation(_Opinions):
-    "Completions of the evaluation prompts."
-
-    def _completions_due(self) -> bool:
-        "Every so many updates, and at the end."
+    def between_updates(self) -> None:
+        "A look at completions, every so many updates and at the end."
         n, step = self.args.num_sample_generations, self.state.global_step
-        return (
-            bool(n)
-            and self.eval_dataset is not None
-            and (
-                step % max(1, self.args.num_total_batches // n) == 0 or step == self.state.max_steps
-            )
-        )
-
-    def _evaluated(self) -> None:
-        "One batch of an evaluation is done: callbacks, a progress bar among them, hear of it."
-        self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-
-    def _completed(
-        self, data: Dataset, told: Callable[[], None]
-    ) -> tuple[Completions, list[float]]:
-        """Completions and their scores; each rank does every n-th row, but where ZeRO-3 makes all
-        walk in step."""
-        args, policy, found = self.args, self._pair.policy, Completions([], [], [], [])
-        mine = (
-            data.select(range(args.process_index, len(data), args.world_size))
-            if self._apart()
-            else data
-        )
-        if args.use_vllm:
-            self.engine.sync(policy)
-        with nullcontext() if args.use_vllm else self._writing():
-            if len(mine):  # there may be fewer rows than ranks
-                found = complete(
-                    policy,
-                    self.processing_class,
-                    read_prompts(_columns_of(mine), self.processing_class)[0],
-                    args.response_length,
-                    0.01,
-                    self.stop_ids,
-                    self._rows_at_a_time(len(mine)),
-                    seed=args.seed,
-                    stop_strings=self.stop_strings,
-                    told=told,
-                    engine=self.engine if args.use_vllm else None,
-                )
-        scores = self._opinions(found, mine).tolist()
-        done = list(zip(found.prompts, found.texts, found.stopped, found.lengths, scores))
-        if self._apart():
-            done = interleaved(gather_object([done]))
-        *found, scores = map(list, zip(*done))
-        return Completions(*found), scores
-
-    def _rows_at_a_time(self, rows: int) -> int:
-        "Of an evaluation: vLLM makes batches of its own."
-        return max(1, rows) if self.args.use_vllm else self.args.local_rollout_forward_batch_size
-
-    def _apart(self) -> bool:
-        "Whether ranks may do different rows: weights in parts are fetched by all ranks together."
-        return self.args.world_size > 1 and not self._zero3()
-
-# %% ../nbs/15_trainer.ipynb #b31fc29a
-class _Completions(_Evaluation):
-    "The table of completions."
+        if not n or self.eval_dataset is None:
+            return
+        if step % max(1, self.args.num_total_batches // n) == 0 or step == self.state.max_steps:
+            self.generate_completions()
 
     def generate_completions(
         self,
-        sampling: bool = True,
+        sampling: bool = True,  # of the first `rows` prompts; False: of all
         rows: int = 64,
-        data: Dataset | None = None,
+        data: Dataset | None = None,  # None: eval_dataset
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Near-greedy, scored completions of the evaluation prompts: a table, a file under
-        output_dir/completions, means."""
-        data = data if data is not None else self.eval_dataset
+        "Near-greedy, scored completions of evaluation prompts: a table, a file, and their means."
+        data = self.eval_dataset if data is None else data
         if data is None:
             raise ValueError("there are no evaluation prompts: give the trainer an eval_dataset.")
         if sampling:
             data = data.select(range(min(rows, len(data))))
-        found, scores = self._completed(data, (lambda: None) if sampling else self._evaluated)
-        frame = completions_table(found, scores)
+        completions, scores = self.completed(data, progress=not sampling)
+        frame = completions_table(completions, scores)
         if self.args.should_save:
             folder = Path(self.args.output_dir) / "completions"
             folder.mkdir(parents=True, exist_ok=True)
@@ -1911,1388 +523,125 @@ class _Completions(_Evaluation):
                 print_table(frame, f"completions after update {self.state.global_step}")
         metrics = {
             f"{metric_key_prefix}_score": frame["score"].mean(),
-            f"{metric_key_prefix}_length": sum(found.lengths) / len(found.lengths),
-            f"{metric_key_prefix}_stopped": sum(found.stopped) / len(found.stopped),
+            f"{metric_key_prefix}_length": sum(completions.lengths) / len(completions.lengths),
+            f"{metric_key_prefix}_stopped": sum(completions.stopped) / len(completions.stopped),
         }
         self.log(dict(metrics))
-        self._report_table("completions", frame)
+        report_table(self, "completions", frame)
         return metrics
 
-# %% ../nbs/15_trainer.ipynb #e7341f88
-class _Evaluates(_Completions):
-    "Evaluation as Trainer asks for it."
+    def completed(self, data: Dataset, progress: bool) -> tuple[Completions, list[float]]:
+        "Completions and their scores; each rank does its share, except where ZeRO-3 needs all ranks."
+        args, policy, tokenizer = self.args, self.pair.policy, self.processing_class
+        apart = args.world_size > 1 and not self.layout.zero3
+        if apart:
+            data = data.select(range(args.process_index, len(data), args.world_size))
+        columns, completions = prompt_columns(data), Completions([], [], [], [])
+        others = {name: data[name][:] for name in data.column_names if name not in columns}
+        if args.use_vllm:
+            self.engine.sync(policy)
+        whole = args.ds3_gather_for_generation
+        near = self.layout.sampling(policy, self.pair.value, self.model_wrapped, whole)
+        with nullcontext() if args.use_vllm else near:
+            if len(data):  # there may be fewer rows than ranks
+                completions = complete(
+                    policy,
+                    tokenizer,
+                    read_prompts(columns, tokenizer)[0],
+                    args.response_length,
+                    0.01,
+                    self.stop_ids,
+                    self.rows_at_a_time(len(data)),
+                    seed=args.seed,
+                    stop_strings=self.stop_strings,
+                    told=self.count_evaluated if progress else lambda: None,
+                    engine=self.engine if args.use_vllm else None,
+                )
+        c = completions
+        scores = self.judges.of_texts(c.prompts, c.texts, c.stopped, others, tokenizer).tolist()
+        done = list(zip(c.prompts, c.texts, c.stopped, c.lengths, scores))
+        if apart:
+            done = interleaved(gather_object([done]))
+        *lists, scores = map(list, zip(*done))
+        return Completions(*lists), scores
+
+    def rows_at_a_time(self, rows: int) -> int:
+        "Of an evaluation: vLLM makes batches of its own."
+        most = self.args.local_rollout_forward_batch_size
+        return max(1, rows) if self.args.use_vllm else most
+
+    def count_evaluated(self) -> None:
+        "One batch of an evaluation is done: callbacks, a progress bar among them, hear of it."
+        handler = self.callback_handler
+        self.control = handler.on_prediction_step(self.args, self.state, self.control)
 
     def evaluate(
-        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         "Completions of the whole evaluation set and their mean score."
         rows = len(eval_dataset or self.eval_dataset or ())
-        if self._apart():
+        if not self.layout.zero3:
             rows = math.ceil(rows / self.args.world_size)  # of this rank
-        batches = math.ceil(rows / self._rows_at_a_time(rows))
-        self.callback_handler.eval_dataloader = range(batches)  # how long the progress bar is
-        metrics = self.generate_completions(
-            sampling=False, data=eval_dataset, metric_key_prefix=metric_key_prefix
-        )
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+        batches = range(math.ceil(rows / self.rows_at_a_time(rows)))  # the length of a progress bar
+        self.callback_handler.eval_dataloader = batches
+        metrics = self.generate_completions(False, 0, eval_dataset, metric_key_prefix)
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-# %% ../nbs/15_trainer.ipynb #8ef60edc
-class _Recipes(_Evaluates):
-    "What names a run, and what it was told to do."
+    # ---- saving ----
 
-    def _identity(self) -> dict[str, Any]:
-        """What names a run for its checkpoints: seed, batch, the number of prompts and a hash of
-        the first thousand."""
-        text = json.dumps(
-            _columns_of(self.train_dataset.select(range(min(1000, len(self.train_dataset)))))
-        )
-        return dict(
-            seed=self.args.seed,
-            batch_size=self.args.batch_size,
-            prompts=f"{len(self.train_dataset)} {hashlib.sha256(text.encode()).hexdigest()[:16]}",
-        )
-
-    def _recipe(self) -> dict[str, Any]:
-        "Every setting of PPO, and those of Trainer that matter."
-        ours = {f.name for f in fields(PPOConfig)} - {f.name for f in fields(TrainingArguments)}
-        left_out = {
-            "sft_model_path",
-            "reward_model_path",
-            "dataset_num_proc",
-            "vllm_server_base_url",
-            "vllm_server_host",
-            "vllm_server_port",
-            "vllm_group_port",
-        }
-        names = [
-            "learning_rate",
-            "lr_scheduler_type",
-            "optim",
-            "max_grad_norm",
-            "weight_decay",
-            "bf16",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "world_size",
-            "batch_size",
-            "mini_batch_size",
-            *(f.name for f in fields(PPOConfig) if f.name in ours - left_out),
-        ]
-        settings = {name: getattr(self.args, name, None) for name in names}
-        return {name: getattr(x, "value", x) for name, x in settings.items() if x is not None}
-
-# %% ../nbs/15_trainer.ipynb #7d29d27d
-class _Cards(_Recipes):
-    "What a folder says of itself."
-
-    def _card(self) -> str:
-        "The model card, from the run itself."
-        pair, data = self._pair, {}
-
-        def named(model: nn.Module) -> str:
-            name = model.config._name_or_path or "from scratch"
-            return (
-                Path(name).name if Path(name).exists() else name
-            )  # a folder of this machine means nothing elsewhere
-
-        models = dict(
-            policy=named(pair.policy),
-            reference=named(self.ref_model)
-            if self.ref_model is not None
-            else self.args.ref_adapter_name or "the policy, its adapter off",
-        )
-        for name, (judge, weight) in self.judges.items():
-            models[f"reward: {name}, weight {weight:g}"] = (
-                named(judge) if isinstance(judge, nn.Module) else "a function"
-            )
-        models["value"] = (
-            "a layer on the policy" if isinstance(pair.value, ValueHead) else named(pair.value)
-        )
-        for name, rows in dict(training=self.train_dataset, evaluation=self.eval_dataset).items():
-            if rows is not None:
-                data[name] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
-        if self.train_dataset is not None:
-            data["sha256 of the first prompts"] = self._identity()["prompts"].split()[1]
-        data["seed"] = (
-            f"{self.args.seed} (order of the data: {self.args.data_seed or self.args.seed})"
-        )
-        results = {
-            name: x
-            for log in self.state.log_history
-            for name, x in log.items()
-            if name.startswith(
-                (
-                    "objective/",
-                    "policy/",
-                    "val/",
-                    "tokens/response",
-                    "eval_",
-                    "episode",
-                    "steering/",
-                )
-            )
-        }
-        software = {
-            name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")
-        }
-        return model_card(
-            Path(self.args.output_dir).name,
-            self._recipe(),
-            results,
-            models["policy"],
-            dict(Models=models, Data=data, Software=software),
-        )
-
-    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
-        "The same card in output_dir, for a push to the hub."
-        if self.is_world_process_zero():
-            Path(self.args.output_dir, "README.md").write_text(self._card())
-
-# %% ../nbs/15_trainer.ipynb #fcb6d192
-class _Saving(_Cards):
-    "The policy alone, for whoever uses it."
-
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None
-    ) -> None:
-        "The policy alone, with tokenizer, generation config and card."
-        if not self.args.should_save:
-            return
-        pair, of_value = self._pair, None
-        policy = pair.policy
-        if state_dict is not None:  # gathered from all ranks
-            state_dict, of_value = (
-                {
-                    name.removeprefix(part): x
-                    for name, x in state_dict.items()
-                    if name.startswith(part)
-                }
-                for part in ("policy.", "value.")
-            )
-        if self.args.save_merged and self._stage is None and hasattr(policy, "peft_config"):
-            policy = copy.deepcopy(policy)
-            if state_dict is not None:
-                policy.load_state_dict(state_dict)
-            policy, state_dict = policy.merge_and_unload(), None
-        save_policy(
-            policy,
-            self.processing_class,
-            output_dir or self.args.output_dir,
-            state_dict,
-            self._card(),
-            self.stop_ids,
-        )
-        if self._stage is not None:
-            save_weights(pair.value, Path(output_dir) / "value", of_value)
-
-# %% ../nbs/15_trainer.ipynb #5147e7d0
-class _Keeping(_Saving):
-    "Checkpoints, whole or absent."
-
-    def _get_output_dir(self, trial) -> str:
-        return str(self._stage or super()._get_output_dir(trial))
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Trainer's checkpoint, and the value model and PPO's own state with it; it appears
-        complete or not at all."""
-        final = Path(super()._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
-        main, beside = self.is_world_process_zero(), final.with_name(final.name + PARTIAL)
-        with staged(final) if main else nullcontext(beside) as folder:
-            self.accelerator.wait_for_everyone()  # the folder is there
-            self._stage = folder
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._stage = None
-            self.accelerator.wait_for_everyone()  # every rank's random state is in it
-            if main:
-                self._complete(folder, folder / final.name)
-        self.accelerator.wait_for_everyone()  # it has its name
-        if main:
-            rotate_checkpoints(
-                output_dir=str(final.parent),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
-            )
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
-
-    def _complete(self, folder: Path, inner: Path) -> None:
-        "Add what is PPO's own to what Trainer wrote one level down, bring it up, and seal it."
-        (inner / "ppo_state.json").write_text(
-            json.dumps(
-                dict(
-                    controller=self.controller.state_dict(),
-                    moments=self.moments.state_dict(),
-                    update_count=self.update_count,
-                    found=self._found,
-                )
-            )
-        )
-        for path in list(inner.iterdir()):
-            path.rename(folder / path.name)
-        inner.rmdir()
-        seal(folder, **self._identity())
-
-# %% ../nbs/15_trainer.ipynb #7a41ae51
-class _Resuming(_Keeping):
-    "The way back."
-
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
-        """Policy and value model. Raises ValueError where the checkpoint is damaged or of another
-        run."""
-        verify(resume_from_checkpoint, **self._identity())
-        pair, folder = (
-            self.accelerator.unwrap_model(model or self.model),
-            Path(resume_from_checkpoint),
-        )
-        load_weights(pair.policy, folder)
-        load_weights(pair.value, folder / "value")
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        "Trainer's part, by every way that it has, and PPO's state."
-        if checkpoint is not None and self.is_deepspeed_enabled:
-            verify(checkpoint, **self._identity())
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        folder = Path(checkpoint)
-        state = json.loads((folder / "ppo_state.json").read_text())
-        self.controller.load_state_dict(state["controller"])
-        self.moments.load_state_dict(state["moments"])
-        self.update_count, self._found = state["update_count"], defaultdict(list, state["found"])
-
-# %% ../nbs/15_trainer.ipynb #452586cc
-_HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
-
-
-class _Hub(_Resuming):
-    "Pushing to the hub through Trainer; a hub that is away costs nothing that was computed."
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Make the repository. Raises ConnectionError with the mend where the hub does not answer
-        or does not know us."""
-        try:
-            super().init_hf_repo(token, private)
-        except _HUB_ERRORS as error:
-            raise ConnectionError(
-                f"the hub could not be asked for a repository ({type(error).__name__}: "
-                f"{str(error).splitlines()[0]}). "
-                "Nothing is lost. Log in with `hf auth login` and look at the network, or train "
-                "without push_to_hub "
-                "and call trainer.push_to_hub() when the hub is there."
-            ) from error
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the policy, then push it where push_to_hub is set; a failed push is told and not
-        raised."""
-        super().save_model(output_dir, _internal_call=True)
-        if not self.args.push_to_hub or _internal_call:
-            return
-        try:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-        except (ConnectionError, *_HUB_ERRORS) as error:
-            self._not_pushed(error)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        "Trainer pushes while it saves; here the folder must have its final name first."
-        if self._stage is not None:
-            return
-        try:
-            super()._push_from_checkpoint(checkpoint_folder)
-        except _HUB_ERRORS as error:
-            self._not_pushed(error)
-
-    def _not_pushed(self, error: Exception) -> None:
-        logger.warning(
-            f"not pushed to the hub ({type(error).__name__}: {str(error).splitlines()[0]}). The "
-            "policy is "
-            "in "
-            f"{self.args.output_dir}; training is not affected. trainer.push_to_hub() tries again."
-        )
-
-# %% ../nbs/15_trainer.ipynb #ef93faab
-class _Parts(_Hub):
-    "The models that take part."
-
-    def _gather(
-        self,
-        args: PPOConfig,
-        tokenizer: PreTrainedTokenizerBase,
-        model: Any,
-        ref_model: Any,
-        reward_model: Any,
-        value_model: Any,
-        peft_config: Any,
-        value_peft_config: Any,
-    ) -> PolicyAndValue:
-        """Policy and value model; reference and reward model, which are never trained. What is not
-        given is grown."""
-        if ref_model is not None and ref_model is model:
-            raise ValueError(
-                "model and ref_model are the same object, so the KL would always be 0: leave "
-                "ref_model "
-                "out, and a frozen copy is made."
-            )
-        self.judges = _judges(reward_model, args.reward_weights)
-        if any(value_model is judge for judge, _ in self.judges.values()):
-            raise ValueError(
-                "reward_model and value_model are the same object, and the reward model is never "
-                "trained: "
-                "leave value_model out, and a copy is made."
-            )
-        models = [judge for judge, _ in self.judges.values() if isinstance(judge, nn.Module)]
-        own = self.reward_processing_class is not None
-        fit = fit_embeddings if args.resize_embeddings else check_embeddings
-        policy = with_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
-        _choose_adapter(policy, args)
-        if ref_model is not None:
-            self.ref_model = fit(load_policy(ref_model), tokenizer).eval().requires_grad_(False)
-        elif hasattr(policy, "peft_config"):
-            self.ref_model = None
-        else:
-            self.ref_model = _once_more("ref_model", model, lambda: frozen(policy), load_policy)
-        self.reward_model = (
-            next((judge for judge, _ in self.judges.values())) if len(self.judges) == 1 else None
-        )
-        written = policy.get_input_embeddings().num_embeddings
-        for judge in models:
-            if args.resize_embeddings and not own:
-                with_rows(judge, written)
-            check_vocabulary(
-                judge,
-                self.reward_processing_class or tokenizer,
-                "reward model",
-                0 if own else written,
-            )
-        if args.share_value_trunk:
-            return _without_dropout(PolicyAndValue(policy, _head_for(policy, value_model)))
-        if value_model is None:
-            like = models[0] if models and not own else None
-            grow = (
-                (lambda: scorer_from(policy, args.seed))
-                if like is None
-                else lambda: _copy_scorer(like)
-            )
-            first = reward_model[0] if isinstance(reward_model, (list, tuple)) else reward_model
-            value_model = _once_more(
-                "value_model", None if like is None else first, grow, load_scorer
-            )
-        value_model = load_scorer(value_model)
-        if args.resize_embeddings:
-            with_rows(value_model, written)
-        check_vocabulary(value_model, tokenizer, "value model", written)
-        value_model = with_adapter(value_model, value_peft_config, args.seed)
-        return _without_dropout(PolicyAndValue(policy, value_model))
-
-# %% ../nbs/15_trainer.ipynb #bd8b1381
-class _Starts(_Parts):
-    "A run before its first update."
-
-    def _start(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        "What changes from update to update, and where a response ends."
-        self.stop_ids = [
-            tokenizer.eos_token_id if args.stop_token_id is None else args.stop_token_id
-        ]
-        self.stop_strings = None
-        if args.stop_strings:
-            self.stop_ids, self.stop_strings = [], StopStringCriteria(tokenizer, args.stop_strings)
-        self.moments, self._found, self._stage, self.update_count = (
-            RunningMoments(),
-            defaultdict(list),
-            None,
-            0,
-        )
-        self._batches, self._roofs = None, {}
-        self.controller = FixedKLController(args.kl_coef)
-        if args.kl_controller == "adaptive":
-            self.controller = AdaptiveKLController(args.kl_coef, args.kl_target, args.kl_horizon)
-
-# %% ../nbs/15_trainer.ipynb #a32a8400
-class _Layout(_Starts):
-    "What the launcher asked for, and what came."
-
-    def _layout(self) -> str:
-        "Ranks and layout, in words and by Accelerate's name for it."
-        n, kind = self.accelerator.num_processes, self.accelerator.distributed_type.value
-        ranks, name = "one process" if n == 1 else f"{n} processes", "DDP" if n > 1 else ""
-        if self.is_fsdp_enabled:
-            name = "FSDP2" if self.accelerator.is_fsdp2 else "FSDP1"
-        if self.is_deepspeed_enabled:
-            name = f"DeepSpeed ZeRO-{self.accelerator.state.deepspeed_plugin.zero_stage}"
-        return f"{ranks}, {name} ({kind})" if name else ranks
-
-    def _check_layout(self) -> None:
-        "Raises RuntimeError where the launcher asked for what did not come."
-        asked = lambda name: os.environ.get(name, "").lower() in ("1", "true", "yes")
-        found = self._layout()
-        for name, there in (
-            ("ACCELERATE_USE_DEEPSPEED", self.is_deepspeed_enabled),
-            ("ACCELERATE_USE_FSDP", self.is_fsdp_enabled),
-            ("WORLD_SIZE", int(os.environ.get("WORLD_SIZE", 1)) == self.accelerator.num_processes),
-        ):
-            if not there and (asked(name) or name == "WORLD_SIZE"):
-                raise RuntimeError(
-                    f"{name} is {os.environ[name]!r} and what runs is {found}: the request took no "
-                    "effect. On a CPU, use_cpu and ACCELERATE_USE_CPU turn DeepSpeed off; see "
-                    "that the "
-                    "library is installed, and launch with `accelerate launch` or torchrun."
-                )
-        several = (
-            "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
-        )  # what its launcher leaves
-        if several and "WORLD_SIZE" not in os.environ and self.accelerator.num_processes == 1:
-            raise RuntimeError(
-                f"`accelerate launch` was asked for several processes and what runs is {found}: "
-                "with "
-                "--cpu it starts one alone. Set ACCELERATE_USE_CPU=true and launch with "
-                "--multi_gpu "
-                "--num_processes N, which starts N on the CPU too."
-            )
-
-# %% ../nbs/15_trainer.ipynb #917c7446
-class _Compiles(_Layout):
-    "What `torch_compile` means."
-
-    def _compile(self) -> None:
-        """Compile the layers of every model. Raises ValueError where that cannot work, before any
-        work is lost."""
-        args = self.args
-        if not args.torch_compile:
-            return
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError(
-                f"torch_compile is set and what runs is {self._layout()}: layers are compiled "
-                "where they "
-                "are whole. Leave torch_compile out, or launch without DeepSpeed and FSDP."
-            )
-        named, writes = os.environ.get("CXX", "c++"), args.torch_compile_backend == "inductor"
-        if writes and self.accelerator.device.type == "cpu" and not shutil.which(named):
-            raise ValueError(
-                f"torch_compile wants a C++ compiler on a CPU and there is no {named}: install "
-                "g++, name "
-                "one in CXX, or leave torch_compile out."
-            )
-        self.accelerator.state.dynamo_plugin.backend = (
-            DynamoBackend.NO
-        )  # or the roof over the models were compiled
-        how = dict(backend=args.torch_compile_backend, mode=args.torch_compile_mode)
-        pair, judges = self.model, (judge for judge, _ in self.judges.values())
-        for model in (pair.policy, pair.value, self.ref_model, *judges):
-            if isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model"):
-                compile_layers(model, **how)
-
-# %% ../nbs/15_trainer.ipynb #fefd57b7
-class _Tells(_Compiles):
-    "The first line of a run."
-
-    def train(self, *given: Any, **more: Any):
+    def train(self, *given: Any, **more: Any) -> Any:
         "`Trainer.train`; its first line says what runs, on what, and in which precision."
         if self.is_world_process_zero():
             (logger.info if self.args.disable_tqdm else print)(self.describe())
-        self._tell("ppo_begin", self)
-        set_seed(self.args.seed)  # whatever was drawn since the trainer was made
-        try:
-            return super().train(*given, **more)
-        except BaseException as error:
-            self._tell("ppo_end", error)
-            raise
+        return super().train(*given, **more)
 
     def describe(self) -> str:
-        "What runs, on what, and in which precision, with what was chosen for this device."
-        args, pair = self.args, self._pair
-        count = lambda model: (
-            f"{sum(p.numel() for p in model.parameters() if p.requires_grad):,} of "
-            f"{sum(p.numel() for p in model.parameters()):,}"
-        )
-        memory = (
-            "recomputed" if args.activation_checkpointing or args.gradient_checkpointing else "kept"
-        )
-        device, resting = self.accelerator.device.type, ""
-        if device == "cuda":
-            device = f"{device} ({torch.cuda.get_device_name(self.accelerator.device)})"
-        if args.offload_frozen and self._roofs:
-            resting = ", reference and reward model in host memory between uses"
-        return (
-            f"PPO: {getattr(args, 'num_total_batches', 0)} updates of {args.batch_size} "
-            "responses, each "
-            f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
-            f"{args.mini_batch_size}, "
-            f"micro-batches of {args.per_device_train_batch_size}; {self._layout()}, {device}, "
-            f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}, activations "
-            f"{memory}{resting}"
-            f"{', layers compiled by ' + args.torch_compile_backend if args.torch_compile else ''}; "
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            f"{f'sampling by vLLM ({args.vllm_mode}); ' if args.use_vllm else ''}"
-            f"trained parameters: policy {count(pair.policy)}, value model {count(pair.value)}."
-        )
+        "What runs, on what, and in which precision."
+        return describe(self.args, self.pair, self.layout)
 
-# %% ../nbs/15_trainer.ipynb #0de67e06
-class PPOTrainer(_Tells):
-    "Proximal policy optimisation of a language model: rollout -> score -> advantages -> update."
+    def save_rollout(self, r: Rollout) -> None:
+        "Under output_dir/rollouts, a file a rank."
+        folder = Path(self.args.output_dir) / "rollouts"
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = f"-rank{self.args.process_index}" if self.args.world_size > 1 else ""
+        r.save(folder / f"update-{self.update_count:05d}{rank}.safetensors")
 
-    def __init__(
-        self,
-        args: PPOConfig,
-        processing_class: PreTrainedTokenizerBase
-        | None = None,  # None: the tokenizer beside the model's name
-        model: PreTrainedModel | str | None = None,  # policy; None: args.sft_model_path
-        ref_model: PreTrainedModel | str | None = None,  # None: a frozen copy of the policy
-        reward_model: Any = None,  # a model, its name, f(prompts, responses, **columns) -> list, or a list of these
-        train_dataset: Dataset | None = None,  # column prompt; others reach the reward function
-        value_model: PreTrainedModel
-        | str
-        | None = None,  # None: grown from the reward model or the policy
-        data_collator: Callable | None = None,
-        eval_dataset: Dataset | None = None,
-        optimizers: tuple = (None, None),
-        callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,  # of peft, such as LoraConfig: train an adapter; the reference is the rest
-        reward_processing_class: PreTrainedTokenizerBase
-        | str
-        | None = None,  # where the reward model has its own
-        value_peft_config: Any = None,  # the same for the value model
-    ):
-        if model is None:
-            model = args.sft_model_path
-        if reward_model is None:
-            reward_model = args.reward_model_path
-        tokenizer = load_tokenizer(processing_class if processing_class is not None else model)
-        own = reward_processing_class
-        self.reward_processing_class = None if own is None else load_tokenizer(own)
-        self._start(args, tokenizer)
-        check_tokenizer(tokenizer, self.stop_ids)
-        pair = self._gather(
-            args,
-            tokenizer,
-            model,
-            ref_model,
-            reward_model,
-            value_model,
-            peft_config,
-            value_peft_config,
-        )
-        for data in (train_dataset, eval_dataset):
-            _check_prompts(data, tokenizer, args, pair.policy)
-        super().__init__(
-            pair,
-            args,
-            data_collator=data_collator or (lambda rows: collate_prompts(rows, tokenizer)),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=tokenizer,
-            optimizers=optimizers,
-            callbacks=callbacks,
-        )
-        for prepare in (self._check_layout, self._set_sizes, self._keep_outputs_exact):
-            prepare()
-        self.engine = self._make_engine()
-        if self.ref_model is not None:
-            self.ref_model = self._place(self.ref_model)
-        self.judges = {
-            name: (self._place(judge) if isinstance(judge, nn.Module) else judge, weight)
-            for name, (judge, weight) in self.judges.items()
-        }
-        self._compile()
+    def identity(self) -> dict[str, Any]:
+        "A checkpoint belongs to a seed, a batch size and the prompts."
+        prompts = fingerprint(self.train_dataset)
+        return dict(seed=self.args.seed, batch_size=self.args.batch_size, prompts=prompts)
+
+    def card(self, folder: Path) -> str:
+        return ppo_card(self, Path(self.args.output_dir).name)
+
+    def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        "The policy alone, with tokenizer and generation config; in a checkpoint the value model too."
+        pair, of_value = self.pair, None
+        policy = pair.policy
+        if state is not None:  # gathered from all ranks
+            of_value = with_prefix(state, "value.")
+            state = with_prefix(state, "policy.")
+        if self.args.save_merged and self.stage is None and hasattr(policy, "peft_config"):
+            policy = copy.deepcopy(policy)
+            if state is not None:
+                policy.load_state_dict(state)
+            policy, state = policy.merge_and_unload(), None
+        save_policy(policy, self.processing_class, folder, state, stop_ids=self.stop_ids)
+        if self.stage is not None:
+            save_weights(pair.value, folder / "value", of_value)
+
+    def read_model(self, folder: Path, model: nn.Module) -> None:
+        load_weights(model.policy, folder)
+        load_weights(model.value, folder / "value")
+
+    def run_state(self) -> dict[str, Any]:
+        return dict(controller=self.controller.state_dict(), moments=self.moments.state_dict())
+
+    def restore_run_state(self, state: dict[str, Any]) -> None:
+        self.controller.load_state_dict(state["controller"])
+        self.moments.load_state_dict(state["moments"])

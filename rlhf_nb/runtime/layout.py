@@ -86,6 +86,12 @@ def unsharded(
             part.set_reshard_after_forward(True, recurse=False)
 
 
+def whole(model: nn.Module) -> AbstractContextManager:
+    """Inside, a model that is itself an FSDP2 root is whole; under a `Frozen` wrapper, whose layers
+    fetch themselves, and anywhere else nothing changes."""
+    return unsharded(model) if isinstance(model, FSDPModule) else nullcontext()
+
+
 @contextmanager
 def layer_by_layer(model: nn.Module) -> Iterator[None]:
     """Inside, any part of an FSDP2 model can be called: what is outside its layers is whole, a layer

@@ -1,0 +1,163 @@
+"Which models take part in PPO, from what a user gave: names, folders, objects or nothing."
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf_nb.forward import PolicyAndValue
+from rlhf_nb.models import (
+    ValueHead,
+    check_embeddings,
+    check_vocabulary,
+    fit_embeddings,
+    frozen,
+    load_policy,
+    load_scorer,
+    scorer_from,
+    with_adapter,
+    with_rows,
+)
+from rlhf_nb.reward import Judges
+from rlhf_nb.runtime.config import PPOConfig
+from rlhf_nb.runtime.layout import zero3_is_live
+
+
+def build_models(
+    args: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    judges: Judges,
+    model: PreTrainedModel | str,  # the policy
+    ref_model: PreTrainedModel | str | None,
+    reward_model: Any,  # as the trainer was given it
+    value_model: PreTrainedModel | str | None,
+    peft_config: Any,
+    value_peft_config: Any,
+) -> tuple[PolicyAndValue, nn.Module | None]:  # trained; the reference, None: the policy without adapter
+    """Load and check the models. What is not given is grown: the reference is a frozen copy of the
+    policy, the value model a copy of the reward model, or the policy's body with a fresh head.
+    Raises ValueError where models do not fit together."""
+    if ref_model is not None and ref_model is model:
+        raise ValueError(
+            "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
+            "out, and a frozen copy is made."
+        )
+    if value_model is not None and any(value_model is judge for judge in judges.models):
+        raise ValueError(
+            "reward_model and value_model are the same object, and the reward model is never "
+            "trained: leave value_model out, and a copy is made."
+        )
+    fit = fit_embeddings if args.resize_embeddings else check_embeddings
+    policy = with_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
+    choose_adapter(policy, args)
+    reference: nn.Module | None = None
+    if ref_model is not None:
+        reference = fit(load_policy(ref_model), tokenizer).eval().requires_grad_(False)
+    elif not hasattr(policy, "peft_config"):
+        reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
+    vocabulary = policy.get_input_embeddings().num_embeddings
+    own = judges.tokenizer is not None  # they read text, not the policy's ids
+    for judge in judges.models:
+        if args.resize_embeddings and not own:
+            with_rows(judge, vocabulary)
+        reader = judges.tokenizer or tokenizer
+        check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
+    if args.share_value_trunk:
+        if value_model is not None:
+            raise ValueError(
+                "share_value_trunk is set and a value_model is given: leave one of them out."
+            )
+        return without_dropout(PolicyAndValue(policy, ValueHead(policy))), reference
+    if value_model is None:
+        like = judges.models[0] if judges.models and not own else None
+        first = reward_model[0] if isinstance(reward_model, (list, tuple)) else reward_model
+        value_model = once_more(
+            "value_model",
+            None if like is None else first,
+            lambda: scorer_from(policy, args.seed) if like is None else trainable_copy(like),
+            load_scorer,
+        )
+    value = load_scorer(value_model)
+    if args.resize_embeddings:
+        with_rows(value, vocabulary)
+    check_vocabulary(value, tokenizer, "value model", vocabulary)
+    value = with_adapter(value, value_peft_config, args.seed)
+    return without_dropout(PolicyAndValue(policy, value)), reference
+
+
+def trainable_copy(model: nn.Module) -> nn.Module:
+    "A copy of a frozen model that learns."
+    return copy.deepcopy(model).requires_grad_(True).train()
+
+
+def once_more(
+    name: str,
+    given: Any,  # the name or folder that the first one came from, or an object
+    copy_it: Callable[[], nn.Module],
+    load: Callable[[str], nn.Module],
+) -> nn.Module:
+    "A second model like the first: a copy; under ZeRO-3, which shards weights at once, a second load."
+    if not zero3_is_live():
+        return copy_it()
+    if isinstance(given, str):
+        return load(given).requires_grad_(name != "ref_model")
+    raise ValueError(
+        f"under DeepSpeed ZeRO-3 a model's weights are sharded and cannot be copied: give {name}, "
+        "or the model that it is made from, by its name or folder."
+    )
+
+
+def without_dropout(model: PolicyAndValue) -> PolicyAndValue:
+    "The same model; dropout would make the ratio differ from 1 before any step."
+    for module in model.modules():
+        for name, value in [*vars(module).items()]:
+            drops = "dropout" in name or (isinstance(module, nn.Dropout) and name == "p")
+            if isinstance(value, float) and drops:
+                setattr(module, name, 0.0)
+    return model
+
+
+def choose_adapter(policy: nn.Module, args: PPOConfig) -> None:
+    "Switch on the adapter that is to be trained. Raises ValueError where a named one is missing."
+    there = list(getattr(policy, "peft_config", {}))
+    for name in ("model_adapter_name", "ref_adapter_name"):
+        given = getattr(args, name)
+        if given is not None and given not in there:
+            raise ValueError(
+                f"{name} is {given!r} and the policy has the adapters {there}: name one of them, "
+                "or load it first, model.load_adapter(folder, adapter_name=...)."
+            )
+    if args.model_adapter_name is not None:
+        policy.set_adapter(args.model_adapter_name)
+
+
+@contextmanager
+def as_reference(policy: nn.Module, adapter: str | None) -> Iterator[None]:
+    "Inside, the policy is its own reference: its adapter off, or the named one on."
+    if adapter is None:
+        with policy.disable_adapter():
+            yield
+        return
+    own = policy.active_adapter
+    policy.set_adapter(adapter)
+    try:
+        yield
+    finally:
+        policy.set_adapter(own)
+
+
+def split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float) -> None:
+    "Give the value model's parameters a learning rate of their own."
+    of_value, groups = {id(p) for p in value.parameters()}, optimizer.param_groups[:]
+    for group in groups:
+        theirs = [p for p in group["params"] if id(p) in of_value]
+        group["params"] = [p for p in group["params"] if id(p) not in of_value]
+        if theirs:
+            same = {k: v for k, v in group.items() if k not in ("params", "lr", "initial_lr")}
+            optimizer.add_param_group({**same, "params": theirs, "lr": lr})

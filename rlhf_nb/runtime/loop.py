@@ -1,0 +1,448 @@
+"""The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub, and a loop
+whose step is one update. Everything here that overrides or calls a private method of Trainer is
+listed in PRIVATE, and a test names the one that another release lacks."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+from httpx import HTTPError
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from packaging.specifiers import SpecifierSet
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer
+from transformers.trainer import skip_first_batches
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import rotate_checkpoints, set_seed
+from transformers.utils import logging
+
+from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
+
+logger = logging.get_logger(__name__)
+SUPPORTED = SpecifierSet(">=5.20,<6")  # of transformers; settings.ini says the same
+PRIVATE = {
+    "_save_checkpoint": "a checkpoint is written beside its place, sealed, and then renamed",
+    "_get_output_dir": "where Trainer writes while a checkpoint is staged",
+    "_save": "what a saved folder holds: the policy alone, a model card",
+    "_load_from_checkpoint": "a checkpoint is verified before it is loaded",
+    "_load_best_model": "the best checkpoint is loaded as any other",
+    "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
+    "_save_rng_state": "the order of the data of an epoch that is under way",
+    "_load_rng_state": "put back after batches are skipped, not before",
+    "_get_train_sampler": "rows of like length in an order that can be resumed",
+    "_push_from_checkpoint": "a checkpoint is pushed under its final name",
+    "_set_signature_columns_if_needed": "columns that the trainer needs are kept",
+    "_prepare_for_training": "optimizer and wrapped model for someone who steps by hand",
+    "_prepare_inputs": "a batch on the device",
+    "_run_epoch": "one pass over the data, where a step is an update",
+    "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
+    "_get_dataloader": "one rank's prompts of an update",
+    "_get_learning_rate": "the learning rate that is logged",
+}
+HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
+
+
+def check_version(release: str = transformers.__version__) -> None:
+    "Raises ImportError on a release of transformers that this loop was not written for."
+    if not SUPPORTED.contains(release, prereleases=True):
+        raise ImportError(
+            f"transformers {release} is installed, and rlhf_nb {version('rlhf_nb')} works with "
+            f"{SUPPORTED}: pip install 'transformers{SUPPORTED}'."
+        )
+
+
+check_version()
+
+
+class OrderByLength(LengthGroupedSampler):
+    """Trainer's sampler, which remembers the random state that its order came from, and can begin
+    with it again."""
+
+    drawn_from: Tensor | None = None
+    begin_with: Tensor | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self.begin_with is not None:
+            torch.set_rng_state(self.begin_with)
+        self.drawn_from, self.begin_with = torch.get_rng_state(), None
+        return iter(*broadcast_object_list([list(super().__iter__())]))
+
+
+class SealedTrainer(Trainer):
+    """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that goes
+    on as if nothing had happened, and a hub that may be away. What a subclass may say:
+    `identity`, `kept_columns`, `write_model`, `read_model`, `write_state`, `read_state`, `card`."""
+
+    stage: Path | None = None  # where a checkpoint is written, while it is
+    order: OrderByLength | None = None
+
+    # ---- for subclasses ----
+
+    def identity(self) -> dict[str, Any]:
+        "What names a run: a checkpoint of a run with another identity is refused."
+        return {}
+
+    def kept_columns(self) -> list[str] | None:
+        "Columns of the data that reach the collator; None: those that the model's forward names."
+        return None
+
+    def card(self, folder: Path) -> str | None:
+        "The model card of a folder; None: Trainer's own."
+        return None
+
+    def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        "Write what a user loads, on the rank that saves; `state` holds weights gathered from all."
+        super()._save(str(folder), state)
+
+    def read_model(self, folder: Path, model: nn.Module) -> None:
+        "Put back what `write_model` wrote."
+        whole = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
+        if not whole or self.is_fsdp_enabled:  # an adapter, or shards
+            return super()._load_from_checkpoint(str(folder), model)
+        model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+
+    def write_state(self, folder: Path) -> None:
+        "Write what the run needs beside Trainer's own state, on the first rank."
+
+    def read_state(self, folder: Path) -> None:
+        "Put back what `write_state` wrote, on every rank."
+
+    def to_device(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        "A batch where the model is."
+        return {**self._prepare_inputs(inputs)}
+
+    # ---- saving ----
+
+    def _set_signature_columns_if_needed(self) -> None:
+        columns = self.kept_columns()
+        if columns is None:
+            super()._set_signature_columns_if_needed()
+        else:
+            self._signature_columns = columns
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        if not self.args.should_save:
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        self.write_model(folder, state_dict)
+        card = self.card(folder)
+        if card is not None:
+            (folder / "README.md").write_text(card, encoding="utf-8")
+
+    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
+        "The same card in output_dir, for a push to the hub."
+        folder = Path(self.args.output_dir)
+        card = self.card(folder)
+        if card is None:
+            super().create_model_card(model_name)
+        elif self.is_world_process_zero():
+            (folder / "README.md").write_text(card, encoding="utf-8")
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.stage or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        "Trainer's checkpoint and the run's own state; it appears complete or not at all."
+        final = Path(super()._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        main, beside = self.is_world_process_zero(), final.with_name(final.name + PARTIAL)
+        with staged(final) if main else nullcontext(beside) as folder:
+            self.accelerator.wait_for_everyone()  # the folder is there
+            self.stage = folder
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self.stage = None
+            if self.state.best_model_checkpoint == str(folder / final.name):
+                self.state.best_model_checkpoint = str(final)
+            self.accelerator.wait_for_everyone()  # every rank's random state is in it
+            if main:
+                self._complete(folder, folder / final.name)
+        self.accelerator.wait_for_everyone()  # it has its name
+        if main:
+            rotate_checkpoints(
+                output_dir=str(final.parent),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+
+    def _complete(self, folder: Path, inner: Path) -> None:
+        "Add the run's own state to what Trainer wrote one level down, bring it up, and seal it."
+        self.state.save_to_json(str(inner / "trainer_state.json"))  # it names the best checkpoint
+        self.write_state(inner)
+        for path in list(inner.iterdir()):
+            path.rename(folder / path.name)
+        inner.rmdir()
+        seal(folder, **self.identity())
+
+    # ---- resuming ----
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        folder = Path(resume_from_checkpoint)
+        verify(folder, **self.identity())
+        self.read_model(folder, self.accelerator.unwrap_model(model or self.model))
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled:
+            return super()._load_best_model()
+        model = self.accelerator.unwrap_model(self.model)
+        self.read_model(Path(self.state.best_model_checkpoint), model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.is_deepspeed_enabled:  # which loads the weights itself
+            verify(checkpoint, **self.identity())
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        self.read_state(Path(checkpoint))
+        if self.order is not None and self._order_file(checkpoint).is_file():
+            self.order.begin_with = torch.load(self._order_file(checkpoint), weights_only=True)
+
+    def _order_file(self, folder: str) -> Path:
+        return Path(folder) / f"order_{self.args.process_index}.pt"
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        if self.order is not None and self.state.epoch != int(self.state.epoch or 0):
+            torch.save(self.order.drawn_from, self._order_file(output_dir))
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
+        sampler = super()._get_train_sampler(train_dataset)
+        if type(sampler) is not LengthGroupedSampler:
+            return sampler
+        lengths = list(sampler.lengths)  # a column of a data set is slow to read row by row
+        self.order = OrderByLength(
+            sampler.batch_size, lengths=lengths, generator=sampler.generator
+        )
+        return self.order
+
+    # ---- the hub ----
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        "Make the repository. Raises ConnectionError with the fix where the hub does not answer."
+        try:
+            super().init_hf_repo(token, private)
+        except HUB_ERRORS as error:
+            raise ConnectionError(
+                f"the hub could not be asked for a repository ({type(error).__name__}: "
+                f"{str(error).splitlines()[0]}). Nothing is lost. Log in with `hf auth login` and "
+                "check the network, or train without push_to_hub and call trainer.push_to_hub() "
+                "later."
+            ) from error
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        "Save the model, then push it where push_to_hub is set; a failed push is logged, not raised."
+        super().save_model(output_dir, _internal_call=True)
+        if not self.args.push_to_hub or _internal_call:
+            return
+        try:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+        except (ConnectionError, *HUB_ERRORS) as error:
+            self._warn_not_pushed(error)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.stage is not None:  # the folder must have its final name first
+            return
+        try:
+            super()._push_from_checkpoint(checkpoint_folder)
+        except HUB_ERRORS as error:
+            self._warn_not_pushed(error)
+
+    def _warn_not_pushed(self, error: Exception) -> None:
+        logger.warning(
+            f"not pushed to the hub ({type(error).__name__}: {str(error).splitlines()[0]}). The "
+            f"model is in {self.args.output_dir}; training is not affected. trainer.push_to_hub() "
+            "tries again."
+        )
+
+
+class UpdateTrainer(SealedTrainer):
+    """A Trainer whose step is one whole update of a batch of prompts: `step(batch)` returns its
+    metrics, and everything that Trainer does by steps is done by updates."""
+
+    update_count = 0
+    since_log: dict[str, list[float]]  # metrics of the updates since the last log
+    batches: Iterator | None = None  # of someone who steps by hand
+
+    # ---- for subclasses ----
+
+    def step(self, batch: Any = None) -> Any:
+        "One update; returns its metrics, with the value of its loss as `.loss`."
+        raise NotImplementedError
+
+    def between_updates(self) -> None:
+        "After each update, before it is logged."
+
+    # ---- stepping by hand ----
+
+    def prepare(self) -> nn.Module:
+        "Make optimizer and schedule and wrap the model, as `train` would; once. Returns the model."
+        if self.optimizer is None:
+            if self.args.activation_checkpointing or self.args.gradient_checkpointing:
+                self.model.activation_checkpointing_enable()
+            batches = self.get_train_dataloader()
+            self._prepare_for_training(self.args.num_total_batches, batches, None)
+        return self.model_wrapped
+
+    def next_batch(self) -> Any:
+        "The next batch for someone who steps by hand; after the last one, the first of a new order."
+        batch = next(self.batches, None) if self.batches is not None else None
+        if batch is None:
+            self.batches = iter(self.get_train_dataloader())
+            batch = next(self.batches)
+        return batch
+
+    def notify(self, event: str, *what: Any) -> None:
+        "Call that method of every callback that has it: events that Trainer does not know."
+        for callback in self.callback_handler.callbacks:
+            if hasattr(callback, event):
+                getattr(callback, event)(*what)
+
+    def learning_rate(self) -> float:
+        "Of the next optimizer step."
+        return self._get_learning_rate()
+
+    # ---- the loop, in Trainer's terms ----
+
+    def train(self, *given: Any, **more: Any) -> Any:
+        "`Trainer.train`; callbacks hear of its begin and of what ended it."
+        self.notify("ppo_begin", self)
+        set_seed(self.args.seed)  # whatever was drawn since the trainer was made
+        try:
+            return super().train(*given, **more)
+        except BaseException as error:
+            self.notify("ppo_end", error)
+            raise
+
+    def kept_columns(self) -> list[str]:
+        "All of them: the model's forward names none."
+        return self.train_dataset.column_names if self.train_dataset is not None else []
+
+    def get_train_dataloader(self) -> Any:
+        "One rank's prompts of an update, shuffled by the seed."
+        prompts = self.args.local_batch_size // self.args.num_generations
+        return self._get_dataloader(
+            self.train_dataset,
+            "Training",
+            prompts,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[int, ...]:
+        "Trainer's sizes, where a step is an update."
+        per_epoch, updates = len(dataloader), args.num_total_batches
+        episodes, epochs = updates * args.batch_size, math.ceil(updates / per_epoch)
+        prompts = len(self.train_dataset)
+        return epochs, per_epoch, prompts, episodes, args.batch_size, per_epoch, updates
+
+    def _run_epoch(
+        self,
+        model: nn.Module,
+        epoch: int,
+        train_dataloader: Any,
+        steps_in_epoch: int,
+        resume_from_checkpoint: str | None = None,
+        epochs_trained: int = 0,
+        steps_trained_in_current_epoch: int = 0,
+        trial: Any = None,
+        ignore_keys_for_eval: Any = None,
+        start_time: float | None = None,
+        **_: Any,
+    ) -> None:
+        "One pass over the prompts, an update a batch."
+        args, skip = self.args, 0
+        if hasattr(train_dataloader, "set_epoch"):
+            train_dataloader.set_epoch(epoch)
+        resuming = epoch == epochs_trained and resume_from_checkpoint is not None
+        if resuming:
+            skip = self.state.global_step % steps_in_epoch
+            if not skip:  # a new epoch draws its order from it
+                self._load_rng_state(resume_from_checkpoint)
+        batches = iter(skip_first_batches(train_dataloader, skip) if skip else train_dataloader)
+        due = (model, trial, epoch, ignore_keys_for_eval, start_time)
+        for i in range(skip, steps_in_epoch):
+            if self.state.global_step >= self.state.max_steps:  # the run was finished before
+                break
+            batch = next(batches)
+            if resuming and skip and i == skip:
+                self._load_rng_state(resume_from_checkpoint)
+            self.control = self.callback_handler.on_step_begin(args, self.state, self.control)
+            self._timed_step(batch)
+            self.state.epoch = epoch + (i + 1) / steps_in_epoch
+            self.control = self.callback_handler.on_step_end(args, self.state, self.control)
+            should_log = self.control.should_log
+            self.between_updates()
+            self.control.should_log |= should_log  # a log of completions takes it back
+            ending = (
+                self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+            )
+            self.control.should_log |= ending  # what was measured since the last log is not lost
+            self._maybe_log_save_evaluate(self._tr_loss, None, *due)
+            if not ending:
+                self.notify("ppo_between", self.control)
+            if self.control.should_epoch_stop or self.control.should_training_stop:
+                break
+        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
+        self.control = self.callback_handler.on_epoch_end(args, self.state, self.control)
+        self._maybe_log_save_evaluate(self._tr_loss, None, *due)
+
+    def _timed_step(self, batch: Any) -> None:
+        "One update, counted."
+        start = time.perf_counter()
+        metrics = self.step(batch)
+        metrics["eps"] = self.args.batch_size / (time.perf_counter() - start)
+        self.state.global_step += 1
+        self._tr_loss += metrics.loss
+        for name, value in metrics.items():
+            self.since_log[name].append(value)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Where Trainer logs its loss, the mean of each metric since the last log; counters are logged
+        as they are. Every log is a line of metrics.jsonl too."""
+        if "loss" in logs and self.since_log:
+            last = ("episode", "lr", "objective/kl_coef")
+            logs = {
+                name: values[-1] if name in last else sum(values) / len(values)
+                for name, values in self.since_log.items()
+            }
+            self.since_log = defaultdict(list)
+        super().log(logs, start_time)
+        if self.is_world_process_zero():
+            folder = Path(self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(self.state.log_history[-1]) + "\n")
+
+    def write_state(self, folder: Path) -> None:
+        state = dict(self.run_state(), update_count=self.update_count, since_log=self.since_log)
+        (folder / "ppo_state.json").write_text(json.dumps(state))
+
+    def read_state(self, folder: Path) -> None:
+        state = json.loads((folder / "ppo_state.json").read_text())
+        self.update_count = state["update_count"]
+        self.since_log = defaultdict(list, state["since_log"])
+        self.restore_run_state(state)
+
+    def run_state(self) -> dict[str, Any]:
+        "What changes from update to update beside the weights, as JSON."
+        return {}
+
+    def restore_run_state(self, state: dict[str, Any]) -> None:
+        "Put back what `run_state` gave."

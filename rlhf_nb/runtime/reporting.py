@@ -1,0 +1,73 @@
+"What a run shows of itself to others: tables for trackers, the text of its model card, its first line."
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+from transformers import Trainer
+from transformers.integrations import (
+    CometCallback,
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+)
+
+# Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
+# `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a config.
+
+
+def markdown_table(frame: pd.DataFrame, rows: int = 20) -> str:
+    "The first rows as a table in markdown; nothing in a cell is read as markup."
+
+    def line(row: Sequence[Any]) -> str:
+        cells = [html.escape(str(cell)).replace("|", "&#124;") for cell in row]
+        return f"| {' | '.join(cell.replace(chr(10), '<br>') for cell in cells)} |"
+
+    body = [line(row) for row in frame.head(rows).itertuples(index=False)]
+    return "\n".join([line(list(frame.columns)), "|---" * len(frame.columns) + "|", *body])
+
+
+def report_table(trainer: Trainer, name: str, frame: pd.DataFrame) -> None:
+    "Hand a table to each tracker that has begun."
+    if not trainer.is_world_process_zero():
+        return
+    step = trainer.state.global_step
+    for to in trainer.callback_handler.callbacks:
+        if isinstance(to, TensorBoardCallback) and to.tb_writer is not None:
+            to.tb_writer.add_text(name, markdown_table(frame), step)
+        if isinstance(to, WandbCallback) and to._initialized:
+            table = to._wandb.Table(dataframe=frame)
+            to._wandb.log({name: table, "train/global_step": step})
+        if isinstance(to, CometCallback) and to._experiment is not None:
+            to._experiment.log_table(f"{name}-{step:05d}.csv", frame)
+        if isinstance(to, TrackioCallback) and to._initialized:
+            to._trackio.log({name: to._trackio.Table(dataframe=frame)}, step=step)
+
+
+def model_name(model: nn.Module) -> str:
+    "Where a model came from; of a folder, its last part: a path means nothing on another machine."
+    name = getattr(model.config, "_name_or_path", "") or "from scratch"
+    return Path(name).name if Path(name).exists() else name
+
+
+def hub_name(model: nn.Module) -> str:
+    "The model's name on the hub; empty for a folder or a model made from scratch."
+    name = getattr(model.config, "_name_or_path", "") or ""
+    return "" if Path(name).exists() else name
+
+
+def parameter_counts(model: nn.Module) -> str:
+    "'trained of all', in digits."
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return f"{sum(n for n, trained in sizes if trained):,} of {sum(n for n, _ in sizes):,}"
+
+
+def software() -> dict[str, str]:
+    "Versions that a card names."
+    return {name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")}
