@@ -125,7 +125,7 @@ def test_greedy_responses_equal_the_cached_samplers(engine, policy):
 
 
 # catches: raw log-probs (before the temperature); the likeliest token's log-prob in place of the
-# drawn one's; log-probs shifted by one; rubbish on the padding
+# drawn one's; log-probs shifted by one; junk on the padding
 def test_log_probs_are_those_of_the_draws(engine, policy):
     engine.sync(policy)
     for temperature in (0.7, 1.0, 1.6):
@@ -173,8 +173,8 @@ def test_rows_differ_and_a_run_repeats(engine, policy):
     assert torch.equal(*runs) and len({tuple(row) for row in runs[0].tolist()}) > 4
 
 
-# catches: the tokenizer's EOS ending rows where another token was asked for; a generation config's
-# penalty; max length ignored
+# catches: the tokenizer's EOS ending rows where the run has another stop token; a penalty from a
+# generation config; max length ignored
 def test_only_our_own_rules_end_a_row(engine, policy):
     engine.sync(policy)
     torch.manual_seed(0)
@@ -227,7 +227,7 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
     ]
 
 
-# ---- Answers that are not what was asked for ----
+# ---- Answers that do not fit the request ----
 
 HOW = Sampling(4, 0, stop_ids=(1,))
 GOOD = Answer([5, 1], [-1.0, -2.0], "stop")
@@ -698,7 +698,7 @@ def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
     ask = lambda temperature, **how: complete(
         policy, letters, prompts, 5, temperature, batch_size=3, **how
     )
-    assert ask(1e-3, engine=engine) == ask(1e-6)  # below 0.01 an engine is asked to be greedy
+    assert ask(1e-3, engine=engine) == ask(1e-6)  # below 0.01 an engine samples greedily
     before = torch.get_rng_state()
     one, same, other = (ask(1.0, engine=engine, seed=seed) for seed in (0, 0, 1))
     assert one == same != other and torch.equal(before, torch.get_rng_state())

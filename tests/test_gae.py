@@ -1,5 +1,5 @@
 """GAE: the sum of discounted surprises again in numpy float64, row by row; what each test catches
-stands in its docstring."""
+is in its docstring."""
 
 import math
 

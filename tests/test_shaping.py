@@ -1,4 +1,4 @@
-"""Shaping: formulas again in numpy, row by row; what each test catches stands in its docstring."""
+"""Shaping: formulas again in numpy, row by row; what each test catches is in its docstring."""
 
 import json
 import math
@@ -386,8 +386,8 @@ def test_all_ranks_raise_when_one_holds_a_nan():
         except ValueError as error:
             return str(error)
 
-    said = on_ranks(work, torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0]))
-    assert all("NaN" in text for text in said)
+    messages = on_ranks(work, torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0]))
+    assert all("NaN" in text for text in messages)
 
 
 def test_a_refused_batch_leaves_the_state_alone():
