@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .models import inside
 
@@ -34,8 +33,7 @@ PARTIAL = ".partial"  # what a folder's name ends in while it is written
 
 @contextmanager
 def staged(
-    folder: str
-    | Path,  # where the finished folder will stand; one that is there already is replaced
+    folder: str | Path,  # path of the finished folder; one that exists already is replaced
 ) -> Iterator[Path]:  # where to write
     "A folder that appears complete or not at all."
     folder = Path(folder)
@@ -79,7 +77,7 @@ def _digest(path: Path) -> dict[str, Any]:
 
 
 def seal(folder: str | Path, **run: Any) -> None:
-    "Write the manifest: every file's size and hash, and what names the run."
+    "Write the manifest: every file's size and hash, and the values that identify the run."
     folder = Path(folder)
     files = {
         str(path.relative_to(folder)): _digest(path)
@@ -92,33 +90,32 @@ def seal(folder: str | Path, **run: Any) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     "What `seal` wrote. Raises ValueError where it cannot be read."
     try:
-        found = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text())
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(part), dict) for part in ("run", "files")
+        manifest = None
+    if not isinstance(manifest, dict) or not all(
+        isinstance(manifest.get(part), dict) for part in ("run", "files")
     ):
         raise ValueError(
             f"{folder} is damaged: {MANIFEST} is not as it was written. Resume from an earlier "
             "checkpoint."
         )
-    return found
+    return manifest
 
 # %% ../nbs/13_checkpoint.ipynb #d92abdf2
 def verify(
     folder: str | Path,
-    **run: Any,  # what the manifest must say of the run
+    **run: Any,  # what the manifest must record of the run
 ) -> None:
-    """Raises ValueError with the reason where a checkpoint is missing something, was changed, or
-    belongs to another run."""
+    "Raises ValueError if a checkpoint lacks a file, was changed, or belongs to another run."
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise ValueError(
             f"{folder} has no {MANIFEST}: it is not a checkpoint of this package, or it was never "
             "finished. Resume from an earlier one."
         )
-    found = _manifest(folder)
-    for name, wanted in found["files"].items():
+    manifest = _manifest(folder)
+    for name, wanted in manifest["files"].items():
         if not (folder / name).is_file():
             raise ValueError(
                 f"{folder} is damaged: {name} is missing. Resume from an earlier checkpoint."
@@ -129,11 +126,10 @@ def verify(
                 "checkpoint."
             )
     for name, value in run.items():
-        if (theirs := found["run"].get(name)) != value:
+        if (theirs := manifest["run"].get(name)) != value:
             raise ValueError(
                 f"{folder} belongs to another run: its {name} is {theirs!r}, this run's is "
-                f"{value!r}. "
-                "Give this run's own checkpoint, or the same settings."
+                f"{value!r}. Give this run's own checkpoint, or the same settings."
             )
 
 # %% ../nbs/13_checkpoint.ipynb #e7bb9232
@@ -141,18 +137,19 @@ def save_policy(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
-    state: dict[str, Tensor]
-    | None = None,  # weights gathered from all ranks; None: the model's own
+    state: dict[str, Tensor] | None = None,  # gathered from all ranks; None: the model's own
     card: str | None = None,  # README.md of the folder
-    stop_ids: Sequence[
-        int
-    ] = (),  # tokens that ended a response in training; none: the tokenizer's EOS
+    stop_ids: Sequence[int] = (),  # tokens that ended a response; none: the tokenizer's EOS
 ) -> None:
-    """Policy, tokenizer, generation config and model card;
-    `AutoModelForCausalLM.from_pretrained(folder)` loads it."""
-    model = inside(policy)  # an adapter's folder gets them too
-    own, config = model.generation_config, copy.deepcopy(model.generation_config)
-    ends = list(stop_ids) or [tokenizer.eos_token_id]
+    "Policy, tokenizer, generation config and card, for `AutoModelForCausalLM.from_pretrained`."
+    model = inside(policy)  # an adapter's folder gets a generation config too
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"policy is a {type(policy).__name__}: give a transformers model, or a PEFT model "
+            "around one. save_weights writes any module."
+        )
+    own = model.generation_config or GenerationConfig()
+    config, ends = copy.deepcopy(own), list(stop_ids) or [tokenizer.eos_token_id]
     config.update(
         eos_token_id=ends[0] if len(ends) == 1 else ends, pad_token_id=tokenizer.pad_token_id
     )
@@ -179,16 +176,18 @@ def model_card(
     recipe: dict[str, Any],  # settings that matter
     results: dict[str, float],  # last metrics
     base: str = "",  # what the policy started from; a name on the hub goes into the metadata
-    sections: dict[str, dict[str, Any]]
-    | None = None,  # more tables under their titles, such as the data and seeds
+    sections: dict[str, dict[str, Any]] | None = None,  # more tables, by title: data, seeds
 ) -> str:
     "Markdown with the metadata block that the hub reads."
-    show = lambda x: (
-        (f"{x:.4g}" if isinstance(x, float) else str(x)).replace("|", "\\|").replace("\n", " ")
-    )
-    table = lambda rows: "\n".join(
-        ["| | |", "|---|---|", *[f"| {show(k)} | {show(v)} |" for k, v in rows.items()]]
-    )
+
+    def cell(x: Any) -> str:
+        text = f"{x:.4g}" if isinstance(x, float) else str(x)
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    def table(entries: dict[str, Any]) -> str:
+        lines = [f"| {cell(key)} | {cell(value)} |" for key, value in entries.items()]
+        return "\n".join(["| | |", "|---|---|", *lines])
+
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
     head = [
         "library_name: transformers",
@@ -200,42 +199,43 @@ def model_card(
     tables = {"Recipe": recipe, **(sections or {}), "Last metrics": results}
     body = [
         f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.",
-        *[f"## {title}\n\n{table(rows)}" for title, rows in tables.items()],
+        *[f"## {title}\n\n{table(entries)}" for title, entries in tables.items()],
     ]
     return "\n".join(["---", *head, "---", "", f"# {name}", "", "\n\n".join(body), ""])
 
 # %% ../nbs/13_checkpoint.ipynb #e21c1193
 def save_weights(
-    model: nn.Module, folder: str | Path, state: dict[str, Tensor] | None = None
+    model: nn.Module,
+    folder: str | Path,
+    state: dict[str, Tensor] | None = None,  # gathered from all ranks; None: the model's own
 ) -> None:
-    """A transformers model whole, of a PEFT model the adapter, of anything else the weights;
-    `state` where it was gathered."""
-    if hasattr(model, "save_pretrained"):
-        return model.save_pretrained(folder, state_dict=state)
+    "A transformers model whole, of a PEFT model the adapter, of any other module its weights."
+    save_pretrained = getattr(model, "save_pretrained", None)
+    if save_pretrained is not None:
+        return save_pretrained(folder, state_dict=state)
     Path(folder).mkdir(parents=True, exist_ok=True)
     state = {name: x.contiguous() for name, x in (state or model.state_dict()).items()}
     save_file(state, Path(folder) / "model.safetensors")
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
-    "Put back what `save_weights` or `save_policy` wrote, into a model of the same make."
+    "Load what `save_weights` or `save_policy` wrote, into a model of the same architecture."
     if hasattr(model, "peft_config"):
         import peft
 
-        own = model.active_adapter
-        weights = peft.load_peft_weights(
-            Path(folder) / (own if own != "default" else ""), device="cpu"
-        )
-        peft.set_peft_model_state_dict(model, weights, adapter_name=own)
-    elif hasattr(model, "save_pretrained"):
+        name = getattr(model, "active_adapter", "default")
+        source = Path(folder) if name == "default" else Path(folder) / name
+        weights = peft.load_peft_weights(str(source), device="cpu")
+        peft.set_peft_model_state_dict(model, weights, adapter_name=name)
+    elif isinstance(model, PreTrainedModel):
         _put(model, type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
     else:
         _put(model, load_file(Path(folder) / "model.safetensors"))
 
 
 def _put(model: nn.Module, state: dict[str, Tensor]) -> None:
-    "`load_state_dict`, also where the weights lie in parts on several devices (FSDP2)."
+    "`load_state_dict`, also into weights that are sharded over devices (FSDP2)."
     if any(isinstance(p, DTensor) for p in model.parameters()):
-        set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
+        set_model_state_dict(model, {**state}, options=StateDictOptions(full_state_dict=True))
     else:
         model.load_state_dict(state)

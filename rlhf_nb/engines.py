@@ -14,16 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import httpx
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, StopStringCriteria
+from torch.distributed.tensor import DTensor
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StopStringCriteria,
+)
 from transformers.core_model_loading import revert_weight_conversion
 
-from .masks import check_left_padded, masked_sum
+from .masks import check_left_padded, log_ratio, masked_sum
+from .models import inside
 from .rollout import Sample, sample
 
 # %% auto #0
@@ -44,7 +51,7 @@ class Sampling:
     top_p: float = 1.0  # 1: from all
     stop_strings: StopStringCriteria | None = None  # texts that end a row
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.response_length > 0:
             raise ValueError(
                 f"response_length is {self.response_length}: give a positive number of tokens."
@@ -61,32 +68,31 @@ class Sampling:
 
 # %% ../nbs/09_engines.ipynb #7fb4d264
 class Engine(Protocol):
-    "Who writes the responses."
+    "A sampler of responses, whatever program runs it."
 
     def sync(self, model: nn.Module) -> None:
-        "Take over the policy's weights as they are now. On every rank."
+        "Copy the policy's weights as they are now. On every rank."
 
     def generate(
         self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
     ) -> tuple[Sample, Tensor | None]:
-        """A response to each prompt [B, P], and the engine's own log-probs [B, T] of its tokens,
-        zero on padding."""
+        "A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding."
 
     def close(self) -> None:
-        "Give back what it holds."
+        "Free its memory and connections."
 
 # %% ../nbs/09_engines.ipynb #1ba6e86c
 class CachedEngine:
-    "The package's own sampler: the very model that is trained, a token at a time, with a cache."
+    "The package's own sampler: the model that is trained itself, with a cache, token by token."
 
     def __init__(
         self,
-        rows: int = 64,  # in one batch
-        around: Callable[
-            [], AbstractContextManager
-        ] = nullcontext,  # entered while it samples: autocast, whole weights
-    ):
-        self.rows, self.around, self.model = rows, around, None
+        rows: int = 64,  # prompts in one batch
+        # entered while it samples: autocast, whole weights
+        around: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> None:
+        self.rows, self.around = rows, around
+        self.model: nn.Module | None = None
 
     def sync(self, model: nn.Module) -> None:
         "Nothing to copy: the weights are the trainer's own."
@@ -98,20 +104,11 @@ class CachedEngine:
         "As `rollout.sample`, in batches of `rows`."
         if self.model is None:
             raise RuntimeError("the engine has no weights yet: call sync(model) before generate.")
+        stops = how.response_length, how.pad_id, how.stop_ids
+        settings = (*stops, how.temperature, how.top_k, how.top_p, how.stop_strings)
         with self.around():
             parts = [
-                sample(
-                    self.model,
-                    ids,
-                    mask,
-                    how.response_length,
-                    how.pad_id,
-                    how.stop_ids,
-                    how.temperature,
-                    how.top_k,
-                    how.top_p,
-                    how.stop_strings,
-                )
+                sample(self.model, ids, mask, *settings)
                 for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))
             ]
         return Sample(*map(torch.cat, zip(*parts))), None
@@ -120,7 +117,7 @@ class CachedEngine:
         self.model = None
 
 # %% ../nbs/09_engines.ipynb #40896497
-LOG_WEIGHT_CAP = 20.0  # e^20 is 485 million: no number beyond it says more
+LOG_WEIGHT_CAP = 20.0  # e^20 is 485 million: a larger number adds nothing
 
 
 @torch.no_grad()
@@ -128,28 +125,15 @@ def importance_weights(
     logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     mask: Tensor,  # [B, T] true on real tokens
-    cap: float | None = 2.0,  # largest weight; None: as large as it comes, unbiased
+    cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
 ) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
-    """Truncated importance weights (Ionides 2008), token by token. Raises ValueError on other
-    shapes or a bad cap."""
+    "Truncated importance weights (Ionides 2008) by token. Raises ValueError on a bad shape or cap."
     if cap is not None and not cap > 0:
         raise ValueError(
             f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
         )
-    weights = _log_gap(logprobs, engine_logprobs, mask).exp()
+    weights = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP).exp()
     return (weights if cap is None else weights.clamp(max=cap)).masked_fill(~mask.bool(), 0.0)
-
-
-def _log_gap(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor) -> Tensor:
-    "Trainer minus engine [B, T], zero on padding, between -20 and 20."
-    if not logprobs.shape == engine_logprobs.shape == mask.shape:
-        raise ValueError(
-            f"logprobs {list(logprobs.shape)}, engine_logprobs {list(engine_logprobs.shape)}, mask "
-            f"{list(mask.shape)}: wanted [B, T] for all three."
-        )
-    wide = logprobs.dtype if logprobs.dtype == torch.float64 else torch.float32
-    ours, theirs = (x.to(wide).masked_fill(~mask.bool(), 0.0) for x in (logprobs, engine_logprobs))
-    return (ours - theirs).clamp(-LOG_WEIGHT_CAP, LOG_WEIGHT_CAP)
 
 # %% ../nbs/09_engines.ipynb #4a186fae
 @torch.no_grad()
@@ -158,12 +142,9 @@ def mismatch(
     engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     mask: Tensor,  # [B, T] true on real tokens
     cap: float | None = 2.0,  # as in importance_weights
-) -> dict[
-    str, Tensor
-]:  # sums over real tokens: weight, capped, kl, gap, tokens; and weight_max, no sum
-    """How far engine and trainer are apart, as sums to add over ranks and divide by tokens; kl is
-    KL(engine, trainer)."""
-    gap = _log_gap(logprobs, engine_logprobs, mask)
+) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and weight_max, no sum
+    "Engine against trainer, as sums over ranks to divide by tokens; kl is KL(engine, trainer)."
+    gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP)
     whole, weights = (importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap))
     sums = dict(
         weight=weights,
@@ -176,65 +157,66 @@ def mismatch(
 
 # %% ../nbs/09_engines.ipynb #ed57a95d
 class Answer(NamedTuple):
-    "One response, in the engine's own words."
+    "One response, as an engine returns it."
 
     token_ids: list[int]  # its tokens, the stop token included
     logprobs: list[float] | None  # of each token, as it was drawn
     finish_reason: str | None  # stop, or length
 
 
-def _complain(row: int, answer: Answer, how: Sampling) -> str | None:
-    "What is wrong with an answer, and the mend."
+def _problem(row: int, answer: Answer, how: Sampling) -> str | None:
+    "What is wrong with an answer, and how to fix it; None where it is right."
     ids, ended = answer.token_ids, answer.finish_reason
     if not 0 < len(ids) <= how.response_length:
         return (
-            f"row {row} has {len(ids)} tokens, wanted 1 to {how.response_length}: see the "
+            f"row {row} has {len(ids)} tokens, wanted 1 to {how.response_length}: check the "
             "engine's own limits."
         )
     if answer.logprobs is None or len(answer.logprobs) != len(ids):
         count = "none" if answer.logprobs is None else len(answer.logprobs)
         return (
-            f"row {row} has {len(ids)} tokens and {count} log-probs: the engine must give one "
+            f"row {row} has {len(ids)} tokens and {count} log-probs: the engine must return one "
             "for each (logprobs=0)."
         )
     if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in answer.logprobs):
-        return f"row {row} has a log-prob that is no finite number: {answer.logprobs}."
+        return (
+            f"row {row} has a log-prob that is no finite number, {answer.logprobs}: check the "
+            "weights that the engine was given."
+        )
     if ended not in ("stop", "length"):
         return (
             f"row {row} ended with {ended!r}, wanted 'stop' or 'length': the engine was "
-            "interrupted; ask again."
+            "interrupted; sample again."
         )
-    if any(i in how.stop_ids for i in ids[:-1]) or (ended == "length" and ids[-1] in how.stop_ids):
+    stops = list(how.stop_ids)
+    if any(i in stops for i in ids[:-1]) or (ended == "length" and ids[-1] in stops):
         return (
-            f"row {row} goes on after one of its stop tokens {list(how.stop_ids)}: the engine "
-            "was told others."
+            f"row {row} goes on after one of its stop tokens {stops}: the engine was given "
+            "different ones."
         )
-    if ended == "stop" and how.stop_strings is None and ids[-1] not in how.stop_ids:
+    if ended == "stop" and how.stop_strings is None and ids[-1] not in stops:
         return (
-            f"row {row} stopped at token {ids[-1]}, and the stop tokens are {list(how.stop_ids)}: "
-            "the engine ends "
-            "rows by a rule of its own, perhaps of the model's generation config; turn that off."
+            f"row {row} stopped at token {ids[-1]}, and the stop tokens are {stops}: the engine "
+            "has a stop rule of its own, perhaps from the model's generation config; turn it off."
         )
     return None
 
 # %% ../nbs/09_engines.ipynb #8ca4481c
 def collect(
     answers: Sequence[Answer],  # B of them
-    rows: int,  # B, how many were asked for
+    rows: int,  # B, the number of prompts
     how: Sampling,
     device: torch.device | str = "cpu",
 ) -> tuple[Sample, Tensor]:  # the sample, and the engine's log-probs [B, T], zero on padding
-    """An engine's answers as tensors, padded on the right. Raises ValueError where they are not
-    what was asked for."""
+    "An engine's answers as tensors, padded on the right. Raises ValueError if they do not fit."
     if len(answers) != rows:
         raise ValueError(
-            f"the engine gave {len(answers)} responses to {rows} prompts: wanted one for each; "
-            "see its "
-            "log."
+            f"the engine returned {len(answers)} responses to {rows} prompts: "
+            "wanted one for each; check its log."
         )
     for row, answer in enumerate(answers):
-        if complaint := _complain(row, answer, how):
-            raise ValueError(complaint)
+        if problem := _problem(row, answer, how):
+            raise ValueError(problem)
     ids = torch.full((rows, how.response_length), how.pad_id)
     mask, logprobs = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(rows, how.response_length)
     for row, answer in enumerate(answers):
@@ -245,49 +227,58 @@ def collect(
     return Sample(*(x.to(device) for x in (ids, mask, stopped))), logprobs.to(device)
 
 # %% ../nbs/09_engines.ipynb #b32ae906
-def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
+@runtime_checkable
+class _LoraLayer(Protocol):
+    "The part of peft's LoRA layers that is used here."
+
+    merged: bool
+    disable_adapters: bool
+    active_adapters: list[str]
+    scaling: dict[str, float]
+
+    def get_delta_weight(self, adapter: str) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+def _lora_layers(model: nn.Module) -> dict[str, _LoraLayer]:
     "LoRA's layers by name. Raises ValueError on adapters whose sum with the weights is not plain."
     for name, config in getattr(model, "peft_config", {}).items():
-        if str(getattr(config.peft_type, "value", config.peft_type)) != "LORA" or getattr(
-            config, "use_dora", False
-        ):
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        dora = getattr(config, "use_dora", False)
+        if kind != "LORA" or dora:
             raise ValueError(
-                f"adapter {name!r} is {config.peft_type}, DoRA "
-                f"{getattr(config, 'use_dora', False)}: an "
-                "engine can be given plain LoRA. Take that, or sample with use_vllm=False."
+                f"adapter {name!r} is {kind}{' with DoRA' if dora else ''}, and an engine takes "
+                "plain LoRA alone: train with that, or sample with use_vllm=False."
             )
-    return {name: part for name, part in model.named_modules() if hasattr(part, "get_delta_weight")}
+    return {name: part for name, part in model.named_modules() if isinstance(part, _LoraLayer)}
 
 
-def _parts(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module | None]]:
+def _named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, _LoraLayer | None]]:
     "Each weight under its name in a plain model, and the LoRA layer that changes it."
-    layers = _layers_of(model)
+    layers = _lora_layers(model)
+    wrappers = ("_checkpoint_wrapped_module.", "_orig_mod.", "base_layer.")
     for name, weight in model.named_parameters():
         if ".lora_" in name or ".original_module." in name:
             continue
         owner, _, kind = name.rpartition(".base_layer.")
-        for inner in (
-            "_checkpoint_wrapped_module.",
-            "_orig_mod.",
-            "base_layer.",
-            "modules_to_save.default.",
-        ):
-            name = name.replace(inner, "")
-        yield (
-            name.removeprefix("base_model.model."),
-            weight,
-            layers.get(owner) if kind == "weight" else None,
-        )
+        for wrapper in (*wrappers, "modules_to_save.default."):
+            name = name.replace(wrapper, "")
+        layer = layers.get(owner) if kind == "weight" else None
+        yield name.removeprefix("base_model.model."), weight, layer
 
 
-def _on_disk(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    "A weight as a checkpoint has it: under another name, or as several."
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    yield from revert_weight_conversion(inner, {name: weight}).items()
+def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    "A weight as a checkpoint has it: perhaps under another name, or as several."
+    plain = inside(model)
+    if isinstance(plain, PreTrainedModel):
+        yield from revert_weight_conversion(plain, {name: weight}).items()
+    else:
+        yield name, weight
 
 # %% ../nbs/09_engines.ipynb #0bc898be
 def _gathered(parts: Sequence[Tensor]) -> AbstractContextManager:
-    "Under ZeRO-3 a weight lies in parts on all ranks: whole in here."
+    "Under ZeRO-3 each rank holds a part of every weight: inside this context they are whole."
     if not any(hasattr(x, "ds_id") for x in parts):
         return nullcontext()
     import deepspeed
@@ -295,57 +286,62 @@ def _gathered(parts: Sequence[Tensor]) -> AbstractContextManager:
     return deepspeed.zero.GatheredParameters(list(parts))
 
 
+def _whole(x: Tensor) -> Tensor:
+    "Under FSDP2 a weight is a DTensor: all of it, on this rank."
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _with_lora(weight: Tensor, layer: _LoraLayer | None) -> Tensor:
+    "A whole weight, and what the active adapters add to it."
+    whole = _whole(weight.detach())
+    if layer is None or layer.merged or layer.disable_adapters:
+        return whole
+    for adapter in layer.active_adapters:
+        if adapter in layer.scaling:
+            whole = whole + _whole(layer.get_delta_weight(adapter)).to(whole.dtype)
+    return whole
+
+
 @torch.no_grad()
 def policy_weights(
-    model: nn.Module,  # a causal language model, with LoRA or without, in parts or whole
+    model: nn.Module,  # a causal language model, with LoRA or without, sharded or not
     dtype: torch.dtype | None = None,  # what the engine computes in; None: as they are
 ) -> Iterator[tuple[str, Tensor]]:  # name in a checkpoint, whole weight
-    """The policy's weights one by one, LoRA added in; the model stays as it is. On every rank, in
-    step."""
-    for name, weight, layer in _parts(model):
+    "The weights one by one, LoRA added in, the model unchanged. Call it on every rank, in step."
+    for name, weight, layer in _named_weights(model):
         with _gathered([weight, *(layer.parameters() if layer is not None else ())]):
-            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight.detach()
-            if layer is not None and not layer.merged and not layer.disable_adapters:
-                for adapter in layer.active_adapters:
-                    if adapter in layer.scaling:
-                        whole = whole + _whole(layer.get_delta_weight(adapter)).to(whole.dtype)
-            whole = whole.to(
-                dtype or whole.dtype, copy=hasattr(weight, "ds_id")
-            )  # what is lent goes back
-            yield from _on_disk(model, name, whole)
-
-
-def _whole(x: Tensor) -> Tensor:
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
+            whole = _with_lora(weight, layer)
+            # DeepSpeed frees what it gathered, so that has to be copied.
+            whole = whole.to(dtype or whole.dtype, copy=hasattr(weight, "ds_id"))
+            yield from _as_saved(model, name, whole)
 
 
 def weight_shapes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     "The same names with empty tensors of the same shapes: nothing is gathered or moved."
-    for name, weight, _ in _parts(model):
-        yield from _on_disk(
-            model, name, torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")
-        )
+    for name, weight, _ in _named_weights(model):
+        empty = torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")
+        yield from _as_saved(model, name, empty)
 
 # %% ../nbs/09_engines.ipynb #cff8363a
 VLLM = "0.33"
 
 
 def vllm_module() -> Any:
-    "vLLM itself. Raises ImportError where it is missing or of another release."
+    "vLLM itself. Raises ImportError if it is missing or of another release."
     try:
         import vllm
     except ImportError as error:
         raise ImportError(
-            f"use_vllm is set and vLLM cannot be imported ({error}): pip install 'vllm=={VLLM}.*' "
-            "on a "
-            "machine with a GPU, or set use_vllm=False for the package's own engine."
+            f"use_vllm is set and vLLM cannot be imported ({error}): "
+            f"pip install 'vllm=={VLLM}.*' on a machine with a GPU, "
+            "or set use_vllm=False for the package's own engine."
         ) from error
     check_release(vllm.__version__, "installed is")
     return vllm
 
 
 def check_release(version: str, who: str) -> None:
-    "Raises ImportError unless a release is one that the adapter was written for."
+    "Raises ImportError unless the adapter was written for this release."
     if not version.startswith(f"{VLLM}."):
         raise ImportError(
             f"{who} vLLM {version}, and this adapter was written for {VLLM}: pip install "
@@ -357,8 +353,7 @@ def request(
     how: Sampling,
     seed: int,  # of this row alone
 ) -> dict[str, Any]:
-    """What vLLM is asked for, with every setting named. Below 0.01 it samples greedily: vLLM would
-    round up to 0.01."""
+    "vLLM's settings, every one named. Below 0.01 greedy: vLLM would round up to 0.01."
     stops = list(how.stop_strings.stop_strings) if how.stop_strings is not None else None
     return dict(
         n=1,
@@ -380,7 +375,9 @@ def request(
     )
 
 
-def _rows_of(prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[list[list[int]], list[int]]:
+def _prompts_and_seeds(
+    prompt_ids: Tensor, prompt_mask: Tensor
+) -> tuple[list[list[int]], list[int]]:
     "Prompts without padding, and a seed for each."
     check_left_padded(prompt_mask)
     seeds = torch.randint(2**31 - 1, (len(prompt_ids),)).tolist()
@@ -389,36 +386,39 @@ def _rows_of(prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[list[list[int]], 
 # %% ../nbs/09_engines.ipynb #79e26fe6
 def answer_of(one: Any) -> Answer:
     "vLLM's CompletionOutput as an answer; the log-prob of each token is looked up by its id."
-    ids, told = list(one.token_ids), one.logprobs
-    known = told is not None and len(told) == len(ids) and all(i in at for i, at in zip(ids, told))
-    return Answer(
-        ids, [at[i].logprob for i, at in zip(ids, told)] if known else None, one.finish_reason
-    )
+    ids, tables = list(one.token_ids), one.logprobs or []
+    known = len(tables) == len(ids) and all(i in table for i, table in zip(ids, tables))
+    logprobs = [table[i].logprob for i, table in zip(ids, tables)] if known else None
+    return Answer(ids, logprobs, one.finish_reason)
 
-# %% ../nbs/09_engines.ipynb #f8519980
-class _VLLM:
-    "How an engine in this process is made."
+# %% ../nbs/09_engines.ipynb #68e29a3b
+class VLLMEngine:
+    "vLLM in this process, on this rank's GPU. Raises ImportError as `vllm_module` does."
 
     def __init__(
         self,
         model: nn.Module,  # the policy: for its config
         tokenizer: PreTrainedTokenizerBase,  # for texts that end a row
-        dtype: torch.dtype = torch.bfloat16,  # what the engine computes in: that of the trainer's forward
-        gpu_memory_utilization: float = 0.3,  # share of the GPU for weights and cache; the trainer needs the rest
-        max_model_length: int
-        | None = None,  # most tokens of prompt and response; None: the model's positions
+        dtype: torch.dtype = torch.bfloat16,  # what the engine computes in: the trainer's forward's
+        gpu_memory_utilization: float = 0.3,  # share of the GPU; the trainer needs the rest
+        max_model_length: int | None = None,  # of prompt and response; None: the model's positions
         sleep: bool = False,  # leave the GPU between rollouts; takes memory of the host
         rank: int = 0,
         ranks: int = 1,
-    ):
+    ) -> None:
         vllm = vllm_module()
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
-            "0"  # weights are handed over, not sent to another process
-        )
+        config = getattr(model, "config", None)
+        if not isinstance(config, PreTrainedConfig):
+            raise ValueError(
+                f"the policy is a {type(model).__name__} without a config: "
+                "give a transformers model."
+            )
+        # Weights are handed over within this process, so vLLM must not start another.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self._folder = tempfile.TemporaryDirectory()
-        for part in (model.config, tokenizer):
-            part.save_pretrained(self._folder.name)
-        several = dict(distributed_executor_backend="external_launcher") if ranks > 1 else {}
+        config.save_pretrained(self._folder.name)
+        tokenizer.save_pretrained(self._folder.name)
+        launcher = dict(distributed_executor_backend="external_launcher") if ranks > 1 else {}
         self.llm = vllm.LLM(
             model=self._folder.name,
             load_format="dummy",
@@ -429,20 +429,10 @@ class _VLLM:
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             seed=rank,
-            **several,
+            **launcher,
         )
-        self.params, self.dtype, self.sleep, self._awake, self._synced = (
-            vllm.SamplingParams,
-            dtype,
-            sleep,
-            True,
-            False,
-        )
-
-# %% ../nbs/09_engines.ipynb #68e29a3b
-class VLLMEngine(_VLLM):
-    """vLLM in this process, on this rank's GPU. Raises ImportError where vLLM is missing or of
-    another release."""
+        self.params, self.dtype, self.sleep = vllm.SamplingParams, dtype, sleep
+        self.awake, self.synced = True, False
 
     def sync(self, model: nn.Module) -> None:
         "Hand the policy's weights over."
@@ -450,32 +440,31 @@ class VLLMEngine(_VLLM):
         weights = policy_weights(model, self.dtype)
         self.llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
         self.llm.reset_prefix_cache()
-        self._synced = True
+        self.synced = True
 
     def generate(
         self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
     ) -> tuple[Sample, Tensor]:
-        """A response to each prompt, and the engine's log-probs. Raises RuntimeError before the
-        first sync."""
-        if not self._synced:
+        "Responses, and the engine's log-probs. Raises RuntimeError before the first sync."
+        if not self.synced:
             raise RuntimeError("the engine's weights are empty: call sync(model) before generate.")
         self._wake()
-        rows, seeds = _rows_of(prompt_ids, prompt_mask)
+        prompts, seeds = _prompts_and_seeds(prompt_ids, prompt_mask)
         outputs = self.llm.generate(
-            [dict(prompt_token_ids=ids) for ids in rows],
+            [dict(prompt_token_ids=ids) for ids in prompts],
             [self.params(**request(how, seed)) for seed in seeds],
             use_tqdm=False,
         )
         if self.sleep:
             self.llm.sleep(level=1)
-            self._awake = False
+            self.awake = False
         answers = [answer_of(one) for output in outputs for one in output.outputs]
-        return collect(answers, len(rows), how, prompt_ids.device)
+        return collect(answers, len(prompts), how, prompt_ids.device)
 
     def _wake(self) -> None:
-        if not self._awake:
+        if not self.awake:
             self.llm.wake_up()
-        self._awake = True
+        self.awake = True
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -489,18 +478,16 @@ START = (
 
 
 class _Http:
-    "Requests to the server, with errors that say what to do."
+    "Requests to the server, with errors that tell what to do."
 
-    def __init__(self, url: str, timeout: float):
+    def __init__(self, url: str, timeout: float) -> None:
         self.url, self.timeout = url.rstrip("/"), timeout
-        held = httpx.Limits(
-            max_connections=256, keepalive_expiry=2.0
-        )  # the server lets go of a silent one after 5
-        self.client = httpx.Client(base_url=self.url, timeout=timeout, limits=held)
+        # The server closes a silent connection after 5 seconds, so we close it before.
+        limits = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
+        self.client = httpx.Client(base_url=self.url, timeout=timeout, limits=limits)
 
-    def ask(self, method: str, path: str, **body: Any) -> Any:
-        """Its answer as JSON. Raises ConnectionError where there is none, RuntimeError where it is
-        an error."""
+    def call(self, method: str, path: str, **body: Any) -> Any:
+        "The reply as JSON. Raises ConnectionError without one, RuntimeError if it is an error."
         try:
             answer = self.client.request(method, path, json=body or None)
         except httpx.TransportError as error:
@@ -512,57 +499,99 @@ class _Http:
         if answer.status_code != 200:
             raise RuntimeError(
                 f"the vLLM server at {self.url} answered {path} with {answer.status_code}: "
-                f"{answer.text[:300]} (was it started so? {START})"
+                f"{answer.text[:300]}; check that it was started with: {START}"
             )
         return answer.json() if answer.content else None
 
     def wait(self) -> None:
-        "Until it is up; it may still be loading."
+        "Return when the server is up; it may still be loading."
         until = time.monotonic() + self.timeout
         while True:
             try:
-                return self.ask("GET", "/health")
+                return self.call("GET", "/health")
             except (ConnectionError, RuntimeError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(min(1.0, self.timeout))
 
 # %% ../nbs/09_engines.ipynb #c65d9508
-class _Transfer:
-    """Weights to the server, by vLLM's own trainer engine. On every rank: rank 0 sends, the others
-    help to gather."""
+def _weight_transfer(
+    http: _Http, model: nn.Module, dtype: torch.dtype, port: int, rank: int
+) -> Any:
+    "vLLM's own trainer engine. Made on every rank: rank 0 sends, the others help to gather."
+    from vllm.distributed.weight_transfer import (
+        HTTPVLLMWeightSyncClient,
+        ParamMeta,
+        WeightSource,
+        WeightTransferTrainerFactory,
+    )
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+    from vllm.utils.network_utils import get_ip
 
-    def __init__(self, http: _Http, model: nn.Module, dtype: torch.dtype, port: int, rank: int):
-        from vllm.distributed.weight_transfer import (
-            HTTPVLLMWeightSyncClient,
-            ParamMeta,
-            WeightSource,
-            WeightTransferTrainerFactory,
-        )
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-        from vllm.utils.network_utils import get_ip
+    class Policy(WeightSource):
+        @cached_property
+        def metadata(self) -> list:
+            return [ParamMeta(name, dtype, tuple(x.shape)) for name, x in weight_shapes(model)]
 
-        class Policy(WeightSource):
-            @cached_property
-            def metadata(self) -> list:
-                return [ParamMeta(name, dtype, tuple(x.shape)) for name, x in weight_shapes(model)]
+        def iter_full(self) -> Iterator[tuple[str, Tensor]]:
+            yield from policy_weights(model, dtype)
 
-            def iter_full(self) -> Iterator[tuple[str, Tensor]]:
-                yield from policy_weights(model, dtype)
-
-        workers = http.ask("GET", "/get_world_size")["world_size"]
-        info = NCCLTrainerInitInfo(
-            master_address=get_ip(), master_port=port, world_size=workers + 1, rank=rank
-        )
-        client = HTTPVLLMWeightSyncClient(http.url, timeout=http.timeout)
-        self.model, self.engine = (
-            model,
-            WeightTransferTrainerFactory.trainer_init(info, client=client, source=Policy()),
-        )
+    workers = http.call("GET", "/get_world_size")["world_size"]
+    info = NCCLTrainerInitInfo(
+        master_address=get_ip(), master_port=port, world_size=workers + 1, rank=rank
+    )
+    client = HTTPVLLMWeightSyncClient(http.url, timeout=http.timeout)
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=Policy())
 
 # %% ../nbs/09_engines.ipynb #d61f67e8
-class _Server:
-    "A server, and whether it is still the one that was given this run's weights."
+def _version_name(count: int) -> str:
+    "A name for weights that no other run has, the same on every rank."
+    name = [f"{uuid.uuid4().hex[:8]}-{count}"]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(name)
+    return name[0]
+
+
+def _check_version(http: _Http, version: str) -> None:
+    "Raises RuntimeError unless the server still has the weights that this run sent last."
+    there = http.call("GET", "/weight_info")["weight_version"]
+    if there != version:
+        raise RuntimeError(
+            f"the vLLM server at {http.url} holds weights {there!r}, and this run last sent "
+            f"{version!r}: it was restarted, or another run uses it. Give this run a server of "
+            "its own and resume from the last checkpoint, train(resume_from_checkpoint=True)."
+        )
+
+
+def _check_logprobs(http: _Http) -> None:
+    "Raises RuntimeError if the server's log-probs do not depend on the temperature."
+    body = request(Sampling(1, 0), seed=0) | dict(logprobs=1, prompt=[0])
+    likeliest = []
+    for temperature in (1.0, 2.0):
+        reply = http.call("POST", "/v1/completions", **body | dict(temperature=temperature))
+        likeliest.append(max(reply["choices"][0]["logprobs"]["top_logprobs"][0].values()))
+    if abs(likeliest[0] - likeliest[1]) < 1e-6:
+        raise RuntimeError(
+            f"the vLLM server at {http.url} returns log-probs from before the temperature: "
+            f"start it with --logprobs-mode processed_logprobs, {START}"
+        )
+
+
+def _complete(http: _Http, prompt: list[int], settings: dict[str, Any]) -> list[Answer]:
+    "The server's answers to one prompt."
+    reply = http.call("POST", "/v1/completions", prompt=prompt, return_token_ids=True, **settings)
+    return [
+        Answer(
+            choice.get("token_ids") or [],
+            (choice.get("logprobs") or {}).get("token_logprobs"),
+            choice["finish_reason"],
+        )
+        for choice in reply["choices"]
+    ]
+
+# %% ../nbs/09_engines.ipynb #30fb5763
+class VLLMServer:
+    "A vLLM server on other GPUs. Raises ConnectionError, or ImportError as `vllm_module` does."
 
     def __init__(
         self,
@@ -571,107 +600,55 @@ class _Server:
         timeout: float = 240.0,  # seconds to wait for the server, and for one answer
         group_port: int = 51216,  # of the connection that weights travel on
         rank: int = 0,
-    ):
+    ) -> None:
         vllm_module()
         self.http, self.dtype, self.port, self.rank = _Http(url, timeout), dtype, group_port, rank
         self.http.wait()
-        check_release(self.http.ask("GET", "/version")["version"], f"the server at {url} runs")
-        self._version, self._count, self._transfer = "", 0, None
-
-    def _check_version(self) -> None:
-        there = self.http.ask("GET", "/weight_info")["weight_version"]
-        if there != self._version:
-            raise RuntimeError(
-                f"the vLLM server at {self.http.url} holds weights {there!r}, and this run last "
-                "sent "
-                f"{self._version!r}: it was restarted, or another run uses it. Give this run a "
-                "server "
-                "of its own and resume from the last checkpoint, "
-                "train(resume_from_checkpoint=True)."
-            )
-
-    def _check_logprobs(self) -> None:
-        asked = request(Sampling(1, 0), seed=0) | dict(logprobs=1, prompt=[0])
-        at = lambda heat: self.http.ask(
-            "POST", "/v1/completions", **asked | dict(temperature=heat)
-        )["choices"][0]
-        cold, hot = (max(at(heat)["logprobs"]["top_logprobs"][0].values()) for heat in (1.0, 2.0))
-        if abs(cold - hot) < 1e-6:
-            raise RuntimeError(
-                f"the vLLM server at {self.http.url} gives log-probs that do not know the "
-                "temperature: "
-                f"start it with --logprobs-mode processed_logprobs, {START}"
-            )
-
-# %% ../nbs/09_engines.ipynb #d5769a7a
-class _ServerSync(_Server):
-    "Weights to the server."
+        check_release(self.http.call("GET", "/version")["version"], f"the server at {url} runs")
+        self.version, self.syncs = "", 0
+        self.model: nn.Module | None = None
+        self.transfer: Any = None  # made by the first sync
 
     def sync(self, model: nn.Module) -> None:
         "Send the policy's weights: pause, send, name the version, resume. On every rank."
-        if self._transfer is None:
-            self._transfer = _Transfer(self.http, model, self.dtype, self.port, self.rank)
-        elif self.rank == 0:
-            self._check_version()
-        if self._transfer.model is not model:
+        first = self.rank == 0
+        if self.transfer is None:
+            self.model = model
+            self.transfer = _weight_transfer(self.http, model, self.dtype, self.port, self.rank)
+        elif first:
+            _check_version(self.http, self.version)
+        if self.model is not model:
             raise ValueError(
                 "this engine was first synced with another model: make a new one for this."
             )
-        if self.rank == 0:
-            self.http.ask("POST", "/pause?mode=wait")  # which drops what it cached of prompts, too
-        self._transfer.engine.send_weights()
-        self._count += 1
-        self._name()
-        if self.rank == 0:
-            self.http.ask("POST", "/resume")
-        if self.rank == 0 and self._count == 1:
-            self._check_logprobs()
+        if first:
+            self.http.call("POST", "/pause?mode=wait")  # drops the cached prompts, too
+        self.transfer.send_weights()
+        self.syncs += 1
+        self.version = _version_name(self.syncs)
+        if first:
+            self.http.call("POST", "/update_weight_version", new_version=self.version)
+            self.http.call("POST", "/resume")
+        if first and self.syncs == 1:
+            _check_logprobs(self.http)
         if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # nobody asks before all is there
-
-    def _name(self) -> None:
-        "A version that no other run has, the same on every rank."
-        name = [f"{uuid.uuid4().hex[:8]}-{self._count}"]
-        if torch.distributed.is_initialized():
-            torch.distributed.broadcast_object_list(name)
-        self._version = name[0]
-        if self.rank == 0:
-            self.http.ask("POST", "/update_weight_version", new_version=self._version)
-
-# %% ../nbs/09_engines.ipynb #30fb5763
-class VLLMServer(_ServerSync):
-    """A vLLM server on other GPUs. Raises ConnectionError where it is away, ImportError where it is
-    of another release."""
+            torch.distributed.barrier()  # no rank samples before all weights are there
 
     def generate(
         self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
     ) -> tuple[Sample, Tensor]:
-        """A response to each prompt of this rank, and the engine's log-probs. Raises RuntimeError
-        on another's weights."""
-        if not self._count:
+        "Responses, and their log-probs. Raises RuntimeError if the server's weights are not ours."
+        if not self.syncs:
             raise RuntimeError("the server has no weights of this run: call sync(model) first.")
-        rows, seeds = _rows_of(prompt_ids, prompt_mask)
-        with ThreadPoolExecutor(min(len(rows), 256)) as pool:
-            answers = list(
-                pool.map(lambda ids, seed: self._one(ids, request(how, seed)), rows, seeds)
-            )
-        self._check_version()  # after, so that a restart in between is seen as well
-        return collect(
-            [one for several in answers for one in several], len(rows), how, prompt_ids.device
-        )
-
-    def _one(self, ids: list[int], asked: dict[str, Any]) -> list[Answer]:
-        "The server's answers to one prompt."
-        found = self.http.ask("POST", "/v1/completions", prompt=ids, return_token_ids=True, **asked)
-        told = [
-            (one, (one.get("logprobs") or {}).get("token_logprobs")) for one in found["choices"]
-        ]
-        return [
-            Answer(one.get("token_ids") or [], logprobs, one["finish_reason"])
-            for one, logprobs in told
-        ]
+        prompts, seeds = _prompts_and_seeds(prompt_ids, prompt_mask)
+        with ThreadPoolExecutor(min(len(prompts), 256)) as pool:
+            settings = [request(how, seed) for seed in seeds]
+            replies = list(pool.map(partial(_complete, self.http), prompts, settings))
+        _check_version(self.http, self.version)  # after, so that a restart in between is seen too
+        answers = [answer for reply in replies for answer in reply]
+        return collect(answers, len(prompts), how, prompt_ids.device)
 
     def close(self) -> None:
-        if self._transfer is not None:
-            self._transfer.engine.shutdown()
+        if self.transfer is not None:
+            self.transfer.shutdown()
         self.http.client.close()

@@ -39,8 +39,8 @@ def _check_signals(
     if not rewards.shape == values.shape == mask.shape:
         raise ValueError(
             f"rewards {list(rewards.shape)}, values {list(values.shape)} and mask "
-            f"{list(mask.shape)} "
-            "differ: give [B, T] each. A value head's [B, T, 1] wants squeeze(-1)."
+            f"{list(mask.shape)} differ: give [B, T] each. "
+            "A value head's [B, T, 1] needs squeeze(-1)."
         )
     if bootstrap is not None and bootstrap.shape != mask.shape[:1]:
         raise ValueError(
@@ -50,10 +50,9 @@ def _check_signals(
     gap = (mask[:, 1:].bool() & ~mask[:, :-1].bool()).any(1)
     if gap.any():
         raise ValueError(
-            f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: responses "
-            "are "
-            "padded on the right. Leave the prompt out, and take what was not sampled out of the "
-            "row."
+            f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: "
+            "responses are padded on the right. Leave the prompt out, and take what was not "
+            "sampled out of the row."
         )
     _check_unit("gamma", gamma)
 
@@ -72,8 +71,7 @@ def gae(
     lam: float = 0.95,  # how much of the next token's advantage is inherited, 0 to 1
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] advantages, not whitened, zero on padding
-    """Generalised advantage estimates, from the back. Schulman et al. 2016, eq. 16. Raises
-    ValueError as `td_errors` does."""
+    "Generalised advantage estimates. Schulman et al. 2016, eq. 16. Raises as `td_errors` does."
     _check_unit("lam", lam)
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
     advantage, advantages = torch.zeros_like(delta[:, 0]), []
@@ -91,14 +89,13 @@ def gae_matrix(
     lam: float = 0.95,  # how much of the next token's advantage is inherited, 0 to 1
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] the advantages of `gae`, up to rounding
-    """GAE as a product with the upper-triangular matrix of (gamma * lam)^(l - t). Schulman et al.
-    2016, eq. 16."""
+    "GAE as a product with the triangular matrix of (gamma * lam)^(l - t). Schulman 2016, eq. 16."
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
     return delta @ _credit(delta.shape[1], gamma, lam).to(delta.dtype).to(delta.device).T
 
 
 def _credit(T: int, gamma: float, lam: float) -> Tensor:
-    "Weights [T, T], float64: row t says what part of each surprise token t inherits."
+    "Weights [T, T], float64: row t is the part of each surprise that token t inherits."
     _check_unit("lam", lam)
     step = torch.arange(T, dtype=torch.float64)
     return ((gamma * lam) ** (step[None, :] - step[:, None])).triu()
@@ -109,6 +106,5 @@ def returns_from(
     values: Tensor,  # [B, T] the values that `gae` was given
     mask: Tensor,  # [B, T] true on real tokens
 ) -> Tensor:  # [B, T] targets of the value loss, zero on padding
-    """Returns R = A + V on real tokens: what the value model should have said, the lambda-return
-    (Sutton and Barto 2018, section 12.1)."""
+    "R = A + V on real tokens: the lambda-return (Sutton and Barto 2018, section 12.1)."
     return torch.where(mask.bool(), advantages + values, 0.0)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from .logprobs import response_states, tempered
+from .masks import log_ratio
 
 # %% auto #0
-__all__ = ['LOGR_CAP', 'ESTIMATORS', 'full_kl', 'log_ratio', 'k1', 'k2', 'abs_kl', 'k3', 'estimate_kl', 'response_full_kl',
+__all__ = ['LOGR_CAP', 'ESTIMATORS', 'full_kl', 'k1', 'k2', 'abs_kl', 'k3', 'estimate_kl', 'response_full_kl',
            'FixedKLController', 'AdaptiveKLController']
 
 # %% ../nbs/09_kl.ipynb #56341bcc
@@ -24,35 +25,15 @@ def full_kl(
     ref_logits: Tensor,  # [..., V] reference
     temperature: float = 1.0,  # what the sampler divided by; both distributions are compared at it
 ) -> Tensor:  # [...] float32, in nats
-    """Exact KL(policy || reference), summed over the vocabulary. A token that the policy never says
-    adds nothing."""
+    "Exact KL(policy || reference) over the vocabulary; a token of probability 0 adds nothing."
     if logits.shape != ref_logits.shape:
         raise ValueError(
-            f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: wanted one "
-            "shape. Two "
-            "models must share a vocabulary."
+            f"logits {list(logits.shape)} and ref_logits {list(ref_logits.shape)}: "
+            "wanted one shape. Two models must share a vocabulary."
         )
     logp, logq = [tempered(x, temperature).log_softmax(-1) for x in (logits, ref_logits)]
     p = logp.exp()
     return (p * (logp - logq).masked_fill(p == 0, 0.0)).sum(-1)
-
-# %% ../nbs/09_kl.ipynb #bbb72aff
-def log_ratio(
-    logprobs: Tensor,  # [B, T] policy
-    ref_logprobs: Tensor,  # [B, T] reference
-) -> Tensor:  # [B, T] float32: reference minus policy
-    """logr, wide enough to subtract in: bf16 log-probs become float32 first. Raises ValueError if
-    the shapes differ."""
-    if logprobs.shape != ref_logprobs.shape:
-        raise ValueError(
-            f"logprobs {list(logprobs.shape)} and ref_logprobs {list(ref_logprobs.shape)}: wanted "
-            "one "
-            "shape, the same tokens in both."
-        )
-    wide = torch.promote_types(
-        torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32
-    )
-    return ref_logprobs.to(wide) - logprobs.to(wide)
 
 # %% ../nbs/09_kl.ipynb #4684eceb
 def k1(
@@ -60,15 +41,14 @@ def k1(
     ref_logprobs: Tensor,  # [B, T] reference
 ) -> Tensor:  # [B, T] nats, of either sign
     "-logr: unbiased, noisy. Schulman, joschu.net/blog/kl-approx.html."
-    return log_ratio(ref_logprobs, logprobs)
+    return log_ratio(logprobs, ref_logprobs)
 
 
 def k2(
     logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
 ) -> Tensor:  # [B, T] nats, never negative
-    """logr squared, halved: little noise, biased once the two are far apart. Schulman,
-    joschu.net/blog/kl-approx.html."""
+    "logr squared, halved: little noise, biased once the two are far apart. Schulman, as for k1."
     return log_ratio(logprobs, ref_logprobs).square() / 2
 
 
@@ -76,8 +56,7 @@ def abs_kl(
     logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
 ) -> Tensor:  # [B, T] nats, never negative
-    """|logr|: a distance rather than a KL, first order where k2 is second; some early code
-    penalises it."""
+    "|logr|: a distance, not a KL, first order where k2 is second; some early code penalises it."
     return log_ratio(logprobs, ref_logprobs).abs()
 
 # %% ../nbs/09_kl.ipynb #b66f3e33
@@ -88,9 +67,9 @@ def k3(
     logprobs: Tensor,  # [B, T] policy
     ref_logprobs: Tensor,  # [B, T] reference
 ) -> Tensor:  # [B, T] nats, never negative
-    """e^logr - 1 - logr: unbiased and never negative. logr above 80 counts as 80. Schulman,
-    joschu.net/blog/kl-approx.html."""
-    logr = log_ratio(logprobs, ref_logprobs).clamp(max=LOGR_CAP)
+    "e^logr - 1 - logr: unbiased, never negative; logr above 80 counts as 80. Schulman, as for k1."
+    logr = -log_ratio(logprobs, ref_logprobs)
+    logr = logr.clamp(max=LOGR_CAP)
     small = logr.clamp(-0.1, 0.1)
     series = small.square() / 2
     series = series * (
@@ -112,12 +91,11 @@ def estimate_kl(
     ref_logprobs: Tensor,  # [B, T] reference
     estimator: str = "k1",  # one of ESTIMATORS
 ) -> Tensor:  # [B, T] float32, in nats
-    "KL of every token by the estimator of that name. Raises ValueError on a name it does not know."
+    "KL of every token by the estimator of that name. Raises ValueError on an unknown name."
     if estimator not in ESTIMATORS:
         raise ValueError(
-            f"kl_estimator is {estimator!r}: known are {', '.join(ESTIMATORS)} from log-probs, "
-            "and full, "
-            "which needs both distributions (full_kl on logits, response_full_kl on models)."
+            f"kl_estimator is {estimator!r}: known are {', '.join(ESTIMATORS)} from log-probs, and "
+            "full, which needs both distributions (full_kl on logits, response_full_kl on models)."
         )
     return ESTIMATORS[estimator](logprobs, ref_logprobs)
 
@@ -134,8 +112,7 @@ def response_full_kl(
     # entered around the reference: policy.disable_adapter under LoRA
     ref_context: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Tensor:  # [B, T] float32, zero on padding
-    """Exact KL(policy || reference) where each response token was chosen, a chunk of tokens at a
-    time and without gradients."""
+    "Exact KL(policy || reference) at each response token, in chunks and without gradients."
     batch = (prompt_ids, prompt_mask, response_ids, mask)
     with torch.no_grad():
         states, head, vocab_size = response_states(policy, *batch)
@@ -155,9 +132,8 @@ def _check_coef(kl_coef: float) -> float:
     "A price that can be multiplied with."
     if not (math.isfinite(kl_coef) and kl_coef >= 0):
         raise ValueError(
-            f"kl_coef is {kl_coef}: give a number that is finite and not negative, for example "
-            "0.05; 0 "
-            "turns the penalty off."
+            f"kl_coef is {kl_coef}: give a number that is finite and not negative, "
+            "for example 0.05; 0 turns the penalty off."
         )
     return float(kl_coef)
 
@@ -173,8 +149,7 @@ class FixedKLController:
         return self.value
 
     def set(self, kl_coef: float) -> None:
-        """Another coefficient from here on, by hand. Raises ValueError as the constructor does, and
-        then nothing changes."""
+        "Another coefficient from here on. A bad one raises ValueError and changes nothing."
         self.value = _check_coef(kl_coef)
 
     def state_dict(self) -> dict[str, float]:
@@ -187,14 +162,13 @@ class FixedKLController:
 
 # %% ../nbs/09_kl.ipynb #8815793e
 class AdaptiveKLController(FixedKLController):
-    """Raises kl_coef while the KL is above target and lowers it below. Ziegler et al. 2019, section
-    2.2."""
+    "Raises kl_coef while the KL is above target, lowers it below. Ziegler et al. 2019, sec. 2.2."
 
     def __init__(
         self,
         kl_coef: float,  # where to start, above 0
         target: float,  # KL per episode to hold, in nats
-        horizon: float,  # episodes over which a wrong coefficient is put right; larger is slower
+        horizon: float,  # episodes over which an error is corrected; larger is slower
     ) -> None:
         super().__init__(kl_coef)
         for name, x in (("kl_coef", kl_coef), ("kl_target", target), ("kl_horizon", horizon)):
@@ -212,20 +186,18 @@ class AdaptiveKLController(FixedKLController):
 
     def update(self, kl: float, n_episodes: int) -> float:
         """The new coefficient after n_episodes whose mean KL was kl. Raises ValueError if kl is not
-        finite or the step would not be positive."""
+        finite or the new coefficient would not be positive."""
         if not math.isfinite(kl):
             raise ValueError(
-                f"the measured KL is {kl}: the coefficient stays {self.value}; look at the "
-                "log-probs of "
-                "this batch."
+                f"the measured KL is {kl}: the coefficient stays {self.value}; "
+                "look at the log-probs of this batch."
             )
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * n_episodes / self.horizon
         if factor <= 0:
             raise ValueError(
                 f"kl_horizon {self.horizon} is too short for {n_episodes} episodes an update: "
-                "make it "
-                f"{n_episodes} or more."
+                f"make it {n_episodes} or more."
             )
         self.value *= factor
         return self.value

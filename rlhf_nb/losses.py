@@ -10,36 +10,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .masks import masked_sum, masked_var
+from .masks import log_ratio, masked_sum, masked_var
 
 # %% auto #0
 __all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance']
 
 # %% ../nbs/12_losses.ipynb #d42a9865
-LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: no number beyond it says more
+LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: a larger number adds nothing
 
 
 def _real(
     x: Tensor,  # [B, T]
     mask: Tensor,  # [B, T] true on real tokens
 ) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding
-    """What counts, before anything is done to it: padding can then spoil neither value nor
-    gradient. Raises ValueError if the shapes differ."""
+    "The numbers that count: padding can spoil neither value nor gradient. Raises ValueError."
     if x.shape != mask.shape:
         raise ValueError(
             f"a tensor of shape {list(x.shape)} with a mask of {list(mask.shape)}: wanted [B, T] "
             "for both."
         )
     return (x if x.dtype == torch.float64 else x.float()).masked_fill(~mask.bool(), 0.0)
-
-
-def _log_ratio(
-    logprobs: Tensor,  # [B, T] of the policy now
-    old_logprobs: Tensor,  # [B, T] of the policy that sampled
-    mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:  # [B, T] now minus then, between -20 and 20, zero on padding
-    "Log of the probability ratio, capped so that its exponential is a number one can compute with."
-    return (_real(logprobs, mask) - _real(old_logprobs, mask)).clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
 
 # %% ../nbs/12_losses.ipynb #269f9cb4
 def _surrogates(
@@ -52,9 +42,8 @@ def _surrogates(
     high = cliprange if cliprange_high is None else cliprange_high
     if not (0 <= cliprange <= 1 and high >= 0):
         raise ValueError(
-            f"cliprange is {cliprange} and cliprange_high {cliprange_high}: give a share between "
-            "0 and 1, "
-            "such as 0.2, and a high one of at least 0."
+            f"cliprange is {cliprange} and cliprange_high {cliprange_high}: "
+            "give a share between 0 and 1, such as 0.2, and a high one of at least 0."
         )
     return -advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high)
 
@@ -75,9 +64,8 @@ def policy_loss(
             f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off."
         )
     advantages = _real(advantages, mask)
-    plain, clipped = _surrogates(
-        _log_ratio(logprobs, old_logprobs, mask).exp(), advantages, cliprange, cliprange_high
-    )
+    ratio = log_ratio(logprobs, old_logprobs, mask, cap=LOG_RATIO_CAP).exp()
+    plain, clipped = _surrogates(ratio, advantages, cliprange, cliprange_high)
     loss = torch.maximum(plain, clipped)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
@@ -109,11 +97,10 @@ def value_loss(
     mask: Tensor,  # [B, T] true on real tokens
     cliprange_value: float = 0.2,  # how far a value may move from the old one
 ) -> Tensor:  # scalar: the sum over real tokens
-    """Half the squared error, the worse of moved and clipped; 2403.17031. Divide by the real tokens
-    of the whole mini-batch."""
-    return 0.5 * masked_sum(
-        torch.maximum(*_value_errors(values, old_values, returns, mask, cliprange_value)), mask
-    )
+    """Half the larger of the plain and the clipped squared error; 2403.17031. Divide by the real
+    tokens of the whole mini-batch."""
+    plain, clipped = _value_errors(values, old_values, returns, mask, cliprange_value)
+    return 0.5 * masked_sum(torch.maximum(plain, clipped), mask)
 
 # %% ../nbs/12_losses.ipynb #4cd7f13d
 @torch.no_grad()
@@ -125,9 +112,8 @@ def policy_diagnostics(
     cliprange: float = 0.2,  # as in policy_loss
     cliprange_high: float | None = None,  # as in policy_loss
 ) -> dict[str, Tensor]:  # sums over real tokens: ratio, ratio_sq, clipfrac, approxkl, tokens
-    """What the policy loss did, as sums: add them over micro-batches and ranks, then divide by
-    tokens."""
-    logr = _log_ratio(logprobs, old_logprobs, mask)
+    "The policy loss in numbers: sums to add over micro-batches and ranks, then divide by tokens."
+    logr = log_ratio(logprobs, old_logprobs, mask, cap=LOG_RATIO_CAP)
     plain, clipped = _surrogates(logr.exp(), _real(advantages, mask), cliprange, cliprange_high)
     sums = dict(
         ratio=logr.exp(),
@@ -147,8 +133,7 @@ def value_diagnostics(
     mask: Tensor,  # [B, T] true on real tokens
     cliprange_value: float = 0.2,  # as in value_loss
 ) -> dict[str, Tensor]:  # sums over real tokens: clipfrac, error_sq, tokens
-    """What the value loss did, as sums: add them over micro-batches and ranks, then divide by
-    tokens."""
+    "The value loss in numbers: sums to add over micro-batches and ranks, then divide by tokens."
     plain, clipped = _value_errors(values, old_values, returns, mask, cliprange_value)
     sums = dict(clipfrac=(clipped > plain).float(), error_sq=plain, tokens=torch.ones_like(plain))
     return {name: masked_sum(x, mask) for name, x in sums.items()}
@@ -159,8 +144,7 @@ def explained_variance(
     values: Tensor,  # [B, T] of the value model
     returns: Tensor,  # [B, T] what it was meant to foresee
     mask: Tensor,  # [B, T] true on real tokens
-    reduce: Callable[[Tensor], Tensor]
-    | None = None,  # sums a tensor over all ranks; None: this rank alone
+    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar: 1 foresees all, 0 no better than a constant, below 0 worse
     "1 - var(returns - values) / var(returns), over real tokens; 0 where the returns do not vary."
     values, returns = _real(values, mask), _real(returns, mask)

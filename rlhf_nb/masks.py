@@ -13,11 +13,12 @@ from torch import Tensor
 
 # %% auto #0
 __all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'close_up', 'response_columns', 'Packed', 'pack',
-           'response_mask', 'reached_stop', 'last_index', 'masked_sum', 'masked_mean', 'masked_var', 'whiten']
+           'response_mask', 'reached_stop', 'last_index', 'masked_sum', 'masked_mean', 'masked_var', 'whiten',
+           'log_ratio']
 
 # %% ../nbs/01_masks.ipynb #e0ea1f19
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
-    "Refuse what cannot be padded, and say how to mend it."
+    "Refuse what cannot be padded, and say how to fix it."
     if pad_id is None:
         raise ValueError(
             "pad_id is None: the tokenizer has no padding token. Give it one of its own, "
@@ -83,7 +84,7 @@ def close_up(
     ids: Tensor,  # [B, L]
     mask: Tensor,  # [B, L] true on real tokens
     align: int = 1,  # the width is rounded up to a multiple of it
-) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], W the longest row's length, rounded, L at most
+) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], as wide as the longest row
     "The same rows with their real tokens side by side on the left, in order."
     width = -(-int(mask.sum(1).max()) // align) * align
     order = (~mask.bool()).long().argsort(dim=1, stable=True)[:, :width]
@@ -91,11 +92,11 @@ def close_up(
 
 # %% ../nbs/01_masks.ipynb #2eede886
 def response_columns(
-    real: Tensor,  # [B, L] true on real tokens, prompt before response, wherever they stand
+    real: Tensor,  # [B, L] true on real tokens, prompt before response, in any columns
     prompt_mask: Tensor,  # [B, P] true on real tokens of the prompts
     count: int,  # response tokens
 ) -> Tensor:  # [B, count] columns of real, the last one where the row ends before
-    "The column in front of each response token: where the model stands when it chooses that token."
+    "The column in front of each response token, whose logits choose that token."
     tokens = prompt_mask.sum(1, keepdim=True)
     before = (real.long().cumsum(1) == tokens).long().argmax(1, keepdim=True)
     return (before + torch.arange(count, device=real.device)).clamp(max=real.shape[1] - 1)
@@ -152,9 +153,8 @@ def _is_stop(response_ids: Tensor, stop_ids: list[int]) -> Tensor:
         isinstance(i, int) for i in stop_ids
     ):
         raise ValueError(
-            f"stop_ids is {stop_ids!r}: give a list of token ids, for example "
-            "[tokenizer.eos_token_id], "
-            "or [] for none."
+            f"stop_ids is {stop_ids!r}: give a list of token ids, "
+            "for example [tokenizer.eos_token_id], or [] for none."
         )
     return torch.isin(
         response_ids, torch.tensor(list(stop_ids), dtype=torch.long, device=response_ids.device)
@@ -193,9 +193,8 @@ def _real(
     "The numbers that count, wide enough to add up. Raises ValueError if the shapes differ."
     if x.shape != mask.shape:
         raise ValueError(
-            f"x has shape {list(x.shape)} and mask {list(mask.shape)}: give one mask entry for "
-            "each "
-            "number, for example mask.expand_as(x)."
+            f"x has shape {list(x.shape)} and mask {list(mask.shape)}: "
+            "give one mask entry for each number, for example mask.expand_as(x)."
         )
     wide = x if x.dtype == torch.float64 else x.float()
     return wide.masked_fill(~mask.bool(), 0.0)
@@ -204,26 +203,22 @@ def _real(
 def masked_sum(
     x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-    reduce: Callable[[Tensor], Tensor]
-    | None = None,  # sums a tensor over all ranks; None: this rank alone
+    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar, float32 (float64 if x is)
     "Sum over every real token; 0 if there is none. Padding may hold anything, NaN included."
     total = _real(x, mask).sum()
     if reduce is None:
         return total
-    return reduce(total.detach()) + (
-        total - total.detach()
-    )  # a collective has no gradient: the added zero carries it
+    # A collective has no gradient: the added zero carries it.
+    return reduce(total.detach()) + (total - total.detach())
 
 # %% ../nbs/01_masks.ipynb #80dcacc3
 def masked_mean(
     x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-    reduce: Callable[[Tensor], Tensor]
-    | None = None,  # sums a tensor over all ranks; None: this rank alone
+    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar, float32 (float64 if x is)
-    """Mean over every real token: every token weighs the same, whichever row or rank it is in; 0 if
-    there is none."""
+    "Mean over every real token: each weighs the same, in any row, on any rank; 0 if there is none."
     count = masked_sum(torch.ones_like(x), mask, reduce)
     return masked_sum(x, mask, reduce) / count.clamp(min=1)
 
@@ -231,8 +226,7 @@ def masked_mean(
 def masked_var(
     x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
-    reduce: Callable[[Tensor], Tensor]
-    | None = None,  # sums a tensor over all ranks; None: this rank alone
+    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar, float32 (float64 if x is)
     "Unbiased variance over every real token (divided by N - 1); 0 if there are fewer than two."
     centred = _real(x, mask) - masked_mean(x, mask, reduce)
@@ -244,8 +238,7 @@ def whiten(
     x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
     shift_mean: bool = True,  # False: scale about the mean and leave the mean where it was
-    reduce: Callable[[Tensor], Tensor]
-    | None = None,  # sums a tensor over all ranks; None: this rank alone
+    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
     eps: float = 1e-8,  # added to the variance
 ) -> Tensor:  # like x (float32 if x holds integers), zero on padding
     """Scale to a standard deviation of 1 over all real tokens, one token alone only centred.
@@ -256,3 +249,21 @@ def whiten(
         white = white + mean
     white = white.masked_fill(~mask.bool(), 0.0)
     return white.to(x.dtype) if x.is_floating_point() else white
+
+# %% ../nbs/01_masks.ipynb #8e2b5f31
+def log_ratio(
+    numerator: Tensor,  # [B, T] log-probs
+    denominator: Tensor,  # [B, T] log-probs of the same tokens
+    mask: Tensor | None = None,  # [B, T] true on real tokens; None: every token is real
+    cap: float | None = None,  # the result is clamped between -cap and cap; None: it is not
+) -> Tensor:  # [B, T] in float32 (float64 stays), zero on padding
+    "Log of a ratio of probabilities, numerator first. Raises ValueError if the shapes differ."
+    if mask is None:
+        mask = torch.ones_like(numerator, dtype=torch.bool)
+    if not numerator.shape == denominator.shape == mask.shape:
+        raise ValueError(
+            f"log-probs {list(numerator.shape)} and {list(denominator.shape)}, mask "
+            f"{list(mask.shape)}: wanted [B, T] for each, one shape and the same tokens."
+        )
+    ratio = _real(numerator, mask) - _real(denominator, mask)
+    return ratio if cap is None else ratio.clamp(-cap, cap)

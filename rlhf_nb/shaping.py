@@ -21,10 +21,8 @@ __all__ = ['score_index', 'shape_rewards', 'slot_mask', 'penalize_missing_eos', 
 # %% ../nbs/10_shaping.ipynb #2a368724
 def score_index(
     mask: Tensor,  # [B, T] true on real tokens
-    reward_slot: str = "last",  # "last": the last real token; "after_eos": one slot later, where there is one
-) -> (
-    Tensor
-):  # [B] long: the column that the score of each row belongs to; 0 for a row without tokens
+    reward_slot: str = "last",  # "last": the last real token; "after_eos": one slot later, if any
+) -> Tensor:  # [B] long: the column that the score belongs to; 0 for a row without tokens
     """Where the score is paid. `after_eos` is the published code's slot (arXiv 2403.17031). Raises
     ValueError for another slot."""
     last = last_index(mask).clamp(min=0)
@@ -33,9 +31,8 @@ def score_index(
     if reward_slot == "after_eos":
         return (last + 1).clamp(max=mask.shape[1] - 1)
     raise ValueError(
-        f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) or "
-        "'after_eos' (one "
-        "slot later)."
+        f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) "
+        "or 'after_eos' (one slot later)."
     )
 
 # %% ../nbs/10_shaping.ipynb #c5ee83a7
@@ -45,9 +42,7 @@ def shape_rewards(
     mask: Tensor,  # [B, T] true on real tokens
     kl_coef: float,  # price of one nat, zero or more
     reward_slot: str = "last",  # which token gets the score, see `score_index`
-) -> tuple[
-    Tensor, Tensor
-]:  # rewards [B, T] and non_score_rewards [B, T], both new, float32 or wider
+) -> tuple[Tensor, Tensor]:  # rewards and non_score_rewards, new, [B, T], float32 or wider
     """Per-token rewards: -kl_coef * KL on real tokens, and the score on one. Ziegler et al. 2019,
     eq. 2. Raises ValueError."""
     _check_shaping(scores, kl, mask, kl_coef)
@@ -66,9 +61,8 @@ def _check_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> 
     "Refuse what would broadcast into nonsense."
     if scores.shape != mask.shape[:1] or kl.shape != mask.shape:
         raise ValueError(
-            f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do not "
-            "fit: "
-            "give [B], [B, T] and [B, T]. A reward model's [B, 1] wants squeeze(-1)."
+            f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do "
+            "not fit: give [B], [B, T] and [B, T]. A reward model's [B, 1] needs squeeze(-1)."
         )
     if not 0 <= kl_coef < math.inf:
         raise ValueError(f"kl_coef={kl_coef}: give a finite number, zero or more.")
@@ -78,7 +72,7 @@ def slot_mask(
     mask: Tensor,  # [B, T] true on real tokens
     reward_slot: str = "last",  # the one given to `shape_rewards`
 ) -> Tensor:  # [B, T] true on real tokens and on the slot of the score
-    """Where rewards, values and returns live: `mask` itself for 'last', one column longer (where
+    """Where rewards, values and returns count: `mask` itself for 'last', one column more (where
     there is one) for 'after_eos'."""
     column = torch.arange(mask.shape[1], device=mask.device)
     paid = column == score_index(mask, reward_slot)[:, None]
@@ -95,15 +89,14 @@ def penalize_missing_eos(
     _check_stop(scores, reached_stop)
     if not 0 <= missing_eos_penalty < math.inf:
         raise ValueError(
-            f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, so give a finite "
-            "number, zero "
-            "or more."
+            f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, "
+            "so give a finite number, zero or more."
         )
     return torch.where(reached_stop.bool(), _wide(scores), _wide(scores) - missing_eos_penalty)
 
 
 def _check_stop(scores: Tensor, reached_stop: Tensor) -> None:
-    "One answer a row: a [B, T] mask in its place would broadcast."
+    "One entry a row: a [B, T] mask in its place would broadcast."
     if scores.shape != reached_stop.shape or scores.dim() != 1:
         raise ValueError(
             f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
@@ -138,9 +131,9 @@ def clip_scores(
 
 # %% ../nbs/10_shaping.ipynb #7d1ce22e
 def merge_moments(
-    a: tuple[float, float, float],  # count, mean and M of one set
-    b: tuple[float, float, float],  # the same of another
-) -> tuple[float, float, float]:  # count, mean and M of both together
+    a: tuple[int, float, float],  # count, mean and M of one set
+    b: tuple[int, float, float],  # the same of another
+) -> tuple[int, float, float]:  # count, mean and M of both together
     "Mean and squared deviations of a union from those of its parts. Chan, Golub and LeVeque 1979."
     (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
     if n_b == 0:
@@ -151,17 +144,16 @@ def merge_moments(
 # %% ../nbs/10_shaping.ipynb #1dad97c6
 def batch_moments(
     x: Tensor,  # [N] the numbers on this rank; none at all is fine
-    reduce: Callable[[Tensor], Tensor]
-    | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> tuple[float, float, float]:  # count, mean and M over all ranks
+    reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
+) -> tuple[int, float, float]:  # count, mean and M over all ranks
     "Moments of one batch. Raises ValueError, on every rank alike, if a number is not finite."
     over_ranks = reduce or (lambda part: part)
     x = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
     count, total = over_ranks(torch.stack([x.new_tensor(x.numel()), x.sum()])).tolist()
     if not math.isfinite(total):
         raise ValueError(
-            "the scores hold NaN or inf, which would stay in the running mean for good: mend the "
-            "reward."
+            "the scores hold NaN or inf, which would stay in the running mean for good: "
+            "fix the reward."
         )
     mean = total / max(count, 1)
     return int(count), mean, over_ranks((x - mean).square().sum()).item()
@@ -183,11 +175,9 @@ class RunningMoments:
     def update(
         self,
         x: Tensor,  # [N] new scores on this rank
-        reduce: Callable[[Tensor], Tensor]
-        | None = None,  # sums a tensor over all ranks; None: this rank alone
+        reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this one alone
     ) -> None:
-        """Take in a batch; all ranks end with the same numbers. Raises ValueError if a score is not
-        finite."""
+        "Take in a batch; all ranks end with the same numbers. Raises ValueError on NaN or inf."
         self.count, self.mean, self.m2 = merge_moments(
             (self.count, self.mean, self.m2), batch_moments(x, reduce)
         )
@@ -199,11 +189,11 @@ class RunningMoments:
         "Scores in units of what was seen so far; x - mean while that is fewer than two."
         return (_wide(x) - self.mean) / max(self.std, 1e-8)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, float]:
         "Three plain numbers."
         return asdict(self)
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, float]) -> None:
         "Go on from saved numbers. Raises ValueError if one is missing."
         missing = {"count", "mean", "m2"} - state.keys()
         if missing:
@@ -211,8 +201,5 @@ class RunningMoments:
                 f"the saved moments lack {sorted(missing)}: they are not from "
                 "RunningMoments.state_dict()."
             )
-        self.count, self.mean, self.m2 = (
-            int(state["count"]),
-            float(state["mean"]),
-            float(state["m2"]),
-        )
+        self.count = int(state["count"])
+        self.mean, self.m2 = float(state["mean"]), float(state["m2"])

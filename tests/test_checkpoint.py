@@ -32,7 +32,7 @@ def write(folder: Path, text: str = "new") -> None:
 def test_a_folder_appears_when_it_is_whole(tmp_path):
     folder = tmp_path / "deep" / "run"
     (tmp_path / "deep" / "run.partial").mkdir(parents=True)
-    (tmp_path / "deep" / "run.partial" / "rubbish").write_text("of a run that was killed")
+    (tmp_path / "deep" / "run.partial" / "junk").write_text("of a run that was killed")
     write(folder)
     assert set(tree(folder)) == {"a", "sub/b"} and [
         p.name for p in (tmp_path / "deep").iterdir()
@@ -70,7 +70,7 @@ def write_for_ever(place: Path) -> None:
             for name in "abcd":
                 (part / name).write_bytes(bytes([n % 256]) * 300_000)
             seal(part, n=n)
-        (place / "told").write_text(str(n))
+        (place / "written").write_text(str(n))
 
 
 # catches: a folder that bears its name before its last byte, a manifest written first
@@ -80,21 +80,21 @@ def test_sigkill_leaves_whole_folders(tmp_path, after):
         target=write_for_ever, args=(tmp_path,), daemon=True
     )
     child.start()
-    while child.is_alive() and not (tmp_path / "told").exists():
+    while child.is_alive() and not (tmp_path / "written").exists():
         time.sleep(0.001)
     time.sleep(after)
     child.kill()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    told, folders = (
-        int((tmp_path / "told").read_text() or 0),
+    written, folders = (
+        int((tmp_path / "written").read_text() or 0),
         [p for p in tmp_path.iterdir() if p.is_dir()],
     )
     whole = [p for p in folders if not p.name.endswith(".partial")]
     for folder in whole:
         verify(folder, n=int(folder.name.split("-")[1]))
         assert len(tree(folder)) == 5
-    assert told < len(whole) and len(folders) <= len(whole) + 1
+    assert written < len(whole) and len(folders) <= len(whole) + 1
 
 
 # ---- The manifest ----
@@ -209,7 +209,7 @@ def test_gathered_weights_take_the_place_of_the_models_own(tmp_path, tiny, token
 
 
 # catches: a policy whose own generation config cannot be saved (transformers refuses a temperature
-# without do_sample), told after the training
+# without do_sample), set after the training
 def test_a_policy_with_a_temperature_in_its_generation_config_is_saved(tmp_path, tiny, tokenizer):
     policy = tiny(0)
     policy.generation_config.temperature = 0.6

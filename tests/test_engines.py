@@ -1,5 +1,5 @@
 """Engines: one interface for the package's sampler and vLLM, the weights that they are given, and
-the correction for what they would have said.
+the correction for log-probs that differ.
 
 vLLM needs a GPU. Here a stand-in speaks its API (vllm_stand_in.py), over a real HTTP server on
 loopback for the server mode.
@@ -11,6 +11,7 @@ import copy
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -45,7 +46,6 @@ from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import tiny_policy
 from rlhf_nb.rollout import sample
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
 PROMPTS = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]
@@ -117,27 +117,25 @@ def changed(model, seed=1):
 def test_greedy_responses_equal_the_cached_samplers(engine, policy):
     how = Sampling(6, 0, stop_ids=(1, 4), temperature=1e-3)
     engine.sync(policy)
-    got, said = engine.generate(*prompts(), how)
+    got, logprobs = engine.generate(*prompts(), how)
     want = sample(policy, *prompts(), 6, 0, (1, 4), temperature=1e-8)
-    assert all(torch.equal(a, b) for a, b in zip(got, want)) and got.mask.shape == said.shape == (
-        4,
-        6,
-    )
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    assert got.mask.shape == logprobs.shape == (4, 6)
     assert 0 < got.stopped.sum() < 4  # both ways to end are there
 
 
 # catches: raw log-probs (before the temperature); the likeliest token's log-prob in place of the
-# drawn one's; log-probs shifted by one; rubbish on the padding
+# drawn one's; log-probs shifted by one; junk on the padding
 def test_log_probs_are_those_of_the_draws(engine, policy):
     engine.sync(policy)
     for temperature in (0.7, 1.0, 1.6):
-        drawn, said = engine.generate(*prompts(), Sampling(6, 0, (1,), temperature))
+        drawn, logprobs = engine.generate(*prompts(), Sampling(6, 0, (1,), temperature))
         with torch.no_grad():
             ours = response_logprobs(
                 policy, *prompts(), drawn.response_ids, drawn.mask, temperature
             ).logprobs
-        assert_close(said, ours, atol=1e-5, rtol=0)
-        assert (said[~drawn.mask] == 0).all()
+        assert_close(logprobs, ours, atol=1e-5, rtol=0)
+        assert (logprobs[~drawn.mask] == 0).all()
 
 
 # catches: a sync that does nothing after the first; keys and values of old weights; a source bound
@@ -146,13 +144,13 @@ def test_weights_are_those_of_the_last_sync(engine, policy):
     how = Sampling(6, 0, (1,), 1.0)
     for seed in range(3):
         engine.sync(changed(policy, seed))
-        drawn, said = engine.generate(*prompts(), how)
+        drawn, logprobs = engine.generate(*prompts(), how)
         ours = response_logprobs(policy, *prompts(), drawn.response_ids, drawn.mask).logprobs
-        assert_close(said, ours.detach(), atol=1e-5, rtol=0)
+        assert_close(logprobs, ours.detach(), atol=1e-5, rtol=0)
     changed(policy, 9)  # an update, and a wrong program that forgets to sync
-    drawn, said = engine.generate(*prompts(), how)
+    drawn, logprobs = engine.generate(*prompts(), how)
     ours = response_logprobs(policy, *prompts(), drawn.response_ids, drawn.mask).logprobs.detach()
-    assert (ours - said).abs().max() > 1e-2
+    assert (ours - logprobs).abs().max() > 1e-2
 
 
 # catches: an engine with empty weights that writes anyway
@@ -175,8 +173,8 @@ def test_rows_differ_and_a_run_repeats(engine, policy):
     assert torch.equal(*runs) and len({tuple(row) for row in runs[0].tolist()}) > 4
 
 
-# catches: the tokenizer's EOS ending rows where another token was asked for; a generation config's
-# penalty; max length ignored
+# catches: the tokenizer's EOS ending rows where the run has another stop token; a penalty from a
+# generation config; max length ignored
 def test_only_our_own_rules_end_a_row(engine, policy):
     engine.sync(policy)
     torch.manual_seed(0)
@@ -201,23 +199,24 @@ def test_the_cached_engine_is_the_sampler(policy):
     engine = CachedEngine(rows=3)
     engine.sync(policy)
     torch.manual_seed(0)
-    got, said = engine.generate(*prompts(), Sampling(5, 0, (1,), 0.8, top_k=5))
+    got, logprobs = engine.generate(*prompts(), Sampling(5, 0, (1,), 0.8, top_k=5))
     torch.manual_seed(0)
     parts = [
         sample(policy, *(x[rows] for x in prompts()), 5, 0, (1,), 0.8, 5)
         for rows in (slice(3), slice(3, 4))
     ]
-    assert said is None and all(torch.equal(a, b) for a, b in zip(got, map(torch.cat, zip(*parts))))
+    assert logprobs is None
+    assert all(torch.equal(a, b) for a, b in zip(got, map(torch.cat, zip(*parts))))
 
 
-# catches: an engine that stays on the GPU; one that is asked, or given weights, while it sleeps
+# catches: an engine that stays on the GPU; one that is used, or given weights, while it sleeps
 def test_it_sleeps_between_rollouts(vllm, policy, letters):
     engine = VLLMEngine(policy, letters, dtype=torch.float32, sleep=True)
     for _ in range(2):
         engine.sync(policy)
         engine.generate(*prompts(), Sampling(3, 0))
         assert engine.llm.core.asleep
-    assert engine.llm.told == [
+    assert engine.llm.calls == [
         "reload_weights",
         "generate",
         "sleep",
@@ -228,7 +227,7 @@ def test_it_sleeps_between_rollouts(vllm, policy, letters):
     ]
 
 
-# ---- Answers that are not what was asked for ----
+# ---- Answers that do not fit the request ----
 
 HOW = Sampling(4, 0, stop_ids=(1,))
 GOOD = Answer([5, 1], [-1.0, -2.0], "stop")
@@ -392,7 +391,7 @@ def test_the_order_of_a_sync(vllm, folder, policy):
 
 # catches: a setting left to the model's generation config
 def test_every_sampling_default_of_the_server_is_named():
-    asked = request(Sampling(4, 0, (1,), 0.7), 3)
+    settings = request(Sampling(4, 0, (1,), 0.7), 3)
     assert {
         "repetition_penalty",
         "presence_penalty",
@@ -401,7 +400,7 @@ def test_every_sampling_default_of_the_server_is_named():
         "top_p",
         "top_k",
         "min_p",
-    } <= set(asked)
+    } <= set(settings)
     assert (
         request(Sampling(4, 0, temperature=0.005), 3)["temperature"] == 0
         and request(Sampling(4, 0, temperature=0.01), 3)["temperature"] == 0.01
@@ -409,17 +408,17 @@ def test_every_sampling_default_of_the_server_is_named():
 
 
 # catches: the likeliest token's log-prob for the drawn one's, where an engine returns several; a
-# token that is not among those told
+# token that is not in the table of its position
 def test_the_drawn_tokens_log_prob_is_looked_up():
-    told = [
+    tables = [
         {7: vllm_stand_in.Logprob(-0.1, 1), 5: vllm_stand_in.Logprob(-3.0, 2)},
         {1: vllm_stand_in.Logprob(-2.0, 4)},
     ]
-    one = vllm_stand_in.CompletionOutput(0, "", [5, 1], told, "stop")
+    one = vllm_stand_in.CompletionOutput(0, "", [5, 1], tables, "stop")
     assert answer_of(one) == Answer([5, 1], [-3.0, -2.0], "stop")
     assert (
         answer_of(replace(one, token_ids=[6, 1])).logprobs
-        is answer_of(replace(one, logprobs=told[:1])).logprobs
+        is answer_of(replace(one, logprobs=tables[:1])).logprobs
         is None
     )
 
@@ -530,12 +529,12 @@ def test_weights_by_hand():
     )
     assert_close(importance_weights(ours, theirs, mask), tensor([[0.8, 1.0, 2.0, 0.0]]))
     assert_close(importance_weights(ours, theirs, mask, cap=None), tensor([[0.8, 1.0, 3.0, 0.0]]))
-    found = mismatch(ours, theirs, mask)
+    sums = mismatch(ours, theirs, mask)
     kl = sum(p / q - 1 - math.log(p / q) for p, q in ((0.4, 0.5), (0.2, 0.2), (0.3, 0.1)))
     for name, want in dict(
         weight=3.8, capped=1.0, tokens=3.0, weight_max=3.0, kl=kl, gap=math.log(1.25) + math.log(3)
     ).items():
-        assert_close(found[name], tensor(float(want)), msg=name)
+        assert_close(sums[name], tensor(float(want)), msg=name)
 
 
 # catches: any weight but pi / mu: the weighted mean under the engine must be the trainer's mean,
@@ -631,30 +630,31 @@ def colocated(letters):
 def test_a_run_with_vllm_samples_from_every_updates_policy(vllm, run, letters):
     trainer = run(colocated(letters), total_episodes=32)
     trainer.train()
-    found = logs(trainer)
-    assert len(found) == 4 and trainer.engine.llm.told == ["reload_weights", "generate"] * 4
-    for log in found:
+    history = logs(trainer)
+    assert len(history) == 4 and trainer.engine.llm.calls == ["reload_weights", "generate"] * 4
+    for log in history:
         assert (
             abs(log["sampling/weight"] - 1) < 1e-5
             and log["sampling/kl"] < 1e-9
             and log["sampling/weight_max"] < 1 + 1e-4
             and log["sampling/capped"] == 0
         )
-    assert all(log["policy/grad_norm"] > 0 for log in found)
+    assert all(log["policy/grad_norm"] > 0 for log in history)
 
 
 class Forgets(VLLMEngine):
     "Wrong: only the first sync counts."
 
     def sync(self, model):
-        if not self._synced:
+        if not self.synced:
             super().sync(model)
 
 
 def test_a_forgotten_sync_shows(vllm, run, letters):
     kl = {}
     for kind in (VLLMEngine, Forgets):
-        trainer = run(lambda policy: kind(policy, letters, dtype=torch.float32), total_episodes=32)
+        make = partial(kind, tokenizer=letters, dtype=torch.float32)
+        trainer = run(make, total_episodes=32)
         trainer.train()
         kl[kind] = [log["sampling/kl"] for log in logs(trainer)]
     assert max(kl[VLLMEngine]) < 1e-9 < 1e-5 < kl[Forgets][-1] and kl[Forgets][0] < 1e-9
@@ -670,11 +670,8 @@ def test_the_correction_reaches_the_gradient(vllm, run, letters):
 
     after = {}
     for name, kind in dict(right=VLLMEngine, off=Off).items():
-        trainer = run(
-            lambda policy: kind(policy, letters, dtype=torch.float32),
-            total_episodes=8,
-            num_ppo_epochs=1,
-        )
+        make = partial(kind, tokenizer=letters, dtype=torch.float32)
+        trainer = run(make, total_episodes=8, num_ppo_epochs=1)
         torch.manual_seed(0)
         r = trainer.advantages(trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8])))
         loss, _ = trainer._loss(r)
@@ -689,7 +686,7 @@ def test_the_correction_reaches_the_gradient(vllm, run, letters):
     assert after["right"] < 1e-4 and after["off"] > 0.1
 
 
-# catches: rows out of order, a temperature or a stop that the engine is not told, a global random
+# catches: rows out of order, a temperature or a stop that the engine is not given, a global random
 # state that an evaluation moves on
 def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
     policy = changed(tiny_policy(letters, 0, **PPO_SIZES)).eval()
@@ -701,11 +698,11 @@ def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
     ask = lambda temperature, **how: complete(
         policy, letters, prompts, 5, temperature, batch_size=3, **how
     )
-    assert ask(1e-3, engine=engine) == ask(1e-6)  # below 0.01 an engine is asked to be greedy
+    assert ask(1e-3, engine=engine) == ask(1e-6)  # below 0.01 an engine samples greedily
     before = torch.get_rng_state()
     one, same, other = (ask(1.0, engine=engine, seed=seed) for seed in (0, 0, 1))
     assert one == same != other and torch.equal(before, torch.get_rng_state())
-    assert engine.llm.told.count("generate") == 4 * 3  # batches
+    assert engine.llm.calls.count("generate") == 4 * 3  # batches
     twice = complete(
         policy, letters, ["c d"] * 6, 5, 1.0, batch_size=3, seed=0, engine=engine
     ).texts
@@ -721,7 +718,7 @@ def test_an_engine_completes_as_the_own_sampler_does(vllm, letters):
 def test_vllm_writes_the_completions_too(vllm, ppo):
     trainer = ppo(use_vllm=True, learning_rate=1e-2, total_episodes=16)
     trainer.train()
-    assert trainer.engine.llm.told == ["reload_weights", "generate"] * 2
+    assert trainer.engine.llm.calls == ["reload_weights", "generate"] * 2
     stale, before = (
         {name: x.clone() for name, x in trainer.engine.llm.core.model.state_dict().items()},
         torch.get_rng_state(),
@@ -731,7 +728,7 @@ def test_vllm_writes_the_completions_too(vllm, ppo):
     metrics = trainer.evaluate()
     handle.remove()
     assert (
-        trainer.engine.llm.told == ["reload_weights", "generate"] * 3
+        trainer.engine.llm.calls == ["reload_weights", "generate"] * 3
         and not calls
         and torch.equal(before, torch.get_rng_state())
     )
@@ -837,7 +834,7 @@ class TestSettings:
                 )
                 trainer.step()
                 assert (
-                    trainer.engine.http.timeout == 7.0 and server.weights == trainer.engine._version
+                    trainer.engine.http.timeout == 7.0 and server.weights == trainer.engine.version
                 )
                 assert "127.0.0.1" not in str(trainer._recipe())
                 trainer.engine.close()
@@ -859,7 +856,7 @@ class TestSettings:
 
     # catches: log-probs of the engine that are not kept with the rollout, or go to the reward
     # function
-    def test_the_rollout_keeps_what_the_engine_said(self, vllm, ppo, tmp_path):
+    def test_the_rollout_keeps_the_engines_log_probs(self, vllm, ppo, tmp_path):
         seen = []
 
         def reward(prompts, responses, **columns):

@@ -1,5 +1,5 @@
 """GAE: the sum of discounted surprises again in numpy float64, row by row; what each test catches
-stands in its docstring."""
+is in its docstring."""
 
 import math
 
@@ -199,7 +199,7 @@ def test_the_order_of_targets_and_whitening():
 def test_the_published_pipeline_with_the_score_after_eos():
     """Catches a drift from the published code: its loop has no mask, zeroes values two slots behind
     the end, and adds the score there."""
-    rewards, values, mask = a_batch(6, junk=False)
+    _, values, mask = a_batch(6, junk=False)
     mask[:, 0] = True  # the published code has no empty rows
     g = torch.Generator().manual_seed(0)
     kl, scores = (
@@ -310,7 +310,7 @@ ones = torch.ones(2, 3)
     ],
 )
 @pytest.mark.parametrize("estimate", BOTH)
-def test_bad_input_says_what_to_mend(estimate, call, says):
+def test_bad_input_tells_how_to_fix_it(estimate, call, says):
     "Catches silent broadcasting, holes in the mask, and errors that do not name the field."
     with pytest.raises(ValueError, match=says):
         call(estimate)

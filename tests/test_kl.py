@@ -1,6 +1,7 @@
 "The KL estimators against exact sums, the controllers against their formula, and hostile numbers."
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from rlhf_nb.kl import (
     ESTIMATORS,
     AdaptiveKLController,
     FixedKLController,
-    abs_kl,
     estimate_kl,
     full_kl,
     k1,
@@ -99,7 +99,7 @@ def test_gradients():
     )
     ref = torch.full((7,), -0.5, dtype=torch.float64)
     for f in (k1, k2, k3):
-        assert torch.autograd.gradcheck(lambda x: f(x, ref), logprobs)
+        assert torch.autograd.gradcheck(partial(f, ref_logprobs=ref), logprobs)
     (grad,) = torch.autograd.grad(k3(logprobs, ref).sum(), logprobs)
     assert torch.allclose(grad, 1 - (ref - logprobs).exp())
 

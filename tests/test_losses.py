@@ -269,7 +269,7 @@ def test_arguments_stay_as_they_were():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"cliprange": -0.1}, "cliprange"),
         ({"cliprange": 2.0}, "cliprange"),
@@ -278,8 +278,8 @@ def test_arguments_stay_as_they_were():
         ({"cliprange": float("nan")}, "cliprange"),
     ],
 )
-def test_bad_policy_options(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_policy_options(options, message):
+    with pytest.raises(ValueError, match=message):
         policy_loss(*random_batch(0), **options)
 
 

@@ -1,9 +1,11 @@
 """masks: formulas re-derived in numpy, padding that must not matter, ranks that must not matter,
 hostile numbers."""
 
+import math
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import numpy as np
@@ -17,6 +19,7 @@ from rlhf_nb.checks import check_mean, check_response_mask, check_whiten_ranks
 from rlhf_nb.masks import (
     last_index,
     left_pad,
+    log_ratio,
     masked_mean,
     masked_sum,
     masked_var,
@@ -83,11 +86,11 @@ def test_padding_leaves_its_argument_alone():
 
 @pytest.mark.parametrize("pad", [left_pad, right_pad])
 @pytest.mark.parametrize(
-    "rows, pad_id, said",
+    "rows, pad_id, message",
     [([], PAD, "at least one"), ([[1], []], PAD, "row 1"), ([[1]], None, "pad_token")],
 )
-def test_what_cannot_be_padded_is_refused_with_a_mend(pad, rows, pad_id, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_padded_is_refused_with_a_way_out(pad, rows, pad_id, message):
+    with pytest.raises(ValueError, match=message):
         pad(rows, pad_id)
 
 
@@ -231,7 +234,8 @@ def test_the_split_over_ranks_does_not_matter(batch, data):
     for got in on_ranks(lambda p, reduce: everything(*p, reduce), *parts):
         assert_close(got, everything(x, mask))
     for shift in (True, False):
-        whites = on_ranks(lambda p, reduce: whiten(*p, shift_mean=shift, reduce=reduce), *parts)
+        work = partial(lambda shift, p, reduce: whiten(*p, shift, reduce), shift)
+        whites = on_ranks(work, *parts)
         assert_close(torch.cat(whites), whiten(x, mask, shift_mean=shift))
 
 
@@ -269,7 +273,7 @@ def test_gradients():
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(3, 4) < 0.7
     for f in (masked_sum, masked_mean, masked_var, whiten):
-        assert torch.autograd.gradcheck(lambda x: f(x, mask), x)
+        assert torch.autograd.gradcheck(partial(f, mask=mask), x)
     assert torch.autograd.gradcheck(lambda x: whiten(x, mask, shift_mean=False), x)
 
 
@@ -384,6 +388,32 @@ def test_shapes_that_only_broadcast_are_refused(f):
     # catches: a [B, 1] mask that broadcasts over the numbers but is counted once
     with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\]"):
         f(torch.ones(2, 3), torch.ones(2, 1, dtype=torch.bool))
+
+
+# ---------------------------------------------------------------- the log of a ratio
+@pytest.mark.parametrize("dirt", [0.0, float("nan"), -math.inf, 1e4])
+def test_a_log_ratio_by_hand(dirt):
+    # catches: the wrong sign, -inf less -inf on padding, no cap or a one-sided one, padding that
+    # carries a gradient
+    mask = torch.tensor([[True, True, True, False]])
+    new = torch.tensor([[-1.0, 0.0, -50.0, dirt]], requires_grad=True)
+    old = torch.tensor([[-3.0, -50.0, 0.0, dirt]])
+    assert log_ratio(new, old, mask, cap=20.0).tolist() == [[2.0, 20.0, -20.0, 0.0]]
+    assert log_ratio(new, old, mask).tolist() == [[2.0, 50.0, -50.0, 0.0]]
+    assert log_ratio(new[:, :3], old[:, :3]).tolist() == [[2.0, 50.0, -50.0]]
+    log_ratio(new, old, mask, cap=20.0).sum().backward()
+    assert new.grad.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
+def test_a_log_ratio_is_wide_and_wants_one_shape():
+    # catches: bf16 kept, float64 narrowed by either side, a mask or a token that broadcasts
+    narrow = torch.tensor([[-100.0, -3.015625]]).bfloat16()
+    for x, dtype in ((narrow, torch.float32), (narrow.double(), torch.float64)):
+        assert log_ratio(x, narrow).dtype == log_ratio(narrow, x).dtype == dtype
+    ones, mask = torch.ones(2, 3), torch.ones(2, 3).bool()
+    for bad in ((ones, ones[:, :1]), (ones, ones[:, :1], mask), (ones, ones, mask[:, :1])):
+        with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\].*one shape"):
+            log_ratio(*bad)
 
 
 # ---------------------------------------------------------------- a real all-reduce

@@ -1,8 +1,9 @@
-"""Shaping: formulas again in numpy, row by row; what each test catches stands in its docstring."""
+"""Shaping: formulas again in numpy, row by row; what each test catches is in its docstring."""
 
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import numpy as np
@@ -211,8 +212,9 @@ def test_gradcheck():
     "Catches a detach on the way of a differentiable KL, and an in-place step that breaks autograd."
     scores, kl, mask = a_batch(15, T=4)
     leaves = [scores.requires_grad_(), kl.where(mask, 0.5).requires_grad_()]
+    shape = partial(shape_rewards, mask=mask, kl_coef=0.3)
     for slot in SLOTS:
-        assert torch.autograd.gradcheck(lambda s, k: shape_rewards(s, k, mask, 0.3, slot), leaves)
+        assert torch.autograd.gradcheck(partial(shape, reward_slot=slot), leaves)
     stopped, moments = mask[:, -1], RunningMoments(4, 0.5, 12.0)
     for f in (
         lambda s: penalize_missing_eos(s, stopped, 1.0),
@@ -313,7 +315,7 @@ def test_penalty_and_replacement():
         (lambda: RunningMoments().update(torch.tensor([1.0, math.inf, -math.inf])), "NaN or inf"),
     ],
 )
-def test_bad_input_says_what_to_mend(call, says):
+def test_bad_input_tells_how_to_fix_it(call, says):
     "Catches silent broadcasting, and errors that do not name the field."
     with pytest.raises(ValueError, match=says):
         call()
@@ -384,8 +386,8 @@ def test_all_ranks_raise_when_one_holds_a_nan():
         except ValueError as error:
             return str(error)
 
-    said = on_ranks(work, torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0]))
-    assert all("NaN" in text for text in said)
+    messages = on_ranks(work, torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0]))
+    assert all("NaN" in text for text in messages)
 
 
 def test_a_refused_batch_leaves_the_state_alone():

@@ -1,15 +1,16 @@
 """A stand-in that speaks vLLM 0.33's API, for tests: LLM, SamplingParams, outputs, weight
 transfer, and an HTTP server on loopback.
 
-Behind it stands a small model of transformers, without a cache, so that what it says is right by
-another road than the package's own sampler. It takes the arguments that vLLM takes and no others,
-and does what vLLM does with those that are easily missed: raw log-probs unless told otherwise, its
-own end of a row unless ignore_eos, a temperature below 0.01 rounded up. Weights reach the server
-by a second connection, as by NCCL.
+Behind it is a small model of transformers, without a cache, so that what it returns is computed
+in another way than by the package's own sampler. It takes the arguments that vLLM takes and no
+others, and does what vLLM does with those that are easily missed: raw log-probs unless another
+mode is set, its own end of a row unless ignore_eos, a temperature below 0.01 rounded up. Weights
+reach the server by a second connection, as by NCCL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Client, Listener
 from types import ModuleType
+from typing import ClassVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -118,12 +120,12 @@ class Core:
 
     @torch.no_grad()
     def one(self, ids: list[int], p: SamplingParams, index: int = 0) -> CompletionOutput:
-        assert not self.asleep, "asked while asleep"
+        assert not self.asleep, "sampled from while asleep"
         assert not (self.stale and tuple(ids) in self.cached), (
             "answered from keys and values of old weights"
         )
         self.cached.add(tuple(ids))
-        chance, out, said, reason = (
+        chance, out, logprobs, reason = (
             torch.Generator().manual_seed(p.seed if p.seed is not None else 0),
             [],
             [],
@@ -155,7 +157,7 @@ class Core:
             logp = (raw if self.mode == "raw_logprobs" else z).log_softmax(0)
             out.append(token)
             if p.logprobs is not None:
-                said.append(
+                logprobs.append(
                     {
                         i: Logprob(float(logp[i]), 1 + int((logp > logp[i]).sum()))
                         for i in [*logp.topk(p.logprobs).indices.tolist(), token]
@@ -166,13 +168,14 @@ class Core:
             if token in stops or any(s in text for s in wanted):
                 reason = "stop"
                 break
-        return CompletionOutput(index, text, out, said if p.logprobs is not None else None, reason)
+        kept = logprobs if p.logprobs is not None else None
+        return CompletionOutput(index, text, out, kept, reason)
 
 
 class LLM:
     "In the process."
 
-    made: list[LLM] = []
+    made: ClassVar[list[LLM]] = []
 
     def __init__(
         self,
@@ -192,7 +195,7 @@ class LLM:
         distributed_executor_backend=None,
     ):
         assert load_format == "dummy", "there are no weights in this folder"
-        self.core, self.sleeps, self.told = (
+        self.core, self.sleeps, self.calls = (
             Core(
                 model,
                 logprobs_mode=logprobs_mode,
@@ -210,7 +213,7 @@ class LLM:
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True):
         assert len(sampling_params) == len(prompts)
-        self.told.append("generate")
+        self.calls.append("generate")
         return [
             RequestOutput(
                 p["prompt_token_ids"],
@@ -225,7 +228,7 @@ class LLM:
             and set(kwargs) == {"weights_iterator"}
             and not self.core.asleep
         )
-        self.told.append(method)
+        self.calls.append(method)
         self.core.load_weights(kwargs["weights_iterator"])
         return [None]
 
@@ -235,11 +238,11 @@ class LLM:
 
     def sleep(self, level=1, mode="abort"):
         assert self.sleeps, "Sleep mode is not enabled."
-        self.told.append("sleep")
+        self.calls.append("sleep")
         self.core.asleep = True
 
     def wake_up(self, tags=None):
-        self.told.append("wake_up")
+        self.calls.append("wake_up")
         self.core.asleep = False
         return True
 
@@ -294,7 +297,7 @@ class Trainer:
     def send_weights(self):
         meta = self.source.metadata
         self.client.post("start_weight_update")
-        told = dict(
+        info = dict(
             names=[m.name for m in meta],
             dtype_names=[str(m.dtype).split(".")[-1] for m in meta],
             shapes=[list(m.shape) for m in meta],
@@ -303,7 +306,7 @@ class Trainer:
 
         def update():
             try:
-                self.client.post("update_weights", dict(update_info=told))
+                self.client.post("update_weights", dict(update_info=info))
             except Exception as problem:
                 error.append(problem)
 
@@ -373,10 +376,10 @@ class Server:
                 path = self.path.split("?")[0].strip("/")
                 outer.seen.append(path)
                 try:
-                    code, found = outer.answer(path, body)
+                    code, reply = outer.answer(path, body)
                 except Exception as error:
-                    code, found = 500, dict(error=f"{type(error).__name__}: {error}")
-                data = b"" if found is None else json.dumps(found).encode()
+                    code, reply = 500, dict(error=f"{type(error).__name__}: {error}")
+                data = b"" if reply is None else json.dumps(reply).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -466,10 +469,8 @@ class Server:
         self.http.shutdown()
         self.http.server_close()
         for wire in self.wires:
-            try:
+            with contextlib.suppress(OSError):  # closed by the other side
                 wire.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # closed by the other side
 
     def __enter__(self):
         return self
