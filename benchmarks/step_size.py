@@ -62,7 +62,6 @@ def entered(trainer: PPOTrainer) -> set[CodeType]:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
             seen.add(frame.f_code)
 
-    trainer.step()  # once before: imports, optimizer and caches are made
     sys.setprofile(watch)
     try:
         trainer.step()
