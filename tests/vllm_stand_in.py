@@ -15,12 +15,10 @@ import json
 import math
 import socket
 import threading
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Client, Listener
 from types import ModuleType
-from typing import ClassVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -174,7 +172,7 @@ class Core:
 class LLM:
     "In the process."
 
-    made: ClassVar[list[LLM]] = []
+    made: list[LLM] = []
 
     def __init__(
         self,
@@ -468,8 +466,10 @@ class Server:
         self.http.shutdown()
         self.http.server_close()
         for wire in self.wires:
-            with suppress(OSError):  # closed by the other side
+            try:
                 wire.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # closed by the other side
 
     def __enter__(self):
         return self
