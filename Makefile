@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo dev test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean
+.PHONY: help demo dev test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -63,6 +63,22 @@ browser: dev
 	@if [ ! -f $(VENV)/axe.min.js ] && command -v npm > /dev/null; then \
 		(cd $(VENV) && npm pack --silent $(AXE) > /dev/null && tar -xzf axe-core-*.tgz --strip-components 1 package/axe.min.js && rm axe-core-*.tgz) \
 			|| echo "make: axe-core could not be fetched by npm" >&2; fi
+
+check-wheel:  ## the package alone, with the tested versions: wheel, empty environment, quick demo. 3 GB of disk (9 with CUDA)
+	@$(PYTHON) tests/wheel_check.py tested
+
+check-oldest:  ## the same with the lower bounds in settings.ini, each exactly
+	@$(PYTHON) tests/wheel_check.py oldest
+
+lint: dev  ## ruff (mistakes and format) and mypy (types). They change nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: dev  ## fix what ruff can fix, format everything, and export the notebooks
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/nbdev_export
 
 readme: dev  ## write README.md anew from nbs/index.ipynb
 	$(BIN)/python tests/check_tree.py readme --write

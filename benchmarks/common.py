@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ for name, value in dict(
 ).items():
     os.environ.setdefault(name, value)
 
-import torch
+import torch  # noqa: E402  reads the variables set above
 
 HERE = Path(__file__).resolve().parent
 PAD, EOS = 0, 1

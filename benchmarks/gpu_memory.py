@@ -1,10 +1,13 @@
 """What one PPO update takes of a GPU's memory, against what `rlhf-nb ppo --dry_run` said it would
 take.
 
-    python benchmarks/gpu_memory.py              pythia-1b's shape, with and without recomputed activations: minutes, one GPU of 80 GB
-    python benchmarks/gpu_memory.py --micro 4    smaller micro-batches, for a smaller GPU
-    python benchmarks/gpu_memory.py --cpu        pythia-160m's shape in float32 on a CPU: 5 minutes with --threads 2, 8 GiB
-    python benchmarks/gpu_memory.py --quick      does it run? Tiny models on a CPU, and figures that say nothing
+    python benchmarks/gpu_memory.py            pythia-1b's shape, with and without recomputed
+                                                activations: minutes, one GPU of 80 GB
+    python benchmarks/gpu_memory.py --micro 4  smaller micro-batches, for a smaller GPU
+    python benchmarks/gpu_memory.py --cpu      pythia-160m's shape in float32 on a CPU: 5 minutes
+                                                with --threads 2, 8 GiB
+    python benchmarks/gpu_memory.py --quick    does it run? Tiny models on a CPU, and figures that
+                                                mean nothing
 
 NOT YET RUN on a GPU: none was at hand. When it has been, keep the JSON file it writes and take
 this paragraph out.

@@ -3,7 +3,7 @@ phase.
 
     python benchmarks/memory.py                       about 1.5 minutes
     python benchmarks/memory.py --sweeps vocabulary
-    python benchmarks/memory.py --quick               does it run? Seconds, and figures that say nothing
+    python benchmarks/memory.py --quick               does it run? Seconds; the figures mean nothing
 
 One whole update of a real PPOTrainer (rollout, score, advantages, 2 epochs of optimizer steps, so
 that the second meets the optimizer's state) at each point, in float32, in a process of its own.
@@ -277,7 +277,7 @@ def table(results: dict) -> Any:
         shown.add_column(name, justify="left" if name == "varied" else "right")
     for sweep, found in results["sweeps"].items():
         for i, p in enumerate(found):
-            most = lambda what: max(phase[what] for phase in p["phases"].values())
+            most = lambda what, p=p: max(phase[what] for phase in p["phases"].values())
             mib = lambda *cells: (f"{x / 2**20:.0f}" for x in cells)
             phases = [p["phases"][name]["aside"] for name in ("rollout", "score", "update")]
             shown.add_row(

@@ -1,6 +1,7 @@
 """The mini TL;DR pipeline on several seeds, and the same without a KL penalty.
 
-    python benchmarks/mini_tldr_seeds.py                 # five seeds; kl_coef 0, twice as long, on three; few labels, on three
+    python benchmarks/mini_tldr_seeds.py    # five seeds; kl_coef 0, twice as long, on three;
+                                            # few labels, on three
     python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
 
 Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a
@@ -184,7 +185,7 @@ def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dic
             sum(x for _, x in found[-3:]) / 3 - sum(x for _, x in found[:3]) / 3
             for found in learned
         ]
-        last = lambda key: [run["gold"][-1][key] for run in group.values()]
+        last = lambda key, group=group: [run["gold"][-1][key] for run in group.values()]
         lines.append(
             f"| {name} | {', '.join(map(str, group))} | {spread(rise, False)} | "
             f"{spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} "

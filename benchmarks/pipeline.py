@@ -3,7 +3,7 @@ near it is to the machine's limit.
 
     python benchmarks/pipeline.py                     about 2 minutes
     python benchmarks/pipeline.py --hidden 128 --threads 2
-    python benchmarks/pipeline.py --quick             does it run? Seconds, and figures that say nothing
+    python benchmarks/pipeline.py --quick             does it run? Seconds; the figures mean nothing
 
 Whole updates of a real PPOTrainer, Llama class, 4 layers, vocabulary 4096, prompts of 32 to 64
 tokens, 48 response tokens, float32 on the CPU. So that no width takes long: 64 rows and 2 epochs
@@ -366,10 +366,18 @@ def tables(results: dict) -> list:
     every = lambda of: [of(r) for r in results["runs"]]
     cell = lambda seconds, share: f"{seconds:.2f} s {share:4.0%}"
     phases = [
-        (name, every(lambda r: cell(r["phases"][name], r["phase_shares"][name]))) for name in PHASES
+        (name, every(lambda r, name=name: cell(r["phases"][name], r["phase_shares"][name])))
+        for name in PHASES
     ]
     stages = [
-        (words, every(lambda r: cell(r["stages"][name], r["stages"][name] / r["phases"]["update"])))
+        (
+            words,
+            every(
+                lambda r, name=name: cell(
+                    r["stages"][name], r["stages"][name] / r["phases"]["update"]
+                )
+            ),
+        )
         for name, words in STAGES.items()
     ]
     roof = [
@@ -387,7 +395,10 @@ def tables(results: dict) -> list:
             every(lambda r: f"{r['share_with_all_of_the_last_layer']:.0%}"),
         ),
     ]
-    kinds = [(words, every(lambda r: f"{r['shares'][name]:.1%}")) for name, words in GROUPS.items()]
+    kinds = [
+        (words, every(lambda r, name=name: f"{r['shares'][name]:.1%}"))
+        for name, words in GROUPS.items()
+    ]
     ideal = [
         (
             "necessary FLOPs at the rate of these shapes",

@@ -1,11 +1,11 @@
 """One PPO update, against the last published PPO trainer (trl 1.12.0): the same work, episodes per
 second.
 
-    python benchmarks/ppo_vs_trl.py                              small, early stops, tiny; 1 and 2 threads
+    python benchmarks/ppo_vs_trl.py                      small, early stops, tiny; 1 and 2 threads
     python benchmarks/ppo_vs_trl.py --settings tiny --threads 1 --rounds 9 --warmup 2
-    python benchmarks/ppo_vs_trl.py --quick                      does it run? Seconds, and figures that say nothing
-    python benchmarks/ppo_vs_trl.py --profile --no_peer          where our update's time goes, as text
-    python benchmarks/ppo_vs_trl.py --compiled                   our trainer once more beside it, with torch_compile=True
+    python benchmarks/ppo_vs_trl.py --quick              does it run? Seconds; figures mean nothing
+    python benchmarks/ppo_vs_trl.py --profile --no_peer  where our update's time goes, as text
+    python benchmarks/ppo_vs_trl.py --compiled           and our trainer with torch_compile=True
 
 The peer's virtual environment is made where it is missing, in `--peer_venv` (1 minute and 1.5 GB,
 pinned versions). Both sides load the same random Llama-class folders, prompts and lengths, in
@@ -287,7 +287,7 @@ class Side:
         return json.loads(line)
 
     def ask(self, **word) -> dict:
-        self.ready
+        _ = self.ready  # waits until the side has loaded its models
         self.process.stdin.write(json.dumps(word) + "\n")
         self.process.stdin.flush()
         return self.hear()
@@ -303,9 +303,7 @@ class Side:
 def measure_apart(s: dict, threads: int, rounds: int, warmup: int, python: Path | None) -> dict:
     """The same where the sides would not fit into one GPU together: in each round each is started,
     warms up, does one update, and ends."""
-    from contextlib import ExitStack
-
-    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as place:
         write_models(s, Path(place))
         pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
         units = {name: unit for name, unit in APART.items() if unit[0] in pythons}
@@ -524,7 +522,7 @@ def plot(results: dict, path: Path) -> None:
             speeds.values(),
             color=[COLOURS[name] for name in speeds],
         )
-        times = lambda name: "".join(
+        times = lambda name, r=r: "".join(
             f"\n{r[which][name]:.2f} ×{note}"
             for which, note in (("times_faster", ""), ("times_faster_compiled", " (c)"))
             if name in r.get(which, ())

@@ -3,7 +3,7 @@
 
     python benchmarks/sampler.py                      about 3 minutes
     python benchmarks/sampler.py --batches 64 --lengths early
-    python benchmarks/sampler.py --quick              does it run? Seconds, and figures that say nothing
+    python benchmarks/sampler.py --quick              does it run? Seconds; the figures mean nothing
 
 The policy, prompts (32 to 64 tokens) and lengths (48, or a geometric law with mean 16, cut off at
 48) are those of `small` and `early` in ppo_vs_trl.py, in float32 on the CPU, temperature 1, no
@@ -35,7 +35,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -49,7 +48,6 @@ from common import (
     Dice,
     at_least,
     environment,
-    prompt_lengths,
     response_lengths,
     title,
 )
@@ -222,7 +220,7 @@ def measure(s: dict, rounds: int, at_a_time: int) -> dict:
         for i in range(1 + rounds):
             written = {}
             for side, make in (("ours", ours), ("generate", generate)):
-                dice = lambda draw: Dice(draw, lengths, s["response"], i)
+                dice = lambda draw, i=i: Dice(draw, lengths, s["response"], i)
                 took, written[side] = timed(make(policy, prompts, s), *draws[side], dice, i)
                 if i:
                     seconds[side].append(took)

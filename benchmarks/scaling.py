@@ -3,7 +3,7 @@ phase.
 
     python benchmarks/scaling.py                      about 1.5 minutes
     python benchmarks/scaling.py --sweeps prompt response
-    python benchmarks/scaling.py --quick              does it run? Seconds, and figures that say nothing
+    python benchmarks/scaling.py --quick              does it run? Seconds; the figures mean nothing
 
 Whole updates of a real PPOTrainer (1 epoch, full responses, one micro-batch, float32). All points
 of a sweep stand ready in one process and take turns, so that all meet the same moods of the
@@ -34,7 +34,6 @@ from statistics import median
 from typing import Any
 
 import common
-import torch
 from common import COLOURS, PHASES, SMALL, at_most, environment, sized, title
 from torch.profiler import ProfilerActivity, profile, record_function
 

@@ -2,7 +2,7 @@
 
     python benchmarks/viewer.py                       200 updates of 512 episodes of 53 tokens
     python benchmarks/viewer.py --updates 20 --episodes 64
-    python benchmarks/viewer.py --browser             also in JupyterLab, in a real browser (playwright, Chromium)
+    python benchmarks/viewer.py --browser             also in JupyterLab (playwright, Chromium)
 
 Makes such a run from random numbers in a folder of its own (about 2 MB an update), opens it with
 `browse` as a notebook would, controls and first picture included, and moves its slider. Prints
@@ -88,7 +88,6 @@ def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
     opening = lambda: browse(folder)._repr_mimebundle_()
     opened = [timed(opening) for _ in range(repeats)]
     browser = browse(folder)
-    browser.desk
     slider, updates = browser.controls["update"], list(browser.run.files)
     to = lambda update: timed(lambda: setattr(slider, "value", update))
     found = dict(
@@ -96,7 +95,8 @@ def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
         move=median(to(updates[i % (len(updates) - 1)]) for i in range(0, 7 * moves, 7)),
     )
     found["next_episode"] = median(
-        timed(lambda: setattr(browser.controls["place"], "value", i)) for i in range(2, 2 + moves)
+        timed(lambda i=i: setattr(browser.controls["place"], "value", i))
+        for i in range(2, 2 + moves)
     )
     found["same_prompt_first"] = timed(
         lambda: setattr(browser.controls["same_prompt"], "value", True)
@@ -115,8 +115,13 @@ def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
 
 
 CELLS = ("from rlhf_nb.viewer import browse", "browse({!r})")
-CHANGED = """() => new Promise(done => { const view = document.querySelector('.jp-OutputArea-output .widget-html'); const start = performance.now();
-  const answer = new MutationObserver(() => { answer.disconnect(); requestAnimationFrame(() => setTimeout(() => done((performance.now() - start) / 1000))); });
+CHANGED = """() => new Promise(done => {
+  const view = document.querySelector('.jp-OutputArea-output .widget-html');
+  const start = performance.now(), seconds = () => (performance.now() - start) / 1000;
+  const answer = new MutationObserver(() => {
+    answer.disconnect();
+    requestAnimationFrame(() => setTimeout(() => done(seconds())));
+  });
   answer.observe(view, {subtree: true, childList: true, characterData: true}); })"""
 
 

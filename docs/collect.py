@@ -98,7 +98,8 @@ class Project:
     def url(self, path: Path) -> str:
         "Where a file or folder of the repository can be read."
         kind = "tree" if path.is_dir() else "blob"
-        return f"{self.settings['git_url']}/{kind}/{self.settings['branch']}/{quote(path.relative_to(self.root).as_posix())}"
+        place = quote(path.relative_to(self.root).as_posix())
+        return f"{self.settings['git_url']}/{kind}/{self.settings['branch']}/{place}"
 
     def is_ignored(self, path: Path) -> bool:
         "Does git leave it out? Then it is on this machine alone."
@@ -324,7 +325,9 @@ def relinked(project: Project, page: str, markdown: str, out: Path) -> str:
     for href, as_image in destinations(markdown).items():
         new = redirected(project, page, href, as_image, out)
         markdown = re.sub(
-            rf"(\]\(\s*<?){re.escape(href)}(?=[>\s)])", lambda match: match[1] + new, markdown
+            rf"(\]\(\s*<?){re.escape(href)}(?=[>\s)])",
+            lambda match, new=new: match[1] + new,
+            markdown,
         )
     return markdown
 

@@ -1,4 +1,4 @@
-"""Sphinx's settings. The pages come from collect.py, the rest of the reference from reference.py."""
+"""Sphinx's settings. The pages come from collect.py, the reference from reference.py."""
 
 import sys
 from configparser import ConfigParser
@@ -7,7 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from reference import linkcode_resolve  # noqa: E402
+from reference import linkcode_resolve  # noqa: E402, F401  Sphinx looks for it here
 
 config = ConfigParser(delimiters=["="])
 config.read(HERE.parent / "settings.ini", encoding="utf-8")

@@ -149,7 +149,7 @@ def comments_of(obj: Any) -> dict[str, str]:
 def own_fields(cls: type) -> list[str]:
     """Fields of a dataclass or a named tuple that are declared in this package: of transformers'
     arguments there are a hundred more."""
-    own = [name for part in own_parts(cls) for name in part.__dict__.get("__annotations__", {})]
+    own = [name for part in own_parts(cls) for name in inspect.get_annotations(part)]
     return list(dict.fromkeys(name for name in own if not name.startswith("_")))
 
 

@@ -1,9 +1,10 @@
 """What `make test` checks of the tree as a whole. Each check prints one line for each thing to do,
 and exits with 1 if there is any.
 
-    python tests/check_tree.py export    modules and notebooks are as nbdev_export and nbdev_clean write them
-    python tests/check_tree.py widgets   no notebook keeps widget state, or a widget without its state (--write: take them out)
-    python tests/check_tree.py readme    README.md is what nbs/index.ipynb says (--write: make it so)
+    python tests/check_tree.py export    modules and notebooks are as nbdev writes them
+    python tests/check_tree.py widgets   no notebook keeps widget state, nor a widget without it
+                                         (--write: remove them)
+    python tests/check_tree.py readme    README.md is what nbs/index.ipynb makes (--write: make it)
 
 `export` works on a copy: whatever it finds, not a byte of the tree is touched, so that an edit
 made by hand in a module is told, not lost.
@@ -126,9 +127,11 @@ def strip_widgets(
         else []
     )
     for cell in nb.get("cells", []):
-        for output in cell.get("outputs", []):
-            if output.get("data", {}).pop(WIDGET, None) is not None:
-                found.append(f"a widget in the output of cell {cell.get('id')}")
+        found += [
+            f"a widget in the output of cell {cell.get('id')}"
+            for output in cell.get("outputs", [])
+            if output.get("data", {}).pop(WIDGET, None) is not None
+        ]
     return found
 
 

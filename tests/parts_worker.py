@@ -41,7 +41,7 @@ def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
     args = PPOConfig(str(folder / out), bf16=bf16, **device, **settings | changes)
     # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
     if fsdp:
-        args.device
+        _ = args.device  # reading it sets up Accelerate's state
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     data = Dataset.from_dict(dict(prompt=prompts))
     return PPOTrainer(

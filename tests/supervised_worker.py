@@ -2,7 +2,6 @@
 python supervised_worker.py FOLDER KIND."""
 
 import contextlib
-import json
 import os
 import sys
 from collections import Counter
@@ -65,10 +64,9 @@ def make(
         seed=5,
     )
     args = config(str(folder / out), **settings | changes)
-    if (
-        "ACCELERATE_USE_FSDP" in os.environ
-    ):  # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
-        args.device
+    # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
+    if "ACCELERATE_USE_FSDP" in os.environ:
+        _ = args.device  # reading it sets up Accelerate's state
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     adapter = (
         LoraConfig(r=2, lora_dropout=dropout, target_modules=["query_key_value", "dense_h_to_4h"])
@@ -161,9 +159,8 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
     whole = make(folder, what, f"whole-{what}", data, lora, dropout=0.1)
     start, rows = everything(whole), watched(whole)
     whole.train()
-    seen = gather_object(
-        rows
-    )  # two epochs of 22 rows; of a last batch that does not divide Accelerate fills up with rows from the start
+    # Two epochs of 22 rows; Accelerate fills a last batch that does not divide with the first rows.
+    seen = gather_object(rows)
     assert min(Counter(seen).values()) == 2 and len(set(seen)) == 22, (
         "rows were left out: the ranks drew other orders"
     )

@@ -47,7 +47,8 @@ import importlib, pkgutil, socket, sys
 
 def refuse(*args, **kwargs): raise SystemExit(f'asked the network for {args[1:] or args}')
 
-for name in ('nbdev', 'fastcore', 'execnb', 'ghapi', 'pytest', 'hypothesis'): sys.modules[name] = None
+for name in ('nbdev', 'fastcore', 'execnb', 'ghapi', 'pytest', 'hypothesis'):
+    sys.modules[name] = None
 for name in ('connect', 'connect_ex'): setattr(socket.socket, name, refuse)
 for name in ('create_connection', 'getaddrinfo', 'gethostbyname'): setattr(socket, name, refuse)
 
@@ -228,8 +229,8 @@ def test_make_asks_for_the_python_that_the_package_asks_for():
 
 
 def constraint_problems(constraints: str, requirements: str) -> list[str]:
-    """One exact version a line, no place to fetch it from, and a version that settings.ini allows
-    for everything it asks for."""
+    """One exact version a line, no place to fetch it from. For every requirement in settings.ini a
+    bound, and a version within it."""
     lines = [line for line in constraints.splitlines() if line.strip() and not line.startswith("#")]
     problems = [
         f"not one exact public version: {line}"
@@ -246,6 +247,8 @@ def constraint_problems(constraints: str, requirements: str) -> list[str]:
             problems.append(f"{name} has no tested version")
         elif not requirement.specifier.contains(Version(pins[name])):
             problems.append(f"{name}=={pins[name]} is not {requirement}")
+        if not requirement.specifier:
+            problems.append(f"{name} has no lower bound in settings.ini")
     return problems
 
 
@@ -274,6 +277,22 @@ def test_constraints_that_do_not_fit_are_caught(constraints):
     assert constraint_problems(constraints, "torch>=2.6")
 
 
+@pytest.mark.parametrize("required", ["torch", "torch>=2.7", "torch>=2.5,<2.6", "numpy>=2"])
+def test_bounds_that_nothing_tests_are_caught(required):
+    assert constraint_problems("torch==2.6.0", required)
+
+
+def test_the_next_major_release_of_transformers_is_refused():
+    "The trainers override methods of its Trainer: a major release may change them."
+    allowed = wanted(settings()["requirements"])["transformers"].specifier
+    assert allowed.contains("5.20.0") and allowed.contains("5.99") and not allowed.contains("6.0.0")
+
+
+def test_the_oldest_pandas_is_one_that_pyarrow_accepts():
+    "pandas 2.2.0 brings NumPy 1.26, which pyarrow refuses."
+    assert not wanted(settings()["requirements"])["pandas"].specifier.contains("2.2.2")
+
+
 # catches: a package that imports torch to print its help, a name that is promised and not there
 def test_the_package_opens_its_rooms_when_asked():
     program = (
@@ -286,4 +305,4 @@ def test_the_package_opens_its_rooms_when_asked():
     import rlhf_nb
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        rlhf_nb.nothing
+        _ = rlhf_nb.nothing

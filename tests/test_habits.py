@@ -1,0 +1,253 @@
+"""What a contributor meets besides the code: hooks, workflow, changelog, citation, templates and
+the wheel. Each check runs on this repository, and on small mistakes that it must find."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import yaml
+from check_tree import tree
+from packaging.requirements import Requirement
+from packaging.version import Version
+from wheel_check import main as check_wheel
+from wheel_check import oldest, requirements, wheel_problems
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKFLOW = ".github/workflows/test.yml"
+
+
+def settings() -> dict[str, str]:
+    parser = ConfigParser(delimiters=["="])
+    parser.read(ROOT / "settings.ini", encoding="utf-8")
+    return dict(parser["DEFAULT"])
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# ---- pre-commit ----
+
+
+def hook_problems(config: str, bin: Path) -> list[str]:
+    "Hooks that would fetch something, or that name a command that `make dev` doesn't install."
+    problems = []
+    for repo in yaml.safe_load(config)["repos"]:
+        if repo["repo"] != "local":
+            problems.append(f"{repo['repo']} is fetched from the network")
+            continue
+        for hook in repo["hooks"]:
+            program = Path(shlex.split(hook["entry"])[0])
+            if hook["language"] != "system":
+                problems.append(f"{hook['id']} is installed by pre-commit, not by `make dev`")
+            if program.parent != Path(".venv/bin") or not (bin / program.name).is_file():
+                problems.append(f"{hook['id']} runs {program}, which isn't there")
+    return problems
+
+
+BIN = Path(
+    sys.executable
+).parent  # where `make dev` puts commands; .venv/bin unless VENV= was given
+
+
+def test_hooks_run_the_tools_of_the_environment():
+    config = read(".pre-commit-config.yaml")
+    assert hook_problems(config, BIN) == []
+    entries = [hook["entry"] for hook in yaml.safe_load(config)["repos"][0]["hooks"]]
+    commands = [" ".join(entry.removeprefix(".venv/bin/").split()[:2]) for entry in entries]
+    # Exported last: what is exported is then fixed, formatted and clean
+    assert commands == ["ruff check", "ruff format", "nbdev_clean", "nbdev_export"]
+
+
+@pytest.mark.parametrize(
+    "old, new, complaint",
+    [
+        ("repo: local", "repo: https://github.com/psf/black", "fetched from the network"),
+        ("language: system", "language: python", "installed by pre-commit"),
+        ("entry: .venv/bin/ruff check", "entry: .venv/bin/rough check", "isn't there"),
+        ("entry: .venv/bin/nbdev_clean", "entry: nbdev_clean", "isn't there"),
+    ],
+)
+def test_hooks_that_would_not_run_are_caught(old, new, complaint):
+    config = read(".pre-commit-config.yaml")
+    assert old in config
+    assert complaint in " ".join(hook_problems(config.replace(old, new, 1), BIN))
+
+
+def test_pre_commit_accepts_its_file():
+    done = subprocess.run(
+        [BIN / "pre-commit", "validate-config", ROOT / ".pre-commit-config.yaml"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- The workflow ----
+
+
+def workflow_problems(text: str, min_python: str) -> list[str]:
+    "Python versions that settings.ini doesn't name, and checks that the workflow doesn't run."
+    jobs, problems = yaml.safe_load(text)["jobs"], []
+    tested = jobs["test"]["strategy"]["matrix"]["python"]
+    wheels = jobs["wheel"]["strategy"]["matrix"]["include"]
+    for name, pythons in dict(test=tested, wheel=[w["python"] for w in wheels]).items():
+        if not all(isinstance(python, str) for python in pythons):
+            problems.append(f"{name}: quote the Python versions, or 3.10 is read as 3.1")
+        elif min(pythons, key=Version) != min_python:
+            problems.append(f"{name}: the oldest Python isn't min_python, {min_python}")
+        elif len(set(pythons)) < 2:
+            problems.append(f"{name}: one Python alone is tested")
+    if {w["versions"] for w in wheels} != {"tested", "oldest", "newest"}:
+        problems.append("wheel: one of tested, oldest, newest is missing")
+    for name in ("lint", "demo"):
+        used = [s["with"]["python-version"] for s in jobs[name]["steps"] if "with" in s]
+        if used != [min_python]:
+            problems.append(f"{name}: runs on {used}, not on min_python")
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    return problems + [
+        f"no job runs {command}"
+        for command in ("make lint", ".ci/run", "python tests/wheel_check.py")
+        if not any(run.startswith(command) for run in commands)
+    ]
+
+
+def test_the_workflow_tests_the_python_that_the_package_asks_for():
+    assert workflow_problems(read(WORKFLOW), settings()["min_python"]) == []
+
+
+@pytest.mark.parametrize(
+    "old, new, complaint",
+    [
+        ('["3.11", "3.13"]', '["3.12", "3.13"]', "test: the oldest Python"),
+        ('["3.11", "3.13"]', "[3.11, 3.13]", "test: quote"),
+        ('["3.11", "3.13"]', '["3.11"]', "test: one Python"),
+        ("versions: oldest", "versions: tested", "wheel: one of"),
+        ("run: make lint", "run: echo", "no job runs make lint"),
+        ('python-version: "3.11"', 'python-version: "3.12"', "lint: runs on"),
+    ],
+)
+def test_a_workflow_that_tests_less_is_caught(old, new, complaint):
+    text = read(WORKFLOW)
+    assert old in text
+    assert complaint in " ".join(workflow_problems(text.replace(old, new, 1), "3.11"))
+
+
+# ---- Versions and texts ----
+
+
+def changelog_problems(text: str, version: str) -> list[str]:
+    heads = re.findall(r"^## (\S+)", text, re.MULTILINE)
+    releases = [head for head in heads if head != "Unreleased"]
+    problems = [] if "Unreleased" not in heads[1:] else ["Unreleased isn't first"]
+    if releases[:1] != [version]:
+        problems.append(f"the newest release is {releases[:1]}, settings.ini has {version}")
+    if releases != sorted(releases, key=Version, reverse=True):
+        problems.append("not newest first")
+    return problems
+
+
+def test_versions_agree():
+    version = settings()["version"]
+    assert changelog_problems(read("CHANGELOG.md"), version) == []
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["version"] == version and citation["license"] == "Apache-2.0"
+    assert citation["repository-code"] == settings()["git_url"] % settings()
+    assert f'version__ = "{version}"' in read("rlhf_nb/__init__.py")
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("## 0.2.0 (x)\n## 0.1.0 (x)\n", "the newest release"),
+        ("## Unreleased\n", "the newest release"),
+        ("## 0.1.0 (x)\n## 0.2.0 (x)\n", "newest first"),
+        ("## 0.1.0 (x)\n## Unreleased\n", "Unreleased"),
+    ],
+)
+def test_a_changelog_in_disorder_is_caught(text, complaint):
+    assert complaint in " ".join(changelog_problems(text, "0.1.0"))
+
+
+def test_the_only_address_is_that_of_the_settings():
+    files = ["SECURITY.md", "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md"]
+    found = {m for f in files for m in re.findall(r"[\w.+-]+@[\w-]+\.[\w.-]*\w", read(f))}
+    assert found == {settings()["author_email"]}
+
+
+@pytest.mark.parametrize("name", ["bug", "question"])
+def test_issue_forms_ask_for_what_one_needs(name):
+    form = yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{name}.yml"))
+    assert {"name", "description", "body"} <= form.keys()
+    ids = [part["id"] for part in form["body"]]
+    assert len(ids) == len(set(ids)) and all(part["attributes"]["label"] for part in form["body"])
+    text = str(form)
+    assert "rlhf-nb --version" in text and "command" in text
+    assert name != "bug" or "metrics.jsonl" in text
+
+
+def test_every_target_that_is_named_exists():
+    "In texts for contributors, each `make TARGET` is one of the Makefile's."
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    files = ["CONTRIBUTING.md", "CHANGELOG.md", ".github/pull_request_template.md", WORKFLOW]
+    named = {m for f in files for m in re.findall(r"(?:`|run: |^)make ([a-z-]+)", read(f), re.M)}
+    assert {"lint", "format", "check-wheel", "check-oldest"} <= named | targets
+    assert named <= targets
+
+
+# ---- The check of the wheel ----
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    assert oldest(["torch>=2.6", "transformers>=5.20,<6"]) == ["torch==2.6", "transformers==5.20"]
+    exact = oldest(requirements())
+    assert len(exact) == len(settings()["requirements"].split())
+    for line, requirement in zip(exact, map(Requirement, settings()["requirements"].split())):
+        assert requirement.specifier.contains(line.partition("==")[2])
+
+
+@pytest.mark.parametrize("requirement", ["torch", "torch<3", "torch>=2,>=2.6", "torch==2.6"])
+def test_a_requirement_without_one_lower_bound_has_no_oldest_version(requirement):
+    with pytest.raises(ValueError, match="write one lower bound"):
+        oldest([requirement])
+
+
+def test_a_wheel_that_lacks_something_or_has_too_much_is_caught():
+    whole = ["rlhf_nb/py.typed", "rlhf_nb/recipes/ddp.yaml", "rlhf_nb/__init__.py"]
+    assert wheel_problems([*whole, "rlhf_nb-0.1.0.dist-info/METADATA"]) == []
+    assert wheel_problems(whole[1:]) == [
+        "the wheel lacks rlhf_nb/py.typed: see package_data in setup.py"
+    ]
+    assert wheel_problems([*whole, "tests/conftest.py"])[0].startswith("the wheel has tests/")
+
+
+def test_setup_py_ships_types_and_recipes(tmp_path):
+    "The wheel as setup.py builds it here: without the network, from a copy, as wheel_check does."
+    for name, content in tree(ROOT).items():
+        if name.startswith("rlhf_nb/") or name in ("setup.py", "settings.ini", "README.md"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "wheels"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert wheel_problems(names) == []
+    recipes = {p.name for p in (ROOT / "rlhf_nb" / "recipes").iterdir()}
+    assert recipes <= {Path(name).name for name in names}
+
+
+def test_wheel_check_names_its_choices(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["wheel_check.py", "latest"])
+    with pytest.raises(SystemExit):
+        check_wheel()
+    assert "tested" in capsys.readouterr().err
