@@ -38,7 +38,7 @@ MEAN = Task(
         "With infinity on the padding you return nan, since 0 times infinity is no number: "
         "replace the padding, do not multiply "
         "it by zero.": lambda x, m: (x * m).sum() / m.sum().clamp(min=1),
-        "Right while the padding is finite and a token is real, and wrong twice elsewhere: 0 "
+        "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 "
         "times infinity is nan, so replace the padding; 0 divided by 0 is nan too, so keep the "
         "count at 1 or more.": lambda x, m: (x * m).sum() / m.sum(),
         "With no real token at all you divide 0 by 0: keep the count at 1 or "

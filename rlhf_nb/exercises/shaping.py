@@ -167,7 +167,7 @@ MERGE = Task(
     ),
     "Three numbers are enough, however the scores were cut into batches.",
     {
-        "You added the two M alone: how far the means are apart is spread as "
+        "You added the two M alone: how far the means lie apart is spread as "
         "well.": _merge(between=lambda d, n_a, n_b: 0.0),
         "You took the middle of the two means: the larger set weighs "
         "more.": _merge(lambda n_a, n_b: 0.5),
