@@ -579,9 +579,14 @@ def parse_verdict(
 
 # %% ../nbs/14_evaluate.ipynb #f13787fc
 def _read_judgings(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    "The judgings of a cache file by their key, and how many of its lines are damaged."
+    """The judgings of a cache file by their key, and how many of its lines are damaged. Damage
+    costs one judging and no run, so no line of it is an error."""
     judgings, damaged = {}, 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    if text and not text.endswith("\n"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n")  # what is left of a line that was cut short stays alone
     for line in filter(str.strip, text.split("\n")):
         try:
             row = json.loads(line)

@@ -1,1 +1,1 @@
-"The plumbing under the pages: files, and what is read from the insides of libraries."
+"What ties the package to transformers, Accelerate, DeepSpeed and torch: plain modules, no lessons."
