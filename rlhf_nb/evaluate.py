@@ -873,7 +873,7 @@ class PersonJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        "What was chosen, whichever way round the pair is asked for; None where nothing was."
+        "What was chosen, in whichever order the pair comes; None where nothing was."
         seen = {(prompt, *pair): v for (prompt, pair), v in zip(self.rows, self.chosen)}
         seen |= {(prompt, *pair[::-1]): 1 - v for (prompt, pair), v in zip(self.rows, self.chosen)}
         return [seen.get((prompt, *pair)) for prompt, pair in zip(prompts, pairs, strict=True)]
