@@ -70,27 +70,29 @@ GAE = Task(
     (_gae_case(3.0, 7.0), _gae_case(math.inf, math.nan)),
     "Each token has its own surprise and its share of the later ones.",
     {
-        "lam makes no difference: the step back is gamma * "
-        "lam.": _gae(decay=lambda gamma, lam: gamma),
-        "gamma makes no difference: it belongs in the surprise and in the step "
-        "back.": _gae(discount=lambda gamma, lam: 1.0, decay=lambda gamma, lam: lam),
+        "lam makes no difference: the step back is gamma * lam.": _gae(
+            decay=lambda gamma, lam: gamma
+        ),
+        "gamma makes no difference: it belongs in the surprise and in the step back.": _gae(
+            discount=lambda gamma, lam: 1.0, decay=lambda gamma, lam: lam
+        ),
         "The step back is lam alone: it is gamma * lam.": _gae(decay=lambda gamma, lam: lam),
-        "These are the surprises: nothing is passed back to earlier tokens "
-        "yet.": _gae(decay=lambda gamma, lam: 0.0),
+        "These are the surprises: nothing is passed back to earlier tokens yet.": _gae(
+            decay=lambda gamma, lam: 0.0
+        ),
         "Tokens inherit from those before them: start at the last token and walk to the "
         "front.": _gae(walk=_pass_forward),
         "Padding leaks into real tokens: it was cleared after the recursion, and must be cleared "
         "before.": _gae(after=lambda values, mask: _next(values), first="none"),
-        "The mask makes no difference: clear values and surprises on padding "
-        "first.": _gae(after=lambda values, mask: _next(values), first="none", last="none"),
+        "The mask makes no difference: clear values and surprises on padding first.": _gae(
+            after=lambda values, mask: _next(values), first="none", last="none"
+        ),
         "The last real token of a short row sees a value on padding: after the end, the value is "
         "0.": _gae(after=lambda values, mask: _next(values)),
         "The last token of a full row sees the value of the first: roll wraps around, so put a 0 "
         "there.": _gae(after=lambda values, mask: clear(values, mask).roll(-1, 1)),
         "Zero times infinity is NaN: clear the padding with torch.where, do not multiply by the "
-        "mask.": _gae(
-            after=lambda values, mask: _next(values * mask), first="times", last="none"
-        ),
+        "mask.": _gae(after=lambda values, mask: _next(values * mask), first="times", last="none"),
         "These are the returns, A + V: an advantage is without the value.": _returns,
         "These are whitened: that comes later, because the returns need the advantages as they "
         "are.": _whitened,
@@ -150,18 +152,22 @@ DELTAS = Task(
     (_deltas_case(9.0), _deltas_case(math.nan)),
     "After the end comes 0, and after a cut the bootstrap.",
     {
-        "bootstrap makes no difference: every row is taken as "
-        "ended.": _deltas(_at_end(lambda v, g, b: torch.zeros_like(v))),
+        "bootstrap makes no difference: every row is taken as ended.": _deltas(
+            _at_end(lambda v, g, b: torch.zeros_like(v))
+        ),
         "Only a row that fills its columns is bootstrapped: the place is after the last real "
         "token, not after the last column.": _deltas(_in_the_last_column),
-        "A short row sees a value on padding: what follows it is its "
-        "bootstrap.": _deltas(_on_the_padding),
+        "A short row sees a value on padding: what follows it is its bootstrap.": _deltas(
+            _on_the_padding
+        ),
         "The bootstrap is not discounted: it is one step ahead like any other value, so it costs "
         "a gamma.": _deltas(_at_end(lambda v, g, b: b.expand_as(v))),
-        "The last token is followed by its own value: take the bootstrap "
-        "there.": _deltas(_at_end(lambda v, g, b: g * v)),
-        "Every token gets the bootstrap: only the last real one looks behind the "
-        "end.": _deltas(lambda v, is_last, g, b: (g * b)[:, None].expand_as(v)),
+        "The last token is followed by its own value: take the bootstrap there.": _deltas(
+            _at_end(lambda v, g, b: g * v)
+        ),
+        "Every token gets the bootstrap: only the last real one looks behind the end.": _deltas(
+            lambda v, is_last, g, b: (g * b)[:, None].expand_as(v)
+        ),
         "gamma is missing within the row: every value that is one step ahead is "
         "discounted.": _deltas(inside=False),
         "Zero times NaN is NaN: clear the padding with torch.where.": _deltas(padding="times"),
@@ -211,10 +217,12 @@ TARGETS = Task(
         "The returns are made of whitened advantages: take the returns first, then "
         "whiten.": _targets(lambda a, w, v: w + v),
         "Returns without the value are advantages: add V.": _targets(lambda a, w, v: a),
-        "The sign is turned: the value was too low by A, so add "
-        "it.": _targets(lambda a, w, v: v - a),
-        "The advantages are not whitened: mean 0 and standard deviation "
-        "1.": _targets(centre=False, spread=lambda x: torch.ones(())),
+        "The sign is turned: the value was too low by A, so add it.": _targets(
+            lambda a, w, v: v - a
+        ),
+        "The advantages are not whitened: mean 0 and standard deviation 1.": _targets(
+            centre=False, spread=lambda x: torch.ones(())
+        ),
         "The zeros on padding took part in the mean and the spread: whiten over real "
         "tokens.": _targets(over="columns"),
         "Each row was whitened by itself: a good row and a bad one then look alike. Whiten over "
@@ -223,7 +231,8 @@ TARGETS = Task(
         "You divided by the variance: take its root.": _targets(spread=torch.var),
         "Padding is no longer 0 after whitening, since the mean was taken off there too: clear "
         "it.": _targets(padding=("none", "where")),
-        "Zero times NaN is NaN: clear the padding with "
-        "torch.where.": _targets(padding=("times", "times")),
+        "Zero times NaN is NaN: clear the padding with torch.where.": _targets(
+            padding=("times", "times")
+        ),
     },
 )

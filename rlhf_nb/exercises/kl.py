@@ -45,8 +45,9 @@ K3 = Task(
         "exp(logr) - logr starts at 1: subtract 1, or use expm1.": _k3(lambda l: l.exp() - l),
         "The last sign is turned: subtract logr.": _k3(lambda l: torch.expm1(l) + l),
         "The sign is turned: k3 is never negative.": _k3(lambda l: l - torch.expm1(l)),
-        "That is k2, half the square: near zero they agree, and only "
-        "there.": _k3(lambda l: l.square() / 2),
+        "That is k2, half the square: near zero they agree, and only there.": _k3(
+            lambda l: l.square() / 2
+        ),
         "That is k1: unbiased too, but of either sign.": _k3(lambda l: -l),
         "Zero times infinity is NaN: use torch.where on logr.": _k3(padding="times"),
         "The padding has a KL: it should be 0.": _k3(padding="none"),
@@ -89,18 +90,24 @@ KL_GRADIENT = Task(
     ),
     "k1 as a reward or k2 as a loss: both pull home, exactly, on average.",
     {
-        "All zeros: that is k1 as a loss. Detach it, times "
-        "logp.": _expected_gradient("loss", lambda l: -l),
-        "k3 as a loss: that is the gradient of the KL the other way "
-        "round.": _expected_gradient("loss", lambda l: torch.expm1(l) - l),
-        "That is k3 as a reward: k1 belongs "
-        "there.": _expected_gradient("reward", lambda l: torch.expm1(l) - l),
-        "That is k2 as a reward: it belongs in the "
-        "loss.": _expected_gradient("reward", lambda l: l.square() / 2),
-        "That is |logr| as a loss: half its square is what pulls "
-        "right.": _expected_gradient("loss", torch.abs),
-        "The sign is turned: k1 is log policy less log "
-        "reference.": _expected_gradient("reward", lambda l: l),
+        "All zeros: that is k1 as a loss. Detach it, times logp.": _expected_gradient(
+            "loss", lambda l: -l
+        ),
+        "k3 as a loss: that is the gradient of the KL the other way round.": _expected_gradient(
+            "loss", lambda l: torch.expm1(l) - l
+        ),
+        "That is k3 as a reward: k1 belongs there.": _expected_gradient(
+            "reward", lambda l: torch.expm1(l) - l
+        ),
+        "That is k2 as a reward: it belongs in the loss.": _expected_gradient(
+            "reward", lambda l: l.square() / 2
+        ),
+        "That is |logr| as a loss: half its square is what pulls right.": _expected_gradient(
+            "loss", torch.abs
+        ),
+        "The sign is turned: k1 is log policy less log reference.": _expected_gradient(
+            "reward", lambda l: l
+        ),
         "It does not add up to 0, as a gradient by logits must: take the KL from log π - log "
         "ρ.": _unbalanced,
     },

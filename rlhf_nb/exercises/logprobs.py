@@ -43,17 +43,21 @@ LOGPROBS = Task(
     (_logprobs_case(9.0), _logprobs_case(math.nan)),
     "Each token from the column before it, and nothing from the padding.",
     {
-        "You read the column of the token itself: that one chose the token after "
-        "it.": _logprobs(start=0),
+        "You read the column of the token itself: that one chose the token after it.": _logprobs(
+            start=0
+        ),
         "One column too early: you skipped the last prompt column.": _logprobs(start=-2),
-        "The columns are right and the tokens are not: you looked up the one "
-        "before.": _logprobs(taken=-1),
+        "The columns are right and the tokens are not: you looked up the one before.": _logprobs(
+            taken=-1
+        ),
         "These are logits: subtract the log of the sum over the vocabulary.": _logprobs(log=False),
         "These are probabilities: PPO wants their logarithm.": _logprobs(exp=True),
-        "Zero times NaN is NaN: choose with torch.where rather than "
-        "multiply.": _logprobs(padding="times"),
-        "The padding still has log-probs: it should be 0, so that a sum is a "
-        "sum.": _logprobs(padding="none"),
+        "Zero times NaN is NaN: choose with torch.where rather than multiply.": _logprobs(
+            padding="times"
+        ),
+        "The padding still has log-probs: it should be 0, so that a sum is a sum.": _logprobs(
+            padding="none"
+        ),
     },
 )
 
@@ -96,14 +100,17 @@ ENTROPY = Task(
         "You left the temperature out: the sampler divided its logits by it.": _entropy(power=0),
         "You multiplied by the temperature: divide, hotter is flatter.": _entropy(power=1),
         "The sign is turned: an entropy is never negative.": _entropy(unit=-1.0),
-        "These are bits: use the natural logarithm, as all of this "
-        "book.": _entropy(unit=1 / math.log(2)),
+        "These are bits: use the natural logarithm, as all of this book.": _entropy(
+            unit=1 / math.log(2)
+        ),
         "A banned token gives NaN: 0 times -inf. It should add nothing.": _entropy(floor=-math.inf),
-        "Zero times NaN is NaN: take the real tokens by the mask, do not "
-        "multiply.": _entropy(mean="times"),
+        "Zero times NaN is NaN: take the real tokens by the mask, do not multiply.": _entropy(
+            mean="times"
+        ),
         "You divided by all columns: count the real tokens.": _entropy(mean="columns"),
-        "You averaged the rows' means: a token of a short row then weighs "
-        "more.": _entropy(mean="rows"),
+        "You averaged the rows' means: a token of a short row then weighs more.": _entropy(
+            mean="rows"
+        ),
         "You averaged over the padding too: use the mask.": _entropy(mean="raw"),
     },
 )

@@ -49,25 +49,30 @@ POLICY_LOSS = Task(
     (_policy_case(-1.0, 0.2), _policy_case(-math.inf, 0.2), _policy_case(-1.0, 0.3)),
     "It stops a step that went far enough, and never one that has to come back.",
     {
-        "Nothing is clipped: the ratio may run as far as it "
-        "likes.": _policy_loss(lambda plain, clipped: plain),
-        "That is the smaller loss, the optimist's choice: take the "
-        "maximum.": _policy_loss(torch.minimum),
+        "Nothing is clipped: the ratio may run as far as it likes.": _policy_loss(
+            lambda plain, clipped: plain
+        ),
+        "That is the smaller loss, the optimist's choice: take the maximum.": _policy_loss(
+            torch.minimum
+        ),
         "You clip whichever way it moved: a good token that became rarer gets no pull back. Take "
         "the maximum of both.": _policy_loss(lambda plain, clipped: clipped),
         "The sign of the result is turned: an optimizer goes downhill, so give the "
         "loss.": _policy_loss(lambda plain, clipped: -torch.maximum(plain, clipped)),
-        "The ratio is upside down: now over then, logprobs - "
-        "old_logprobs.": _policy_loss(sign=-1),
+        "The ratio is upside down: now over then, logprobs - old_logprobs.": _policy_loss(sign=-1),
         "That is the log of the ratio: take its exponential.": _policy_loss(link=torch.clone),
-        "Padding counts in your sum: choose the real tokens by the "
-        "mask.": _policy_loss(reduce="all"),
-        "Zero times NaN is NaN: choose by the mask, do not multiply by "
-        "it.": _policy_loss(reduce="times"),
-        "You return a mean: return the sum, the caller knows the "
-        "count.": _policy_loss(reduce="mean"),
-        "You average row by row: a token in a short row weighs more. Return the "
-        "sum.": _policy_loss(reduce="rows"),
+        "Padding counts in your sum: choose the real tokens by the mask.": _policy_loss(
+            reduce="all"
+        ),
+        "Zero times NaN is NaN: choose by the mask, do not multiply by it.": _policy_loss(
+            reduce="times"
+        ),
+        "You return a mean: return the sum, the caller knows the count.": _policy_loss(
+            reduce="mean"
+        ),
+        "You average row by row: a token in a short row weighs more. Return the sum.": _policy_loss(
+            reduce="rows"
+        ),
         "You wrote 0.2 into the function: use cliprange.": _policy_loss(fixed=0.2),
     },
 )
@@ -117,23 +122,30 @@ VALUE_LOSS = Task(
     (_value_case(9.0), _value_case(math.inf)),
     "The worse of two errors: what went too far waits, what went astray comes back.",
     {
-        "Nothing is clipped: that is the squared error "
-        "alone.": _value_loss(lambda plain, moved: plain),
-        "The smaller error lets a value that ran away go: take the "
-        "larger.": _value_loss(torch.minimum),
+        "Nothing is clipped: that is the squared error alone.": _value_loss(
+            lambda plain, moved: plain
+        ),
+        "The smaller error lets a value that ran away go: take the larger.": _value_loss(
+            torch.minimum
+        ),
         "Only the clipped error: a value that moved away from its return gets no pull back. Take "
         "the larger of both.": _value_loss(lambda plain, moved: moved),
-        "You clip the value itself: clip how far it moved, around the old "
-        "value.": _value_loss(around=torch.zeros_like),
+        "You clip the value itself: clip how far it moved, around the old value.": _value_loss(
+            around=torch.zeros_like
+        ),
         "You took the maximum of signed errors, and squared that: square first.": _squared_late,
-        "The half is missing: the gradient is twice what vf_coef was set "
-        "for.": _value_loss(half=1.0),
-        "Padding counts in your sum: choose the real tokens by the "
-        "mask.": _value_loss(reduce="all"),
-        "Zero times infinity is NaN: choose by the mask, do not multiply by "
-        "it.": _value_loss(reduce="times"),
-        "You return a mean: return the sum, the caller knows the "
-        "count.": _value_loss(reduce="mean"),
+        "The half is missing: the gradient is twice what vf_coef was set for.": _value_loss(
+            half=1.0
+        ),
+        "Padding counts in your sum: choose the real tokens by the mask.": _value_loss(
+            reduce="all"
+        ),
+        "Zero times infinity is NaN: choose by the mask, do not multiply by it.": _value_loss(
+            reduce="times"
+        ),
+        "You return a mean: return the sum, the caller knows the count.": _value_loss(
+            reduce="mean"
+        ),
     },
 )
 
@@ -181,15 +193,18 @@ MINIBATCH_LOSS = Task(
         "real tokens.": _minibatch_loss("mean", lambda micro_batches: 1),
         "A mean of row means: a token in a short row weighs more. Divide by tokens, not "
         "rows.": _minibatch_loss("rows", len),
-        "You divided by the number of micro-batches: divide by the real "
-        "tokens.": _minibatch_loss(divide=len),
-        "A sum: divide it by the real tokens of all "
-        "micro-batches.": _minibatch_loss(divide=lambda micro_batches: 1),
+        "You divided by the number of micro-batches: divide by the real tokens.": _minibatch_loss(
+            divide=len
+        ),
+        "A sum: divide it by the real tokens of all micro-batches.": _minibatch_loss(
+            divide=lambda micro_batches: 1
+        ),
         "You divided by every column, padding included: count the mask.": _minibatch_loss(
             divide=lambda micro_batches: sum(mask.numel() for _, mask in micro_batches)
         ),
-        "You divided by the tokens of the last micro-batch: count those of "
-        "all.": _minibatch_loss(divide=lambda micro_batches: _tokens(micro_batches[-1:])),
+        "You divided by the tokens of the last micro-batch: count those of all.": _minibatch_loss(
+            divide=lambda micro_batches: _tokens(micro_batches[-1:])
+        ),
         "The padding's loss is in the sum: choose by the mask.": _minibatch_loss("all"),
         "Zero times NaN is NaN: choose by the mask.": _minibatch_loss("times"),
     },

@@ -41,12 +41,13 @@ MEAN = Task(
         "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 "
         "times infinity is nan, so replace the padding; 0 divided by 0 is nan too, so keep the "
         "count at 1 or more.": lambda x, m: (x * m).sum() / m.sum(),
-        "With no real token at all you divide 0 by 0: keep the count at 1 or "
-        "more.": lambda x, m: x[m].mean(),
+        "With no real token at all you divide 0 by 0: keep the count at 1 or more.": lambda x, m: x[
+            m
+        ].mean(),
         "You averaged the rows first (2 and 9 make 5.5). That is the sequence mean: let every "
-        "token weigh the same.": lambda x, m: (
-            torch.stack([_mean(*row) for row in zip(x, m)]).mean()
-        ),
+        "token weigh the same.": lambda x, m: torch.stack(
+            [_mean(*row) for row in zip(x, m)]
+        ).mean(),
         "You averaged the rows first (2 and 9 make 5.5). That is the sequence mean: let every "
         "token weigh the same. A row without a token would have no mean at all.": lambda x, m: (
             torch.stack([row[keep].mean() for row, keep in zip(x, m)]).mean()
@@ -93,8 +94,9 @@ RESPONSE_MASK = Task(
         "You go on to the last stop token of the row: the first one ends it.": _to_the_last_stop,
         "You go on behind the first stop token, to just before the second: a token stays if *no* "
         "stop token came before it.": lambda ids, stop_ids: _stops(ids, stop_ids).cumsum(1) <= 1,
-        "You look for the first of stop_ids alone: any of them ends a "
-        "row.": lambda ids, stop_ids: _response_mask(ids, stop_ids[:1]),
+        "You look for the first of stop_ids alone: any of them ends a row.": lambda ids, stop_ids: (
+            _response_mask(ids, stop_ids[:1])
+        ),
         "argmax of a row without a true is 0, so a response that never stopped is cut to one "
         "token: such a row is true throughout.": _to_argmax,
     },
@@ -153,8 +155,9 @@ WHITEN_RANKS = Task(
         "with many. Add up sums and counts, and divide last.": _whiten(
             _mean_of_means, _about_the_mean_of_means
         ),
-        "The mean is that of all ranks, but each rank divides by its own "
-        "spread.": _whiten(alone="var"),
+        "The mean is that of all ranks, but each rank divides by its own spread.": _whiten(
+            alone="var"
+        ),
         "You averaged the ranks' variances. That leaves out how far apart the ranks are: take the "
         "squares about the common mean.": _whiten(
             var=lambda real: torch.stack([x.var() for x in real]).mean()
@@ -162,8 +165,9 @@ WHITEN_RANKS = Task(
         "You divided the squares by N: this page divides by N - 1.": _whiten(
             var=lambda real: torch.cat(real).var(correction=0)
         ),
-        "Padding goes into your mean and variance: choose by the mask "
-        "first.": _whiten(counted=True),
+        "Padding goes into your mean and variance: choose by the mask first.": _whiten(
+            counted=True
+        ),
         "Real tokens are right, but the padding is not zero afterwards.": _whiten(padding="none"),
         "With infinity on the padding you leave nan there: replace it by zero, do not "
         "multiply.": _whiten(padding="times"),

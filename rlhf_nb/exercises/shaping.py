@@ -68,8 +68,9 @@ SHAPING = Task(
         "Nobody collects the score: add it to the last real token.": _shaping(place="nobody"),
         "A row without tokens is paid in its last column: its last index is -1, and -1 counts "
         "from the right. Compare columns rather than index.": _shaping(place="index"),
-        "Drift from the reference is rewarded: the KL is a price, so it needs a "
-        "minus.": _shaping(unit=1.0),
+        "Drift from the reference is rewarded: the KL is a price, so it needs a minus.": _shaping(
+            unit=1.0
+        ),
         "kl_coef makes no difference: did you multiply the KL by it?": _shaping(coef=False),
         "Padding is charged for KL: nobody chose those tokens.": _shaping(padding="none"),
         "Zero times infinity is NaN: choose with torch.where rather than multiply by the "
@@ -113,24 +114,30 @@ FINAL_SCORES = Task(
     {
         "You clipped last, so that the clip swallows the penalty of a very good response without "
         "an end: clip first.": lambda scores, stopped, clip, penalty: (
-            (scores - penalty * (~stopped).float()).clamp(-clip, clip)
-        ),
+            scores - penalty * (~stopped).float()
+        ).clamp(-clip, clip),
         "You replaced the score of a row that was cut off: that is the older trick. Subtract "
-        "here.": lambda scores, stopped, clip, penalty: (
-            torch.where(stopped, scores.clamp(-clip, clip), -penalty)
+        "here.": lambda scores, stopped, clip, penalty: torch.where(
+            stopped, scores.clamp(-clip, clip), -penalty
         ),
-        "Rows without a stop token are paid for it: the penalty is "
-        "subtracted.": _final_scores(unit=1.0),
-        "A row that was cut off costs nothing: subtract the penalty "
-        "there.": _final_scores(unit=0.0),
-        "You charge the rows that did stop: turn the condition "
-        "round.": _final_scores(charged=torch.clone),
-        "You charge every row: only one that did not stop "
-        "pays.": _final_scores(charged=torch.ones_like),
-        "You clipped above and not below: -score_clip is a bound "
-        "too.": _final_scores(low=-math.inf),
-        "Nothing is clipped: keep each score between -score_clip and "
-        "score_clip.": _final_scores(low=-math.inf, high=math.inf),
+        "Rows without a stop token are paid for it: the penalty is subtracted.": _final_scores(
+            unit=1.0
+        ),
+        "A row that was cut off costs nothing: subtract the penalty there.": _final_scores(
+            unit=0.0
+        ),
+        "You charge the rows that did stop: turn the condition round.": _final_scores(
+            charged=torch.clone
+        ),
+        "You charge every row: only one that did not stop pays.": _final_scores(
+            charged=torch.ones_like
+        ),
+        "You clipped above and not below: -score_clip is a bound too.": _final_scores(
+            low=-math.inf
+        ),
+        "Nothing is clipped: keep each score between -score_clip and score_clip.": _final_scores(
+            low=-math.inf, high=math.inf
+        ),
     },
 )
 
@@ -167,18 +174,23 @@ MERGE = Task(
     ),
     "Three numbers are enough, however the scores were cut into batches.",
     {
-        "You added the two M alone: how far the means lie apart is spread as "
-        "well.": _merge(between=lambda d, n_a, n_b: 0.0),
-        "You took the middle of the two means: the larger set weighs "
-        "more.": _merge(lambda n_a, n_b: 0.5),
-        "The weights of the mean are crossed: the step towards b is n_b / "
-        "n.": _merge(lambda n_a, n_b: n_a / (n_a + n_b)),
-        "The distance of the means counts squared: M is a sum of "
-        "squares.": _merge(between=lambda d, n_a, n_b: d * n_a * n_b / (n_a + n_b)),
+        "You added the two M alone: how far the means lie apart is spread as well.": _merge(
+            between=lambda d, n_a, n_b: 0.0
+        ),
+        "You took the middle of the two means: the larger set weighs more.": _merge(
+            lambda n_a, n_b: 0.5
+        ),
+        "The weights of the mean are crossed: the step towards b is n_b / n.": _merge(
+            lambda n_a, n_b: n_a / (n_a + n_b)
+        ),
+        "The distance of the means counts squared: M is a sum of squares.": _merge(
+            between=lambda d, n_a, n_b: d * n_a * n_b / (n_a + n_b)
+        ),
         "You took the distances of b from the old mean: the mean of both is nearer, so that the "
         "term is d ** 2 * n_a * n_b / n.": _merge(between=lambda d, n_a, n_b: d**2 * n_b),
         "The spread of the first set is lost: add its M.": _merge(old=0.0),
-        "Two empty sets divide 0 by 0: give the first back where the second is "
-        "empty.": _merge(guard=False),
+        "Two empty sets divide 0 by 0: give the first back where the second is empty.": _merge(
+            guard=False
+        ),
     },
 )

@@ -50,11 +50,13 @@ TINT = Task(
         ),
         "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1. And a row of "
         "zeros has vmax 0: do not divide by it.": _tint(lambda value, vmax: abs(value) / vmax),
-        "vmax does nothing here: 0.3 has the same colour on every "
-        "scale.": _tint(lambda value, vmax: min(abs(value), 1)),
+        "vmax does nothing here: 0.3 has the same colour on every scale.": _tint(
+            lambda value, vmax: min(abs(value), 1)
+        ),
         "Every number goes to green: the sign has to choose the end.": _tint(sign=abs),
-        "You are off by one in a channel or two: int cuts the fraction off, round does "
-        "not.": _tint(whole=int),
+        "You are off by one in a channel or two: int cuts the fraction off, round does not.": _tint(
+            whole=int
+        ),
     },
 )
 
@@ -88,20 +90,23 @@ CELL = Task(
     (("cat",), ("</s>",), ("a<b>c</b>",), ("AT&T",), ("&lt;",), (" cat",), ("\n",), ("\t",), ("",)),
     "Every token can be seen, and none of them can be taken for markup.",
     {
-        "Nothing is escaped: to a browser </s> is a tag, and it shows "
-        "nothing.": lambda token: f"<td>{_seen(token)}</td>",
+        "Nothing is escaped: to a browser </s> is a tag, and it shows nothing.": lambda token: (
+            f"<td>{_seen(token)}</td>"
+        ),
         "You escape < and > alone: the token &lt; is then shown as <. Escape & "
         "too.": lambda token: f"<td>{_angles(_seen(token))}</td>",
-        "You escape & last, and with it the & of your own &lt;: escape it "
-        "first.": lambda token: f"<td>{_angles(_seen(token)).replace('&', '&amp;')}</td>",
+        "You escape & last, and with it the & of your own &lt;: escape it first.": lambda token: (
+            f"<td>{_angles(_seen(token)).replace('&', '&amp;')}</td>"
+        ),
         "You escaped your own <td> as well: escape the token, then put the cell around "
         "it.": lambda token: _escaped(f"<td>{_seen(token)}</td>"),
         "You take tags out of the text. What a model wrote has to be seen: escape "
         "it.": _without_tags,
         "You strip white space: ' cat' and 'cat' are two tokens, and look like "
         "one.": lambda token: _cell(token.strip()),
-        "A token that decodes to nothing leaves an empty cell: write "
-        "∅.": lambda token: _cell(token) if token else "<td></td>",
+        "A token that decodes to nothing leaves an empty cell: write ∅.": lambda token: (
+            _cell(token) if token else "<td></td>"
+        ),
         "Spaces, line breaks, tabs and empty tokens cannot be seen: write ␣, ↵, ⇥ and "
         "∅.": lambda token: f"<td>{_escaped(token)}</td>",
     },
@@ -135,19 +140,23 @@ VMAX = Task(
     {
         "The mask does nothing here, so an infinity on the padding sets your "
         "scale.": lambda values, mask: values.abs().max(),
-        "Padding sets your scale (50 in the first case): every real token would look "
-        "white.": _vmax(lambda x, mask: x.isfinite()),
-        "You take the largest number, and -3 is far from zero too: take "
-        "magnitudes.": _vmax(size=torch.clone),
-        "One infinite or nan value sets the scale, and all the others lose their "
-        "colour.": _vmax(lambda x, mask: mask),
+        "Padding sets your scale (50 in the first case): every real token would look white.": _vmax(
+            lambda x, mask: x.isfinite()
+        ),
+        "You take the largest number, and -3 is far from zero too: take magnitudes.": _vmax(
+            size=torch.clone
+        ),
+        "One infinite or nan value sets the scale, and all the others lose their colour.": _vmax(
+            lambda x, mask: mask
+        ),
         "Two cases are missing: a value that is infinite or nan, which must not set the scale, and "
         "a row without a real token, where max has nothing to choose "
         "from.": _vmax(lambda x, mask: mask, empty=False),
         "Infinity times zero is nan, and so the padding sets your scale after all: choose the "
         "real and finite values, do not "
         "multiply.": lambda values, mask: (values * mask).abs().max(),
-        "In a row without a real token max has nothing to choose from: return "
-        "0.": _vmax(empty=False),
+        "In a row without a real token max has nothing to choose from: return 0.": _vmax(
+            empty=False
+        ),
     },
 )
