@@ -138,9 +138,9 @@ def clip_scores(
 
 # %% ../nbs/10_shaping.ipynb #7d1ce22e
 def merge_moments(
-    a: tuple[int, float, float],  # count, mean and M of one set
-    b: tuple[int, float, float],  # the same of another
-) -> tuple[int, float, float]:  # count, mean and M of both together
+    a: tuple[float, float, float],  # count, mean and M of one set
+    b: tuple[float, float, float],  # the same of another
+) -> tuple[float, float, float]:  # count, mean and M of both together
     "Mean and squared deviations of a union from those of its parts. Chan, Golub and LeVeque 1979."
     (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
     if n_b == 0:
@@ -153,14 +153,14 @@ def batch_moments(
     x: Tensor,  # [N] the numbers on this rank; none at all is fine
     reduce: Callable[[Tensor], Tensor]
     | None = None,  # sums a tensor over all ranks; None: this rank alone
-) -> tuple[int, float, float]:  # count, mean and M over all ranks
+) -> tuple[float, float, float]:  # count, mean and M over all ranks
     "Moments of one batch. Raises ValueError, on every rank alike, if a number is not finite."
     over_ranks = reduce or (lambda part: part)
     x = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
     count, total = over_ranks(torch.stack([x.new_tensor(x.numel()), x.sum()])).tolist()
     if not math.isfinite(total):
         raise ValueError(
-            "the scores hold NaN or inf, which would stay in the running mean for good: fix the "
+            "the scores hold NaN or inf, which would stay in the running mean for good: mend the "
             "reward."
         )
     mean = total / max(count, 1)

@@ -149,9 +149,8 @@ def test_the_catalogue_leans_on_nothing_that_it_checks():
             if isinstance(n, (ast.Import, ast.ImportFrom))
             for a in n.names
         }
-        own = {".exercises"} if path.stem == "checks" else {"."}  # the catalogue itself
-        names = {name if name[0] == "." else name.split(".")[0] for name in imported}
-        assert names <= {*sys.stdlib_module_names, "torch", *own}, path.name
+        outside = {name.split(".")[0] for name in imported - {".exercises", "rlhf_nb.exercises"}}
+        assert outside <= {*sys.stdlib_module_names, "torch"}, path.name
 
 
 def test_the_wrong_programs_are_run_by_checkers_alone():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import Task, clear
+from rlhf_nb.exercises import Task, clear
 
 # ---- The recursion ----
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import Task, reduced
+from rlhf_nb.exercises import Task, reduced
 
 Choice = Callable[[Tensor, Tensor], Tensor]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Task
+from rlhf_nb.exercises import Task
 
 Seen = list[tuple[str, bool]]  # a labeller's keys, and whether there was a reason for each
 

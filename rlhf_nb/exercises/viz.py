@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import Task
+from rlhf_nb.exercises import Task
 
 # ---- The colour of a number ----
 
