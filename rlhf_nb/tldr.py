@@ -35,8 +35,10 @@ FACTS = dict(
     who="roommate sister brother boss neighbor cousin landlord coworker uncle aunt teacher coach "
     "partner classmate".split(),
     did="broke sold lost hid stole painted burned borrowed returned ruined".split(),
-    what="guitar laptop car phone bike camera couch watch jacket piano tent ring lamp drone".split(),
-    when="monday tuesday wednesday thursday friday saturday sunday christmas halloween easter".split(),
+    what="guitar laptop car phone bike camera couch watch jacket piano tent ring lamp "
+    "drone".split(),
+    when="monday tuesday wednesday thursday friday saturday sunday christmas halloween "
+    "easter".split(),
     why="drunk jealous bored tired careless clumsy poor greedy lonely stressed sleepy".split(),
     feeling="sad angry hurt confused guilty nervous furious embarrassed hopeless relieved".split(),
     question="leave apologise sue complain forgive move pay call wait talk".split(),
@@ -109,13 +111,15 @@ def write_post(
     of fact."""
     wrong = wrong_facts(facts, rng)
     kinds = rng.sample(list(DISTRACTORS), rng.choice((1, 2, 2, 3)))
-    told = [rng.choice(TOLD[kind]).format(**facts) for kind in ("core", *rng.sample(EXTRA[:3], 3))]
+    order = ("core", *rng.sample(EXTRA[:3], 3))
+    sentences = [rng.choice(TOLD[kind]).format(**facts) for kind in order]
     for kind in kinds:
-        told.insert(rng.randrange(len(told) + 1), rng.choice(DISTRACTORS[kind]).format(**wrong))
-    told.append(rng.choice(TOLD["question"]).format(**facts))
+        place = rng.randrange(len(sentences) + 1)
+        sentences.insert(place, rng.choice(DISTRACTORS[kind]).format(**wrong))
+    sentences.append(rng.choice(TOLD["question"]).format(**facts))
     shown = {slot: wrong[slot] for kind in kinds for slot in (CORE if kind == "core" else (kind,))}
     head = f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\n\nTITLE: {rng.choice(TITLES)}"
-    return f"{head}\n\nPOST: {' '.join(told)}\n\nTL;DR:", shown
+    return f"{head}\n\nPOST: {' '.join(sentences)}\n\nTL;DR:", shown
 
 # %% ../nbs/03_tldr.ipynb #9df16048
 CLAUSES = dict(
@@ -131,7 +135,7 @@ OPENINGS = ("so basically, ", "long story short, ", "well, ")
 def write_summary(
     facts: dict[str, str],
     rng: random.Random,
-    keep: Iterable[str] = EXTRA,  # which of the four extra facts are told
+    keep: Iterable[str] = EXTRA,  # which of the four extra facts it has
     opening: str = "",  # one of OPENINGS, or nothing
 ) -> str:  # starts with a space, as the completions of the TL;DR data do
     "A summary in the clauses of this world."
@@ -160,9 +164,8 @@ def write_reference(
 # %% ../nbs/03_tldr.ipynb #533c678d
 _ANY = {slot: f"(?:{'|'.join(values)})" for slot, values in FACTS.items()}
 FORM = re.compile(
-    "(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?(?: "
-    "because "
-    "they were {why})?"
+    "(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?"
+    "(?: because they were {why})?"
     r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY)
 )
 SLOT = {value: slot for slot, values in FACTS.items() for value in values}
@@ -221,8 +224,8 @@ def win_rate(
     "Share of posts where ours scores higher; a tie counts half."
     if len(ours) != len(theirs) or not ours:
         raise ValueError(
-            f"got {len(ours)} and {len(theirs)} scores: give one of each for every post, at least "
-            "one."
+            f"got {len(ours)} and {len(theirs)} scores: give one of each for every post, and at "
+            "least one post."
         )
     return sum((a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)) / len(ours)
 
@@ -236,7 +239,7 @@ def mini_tldr(
     """The whole world: three splits of posts whose stories do not overlap. The same seed gives the
     same text."""
 
-    def rows(split: str, n: int):
+    def rows(split: str, n: int) -> Iterator[dict[str, str]]:
         rng = random.Random(f"{seed}/{split}")
         for _ in range(n):
             facts = draw_facts(rng, split)
@@ -263,18 +266,18 @@ def prefers_first(
     noise: float = 1.0,  # points that a labeller does not see; towards 0 every label is right
 ) -> bool:
     "A noisy label: Bradley-Terry on the gold points."
-    # the same, and it cannot overflow
+    # the sigmoid of the difference, written so that it cannot overflow
     return rng.random() < 0.5 + 0.5 * math.tanh((gold_first - gold_second) / (2 * noise))
 
 # %% ../nbs/03_tldr.ipynb #2ef6a7a3
 def swap_fact(
     facts: dict[str, str],
-    shown: dict[str, str],  # wrong values that stand in the post
+    shown: dict[str, str],  # wrong values that the post contains
     slots: Sequence[str],  # one of these is swapped
     rng: random.Random,
 ) -> dict[str, str]:
-    """The facts with one of them wrong: what a distractor says where there is one (and the coin
-    says so), else any other value."""
+    """The facts with one of them wrong: with probability 0.6 the value of a distractor where there
+    is one, else any other value."""
     slot = rng.choice(list(slots))
     value = shown[slot] if slot in shown and rng.random() < 0.6 else wrong_facts(facts, rng)[slot]
     return {**facts, slot: value}
@@ -291,11 +294,8 @@ def edit_pair(
     kinds: Sequence[str] = EDITS,  # drawn from
 ) -> tuple[str, str, str]:  # two summaries in random order, and the kind of edit
     "A summary and the same with one thing changed."
-    keep, seed, kind = (
-        [slot for slot in EXTRA if rng.random() < 0.6],
-        rng.random(),
-        rng.choice(kinds),
-    )
+    keep = [slot for slot in EXTRA if rng.random() < 0.6]
+    seed, kind = rng.random(), rng.choice(kinds)
     write = lambda facts, keep, opening="": write_summary(facts, random.Random(seed), keep, opening)
     whole = write(facts, keep)
     if kind == "drop" and keep:
@@ -304,14 +304,10 @@ def edit_pair(
     elif kind == "opening":
         changed = write(facts, keep, rng.choice(OPENINGS))
     elif kind == "repeat":
-        clause = CLAUSES[rng.choice([slot for slot in keep if slot != "question"] or ["when"])][
-            0
-        ].format(**facts)
-        changed = (
-            whole[:-1] + 2 * clause + whole[-1]
-            if clause not in whole
-            else whole[:-1] + clause + whole[-1]
-        )
+        slot = rng.choice([slot for slot in keep if slot != "question"] or ["when"])
+        clause = CLAUSES[slot][0].format(**facts)
+        times = 1 if clause in whole else 2
+        changed = whole[:-1] + times * clause + whole[-1]
     else:
         kind, changed = "swap", write(swap_fact(facts, shown, [*CORE, *keep], rng), keep)
     return (whole, changed, kind) if rng.random() < 0.5 else (changed, whole, kind)
@@ -332,12 +328,11 @@ def preference_pairs(
     rng, rows = random.Random(f"labels/{seed}"), []
     for post, (a, b, kind), stops in zip(posts, answers, stopped or [(True, True)] * len(posts)):
         facts = json.loads(post["facts"])
-        first, second = (
+        chosen, rejected = (
             (text, gold_judge(text, facts, stop).gold) for text, stop in zip((a, b), stops)
         )
-        chosen, rejected = (
-            (first, second) if prefers_first(first[1], second[1], rng, noise) else (second, first)
-        )
+        if not prefers_first(chosen[1], rejected[1], rng, noise):
+            chosen, rejected = rejected, chosen
         rows.append(
             dict(
                 prompt=post["prompt"],
@@ -374,13 +369,13 @@ def probe_pairs(
     rng, rows = random.Random(f"probe/{seed}"), []
     for i, post in enumerate(posts):
         facts, shown = json.loads(post["facts"]), json.loads(post["shown"])
-        style, slot = rng.random(), list(FACTS)[i % len(FACTS)]
-        write = lambda facts: write_summary(facts, random.Random(style))
+        style, slot = rng.random(), list(FACTS)[i % len(FACTS)]  # one style for both summaries
+        wrong = swap_fact(facts, shown, [slot], rng)
         rows.append(
             dict(
                 prompt=post["prompt"],
-                chosen=write(facts),
-                rejected=write(swap_fact(facts, shown, [slot], rng)),
+                chosen=write_summary(facts, random.Random(style)),
+                rejected=write_summary(wrong, random.Random(style)),
                 kind=slot,
             )
         )
@@ -394,7 +389,7 @@ def _load_columns(
     name_or_path: str,  # a name on the hub, a folder from `save_to_disk`, or a folder of data files
     columns: Sequence[str],  # that must be there
 ) -> DatasetDict:
-    "A data set with the columns asked for. Raises ValueError naming those that are missing."
+    "A data set with these columns. Raises ValueError naming those that are missing."
     folder = Path(name_or_path)
     saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
     data = load_from_disk(name_or_path) if saved else load_dataset(name_or_path)
@@ -403,8 +398,7 @@ def _load_columns(
         if missing := [c for c in columns if c not in rows.column_names]:
             raise ValueError(
                 f"{name_or_path} ({split}) has columns {rows.column_names} and lacks {missing}: "
-                "rename "
-                "them with Dataset.rename_columns."
+                "rename them with Dataset.rename_columns."
             )
     return data
 
@@ -423,26 +417,25 @@ def source_files(
     packages: Sequence[str]
     | None = None,  # top-level names, such as "json"; None: whatever is installed
     folders: Sequence[str | Path] | None = None,  # None: the standard library and site-packages
-) -> dict[str, str]:  # "json/decoder.py" -> where it lies
+) -> dict[str, str]:  # "json/decoder.py" -> its path here
     """Python files by the name that they have on every machine. Raises ValueError for a package
     that is not there."""
-    found = {}
+    files: dict[str, str] = {}
     for folder in folders or [sysconfig.get_path("stdlib"), *site.getsitepackages()]:
-        for place, below, names in os.walk(folder):
+        for parent, below, names in os.walk(folder):
             below[:] = [name for name in below if name not in ("site-packages", "dist-packages")]
-            for path in (os.path.join(place, name) for name in names if name.endswith(".py")):
+            for path in (os.path.join(parent, name) for name in names if name.endswith(".py")):
                 if os.path.isfile(path):
-                    found.setdefault(Path(path).relative_to(folder).as_posix(), path)
+                    files.setdefault(Path(path).relative_to(folder).as_posix(), path)
     if packages is None:
-        return found
-    package_of = {name: re.split(r"[/.]", name)[0] for name in found}
+        return files
+    package_of = {name: re.split(r"[/.]", name)[0] for name in files}
     if missing := sorted(set(packages) - set(package_of.values())):
         raise ValueError(
             f"packages is {packages!r}, and no Python file of {missing} was found: give a list of "
-            "names "
-            "as one imports them, such as ['json', 'torch'], that are installed here."
+            "names as one imports them, such as ['json', 'torch'], that are installed here."
         )
-    return {name: path for name, path in found.items() if package_of[name] in packages}
+    return {name: path for name, path in files.items() if package_of[name] in packages}
 
 # %% ../nbs/03_tldr.ipynb #e8950821
 _PARTS = re.compile(r"(\S[^\n]*)\n[ \t]*\n\s*(\S.*)", re.S)  # first line, empty line, body
@@ -453,30 +446,30 @@ def docstrings_in(
 ) -> list[
     tuple[str, str]
 ]:  # first line and body of each docstring that has both, from the top down
-    """Docstrings, read with `ast`. None where Python cannot parse the file, or where the text is no
-    valid Unicode."""
+    """Docstrings, read with `ast`. Nothing where Python cannot parse the file, or where the text is
+    no valid Unicode."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an old "\d" in somebody's file
         try:
-            nodes = [ast.parse(source)]
+            nodes: list[ast.AST] = [ast.parse(source)]
         # for another Python, wrong on purpose for a test, or nested too deeply (a RecursionError,
         # or a MemoryError)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return []
-    found = []
+    docstrings = []
     while nodes:
         node = nodes.pop()
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             parts = _PARTS.match(ast.get_docstring(node) or "")
             if parts and not re.search("[\ud800-\udfff]", parts[0]):
-                found.append((parts[1].strip(), parts[2].strip()))
+                docstrings.append((parts[1].strip(), parts[2].strip()))
         inner = [
             child
             for name in ("body", "handlers", "orelse", "finalbody")
             for child in getattr(node, name, [])
         ]
         nodes += reversed(inner)
-    return found
+    return docstrings
 
 # %% ../nbs/03_tldr.ipynb #555534b8
 DOCSTRING_ASKS = "\n\nSummary:"  # ends a prompt, as "TL;DR:" does
@@ -494,7 +487,7 @@ def _docstring_rows(
     files: Mapping[str, str], seed: int, max_prompt: float, max_completion: float
 ) -> Iterator[tuple[str, dict[str, str]]]:
     "The split and the row of each docstring that fits, module after module."
-    owner = {}  # of a body: the split of the first line under which it was seen first
+    owner: dict[str, str] = {}  # of a body: the split of the line under which it was seen first
     for name in sorted(files, key=lambda name: _digest(f"{seed}/{name}")):
         for line, body in docstrings_in(Path(files[name]).read_bytes()):
             if len(body) > max_prompt or len(line) > max_completion:
@@ -519,35 +512,32 @@ def docstrings(
     wanted, collecting = dict(train=train, validation=validation, test=test), gc.isenabled()
     if min(wanted.values()) < 0:
         raise ValueError(f"rows wanted are {wanted}: give numbers that are not negative.")
-    files, found = source_files(packages, folders), {split: [] for split in wanted}
+    files = source_files(packages, folders)
+    rows: dict[str, list[dict[str, str]]] = {split: [] for split in wanted}
     gc.disable()
     try:
         for split, row in _docstring_rows(
             files, seed, max_prompt or math.inf, max_completion or math.inf
         ):
-            if len(found[split]) < wanted[split]:
-                found[split].append(row)
-            if all(len(found[split]) == n for split, n in wanted.items()):
+            if len(rows[split]) < wanted[split]:
+                rows[split].append(row)
+            if all(len(rows[split]) == n for split, n in wanted.items()):
                 break
     finally:
         if collecting:
             gc.enable()
-    if any(len(rows) < wanted[split] for split, rows in found.items()):
-        counts = {split: len(rows) for split, rows in found.items()}
+    counts = {split: len(some) for split, some in rows.items()}
+    if counts != wanted:
         raise ValueError(
             f"rows wanted are {wanted}, and {len(files)} Python files gave {counts}: ask for "
-            "fewer, raise "
-            "max_prompt and max_completion, or read more packages."
+            "fewer, raise max_prompt and max_completion, or read more packages."
         )
     columns = Features(dict.fromkeys(("prompt", "completion", "source"), Value("string")))
-    return DatasetDict(
-        {
-            split: Dataset.from_dict(
-                {name: [row[name] for row in rows] for name in columns}, columns
-            )
-            for split, rows in found.items()
-        }
-    )
+    listed = {
+        split: {name: [row[name] for row in some] for name in columns}
+        for split, some in rows.items()
+    }
+    return DatasetDict({split: Dataset.from_dict(x, columns) for split, x in listed.items()})
 
 # %% ../nbs/03_tldr.ipynb #f4b2a436
 def docstring_pairs(
@@ -556,7 +546,8 @@ def docstring_pairs(
 ) -> Dataset:  # columns prompt, chosen, rejected
     """Under each body, its own first line against another row's. Raises ValueError where no other
     line is to be had."""
-    rng, lines, written = random.Random(f"docstring pairs/{seed}"), data["completion"][:], {}
+    rng, lines = random.Random(f"docstring pairs/{seed}"), data["completion"][:]
+    written: dict[str, set[str]] = {}  # by body
     for prompt, line in zip(data["prompt"], lines):
         written.setdefault(_text_key(prompt), set()).add(_text_key(line))
     different, rows = len(set(map(_text_key, lines))), []
@@ -564,8 +555,7 @@ def docstring_pairs(
         if len(taken := written[_text_key(prompt)]) == different:
             raise ValueError(
                 f"all {different} first lines of these {len(lines)} rows were written under one "
-                "body, and "
-                "none is left to be the rejected one: give more rows."
+                "body, and none is left to be the rejected one: give more rows."
             )
         other = next(x for x in iter(lambda: rng.choice(lines), None) if _text_key(x) not in taken)
         rows.append(dict(prompt=prompt, chosen=line, rejected=other))

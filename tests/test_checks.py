@@ -25,8 +25,13 @@ from torch import tensor
 
 from rlhf_nb import checks
 from rlhf_nb.checks import EXERCISES, Exercise, Mistake, Verdict, difference, outcome, same
+from rlhf_nb.exercises import Task
 
 ROOT = Path(__file__).resolve().parent.parent
+MODULES = [
+    ROOT / "rlhf_nb" / "checks.py",
+    *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py")),
+]
 NAMES = [one.name for one in EXERCISES]
 each = pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
 each_mistake = pytest.mark.parametrize(
@@ -122,35 +127,43 @@ def test_all_of_them_are_in_the_catalogue():
         for name, one in vars(checks).items()
         if isinstance(one, Exercise)
     )
-    tree = ast.parse((ROOT / "rlhf_nb" / "checks.py").read_text())
-    defined = Counter(n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)))
-    defined.update(
-        t.id
-        for n in tree.body
-        if isinstance(n, ast.Assign)
-        for t in n.targets
-        if isinstance(t, ast.Name)
-    )
-    assert [name for name, n in defined.items() if n > 1] == []
+    for path in MODULES:
+        body = ast.parse(path.read_text()).body
+        defined = Counter(n.name for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)))
+        defined.update(
+            t.id
+            for n in body
+            if isinstance(n, ast.Assign)
+            for t in n.targets
+            if isinstance(t, ast.Name)
+        )
+        assert [name for name, n in defined.items() if n > 1] == [], path.name
 
 
 def test_the_catalogue_leans_on_nothing_that_it_checks():
     "catches: a right answer that is the package's own function, wrong together with it"
-    tree = ast.parse((ROOT / "rlhf_nb" / "checks.py").read_text())
-    found = {
-        (n.module or ".")
-        if isinstance(n, ast.ImportFrom) and not n.level
-        else "." * n.level
-        if isinstance(n, ast.ImportFrom)
-        else a.name
-        for n in ast.walk(tree)
-        if isinstance(n, (ast.Import, ast.ImportFrom))
-        for a in n.names
-    }
-    assert {name.split(".")[0] if name[0] != "." else name for name in found} <= {
-        *sys.stdlib_module_names,
-        "torch",
-    }
+    for path in MODULES:
+        imported = {
+            "." * n.level + (n.module or "") if isinstance(n, ast.ImportFrom) else a.name
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, (ast.Import, ast.ImportFrom))
+            for a in n.names
+        }
+        outside = {name.split(".")[0] for name in imported - {".exercises", "rlhf_nb.exercises"}}
+        assert outside <= {*sys.stdlib_module_names, "torch"}, path.name
+
+
+def test_the_wrong_programs_are_run_by_checkers_alone():
+    "catches: a mistake of the catalogue that another module of the package takes for a function"
+    for path in sorted((ROOT / "rlhf_nb").rglob("*.py")):
+        if path in MODULES or path.name == "_modidx.py":
+            continue
+        assert "exercises" not in path.read_text(encoding="utf-8"), path.name
+    tasks = [x for m in vars(checks).values() for x in getattr(m, "__dict__", {}).values()]
+    tasks = [x for x in tasks if isinstance(x, Task)]
+    assert len(tasks) == len(EXERCISES) and all(
+        any(one.right is task.right for one in EXERCISES) for task in tasks
+    )
 
 
 @each

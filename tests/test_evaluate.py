@@ -21,13 +21,11 @@ from rlhf_nb.evaluate import (
     Completions,
     EndpointJudge,
     GoldPairJudge,
-    JudgeReport,
     PersonJudge,
     RewardModelJudge,
     best_of_n_kl,
     best_of_n_reward,
     bootstrap_interval,
-    complete,
     distinct_n,
     frontier,
     hacking_alarms,
@@ -615,7 +613,7 @@ def test_malformed_once(serve):
     assert judge(["p"], [("a", "b")]) == [1.0]
     assert (
         "1 judgings asked for in 2 replies" in judge.told()
-        and "50 tokens in, 1 out (and 1 replies that told none)" in judge.told()
+        and "50 tokens in, 1 out (and 1 replies without a count)" in judge.told()
     )
 
 
@@ -668,7 +666,7 @@ def test_concurrency(serve):
     assert 2 <= most <= 4
 
 
-# catches: a key from nowhere, a key that http.client would print, an address that is none
+# catches: a key from nowhere, a key that the HTTP client would print, an address that is none
 def test_settings(serve, monkeypatch):
     with pytest.raises(ValueError, match="OPENAI_API_KEY"):
         EndpointJudge("m")

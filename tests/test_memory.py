@@ -20,7 +20,6 @@ from rlhf_nb.memory import (
     GIB,
     gathered,
     kv_cache,
-    logits_bytes,
     model_activations,
     model_size,
     plan_memory,

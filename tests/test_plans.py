@@ -42,6 +42,7 @@ KEPT = {
     "WORDS",
     "ALL",
     "COLOURS",
+    "ASSUMED",
 }  # quick, and needed
 SOURCE = "\n".join(
     ast.get_source_segment(code, node)
@@ -179,9 +180,8 @@ def check_moved(page):
             update=others * 2 * 24 * 3 * both,
         )
     )
-    inner = (
-        3 * LAYER
-    )  # a body's layers; what lies outside of a model that is only asked comes once, not for each chunk
+    # a body's layers; what is outside of a frozen model's layers comes once, not for each chunk
+    inner = 3 * LAYER
     assert found["fsdp2"] == near(
         dict(
             rollout=others * 2 * (P + V - inner),
@@ -346,8 +346,8 @@ WRONG = [
     ("no value model", "times(value) * read(setup, value) if value else 0", "0", check_flops),
     (
         "no reference",
-        "return 2 * read(setup, policy, setup.response_length) + (read",
-        "return read(setup, policy, setup.response_length) + (read",
+        "return 2 * read(setup, policy, setup.response_length) + others",
+        "return read(setup, policy, setup.response_length) + others",
         check_flops,
     ),
     (
@@ -426,15 +426,15 @@ WRONG = [
     ),
     (
         "FSDP2 finds frozen models there",
-        "apart = sum(m.params for m in asked)",
-        "apart = sum(m.params for m in (asked if setup.layout == 'zero3' else "
-        "asked[len(frozen):]))",
+        "apart = sum(m.params for m in scoring)",
+        "apart = sum(m.params for m in (scoring if setup.layout == 'zero3' else "
+        "scoring[len(frozen):]))",
         check_moved,
     ),
     (
         "FSDP2 fetches embeddings for each chunk",
-        "once = sum(map(outside, asked))",
-        "once = 0 * sum(map(outside, asked))",
+        "once = sum(map(outside, scoring))",
+        "once = 0 * sum(map(outside, scoring))",
         check_moved,
     ),
     (
@@ -581,11 +581,11 @@ def test_a_wrong_command_is_refused(quiet, capsys):
 
 # catches: flags for several boxes that the launcher does not have
 def test_flags_for_more_boxes():
-    (told,) = re.findall(
+    (flags,) = re.findall(
         r"`(--num_machines [^`]+)`",
         "\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown"),
     )
-    asked = launch_command_parser().parse_args([*shlex.split(told), "-m", "rlhf_nb.cli", "ppo"])
+    asked = launch_command_parser().parse_args([*shlex.split(flags), "-m", "rlhf_nb.cli", "ppo"])
     assert (
         asked.num_machines,
         asked.num_processes,

@@ -84,9 +84,9 @@ def test_the_seed_is_the_text():
 
 
 def test_posts_have_the_form_of_the_hub(world):
-    assert {split: rows.column_names for split, rows in world.items()} == dict.fromkeys(
-        ("train", "validation", "test"), ["prompt", "completion", "facts", "shown"]
-    )
+    columns = ["prompt", "completion", "facts", "shown"]
+    assert set(world) == {"train", "validation", "test"}
+    assert all(rows.column_names == columns for rows in world.values())
     for row in world["train"]:
         assert re.fullmatch(
             r"SUBREDDIT: r/\w+\n\nTITLE: .+\n\nPOST: .+\n\nTL;DR:", row["prompt"]
