@@ -1,1 +1,1 @@
-"""The apparatus: what ties the notebooks' modules to files and libraries. Written by hand, not exported."""
+"""What ties the notebooks' modules to files and libraries: plain modules, written by hand."""

@@ -45,7 +45,16 @@ def append_jsonl(
 ) -> None:
     "Add one line. A last line that was cut off is removed first."
     path = Path(path)
-    if path.is_file() and path.stat().st_size and path.read_bytes()[-1:] != b"\n":
+    if is_cut_off(path):
         write_text_atomic(path, "".join(json.dumps(kept) + "\n" for kept in read_jsonl(path)))
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def is_cut_off(path: Path) -> bool:
+    "Does a file end within a line?"
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
