@@ -12,9 +12,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from html import escape
 from numbers import Real
 from pathlib import Path
@@ -22,8 +22,16 @@ from typing import Any
 
 import ipywidgets as widgets
 from IPython import get_ipython
-from IPython.display import display
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from IPython.display import DisplayHandle, display
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 from transformers.utils.notebook import NotebookProgressCallback
@@ -31,20 +39,13 @@ from transformers.utils.notebook import NotebookProgressCallback
 from .explore import control
 from .kl import AdaptiveKLController
 from .rollout import SIGNALS, Rollout
+from .runtime.files import write_text_atomic
+from .runtime.notebook import forget_last_writer
 from .trainer import PPOTrainer
-from rlhf_nb.viewer import (
-    _METRICS,
-    _button,
-    _clock,
-    _facts,
-    _line_of,
-    _page,
-    _signals,
-    _text,
-    _tokens,
-    _white,
-)
-from .viz import Html, _cell, _table, token_strip, visible
+from .ui.controls import action_button, notebook_bundle, side_by_side
+from .ui.html import PARAGRAPH, duration, error_note, on_white, safe_text, section_page
+from .viewer import METRIC_COLUMNS, episode_facts, episode_signals, episode_tokens
+from .viz import Html, html_cell, html_table, token_strip, visible
 
 # %% auto #0
 __all__ = ['logger', 'Change', 'Run', 'thin', 'render_run', 'LiveDashboard']
@@ -52,9 +53,9 @@ __all__ = ['logger', 'Change', 'Run', 'thin', 'render_run', 'LiveDashboard']
 # %% ../nbs/18_dashboard.ipynb #58f57cb5
 @dataclass(frozen=True)
 class Change:
-    "What a hand did to a run."
+    "What somebody did to a run by hand."
 
-    update: int  # the last one that was not touched by it
+    update: int  # the last one that it did not change
     what: str  # kl_coef, pause or stop
     before: float | None = None
     after: float | None = None  # of a pause: how many seconds
@@ -62,7 +63,7 @@ class Change:
     def __str__(self) -> str:
         if self.what == "kl_coef":
             return f"kl_coef {self.before:.4g} → {self.after:.4g}"
-        return f"paused for {_clock(self.after)}" if self.what == "pause" else "stopped"
+        return "stopped" if self.after is None else f"paused for {duration(self.after)}"
 
 # %% ../nbs/18_dashboard.ipynb #6e656a8b
 @dataclass
@@ -70,33 +71,28 @@ class Run:
     "What is known of a run at this moment."
 
     name: str = "update"  # what a step of this trainer is called
-    state: str = (
-        "waiting"  # then running, paused; at last done, ended, stopped, interrupted, left or failed
-    )
+    # waiting, running or paused; at last done, ended, stopped, interrupted, left or failed
+    state: str = "waiting"
     update: int = 0  # how many are done
     total: int = 0
     batch: int = 0  # episodes in an update; 0 where there are none
     rate: float | None = None  # updates in a second, over the last thirty
-    kl_coef: float | None = None  # that of the next update, unless another is asked for
-    asked: tuple[str, ...] = ()  # what a hand wants and has not got yet
+    kl_coef: float | None = None  # of the next update, unless another one is requested
+    asked: tuple[str, ...] = ()  # what was requested and has not happened yet
     note: str = ""  # about the controls
     error: str = ""
     last: Rollout | None = None  # of the last update
-    lines: dict[str, list[tuple[int, float]]] = field(
-        default_factory=dict
-    )  # metric: its value after each update
+    # metric: its value after each update
+    lines: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 
     def add(self, update: int, numbers: dict[str, Any]) -> None:
-        "Take what was told of an update; what is no number is left out."
+        "Add the metrics of an update; what is not a number is left out."
         for name, value in numbers.items():
             if isinstance(value, Real):
                 self.lines.setdefault(name, []).append((update, float(value)))
 
 # %% ../nbs/18_dashboard.ipynb #d78cdc9e
-_P = '<p style="margin:4px 0">'
-
-
 def _sentence(run: Run) -> str:
     "The state of a run in words."
     of, whole = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
@@ -126,24 +122,25 @@ def _progress(run: Run) -> str:
         facts.append(
             f"{run.rate * rows:.3g} {'episodes' if run.batch else run.name + 's'} per second"
         )
-        facts.append(f"{_clock((run.total - run.update) / run.rate)} left")
+        facts.append(f"{duration((run.total - run.update) / run.rate)} left")
     bar = (
         f'<progress max="{run.total}" value="{run.update}" aria-label="{run.name}s done" '
-        'style="width:20em;max-width:100%;vertical-align:middle;color-scheme:light;accent-color:#1f5fa8"></progress>'
+        'style="width:20em;max-width:100%;vertical-align:middle;color-scheme:light;'
+        'accent-color:#1f5fa8"></progress>'
     )
-    return f"{_P}{bar} {escape(' · '.join(facts))}</p>"
+    return f"{PARAGRAPH}{bar} {escape(' · '.join(facts))}</p>"
 
 # %% ../nbs/18_dashboard.ipynb #9b1cf262
 def _head(run: Run) -> str:
-    "State, progress, and what a hand has asked for."
-    parts = [f"{_P}<strong>{_text(_sentence(run))}</strong></p>", _progress(run)]
+    "State, progress, and what was requested."
+    parts = [f"{PARAGRAPH}<strong>{safe_text(_sentence(run))}</strong></p>", _progress(run)]
     when = (
         f" It happens when {run.name} {run.update + 1:,} is done." if run.state == "running" else ""
     )
     if run.asked:
-        parts.append(f"{_P}Asked for: {_text(', '.join(run.asked))}.{when}</p>")
+        parts.append(f"{PARAGRAPH}Asked for: {safe_text(', '.join(run.asked))}.{when}</p>")
     if run.note:
-        parts.append(f'<p role="note" style="margin:4px 0">{_text(run.note)}</p>')
+        parts.append(f'<p role="note" style="margin:4px 0">{safe_text(run.note)}</p>')
     return "".join(parts)
 
 
@@ -151,12 +148,13 @@ def _changed(run: Run) -> str:
     "Every change, and when; nothing where nobody touched the run."
     if not run.changes:
         return ""
-    heads = [_cell(head, "#eeeeee", "left", "col") for head in (f"After {run.name}", "What")]
+    heads = [html_cell(head, "#eeeeee", "left", "col") for head in (f"After {run.name}", "What")]
     rows = [
-        _cell(f"{one.update:,}", scope="row") + _cell(str(one), align="left") for one in run.changes
+        html_cell(f"{one.update:,}", scope="row") + html_cell(str(one), align="left")
+        for one in run.changes
     ]
-    table = _table([f"<tr>{row}</tr>" for row in ("".join(heads), *rows)])
-    return f"{_P}<strong>Changed by hand</strong></p>{table}"
+    table = html_table([f"<tr>{row}</tr>" for row in ("".join(heads), *rows)])
+    return f"{PARAGRAPH}<strong>Changed by hand</strong></p>{table}"
 
 # %% ../nbs/18_dashboard.ipynb #048bd212
 def thin(
@@ -189,8 +187,8 @@ def _svg(line: Sequence[tuple[int, float]], marks: Sequence[int]) -> str:
         (308, 114, "end", f"{right:,}"),
     )
     text = "".join(
-        f'<text x="{at}" y="{down}" text-anchor="{side}">{told}</text>'
-        for at, down, side, told in words
+        f'<text x="{at}" y="{down}" text-anchor="{side}">{label}</text>'
+        for at, down, side, label in words
     )
     dashes = "".join(
         f'<path d="M{x(u + 0.5):.1f} 8V100" stroke="#b35000" stroke-dasharray="4 3"/>'
@@ -212,456 +210,57 @@ def _panel(title: str, points: Sequence[tuple[int, float]], run: Run) -> str:
     "One metric: a picture, and the same in a sentence."
     line = thin(points)
     if not line:
-        return f"<p>{_text(title)}: no finite number yet.</p>"
+        return f"<p>{safe_text(title)}: no finite number yet.</p>"
     values, (last, now) = [y for _, y in line], line[-1]
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
-    told = (
+    sentence = (
         f"{title}: {now:.4g} after {run.name} {last:,}; lowest {min(values):.4g}, highest "
         f"{max(values):.4g}"
     )
     if any(line[0][0] <= u < last for u in marks):
-        told += "; dashed: kl_coef was moved"
+        sentence += "; dashed: kl_coef was moved"
     data = base64.b64encode(_svg(line, marks).encode()).decode()
     return (
-        f'<figure style="margin:0"><img alt="{escape(visible(told))}" width="320" height="120" '
+        f'<figure style="margin:0"><img alt="{escape(visible(sentence))}" width="320" height="120" '
         'style="max-width:100%" '
-        f'src="data:image/svg+xml;base64,{data}"><figcaption>{_text(told)}</figcaption></figure>'
+        f'src="data:image/svg+xml;base64,{data}"><figcaption>{safe_text(sentence)}</figcaption></figure>'
     )
 
 # %% ../nbs/18_dashboard.ipynb #b15e4b59
-_SHORT = {"kl_coef": "objective/kl_coef", **_METRICS}
+_GRID = (
+    "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:8px 16px"
+)
+_SHORT = {"kl_coef": "objective/kl_coef", **METRIC_COLUMNS}
 
 
-def _chosen(run: Run, names: Sequence[str] | None) -> dict[str, str]:
+def _chosen_panels(run: Run, names: Sequence[str] | None) -> dict[str, str]:
     "Title and metric of each panel; None: all that there are."
     if names is None:
         return {name: name for name in list(run.lines)}  # a thread may be adding to it
-    asked = {name: _SHORT.get(name, name) for name in names}
-    if run.lines and not any(metric in run.lines for metric in asked.values()):
+    wanted = {name: _SHORT.get(name, name) for name in names}
+    if run.lines and not any(metric in run.lines for metric in wanted.values()):
         return {name: name for name in list(run.lines)[:4]}
-    return asked
+    return wanted
 
 
 def _panels(run: Run, names: Sequence[str] | None) -> str:
     "A panel for each metric; a sentence for one that was never logged."
     if not run.lines:
         return f"<p>No curves yet: they begin with the first {run.name}.</p>"
-    chosen = _chosen(run, names)
+    chosen = _chosen_panels(run, names)
     there = [
         _panel(title, run.lines[metric], run)
         for title, metric in chosen.items()
         if metric in run.lines
     ]
     absent = [title for title, metric in chosen.items() if metric not in run.lines]
-    told = (
-        f"<p>Never logged: {_text(', '.join(absent))}. There are {_text(', '.join(run.lines))}.</p>"
+    note = (
+        f"<p>Never logged: {safe_text(', '.join(absent))}. There are "
+        f"{safe_text(', '.join(run.lines))}.</p>"
         if absent
         else ""
     )
-    grid = (
-        "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:8px "
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        "16px"
-    )
-    return f'<div style="{grid}">{"".join(there)}</div>{told}'
+    return f'<div style="{_GRID}">{"".join(there)}</div>{note}'
 
 # %% ../nbs/18_dashboard.ipynb #50d0b8e6
 def _episodes(run: Run, signal: str, count: int) -> str:
@@ -670,22 +269,23 @@ def _episodes(run: Run, signal: str, count: int) -> str:
     if r is None:
         return f"<p>No episodes yet: they come with the first {run.name}.</p>" if run.batch else ""
     rows = range(min(count, len(r)))
-    found = [_signals(r, i).get(signal) for i in rows]
+    numbers = [episode_signals(r, i).get(signal) for i in rows]
     most = max(
-        (abs(x) for row in found if row is not None for x in row.tolist() if math.isfinite(x)),
+        (abs(x) for row in numbers if row is not None for x in row.tolist() if math.isfinite(x)),
         default=0.0,
     )
     parts = []
-    for i, row in zip(rows, found):
-        asked = r.prompts[i] if r.prompts else ""
-        prompt = f"<p>… {_text(asked[-160:])}</p>" if len(asked) > 160 else f"<p>{_text(asked)}</p>"
-        strip = token_strip(
-            _tokens(r, i), row, name=signal if row is not None else "value", vmax=most or None
+    for i, row in zip(rows, numbers):
+        text = r.prompts[i] if r.prompts else ""
+        prompt = safe_text(text[-160:])
+        label = signal if row is not None else "value"
+        strip: str = token_strip(episode_tokens(r, i), row, name=label, vmax=most or None)
+        # A dark theme would make the caption white.
+        strip = strip.replace('<caption style="', '<caption style="color:#111111;')
+        parts.append(
+            f"{PARAGRAPH}<strong>{safe_text(episode_facts(r, i))}</strong></p>"
+            f"<p>{'… ' if len(text) > 160 else ''}{prompt}</p>{strip}"
         )
-        strip = strip.replace(
-            '<caption style="', '<caption style="color:#111111;'
-        )  # a dark theme would make it white
-        parts.append(f"{_P}<strong>{_text(_facts(r, i))}</strong></p>{prompt}{strip}")
     return "".join(parts)
 
 
@@ -695,59 +295,465 @@ def render_run(
     signal: str = "advantages",  # under the tokens
     episodes: int = 2,  # of the last update
 ) -> Html:
-    "A run as it stands, readable without a kernel."
+    "A run as it is now, readable without a kernel."
     return Html(
-        _white(_head(run) + _panels(run, names) + _changed(run) + _episodes(run, signal, episodes))
+        on_white(
+            _head(run) + _panels(run, names) + _changed(run) + _episodes(run, signal, episodes)
+        )
     )
 
 # %% ../nbs/18_dashboard.ipynb #39d4977a
-class _Wishes(TrainerCallback):
-    "What is asked for. Any thread may ask, and nothing happens here."
+@dataclass
+class _Steering:
+    """What was requested and has not happened yet, and how it happens. Any thread may request; the
+    training thread fulfils."""
 
-    run: Run
-    trainer: PPOTrainer | None
+    kl_coef: float | None = None
+    stop: bool = False
+    stopped: bool = False  # in this run
+    gate: threading.Event = field(default_factory=threading.Event)  # set: the run may go on
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def _may(self, what: str) -> None:
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def names(self, run: Run) -> tuple[str, ...]:
+        "In words, without what has happened already."
+        with self.lock:
+            pause = not self.gate.is_set() and run.state != "paused"
+            return (
+                *(["pause"] if pause else []),
+                *(["stop"] if self.stop and not self.stopped else []),
+                *([] if self.kl_coef is None else [f"kl_coef {self.kl_coef:.4g}"]),
+            )
+
+    def fulfil(
+        self, run: Run, trainer: PPOTrainer | None, control: TrainerControl, saves: bool
+    ) -> None:
+        "Set what was requested; stop where that was requested and something is left to stop."
+        with self.lock:
+            wanted, self.kl_coef = self.kl_coef, None
+        if wanted is not None and trainer is not None:
+            before = trainer.controller.value
+            trainer.controller.set(wanted)
+            line = {"steering/kl_coef": wanted, "steering/kl_coef_before": before}
+            _record(run, trainer, control, Change(run.update, "kl_coef", before, wanted), line)
+        if self.stop and not self.stopped and run.update < run.total:
+            self.stopped = True
+            _record(run, trainer, control, Change(run.update, "stop"), {"steering/stopped": 1.0})
+            control.should_training_stop = control.should_log = True
+            control.should_save = control.should_save or saves
+
+    def hold(self, run: Run, draw: Callable[[], None]) -> float:
+        """Wait while the gate is closed, in short waits so that an interrupt comes through. The
+        seconds that it took."""
+        if self.gate.is_set():
+            return 0.0
+        start, run.state = time.perf_counter(), "paused"
+        draw()
+        while not self.gate.wait(0.1):
+            pass
+        seconds = time.perf_counter() - start
+        run.state = "running"
+        run.changes.append(Change(run.update, "pause", after=seconds))
+        draw()
+        return seconds
+
+    def clear(self) -> None:
+        "The run is over."
+        self.kl_coef, self.stop = None, False
+        self.gate.set()
+
+
+def _record(
+    run: Run,
+    trainer: PPOTrainer | None,
+    control: TrainerControl,
+    change: Change,
+    line: dict[str, float],
+) -> None:
+    "A change, in the record and in the log."
+    run.changes.append(change)
+    if trainer is not None:
+        due = control.should_log  # logging resets what others requested for this update
+        trainer.log(line)
+        control.should_log = due
+
+# %% ../nbs/18_dashboard.ipynb #c2efb58e
+def _is_metric(name: str) -> bool:
+    "Is an entry of a log a metric, and no counter or total?"
+    counters = ("epoch", "step", "total_flos", "episode")
+    return name not in counters and not name.startswith(("train_", "steering/"))
+
+
+def _metrics_in(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in line.items() if _is_metric(name)}
+
+
+def _remember(run: Run, line: dict[str, Any]) -> None:
+    "Add a line of an earlier log to a record."
+    at = line.get("step", 0)
+    run.add(at, _metrics_in(line))
+    if "steering/kl_coef" in line:
+        pair = line["steering/kl_coef_before"], line["steering/kl_coef"]
+        run.changes.append(Change(at, "kl_coef", *pair))
+    if "steering/stopped" in line:
+        run.changes.append(Change(at, "stop"))
+
+
+class _Pace:
+    "Updates a second over the last thirty, pauses left out."
+
+    def __init__(self) -> None:
+        self.paused = 0.0  # seconds
+        self.ticks: deque[float] = deque(maxlen=31)
+
+    def tick(self) -> float | None:
+        "An update is over: the rate; None after the first."
+        self.ticks.append(time.perf_counter() - self.paused)
+        span = self.ticks[-1] - self.ticks[0]
+        return (len(self.ticks) - 1) / span if span > 0 else None
+
+# %% ../nbs/18_dashboard.ipynb #4deef7e9
+_NOT_HEARD = (
+    "Clicks do not reach this run: while a cell trains, this kernel or front end delivers them "
+    "only when it is over. "
+    "To stop, interrupt the kernel. To steer, train beside the cells the next time, "
+    "dashboard.start(trainer), and "
+    "use the controls, or dashboard.pause(), .stop() and .kl_coef = 0.1 from another cell."
+)
+
+# %% ../nbs/18_dashboard.ipynb #3a86f857
+# The log-probs of another engine are there only where one is used: view() shows them.
+_SIGNALS_SHOWN = tuple(name for name in SIGNALS if name != "engine_logprobs")
+
+
+class _Panel:
+    "The live part: controls above a view. A lock keeps two threads from writing one widget."
+
+    def __init__(self, signal: str, lock: threading.RLock, acts: dict[str, Callable[..., None]]):
+        self.lock, self.synced = lock, math.nan  # synced: what the slider was last set to from here
+        self.hold = action_button("pause", acts["hold"], "wait when this update is done")
+        self.stop = action_button(
+            "stop", acts["stop"], "end when this update is done, and keep all"
+        )
+        self.slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
+        self.slider.readout_format = ".3g"
+        self.signal = control("signal", list(_SIGNALS_SHOWN))
+        self.curves = control("curves", ["few", "all"])
+        self.signal.value = signal
+        self.beat = widgets.Play(min=0, max=1, layout=dict(display="none"))
+        self.head, self.view = widgets.HTML(), widgets.HTML()
+        self.slider.observe(acts["slide"], names="value")
+        self.beat.observe(acts["beat"], names="value")
+        for one in (self.signal, self.curves):
+            one.observe(acts["look"], names="value")
+        for one in (self.hold, self.stop, self.slider, self.signal, self.curves, self.beat):
+            forget_last_writer(one)
+        buttons = side_by_side(self.hold, self.stop, self.slider)
+        choices = side_by_side(self.signal), side_by_side(self.curves)
+        self.box = widgets.VBox([self.head, buttons, *choices, self.view, self.beat])
+
+    def put(self, view: widgets.HTML, markup: str) -> None:
+        with self.lock:
+            view.value = on_white(markup)
+
+    def set_range(self, start: float, zero: bool) -> None:
+        "The slider's range: to ten times where it starts, in steps of a tenth, from 0 if allowed."
+        step = float(f"{start / 10:.1g}") if start else 0.005
+        least = 0.0 if zero else step
+        with self.slider.hold_trait_notifications():
+            self.slider.max, self.slider.min, self.slider.step = 100 * step, least, step
+            self.slider.value = self.synced = max(start, least)
+
+    def set_controls(self, run: Run, going: bool, more: bool, steers: bool, over: bool) -> None:
+        """No control for what is not there: episodes, more curves than are shown, a coefficient
+        that can be moved."""
+        self.hold.description = "pause" if going else "go on"
+        for one, there, display_as in (
+            (self.signal, run.batch, "flex"),
+            (self.curves, more, "flex"),
+            (self.slider, steers, None),
+        ):
+            one.layout.display = display_as if there else "none"
+        for one in (self.hold, self.stop, self.slider):
+            one.disabled = over
+
+    def sync(self, kl_coef: float | None) -> None:
+        "Move the slider to a coefficient that was not set by it."
+        if kl_coef is not None and kl_coef != self.synced:
+            self.slider.value = self.synced = kl_coef
+
+    def ask_front_end(self) -> None:
+        "Let the player play one step, which the front end sends back."
+        self.beat.playing, self.beat.value = False, 0
+        self.beat.playing = True
+
+# %% ../nbs/18_dashboard.ipynb #8b63493f
+logger = logging.get_logger(__name__)
+
+
+class _Screen:
+    """A dashboard as it is seen: its widgets, its place in a notebook, and how often it is drawn.
+    Clicks come on any thread."""
+
+    def __init__(self, dashboard: LiveDashboard):
+        self.dashboard = dashboard
+        self.panel: _Panel | None = None  # made when somebody looks
+        self.handle: DisplayHandle | None = None
+        self.drawn = self.seconds = 0.0
+        self.placed = self.heard = False
+
+    def controls(self) -> _Panel:
+        "Controls and views, made when somebody looks."
+        if self.panel is None:
+            acts: dict[str, Callable[..., None]] = dict(
+                hold=partial(self._click, self._pause_or_go),
+                stop=partial(self._click, self.dashboard.stop),
+                slide=self._slide,
+                beat=self._answer,
+                look=lambda change: self._carefully(self._show_body),
+            )
+            self.panel = _Panel(self.dashboard.signal, self.dashboard.steering.lock, acts)
+            self._set_range(self.panel)
+        return self.panel
+
+    def _set_range(self, panel: _Panel) -> None:
+        trainer = self.dashboard.trainer
+        adaptive = trainer and isinstance(trainer.controller, AdaptiveKLController)
+        panel.set_range(self.dashboard.kl_coef or 0.0, zero=not adaptive)
+
+    def _click(self, act: Callable[[], None]) -> None:
+        "A button was pressed."
+        self.heard = True
+        if self.dashboard.run.state in ("running", "paused"):
+            return self._carefully(act)
+        self.dashboard.run.note = "That click came when no run was going on, so it did nothing."
+        self.show_head()
+
+    def _carefully(self, act: Callable[[], None]) -> None:
+        "Do it; where it fails, say so above the controls."
+        try:
+            act()
+        except Exception as error:
+            self.dashboard.run.note = f"{type(error).__name__}: {error}"
+            raise
+        else:
+            self.dashboard.run.note = ""
+        finally:
+            self.show_head()
+
+    def _pause_or_go(self) -> None:
+        going = self.dashboard.steering.gate.is_set()
+        (self.dashboard.pause if going else self.dashboard.go_on)()
+
+    def _slide(self, change: dict[str, Any]) -> None:
+        dashboard = self.dashboard
+        if dashboard.run.state in ("running", "paused") and dashboard.trainer is not None:
+            self._carefully(partial(setattr, dashboard, "kl_coef", change["new"]))
+
+    def _answer(self, change: dict[str, Any]) -> None:
+        "The front end answers."
+        if change["new"] == 1:
+            run, self.heard = self.dashboard.run, True
+            run.note = run.note.replace(_NOT_HEARD, "")
+            self.show_head()
+
+    def _listen(self, seconds: float = 1.0, times: int = 6) -> None:
+        """Request a sign from the front end, now and then; say so where none comes. Runs in a
+        thread of its own."""
+        run = self.dashboard.run
+        for _ in range(times):
+            if self.heard or run.state not in ("running", "paused"):
+                return
+            self.controls().ask_front_end()
+            time.sleep(seconds)
+        if not self.heard and run.state in ("running", "paused"):
+            run.note = _NOT_HEARD
+            self.show_head()
+
+    def show_head(self) -> None:
+        "What was requested, and what can be requested now."
+        with self.dashboard.steering.lock:
+            run, steering, panel = self.dashboard.run, self.dashboard.steering, self.panel
+            run.asked = steering.names(run)
+            if panel is None:
+                return
+            on = run.state in ("running", "paused")
+            panel.set_controls(
+                run,
+                going=steering.gate.is_set(),
+                more=len(run.lines) > len(_chosen_panels(run, self.dashboard.curves)),
+                steers=self.dashboard.trainer is not None and on,
+                over=not on or self.dashboard.ranks > 1,
+            )
+            if steering.kl_coef is None:
+                panel.sync(self.dashboard.kl_coef)
+            panel.put(panel.head, _head(run))
+
+    def body(self) -> str:
+        panel = self.controls()
+        names = self.dashboard.curves if panel.curves.value == "few" else None
+        episodes = _episodes(self.dashboard.run, panel.signal.value, self.dashboard.episodes)
+        return _panels(self.dashboard.run, names) + _changed(self.dashboard.run) + episodes
+
+    def _show_body(self) -> None:
+        panel = self.controls()
+        panel.put(panel.view, self.body())
+
+    def draw(self, now: bool = False) -> None:
+        "Write everything, unless it was drawn a moment ago or nobody looks."
+        start, panel = time.perf_counter(), self.panel
+        if panel is None or not (now or start - self.drawn >= self.dashboard.every):
+            if now:
+                self.show_head()
+            return
+        try:
+            self.show_head()
+            self._show_body()
+        except Exception as error:
+            logger.warning(
+                f"the dashboard could not draw ({type(error).__name__}: {error}); training goes on."
+            )
+            panel.view.value = error_note(error)
+        self.drawn = time.perf_counter()
+        self.seconds += self.drawn - start
+
+    def shell(self) -> Any:
+        "The shell of a notebook; None elsewhere, and where nothing is to be shown."
+        shell = get_ipython() if self.dashboard.live else None
+        return shell if getattr(shell, "kernel", None) is not None else None
+
+    def show(self) -> None:
+        "Display it here; it is drawn from now on, and written once more at the end of the run."
+        self.controls()
+        self.handle = display(self.dashboard, display_id=True)
+
+    def begin(self, state: TrainerState) -> None:
+        "Show it where there is someone to look."
+        alone = state.is_world_process_zero and self.dashboard.ranks == 1
+        shell, self.drawn = self.shell() if alone else None, 0.0
+        self.heard, self.seconds = False, 0.0
+        if shell is not None and not self.placed:
+            here = threading.current_thread() is threading.main_thread()
+            if self.dashboard.trainer is None and here:
+                shell.events.register("post_run_cell", self._cell_over)
+            self.show()
+        if self.panel is not None:
+            self._set_range(self.panel)
+        self.draw(now=True)
+        if shell is not None:
+            threading.Thread(target=self._listen, daemon=True).start()
+
+    def end(self) -> None:
+        "The last picture."
+        self.placed = False
+        self.draw(now=True)
+        if self.handle is not None:
+            self.handle.update(self.dashboard)
+        shell = self.shell()
+        if shell is not None and self._cell_over in shell.events.callbacks["post_run_cell"]:
+            shell.events.unregister("post_run_cell", self._cell_over)
+
+    def _cell_over(self, result: Any) -> None:
+        "The cell is over and the trainer, which is not PPO, did not report it: it broke off."
+        error = result.error_in_exec or result.error_before_exec
+        if self.dashboard.run.state in ("running", "paused"):
+            self.dashboard.ppo_end(error or RuntimeError("the cell ended before the run"))
+
+# %% ../nbs/18_dashboard.ipynb #f898ad77
+class _Background:
+    "A training in a thread of its own, and what came of it."
+
+    def __init__(self, train: Callable[[], TrainOutput], failed: Callable[[BaseException], None]):
+        self.train, self.failed = train, failed
+        self.outcome: TrainOutput | BaseException = RuntimeError("the run is not over")
+        run_in_context = contextvars.copy_context().run
+        self.thread = threading.Thread(target=run_in_context, daemon=True, args=(self._run,))
+
+    @property
+    def alive(self) -> bool:
+        return self.thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self.train()
+        except BaseException as error:
+            self.outcome = error  # wait() raises it
+            self.failed(error)
+
+    def join(self, seconds: float | None) -> bool:
+        "Wait, in short steps so that an interrupt comes through. Is it over?"
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while self.alive and time.monotonic() < end:
+            self.thread.join(0.1)
+        return not self.alive
+
+# %% ../nbs/18_dashboard.ipynb #4f34a80c
+class LiveDashboard(TrainerCallback):
+    """A callback that shows a run while it trains, and lets a hand pause, stop and steer it between
+    two updates."""
+
+    def __init__(
+        self,
+        curves: Sequence[str] = ("KL", "entropy", "length", "score"),  # short names, or of the log
+        episodes: int = 2,  # of each update, from its first
+        signal: str = "advantages",  # under their tokens
+        every: float = 1.0,  # seconds between two drawings, at least
+        live: bool = True,  # False: it listens, and is shown when `show()` is called
+    ):
+        if signal not in _SIGNALS_SHOWN:
+            raise ValueError(f"signal is {signal!r}: give one of {', '.join(_SIGNALS_SHOWN)}.")
+        if isinstance(curves, str):
+            raise ValueError(f"curves is {curves!r}: give a list of names, [{curves!r}].")
+        for name, value in dict(episodes=episodes, every=every).items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}: give 0 or more.")
+        self.live, self.curves, self.episodes = live, list(curves), int(episodes)
+        self.signal, self.every = signal, every
+        self.run, self.ranks, self._saves = Run(), 1, False
+        self.trainer: PPOTrainer | None = None
+        self.steering, self.screen = _Steering(), _Screen(self)
+        self._pace, self._state = _Pace(), TrainerState()
+        self._background: _Background | None = None
+
+    # ---- Requests, from any thread ----
+
+    def _check_request(self, what: str) -> None:
         "Raises RuntimeError where nobody would fulfil it."
         starting = (
-            self._thread is not None and self._thread.is_alive() and self.run.state == "waiting"
+            self._background is not None and self._background.alive and self.run.state == "waiting"
         )
         if self.run.state not in ("running", "paused") and not starting:
             raise RuntimeError(
                 f"{what} was asked for, and no run is going on. {_sentence(self.run)} Ask while "
-                "train() "
-                "runs; before it, set PPOConfig."
+                "train() runs; before it, set PPOConfig."
             )
-        if self._ranks > 1:
+        if self.ranks > 1:
             raise RuntimeError(
-                f"{what} was asked for, and this run has {self._ranks} processes: this one alone "
-                "would "
-                "obey. Stop it, and start again from its checkpoint with another PPOConfig."
+                f"{what} was asked for, and this run has {self.ranks} processes: this one alone "
+                "would obey. Stop it, and start again from its checkpoint with another PPOConfig."
             )
 
     def pause(self) -> None:
         "Wait when this update is done, until `go_on` or `stop`."
-        self._may("pause")
-        self._gate.clear()
-        self._told()
+        self._check_request("pause")
+        self.steering.gate.clear()
+        self.screen.show_head()
 
     def go_on(self) -> None:
         "End a pause, or take one back that has not begun."
-        self._may("go_on")
-        self._gate.set()
-        self._told()
+        self._check_request("go_on")
+        self.steering.gate.set()
+        self.screen.show_head()
 
     def stop(self) -> None:
         """End the run when this update is done; train() returns as ever, and a checkpoint is
         written unless save_strategy is no."""
-        self._may("stop")
-        self._stopping = True
-        self._gate.set()
-        self._told()
-
-# %% ../nbs/18_dashboard.ipynb #082c8c90
-class _WishesForKL(_Wishes):
-    "The price of KL among them."
+        self._check_request("stop")
+        self.steering.stop = True
+        self.steering.gate.set()
+        self.screen.show_head()
 
     @property
     def kl_coef(self) -> float | None:
@@ -757,574 +763,191 @@ class _WishesForKL(_Wishes):
 
     @kl_coef.setter
     def kl_coef(self, wanted: float) -> None:
-        self._may("kl_coef")
+        self._check_request("kl_coef")
         if self.trainer is None:
             raise RuntimeError("kl_coef was asked for, and this trainer has none: PPOTrainer has.")
         trial = copy.copy(self.trainer.controller)
         trial.set(wanted)  # it refuses what the real one would refuse
-        with self._lock:
-            self._wanted = None if trial.value == self.trainer.controller.value else trial.value
-        self._told()
+        with self.steering.lock:
+            changes = trial.value != self.trainer.controller.value
+            self.steering.kl_coef = trial.value if changes else None
+        self.screen.show_head()
 
-# %% ../nbs/18_dashboard.ipynb #a7813b57
-class _Fulfils(_WishesForKL):
-    "What the training thread does about it, between two updates."
-
-    def _fulfil(self, args: Any, control: Any) -> None:
-        "Set what was wanted; stop where that was wanted and something is left to stop."
-        with self._lock:
-            wanted, self._wanted = self._wanted, None
-        if wanted is not None and self.trainer is not None:
-            before = self.trainer.controller.value
-            self.trainer.controller.set(wanted)
-            self._note(
-                control,
-                Change(self.run.update, "kl_coef", before, wanted),
-                {"steering/kl_coef": wanted, "steering/kl_coef_before": before},
-            )
-        if self._stopping and not self._stopped and self.run.update < self.run.total:
-            self._stopped = True
-            self._note(control, Change(self.run.update, "stop"), {"steering/stopped": 1.0})
-            control.should_training_stop = control.should_log = True
-            if args.save_strategy != "no":
-                control.should_save = True
-
-    def _note(self, control: Any, change: Change, line: dict[str, float]) -> None:
-        "A change, in the record and in the log."
-        self.run.changes.append(change)
-        if self.trainer is None:
-            return
-        due = control.should_log
-        self.trainer.log(line)
-        control.should_log = due
+    # ---- What a trainer reports ----
 
     def _hold(self) -> None:
-        "Wait while the gate is closed; in short waits, so that an interrupt comes through."
-        if self._gate.is_set():
-            return
-        start, self.run.state = time.perf_counter(), "paused"
-        self._draw(now=True)
-        while not self._gate.wait(0.1):
-            pass
-        seconds = time.perf_counter() - start
-        self._away += seconds
-        self.run.state = "running"
-        self.run.changes.append(Change(self.run.update, "pause", after=seconds))
-        self._draw(now=True)
+        self._pace.paused += self.steering.hold(self.run, partial(self.screen.draw, now=True))
 
-# %% ../nbs/18_dashboard.ipynb #c2efb58e
-class _Remembers(_Fulfils):
-    "How a run begins, and what an earlier part of it left in the log."
+    def _fulfil(self, control: TrainerControl) -> None:
+        self.steering.fulfil(self.run, self.trainer, control, self._saves)
+        self.run.kl_coef = self.kl_coef
 
-    def on_train_begin(self, args, state, control, **kwargs) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         "A fresh record; of a run that is resumed, what its checkpoint remembers."
         if self.trainer is not None and self.trainer.state is not state:
             self.trainer = None
-        self._args, self._state, self._ranks = args, state, args.world_size
-        self._away, self._ticks = 0.0, deque(maxlen=31)
-        self._heard, self._stopped, self.seconds = False, False, 0.0
+        self._state, self.ranks, self._saves = state, args.world_size, args.save_strategy != "no"
+        self._pace, self.steering.stopped = _Pace(), False
         ppo = self.trainer is not None
-        self.run = Run(
-            "update" if ppo else "step",
-            "running",
-            state.global_step,
-            state.max_steps,
-            args.batch_size if ppo else 0,
-            kl_coef=self.kl_coef,
-        )
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        batch = rows * args.world_size if ppo else 0
+        name, steps = "update" if ppo else "step", (state.global_step, state.max_steps)
+        self.run = Run(name, "running", *steps, batch, kl_coef=self.kl_coef)
         for line in state.log_history:
-            self._remember(line)
-        self._tick()
-        self._open(state)
+            _remember(self.run, line)
+        self.run.rate = self._pace.tick()
+        self.screen.begin(state)
 
-    def _remember(self, line: dict[str, Any]) -> None:
-        "A line of an earlier log."
-        at = line.get("step", 0)
-        self.run.add(at, {name: x for name, x in line.items() if self._drawable(name)})
-        if "steering/kl_coef" in line:
-            pair = line["steering/kl_coef_before"], line["steering/kl_coef"]
-            self.run.changes.append(Change(at, "kl_coef", *pair))
-        if "steering/stopped" in line:
-            self.run.changes.append(Change(at, "stop"))
-
-    def _drawable(self, name: str) -> bool:
-        "What is a metric, and no counter or total."
-        return name not in ("epoch", "step", "total_flos", "episode") and not name.startswith(
-            ("train_", "steering/")
-        )
-
-    def _tick(self) -> None:
-        "Updates a second, pauses left out."
-        self._ticks.append(time.perf_counter() - self._away)
-        span = self._ticks[-1] - self._ticks[0]
-        self.run.rate = (len(self._ticks) - 1) / span if span > 0 else None
-
-# %% ../nbs/18_dashboard.ipynb #4e3921b4
-class _Hears(_Remembers):
-    "What any trainer tells."
-
-    def on_step_begin(self, args, state, control, **kwargs) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         "Where a trainer that is not PPO can wait."
         if self.trainer is None:
             self._hold()
-            self._fulfil(args, control)
+            self._fulfil(control)
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
-        "A step is over: wishes come true, before its checkpoint is written."
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        "A step is over: requests are fulfilled, before its checkpoint is written."
         self.run.update = state.global_step
-        self._tick()
-        self._fulfil(args, control)
-        self.run.kl_coef = self.kl_coef
-        self._draw()
+        self.run.rate = self._pace.tick()
+        self._fulfil(control)
+        self.screen.draw()
 
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        "Evaluations of any trainer, and all that is told by one that is not PPO."
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        "Evaluations of any trainer, and everything that is logged by one that is not PPO."
         if self.run.state not in ("running", "paused"):
             return
-        ours = {name: x for name, x in (logs or {}).items() if self._drawable(name)}
+        ours = _metrics_in(logs or {})
         if self.trainer is not None:
             ours = {name: x for name, x in ours.items() if name.startswith("eval_")}
         self.run.add(state.global_step, ours)
         if ours:
-            self._draw()
+            self.screen.draw()
 
-# %% ../nbs/18_dashboard.ipynb #bf1ef691
-class _HearsPPO(_Hears):
-    "What PPO tells besides, and every kind of end."
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        "The end that was planned, or a stop."
+        done = "done" if state.global_step >= state.max_steps else "ended"
+        self._end("stopped" if self.steering.stopped else done)
 
     def ppo_begin(self, trainer: PPOTrainer) -> None:
         "The dashboard takes the place of the progress bar where it can be seen."
         self.trainer = trainer
-        if self._shell() is None:
-            return
-        for kind in (NotebookProgressCallback, ProgressCallback, PrinterCallback):
-            trainer.remove_callback(kind)
+        if self.screen.shell() is not None:
+            for kind in (NotebookProgressCallback, ProgressCallback, PrinterCallback):
+                trainer.remove_callback(kind)
 
     def ppo_update(self, rollout: Rollout, metrics: dict[str, float]) -> None:
         "An update, by train() or by hand."
-        at = self.run.update if self.run.state != "running" else self._state.global_step
+        running = self.run.state == "running"
+        at = 1 + (self._state.global_step if running else self.run.update)
         self.run.last = rollout
-        self.run.add(at + 1, {name: x for name, x in metrics.items() if self._drawable(name)})
+        self.run.add(at, _metrics_in(metrics))
         if self.run.state == "waiting":
-            self.run.update = at + 1
+            self.run.update = at
 
-    def ppo_between(self, control: Any) -> None:
-        "All of an update is logged and saved: here a pause waits."
+    def ppo_between(self, control: TrainerControl) -> None:
+        "Everything of an update is logged and saved: here a pause waits."
         self._hold()
-        self._fulfil(self._args, control)
-        self.run.kl_coef = self.kl_coef
-
-    def on_train_end(self, args, state, control, **kwargs) -> None:
-        "The end that was planned, or a stop."
-        self._end(
-            "stopped"
-            if self._stopped
-            else "done"
-            if state.global_step >= state.max_steps
-            else "ended"
-        )
+        self._fulfil(control)
 
     def ppo_end(self, error: BaseException) -> None:
-        "The end that was not."
+        "The end that was not planned."
         between = "left" if self.run.state == "paused" else "interrupted"
         self._end(between if isinstance(error, KeyboardInterrupt) else "failed", error)
 
     def _end(self, state: str, error: BaseException | None = None) -> None:
         self.run.state, self.run.note = state, ""
         self.run.error = "" if error is None else f"{type(error).__name__}: {error}"
-        self._stopping, self._wanted = False, None
-        self._gate.set()
-        self._close()
+        self.steering.clear()
+        self.screen.end()
 
-# %% ../nbs/18_dashboard.ipynb #4deef7e9
-_DEAF = (
-    "Clicks do not reach this run: while a cell trains, this kernel or front end delivers them "
-    "only when it is over. "
-    "To stop, interrupt the kernel. To steer, train beside the cells the next time, "
-    "dashboard.start(trainer), and "
-    "use the controls, or dashboard.pause(), .stop() and .kl_coef = 0.1 from another cell."
-)
-
-
-def _open_ear(widget: widgets.Widget) -> widgets.Widget:
-    """What is done to it arrives where the front end sends it, and not on the shell that last wrote
-    to it (ipykernel 7.4)."""
-    if widget.comm is not None:
-        widget.comm._reply_subshell_for = None
-    return widget
-
-# %% ../nbs/18_dashboard.ipynb #3a86f857
-_SHOWN = tuple(
-    name for name in SIGNALS if name != "engine_logprobs"
-)  # there only with another engine: view() has it
-
-
-class _Widgets(_HearsPPO):
-    "The live part."
-
-    @cached_property
-    def box(self) -> widgets.VBox:
-        "Controls and views, made when somebody looks."
-        self._hold_button = _button(
-            "pause", self._by_hand(self._pause_or_go), "wait when this update is done"
-        )
-        self._stop_button = _button(
-            "stop", self._by_hand(self.stop), "end when this update is done, and keep all"
-        )
-        self._slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
-        self._slider.readout_format = ".3g"
-        self._signal, self._all = control("signal", list(_SHOWN)), control("curves", ["few", "all"])
-        self._signal.value = self.signal
-        self._beat = widgets.Play(min=0, max=1, layout=dict(display="none"))
-        self._said, self._view = widgets.HTML(), widgets.HTML()
-        self._slider.observe(self._slid, names="value")
-        self._beat.observe(self._hear, names="value")
-        for one in (self._signal, self._all):
-            one.observe(self._look, names="value")
-        live = (
-            self._hold_button,
-            self._stop_button,
-            self._slider,
-            self._signal,
-            self._all,
-            self._beat,
-        )
-        for one in live:
-            _open_ear(one)
-        self._range()
-        return widgets.VBox(
-            [
-                self._said,
-                _line_of(*live[:3]),
-                _line_of(self._signal),
-                _line_of(self._all),
-                self._view,
-                self._beat,
-            ]
-        )
-
-    def _range(self) -> None:
-        "The slider for this run: from nothing to ten times where it starts, in steps of a tenth."
-        start = self.kl_coef or 0.0
-        step = float(f"{start / 10:.1g}") if start else 0.005
-        least = (
-            step
-            if self.trainer and isinstance(self.trainer.controller, AdaptiveKLController)
-            else 0.0
-        )
-        with self._slider.hold_trait_notifications():
-            self._slider.max, self._slider.min, self._slider.step = 100 * step, least, step
-            self._slider.value = self._synced = max(start, least)
-
-# %% ../nbs/18_dashboard.ipynb #0f0a4627
-class _Handlers(_Widgets):
-    "What a hand does, on whatever thread it comes."
-
-    def _by_hand(self, act):
-        "The handler of a button."
-
-        def handle() -> None:
-            self._heard = True
-            if self.run.state not in ("running", "paused"):
-                self.run.note = "That click came when no run was going on, so it did nothing."
-                return self._told()
-            self._careful(act)
-
-        return handle
-
-    def _careful(self, act) -> None:
-        "Do it; where it fails, say so above the controls."
-        try:
-            act()
-        except Exception as error:
-            self.run.note = f"{type(error).__name__}: {error}"
-            raise
-        else:
-            self.run.note = ""
-        finally:
-            self._told()
-
-    def _pause_or_go(self) -> None:
-        (self.pause if self._gate.is_set() else self.go_on)()
-
-    def _slid(self, change: dict[str, Any]) -> None:
-        if self.run.state not in ("running", "paused") or self.trainer is None:
-            return
-
-        def wish() -> None:
-            self.kl_coef = change["new"]
-
-        self._careful(wish)
-
-    def _hear(self, change: dict[str, Any]) -> None:
-        "The front end answers."
-        if change["new"] != 1:
-            return
-        self._heard, self.run.note = True, self.run.note.replace(_DEAF, "")
-        self._told()
-
-    def _look(self, change: dict[str, Any]) -> None:
-        self._careful(lambda: self._put(self._view, self._body()))
-
-# %% ../nbs/18_dashboard.ipynb #d04c60eb
-logger = logging.get_logger(__name__)
-
-
-class _Says(_Handlers):
-    "The head and the controls, from any thread."
-
-    def _put(self, view: widgets.HTML, markup: str) -> None:
-        with self._lock:
-            view.value = _white(markup)
-
-    def _told(self) -> None:
-        "What was asked for, and what can be asked for now."
-        with self._lock:
-            wanted, going = self._wanted, self._gate.is_set()
-            asked = dict(
-                pause=not going and self.run.state != "paused",
-                stop=self._stopping and not self._stopped,
-            )
-            self.run.asked = (
-                *(name for name, is_so in asked.items() if is_so),
-                *([] if wanted is None else [f"kl_coef {wanted:.4g}"]),
-            )
-            if "box" not in vars(self):
-                return
-            self._hold_button.description = "pause" if going else "go on"
-            self._fit()
-            over = self.run.state not in ("running", "paused") or self._ranks > 1
-            for one in (self._hold_button, self._stop_button, self._slider):
-                one.disabled = over
-            if wanted is None and self.kl_coef not in (None, self._synced):
-                self._slider.value = self._synced = self.kl_coef
-            self._put(self._said, _head(self.run))
-
-    def _fit(self) -> None:
-        """No control for what is not there: episodes, more curves than are shown, a run that can
-        still be steered."""
-        more = len(self.run.lines) > len(_chosen(self.run, self.curves))
-        steers = self.trainer is not None and self.run.state in ("running", "paused")
-        for one, there, shown in (
-            (self._signal, self.run.batch, "flex"),
-            (self._all, more, "flex"),
-            (self._slider, steers, None),
-        ):
-            one.layout.display = shown if there else "none"
-
-# %% ../nbs/18_dashboard.ipynb #8d93d036
-class _Listens(_Says):
-    "Whether the buttons are heard."
-
-    def _listen(self, seconds: float = 1.0, times: int = 6) -> None:
-        """Ask the front end for a sign, now and then; say so where none comes. In a thread of its
-        own."""
-        run = self.run
-        for _ in range(times):
-            if self._heard or run.state not in ("running", "paused"):
-                return
-            self._beat.playing, self._beat.value = False, 0
-            self._beat.playing = True
-            time.sleep(seconds)
-        if not self._heard and run.state in ("running", "paused"):
-            run.note = _DEAF
-            self._told()
-
-# %% ../nbs/18_dashboard.ipynb #8b63493f
-class _Draws(_Listens):
-    "What is seen, as often as it is worth it."
-
-    def _body(self) -> str:
-        names = self.curves if self._all.value == "few" else None
-        return (
-            _panels(self.run, names)
-            + _changed(self.run)
-            + _episodes(self.run, self._signal.value, self.episodes)
-        )
-
-    def _draw(self, now: bool = False) -> None:
-        "Everything, unless it was drawn a moment ago or nobody looks."
-        start = time.perf_counter()
-        if "box" not in vars(self) or (not now and start - self._drawn < self.every):
-            return self._told() if now else None
-        try:
-            self._told()
-            self._put(self._view, self._body())
-        except Exception as error:
-            logger.warning(
-                f"the dashboard could not draw ({type(error).__name__}: {error}); training goes on."
-            )
-            self._view.value = f'<p role="alert"><b>{type(error).__name__}</b>: {_text(error)}</p>'
-        self._drawn = time.perf_counter()
-        self.seconds += self._drawn - start
-
-# %% ../nbs/18_dashboard.ipynb #afc86e8b
-class _Shown(_Draws):
-    "Beginning and end of what is shown."
-
-    def _shell(self) -> Any:
-        "The shell of a notebook; None elsewhere, and where nothing is to be shown."
-        shell = get_ipython() if self.live else None
-        return shell if getattr(shell, "kernel", None) is not None else None
-
-    def show(self) -> None:
-        "Display it here; it is drawn from now on, and written once more at the end of the run."
-        self.box
-        self._handle = display(self, display_id=True)
-
-    def _open(self, state: Any) -> None:
-        "Show it where there is someone to look."
-        self._drawn, shell = (
-            0.0,
-            self._shell() if state.is_world_process_zero and self._ranks == 1 else None,
-        )
-        if shell is not None and not self._placed:
-            here = threading.current_thread() is threading.main_thread()
-            if self.trainer is None and here:
-                shell.events.register("post_run_cell", self._cell_over)
-            self.show()
-        if "box" in vars(self):
-            self._range()
-        self._draw(now=True)
-        if shell is not None:
-            threading.Thread(target=self._listen, daemon=True).start()
-
-    def _close(self) -> None:
-        "The last picture."
-        self._placed = False
-        self._draw(now=True)
-        if self._handle is not None:
-            self._handle.update(self)
-        shell = self._shell()
-        if shell is not None and self._cell_over in shell.events.callbacks["post_run_cell"]:
-            shell.events.unregister("post_run_cell", self._cell_over)
-
-    def _cell_over(self, result: Any) -> None:
-        "The cell is over and the trainer, no PPO, did not say so: it broke off."
-        error = (
-            result.error_in_exec
-            or result.error_before_exec
-            or RuntimeError("the cell ended before the run")
-        )
-        if self.run.state in ("running", "paused"):
-            self.ppo_end(error)
-
-# %% ../nbs/18_dashboard.ipynb #f898ad77
-class _Beside(_Shown):
-    "A run in a thread of its own."
+    # ---- A run in a thread of its own ----
 
     def start(self, trainer: Trainer, resume_from_checkpoint: str | bool | None = None) -> None:
         """Train beside the cells; works with every kernel. Raises RuntimeError while a run is going
         on."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._background is not None and self._background.alive:
             raise RuntimeError(
                 f"a run is going on. {_sentence(self.run)} Call wait() or stop() first."
             )
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
         self.run, self.trainer = Run(), trainer if isinstance(trainer, PPOTrainer) else None
-        self._result, self._error, self._placed = None, None, self._shell() is not None
-        work = (self._train, trainer, resume_from_checkpoint)
-        self._thread = threading.Thread(
-            target=contextvars.copy_context().run, daemon=True, args=work
-        )
-        if self._placed:
-            self.show()
-        self._thread.start()
+        self.screen.placed = self.screen.shell() is not None
+        train = partial(trainer.train, resume_from_checkpoint=resume_from_checkpoint)
+        self._background = _Background(train, self._broke_off)
+        if self.screen.placed:
+            self.screen.show()
+        self._background.thread.start()
 
-    def _train(self, trainer: Trainer, resume_from_checkpoint: str | bool | None) -> None:
-        try:
-            self._result = trainer.train(resume_from_checkpoint=resume_from_checkpoint)
-        except BaseException as error:
-            self._error = error  # wait() raises it
-            if self.run.state in ("waiting", "running", "paused"):
-                self.ppo_end(error)
+    def _broke_off(self, error: BaseException) -> None:
+        if self.run.state in ("waiting", "running", "paused"):
+            self.ppo_end(error)
 
     def wait(self, seconds: float | None = None) -> TrainOutput:
         """What train() returned; its error is raised here. Raises TimeoutError where the run is not
         over by then."""
-        if self._thread is None:
+        if self._background is None:
             raise RuntimeError("there is nothing to wait for: call start(trainer) first.")
-        end = math.inf if seconds is None else time.monotonic() + seconds
-        while self._thread.is_alive() and time.monotonic() < end:
-            self._thread.join(0.1)
-        if self._thread.is_alive():
+        if not self._background.join(seconds):
             raise TimeoutError(f"{seconds} seconds are over. {_sentence(self.run)} It goes on.")
-        # what the thread wrote after its cell was over is not kept by every front end
-        if self._handle is not None:
-            self._handle.update(self)
-        if self._error is not None:
-            raise self._error
-        return self._result
+        # What the thread wrote after its cell was over is not kept by every front end.
+        if self.screen.handle is not None:
+            self.screen.handle.update(self)
+        if isinstance(self._background.outcome, BaseException):
+            raise self._background.outcome
+        return self._background.outcome
 
-# %% ../nbs/18_dashboard.ipynb #4f34a80c
-class LiveDashboard(_Beside):
-    """A callback that shows a run while it trains, and lets a hand pause, stop and steer it between
-    two updates."""
+    # ---- What is seen ----
 
-    def __init__(
-        self,
-        curves: Sequence[str] = (
-            "KL",
-            "entropy",
-            "length",
-            "score",
-        ),  # short names, or names of the log
-        episodes: int = 2,  # of each update, from its first
-        signal: str = "advantages",  # under their tokens
-        every: float = 1.0,  # seconds between two drawings, at least
-        live: bool = True,  # False: it listens, and is shown when `show()` is called
-    ):
-        if signal not in _SHOWN:
-            raise ValueError(f"signal is {signal!r}: give one of {', '.join(_SHOWN)}.")
-        if isinstance(curves, str):
-            raise ValueError(f"curves is {curves!r}: give a list of names, [{curves!r}].")
-        for name, value in dict(episodes=episodes, every=every).items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value}: give 0 or more.")
-        self.live, self.curves, self.episodes = live, list(curves), int(episodes)
-        self.signal, self.every = signal, every
-        self.run, self.trainer, self.seconds = Run(), None, 0.0
-        self._lock, self._gate, self._thread, self._handle = (
-            threading.RLock(),
-            threading.Event(),
-            None,
-            None,
-        )
-        self._wanted, self._stopping, self._stopped, self._ranks, self._placed = (
-            None,
-            False,
-            False,
-            1,
-            False,
-        )
-        self._heard, self._drawn, self._synced, self._result, self._error = (
-            False,
-            0.0,
-            None,
-            None,
-            None,
-        )
-        self._gate.set()
+    @property
+    def box(self) -> widgets.VBox:
+        "The widgets: controls and views, made when somebody looks."
+        return self.screen.controls().box
+
+    @property
+    def seconds(self) -> float:
+        "What all drawings of this run took together."
+        return self.screen.seconds
+
+    def draw(self, now: bool = False) -> None:
+        "Write everything, unless it was drawn a moment ago or nobody looks."
+        self.screen.draw(now)
+
+    def show(self) -> None:
+        "Display it here; it is drawn from now on, and written once more at the end of the run."
+        self.screen.show()
 
     def _repr_html_(self) -> str:
         return render_run(self.run, self.curves, self.signal, self.episodes)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.box._repr_mimebundle_(**kwargs)
-        return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
+        return notebook_bundle(self.box, self._repr_html_(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
         return f"LiveDashboard({_sentence(self.run)})"
 
     def save_html(self, path: str | Path) -> Path:
-        "The run as it stands, in one file that needs no kernel and no network."
-        run, path = self.run, Path(path)
+        "The run as it is now, in one file that needs no kernel and no network."
+        run = self.run
         sections = {
             "State": _head(run),
             "Changed by hand": _changed(run) or "<p>Nothing.</p>",
             "Curves": _panels(run, None),
             "Episodes": _episodes(run, self.signal, self.episodes),
         }
-        path.write_text(_page("A run, watched", _sentence(run), sections), encoding="utf-8")
-        return path
+        write_text_atomic(path, section_page("A run, watched", _sentence(run), sections))
+        return Path(path)

@@ -8,76 +8,59 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anywidget
 import ipywidgets as widgets
+import traitlets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+
+from .ui.assets import asset
+from .ui.controls import notebook_bundle
 
 # %% auto #0
 __all__ = ['ChoiceSlider', 'control', 'markup', 'Explorer']
 
-# %% ../nbs/02_explore.ipynb #95a2f84f
-_SLIDER = """export default { render({ model, el }) {
-  const [name, input, shown] = ["label", "input", "span"].map(tag => document.createElement(tag));
-  const choices = () => model.get("_options_labels"), key = choices() ? "index" : "value";
-  const told = at => {
-    if (choices()) return choices()[at];
-    const [, digits, kind] = /^\\.(\\d+)(f|g)$/.exec(model.get("readout_format")) || [];
-    return kind === "f" ? (+at).toFixed(digits) : kind === "g" ? String(+(+at).toPrecision(digits)) : String(at);
-  };
-  const tell = at => { shown.textContent = told(at); input.setAttribute("aria-valuetext", told(at)); };
-  const draw = () => {
-    name.textContent = model.get("description");
-    input.disabled = model.get("disabled");
-    const bounds = choices() ? [0, choices().length - 1, 1] : ["min", "max", "step"].map(x => model.get(x));
-    [input.min, input.max, input.step] = bounds;
-    input.value = model.get(key);
-    tell(model.get(key));
-  };
-  const send = () => { model.set(key, Number(input.value)); model.save_changes(); };
-  el.classList.add("widget-inline-hbox", "widget-slider");
-  name.className = "widget-label";
-  shown.className = "widget-readout";
-  name.style.width = model.get("style").get("description_width") || "";  // ipywidgets may have looked too early
-  input.type = "range";
-  input.id = name.htmlFor = `slider-${crypto.getRandomValues(new Uint32Array(2)).join("")}`;  // one a view
-  input.dataset.lmSuppressShortcuts = "true";  // else JupyterLab takes the arrow keys
-  input.style.cssText = "flex: 1 1 auto; min-width: 4em; align-self: center; accent-color: var(--jp-brand-color1)";
-  input.oninput = () => { tell(input.value); if (model.get("continuous_update")) send(); };
-  input.onchange = send;
-  const watched = ["value", "index", "min", "max", "step", "description", "disabled", "_options_labels"];
-  for (const one of watched) model.on(`change:${one}`, draw);
-  el.append(name, input, shown);
-  draw();
-} };"""
-
 # %% ../nbs/02_explore.ipynb #775379a2
 class _IntSlider(anywidget.AnyWidget, widgets.IntSlider):
-    _esm = _SLIDER
+    _esm = asset("slider.js")
 
 
 class _FloatSlider(anywidget.AnyWidget, widgets.FloatSlider):
-    _esm = _SLIDER
+    _esm = asset("slider.js")
 
 
 class ChoiceSlider(anywidget.AnyWidget, widgets.SelectionSlider):
     "A slider over a list of options."
 
-    _esm = _SLIDER
+    _esm = asset("slider.js")
+    choices = traitlets.Tuple().tag(sync=True)  # the text of each option
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.observe(self._show_options, names="options")
+        self._show_options()
+
+    def _show_options(self, change: Any = None) -> None:
+        "Send the texts of the options to the page."
+        options = self.options
+        named = options.items() if isinstance(options, Mapping) else options
+        self.choices = tuple(
+            str(option[0] if isinstance(option, tuple) else option) for option in named
+        )
 
 # %% ../nbs/02_explore.ipynb #72a9b33b
 def control(
     name: str,  # of the argument; underscores become spaces
-    spec: Any,  # (low, high, start), (low, high, start, step), a list or dict of choices, or True / False
+    spec: Any,  # (low, high, start), (low, high, start, step), a list or dict of choices, or a bool
 ) -> widgets.Widget:
-    "A control for one argument. Raises ValueError where the specification is none of these."
-    label = name.replace("_", " ")  # without a tooltip, the label's says null
-    shared = dict(
+    "A control for one argument. Raises ValueError if the specification is none of these."
+    label = name.replace("_", " ")
+    shared: dict[str, Any] = dict(
         description=label,
-        tooltip=label,
+        tooltip=label,  # without it, the label's tooltip is "null"
         style=dict(description_width="11em"),
         layout=dict(width="29em"),
     )
@@ -88,18 +71,17 @@ def control(
         and len(spec) in (3, 4)
         and all(isinstance(x, (int, float)) for x in spec)
     ):
-        low, high, start, *step = spec
+        low, high, start, *given = spec
         whole = all(isinstance(x, int) for x in spec)
         make = _IntSlider if whole else _FloatSlider
-        step = step[0] if step else 1 if whole else (high - low) / 100
+        step = given[0] if given else 1 if whole else (high - low) / 100
         return make(value=start, min=low, max=high, step=step, continuous_update=False, **shared)
     choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
-    if len(choices) and None not in choices:  # ipywidgets reads None as: nothing is chosen
-        shared["style"] |= dict(button_width="initial")
-        beside = dict(
-            display="flex", flex_flow="row nowrap", align_items="baseline"
-        )  # else its name takes a line
-        return widgets.ToggleButtons(options=spec, **shared | dict(layout=beside))
+    if len(choices) and None not in choices:  # for ipywidgets, None means: nothing is chosen
+        shared["style"]["button_width"] = "initial"
+        # Otherwise the name takes a line of its own.
+        shared["layout"] = dict(display="flex", flex_flow="row nowrap", align_items="baseline")
+        return widgets.ToggleButtons(options=spec, **shared)
     raise ValueError(
         f"{name} is {spec!r}: give (low, high, start), (low, high, start, step), a list or dict of "
         "choices without None, or a truth value."
@@ -148,7 +130,7 @@ class Explorer:
         return {name: one.value for name, one in self.controls.items()}
 
     def update(self, change: Any = None) -> None:
-        "Draw the view from the controls as they stand."
+        "Draw the view from the controls as they are set."
         try:
             self.view.value = markup(self.render(**self.state()), self.alt)
         except Exception as error:
@@ -158,12 +140,8 @@ class Explorer:
             raise
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        told = " · ".join(
+        values = " · ".join(
             f"{name.replace('_', ' ')} {value}" for name, value in self.state().items()
         )
-        static = f"<p>{html.escape(told)}</p>{self.view.value}"
-        return {
-            **self.box._repr_mimebundle_(**kwargs),
-            "text/html": static,
-            "text/plain": f"Explorer({told})",
-        }
+        static = f"<p>{html.escape(values)}</p>{self.view.value}"
+        return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)

@@ -5,7 +5,6 @@
 # %% ../nbs/19_preferences.ipynb #0115fa9a
 from __future__ import annotations
 
-import base64
 import copy
 import hashlib
 import json
@@ -16,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
 from pathlib import Path
@@ -43,22 +42,26 @@ from rlhf_nb.reward import (
     preference_metrics,
     score_texts,
 )
+from .runtime.files import write_text_atomic
 from .sft import Turns, tokenizer_of
-from rlhf_nb.viewer import (
-    _READER_STYLE,
-    _TOOLS,
-    Desk,
-    _box,
-    _button,
-    _follow,
-    _grid,
-    _line_of,
-    _prose,
-    _step,
-    _text,
-    _white,
-    _wrapped,
+from .ui.assets import asset
+from rlhf_nb.ui.controls import (
+    action_button,
+    labelled_control,
+    notebook_bundle,
+    restart_list,
+    side_by_side,
+    step_through,
 )
+from rlhf_nb.ui.html import (
+    breakable,
+    data_table,
+    on_white,
+    safe_prose,
+    safe_text,
+    script_page,
+)
+from .viewer import Desk
 from .viz import Html, signal_table, signed, token_strip, visible, visible_token
 
 # %% auto #0
@@ -108,14 +111,14 @@ def draw_pairs(
 # %% ../nbs/19_preferences.ipynb #2875f338
 @dataclass(frozen=True)
 class Showing:
-    "One pair as it is put before a person."
+    "One pair as a person sees it."
 
     pair: int  # row of the data set
     left: int  # which of its answers, 0 or 1, is shown as answer 1
     again: bool  # the second time, the other way round
 
 
-_APART = 3  # pairs at least between two showings of one
+_PAIRS_APART = 3  # pairs at least between two showings of one
 
 
 def showings(
@@ -125,18 +128,17 @@ def showings(
 ) -> list[Showing]:
     """Which pair when, and on which side. More pairs later do not change the beginning. Raises
     ValueError on too many repeats."""
-    if repeat_every and repeat_every <= _APART:
+    if repeat_every and repeat_every <= _PAIRS_APART:
         raise ValueError(
-            f"repeat_every is {repeat_every}: give 0 for none, or at least {_APART + 1}, so that "
-            "nobody "
-            "remembers the side on which an answer stood."
+            f"repeat_every is {repeat_every}: give 0 for none, or at least {_PAIRS_APART + 1}, so "
+            "that nobody remembers the side on which an answer was."
         )
     chance, order, once = random.Random(f"sides/{seed}"), [], []
     for pair in range(pairs):
         once.append(Showing(pair, chance.randrange(2), False))
         order.append(once[-1])
         if repeat_every and not (pair + 1) % repeat_every:
-            old = once.pop(chance.randrange(len(once) - _APART))
+            old = once.pop(chance.randrange(len(once) - _PAIRS_APART))
             order.append(replace(old, left=1 - old.left, again=True))
     return order
 
@@ -147,24 +149,22 @@ def _is_turns(x: Any) -> bool:
     return bool(x) and (isinstance(x, str) or (isinstance(x, Sequence) and all(map(turn, x))))
 
 
-def _said(x: Turns | None) -> str:
+def _as_text(x: Turns | None) -> str:
     "A text, or a conversation line by line."
-    return (
-        x or ""
-        if isinstance(x, str) or x is None
-        else "\n".join(f"{t['role']}: {t['content']}" for t in x)
-    )
+    if x is None or isinstance(x, str):
+        return x or ""
+    return "\n".join(f"{t['role']}: {t['content']}" for t in x)
 
 
-def _asked_pairs(
+def _checked_pairs(
     data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]
 ) -> list[dict[str, Any]]:
     """Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label
     it."""
-    found, wanted = (
-        [],
+    pairs: list[dict[str, Any]] = []
+    wanted = (
         f"give columns {answers[0]} and {answers[1]} (answers= says how they are called), and "
-        "prompt",
+        "prompt"
     )
     for number, row in enumerate(data):
         if missing := [name for name in answers if name not in row]:
@@ -174,58 +174,56 @@ def _asked_pairs(
             if not _is_turns(x) and not (name == "prompt" and x is None):
                 raise ValueError(
                     f"row {number}: {name} is {x!r}: give a text that is not empty, or a "
-                    "conversation; or "
-                    "drop the row."
+                    "conversation; or drop the row."
                 )
         if both[0] == both[1]:
             raise ValueError(f"row {number}: both answers are the same: drop the row.")
-        found.append(dict(prompt=row.get("prompt"), answers=both))
-    if not found:
+        pairs.append(dict(prompt=row.get("prompt"), answers=both))
+    if not pairs:
         raise ValueError(f"there are 0 pairs to label: {wanted}.")
-    return found
+    return pairs
 
 # %% ../nbs/19_preferences.ipynb #60aba427
-class _Lines:
-    "JSON lines, read as far as they are whole."
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    "The JSON object on a whole line; None where it is something else, or torn."
+    try:
+        record = json.loads(line)
+    except ValueError:  # of JSON, or of UTF-8
+        return None
+    return record if isinstance(record, dict) and line.endswith(b"\n") else None
+
+
+class LabelFile:
+    """JSON lines, each of them on the disk before `append` returns. A torn last line is skipped and
+    then overwritten."""
 
     def __init__(self, path: str | Path):
-        self.path, self.size, self.torn = (
-            Path(path),
-            0,
-            0,
-        )  # bytes of whole lines; bytes of a torn one behind them
+        self.path = Path(path)
+        self.size = self.torn = 0  # bytes of whole lines, and of a torn one behind them
         self.seen = self.stamp()
 
     def stamp(self) -> tuple[int, int]:
-        "Bytes, and when the last of them was written: what tells that somebody else has."
-        found = self.path.stat() if self.path.exists() else None
-        return (found.st_size, found.st_mtime_ns) if found else (0, 0)
+        "Bytes, and the time of the last write: they show that somebody else has written."
+        state = self.path.stat() if self.path.exists() else None
+        return (state.st_size, state.st_mtime_ns) if state else (0, 0)
 
     def read(self) -> list[dict[str, Any]]:
         "All whole lines. Raises ValueError on one in the middle that is no JSON object."
         self.seen = self.stamp()  # before it is read: what comes in between is noticed later
         raw = self.path.read_bytes() if self.path.exists() else b""
-        records, lines, self.size = [], raw.splitlines(keepends=True), 0
+        lines, records, self.size = raw.splitlines(keepends=True), [], 0
         for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None  # of JSON, or of UTF-8
-            if isinstance(record, dict) and line.endswith(b"\n"):
+            record = _object_of(line)
+            if record is not None:
                 records.append(record)
                 self.size += len(line)
             elif number < len(lines):
                 raise ValueError(
-                    f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Mend or "
-                    "delete "
-                    "that line; all others are kept."
+                    f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Fix or "
+                    "delete that line; all others are kept."
                 )
         self.torn = len(raw) - self.size
         return records
-
-# %% ../nbs/19_preferences.ipynb #f212a1a6
-class LabelFile(_Lines):
-    "JSON lines, each of them on the disk before `append` returns."
 
     def append(self, record: Mapping[str, Any]) -> None:
         """One more line, in place of a torn one. Raises ValueError where somebody else has written
@@ -234,8 +232,8 @@ class LabelFile(_Lines):
         if self.stamp() != self.seen:
             raise ValueError(
                 f"{self.path.name} was written by somebody else since it was last written here: "
-                "it is open "
-                "elsewhere. This choice was not saved; close the other one and run this cell again."
+                "it is open elsewhere. This choice was not saved; close the other one and run "
+                "this cell again."
             )
         try:
             with open(self.path, "r+b" if self.path.exists() else "wb") as file:
@@ -273,16 +271,15 @@ def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str,
         else:
             raise ValueError(
                 f"{name}, line {number} is no choice of label_preferences: {str(row)[:80]}. Give "
-                "the "
-                "path of a file that it wrote, or of a new one."
+                "the path of a file that it wrote, or of a new one."
             )
     return rows
 
 # %% ../nbs/19_preferences.ipynb #7e23fc10
 @dataclass(frozen=True)
 class Labels:
-    """The choices of a file that are in force, in their order, and what they say of the person who
-    made them."""
+    """The choices of a file that are in force, in their order, and how reliable the person who made
+    them is."""
 
     rows: list[dict[str, Any]]
     undone: int = 0  # choices that were taken back
@@ -311,8 +308,7 @@ class Labels:
         if not rows:
             raise ValueError(
                 f"of {len(self.fresh)} labelled pairs {len(self.fresh)} are ties and none is "
-                "decided: "
-                "label more, or draw pairs that differ more."
+                "decided: label more, or draw pairs that differ more."
             )
         names = ["prompt"] * (rows[0]["prompt"] is not None) + ["chosen", "rejected", "pair"]
         return Dataset.from_list([{name: row[name] for name in names} for row in rows])
@@ -365,17 +361,22 @@ def label_report(
 ) -> Html:
     "How much was labelled, how long it took, how reliable it is."
     rows = list(_report_lines(labels).items())
-    return Html(_white(_grid("How good are these labels?", ["question", "answer"], rows)))
+    return Html(on_white(data_table("How good are these labels?", ["question", "answer"], rows)))
 
 # %% ../nbs/19_preferences.ipynb #c3dfc37f
 def load_preferences(
     path: str | Path,  # of label_preferences
 ) -> Dataset:  # prompt, chosen, rejected, pair; without prompt where there was none
     """The decided pairs of a file, as RewardTrainer takes them; ties, repeats and what was taken
-    back are left out. `read_labels` tells how many."""
+    back are left out. `read_labels` counts them."""
     return read_labels(path).training()
 
 # %% ../nbs/19_preferences.ipynb #f13c750a
+def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
+    "The two answers of a pair as they are shown: answer 1 first."
+    return pair["answers"][:: -1 if showing.left else 1]
+
+
 def _continue(
     rows: Sequence[Mapping[str, Any]],
     order: Sequence[Showing],
@@ -383,32 +384,27 @@ def _continue(
     name: str,
 ) -> None:
     "Raises ValueError where the file was labelled on other pairs, or in another order."
-    mend = "give the data, seed and repeat_every that it was begun with, or a path that is new"
+    fix = "give the data, seed and repeat_every that it was begun with, or a path that is new"
     if len(rows) > len(order):
         raise ValueError(
-            f"{name} has {len(rows)} choices and there are {len(order)} to make: {mend}."
+            f"{name} has {len(rows)} choices and there are {len(order)} to make: {fix}."
         )
     for i, (row, showing) in enumerate(zip(rows, order)):
         if (row["pair"], row["left"], row["again"]) != (showing.pair, showing.left, showing.again):
             raise ValueError(
                 f"choice {i + 1} in {name} is of pair {row['pair']}, and pair {showing.pair} "
-                "would be shown "
-                f"here, or its sides the other way round: {mend}."
+                f"would be shown here, or its sides the other way round: {fix}."
             )
-        asked = pairs[showing.pair]
-        if [row.get("prompt"), row["answers"]] != [
-            asked["prompt"],
-            asked["answers"][:: -1 if showing.left else 1],
-        ]:
+        pair = pairs[showing.pair]
+        if [row.get("prompt"), row["answers"]] != [pair["prompt"], _in_order(pair, showing)]:
             raise ValueError(
                 f"choice {i + 1} in {name} was made between other texts than row {showing.pair} "
-                "has: "
-                f"{mend}."
+                f"has: {fix}."
             )
 
-# %% ../nbs/19_preferences.ipynb #816d45d3
-class _Waiting:
-    "Pairs in their order, and how far the file is."
+# %% ../nbs/19_preferences.ipynb #ddbb4477
+class Labelling:
+    "Pairs that wait for a choice, and the file of those that were made."
 
     def __init__(
         self,
@@ -419,7 +415,7 @@ class _Waiting:
         repeat_every: int = 8,
         clock: Callable[[], float] = time.monotonic,  # seconds
     ):
-        self.pairs, self.file, self.clock = _asked_pairs(dataset, answers), LabelFile(path), clock
+        self.pairs, self.file, self.clock = _checked_pairs(dataset, answers), LabelFile(path), clock
         self.order, records = showings(len(self.pairs), repeat_every, seed), self.file.read()
         self.rows = _in_force(records, self.file.path.name)
         self.undone, self.since = (len(records) - len(self.rows)) // 2, clock()
@@ -427,33 +423,35 @@ class _Waiting:
 
     @property
     def showing(self) -> Showing | None:
-        "What waits for a choice; None where all are made."
+        "The next choice to make; None where all are made."
         return self.order[len(self.rows)] if len(self.rows) < len(self.order) else None
 
     @property
     def labels(self) -> Labels:
+        "The choices so far."
         return Labels(self.rows, self.undone, self.file.torn)
 
     def shown(self) -> tuple[Turns | None, list[Turns]]:
-        "The prompt and the two answers as they stand on the screen."
-        row = self.pairs[self.showing.pair]
-        return row["prompt"], row["answers"][:: -1 if self.showing.left else 1]
-
-# %% ../nbs/19_preferences.ipynb #ddbb4477
-class Labelling(_Waiting):
-    "Pairs that wait for a choice, and the file of those that were made."
+        "The prompt and the two answers as they are shown. Raises ValueError where all are made."
+        if self.showing is None:
+            raise ValueError(f"all {len(self.order)} choices are made: no pair is shown.")
+        pair = self.pairs[self.showing.pair]
+        return pair["prompt"], _in_order(pair, self.showing)
 
     def choose(self, key: str) -> None:
         """1: answer 1 is better. 2: answer 2. 0: a tie. On the disk when it returns. Raises
         ValueError on another key, or where all are made."""
-        if key not in ("0", "1", "2") or self.showing is None:
+        at, now = self.showing, self.clock()
+        if key not in ("0", "1", "2") or at is None:
             raise ValueError(
                 f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 "
-                "while a "
-                "pair is shown."
+                "while a pair is shown."
             )
-        (prompt, both), at, now = self.shown(), self.showing, self.clock()
-        chosen, rejected = {"1": both, "2": both[::-1], "0": (None, None)}[key]
+        prompt, both = self.shown()
+        one, two = both
+        sides: dict[str, tuple[Turns | None, Turns | None]]
+        sides = {"1": (one, two), "2": (two, one), "0": (None, None)}
+        chosen, rejected = sides[key]
         row = dict(
             prompt=prompt,
             chosen=chosen,
@@ -479,48 +477,48 @@ class Labelling(_Waiting):
 
 # %% ../nbs/19_preferences.ipynb #b04775cf
 def _pane(name: str, text: str, width: str = "18em") -> str:
-    "A text under its name, as wide as there is room."
+    "A text under its name, side by side with others where they fit."
     return (
-        f'<section style="flex:1 1 {width};min-width:0;border:1px solid '
-        '#767676;border-radius:4px;padding:4px 10px">'
+        f'<section style="flex:1 1 {width};min-width:0;border:1px solid #767676;'
+        'border-radius:4px;padding:4px 10px">'
         f'<h4 style="margin:2px 0;color:#111111">{escape(name)}</h4>'
-        '<p style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.5;margin:2px '
-        f'0">{_prose(text)}</p></section>'
+        '<p style="white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.5;margin:2px 0">'
+        f"{safe_prose(text)}</p></section>"
     )
 
 
 def render_labelling(
     work: Labelling,
-    note: str = "",  # what has to be said of the last key
+    note: str = "",  # what the last key did
 ) -> str:
     "The pair that waits for a choice, how far one is, and how good the labels are so far."
     done, total = len(work.rows), len(work.order)
-    told = f" · {note}" if note else ""
+    after = f" · {note}" if note else ""
     head = (
         f'<p role="status"><b>Choice {min(done + 1, total)} of {total}</b> · {done} saved in '
-        f"{_text(work.file.path.name)}{_text(told)}</p>"
+        f"{safe_text(work.file.path.name)}{safe_text(after)}</p>"
         f'<progress value="{done}" max="{total}" style="width:100%" aria-label="choices '
         'made"></progress>'
     )
     if work.showing is None:
         body = (
             f"<p><b>All {total} choices are made.</b> "
-            f"load_preferences({_text(repr(work.file.path.name))}) gives them to "
+            f"load_preferences({safe_text(repr(work.file.path.name))}) gives them to "
             "RewardTrainer.</p>"
         )
     else:
         prompt, both = work.shown()
-        asked = _pane("Prompt", _said(prompt)) if prompt is not None else ""
-        panes = "".join(_pane(f"Answer {i}", _said(text)) for i, text in enumerate(both, 1))
+        question = _pane("Prompt", _as_text(prompt)) if prompt is not None else ""
+        panes = "".join(_pane(f"Answer {i}", _as_text(text)) for i, text in enumerate(both, 1))
         body = (
-            f'<div style="display:flex">{asked}</div>'
+            f'<div style="display:flex">{question}</div>'
             f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{panes}</div>'
         )
     report = (
         "<details><summary>How good are these "
         f"labels?</summary>{label_report(work.labels)}</details>"
     )
-    return _white(head + body + report)
+    return on_white(head + body + report)
 
 # %% ../nbs/19_preferences.ipynb #5e97f874
 def is_held_out(
@@ -535,7 +533,7 @@ def is_held_out(
 # %% ../nbs/19_preferences.ipynb #64fd2f03
 @dataclass(frozen=True)
 class Refit:
-    "A reward model of the labels so far, held against them."
+    "A reward model of the labels so far, compared with them."
 
     model: PreTrainedModel
     table: pd.DataFrame  # a row a label: pair, prompt, chosen, rejected, margin, held_out
@@ -578,25 +576,25 @@ class Refit:
 
 # %% ../nbs/19_preferences.ipynb #1611d034
 def render_refit(
-    found: Refit,
+    refit: Refit,
     most: int = 8,  # disagreements that are shown
 ) -> Html:
     "What the model learned, and where it contradicts the person."
-    wrong, trained = found.disagreements(), int((~found.table.held_out).sum())
+    wrong, trained = refit.disagreements(), int((~refit.table.held_out).sum())
     rows = [
         (
-            int(row.pair),
-            f"{row.sure:.0%}",
-            "held out" if row.held_out else "trained on",
-            _said(row.chosen),
-            _said(row.rejected),
+            int(row["pair"]),
+            f"{row['sure']:.0%}",
+            "held out" if row["held_out"] else "trained on",
+            _as_text(row["chosen"]),
+            _as_text(row["rejected"]),
         )
-        for row in wrong.head(most).itertuples()
+        for row in wrong.head(most).to_dict("records")
     ]
     heads = ["pair", "model is sure", "label was", "you chose", "the model prefers"]
     table = (
-        _grid(
-            f"The model disagrees with you on {len(wrong)} of {len(found.table)} labels"
+        data_table(
+            f"The model disagrees with you on {len(wrong)} of {len(refit.table)} labels"
             f"{f'; the {most} most confident' if len(wrong) > most else ''}",
             heads,
             rows,
@@ -605,24 +603,25 @@ def render_refit(
         else ""
     )
     return Html(
-        _white(
-            f"<p><b>Refitted on {trained} labels in {found.seconds:.1f} s:</b> "
-            f"{_text(found.verdict())}.</p>"
+        on_white(
+            f"<p><b>Refitted on {trained} labels in {refit.seconds:.1f} s:</b> "
+            f"{safe_text(refit.verdict())}.</p>"
             f"{table or '<p>It agrees with every label.</p>'}"
         )
     )
 
 # %% ../nbs/19_preferences.ipynb #f9c59042
 @contextmanager
-def _same_chance() -> Iterator[None]:
+def _random_state_kept() -> Iterator[None]:
     "Leaves the random numbers of Python, numpy and torch as they were."
-    ours, arrays = random.getstate(), np.random.get_state()
+    ours = random.getstate()
+    arrays = np.random.get_state()  # noqa: NPY002 (the global state is what training changes)
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(ours)
-        np.random.set_state(arrays)
+        np.random.set_state(arrays)  # noqa: NPY002
 
 
 def _margins(
@@ -656,8 +655,7 @@ def quick_reward_args(output_dir: str) -> RewardConfig:
 # %% ../nbs/19_preferences.ipynb #1dcd9ac6
 def refit_reward_model(
     labels: Dataset,  # of load_preferences
-    model: PreTrainedModel
-    | str,  # what to start from, as RewardTrainer takes it; it is not changed
+    model: PreTrainedModel | str,  # to start from, as RewardTrainer takes it; it is not changed
     processing_class: PreTrainedTokenizerBase | str | None = None,
     args: RewardConfig | None = None,  # None: quick_reward_args
     held_out: float = 0.25,  # share of prompts that is never trained on
@@ -672,52 +670,46 @@ def refit_reward_model(
             f"of {len(labels)} decided labels {len(train)} may be trained on: label at least "
             f"{2 - len(train)} more pairs, or lower held_out ({held_out:g})."
         )
-    start = time.monotonic()
-    with _same_chance(), tempfile.TemporaryDirectory() as folder:
+    start, tokenizer = time.monotonic(), tokenizer_of(model, processing_class)
+    with _random_state_kept(), tempfile.TemporaryDirectory() as folder:
         own = model if isinstance(model, str) else copy.deepcopy(model)
-        trainer = RewardTrainer(
-            own, args or quick_reward_args(folder), train, processing_class=processing_class
-        )
+        settings = args or quick_reward_args(folder)
+        trainer = RewardTrainer(own, settings, train, processing_class=tokenizer)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    margins = _margins(trainer.model, trainer.processing_class, labels, trainer.args.max_length)
+    scorer = trainer.model
+    if not isinstance(scorer, PreTrainedModel):
+        raise TypeError(f"the trained model is a {type(scorer).__name__}: give a PreTrainedModel.")
+    margins = _margins(scorer, tokenizer, labels, settings.max_length)
     kept = [
         name for name in ("prompt", "chosen", "rejected", "pair") if name in labels.column_names
     ]
     table = pd.DataFrame(dict(pair=range(len(labels)))).assign(
         **{name: labels[name][:] for name in kept}
     )
-    return Refit(
-        trainer.model, table.assign(margin=margins, held_out=held), time.monotonic() - start
-    )
+    return Refit(scorer, table.assign(margin=margins, held_out=held), time.monotonic() - start)
 
-# %% ../nbs/19_preferences.ipynb #ac64374f
+# %% ../nbs/19_preferences.ipynb #65f5405b
 _APART_SECONDS = 0.2  # a choice that comes sooner after another one was not made by a reader
+_ENOUGH_PAIRS = 8  # decided pairs to refit on
 
 
-class _Presses:
-    "What keys and buttons do, and what is said of it."
+class PreferenceDesk:
+    "Pairs to choose from by key or button; every choice is on the disk at once."
 
     def __init__(
         self, work: Labelling, refit: Callable[[], Refit] | None = None, refit_every: int = 0
     ):
         self.work, self.refit, self.refit_every = work, refit, refit_every
-        self.found: Refit | None = None
-        self.note, self.heard = "", -math.inf
+        self.refitted: Refit | None = None
+        self.note, self.pressed = "", -math.inf  # pressed: when the last key came
 
-    def draw(self, **state: Any) -> str:
-        "The pair, and below it what the last refit found."
-        return render_labelling(self.work, self.note) + (
-            render_refit(self.found) if self.found else ""
-        )
-
-    def last_key(self) -> str:
-        return self.work.rows[-1]["choice"] if self.work.rows else ""
+    # ---- What keys and buttons do ----
 
     def press(self, key: str) -> None:
         "What a key or a button does: 1, 2, 0, u."
-        now, before, key = self.work.clock(), self.heard, key.lower()
-        self.heard, rows = now, self.work.rows
+        now, before, key = self.work.clock(), self.pressed, key.lower()
+        self.pressed, rows = now, self.work.rows
         if now - before < _APART_SECONDS:
             self.note = f"“{key}” came at once after another key and was not counted"
         elif key == "u":
@@ -736,72 +728,75 @@ class _Presses:
             if self.refit_every and len(self.work.rows) % self.refit_every == 0:
                 self.learn()
 
-# %% ../nbs/19_preferences.ipynb #d4199199
-_ENOUGH = 8  # decided pairs to refit on
-
-
-class _Learning(_Presses):
-    "And what the refit does."
-
     def learn(self) -> None:
         "Refit now. Raises ValueError where there is no model."
         if self.refit is None:
             raise ValueError("there is nothing to refit: give label_preferences a model.")
-        start, decided = (
-            self.work.clock(),
-            sum(row["choice"] != "0" for row in self.work.labels.fresh),
-        )
-        if decided < _ENOUGH:
-            self.note = f"{decided} decided pairs are too few to refit: {_ENOUGH} are wanted"
+        start, fresh = self.work.clock(), self.work.labels.fresh
+        decided = sum(row["choice"] != "0" for row in fresh)
+        if decided < _ENOUGH_PAIRS:
+            self.note = f"{decided} decided pairs are too few to refit: {_ENOUGH_PAIRS} are wanted"
             return
-        self.busy(f"refitting on {decided} decided pairs ...")
-        self.found = self.refit()
+        busy = f"refitting on {decided} decided pairs ..."
+        self.desk.view.value = render_labelling(self.work, busy)
+        self.refitted = self.refit()
         self.work.since += self.work.clock() - start
         self.note = f"refitted after {len(self.work.rows)} choices"
 
-    def busy(self, note: str) -> None:
-        "Say what goes on, where somebody looks."
+    def last_key(self) -> str:
+        "The last choice, which the field shows."
+        return self.work.rows[-1]["choice"] if self.work.rows else ""
 
-# %% ../nbs/19_preferences.ipynb #65f5405b
-class PreferenceDesk(_Learning):
-    "Pairs to choose from by key or button; every choice is on the disk at once."
+    # ---- What is seen ----
+
+    def draw(self, **state: Any) -> str:
+        "The pair, and below it the result of the last refit."
+        refitted = render_refit(self.refitted) if self.refitted else ""
+        return render_labelling(self.work, self.note) + refitted
 
     @cached_property
-    def desk(self) -> Desk:
-        "Controls above the pair, made when they are first wanted."
-        self.field = widgets.Text(
+    def field(self) -> widgets.Text:
+        "The field that hears keys."
+        return widgets.Text(
             value=self.last_key(),
             description="key",
             placeholder="1 2 0 u",
             tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
         )
+
+    @cached_property
+    def buttons(self) -> dict[str, widgets.Button]:
+        "What the keys do, for the mouse."
         names = {"1": "1 is better", "2": "2 is better", "0": "0 tie", "u": "undo (u)"}
-        self.buttons = {
-            key: _button(names[key], partial(self.click, partial(self.press, key))) for key in names
+        buttons = {
+            key: action_button(name, partial(self.click, partial(self.press, key)))
+            for key, name in names.items()
         }
         if self.refit:
-            self.buttons["refit"] = _button("refit now", partial(self.click, self.learn))
-        line = _line_of(self.field, *self.buttons.values())
+            buttons["refit"] = action_button("refit now", partial(self.click, self.learn))
+        return buttons
+
+    @cached_property
+    def desk(self) -> Desk:
+        "Controls above the pair, made at their first use."
+        line = side_by_side(self.field, *self.buttons.values())
         self.field.layout.width, self.field.style.description_width = "10em", "2.5em"
         return Desk(self.draw, dict(key=self.field), [line], self.typed)
 
-    def busy(self, note: str) -> None:
-        self.desk.view.value = render_labelling(self.work, note)
-
     def typed(self, change: Any) -> None:
-        "The field was written to: a digit behind the last choice, or the last choice taken out."
+        "The field was written to: a digit behind the last choice, or the last choice removed."
         if change:
             self.act(partial(self.press, change["new"][-1:] or "u"))
 
     def act(self, press: Callable[[], None]) -> None:
-        "Press, with the field showing the last choice again whatever came of it."
+        "Press, and then show the last choice in the field, whatever came of it."
         try:
             press()
         finally:
             self.field.value = self.last_key()
 
     def click(self, press: Callable[[], None]) -> None:
-        "A button: what it does, what it leaves, and the cursor back into the field."
+        "A button: what it does, then the cursor goes back into the field."
         with self.desk.still():
             self.desk.careful(partial(self.act, press))
         self.field.focus()
@@ -810,8 +805,7 @@ class PreferenceDesk(_Learning):
         return self.draw()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.desk.box._repr_mimebundle_(**kwargs)
-        return {**live, "text/html": self.draw(), "text/plain": repr(self)}
+        return notebook_bundle(self.desk.box, self.draw(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
         return (
@@ -820,18 +814,12 @@ class PreferenceDesk(_Learning):
 
 # %% ../nbs/19_preferences.ipynb #223ae9ab
 def label_preferences(
-    dataset: Dataset
-    | Sequence[Mapping[str, Any]],  # two answers a row; prompt, unless the answers are whole texts
+    dataset: Dataset | Sequence[Mapping[str, Any]],  # two answers a row; prompt, unless whole texts
     path: str | Path,  # JSON lines; where the file is there, it goes on
-    answers: tuple[str, str] = (
-        "answer_1",
-        "answer_2",
-    ),  # columns of the answers: texts or conversations
-    seed: int = 0,  # which answer stands on which side
+    answers: tuple[str, str] = ("answer_1", "answer_2"),  # columns: texts or conversations
+    seed: int = 0,  # which answer is on which side
     repeat_every: int = 8,  # after so many pairs one comes again, swapped; 0: none does
-    model: PreTrainedModel
-    | str
-    | None = None,  # to refit: a policy or a reward model; it is not changed
+    model: PreTrainedModel | str | None = None,  # to refit: policy or reward model; not changed
     processing_class: PreTrainedTokenizerBase | str | None = None,
     args: RewardConfig | None = None,  # of the refit; None: quick_reward_args
     refit_every: int = 0,  # choices; 0: when the button is pressed
@@ -844,12 +832,14 @@ def label_preferences(
             f"refit_every is {refit_every} and there is no model to refit: give model and "
             "processing_class."
         )
-    work, refit = Labelling(dataset, path, answers, seed, repeat_every), None
-    if model is not None:
-        processing_class = tokenizer_of(model, processing_class)
-        refit = lambda: refit_reward_model(
-            work.labels.training(), model, processing_class, args, held_out
-        )
+    work = Labelling(dataset, path, answers, seed, repeat_every)
+    if model is None:
+        return PreferenceDesk(work, None, refit_every)
+    start, tokenizer = model, tokenizer_of(model, processing_class)
+
+    def refit() -> Refit:
+        return refit_reward_model(work.labels.training(), start, tokenizer, args, held_out)
+
     return PreferenceDesk(work, refit, refit_every)
 
 # %% ../nbs/19_preferences.ipynb #2b520a53
@@ -867,21 +857,21 @@ def _scorer(model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase) ->
 
 
 @torch.no_grad()
-def _running(
+def _running_scores(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[list[int]],
+    rows: list[list[int]],
     batch_size: int = 64,
 ) -> list[list[float]]:
-    "What the head says at each token of each row. Padding is on the right."
-    was_training, found = model.training, []
+    "The head's score at each token of each row. Padding is on the right."
+    was_training, running = model.training, []
     model.eval()
     for start in range(0, len(rows), batch_size):
         ids, mask = right_pad(rows[start : start + batch_size], tokenizer.pad_token_id)
         scores = token_scores(model, ids.to(model.device), mask.to(model.device)).cpu()
-        found += [row[keep].tolist() for row, keep in zip(scores, mask.bool())]
+        running += [row[keep].tolist() for row, keep in zip(scores, mask.bool())]
     model.train(was_training)
-    return found
+    return running
 
 
 def _check_causal(
@@ -890,21 +880,21 @@ def _check_causal(
     "Raises ValueError where the score so far depends on what comes later."
     half = max(1, len(row) // 2)
     other = row[:half] + row[:1] * (len(row) - half)  # as long, so that rounding is the same
-    told, changed = (scores[half - 1] for scores in _running(model, tokenizer, [row, other]))
+    score, changed = (
+        scores[half - 1] for scores in _running_scores(model, tokenizer, [row, other])
+    )
     loose = 1e-6 if next(model.parameters()).dtype == torch.float32 else 1e-2
-    if not math.isclose(told, changed, rel_tol=loose, abs_tol=loose):
+    if not math.isclose(score, changed, rel_tol=loose, abs_tol=loose):
         raise ValueError(
-            f"{type(model).__name__} reads both ways: after {half} tokens it says {told:.6g}, and "
-            f"{changed:.6g} "
-            "where other words follow, so that there is no score so far. Give a reward model that "
-            "is made "
-            "from a causal model."
+            f"{type(model).__name__} reads both ways: its score after {half} tokens is "
+            f"{score:.6g}, and {changed:.6g} where other words follow, so that there "
+            "is no score so far. Give a reward model that is made from a causal model."
         )
 
 # %% ../nbs/19_preferences.ipynb #eb401559
 @dataclass(frozen=True)
 class ScoredPair:
-    "Two answers, token by token, and what a reward model says so far at each."
+    "Two answers, token by token, and the score of a reward model so far at each."
 
     number: int  # row of the data
     prompt: str
@@ -951,24 +941,21 @@ def score_pairs(
     """The running score of every answer. Raises ValueError on another kind of model, and on rows
     that RewardTrainer refuses."""
     tokenizer = load_tokenizer(processing_class)
-    model, data = _scorer(model, tokenizer), _rows_of_ids(pairs, tokenizer, max_length)
-    rows = [list(map(list, both)) for both in zip(data["chosen_ids"], data["rejected_ids"])]
-    _check_causal(model, tokenizer, rows[0][0])
-    scores, found = _running(model, tokenizer, [ids for both in rows for ids in both]), []
-    for i, both in enumerate(rows):
-        shared = next((k for k, (a, b) in enumerate(zip(*both)) if a != b), min(map(len, both)) - 1)
-        of = tuple(scores[2 * i : 2 * i + 2])
-        tokens = tuple([tokenizer.decode([t]) for t in ids[shared:]] for ids in both)
-        found.append(
-            ScoredPair(
-                i,
-                tokenizer.decode(both[0][:shared]),
-                tokens,
-                tuple(s[shared:] for s in of),
-                of[0][shared - 1] if shared else None,
-            )
-        )
-    return found
+    scorer, data = _scorer(model, tokenizer), _rows_of_ids(pairs, tokenizer, max_length)
+    rows = [(list(one), list(two)) for one, two in zip(data["chosen_ids"], data["rejected_ids"])]
+    _check_causal(scorer, tokenizer, rows[0][0])
+    scores = _running_scores(scorer, tokenizer, [ids for both in rows for ids in both])
+    text = lambda ids: str(tokenizer.decode(ids))
+    scored: list[ScoredPair] = []
+    for i, (one, two) in enumerate(rows):
+        differ = (k for k, (a, b) in enumerate(zip(one, two)) if a != b)
+        shared = next(differ, min(len(one), len(two)) - 1)
+        first, second = scores[2 * i : 2 * i + 2]
+        tokens = [text([t]) for t in one[shared:]], [text([t]) for t in two[shared:]]
+        start = first[shared - 1] if shared else None
+        running = first[shared:], second[shared:]
+        scored.append(ScoredPair(i, text(one[:shared]), tokens, running, start))
+    return scored
 
 # %% ../nbs/19_preferences.ipynb #9aae7c23
 @dataclass(frozen=True)
@@ -983,13 +970,13 @@ class PairLook:
 
 
 _PAIR_SIGNALS = ("running score", "change")
-_PAIR_SORTS = {
+_PAIR_SORTS: dict[str, Callable[[ScoredPair], float]] = {
     "worst mistakes first": lambda one: one.margin,
     "closest calls first": lambda one: abs(one.margin),
     "surest first": lambda one: -one.margin,
     "as given": lambda one: one.number,
 }
-_PAIR_FILTERS = {
+_PAIR_FILTERS: dict[str, Callable[[ScoredPair], bool]] = {
     "all": lambda one: True,
     "mistakes": lambda one: not one.margin > 0,
     "right": lambda one: one.margin > 0,
@@ -1004,8 +991,7 @@ def pair_order(
     if look.sort not in _PAIR_SORTS or look.only not in _PAIR_FILTERS:
         raise ValueError(
             f"cannot sort by {look.sort!r} and keep {look.only!r}: there are {list(_PAIR_SORTS)} "
-            "and "
-            f"{list(_PAIR_FILTERS)}."
+            f"and {list(_PAIR_FILTERS)}."
         )
     kept = [
         i
@@ -1023,11 +1009,11 @@ def pair_summary(
 ) -> str:
     "How many pairs are in the right order, and how far apart the two are."
     chosen, rejected = (torch.tensor([one.scores[which][-1] for one in pairs]) for which in (0, 1))
-    found = preference_metrics(chosen, rejected)
+    metrics = preference_metrics(chosen, rejected)
     right = int((chosen > rejected).sum())
     return (
         f"{len(pairs)} pairs · accuracy {_share(right, len(pairs))} · mean margin "
-        f"{signed(found['margin'])}"
+        f"{signed(metrics['margin'])}"
     )
 
 
@@ -1056,10 +1042,10 @@ def render_pair(
     vmax = (
         max((abs(x) for row in rows for x in row[signal] if math.isfinite(x)), default=0.0) or None
     )
-    parts = [
-        f"<p><b>{_text(_pair_facts(one))}</b></p>",
+    parts: list[str] = [
+        f"<p><b>{safe_text(_pair_facts(one))}</b></p>",
         "<details><summary>Prompt</summary><p "
-        f'style="white-space:pre-wrap">{_prose(one.prompt)}</p></details>',
+        f'style="white-space:pre-wrap">{safe_prose(one.prompt)}</p></details>',
     ]
     for name, tokens, row in zip(("Chosen", "Rejected"), one.tokens, rows):
         parts += [
@@ -1076,86 +1062,22 @@ def render_pairs(
     look: PairLook,
 ) -> str:
     "The summary, and the pair that is looked at."
-    order, head = pair_order(pairs, look), f"<p>{_text(pair_summary(pairs))}</p>"
+    order, head = pair_order(pairs, look), f"<p>{safe_text(pair_summary(pairs))}</p>"
     place = max(1, min(look.place, len(order)))
     where = f"{place} of {len(order)} · {look.signal} · {look.sort}" + (
         "" if look.only == "all" else f" · {look.only}"
     )
     where += f" · with “{look.find}”" if look.find else ""
     if not order:
-        return _white(f"{head}<p>No pair is left of {len(pairs)}: {_text(where)}.</p>")
+        return on_white(f"{head}<p>No pair is left of {len(pairs)}: {safe_text(where)}.</p>")
     note = (
         "Each number is what the reward head says if the text stopped there; only the last one, "
-        "at the stop token, was "
-        "trained."
+        "at the stop token, was trained."
     )
-    return _white(
-        f"{head}<p>{_text(where)}</p>{render_pair(pairs[order[place - 1]], look.signal)}<p>{note}</p>"
-    )
-
-# %% ../nbs/19_preferences.ipynb #2a72941d
-_PAIR_SCRIPT = """
-const order = {"worst mistakes first": p => p.margin, "closest calls first": p => Math.abs(p.margin),
-  "surest first": p => -p.margin, "as given": p => p.number};
-const keep = {all: p => true, mistakes: p => !(p.margin > 0), right: p => p.margin > 0};
-Object.assign(at, {sort: data.sort, only: data.only, signal: data.signal, find: data.find});
-const chosen = () => data.pairs.filter(p => keep[at.only](p)
-  && (`Pair ${p.number}\\n${p.asked}\\n${p.text}`).toLowerCase().includes(at.find.toLowerCase()))
-  .sort((a, b) => order[at.sort](a) - order[at.sort](b));
-const strip = (name, tokens, numbers, most, box) => {
-  make("h3", name, box);
-  const list = make("ol", undefined, box, {className: "strip"});
-  tokens.forEach((token, t) => {
-    const item = make("li", undefined, list);
-    make("bdi", token, item);
-    make("b", minus(numbers[t]), item).style.background = tint(number(numbers[t]), most); }); };
-const show = () => {
-  const found = chosen(), pair = found[at.place = Math.max(0, Math.min(at.place, found.length - 1))];
-  choices("signals", data.signals, i => data.signals[i] === at.signal, i => { at.signal = data.signals[i]; });
-  for (const [id, of, name] of [["sorts", order, "sort"], ["filters", keep, "only"]])
-    choices(id, Object.keys(of), i => Object.keys(of)[i] === at[name],
-      i => { at[name] = Object.keys(of)[i]; at.place = 0; });
-  $("where").textContent = `${found.length ? at.place + 1 : 0} of ${found.length}`;
-  $("facts").textContent = pair ? pair.facts : "No pair is left.";
-  $("asked").textContent = pair ? pair.asked : "";
-  $("strip").replaceChildren();
-  if (!pair) return;
-  const rows = pair.rows.map(row => row[at.signal].split(" "));
-  const most = largest(rows.flat());
-  rows.forEach((row, i) => strip(["Chosen", "Rejected"][i], pair.tokens[i], row, most, $("strip")));
-  make("p", `${at.signal}: full colour at ${most.toPrecision(3)}`, $("strip")); };
-const step = by => { const n = chosen().length; if (n) at.place = (at.place + by + n) % n; show(); };
-$("previous").onclick = () => step(-1);
-$("next").onclick = () => step(1);
-$("find").value = at.find;
-$("find").oninput = e => { at.find = e.target.value; at.place = 0; show(); };
-show();
-$("plain").remove();
-$("app").hidden = false;
-"""
+    shown = render_pair(pairs[order[place - 1]], look.signal)
+    return on_white(f"{head}<p>{safe_text(where)}</p>{shown}<p>{note}</p>")
 
 # %% ../nbs/19_preferences.ipynb #02746bcc
-_PAIR_FRAME = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
-<title>Reward model</title><style>{style}</style></head><body><main><h1>Reward model</h1><p>{summary}</p>
-<p>Each number is what the reward head says if the text stopped at that token; only the last one, at the stop token, was
-trained.</p><div id="app" hidden>
-<div class="group" role="group" aria-label="Pair"><span>Pair</span>
-<button type="button" id="previous">◀ previous</button><button type="button" id="next">next ▶</button>
-<output id="where" aria-live="polite"></output></div>
-<div class="group" role="group" aria-label="Signal"><span>Signal</span><div id="signals" class="group"></div></div>
-<div class="group" role="group" aria-label="Sort"><span>Sort</span><div id="sorts" class="group"></div></div>
-<div class="group" role="group" aria-label="Only"><span>Only</span><div id="filters" class="group"></div></div>
-<div class="group"><label><span>Find</span> <input type="search" id="find"></label></div>
-<h2>Pair</h2><p id="facts" aria-live="polite"></p>
-<details><summary>Prompt</summary><p><bdi id="asked"></bdi></p></details><div id="strip"></div></div>
-<div id="plain">{plain}</div></main>
-<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>
-"""
-
-
 def _pair_record(one: ScoredPair) -> dict[str, Any]:
     "One pair as the script reads it: texts with everything visible, numbers as they are written."
     plain = lambda numbers: " ".join(signed(float(x)) for x in numbers).replace("−", "-")
@@ -1171,101 +1093,85 @@ def _pair_record(one: ScoredPair) -> dict[str, Any]:
         ],
     )
 
-# %% ../nbs/19_preferences.ipynb #94b4dc77
-class _PairControls(Html):
-    "Markup that grows controls when somebody wants them."
+# %% ../nbs/19_preferences.ipynb #7fa0feac
+class RewardView(Html):
+    """One pair as markup; with controls over all of them in a live notebook, and as a file of its
+    own."""
 
     pairs: list[ScoredPair]
     look: PairLook
 
     @cached_property
     def desk(self) -> Desk:
-        "The controls, made when they are first wanted."
+        "The controls, made at their first use."
         place = control("place", (1, max(2, len(self.pairs)), 1))
-        made = dict(
+        placeholder = "in prompt or answers, or pair 7; Enter"
+        controls = dict(
             place=place,
             signal=control("signal", list(_PAIR_SIGNALS)),
             sort=control("sort_by", list(_PAIR_SORTS)),
             only=control("only", list(_PAIR_FILTERS)),
-            find=_box(
-                widgets.Text, "find", "", placeholder="in prompt or answers, or pair 7; Enter"
-            ),
+            find=labelled_control(widgets.Text, "find", "", placeholder=placeholder),
         )
-        _follow(place, len(self.pairs))
+        restart_list(place, len(self.pairs))
         steps = [
-            _button(name, partial(_step, place, by))
+            action_button(name, partial(step_through, place, by))
             for name, by in (("◀ previous", -1), ("next ▶", 1))
         ]
         lines = [
-            _line_of(*steps, place, made["find"]),
-            *(_line_of(made[name]) for name in ("signal", "sort", "only")),
+            side_by_side(*steps, place, controls["find"]),
+            *(side_by_side(controls[name]) for name in ("signal", "sort", "only")),
         ]
+        listing = [controls[name] for name in ("sort", "only", "find")]
 
         def relist(change: Any) -> None:
-            if change and change["owner"] in (made["sort"], made["only"], made["find"]):
-                _follow(place, len(pair_order(self.pairs, self.seen())))
+            if change and change["owner"] in listing:
+                restart_list(place, len(pair_order(self.pairs, self.seen())))
 
-        self._made = made
-        return Desk(
-            lambda **state: render_pairs(self.pairs, PairLook(**state)), made, lines, relist
-        )
+        def draw(**state: Any) -> str:
+            return render_pairs(self.pairs, PairLook(**state))
+
+        return Desk(draw, controls, lines, relist)
 
     @property
     def controls(self) -> dict[str, widgets.Widget]:
+        "The controls by name, as an explorer has them."
         return self.desk.controls
 
     def seen(self) -> PairLook:
-        "Where the controls look now."
-        return (
-            PairLook(**{name: one.value for name, one in self._made.items()})
-            if "_made" in vars(self)
-            else self.look
-        )
-
-# %% ../nbs/19_preferences.ipynb #7fa0feac
-class RewardView(_PairControls):
-    """One pair as markup; with controls over all of them in a live notebook, and as a file of its
-    own."""
+        "What the controls choose now."
+        return PairLook(**self.desk.state()) if "desk" in vars(self) else self.look
 
     def _repr_html_(self) -> str:
         return str(self) if self.seen() == self.look else self.desk.view.value
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.desk.box._repr_mimebundle_(**kwargs)
-        return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
+        return notebook_bundle(self.desk.box, self._repr_html_(), repr(self), **kwargs)
 
     def save_html(self, path: str | Path, most: int = 200) -> Path:
-        """One file that needs no kernel and no network: the pairs in the order that is looked at,
-        `most` of them."""
-        look, script = self.seen(), _TOOLS + _PAIR_SCRIPT
-        order = [
-            self.pairs[i] for i in pair_order(self.pairs, replace(look, find="", only="all"))[:most]
-        ]
-        given = dict(
-            pairs=[_pair_record(one) for one in order],
-            signals=list(_PAIR_SIGNALS),
-            signal=look.signal,
-            sort=look.sort,
-            only=look.only,
-            find=look.find,
+        """One file that needs no kernel and no network: the pairs in the order that the controls
+        choose, `most` of them."""
+        look = self.seen()
+        everything = pair_order(self.pairs, replace(look, find="", only="all"))
+        order = [self.pairs[i] for i in everything[:most]]
+        cut = len(order) < len(self.pairs)
+        note = f" · the first {len(order)} of them are in this file" if cut else ""
+        page = script_page(
+            "pairs.html",
+            asset("reader-tools.js") + asset("pairs.js"),
+            dict(
+                pairs=[_pair_record(one) for one in order],
+                signals=list(_PAIR_SIGNALS),
+                signal=look.signal,
+                sort=look.sort,
+                only=look.only,
+                find=look.find,
+            ),
+            summary=safe_text(pair_summary(self.pairs) + note),
+            plain=breakable("".join(render_pair(one) for one in order[:3])),
         )
-        cut = (
-            f" · the first {len(order)} of them are in this file"
-            if len(order) < len(self.pairs)
-            else ""
-        )
-        page = _PAIR_FRAME.format(
-            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            style=_READER_STYLE,
-            summary=_text(pair_summary(self.pairs) + cut),
-            script=script,
-            plain=_wrapped("".join(render_pair(one) for one in order[:3])),
-            data=json.dumps(given, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-        )
-        path = Path(path)
-        beside = path.with_name(path.name + ".partial")
-        beside.write_text(page, encoding="utf-8", newline="\n")
-        return beside.replace(path)
+        write_text_atomic(path, page)
+        return Path(path)
 
 # %% ../nbs/19_preferences.ipynb #27fac0d5
 def reward_view(
@@ -1277,6 +1183,6 @@ def reward_view(
     """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
     models, and on rows that RewardTrainer refuses."""
     scored = score_pairs(model, processing_class, pairs, max_length)
-    made = RewardView(render_pairs(scored, PairLook()))
-    made.pairs, made.look = scored, PairLook()
-    return made
+    seen = RewardView(render_pairs(scored, PairLook()))
+    seen.pairs, seen.look = scored, PairLook()
+    return seen

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import math
@@ -39,51 +38,67 @@ from .kl import estimate_kl
 from .losses import policy_diagnostics
 from .masks import whiten
 from .rollout import SIGNALS, TENSORS, Rollout
+from .runtime.files import read_jsonl, write_text_atomic
 from .shaping import penalize_missing_eos, shape_rewards, slot_mask
+from .ui.assets import asset
+from rlhf_nb.ui.controls import (
+    action_button,
+    labelled_control,
+    notebook_bundle,
+    restart_list,
+    side_by_side,
+    step_through,
+)
+from rlhf_nb.ui.html import (
+    breakable,
+    data_table,
+    duration,
+    error_note,
+    missing_note,
+    on_white,
+    safe_prose,
+    safe_text,
+    script_page,
+    section_page,
+)
 from rlhf_nb.viz import (
     Html,
-    _break,
-    _cell,
-    _line,
-    _numbers,
-    _table,
     curves,
     signal_table,
     signed,
     token_strip,
+    token_strips,
     visible,
     visible_token,
 )
-from .viz import _page as _scrolling
 
 # %% auto #0
-__all__ = ['Shown', 'Look', 'episode_order', 'Recipe', 'what_if', 'recipe_of', 'render_view', 'Desk', 'RolloutView', 'view',
-           'run_curves', 'report', 'RunFolder', 'Suspect', 'episode_suspects', 'run_suspects', 'RunBrowser', 'browse']
+__all__ = ['METRIC_COLUMNS', 'episode_tokens', 'episode_signals', 'episode_facts', 'Shown', 'Look', 'episode_order', 'Recipe',
+           'what_if', 'recipe_of', 'render_view', 'Desk', 'RolloutView', 'view', 'run_curves', 'report', 'RunFolder',
+           'Suspect', 'episode_suspects', 'run_suspects', 'RunBrowser', 'browse']
 
 # %% ../nbs/16_viewer.ipynb #84648769
-def _text(text: object) -> str:
-    """Text as it may stand between tags: what is invisible shown, escaped, kept from reordering its
-    neighbours."""
-    return f"<bdi>{escape(visible(str(text)))}</bdi>"
-
-
-def _prose(text: object) -> str:
-    "Text of several lines, where the page itself breaks them."
-    return _text(text).replace("↵\n", "\n")
+def _filled(rollout: Rollout, name: str) -> Tensor:
+    "One tensor of a rollout. Raises ValueError where it is not there yet."
+    values = getattr(rollout, name)
+    if values is None:
+        raise ValueError(
+            f"this rollout has no {name}: a later phase of the trainer fills it. Give a rollout "
+            "that went through that phase."
+        )
+    return values
 
 
 def _slots(rollout: Rollout, episode: int) -> int:
     """How many columns an episode has: its tokens, and the slot after the end where something is
     paid there (reward_slot 'after_eos')."""
     n = int(rollout.mask[episode].sum())
-    return n + (
-        rollout.rewards is not None
-        and n < rollout.rewards.shape[1]
-        and bool(rollout.rewards[episode, n] != 0)
-    )
+    rewards = rollout.rewards
+    paid_after = rewards is not None and n < rewards.shape[1] and bool(rewards[episode, n] != 0)
+    return n + paid_after
 
 
-def _tokens(rollout: Rollout, episode: int) -> list[str]:
+def episode_tokens(rollout: Rollout, episode: int) -> list[str]:
     "The text of each token; its id where the texts were not kept."
     n = int(rollout.mask[episode].sum())
     texts = (
@@ -94,17 +109,17 @@ def _tokens(rollout: Rollout, episode: int) -> list[str]:
     return texts + ["⟨after⟩"] * (_slots(rollout, episode) - n)
 
 
-def _signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
-    "Every signal that is filled, under the tokens of one episode."
+def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
+    "Every signal that is filled, by name, for the tokens of one episode."
     n = _slots(rollout, episode)
     return {
-        name: getattr(rollout, name)[episode, :n].detach().float()
+        name: _filled(rollout, name)[episode, :n].detach().float()
         for name in SIGNALS
         if getattr(rollout, name) is not None
     }
 
 # %% ../nbs/16_viewer.ipynb #97fae4be
-def _facts(rollout: Rollout, episode: int) -> str:
+def episode_facts(rollout: Rollout, episode: int) -> str:
     "What is known of an episode as a whole, on one line."
     n, update = int(rollout.mask[episode].sum()), rollout.info.get("update")
     facts = [
@@ -122,17 +137,24 @@ def _facts(rollout: Rollout, episode: int) -> str:
     return " · ".join(facts)
 
 
-def _asked(rollout: Rollout, episode: int) -> str:
-    "The prompt, and the columns that came with it, folded."
-    lines = [
-        rollout.prompts[episode] if rollout.prompts else "(the text of the prompt was not kept)"
+def _prompt_lines(rollout: Rollout, episode: int) -> list[str]:
+    "The prompt, and the columns that came with it."
+    kept = rollout.prompts or ["(the text of the prompt was not kept)"] * len(rollout)
+    return [kept[episode]] + [
+        f"{name}: {column[episode]}" for name, column in rollout.columns.items()
     ]
-    lines += [f"{name}: {column[episode]}" for name, column in rollout.columns.items()]
-    told = "".join(f'<p style="white-space:pre-wrap">{_prose(line)}</p>' for line in lines)
-    return f'<details class="prompt"><summary>Prompt</summary>{told}</details>'
+
+
+def _prompt_fold(rollout: Rollout, episode: int) -> str:
+    "The prompt and its columns, folded."
+    lines = "".join(
+        f'<p style="white-space:pre-wrap">{safe_prose(line)}</p>'
+        for line in _prompt_lines(rollout, episode)
+    )
+    return f'<details class="prompt"><summary>Prompt</summary>{lines}</details>'
 
 # %% ../nbs/16_viewer.ipynb #ff99cd55
-def _episode(
+def _episode_markup(
     rollout: Rollout,
     episode: int,
     strips: Mapping[str, float | None],
@@ -141,18 +163,17 @@ def _episode(
 ) -> str:
     """One episode: strips of some signals (name to full colour), and the table of all of them,
     folded or not."""
-    tokens, signals = (
-        _tokens(rollout, episode),
-        _signals(rollout, episode) if signals is None else signals,
-    )
-    below = [
+    tokens = episode_tokens(rollout, episode)
+    signals = episode_signals(rollout, episode) if signals is None else signals
+    below: list[str] = [
         token_strip(tokens, signals[name], name=name, vmax=vmax) for name, vmax in strips.items()
     ]
-    table = signal_table(tokens, **signals) if signals else ""
+    table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = f"<details><summary>All signals</summary>{table}</details>"
-    facts = f"<p><strong>{escape(_facts(rollout, episode))}</strong></p>"
-    return "".join([facts, _asked(rollout, episode), *(below or [token_strip(tokens)]), table])
+    facts = f"<p><strong>{escape(episode_facts(rollout, episode))}</strong></p>"
+    prompt = _prompt_fold(rollout, episode)
+    return "".join([facts, prompt, *(below or [token_strip(tokens)]), table])
 
 # %% ../nbs/16_viewer.ipynb #c4a0c58d
 def _against(
@@ -160,20 +181,20 @@ def _against(
 ) -> dict[str, Tensor]:
     """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
     clip it above or below."""
+    old = _filled(rollout, "logprobs")
+    advantages = old if rollout.advantages is None else rollout.advantages
 
-    def ask(t: int) -> dict[str, Tensor]:
+    def diagnose(t: int) -> dict[str, Tensor]:
         at = (slice(episode, episode + 1), slice(t, t + 1))
-        advantages = rollout.logprobs if rollout.advantages is None else rollout.advantages
-        return policy_diagnostics(
-            now[at], rollout.logprobs[at], advantages[at], rollout.mask[at], cliprange
-        )
+        return policy_diagnostics(now[at], old[at], advantages[at], rollout.mask[at], cliprange)
 
-    told = [ask(t) for t in range(int(rollout.mask[episode].sum()))]
-    ratio = torch.tensor([float(one["ratio"]) - 1 for one in told])
-    found = {"ratio - 1": ratio}
+    metrics = [diagnose(t) for t in range(int(rollout.mask[episode].sum()))]
+    ratio = torch.tensor([float(one["ratio"]) - 1 for one in metrics])
+    signals = {"ratio - 1": ratio}
     if rollout.advantages is not None:
-        found["clipped"] = torch.tensor([float(one["clipfrac"]) for one in told]) * ratio.sign()
-    return found
+        clipped = torch.tensor([float(one["clipfrac"]) for one in metrics])
+        signals["clipped"] = clipped * ratio.sign()
+    return signals
 
 # %% ../nbs/16_viewer.ipynb #5bd3130e
 @dataclass(frozen=True)
@@ -185,19 +206,20 @@ class Shown:
     entropy: Tensor | None = None  # [B, T] nats
 
     def extra(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
-        "The signals of one episode that are worked out."
-        found = {} if self.now is None else _against(self.rollout, episode, self.now, cliprange)
+        "The signals of one episode that are computed here."
+        signals = {} if self.now is None else _against(self.rollout, episode, self.now, cliprange)
         n = int(self.rollout.mask[episode].sum())
         if self.entropy is not None:
-            found["entropy"] = self.entropy[episode, :n].float()
-        return {name: pad(x, (0, _slots(self.rollout, episode) - n)) for name, x in found.items()}
+            signals["entropy"] = self.entropy[episode, :n].float()
+        after = _slots(self.rollout, episode) - n
+        return {name: pad(x, (0, after)) for name, x in signals.items()}
 
     def signals(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
         "All signals of one episode."
-        return _signals(self.rollout, episode) | self.extra(episode, cliprange)
+        return episode_signals(self.rollout, episode) | self.extra(episode, cliprange)
 
     def names(self) -> list[str]:
-        "Which signals there are, what one asks for first in front."
+        "Which signals there are, those that are looked at most in front."
         stored = [
             name
             for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS))
@@ -211,7 +233,7 @@ def _shown(
 ) -> Shown:
     "All of it on the CPU. Raises ValueError where a shape does not fit."
     tensors = {
-        name: getattr(rollout, name).detach().cpu()
+        name: _filled(rollout, name).detach().cpu()
         for name in TENSORS
         if getattr(rollout, name) is not None
     }
@@ -219,8 +241,7 @@ def _shown(
         if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
             raise ValueError(
                 "now is a rollout of other responses: give the log-probs [B, T] that another "
-                "policy has "
-                "for the tokens of this one."
+                "policy has for the tokens of this one."
             )
         now = now.logprobs
     if now is not None and rollout.logprobs is None:
@@ -229,8 +250,7 @@ def _shown(
         if given is not None and given.shape != rollout.mask.shape:
             raise ValueError(
                 f"{name} has shape {list(given.shape)} and the responses "
-                f"{list(rollout.mask.shape)}: give "
-                "one number a response token."
+                f"{list(rollout.mask.shape)}: give one number a response token."
             )
     here = lambda x: None if x is None else x.detach().cpu().float()
     return Shown(rollout.with_(**tensors), here(now), here(entropy))
@@ -249,13 +269,18 @@ class Look:
     above: float = 0.0  # for the last two
 
 # %% ../nbs/16_viewer.ipynb #0cde3eea
+def _storable(x: Any) -> Any:
+    "Half of a surrogate pair, which no table can hold, becomes a question mark."
+    return x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
+
+
 def _columns(rollout: Rollout) -> pd.DataFrame:
-    """What is known of each episode, a row each; half a character, which no table can hold, becomes
-    a question mark."""
-    whole = lambda x: x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
-    texts = {name: [whole(x) for x in getattr(rollout, name)] for name in ("prompts", "responses")}
+    "What is known of each episode, one row for each."
+    texts = {
+        name: [_storable(x) for x in getattr(rollout, name)] for name in ("prompts", "responses")
+    }
     columns = {
-        whole(name): [whole(x) for x in column]
+        _storable(name): [_storable(x) for x in column]
         for name, column in rollout.columns.items()
         if name != "episode"
     }
@@ -265,7 +290,7 @@ def _columns(rollout: Rollout) -> pd.DataFrame:
 
 
 def _filters(frame: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame, float], pd.Series]]:
-    "Which filters there is a column for."
+    "The filters whose column is in the table."
     rules = {
         "all": ("episode", lambda rows, above: rows["episode"] >= 0),
         "no stop token": ("stopped", lambda rows, above: ~rows["stopped"].astype(bool)),
@@ -275,33 +300,31 @@ def _filters(frame: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame, float], p
     return {name: rule for name, (column, rule) in rules.items() if column in frame}
 
 
+def _holding(frame: pd.DataFrame, word: str) -> pd.Series:
+    "Which rows have a word in their prompt or response, capitals or not."
+    hit = pd.Series(False, index=frame.index)
+    for name in ("prompt", "response"):
+        if name in frame:
+            texts = frame[name].astype(str).str.casefold()
+            hit |= texts.str.contains(word.casefold(), regex=False)
+    return hit
+
+
 def episode_order(
     frame: pd.DataFrame,  # one row an episode, as `Rollout.episodes` makes it
     look: Look,
-) -> list[
-    int
-]:  # episodes that count, in order; those that tie keep theirs, those without a number come last
+) -> list[int]:  # the episodes that are left, in order; ties keep theirs, gaps come last
     "Filter, then sort. Raises ValueError on a column or a filter that is not there."
     frame = frame if "episode" in frame else frame.assign(episode=range(len(frame)))
     rules = _filters(frame)
     if look.sort not in frame or look.only not in rules:
         raise ValueError(
             f"cannot sort by {look.sort!r} and keep {look.only!r}: columns are "
-            f"{list(frame.columns)}, "
-            f"filters {list(rules)}."
+            f"{list(frame.columns)}, filters {list(rules)}."
         )
     kept = rules[look.only](frame, look.above)
-    for word in filter(None, [look.find.casefold()]):
-        texts = [
-            frame[name].astype(str).str.casefold()
-            for name in ("prompt", "response")
-            if name in frame
-        ]
-        kept &= (
-            sum(text.str.contains(word, regex=False) for text in texts).astype(bool)
-            if texts
-            else False
-        )
+    if look.find:
+        kept &= _holding(frame, look.find)
     as_text = lambda column: column.map(str) if column.dtype == object else column
     ordered = frame[kept].sort_values(
         look.sort, ascending=not look.descending, kind="stable", key=as_text
@@ -322,41 +345,39 @@ class Recipe:
     reward_slot: str = "last"
     whiten_rewards: bool = False
     scores_from: str = (
-        "raw"  # the penalty is taken off these: raw, or stored, where scaling came before
+        "raw"  # what the penalty is subtracted from; stored: where scaling came first
     )
 
 
 def what_if(
     rollout: Rollout,  # scored, with log-probs of policy and reference, and values
     recipe: Recipe,
-) -> Rollout:  # the same with kl, scores, rewards, returns and advantages made anew
-    "The trainer's third phase over again. Whitening is over this rollout alone."
-    r = rollout
-    kl = (
-        r.kl
-        if recipe.estimator == "stored"
-        else estimate_kl(r.logprobs, r.ref_logprobs, recipe.estimator).masked_fill(~r.mask, 0.0)
-    )
-    scores = penalize_missing_eos(
-        r.raw_scores if recipe.scores_from == "raw" else r.scores,
-        r.stopped,
-        recipe.missing_eos_penalty,
-    )
+) -> Rollout:  # the same with kl, scores, rewards, returns and advantages computed again
+    """The trainer's third phase with other settings. Whitening is over this rollout alone. Raises
+    ValueError on a rollout that lacks what it starts from."""
+    r, values = rollout, _filled(rollout, "values")
+    if recipe.estimator == "stored":
+        kl = _filled(r, "kl")
+    else:
+        logprobs, ref_logprobs = _filled(r, "logprobs"), _filled(r, "ref_logprobs")
+        kl = estimate_kl(logprobs, ref_logprobs, recipe.estimator).masked_fill(~r.mask, 0.0)
+    before = _filled(r, "raw_scores" if recipe.scores_from == "raw" else "scores")
+    scores = penalize_missing_eos(before, r.stopped, recipe.missing_eos_penalty)
     slots = slot_mask(r.mask, recipe.reward_slot)
     rewards, _ = shape_rewards(scores, kl, r.mask, recipe.kl_coef, recipe.reward_slot)
     if recipe.whiten_rewards:
         rewards = whiten(rewards, slots, shift_mean=False)
-    plain = gae(rewards, r.values, slots, recipe.gamma, recipe.lam)
+    advantages = gae(rewards, values, slots, recipe.gamma, recipe.lam)
     return r.with_(
         kl=kl,
         scores=scores,
         rewards=rewards,
-        returns=returns_from(plain, r.values, slots),
-        advantages=whiten(plain * r.mask, r.mask),
+        returns=returns_from(advantages, values, slots),
+        advantages=whiten(advantages * r.mask, r.mask),
     )
 
 # %% ../nbs/16_viewer.ipynb #d7230bc5
-_GUESSES = (
+_GUESSES: tuple[tuple[str, list[dict[str, Any]]], ...] = (
     ("kl", [dict(estimator=name) for name in ("k1", "k2", "k3", "abs", "stored")]),
     (
         "rewards",
@@ -377,86 +398,74 @@ _GUESSES = (
 )
 
 
-def _off(a: Tensor, b: Tensor) -> float:
-    "The largest difference; infinite where something is no number."
+def _largest_difference(a: Tensor, b: Tensor) -> float:
+    "The largest difference; infinite where an entry is not a number."
     return max(
         (a.float() - b.float()).abs().nan_to_num(math.inf, math.inf).flatten().tolist(), default=0.0
     )
 
 
 def _penalties(rollout: Rollout) -> list[dict[str, Any]]:
-    "What may have been taken off the scores of rows that did not stop."
+    "What may have been subtracted from the scores of episodes that did not stop."
+    stored: list[dict[str, Any]] = [dict(scores_from="stored", missing_eos_penalty=0.0)]
+    if rollout.raw_scores is None:
+        return stored
     cut = ~rollout.stopped.bool()
-    found = (
-        (rollout.raw_scores - rollout.scores)[cut][:1].double().tolist()
-        if rollout.raw_scores is not None
-        else []
-    )
-    taken = [
-        dict(scores_from="raw", missing_eos_penalty=x)
-        for x in (0.0, *(round(x, 4) for x in found if x > 0))
-    ]
-    return (taken if rollout.raw_scores is not None else []) + [
-        dict(scores_from="stored", missing_eos_penalty=0.0)
-    ]
+    lost = (rollout.raw_scores - _filled(rollout, "scores"))[cut][:1].double().tolist()
+    amounts = [0.0, *(round(x, 4) for x in lost if x > 0)]
+    return [dict(scores_from="raw", missing_eos_penalty=x) for x in amounts] + stored
 
 
 def _replays(rollout: Rollout) -> bool:
-    "Is everything there that `what_if` starts from?"
-    wanted = (
-        "logprobs",
-        "ref_logprobs",
-        "kl",
-        "values",
-        "scores",
-        "rewards",
-        "returns",
-        "advantages",
-    )
+    "Is everything there that `what_if` starts from, and everything that it computes?"
+    wanted = "logprobs ref_logprobs kl values scores rewards returns advantages".split()
     return len(rollout) > 0 and all(getattr(rollout, name) is not None for name in wanted)
 
 
 def recipe_of(rollout: Rollout) -> Recipe:
-    """The settings that a rollout was made with, as far as its numbers tell; of those that do
-    equally well, the usual."""
+    """The settings that a rollout was made with, as far as its numbers tell; where several do
+    equally well, the usual one."""
     known = {f.name: rollout.info[f.name] for f in fields(Recipe) if f.name in rollout.info}
     recipe = Recipe(**known)
     for name, choices in (("scores", _penalties(rollout)), *_GUESSES):
-        best = math.inf
+        stored, best, nearest = _filled(rollout, name), math.inf, recipe
         for choice in choices:
-            tried = replace(recipe, **choice)
-            off = _off(getattr(what_if(rollout, tried), name), getattr(rollout, name))
+            candidate = replace(recipe, **choice)
+            off = _largest_difference(_filled(what_if(rollout, candidate), name), stored)
             if off < best:
-                best, found = off, tried
+                best, nearest = off, candidate
             if best == 0:
                 break
-        if best < math.inf:
-            recipe = found
+        recipe = nearest
     return recipe
 
 # %% ../nbs/16_viewer.ipynb #88a7ab21
-_MADE = ("rewards", "returns", "advantages")
+_REPLAYED = ("rewards", "returns", "advantages")
 
 
 def _reproduced(rollout: Rollout, recipe: Recipe) -> tuple[bool, str]:
-    "Whether the stored numbers come out of the recipe, and a sentence that says so."
-    made = what_if(rollout, recipe)
-    off = {name: _off(getattr(made, name), getattr(rollout, name)) for name in _MADE}
-    told = (
+    "Whether the recipe gives the stored numbers, and a sentence that says so."
+    again = what_if(rollout, recipe)
+    off = {
+        name: _largest_difference(_filled(again, name), _filled(rollout, name))
+        for name in _REPLAYED
+    }
+    settings = (
         f"kl_coef {recipe.kl_coef:.3g}, {recipe.estimator}, gamma {recipe.gamma:g}, lam "
-        f"{recipe.lam:g}, EOS penalty "
-        f"{recipe.missing_eos_penalty:g}"
+        f"{recipe.lam:g}, EOS penalty {recipe.missing_eos_penalty:g}"
     )
-    if not any(off.values()):
-        return True, f"With {told}, all stored rewards, returns and advantages come out exactly."
-    worst = max(off, key=off.get)
-    if off[worst] < 1e-4:
-        return True, f"With {told}, what is stored comes out within {off[worst]:.0e}."
-    lost = ", ".join(name for name in _MADE if off[name] >= 1e-4)
+    worst = max(off.values())
+    if not worst:
+        return (
+            True,
+            f"With {settings}, all stored rewards, returns and advantages come out exactly.",
+        )
+    if worst < 1e-4:
+        return True, f"With {settings}, what is stored comes out within {worst:.0e}."
+    lost = ", ".join(name for name in _REPLAYED if off[name] >= 1e-4)
     return False, (
-        f"With {told}, the stored {lost} do not come out: the run had a setting that its files do "
-        "not tell. "
-        "Before is what these settings make of it."
+        f"With {settings}, the stored {lost} do not come out: the run had a setting that its files "
+        "do not tell. Before is what these settings make of it."
     )
 
 
@@ -464,30 +473,11 @@ def _setting(name: str, x: Any) -> str:
     "A setting and its value, in words."
     return f"{name.replace('_', ' ')} {f'{x:.3g}' if isinstance(x, float) else x}"
 
-# %% ../nbs/16_viewer.ipynb #d79ee27e
-def _pair(tokens: list[str], before: Tensor, after: Tensor, name: str) -> str:
-    "The same signal twice under its tokens, before above after, on one scale."
-    most = max(
-        (abs(x) for x in (*before.tolist(), *after.tolist()) if math.isfinite(x)), default=0.0
-    )
-    heads = [visible_token(token) for token in tokens]
-    rows = {
-        when: _numbers(x.tolist(), [True] * len(heads), most)
-        for when, x in (("before", before), ("after", after))
-    }
-    rows = {"token": [_cell(head, "#eeeeee", "center", "col") for head in heads], **rows}
-    tables = []
-    for line in _break([max(len(head), 5) + 2 for head in heads]):
-        caption = "" if tables else f"{name}: full colour at {most:.3g}"
-        tables.append(
-            _table([_line(head, [cells[i] for i in line]) for head, cells in rows.items()], caption)
-        )
-    return _scrolling(tables)
-
 # %% ../nbs/16_viewer.ipynb #e8814bc8
 def _what_if(shown: Shown, episode: int, base: Recipe, recipe: Recipe) -> str:
     "What other settings would have made of an episode, beside what these made."
-    r, told = shown.rollout, _reproduced(shown.rollout, base)
+    r = shown.rollout
+    reproduced, sentence = _reproduced(r, base)
     changed = [
         f"{_setting(f.name, getattr(base, f.name))} → "
         f"{_setting('', getattr(recipe, f.name)).strip()}"
@@ -495,24 +485,27 @@ def _what_if(shown: Shown, episode: int, base: Recipe, recipe: Recipe) -> str:
         if getattr(base, f.name) != getattr(recipe, f.name)
     ]
     if not changed:
-        return f"<p><strong>What if:</strong> nothing is changed. {_text(told[1])}</p>"
-    old, new = (r if told[0] else what_if(r, base)), what_if(r, recipe)
-    n, tokens, parts = _slots(old, episode), _tokens(old, episode), []
-    for name in ("rewards", "advantages"):
-        parts.append(
-            _pair(tokens, getattr(old, name)[episode, :n], getattr(new, name)[episode, :n], name)
-        )
+        return f"<p><strong>What if:</strong> nothing is changed. {safe_text(sentence)}</p>"
+    old, new = (r if reproduced else what_if(r, base)), what_if(r, recipe)
+    n, tokens = _slots(old, episode), episode_tokens(old, episode)
+    pairs = {
+        name: [_filled(one, name)[episode, :n] for one in (old, new)]
+        for name in ("rewards", "advantages")
+    }
     if shown.now is not None:
-        halves = [
-            replace(shown, rollout=x).extra(episode, y.cliprange)["clipped"]
-            for x, y in ((old, base), (new, recipe))
-        ]
-        parts.append(_pair(tokens, *(pad(x, (0, n - len(x))) for x in halves), "clipped"))
+        clipped = (
+            replace(shown, rollout=one).extra(episode, its.cliprange)["clipped"]
+            for one, its in ((old, base), (new, recipe))
+        )
+        pairs["clipped"] = [pad(x, (0, n - len(x))) for x in clipped]
+    strips = "".join(
+        token_strips(tokens, dict(before=before, after=after), name=name)
+        for name, (before, after) in pairs.items()
+    )
     tally = _tally(shown, old, new, base, recipe, episode)
     return (
-        "<p><strong>What if:</strong> "
-        f"{_text('; '.join(changed))}.</p><p>{_text(tally)}</p>{''.join(parts)}"
-        f"<p>{_text(told[1])}</p>"
+        f"<p><strong>What if:</strong> {safe_text('; '.join(changed))}.</p>"
+        f"<p>{safe_text(tally)}</p>{strips}<p>{safe_text(sentence)}</p>"
     )
 
 
@@ -520,48 +513,39 @@ def _tally(
     shown: Shown, old: Rollout, new: Rollout, base: Recipe, recipe: Recipe, episode: int
 ) -> str:
     "What the change comes to, in numbers."
-    m = old.mask[episode]
-    turned = int(((old.advantages[episode] * new.advantages[episode] < 0) & m).sum())
-    told = (
-        f"Score {signed(float(old.scores[episode]))} → {signed(float(new.scores[episode]))}; all "
-        "rewards together "
-        f"{signed(float(old.rewards[episode].sum()))} → "
-        f"{signed(float(new.rewards[episode].sum()))}; {turned} of "
-        f"{int(m.sum())} tokens have an advantage of the other sign."
+    mask = old.mask[episode]
+    before, after = (_filled(r, "advantages")[episode] for r in (old, new))
+    scores, rewards = (
+        " → ".join(signed(float(_filled(r, name)[episode].sum())) for r in (old, new))
+        for name in ("scores", "rewards")
+    )
+    turned = int(((before * after < 0) & mask).sum())
+    sentence = (
+        f"Score {scores}; all rewards together {rewards}; {turned} of {int(mask.sum())} tokens "
+        "have an advantage of the other sign."
     )
     if shown.now is None:
-        return told
-    share = [
-        policy_diagnostics(shown.now, x.logprobs, x.advantages, x.mask, y.cliprange)
-        for x, y in ((old, base), (new, recipe))
+        return sentence
+    metrics = [
+        policy_diagnostics(
+            shown.now, _filled(r, "logprobs"), _filled(r, "advantages"), r.mask, its.cliprange
+        )
+        for r, its in ((old, base), (new, recipe))
     ]
-    shares = " → ".join(f"{float(one['clipfrac'] / one['tokens']):.1%}" for one in share)
-    return f"{told} Clipped, of all tokens: {shares}."
+    shares = " → ".join(f"{float(one['clipfrac'] / one['tokens']):.1%}" for one in metrics)
+    return f"{sentence} Clipped, of all tokens: {shares}."
 
 # %% ../nbs/16_viewer.ipynb #698cf22f
-def _wrapped(markup: str) -> str:
-    "The same, with places where a very long word may break."
-    broken = lambda word: "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
-    return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
-
-
-def _white(markup: str) -> str:
-    "Dark ink on white, whatever the theme around it."
-    # no wider than there is room
-    style = "background:#ffffff;color:#111111;padding:2px 8px;line-height:1.5;contain:inline-size"
-    return f'<div style="{style}">{_wrapped(markup)}</div>'
-
-
-def _where(look: Look, found: int, of: int) -> str:
-    "In words: how far down which list."
-    parts = [f"{look.place} of {found}"]
+def _place_in_list(look: Look, left: int, of: int) -> str:
+    "In words: how far down which list, of which `left` episodes are left."
+    parts = [f"{look.place} of {left}"]
     if look.sort != "episode" or look.descending:
         parts.append(f"sorted by {look.sort}, {'descending' if look.descending else 'ascending'}")
     if look.only != "all":
         parts.append(look.only + (f" {look.above:g}" if "above" in look.only else ""))
     if look.find:
         parts.append(f"with “{look.find}”")
-    return " · ".join(parts) + (f" · {of - found} of {of} left out" if found < of else "")
+    return " · ".join(parts) + (f" · {of - left} of {of} left out" if left < of else "")
 
 
 def render_view(
@@ -574,18 +558,18 @@ def render_view(
     order = episode_order(_columns(shown.rollout), look)
     look = replace(look, place=max(1, min(look.place, len(order))))
     if not order:
-        return _white(
+        return on_white(
             "<p>No episode is left: "
-            f"{_text(_where(replace(look, place=0), 0, len(shown.rollout)))}.</p>"
+            f"{safe_text(_place_in_list(replace(look, place=0), 0, len(shown.rollout)))}.</p>"
         )
     episode = order[look.place - 1]
     recipe = recipe or base
     signals = shown.signals(episode, recipe.cliprange if recipe else 0.2)
-    strips = {look.signal: None} if look.signal in signals else {}
-    after = _what_if(shown, episode, base, recipe) if base else ""
-    return _white(
-        f"<p>{_text(_where(look, len(order), len(shown.rollout)))}</p>"
-        f"{_episode(shown.rollout, episode, strips, True, signals)}{after}"
+    strips: dict[str, float | None] = {look.signal: None} if look.signal in signals else {}
+    after = _what_if(shown, episode, base, recipe) if base and recipe else ""
+    return on_white(
+        f"<p>{safe_text(_place_in_list(look, len(order), len(shown.rollout)))}</p>"
+        f"{_episode_markup(shown.rollout, episode, strips, True, signals)}{after}"
     )
 
 # %% ../nbs/16_viewer.ipynb #023c9963
@@ -596,12 +580,8 @@ class Desk(Explorer):
         self,
         render: Callable[..., str],  # called with one keyword argument a control
         controls: Mapping[str, widgets.Widget],
-        above: Sequence[
-            widgets.Widget
-        ] = (),  # the controls in their boxes; none: one below the other
-        before: Callable[[Any], None] = lambda change: (
-            None
-        ),  # what one control does to others, before it is drawn
+        above: Sequence[widgets.Widget] = (),  # the controls in their boxes; none: a column
+        before: Callable[[Any], None] | None = None,  # what a control changes in others, first
     ):
         self.render, self.alt, self.controls, self.view = render, "", dict(controls), widgets.HTML()
         self.before, self.quiet = before, False
@@ -611,12 +591,13 @@ class Desk(Explorer):
         self.update()
 
     def update(self, change: Any = None) -> None:
-        "Draw the view from the controls as they stand, once for all that one of them moves."
+        "Draw the view from the controls as they are set, once for all that one of them moves."
         if self.quiet:
             return
         self.quiet = True
         try:
-            self.careful(lambda: self.before(change))
+            if self.before:
+                self.careful(partial(self.before, change))
         finally:
             self.quiet = False
         super().update(change)
@@ -626,7 +607,7 @@ class Desk(Explorer):
         try:
             act()
         except Exception as error:
-            self.view.value = f'<p role="alert"><b>{type(error).__name__}</b>: {_text(error)}</p>'
+            self.view.value = error_note(error)
             raise
 
     @contextmanager
@@ -640,19 +621,6 @@ class Desk(Explorer):
         self.update()
 
 # %% ../nbs/16_viewer.ipynb #b94767f4
-def _box(kind: type[widgets.Widget], name: str, value: Any, **more: Any) -> widgets.Widget:
-    "A control of another kind than `control` makes, in the same style."
-    return kind(
-        value=value,
-        description=name,
-        tooltip=name,
-        continuous_update=False,
-        style=dict(description_width="11em"),
-        layout=dict(width="29em"),
-        **more,
-    )
-
-
 def _look_controls(shown: Shown, look: Look) -> dict[str, widgets.Widget]:
     "A control for each field of a look."
     frame = _columns(shown.rollout)
@@ -661,9 +629,11 @@ def _look_controls(shown: Shown, look: Look) -> dict[str, widgets.Widget]:
         signal=control("signal", shown.names() or ["none"]),
         sort=control("sort", list(frame.columns)),
         descending=control("descending", look.descending),
-        find=_box(widgets.Text, "find", look.find, placeholder="in prompt or response, then Enter"),
+        find=labelled_control(
+            widgets.Text, "find", look.find, placeholder="in prompt or response, then Enter"
+        ),
         only=control("only", list(_filters(frame))),
-        above=_box(widgets.FloatText, "above", look.above, step=0.5),
+        above=labelled_control(widgets.FloatText, "above", look.above, step=0.5),
     )
     for name in ("signal", "sort", "only"):
         if getattr(look, name) in made[name].options:
@@ -694,47 +664,20 @@ def _recipe_controls(recipe: Recipe, clips: bool) -> dict[str, widgets.Widget]:
             one.readout_format = ".3g"
     return made
 
-# %% ../nbs/16_viewer.ipynb #b7bf9263
-def _button(name: str, act: Callable[[], None], tip: str = "") -> widgets.Button:
-    "A button that says what it does."
-    made = widgets.Button(description=name, tooltip=tip or name, layout=dict(width="auto"))
-    made.on_click(lambda _: act())
-    return made
-
-
-def _step(place: widgets.IntSlider, by: int) -> None:
-    "On, or back; after the last comes the first."
-    place.value = (place.value - 1 + by) % place.max + 1
-
-
-def _line_of(*group: widgets.Widget) -> widgets.HBox:
-    "Controls side by side while there is room."
-    wide = (
-        widgets.FloatSlider,
-        widgets.IntSlider,
-        widgets.SelectionSlider,
-        widgets.Text,
-        widgets.FloatText,
-    )
-    for one in group:
-        if isinstance(one, wide):
-            one.layout.width, one.style.description_width = "22em", "6.5em"
-        if isinstance(one, widgets.ToggleButtons):
-            one.style.description_width = "5.5em"
-        if isinstance(one, widgets.Checkbox):
-            one.layout.width, one.indent = "auto", False
-    return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="baseline"))
-
 # %% ../nbs/16_viewer.ipynb #698673b5
+_LISTING = ("sort", "descending", "find", "only", "above")  # fields that make another list
+
+
 def _look_lines(controls: Mapping[str, widgets.Widget]) -> list[widgets.HBox]:
     "The controls of a look, laid out."
     steps = [
-        _button(name, partial(_step, controls["place"], by))
+        action_button(name, partial(step_through, controls["place"], by))
         for name, by in (("◀ previous", -1), ("next ▶", 1))
     ]
     rows = [[*steps, "place", "find"], ["signal"], ["sort", "descending"], ["only", "above"]]
     return [
-        _line_of(*(controls[one] if isinstance(one, str) else one for one in row)) for row in rows
+        side_by_side(*(controls[one] if isinstance(one, str) else one for one in row))
+        for row in rows
     ]
 
 
@@ -745,27 +688,20 @@ def _recipe_lines(
     if recipe is None:
         return []
     sliders = [one for one in controls.values() if isinstance(one, widgets.FloatSlider)]
-    back = _button("as it was", partial(_restore, controls, recipe), "the settings of the run")
+    back = action_button(
+        "as it was", partial(_restore, controls, recipe), "the settings of the run"
+    )
     title = widgets.Label("What if", style=dict(font_weight="bold"))
-    return [title, _line_of(*sliders), _line_of(controls["estimator"], back)]
+    return [title, side_by_side(*sliders), side_by_side(controls["estimator"], back)]
 
 
-def _bound(looks: Mapping[str, widgets.Widget], change: Any) -> None:
-    """Whoever gives a bound wants it to count: where no filter asks for one, the first that does is
-    chosen."""
-    asking = [name for name in looks["only"].options if "above" in name]
-    if (
-        change
-        and change["owner"] is looks["above"]
-        and asking
-        and looks["only"].value not in asking
-    ):
-        looks["only"].value = asking[0]
-
-
-def _follow(place: widgets.IntSlider, count: int) -> None:
-    "Back to the first of a list that has become another one."
-    place.value, place.max = 1, max(1, count)
+def _choose_bounded_filter(looks: Mapping[str, widgets.Widget], change: Any) -> None:
+    """A bound that is typed in should count: where the chosen filter has none, choose the first
+    filter that has."""
+    bounded = [name for name in looks["only"].options if "above" in name]
+    typed = change and change["owner"] is looks["above"]
+    if typed and bounded and looks["only"].value not in bounded:
+        looks["only"].value = bounded[0]
 
 
 def _restore(controls: Mapping[str, widgets.Widget], recipe: Recipe) -> None:
@@ -773,12 +709,74 @@ def _restore(controls: Mapping[str, widgets.Widget], recipe: Recipe) -> None:
     for name, one in controls.items():
         one.value = getattr(recipe, name)
 
-# %% ../nbs/16_viewer.ipynb #994d11a5
-_LISTING = ("sort", "descending", "find", "only", "above")  # what makes another list of episodes
+# %% ../nbs/16_viewer.ipynb #0e4d0769
+def _episode_data(shown: Shown, episode: int) -> dict[str, Any]:
+    """One episode as the script reads it: texts with everything visible, numbers as they are
+    written."""
+    r = shown.rollout
+    columns = {  # bool counts as a number here
+        str(name): float(column[episode])
+        for name, column in _columns(r).items()
+        if pd.api.types.is_numeric_dtype(column)
+    }
+    plain = lambda x: " ".join(signed(v) for v in x.tolist()).replace("−", "-")
+    prompt = "\n".join(visible(text).replace("↵\n", "\n") for text in _prompt_lines(r, episode))
+    return dict(
+        facts=episode_facts(r, episode),
+        asked=prompt,
+        text=visible(r.responses[episode]) if r.responses else "",
+        tokens=[visible_token(text) for text in episode_tokens(r, episode)],
+        rows={name: plain(x) for name, x in shown.signals(episode).items()},
+        columns={name: x if math.isfinite(x) else None for name, x in columns.items()},
+    )
 
 
-class _Live(Html):
-    "A string of markup that grows controls when somebody wants them."
+@dataclass(frozen=True)
+class _Shelf:
+    "Some episodes of one rollout, under a name."
+
+    name: str
+    episodes: list[dict[str, Any]]
+    plain: str  # the first of them as markup, for where no script runs
+
+
+def _shelf_of(name: str, shown: Shown, order: Sequence[int], plain: int = 3) -> _Shelf:
+    "Episodes of a rollout, in an order; the first `plain` of them as markup too."
+    strips: dict[str, float | None] = dict.fromkeys(shown.names()[:1])
+    markup = "".join(
+        _episode_markup(shown.rollout, i, strips, True, shown.signals(i)) for i in order[:plain]
+    )
+    return _Shelf(visible(name), [_episode_data(shown, i) for i in order], breakable(markup))
+
+# %% ../nbs/16_viewer.ipynb #803bfa64
+def _write_reader(
+    path: str | Path,
+    title: str,
+    shelves: Sequence[_Shelf],
+    signal: str,
+    start: int = 0,
+    jumps: Sequence[Mapping[str, Any]] = (),
+    above: str = "",
+) -> Path:
+    "A page that reads episodes, written whole or not at all."
+    records = [dict(name=shelf.name, episodes=shelf.episodes) for shelf in shelves]
+    names = "".join(f"<li>{safe_text(jump['name'])}</li>" for jump in jumps)
+    episodes = "".join(f"<h2>{safe_text(shelf.name)}</h2>{shelf.plain}" for shelf in shelves)
+    page = script_page(
+        "reader.html",
+        asset("reader-tools.js") + asset("reader.js"),
+        dict(shelves=records, signal=signal, start=start, jumps=list(jumps)),
+        title=escape(visible(title)),
+        above=above,
+        plain=(f"<ul>{names}</ul>" if names else "") + episodes,
+    )
+    write_text_atomic(path, page)
+    return Path(path)
+
+# %% ../nbs/16_viewer.ipynb #84f0e0de
+class RolloutView(Html):
+    """One episode as markup; with controls over all of them in a live notebook, and as a file of
+    its own."""
 
     shown: Shown
     look: Look
@@ -791,293 +789,63 @@ class _Live(Html):
     def draw(self, **state: Any) -> str:
         "Markup at some state of the controls."
         look = Look(**{f.name: state.pop(f.name) for f in fields(Look) if f.name in state})
-        return render_view(
-            self.shown, look, self.base, replace(self.base, **state) if self.base else None
-        )
+        recipe = replace(self.base, **state) if self.base else None
+        return render_view(self.shown, look, self.base, recipe)
 
     @cached_property
     def desk(self) -> Desk:
-        "The controls, made when they are first wanted."
-        looks, recipe = _look_controls(self.shown, self.look), {}
-        if self.base:
-            recipe = _recipe_controls(self.base, self.shown.now is not None)
+        "The controls, made at their first use."
+        looks = _look_controls(self.shown, self.look)
+        recipe = _recipe_controls(self.base, self.shown.now is not None) if self.base else {}
         frame, place = _columns(self.shown.rollout), looks["place"]
-        _follow(place, len(frame))
+        restart_list(place, len(frame))
         place.value = self.look.place
         listing = [looks[name] for name in _LISTING]
 
         def relist(change: Any) -> None:
-            _bound(looks, change)
+            _choose_bounded_filter(looks, change)
             if change and change["owner"] in listing:
-                _follow(place, len(episode_order(frame, self.seen())))
+                restart_list(place, len(episode_order(frame, self.seen())))
 
-        self._looks = looks
-        return Desk(
-            self.draw, looks | recipe, _look_lines(looks) + _recipe_lines(recipe, self.base), relist
-        )
-
-    def seen(self) -> Look:
-        "Where the controls look now."
-        if "_looks" not in vars(self):
-            return self.look
-        return Look(**{name: one.value for name, one in self._looks.items()})
-
-# %% ../nbs/16_viewer.ipynb #0e4d0769
-def _record(shown: Shown, episode: int) -> dict[str, Any]:
-    """One episode as the script reads it: texts with everything visible, numbers as they are
-    written."""
-    r, row = shown.rollout, {}
-    for name, column in _columns(r).items():
-        if pd.api.types.is_numeric_dtype(column):
-            row[name] = float(column[episode])  # bool counts as a number here
-    plain = lambda x: " ".join(signed(v) for v in x.tolist()).replace("−", "-")
-    asked = [
-        r.prompts[episode] if r.prompts else "(the text of the prompt was not kept)",
-        *(f"{name}: {column[episode]}" for name, column in r.columns.items()),
-    ]
-    return dict(
-        facts=_facts(r, episode),
-        asked="\n".join(visible(text).replace("↵\n", "\n") for text in asked),
-        text=visible(r.responses[episode]) if r.responses else "",
-        tokens=[visible_token(text) for text in _tokens(r, episode)],
-        rows={name: plain(x) for name, x in shown.signals(episode).items()},
-        columns={name: x if math.isfinite(x) else None for name, x in row.items()},
-    )
-
-
-def _shelf(name: str, shown: Shown, order: Sequence[int], plain: int = 3) -> dict[str, Any]:
-    """Some episodes of one rollout, under a name; the first of them also as plain markup, for where
-    no script runs."""
-    strips = dict.fromkeys(shown.names()[:1])
-    told = [_episode(shown.rollout, i, strips, True, shown.signals(i)) for i in list(order)[:plain]]
-    return dict(
-        name=visible(name),
-        episodes=[_record(shown, i) for i in order],
-        plain=_wrapped("".join(told)),
-    )
-
-# %% ../nbs/16_viewer.ipynb #0bad3a78
-_TOOLS = """
-"use strict";
-const $ = id => document.getElementById(id), data = JSON.parse($("data").textContent);
-const at = {shelf: data.start, place: 0, signal: data.signal, sort: "", down: false, find: "", cut: false};
-const make = (tag, text, parent, more) => {
-  const node = Object.assign(document.createElement(tag), more || {});
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.append(node);
-  return node; };
-const number = text => text === "+inf" ? Infinity : text === "-inf" ? -Infinity : parseFloat(text);
-const minus = text => text.replaceAll("-", "\\u2212");
-const tint = (v, most) => {
-  if (!(most > 0) || Number.isNaN(v)) return "#ffffff";
-  const share = Math.min(Math.abs(v) / most, 1), end = v > 0 ? [244, 162, 89] : [122, 176, 232];
-  return `rgb(${end.map(e => Math.round(255 + share * (e - 255))).join()})`; };
-const row = (episode, name) => (episode.rows[name] || "").split(" ").filter(Boolean);
-const largest = numbers => Math.max(0, ...numbers.map(number).map(Math.abs).filter(Number.isFinite));
-const listed = () => {
-  const words = at.find.toLowerCase(), key = e => e.columns[at.sort] ?? -Infinity;
-  const kept = data.shelves[at.shelf].episodes.filter(e =>
-    (e.asked + "\\n" + e.text).toLowerCase().includes(words) && !(at.cut && e.columns.stopped));
-  if (at.sort) kept.sort((a, b) => (at.down ? -1 : 1) * (key(a) - key(b)));
-  return kept; };
-const press = (box, name, on, act) => {
-  const made = make("button", name, box, {type: "button", onclick: act});
-  made.setAttribute("aria-pressed", on);
-  return made; };
-const choices = (id, names, is, act) => {
-  const had = $(id).contains(document.activeElement) ? [...$(id).children].indexOf(document.activeElement) : -1;
-  $(id).replaceChildren();
-  names.forEach((name, i) => press($(id), name, is(i), () => { act(i); show(); }));
-  if (had >= 0 && $(id).children[had]) $(id).children[had].focus(); };
-"""
-
-# %% ../nbs/16_viewer.ipynb #0ab71505
-_DRAWING = """
-const strip = (episode, box) => {
-  const numbers = row(episode, at.signal), most = largest(numbers);
-  const list = make("ol", undefined, box, {className: "strip"});
-  make("p", at.signal ? `${at.signal}: full colour at ${most.toPrecision(3)}` : "", box);
-  episode.tokens.forEach((token, t) => {
-    const item = make("li", undefined, list);
-    make("bdi", token, item);
-    make("b", minus(numbers[t] ?? ""), item).style.background = tint(number(numbers[t] ?? ""), most); }); };
-const table = (episode, box) => {
-  const made = make("table", undefined, box), head = make("tr", undefined, make("thead", undefined, made));
-  make("td", "", head);
-  episode.tokens.forEach(token => make("bdi", token, make("th", undefined, head, {scope: "col"})));
-  const body = make("tbody", undefined, made);
-  for (const name of Object.keys(episode.rows)) {
-    const numbers = row(episode, name), most = largest(numbers), line = make("tr", undefined, body);
-    make("th", name, line, {scope: "row"});
-    numbers.forEach(x => { make("td", minus(x), line).style.background = tint(number(x), most); }); } };
-const show = () => {
-  const found = listed(), episode = found[at.place = Math.max(0, Math.min(at.place, found.length - 1))];
-  const names = episode ? Object.keys(episode.rows) : [], open = $("all").open;
-  if (episode && !names.includes(at.signal)) at.signal = names[0] || "";
-  choices("shelves", data.shelves.map(s => s.name), i => i === at.shelf, i => { at.shelf = i; });
-  choices("signals", names.map((name, i) => `${i + 1} ${name}`), i => names[i] === at.signal,
-    i => { at.signal = names[i]; });
-  const columns = Object.keys(episode ? episode.columns : {});
-  const arrow = at.down ? "\\u2193" : "\\u2191";
-  choices("sorts", columns.map(c => c === at.sort ? `${c} ${arrow}` : c), i => columns[i] === at.sort,
-    i => { at.down = at.sort === columns[i] && !at.down; at.sort = columns[i]; at.place = 0; });
-  $("where").textContent = `${found.length ? at.place + 1 : 0} of ${found.length}`;
-  Object.assign($("place"), {max: Math.max(1, found.length), value: at.place + 1});
-  $("facts").textContent = episode ? episode.facts : "No episode is left.";
-  $("asked").textContent = episode ? episode.asked : "";
-  $("strip").replaceChildren(); $("table").replaceChildren();
-  if (episode) { strip(episode, $("strip")); if (open) table(episode, $("table")); } };
-"""
-
-# %% ../nbs/16_viewer.ipynb #125b2836
-_KEYS = """
-const step = by => { const n = listed().length; if (n) at.place = (at.place + by + n) % n; show(); };
-const turn = by => { const n = data.shelves.length; at.shelf = (at.shelf + by + n) % n; show(); };
-$("previous").onclick = () => step(-1);
-$("next").onclick = () => step(1);
-$("place").oninput = e => { at.place = e.target.value - 1; show(); };
-$("find").oninput = e => { at.find = e.target.value; at.place = 0; show(); };
-$("cut").onchange = e => { at.cut = e.target.checked; at.place = 0; show(); };
-$("all").ontoggle = show;
-document.addEventListener("keydown", e => {
-  if (e.ctrlKey || e.metaKey || e.altKey) return;
-  const typing = e.target.tagName === "INPUT" && e.target.type !== "checkbox";
-  const scrolls = e.target.classList.contains("wide");
-  if (typing || (scrolls && e.key.startsWith("Arrow"))) return;
-  const keys = {ArrowRight: [step, 1], n: [step, 1], ArrowLeft: [step, -1], p: [step, -1],
-    ".": [turn, 1], ",": [turn, -1]};
-  if (keys[e.key]) { keys[e.key][0](keys[e.key][1]); e.preventDefault(); }
-  if (/^[1-9]$/.test(e.key) && $("signals").children[e.key - 1]) $("signals").children[e.key - 1].click(); });
-data.jumps.forEach(jump => press(make("li", undefined, $("jumps")), jump.name, false, () => {
-  Object.assign(at, {shelf: jump.shelf, place: jump.place, sort: "", find: "", cut: false});
-  $("find").value = ""; $("cut").checked = false; show(); $("facts").scrollIntoView(); }));
-if (data.jumps.length) $("suspects").hidden = false;
-$("shelfbox").hidden = data.shelves.length < 2;
-show();
-$("plain").remove();
-$("app").hidden = false;
-"""
-
-# %% ../nbs/16_viewer.ipynb #4f287b83
-_READER_STYLE = """
-body { margin: 0 auto; padding: 1.2rem; max-width: 76rem; color: #111; background: #fff; overflow-wrap: anywhere;
-  font: 1rem/1.5 system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif }
-h1 { font-size: 1.5rem; margin: 0 0 .5rem } h2 { font-size: 1.15rem; margin: 1.4rem 0 .4rem }
-.group { display: flex; flex-wrap: wrap; gap: .3rem; margin: .35rem 0; align-items: center }
-.group > span { min-width: 5rem }
-button { font: inherit; padding: .2rem .6rem; border: 1px solid #767676; border-radius: 4px; background: #f4f4f4;
-  color: #111; text-align: left }
-button[aria-pressed=true] { background: #1f5fa8; color: #fff; border-color: #1f5fa8 }
-[hidden] { display: none !important } summary { cursor: pointer; color: #1f5fa8 }
-:focus-visible { outline: 3px solid #b35000; outline-offset: 2px }
-.strip { list-style: none; padding: 0; margin: .6rem 0; display: flex; flex-wrap: wrap; gap: 3px }
-.strip li { display: flex; flex-direction: column; border: 1px solid #bbb; max-width: 100% }
-.strip bdi { padding: 2px 6px; background: #eee; text-align: center; white-space: pre-wrap }
-.strip b { font-weight: 400; padding: 2px 6px; text-align: center; font-variant-numeric: tabular-nums;
-  min-height: 1.5em }
-#facts { font-weight: 600 } #asked { white-space: pre-wrap } .wide { overflow-x: auto; overflow-wrap: normal }
-table { border-collapse: collapse; font-size: .85rem }
-th, td { border: 1px solid #bbb; padding: 2px 6px; text-align: right }
-th { background: #eee; font-weight: 500; max-width: 20rem; overflow-wrap: anywhere; min-width: 2.5rem }
-#jumps { padding-left: 1.2rem } #jumps li { margin: .25rem 0 } input[type=range] { width: 16rem; max-width: 100% }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(32rem, 100%), 1fr)); gap: 0 1.5rem }
-svg { max-width: 100%; height: auto }
-"""
-
-# %% ../nbs/16_viewer.ipynb #cadf6fc8
-_FRAME = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'">
-<title>{title}</title><style>{style}</style></head><body><main><h1>{title}</h1>{above}
-<div id="app" hidden><section id="suspects" hidden aria-label="Suspects"><h2>Suspects</h2><ul id="jumps"></ul></section>
-<div id="shelfbox" class="group" role="group" aria-label="Update"><span>Update</span>
-<div id="shelves" class="group"></div></div>
-<div class="group" role="group" aria-label="Episode"><span>Episode</span>
-<button type="button" id="previous">◀ previous</button><button type="button" id="next">next ▶</button>
-<label>Go to <input type="range" id="place" min="1" value="1"></label>
-<output id="where" aria-live="polite"></output></div>
-<div class="group" role="group" aria-label="Signal"><span>Signal</span><div id="signals" class="group"></div></div>
-<div class="group" role="group" aria-label="Sort by"><span>Sort by</span><div id="sorts" class="group"></div></div>
-<div class="group"><label><span>Find</span> <input type="search" id="find"></label>
-<label><input type="checkbox" id="cut"> no stop token</label></div>
-<p>Keys: arrows or n and p, digits for the signal, comma and full stop for the update.</p>
-<h2>Episode</h2><p id="facts" aria-live="polite"></p>
-<details><summary>Prompt</summary><p><bdi id="asked"></bdi></p></details><div id="strip"></div>
-<details id="all"><summary>All signals</summary>
-<div class="wide" id="table" tabindex="0" role="region" aria-label="All signals"></div></details></div>
-<div id="plain">{plain}</div></main>
-<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>
-"""
-
-# %% ../nbs/16_viewer.ipynb #803bfa64
-def _write(
-    path: str | Path,
-    title: str,
-    shelves: Sequence[Mapping[str, Any]],
-    signal: str,
-    start: int = 0,
-    jumps: Sequence[Mapping[str, Any]] = (),
-    above: str = "",
-) -> Path:
-    "The page, written whole or not at all."
-    script = _TOOLS + _DRAWING + _KEYS
-    records = [{name: x for name, x in shelf.items() if name != "plain"} for shelf in shelves]
-    given = dict(shelves=records, signal=signal, start=start, jumps=list(jumps))
-    told = "".join(f"<li>{_text(jump['name'])}</li>" for jump in jumps)
-    episodes = "".join(f"<h2>{_text(shelf['name'])}</h2>{shelf['plain']}" for shelf in shelves)
-    plain = (f"<ul>{told}</ul>" if told else "") + episodes
-    page = _FRAME.format(
-        title=escape(visible(title)),
-        style=_READER_STYLE,
-        above=above,
-        plain=plain,
-        script=script,
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=json.dumps(given, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-    )
-    path = Path(path)
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(page, encoding="utf-8", newline="\n")
-    return beside.replace(path)
-
-# %% ../nbs/16_viewer.ipynb #84f0e0de
-class RolloutView(_Live):
-    """One episode as markup; with controls over all of them in a live notebook, and as a file of
-    its own."""
+        lines = _look_lines(looks) + _recipe_lines(recipe, self.base)
+        return Desk(self.draw, looks | recipe, lines, relist)
 
     @property
     def controls(self) -> dict[str, widgets.Widget]:
         "The controls by name, as an explorer has them."
         return self.desk.controls
 
+    def seen(self) -> Look:
+        "What the controls choose now."
+        if "desk" not in vars(self):
+            return self.look
+        return Look(**{f.name: self.controls[f.name].value for f in fields(Look)})
+
     def _repr_html_(self) -> str:
         return str(self) if self.seen() == self.look else self.desk.view.value
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.desk.box._repr_mimebundle_(**kwargs)
-        return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
+        return notebook_bundle(self.desk.box, self._repr_html_(), repr(self), **kwargs)
 
     def save_html(self, path: str | Path, episodes: int = 64) -> Path:
-        """One file that needs no kernel and no network: the first episodes in the order that is
-        looked at."""
+        """One file that needs no kernel and no network: the first episodes in the order that the
+        controls choose."""
         order = episode_order(_columns(self.shown.rollout), self.seen())[:episodes]
         update = self.shown.rollout.info.get("update")
         title = "Rollout" + ("" if update is None else f" of update {update}")
-        return _write(path, title, [_shelf(title, self.shown, order)], self.seen().signal)
+        shelf = _shelf_of(title, self.shown, order)
+        return _write_reader(path, title, [shelf], self.seen().signal)
 
 # %% ../nbs/16_viewer.ipynb #7fc86ff0
 def view(
     rollout: Rollout,
     episode: int = 0,  # which of its rows comes first
     signal: str | None = None,  # under the text; None: kl where it is there, else the first that is
-    now: Tensor
-    | Rollout
-    | None = None,  # [B, T] log-probs of another policy for these tokens: gives ratio and clipped
+    now: Tensor | Rollout | None = None,  # [B, T] log-probs of another policy for these tokens
     entropy: Tensor | None = None,  # [B, T] nats
 ) -> RolloutView:
-    """One episode with all the signals it has, and the way to all others. Raises ValueError on an
-    episode or a signal that is not there."""
+    """One episode with all the signals it has, and the way to all others; `now` adds ratio and
+    clipped. Raises ValueError on an episode or a signal that is not there."""
     if not 0 <= episode < len(rollout):
         raise ValueError(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
@@ -1087,32 +855,27 @@ def view(
     if signal is not None and signal not in there:
         raise ValueError(
             f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases "
-            "of the "
-            "trainer fill the others."
+            "of the trainer fill the others."
         )
     signal = signal or next(iter(there), "")
-    strips = {name: None for name in [signal] if name}
-    made = RolloutView(
-        _white(_episode(shown.rollout, episode, strips, False, shown.signals(episode)))
-    )
-    made.shown, made.look = shown, Look(place=episode + 1, signal=signal or "none")
-    return made
+    strips: dict[str, float | None] = {signal: None} if signal else {}
+    markup = _episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
+    seen = RolloutView(on_white(markup))
+    seen.shown, seen.look = shown, Look(place=episode + 1, signal=signal or "none")
+    return seen
 
 # %% ../nbs/16_viewer.ipynb #43dfb054
 def _ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """PPO's log entries, one row an episode count; where the run went back and did a stretch again,
     the last attempt."""
-    kept, limit = [], math.inf
+    kept: list[dict[str, float]] = []
+    limit = math.inf
     for line in reversed(list(metrics)):
-        episode = line.get("episode")
-        if (
-            line.get("stage", "ppo") != "ppo"
-            or not isinstance(episode, Real)
-            or not episode <= limit
-        ):
-            continue
-        kept.append({name: value for name, value in line.items() if isinstance(value, Real)})
-        limit = episode
+        numbers = {name: float(x) for name, x in line.items() if isinstance(x, Real)}
+        episode = numbers.get("episode", math.nan)
+        if line.get("stage", "ppo") == "ppo" and episode <= limit:
+            kept.append(numbers)
+            limit = episode
     frame = pd.DataFrame(kept[::-1], columns=None if kept else ["episode"]).astype(float)
     return frame.replace([math.inf, -math.inf], math.nan).groupby("episode", as_index=False).last()
 
@@ -1130,13 +893,13 @@ _PANELS = (  # title, unit, metrics of which the first that was logged is drawn
 )
 
 
-def _there(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
+def _logged_panels(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
     "Title, unit and column of each panel that has numbers."
     logged = [name for name in frame if frame[name].notna().any()]
-    found = [
+    there = [
         (title, unit, [name for name in names if name in logged]) for title, unit, names in _PANELS
     ]
-    return [(title, unit, names[0]) for title, unit, names in found if names]
+    return [(title, unit, names[0]) for title, unit, names in there if names]
 
 
 def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: int) -> Figure:
@@ -1153,19 +916,16 @@ def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: in
 
 # %% ../nbs/16_viewer.ipynb #73ca7268
 def run_curves(
-    metrics: Iterable[
-        Mapping[str, Any]
-    ],  # log entries; of those with a `stage`, the ones of ppo count
+    metrics: Iterable[Mapping[str, Any]],  # log entries; where they have a `stage`, those of ppo
 ) -> Figure:
     """Score, gold, KL, entropy, clipping, value and length over the episodes. Raises ValueError if
     nothing of it was logged."""
     frame = _ppo_lines(metrics)
-    panels = _there(frame)
+    panels = _logged_panels(frame)
     if not panels:
         raise ValueError(
             "no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, "
-            "or give "
-            "trainer.state.log_history."
+            "or give trainer.state.log_history."
         )
     return _draw(frame, panels, ncols=3)
 
@@ -1177,38 +937,6 @@ def _compare(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
     if ppo["high"] < sft["low"]:
         return "PPO did worse than SFT."
     return "Too close to call: the intervals of SFT and PPO meet."
-
-# %% ../nbs/16_viewer.ipynb #194825e1
-def _grid(
-    caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = ""
-) -> str:
-    """A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a
-    dash."""
-
-    def show(cell: object) -> str:
-        return cell if isinstance(cell, Html) else _text("–" if cell is None else cell)
-
-    ink = (
-        'style="background:{};color:#111111"'.format
-    )  # a dark theme colours rows and ink, each as it likes
-    head = lambda cell, scope: f'<th scope="{scope}" {ink("#eeeeee")}>{show(cell)}</th>'
-    top = "".join(head(cell, "col") for cell in heads)
-    cells = lambda row: "".join(f"<td {ink('#ffffff')}>{show(cell)}</td>" for cell in row[1:])
-    lines = [f"<tr>{head(row[0], 'row')}{cells(row)}</tr>" for row in rows]
-    above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    table = (
-        "<table "
-        f'style="color:inherit">{above}<thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-    )
-    return (
-        f'<div class="wide {kind}" tabindex="0" role="region" '
-        f'aria-label="{escape(caption or heads[0])}">{table}</div>'
-    )
-
-
-def _missing(what: str) -> str:
-    "One line where a piece is not there yet."
-    return f'<p class="missing">{escape(what)}</p>'
 
 # %% ../nbs/16_viewer.ipynb #ed413966
 def _number(value: float | None, digits: int = 2) -> str:
@@ -1234,7 +962,8 @@ def _stretch(low: float, high: float, half: bool = True) -> Html:
     "A bar from 0 to 100 %, filled from low to high, with a mark at one half or none."
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
     inside = [
-        f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;background:#1f5fa8"
+        f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;"
+        "background:#1f5fa8"
     ]
     if half:
         inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:#1a1a1a")
@@ -1250,10 +979,9 @@ def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
         for row in sorted(results.get("verdict", []), key=lambda row: -row["temperature"])
     }
     if not {"sft", "ppo"} <= best.keys():
-        return _missing(
+        return missing_note(
             "No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's "
-            "summaries of "
-            "the test posts."
+            "summaries of the test posts."
         )
     sft, ppo = best["sft"], best["ppo"]
     figures = "".join(
@@ -1274,8 +1002,7 @@ def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
     return (
         f'<p class="verdict">{_compare(sft, ppo)}</p><dl class="figures">{figures}</dl>'
         f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, "
-        "prefers the "
-        "model's summary to the reference; "
+        "prefers the model's summary to the reference; "
         f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>"
     )
 
@@ -1309,20 +1036,20 @@ def _verdict(results: Mapping[str, Any]) -> str:
         for row in results.get("verdict", [])
     ]
     return (
-        _grid("Against the references, on test posts", heads, rows, "numbers")
+        data_table("Against the references, on test posts", heads, rows, "numbers")
         if rows
-        else _missing("No results yet: the stage judge writes results.json.")
+        else missing_note("No results yet: the stage judge writes results.json.")
     )
 
 # %% ../nbs/16_viewer.ipynb #047c87c5
-def _picture(figure: Figure, told: str) -> str:
+def _picture(figure: Figure, description: str) -> str:
     "A figure inside the page, the same bytes every time."
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     return (
         f'<img src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}" '
-        f'alt="{escape(told)}">'
+        f'alt="{escape(description)}">'
     )
 
 
@@ -1337,10 +1064,11 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     "A picture for each panel."
     frame = _ppo_lines(metrics)
     pictures = [
-        _picture(_draw(frame, [panel], ncols=1), _story(frame, *panel)) for panel in _there(frame)
+        _picture(_draw(frame, [panel], ncols=1), _story(frame, *panel))
+        for panel in _logged_panels(frame)
     ]
     if not pictures:
-        return _missing("No curves yet: the stage ppo has logged nothing.")
+        return missing_note("No curves yet: the stage ppo has logged nothing.")
     hint = (
         "Where the score goes on rising and gold turns down, the policy has found what the "
         "reward model likes and nobody else does."
@@ -1358,12 +1086,6 @@ _STAGES = dict(
 )
 
 
-def _clock(seconds: float) -> str:
-    "Seconds as people say them."
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
-
-
 def _times(metrics: Iterable[Mapping[str, Any]]) -> str:
     "How long each stage took; of a stage that was repeated, the last time."
     took = {
@@ -1372,39 +1094,40 @@ def _times(metrics: Iterable[Mapping[str, Any]]) -> str:
         if line.get("event") == "done" and "seconds" in line
     }
     if not took:
-        return _missing("No stage has finished yet.")
+        return missing_note("No stage has finished yet.")
     total, rows = sum(took.values()) or 1.0, []
     for name in [*_STAGES, *(name for name in took if name not in _STAGES)]:
-        shown = (
-            [_clock(took[name]), _stretch(0, took[name] / total, half=False)]
+        cells = (
+            [duration(took[name]), _stretch(0, took[name] / total, half=False)]
             if name in took
             else ["not yet", ""]
         )
-        rows.append([name, _STAGES.get(name, ""), *shown])
-    return _grid(
+        rows.append([name, _STAGES.get(name, ""), *cells])
+    return data_table(
         "Stages",
         ["Stage", "What it does", "Time", "Share of all"],
-        [*rows, ["all", "", _clock(sum(took.values())), ""]],
+        [*rows, ["all", "", duration(sum(took.values())), ""]],
     )
 
 # %% ../nbs/16_viewer.ipynb #fe26b382
 def _reward(results: Mapping[str, Any]) -> str:
     "Accuracy on held-out pairs and on the probe, in all and by kind."
-    found, tables = results.get("reward") or {}, []
+    measured = results.get("reward") or {}
+    tables: list[str] = []
     for caption, head, whole, parts in (
         ("Held-out pairs, by the gold order", "Kind of pair", "accuracy", "by_kind"),
         ("Probe: perfect, or one fact wrong", "Wrong fact", "probe", "probe_by_slot"),
     ):
-        shares = {"all": found.get(whole), **(found.get(parts) or {})}
+        shares = {"all": measured.get(whole), **(measured.get(parts) or {})}
         rows = [
             [name, _percent(share), _stretch(0, share)]
             for name, share in shares.items()
             if share is not None
         ]
         if rows:
-            tables.append(_grid(caption, [head, "Right", "From 0 to 100 %"], rows))
+            tables.append(data_table(caption, [head, "Right", "From 0 to 100 %"], rows))
     if not tables:
-        return _missing(
+        return missing_note(
             "No accuracy yet: the stage reward measures it, and judge writes it into results.json."
         )
     hint = (
@@ -1443,7 +1166,7 @@ def _completions(folder: Path) -> pd.DataFrame:
 
 # %% ../nbs/16_viewer.ipynb #ce4cd577
 def _card(title: str, row: Mapping[str, Any]) -> str:
-    "One post and what was made of it."
+    "One post and the summaries of it."
 
     def number(name: str) -> str | None:
         return signed(float(row[name])) if pd.notna(row[name]) else None
@@ -1451,39 +1174,33 @@ def _card(title: str, row: Mapping[str, Any]) -> str:
     lines = [["Reference", str(row["reference"]).strip(), None, None]]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
-            lines.append(
-                [
-                    who.upper(),
-                    row[f"text_{who}"].strip() or "(nothing)",
-                    number(f"score_{who}"),
-                    number(f"gold_{who}"),
-                ]
-            )
-    table = _grid("", ["From", "Summary", "Score", "Gold"], lines)
+            text = row[f"text_{who}"].strip() or "(nothing)"
+            lines.append([who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")])
+    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
     return (
-        f'<div class="card post"><h4>{escape(title)}</h4><p '
-        f'class="query">{_prose(row["query"])}</p>{table}</div>'
+        f'<div class="card post"><h4>{escape(title)}</h4>'
+        f'<p class="query">{safe_prose(row["query"])}</p>{table}</div>'
     )
 
 
 def _side_by_side(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
     "Some posts with all their summaries, and a count over all of them."
     if not len(frame):
-        return _missing(
+        return missing_note(
             "No completions yet: the stage judge writes completions/sft.csv and "
             "completions/ppo.csv."
         )
-    rows, n = frame.to_dict("records"), f"{len(frame):,}"
+    n = f"{len(frame):,}"
+    rows = [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
     unpicked = "".join(_card(f"Post {i + 1:,} of {n}", row) for i, row in enumerate(rows[:first]))
     unpicked = "<h3>The first posts, unpicked</h3>" + unpicked
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
-        return _missing("Only one of the two models has completions so far.") + unpicked
+        return missing_note("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]
     counts = (
         f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are "
-        "higher than SFT's "
-        f"on {(gain > 0).sum():,}, "
-        f"equal on {(gain == 0).sum():,}, lower on {(gain < 0).sum():,}.</p>"
+        f"higher than SFT's on {(gain > 0).sum():,}, equal on {(gain == 0).sum():,}, lower on "
+        f"{(gain < 0).sum():,}.</p>"
     )
     lost = gain[gain < 0].sort_values(kind="stable").index[:worst]
     harm = (
@@ -1495,7 +1212,7 @@ def _side_by_side(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
     return f"{counts}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
 
 # %% ../nbs/16_viewer.ipynb #6318957e
-def _three(folder: Path) -> list[Rollout]:
+def _first_middle_last(folder: Path) -> list[Rollout]:
     """The rollouts of the first, the middle and the last update (of one rank where there are
     several)."""
     files = sorted((folder / "ppo" / "rollouts").glob("update-*.safetensors"), reverse=True)
@@ -1507,7 +1224,7 @@ def _three(folder: Path) -> list[Rollout]:
     )
 
 
-def _rows(rollouts: Sequence[Rollout], count: int) -> list[list[int]]:
+def _shared_rows(rollouts: Sequence[Rollout], count: int) -> list[list[int]]:
     "Which episodes of each: those of a prompt that all of them have, else the first ones."
     shared = [
         text
@@ -1522,10 +1239,13 @@ def _rows(rollouts: Sequence[Rollout], count: int) -> list[list[int]]:
 
 def _scale(rollouts: Sequence[Rollout], rows: Sequence[Sequence[int]], name: str) -> float | None:
     "The largest finite magnitude of a signal among the episodes shown; None where there is none."
-    found = [
-        x for r, part in zip(rollouts, rows) for i in part for x in _signals(r, i).get(name, [])
+    numbers = [
+        x
+        for r, part in zip(rollouts, rows)
+        for i in part
+        for x in episode_signals(r, i).get(name, [])
     ]
-    return max((abs(float(x)) for x in found if math.isfinite(x) and x != 0), default=None)
+    return max((abs(float(x)) for x in numbers if math.isfinite(x) and x != 0), default=None)
 
 
 def _when(rollout: Rollout) -> str:
@@ -1542,78 +1262,23 @@ def _when(rollout: Rollout) -> str:
 def _rollouts(rollouts: Sequence[Rollout], count: int = 3) -> str:
     "Some episodes of each rollout, with KL and advantage under every token."
     if not rollouts:
-        return _missing("No rollouts yet: the stage ppo writes ppo/rollouts.")
-    rows, parts = _rows(rollouts, count), []
+        return missing_note("No rollouts yet: the stage ppo writes ppo/rollouts.")
+    rows, parts = _shared_rows(rollouts, count), []
     scales = {name: _scale(rollouts, rows, name) for name in ("kl", "advantages")}
     for rollout, part in zip(rollouts, rows):
-        strips = {name: vmax for name, vmax in scales.items() if getattr(rollout, name) is not None}
+        there = [name for name in scales if getattr(rollout, name) is not None]
+        strips = {name: scales[name] for name in there}
         cards = "".join(
-            f'<div class="card">{_episode(rollout, i, strips, fold=True)}</div>' for i in part
+            f'<div class="card">{_episode_markup(rollout, i, strips, fold=True)}</div>'
+            for i in part
         )
         parts.append(f"<h3>{escape(_when(rollout))}</h3>{cards}")
-    return (
-        "<p>Under each token stands its KL in nats (orange: the policy likes it more than the "
-        "reference did), then "
-        "its advantage "
-        "(orange: more of it, blue: less). The colours have one scale over all updates.</p>"
-        + "".join(parts)
+    hint = (
+        "Under each token stands its KL in nats (orange: the policy likes it more than the "
+        "reference did), then its advantage (orange: more of it, blue: less). The colours have one "
+        "scale over all updates."
     )
-
-# %% ../nbs/16_viewer.ipynb #f2ec91df
-_STYLE = """
-body { margin: 0 auto; padding: 1.5rem; max-width: 70rem; color: #1a1a1a; background: #fff;
-  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem }
-h2 { font-size: 1.3rem; margin: 2.4rem 0 .6rem; padding-top: .7rem; border-top: 1px solid #ccc }
-h3 { font-size: 1.05rem; margin: 1.6rem 0 .5rem }
-h4 { font-size: 1rem; margin: 0 0 .3rem }
-p { max-width: 46rem; margin: .5rem 0 }
-.lead, .missing { color: #555 } .missing { font-style: italic }
-.verdict { font-size: 1.25rem; font-weight: 600; margin-top: 1.2rem }
-.figures { display: flex; flex-wrap: wrap; gap: .6rem 3.5rem; margin: .6rem 0 } .figures dd { margin: 0 }
-.figure { font-size: 2.2rem; line-height: 1.2; font-weight: 600 }
-nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: 0; margin: .7rem 0; list-style: none }
-a, summary { color: #1f5fa8; cursor: pointer } :focus-visible { outline: 2px solid #b35000; outline-offset: 2px }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; color: #1a1a1a }
-.wide { overflow-x: auto; margin: .7rem 0 } .wide caption { text-align: left; font-weight: 600; padding-bottom: .3rem }
-.wide > table th, .wide > table td { padding: .28rem .7rem .28rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
-.wide > table thead th { vertical-align: bottom; border-bottom-color: #777 } .wide > table tbody th { font-weight: 500; white-space: nowrap }
-.wide .bar { margin-top: .35rem } .numbers td { white-space: nowrap } .pair { display: flex; flex-wrap: wrap; gap: 0 4rem }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: .8rem } .panels img { width: 100%; height: auto }
-.card { border-left: 3px solid #bbb; padding-left: 1rem; margin: 1.1rem 0 } .post td:nth-child(2) { min-width: 16rem }
-.query { white-space: pre-wrap; font-size: .88rem; line-height: 1.4; color: #444; margin: 0 }
-@media (min-width: 64rem) {
-  .post { display: grid; grid-template-columns: 2fr 3fr; gap: 0 1.5rem; align-items: start }
-  .post h4 { grid-column: 1 / 3 } .post .wide { margin: 0 } }
-@media (max-width: 60rem), print {
-  .numbers th:nth-child(5), .numbers td:nth-child(5) { display: none }
-  .wide.numbers th, .wide.numbers td { padding-right: .5rem } }
-@media print {
-  html { font-size: 75% } body { padding: 0 } nav { display: none } .panels { grid-template-columns: repeat(3, 1fr) }
-  .prompt::details-content { content-visibility: visible } .wide, .card div[role] { overflow: visible !important }
-  .post, .pair, tr, img, .figures { break-inside: avoid } h2, h3, h4 { break-after: avoid }
-  td, th, span { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
-"""
-
-# %% ../nbs/16_viewer.ipynb #3758f562
-def _page(title: str, lead: str, sections: Mapping[str, str]) -> str:
-    "A whole page: heading, verdict first, then the sections with links to each."
-    (first, verdict), *others = sections.items()
-    links = "".join(
-        f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(others)
-    )
-    body = "".join(
-        f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>'
-        for i, (name, markup) in enumerate(others)
-    )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{escape(visible(title))}</title><style>{_STYLE}</style></head>
-<body><main><h1>{_text(title)}</h1><p class="lead">{_text(lead)}</p>
-<section aria-label="{escape(first)}">{verdict}</section><nav aria-label="Sections"><ul>{links}</ul></nav>
-{body}</main></body></html>
-"""
+    return f"<p>{hint}</p>" + "".join(parts)
 
 # %% ../nbs/16_viewer.ipynb #a0a2a30c
 def _read_json(path: Path) -> dict[str, Any]:
@@ -1626,30 +1291,21 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    "A log of one JSON object a line; a line that was cut short is left out."
-    lines = []
-    for line in (
-        path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
-    ):
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            lines.append(found)
-    return lines
+def _log_lines(path: Path) -> list[dict[str, Any]]:
+    "A log of one JSON object a line, empty where there is none; a torn last line is left out."
+    rows = read_jsonl(path) if path.is_file() else []
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
     "Every setting of the run."
     if not settings:
-        return _missing("settings.json is not there.")
+        return missing_note("settings.json is not there.")
     rows = [
         [name, value if isinstance(value, str) else json.dumps(value)]
         for name, value in settings.items()
     ]
-    return _grid("As the run was started", ["Setting", "Value"], rows)
+    return data_table("As the run was started", ["Setting", "Value"], rows)
 
 # %% ../nbs/16_viewer.ipynb #ab81ab03
 def report(
@@ -1661,11 +1317,10 @@ def report(
     if not any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl")):
         raise ValueError(
             f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the "
-            "--output_dir "
-            "of `rlhf-nb demo`, or run that first."
+            "--output_dir of `rlhf-nb demo`, or run that first."
         )
     settings, results = _read_json(folder / "settings.json"), _read_json(folder / "results.json")
-    metrics = _read_lines(folder / "metrics.jsonl")
+    metrics = _log_lines(folder / "metrics.jsonl")
     sections = {
         "Verdict": _headline(results, settings.get("quick", False)),
         "Results": _verdict(results),
@@ -1673,7 +1328,7 @@ def report(
         "Time": _times(metrics),
         "Reward model": _reward(results),
         "Completions side by side": _side_by_side(_completions(folder)),
-        "Rollouts": _rollouts(_three(folder)),
+        "Rollouts": _rollouts(_first_middle_last(folder)),
         "Settings": _settings(settings),
     }
     lead = [
@@ -1685,34 +1340,33 @@ def report(
         ),
     ]
     path = folder / "report.html"
-    path.write_text(
-        _page(f"Run report: {folder.resolve().name}", " · ".join(lead), sections), encoding="utf-8"
-    )
+    title = f"Run report: {folder.resolve().name}"
+    write_text_atomic(path, section_page(title, " · ".join(lead), sections))
     return path
 
 # %% ../nbs/16_viewer.ipynb #65319573
 _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
 
 
-def _listed(path: Path) -> dict[int, list[Path]]:
+def _rollout_files(path: Path) -> dict[int, list[Path]]:
     "The rollout files of a run, by update, ranks in order; what is being written is left out."
     for folder in (path / "ppo" / "rollouts", path / "rollouts"):
         if folder.is_dir() and any(folder.iterdir()):
             break
-    found: dict[int, dict[int, Path]] = {}
+    files: dict[int, dict[int, Path]] = {}
     for file in folder.iterdir() if folder.is_dir() else ():
-        if (name := _FILE.fullmatch(file.name)) and _whole(file):
-            found.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
-    ranks = max((len(files) for files in found.values()), default=0)
-    if found and len(found[max(found)]) < ranks:
-        del found[max(found)]
+        if (name := _FILE.fullmatch(file.name)) and _is_complete(file):
+            files.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
+    ranks = max((len(parts) for parts in files.values()), default=0)
+    if files and len(files[max(files)]) < ranks:
+        del files[max(files)]
     return {
-        update: [files[rank] for rank in sorted(files)] for update, files in sorted(found.items())
+        update: [parts[rank] for rank in sorted(parts)] for update, parts in sorted(files.items())
     }
 
 
-def _whole(path: Path, fresh: float = 60.0) -> bool:
-    """Is a file all there? Asked of young ones alone: an old one that is damaged shall say so when
+def _is_complete(path: Path, fresh: float = 60.0) -> bool:
+    """Is a file complete? Only young files are checked: an old one that is damaged shall raise when
     it is read."""
     if time.time() - path.stat().st_mtime > fresh:
         return path.stat().st_size > 0
@@ -1727,21 +1381,22 @@ def _merged(parts: Sequence[Rollout]) -> Rollout:
     "The ranks of one update as one rollout; prompts padded on the left, responses on the right."
     if len(parts) == 1:
         return parts[0]
-    width = {name: max(getattr(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
+    widest = {
+        name: max(_filled(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")
+    }
 
-    def wide(r: Rollout, name: str) -> Tensor:
-        x, left = getattr(r, name), name.startswith("prompt")
+    def widened(r: Rollout, name: str) -> Tensor:
+        x, left = _filled(r, name), name.startswith("prompt")
         if x.dim() == 1:
             return x
-        room = width["prompt_ids" if left else "mask"] - x.shape[1]
-        return pad(x, (room, 0) if left else (0, room))
+        missing = widest["prompt_ids" if left else "mask"] - x.shape[1]
+        return pad(x, (missing, 0) if left else (0, missing))
 
-    tensors = {
-        name: torch.cat([wide(r, name) for r in parts])
-        for name in TENSORS
-        if all(getattr(r, name) is not None for r in parts)
-    }
-    absent = {name: None for name in TENSORS if name not in tensors}
+    def together(name: str) -> Tensor | None:
+        if any(getattr(r, name) is None for r in parts):
+            return None
+        return torch.cat([widened(r, name) for r in parts])
+
     texts = {
         name: [x for r in parts for x in getattr(r, name)]
         for name in ("prompts", "responses", "tokens")
@@ -1750,9 +1405,13 @@ def _merged(parts: Sequence[Rollout]) -> Rollout:
         name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
         for name in parts[0].columns
     }
-    return Rollout(**absent | tensors | texts, columns=columns, info=parts[0].info)
+    tensors = {name: together(name) for name in TENSORS}
+    return parts[0].with_(**tensors, **texts, columns=columns)
 
 # %% ../nbs/16_viewer.ipynb #b8dc6520
+_NUMBERS = ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")
+
+
 def _repeated(ids: Tensor, mask: Tensor) -> Tensor:
     "Share [B] of each row's runs of three tokens that came before in it."
     if ids.shape[1] < 3:
@@ -1769,14 +1428,11 @@ def _numbers_of(path: Path) -> pd.DataFrame:
     damaged."""
     try:
         with safe_open(path, "pt") as file:
-            there = {
-                name: file.get_tensor(name)
-                for name in file
-                if name in ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")
-            }
+            # A safetensors file has keys and cannot be iterated over.
+            there = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} cannot be read ({error}): take it away, or look at another update."
+            f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
     mask = there["mask"].bool()
     frame = dict(
@@ -1796,7 +1452,7 @@ def _numbers_of(path: Path) -> pd.DataFrame:
 # %% ../nbs/16_viewer.ipynb #f4451afd
 def _log_of(path: Path) -> pd.DataFrame:
     "PPO's log entries of a run, a row each, with their `update`; empty where none was written."
-    lines = _read_lines(path / "metrics.jsonl")
+    lines = _log_lines(path / "metrics.jsonl")
     states = [
         path / "trainer_state.json",
         path / "ppo" / "trainer_state.json",
@@ -1814,37 +1470,64 @@ def _log_of(path: Path) -> pd.DataFrame:
     return frame.assign(update=(frame["episode"] / batch).round() - 1)
 
 # %% ../nbs/16_viewer.ipynb #791143ac
+def _spread(count: int, most: int) -> list[int]:
+    "Some of `count` indices, the first and the last among them."
+    if count <= most:
+        return list(range(count))
+    if most <= 1:
+        return [count - 1]
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _completions_of(table: Path, prompt: str) -> list[dict[str, str]]:
+    "The first row of a table of completions that answers a prompt, if there is one."
+    frame = pd.read_csv(table, dtype=str, keep_default_na=False)
+    if not {"query", "model response"} <= set(frame):
+        return []
+    rows = frame[frame["query"] == prompt][:1].to_dict("records")
+    return [
+        dict(table=table.stem, answer=row["model response"], score=row.get("score", ""))
+        for row in rows
+    ]
+
+# %% ../nbs/16_viewer.ipynb #8c124823
+_Stamp = tuple[int | str, ...]  # an update, and name and time of each of its files
+
+
 class RunFolder:
     """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
     ValueError where it kept none."""
 
     def __init__(self, path: str | Path):
-        self.path, self._kept, self._numbers, self._asked = Path(path), {}, {}, {}
+        self.path = Path(path)
+        self._rollouts: dict[_Stamp, Rollout] = {}
+        self._numbers: dict[_Stamp, pd.DataFrame] = {}
+        self._prompts: dict[_Stamp, dict[int, list[int]]] = {}
         self.refresh()
         if not self.files:
             raise ValueError(
                 f"{path} keeps no rollouts: give the output_dir of a run with save_rollouts=True, "
-                "or of "
-                "`rlhf-nb demo`."
+                "or of `rlhf-nb demo`."
             )
 
     def refresh(self) -> None:
-        "See what has come since."
-        self.files, self.log = _listed(self.path), _log_of(self.path)
+        "Look for new files."
+        self.files, self.log = _rollout_files(self.path), _log_of(self.path)
 
-    def _stamp(self, update: int) -> tuple:
-        return update, *((file.name, file.stat().st_mtime_ns) for file in self.files[update])
+    def _stamp(self, update: int) -> _Stamp:
+        times = [(file.name, file.stat().st_mtime_ns) for file in self.files[update]]
+        return update, *(x for pair in times for x in pair)
 
     def rollout(self, update: int) -> Rollout:
         "One update, all ranks; the last four are kept."
         stamp = self._stamp(update)
-        made = self._kept.pop(stamp, None) or _merged(
+        rollout = self._rollouts.pop(stamp, None) or _merged(
             [Rollout.load(file) for file in self.files[update]]
         )
-        self._kept[stamp] = made  # the youngest stands last
-        for old in list(self._kept)[:-4]:
-            del self._kept[old]
-        return made
+        self._rollouts[stamp] = rollout  # the youngest is the last
+        for old in list(self._rollouts)[:-4]:
+            del self._rollouts[old]
+        return rollout
 
     def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
         """Length, score, KL and repetition of each episode of some updates, or of all; what was
@@ -1859,61 +1542,33 @@ class RunFolder:
             frames.append(self._numbers[stamp])
         return pd.concat(frames, ignore_index=True)
 
-# %% ../nbs/16_viewer.ipynb #8c124823
-class _Prompts(RunFolder):
-    "Where a prompt came again."
-
-    def _index(self, update: int) -> dict[int, list[int]]:
+    def _rows_of_prompts(self, update: int) -> dict[int, list[int]]:
         "Hash of each prompt of an update, with its rows."
-        if (stamp := self._stamp(update)) not in self._asked:
-            found: dict[int, list[int]] = {}
-            texts = []
+        if (stamp := self._stamp(update)) not in self._prompts:
+            texts: list[str] = []
             for file in self.files[update]:
                 with safe_open(file, "pt") as opened:
                     texts += json.loads(opened.metadata()["described"])["prompts"]
+            rows: dict[int, list[int]] = {}
             for row, text in enumerate(texts):
-                found.setdefault(hash(text), []).append(row)
-            self._asked[stamp] = found
-        return self._asked[stamp]
+                rows.setdefault(hash(text), []).append(row)
+            self._prompts[stamp] = rows
+        return self._prompts[stamp]
 
     def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
-        """Update and row of each time that a prompt was asked, one an update; of many, some that
+        """Update and row of each time that a prompt was sampled, one an update; of many, some that
         are evenly spread."""
-        found = [
+        hits = [
             (update, rows[0])
             for update in self.files
-            if (rows := self._index(update).get(hash(prompt)))
+            if (rows := self._rows_of_prompts(update).get(hash(prompt)))
         ]
-        return [found[i] for i in _spread(len(found), most)]
+        return [hits[i] for i in _spread(len(hits), most)]
 
-    def completed(self, prompt: str) -> list[dict[str, Any]]:
+    def completed(self, prompt: str) -> list[dict[str, str]]:
         "What the tables of completions hold for a prompt: which table, answer, score."
-        rows = []
-        for table in sorted(
-            [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
-        ):
-            frame = pd.read_csv(table, dtype=str, keep_default_na=False)
-            same = (
-                frame[frame["query"] == prompt]
-                if {"query", "model response"} <= set(frame)
-                else frame[:0]
-            )
-            for row in same[:1].to_dict("records"):
-                rows.append(
-                    dict(table=table.stem, answer=row["model response"], score=row.get("score", ""))
-                )
-        return rows
-
-
-def _spread(count: int, most: int) -> list[int]:
-    "Some of `count` places, the first and the last among them."
-    if count <= most:
-        return list(range(count))
-    return (
-        sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
-        if most > 1
-        else [count - 1]
-    )
+        tables = [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
+        return [row for table in sorted(tables) for row in _completions_of(table, prompt)]
 
 # %% ../nbs/16_viewer.ipynb #6f5943e1
 @dataclass(frozen=True)
@@ -1925,14 +1580,17 @@ class Suspect:
     sentence: str
 
 
+_ODD = dict(kl="KL", length="length", repetition="repetition")
+
+
 def episode_suspects(
-    numbers: pd.DataFrame,  # update, episode, score, and some of kl, length, repetition: a row an episode
+    numbers: pd.DataFrame,  # a row an episode: update, episode, score, kl, length, repetition
     most: int = 6,
     far: float = 2.5,  # standard deviations above the mean of its update
 ) -> list[Suspect]:  # the oddest first
     """Episodes that are paid more than most of their update and are far out in KL, length or
-    repetition."""
-    odd = [name for name in ("kl", "length", "repetition") if name in numbers]
+    repetition; of these three some may be missing."""
+    odd = [name for name in _ODD if name in numbers]
     if "score" not in numbers or not odd:
         return []
     columns = ["score", *odd]
@@ -1940,27 +1598,35 @@ def episode_suspects(
     z = (numbers[columns] - groups.transform("mean")) / groups.transform("std")
     z = z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
     farthest = z[odd].max(axis=1)
-    picked = (
-        farthest[(z["score"] > 1) & (farthest > far)]
-        .sort_values(ascending=False, kind="stable")
-        .index[:most]
-    )
-    names = dict(kl="KL", length="length", repetition="repetition")
-    said = lambda i: ", ".join(
-        f"{names[x]} {numbers[x][i]:.3g} ({z[x][i]:+.1f} sd)" for x in odd if z[x][i] > far
-    )
-    return [
-        Suspect(
-            int(numbers["update"][i]),
-            int(numbers["episode"][i]),
-            f"Update {numbers['update'][i]}, episode "
-            f"{numbers['episode'][i]}: score {numbers['score'][i]:+.2f} ({z['score'][i]:+.1f} "
-            f"sd), {said(i)}",
+    picked = farthest[(z["score"] > 1) & (farthest > far)]
+    picked = picked.sort_values(ascending=False, kind="stable").head(most)
+
+    def suspect(row: dict[str, float], its: dict[str, float]) -> Suspect:
+        update, episode = int(row["update"]), int(row["episode"])
+        facts = ", ".join(f"{_ODD[x]} {row[x]:.3g} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
+        sentence = (
+            f"Update {update}, episode {episode}: score {row['score']:+.2f} "
+            f"({its['score']:+.1f} sd), {facts}"
         )
-        for i in picked
-    ]
+        return Suspect(update, episode, sentence)
+
+    return [suspect(dict(numbers.loc[i]), dict(z.loc[i])) for i in picked.index]
 
 # %% ../nbs/16_viewer.ipynb #b1432bd0
+def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
+    "The largest step of a metric, where it is `jump` times the usual one."
+    values, updates = line[column].tolist(), line["update"].tolist()
+    steps = line[column].diff().abs()
+    if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
+        return []
+    at = steps.tolist().index(steps.max())
+    sentence = (
+        f"Jump. Update {updates[at]:.0f}: {name} went from {values[at - 1]:.3g} to "
+        f"{values[at]:.3g} in one update"
+    )
+    return [Suspect(int(updates[at]), None, sentence)]
+
+
 def run_suspects(
     log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
     jump: float = 8.0,  # times the usual step from one update to the next
@@ -1973,23 +1639,11 @@ def run_suspects(
         "entropy": "policy/entropy_avg",
     }
     there = {name: column for name, column in metrics.items() if column in log}
-    found = [
-        Suspect(alarm.update, None, f"Alarm. {alarm.sentence}")
-        for alarm in (hacking_alarms(log) if "score" in there and len(there) > 1 else [])
-    ]
+    alarms = hacking_alarms(log) if "score" in there and len(there) > 1 else []
+    suspects = [Suspect(alarm.update, None, f"Alarm. {alarm.sentence}") for alarm in alarms]
     for name, column in there.items():
-        line = log.dropna(subset=[column])
-        steps = line[column].diff().abs()
-        if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
-            continue
-        at = line.index.get_loc(steps.idxmax())
-        update = int(line["update"].iloc[at])
-        before, after = line[column].iloc[at - 1], line[column].iloc[at]
-        sentence = (
-            f"Jump. Update {update}: {name} went from {before:.3g} to {after:.3g} in one update"
-        )
-        found.append(Suspect(update, None, sentence))
-    return found
+        suspects += _jump(name, log.dropna(subset=[column]), column, jump)
+    return suspects
 
 # %% ../nbs/16_viewer.ipynb #e72c2ffb
 def _curve(lines: Mapping[str, pd.DataFrame], metric: str, at: float) -> str:
@@ -2009,7 +1663,7 @@ def _curve(lines: Mapping[str, pd.DataFrame], metric: str, at: float) -> str:
         f"{60 + 560 * share(u, left, right):.1f}",
         f"{120 - 100 * share(y, low, high):.1f}",
     )
-    parts, told = [], []
+    parts, facts = [], []
     for (name, x), (ink, dash) in zip(kept.items(), (("#1f5fa8", ""), ("#b35000", "6 4"))):
         points = [place(u, y) for u, y in x.itertuples(index=False)]
         near = (x["update"] - at).abs().argmin()
@@ -2020,11 +1674,11 @@ def _curve(lines: Mapping[str, pd.DataFrame], metric: str, at: float) -> str:
             f'<circle cx="{cx}" cy="{cy}" r="5" fill="#ffffff" stroke="{ink}" stroke-width="3"/>'
         )
         here, when = x[metric].iloc[near], x["update"].iloc[near]
-        told.append(f"{name}{' (dashed)' if dash else ''}: {here:.4g} at update {when:.0f}")
-    return _plot("".join(parts), f"{metric} · {'; '.join(told)}", (left, right, low, high))
+        facts.append(f"{name}{' (dashed)' if dash else ''}: {here:.4g} at update {when:.0f}")
+    return _plot("".join(parts), f"{metric} · {'; '.join(facts)}", (left, right, low, high))
 
 
-def _plot(inside: str, said: str, ends: tuple[float, float, float, float]) -> str:
+def _plot(inside: str, sentence: str, ends: tuple[float, float, float, float]) -> str:
     "Lines in a frame whose ends are named, and a sentence below."
     left, right, low, high = ends
     labels = (
@@ -2039,31 +1693,30 @@ def _plot(inside: str, said: str, ends: tuple[float, float, float, float]) -> st
     return (
         '<figure style="margin:4px 0"><svg viewBox="0 0 640 140" '
         'style="width:640px;max-width:100%;height:auto" role="img" '
-        f'aria-label="{escape(visible(said))}"><path d="M60 20V120H620" fill="none" '
+        f'aria-label="{escape(visible(sentence))}"><path d="M60 20V120H620" fill="none" '
         'stroke="#767676"/>'
         f'<g font-size="11" fill="#111111" font-family="sans-serif">{words}</g>{inside}</svg>'
-        f"<figcaption>{_text(said)}</figcaption></figure>"
+        f"<figcaption>{safe_text(sentence)}</figcaption></figure>"
     )
 
 # %% ../nbs/16_viewer.ipynb #67cb8f11
 def _strips(items: Sequence[tuple[str, Rollout, int]], signal: str) -> str:
     "The same signal of several episodes, each under its name, on one scale."
-    rows = [_signals(r, i).get(signal) for _, r, i in items]
+    rows = [episode_signals(r, i).get(signal) for _, r, i in items]
     most = max(
         (abs(x) for row in rows if row is not None for x in row.tolist() if math.isfinite(x)),
         default=0.0,
     )
     parts = []
     for (name, r, i), row in zip(items, rows):
-        strip = token_strip(
-            _tokens(r, i), row, name=signal if row is not None else "value", vmax=most or None
-        )
-        head = f"<strong>{_text(name)}</strong> {_text(_facts(r, i))}"
+        label = signal if row is not None else "value"
+        strip = token_strip(episode_tokens(r, i), row, name=label, vmax=most or None)
+        head = f"<strong>{safe_text(name)}</strong> {safe_text(episode_facts(r, i))}"
         parts.append(f'<div style="min-width:0"><p>{head}</p>{strip}</div>')
     return "".join(parts)
 
 
-def _same(run: _Prompts, update: int, episode: int, signal: str) -> str:
+def _same(run: RunFolder, update: int, episode: int, signal: str) -> str:
     "What the run made of one prompt, early and late."
     r = run.rollout(update)
     if not r.prompts:
@@ -2073,437 +1726,37 @@ def _same(run: _Prompts, update: int, episode: int, signal: str) -> str:
     answers = [
         [row["table"], row["answer"] or "(nothing)", row["score"]] for row in run.completed(prompt)
     ]
-    table = (
-        _grid("Completions of this prompt", ["Table", "Answer", "Score"], answers)
-        if answers
-        else ""
-    )
+    heads = ["Table", "Answer", "Score"]
+    table = data_table("Completions of this prompt", heads, answers) if answers else ""
     note = "" if len(items) > 1 or answers else "<p>This prompt was asked once.</p>"
     return f"<h4>The same prompt through training</h4>{_strips(items, signal)}{table}{note}"
 
 
+_COLUMNS = (
+    "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(40rem,100%),1fr));gap:0 1.5rem"
+)
+
+
 def _beside(
-    shown: Rollout, episode: int, run: _Prompts, update: int, signal: str, names: Sequence[str]
+    shown: Rollout, episode: int, run: RunFolder, update: int, signal: str, names: Sequence[str]
 ) -> str:
-    """An episode beside the nearest update of another run: the same prompt where it was asked, else
+    """An episode beside the nearest update of another run: its row with the same prompt, or else
     the same row."""
     near = min(run.files, key=lambda other: abs(other - update))
     r = run.rollout(near)
     prompt = shown.prompts[episode] if shown.prompts else None
-    same = bool(r.prompts) and prompt in r.prompts
-    row = r.prompts.index(prompt) if same else min(episode, len(r) - 1)
+    row, same = min(episode, len(r) - 1), False
+    if prompt is not None and prompt in r.prompts:
+        row, same = r.prompts.index(prompt), True
     head = f"{names[1]}, update {near}: " + (
         "the same prompt" if same else "the same row, another prompt"
     )
     both = _strips([(f"{names[0]}.", shown, episode), (f"{names[1]}.", r, row)], signal)
-    beside = (
-        "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(40rem,100%),1fr));gap:0 "
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        "1.5rem"
-    )
-    return (
-        f'<h4>{_text(head)}</h4><div style="{beside}">{both}</div>{"" if same else _asked(r, row)}'
-    )
+    fold = "" if same else _prompt_fold(r, row)
+    return f'<h4>{safe_text(head)}</h4><div style="{_COLUMNS}">{both}</div>{fold}'
 
 # %% ../nbs/16_viewer.ipynb #a30b5eb5
-_METRICS = {
+METRIC_COLUMNS = {  # short name of a curve -> the metric that is logged
     "score": "objective/raw_scores",
     "KL": "objective/kl",
     "entropy": "policy/entropy_avg",
@@ -2514,67 +1767,139 @@ _METRICS = {
 }
 
 
-class _Open:
-    "One run or two, and what they logged."
+def _lines_of(runs: Mapping[str, RunFolder]) -> dict[str, pd.DataFrame]:
+    "What each run logged; where it logged nothing, means over its rollouts."
+    lines = {}
+    for name, run in runs.items():
+        log = run.log
+        if not len(log):
+            means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
+            log = means.rename(
+                columns={
+                    "raw_score": METRIC_COLUMNS["score"],
+                    "kl": METRIC_COLUMNS["KL"],
+                    "length": METRIC_COLUMNS["length"],
+                }
+            )
+        lines[name] = log
+    return lines
+
+
+def _suspects_of(run: RunFolder, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
+    "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
+    return run_suspects(run.log) + episode_suspects(run.numbers(updates), most)
+
+
+def _update_controls(
+    run: RunFolder, update: int, metrics: Mapping[str, str]
+) -> dict[str, widgets.Widget]:
+    "The controls of a browser that choose an update and what is shown of the run."
+    slider = ChoiceSlider(
+        options=list(run.files),
+        value=update,
+        description="update",
+        tooltip="update",
+        continuous_update=False,
+    )
+    made = dict(
+        update=slider,
+        metric=control("metric", metrics or {"none": "none"}),
+        same_prompt=control("same_prompt", False),
+    )
+    made["metric"].description = "curve of"
+    return made
+
+# %% ../nbs/16_viewer.ipynb #ebd7471f
+def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set[int]) -> list[int]:
+    "Updates for a file, in order. Raises ValueError where the run keeps none of that number."
+    if isinstance(updates, int):
+        return sorted({files[i] for i in _spread(len(files), updates)} | odd)
+    if updates and {*updates} <= {*files}:
+        return sorted({*updates})
+    raise ValueError(
+        f"updates is {updates}, and the run keeps {min(files)} to {max(files)}: give some of them."
+    )
+
+
+def _shelves_of(
+    run: RunFolder, updates: int | Sequence[int], episodes: int
+) -> tuple[list[_Shelf], list[dict[str, Any]]]:
+    """Some updates of a run, of each its first episodes and its suspects; and where the suspects
+    are in them."""
+    files, whole = list(run.files), run_suspects(run.log)
+    near = {one: min(files, key=lambda update: abs(update - one.update)) for one in whole}
+    chosen = _chosen_updates(files, updates, set(near.values()))
+    jumps = [
+        dict(name=visible(one.sentence), shelf=chosen.index(near[one]), place=0)
+        for one in whole
+        if near[one] in chosen
+    ]
+    odd = episode_suspects(run.numbers(chosen), episodes)
+    shelves: list[_Shelf] = []
+    for update in chosen:
+        shown = _shown(run.rollout(update))
+        here = [one for one in odd if one.update == update]
+        suspects = [one.episode for one in here if one.episode is not None]
+        rows = list(dict.fromkeys([*range(min(episodes, len(shown.rollout))), *suspects]))
+        jumps += [
+            dict(name=visible(one.sentence), shelf=len(shelves), place=rows.index(row))
+            for one, row in zip(here, suspects)
+        ]
+        shelves.append(_shelf_of(f"Update {update}", shown, rows, plain=1))
+    return shelves, jumps
+
+# %% ../nbs/16_viewer.ipynb #6e2cbfac
+class RunBrowser:
+    """A run to move about in, live in a notebook; a static page and a file of its own where there
+    is no kernel."""
 
     def __init__(self, run: str | Path, other: str | Path | None = None):
-        self.run, self.other = _Prompts(run), None if other is None else _Prompts(other)
+        self.run, self.other = RunFolder(run), None if other is None else RunFolder(other)
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
-        self.update, self.found, self.note = max(self.run.files), [], ""
+        self.update, self.note = max(self.run.files), ""
+        self.suspects: list[Suspect] = []
         newest = self.run.rollout(self.update)
         self.base = recipe_of(newest) if _replays(newest) else None
-        there = _shown(newest).names()
-        self.look = Look(signal=there[0] if there else "none")
+        signals = _shown(newest).names()
+        self.look = Look(signal=signals[0] if signals else "none")
+
+    # ---- What is shown ----
 
     def lines(self) -> dict[str, pd.DataFrame]:
-        "What each run logged; where it logged nothing, means of its rollouts."
-        found = {}
-        for name, run in zip(self.names, filter(None, (self.run, self.other))):
-            log = run.log
-            if not len(log):
-                means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
-                log = means.rename(
-                    columns={
-                        "raw_score": _METRICS["score"],
-                        "kl": _METRICS["KL"],
-                        "length": _METRICS["length"],
-                    }
-                )
-            found[name if name not in found else f"{name} (other)"] = log
-        return found
+        "What each run logged; where it logged nothing, means over its rollouts."
+        runs = {self.names[0]: self.run}
+        if self.other:
+            same = self.names[1] == self.names[0]
+            runs[f"{self.names[1]} (other)" if same else self.names[1]] = self.other
+        return _lines_of(runs)
 
     def metrics(self) -> dict[str, str]:
         "Which curves there are, by a short name."
-        logged = set().union(*(frame.columns for frame in self.lines().values()))
-        return {name: column for name, column in _METRICS.items() if column in logged}
+        logged = {str(column) for frame in self.lines().values() for column in frame.columns}
+        return {name: column for name, column in METRIC_COLUMNS.items() if column in logged}
 
-# %% ../nbs/16_viewer.ipynb #ebeb15e7
-class _Runs(_Open):
-    "Markup of one run or two at some state of the controls."
-
-    def recipe(
+    def recipes(
         self, shown: Shown, settings: Mapping[str, Any]
     ) -> tuple[Recipe | None, Recipe | None]:
         "The settings of an update, and these with what was changed by hand."
         if self.base is None or not _replays(shown.rollout):
             return None, None
         base = replace(self.base, kl_coef=shown.rollout.info.get("kl_coef", self.base.kl_coef))
-        return base, replace(
-            base, **{name: x for name, x in settings.items() if x != getattr(self.base, name)}
-        )
+        changed = {name: x for name, x in settings.items() if x != getattr(self.base, name)}
+        return base, replace(base, **changed)
 
     def draw(self, update: int, metric: str, same_prompt: bool, **state: Any) -> str:
         "The markup of one update at some state of the controls."
         look = Look(**{f.name: state.pop(f.name) for f in fields(Look)})
         shown = _shown(self.run.rollout(update))
         order = episode_order(_columns(shown.rollout), look)
-        odd = "".join(f"<li>{_text(one.sentence)}</li>" for one in self.found)
+        odd = "".join(f"<li>{safe_text(one.sentence)}</li>" for one in self.suspects)
         parts = [
             f"<ol>{odd}</ol>" if odd else "<p>No suspects in what was read so far.</p>",
-            f"<p>{_text(self.note)}</p>",
+            f"<p>{safe_text(self.note)}</p>",
             _curve(self.lines(), metric, update),
-            f"<h3>{_text(_when(shown.rollout))}</h3>",
-            render_view(shown, look, *self.recipe(shown, state)),
+            f"<h3>{safe_text(_when(shown.rollout))}</h3>",
+            render_view(shown, look, *self.recipes(shown, state)),
         ]
         if order:
             episode = order[max(1, min(look.place, len(order))) - 1]
@@ -2584,128 +1909,125 @@ class _Runs(_Open):
                 )
             if same_prompt:
                 parts.append(_same(self.run, update, episode, look.signal))
-        return _white("".join(parts))
+        return on_white("".join(parts))
 
-# %% ../nbs/16_viewer.ipynb #a3b8580f
-class _Controls(_Runs):
-    "The controls of a browser."
+    def _repr_html_(self) -> str:
+        return self.desk.view.value
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        return notebook_bundle(self.desk.box, self._repr_html_(), repr(self), **kwargs)
+
+    def __repr__(self) -> str:
+        files = self.run.files
+        return (
+            f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to "
+            f"{max(files)})"
+        )
+
+    # ---- Controls ----
 
     @cached_property
     def desk(self) -> Desk:
-        "The controls, made when they are first wanted."
-        newest = _shown(self.run.rollout(self.update))
-        slider = ChoiceSlider(
-            options=list(self.run.files),
-            value=self.update,
-            description="update",
-            tooltip="update",
-            continuous_update=False,
-        )
-        self._moves = dict(
-            update=slider,
-            metric=control("metric", self.metrics() or {"none": "none"}),
-            same_prompt=control("same_prompt", False),
-        )
-        self._moves["metric"].description = "curve of"
-        self._looks = looks = _look_controls(newest, self.look)
+        "The controls, made at their first use."
+        moves = _update_controls(self.run, self.update, self.metrics())
+        looks = _look_controls(_shown(self.run.rollout(self.update)), self.look)
         recipe = _recipe_controls(self.base, False) if self.base else {}
         steps = [
-            _button(name, partial(self._turn, by))
+            action_button(name, partial(self._turn, by))
             for name, by in (("◀ update", -1), ("update ▶", 1))
         ]
         more = [
-            _button(name, lambda act=act: self.desk.careful(act), tip)
+            action_button(name, partial(self._carefully, act), tip)
             for name, act, tip in (
                 ("refresh", self.refresh, "look for new updates"),
                 ("search every update", self.search, "find odd episodes in all updates"),
             )
         ]
-        self.suspects = widgets.HBox(layout=dict(flex_flow="row wrap"))
-        self.found = run_suspects(self.run.log) + episode_suspects(self.run.numbers([self.update]))
-        self._offer()
+        self.suspects = _suspects_of(self.run, [self.update])
+        self._list_suspects()
         lines = [
-            _line_of(*steps, slider, *more),
-            _line_of(self._moves["metric"], self._moves["same_prompt"]),
-            self.suspects,
+            side_by_side(*steps, moves["update"], *more),
+            side_by_side(moves["metric"], moves["same_prompt"]),
+            self._suspect_buttons,
             *_look_lines(looks),
             *_recipe_lines(recipe, self.base),
         ]
-        return Desk(self.draw, self._moves | looks | recipe, lines, self._relist)
+        controls = moves | looks | recipe
+        return Desk(self.draw, controls, lines, partial(self._relist, controls))
 
-    def _relist(self, change: Any) -> None:
-        "Another list of episodes: back to its first, except that another update keeps the place."
-        _bound(self._looks, change)
-        if change and change["owner"] not in (
-            self._moves["update"],
-            *(self._looks[name] for name in _LISTING),
-        ):
-            return
-        frame, place = _columns(self.run.rollout(self._moves["update"].value)), self._looks["place"]
-        count = len(
-            episode_order(frame, Look(**{name: one.value for name, one in self._looks.items()}))
+    @cached_property
+    def _suspect_buttons(self) -> widgets.HBox:
+        "A button for each suspect."
+        return widgets.HBox(layout=dict(flex_flow="row wrap"))
+
+    def _list_suspects(self) -> None:
+        "A button for each suspect, numbered as in the list of sentences."
+        name = lambda one: (
+            f"update {one.update}" + ("" if one.episode is None else f", episode {one.episode}")
         )
-        if not change or change["owner"] is self._moves["update"]:
-            place.max = max(1, count)
-        else:
-            _follow(place, count)
-
-# %% ../nbs/16_viewer.ipynb #a2194a07
-class _Moving(_Controls):
-    "How one gets about."
+        self._suspect_buttons.children = [
+            action_button(f"{i}: {name(one)}", partial(self.go, one), one.sentence)
+            for i, one in enumerate(self.suspects, 1)
+        ]
 
     @property
     def controls(self) -> dict[str, widgets.Widget]:
         "The controls by name, as an explorer has them."
         return self.desk.controls
 
+    def _relist(self, controls: Mapping[str, widgets.Widget], change: Any) -> None:
+        "Another list of episodes: back to its first, except that another update keeps the place."
+        _choose_bounded_filter(controls, change)
+        update, place = controls["update"], controls["place"]
+        moved = [update, *(controls[name] for name in _LISTING)]
+        if change and change["owner"] not in moved:
+            return
+        look = Look(**{f.name: controls[f.name].value for f in fields(Look)})
+        count = len(episode_order(_columns(self.run.rollout(update.value)), look))
+        if not change or change["owner"] is update:
+            place.max = max(1, count)
+        else:
+            restart_list(place, count)
+
+    # ---- Moving about ----
+
+    def _carefully(self, act: Callable[[], None]) -> None:
+        self.desk.careful(act)
+
     def _turn(self, by: int) -> None:
         "On, or back, by an update; after the last comes the first."
-        slider = self._moves["update"]
+        slider = self.controls["update"]
         slider.index = (slider.index + by) % len(slider.options)
 
     def go(self, suspect: Suspect) -> None:
         "Show a suspect: its update, and of that its episode or the best paid one."
-        whole, looks = suspect.episode is None, self.desk.controls
+        episode, controls = suspect.episode, self.controls
         aims = dict(
             update=min(self.run.files, key=lambda update: abs(update - suspect.update)),
             only="all",
             find="",
-            sort="score" if whole and "score" in looks["sort"].options else "episode",
-            descending=whole,
+            sort="score" if episode is None and "score" in controls["sort"].options else "episode",
+            descending=episode is None,
         )
         with self.desk.still():
             for name, aim in aims.items():
-                looks[name].value = aim
-        looks["place"].value = (
-            1 if whole else suspect.episode + 1
-        )  # only now is the list long enough
+                controls[name].value = aim
+        controls["place"].value = (
+            1 if episode is None else episode + 1
+        )  # the list is long enough now
 
-    def _offer(self) -> None:
-        "A button for each suspect, numbered as in the list below."
-        told = lambda one: (
-            f"update {one.update}" + ("" if one.episode is None else f", episode {one.episode}")
-        )
-        self.suspects.children = [
-            _button(f"{i}: {told(one)}", partial(self.go, one), one.sentence)
-            for i, one in enumerate(self.found, 1)
-        ]
-
-# %% ../nbs/16_viewer.ipynb #5ce3bbc3
-class _Looking(_Moving):
-    "What is read because somebody asks for it."
-
-    def _now(self, found: Sequence[Suspect], note: str) -> None:
+    def _show_suspects(self, suspects: Sequence[Suspect], note: str) -> None:
         "Other suspects, and a note on what was read."
-        self.found, self.note = list(found), note
-        self._offer()
+        self.suspects, self.note = list(suspects), note
+        self._list_suspects()
         self.desk.update()
 
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
-        numbers = self.run.numbers()
-        self._now(
-            run_suspects(self.run.log) + episode_suspects(numbers, 10),
-            f"{len(numbers):,} episodes of {len(self.run.files)} updates were searched at "
+        suspects, files = _suspects_of(self.run, None, 10), self.run.files
+        self._show_suspects(
+            suspects,
+            f"{len(self.run.numbers()):,} episodes of {len(files)} updates were searched at "
             f"{datetime.now():%H:%M:%S}.",
         )
 
@@ -2714,30 +2036,14 @@ class _Looking(_Moving):
         had = len(self.run.files)
         for run in filter(None, (self.run, self.other)):
             run.refresh()
-        slider = self._moves["update"]
+        slider = self.controls["update"]
         with self.desk.still():
             kept = slider.value
             slider.options = list(self.run.files)
             slider.value = kept if kept in self.run.files else max(self.run.files)
-        self._now(
-            run_suspects(self.run.log) + episode_suspects(self.run.numbers([slider.value])),
+        self._show_suspects(
+            _suspects_of(self.run, [slider.value]),
             f"{len(self.run.files) - had} updates are new, seen at {datetime.now():%H:%M:%S}.",
-        )
-
-# %% ../nbs/16_viewer.ipynb #ebd7471f
-class _Filing(_Looking):
-    "A run as a file of its own."
-
-    def _chosen(self, updates: int | Sequence[int], odd: set[int]) -> list[int]:
-        "Updates for a file, in order. Raises ValueError where the run keeps none of that number."
-        files = list(self.run.files)
-        if isinstance(updates, int):
-            return sorted({files[i] for i in _spread(len(files), updates)} | odd)
-        if updates and {*updates} <= {*files}:
-            return sorted({*updates})
-        raise ValueError(
-            f"updates is {updates}, and the run keeps {min(files)} to {max(files)}: give some of "
-            "them."
         )
 
     def save_html(
@@ -2748,63 +2054,14 @@ class _Filing(_Looking):
     ) -> Path:
         """One file that needs no kernel: some updates, of each its first episodes and its suspects,
         and the curves."""
-        files, whole = list(self.run.files), run_suspects(self.run.log)
-        near = {one: min(files, key=lambda update: abs(update - one.update)) for one in whole}
-        chosen = self._chosen(updates, set(near.values()))
-        whole = [one for one in whole if near[one] in chosen]
-        odd = episode_suspects(self.run.numbers(chosen), episodes)
-        shelves, jumps = (
-            [],
-            [
-                dict(name=visible(one.sentence), shelf=chosen.index(near[one]), place=0)
-                for one in whole
-            ],
-        )
-        for update in chosen:
-            shown = _shown(self.run.rollout(update))
-            here = [one for one in odd if one.update == update]
-            rows = list(
-                dict.fromkeys(
-                    [*range(min(episodes, len(shown.rollout))), *(one.episode for one in here)]
-                )
-            )
-            jumps += [
-                dict(name=visible(one.sentence), shelf=len(shelves), place=rows.index(one.episode))
-                for one in here
-            ]
-            shelves.append(_shelf(f"Update {update}", shown, rows, plain=1))
+        shelves, jumps = _shelves_of(self.run, updates, episodes)
         curves = "".join(
             _curve(self.lines(), metric, self.update) for metric in self.metrics().values()
         )
+        above = f'<div class="figures">{curves}</div>'
         title = f"Rollouts of {' and '.join(self.names)}"
-        return _write(
-            path,
-            title,
-            shelves,
-            self.look.signal,
-            len(shelves) - 1,
-            jumps,
-            f'<div class="figures">{curves}</div>',
-        )
-
-# %% ../nbs/16_viewer.ipynb #6e2cbfac
-class RunBrowser(_Filing):
-    """A run to move about in, live in a notebook; a static page and a file of its own where there
-    is no kernel."""
-
-    def _repr_html_(self) -> str:
-        return self.desk.view.value
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        live = self.desk.box._repr_mimebundle_(**kwargs)
-        return {**live, "text/html": self._repr_html_(), "text/plain": repr(self)}
-
-    def __repr__(self) -> str:
-        files = self.run.files
-        return (
-            f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to "
-            f"{max(files)})"
-        )
+        start = len(shelves) - 1
+        return _write_reader(path, title, shelves, self.look.signal, start, jumps, above)
 
 # %% ../nbs/16_viewer.ipynb #766de7b1
 def browse(

@@ -12,6 +12,7 @@ from html import escape, unescape
 from math import isfinite, isnan
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
@@ -20,7 +21,8 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['Html', 'signed', 'tint', 'visible', 'visible_token', 'signal_table', 'token_strip', 'curves', 'episode_table']
+__all__ = ['Html', 'signed', 'tint', 'visible', 'visible_token', 'html_cell', 'html_table', 'signal_table', 'token_strips',
+           'token_strip', 'curves', 'episode_table']
 
 # %% ../nbs/02_viz.ipynb #d293e276
 def _inner_text(markup: str) -> str:
@@ -30,11 +32,11 @@ def _inner_text(markup: str) -> str:
 
 def _plain_text(markup: str) -> str:
     "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
-    found = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
+    blocks = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
     rows = [
         [_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
         or [_inner_text(inner)]
-        for _, inner in found
+        for _, inner in blocks
     ]
     cells = [row for row in rows if len(row) > 1]
     widths = [
@@ -58,7 +60,7 @@ class Html(str):
 # %% ../nbs/02_viz.ipynb #b59c75c3
 def signed(
     value: float | int | bool | None,  # None is a gap
-) -> str:  # "+0.20", "−1.5e−03", "0"; counts and truth values as they stand
+) -> str:  # "+0.20", "−1.5e−03", "0"; counts and truth values as they are
     "A number as it is written in a cell: a float carries its sign, an exact zero has none."
     if value is None:
         return ""
@@ -119,10 +121,13 @@ def visible_token(
     return visible(token).replace("\n", "").replace(" ", "␣") or "∅"
 
 # %% ../nbs/02_viz.ipynb #6e30efdf
-def _cell(
-    text: str, ground: str = "#ffffff", align: str = "right", scope: str | None = None
+def html_cell(
+    text: str,
+    ground: str = "#ffffff",  # colour behind the text
+    align: str = "right",
+    scope: str | None = None,  # col or row: a header cell
 ) -> str:
-    "One table cell, its text escaped; with a scope (col or row) it is a header."
+    "One table cell, its text escaped."
     tag = f'th scope="{scope}"' if scope else "td"
     style = (
         f"background:{ground};color:#111111;text-align:{align};padding:2px 6px;border:1px "
@@ -131,14 +136,10 @@ def _cell(
     return f'<{tag} style="{style}"><bdi>{escape(text)}</bdi></{tag[:2]}>'
 
 
-def _line(name: str, cells: Sequence[str]) -> str:
-    "One table row under the header `name`; the corner, which heads nothing, has no name."
-    if not name:
-        return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
-    return f"<tr>{_cell(visible(name), '#eeeeee', 'center', 'row')}{''.join(cells)}</tr>"
-
-
-def _table(lines: Sequence[str], caption: str = "") -> str:
+def html_table(
+    lines: Sequence[str],  # each a <tr> element
+    caption: str = "",  # above it
+) -> str:
     "Rows into a table, with a line of text above it."
     above = (
         f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>'
@@ -149,7 +150,14 @@ def _table(lines: Sequence[str], caption: str = "") -> str:
     return f'<table style="{style}">{above}{"".join(lines)}</table>'
 
 
-def _page(tables: Sequence[str]) -> Html:
+def _html_row(name: str, cells: Sequence[str]) -> str:
+    "One table row under the header `name`; the corner, which heads nothing, has no name."
+    if not name:
+        return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
+    return f"<tr>{html_cell(visible(name), '#eeeeee', 'center', 'row')}{''.join(cells)}</tr>"
+
+
+def _scroll_box(tables: Sequence[str]) -> Html:
     "Tables, one above the other, that scroll sideways where they are too wide."
     return Html(
         '<div style="overflow-x:auto" tabindex="0" role="region" '
@@ -157,7 +165,7 @@ def _page(tables: Sequence[str]) -> Html:
     )
 
 # %% ../nbs/02_viz.ipynb #e7cc6dd8
-def _row(values: Sequence[float] | Tensor, name: str) -> list:
+def _row(values: Sequence[float] | Tensor, name: str) -> list[float]:
     "One row of numbers, from a list, an array or a tensor [T] or [1, T]."
     row = torch.as_tensor(values)
     if row.dim() == 2 and row.shape[0] == 1:
@@ -170,7 +178,7 @@ def _row(values: Sequence[float] | Tensor, name: str) -> list:
 
 
 def _heads(
-    tokens: Sequence[str], mask: Sequence[bool] | Tensor | None, rows: Mapping[str, list]
+    tokens: Sequence[str], mask: Sequence[bool] | Tensor | None, rows: Mapping[str, list[float]]
 ) -> tuple[list[str], list[bool]]:
     """The text above each column, and whether its token is real. Raises ValueError on unequal
     lengths."""
@@ -185,15 +193,17 @@ def _heads(
     return [visible_token(token) if k else "·" for token, k in zip(tokens, keep)], keep
 
 
-def _largest(row: list, keep: list[bool]) -> float:
+def _largest(row: list[float], keep: list[bool]) -> float:
     "The largest finite magnitude among real tokens, which gets full colour; 0 if there is none."
     return max((abs(v) for v, k in zip(row, keep) if k and isfinite(v)), default=0.0)
 
 
-def _numbers(row: list, keep: list[bool], vmax: float) -> list[str]:
+def _number_cells(row: list[float], keep: list[bool], vmax: float) -> list[str]:
     "Coloured, signed cells; counts and truth values stay white."
     return [
-        _cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff") if k else _cell("·")
+        html_cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff")
+        if k
+        else html_cell("·")
         for v, k in zip(row, keep)
     ]
 
@@ -213,16 +223,19 @@ def signal_table(
     if tokens is None:
         tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
     heads, keep = _heads(tokens, mask, rows)
-    lines = [_line("", [_cell(text, "#eeeeee", "center", "col") for text in heads])]
-    lines += [_line(name, _numbers(row, keep, _largest(row, keep))) for name, row in rows.items()]
-    return _page([_table(lines, "" if all(keep) else "· is padding")])
+    lines = [_html_row("", [html_cell(text, "#eeeeee", "center", "col") for text in heads])]
+    lines += [
+        _html_row(name, _number_cells(row, keep, _largest(row, keep))) for name, row in rows.items()
+    ]
+    return _scroll_box([html_table(lines, "" if all(keep) else "· is padding")])
 
 # %% ../nbs/02_viz.ipynb #de193e04
-def _break(widths: list[int], room: int = 76) -> list[list[int]]:
-    "Which tokens stand on which line, so that no line is wider than `room` characters."
-    lines, used = [[]], 0
+def _break_lines(widths: list[int], limit: int = 76) -> list[list[int]]:
+    "Indices of the tokens on each line, so that no line is wider than `limit` characters."
+    lines: list[list[int]] = [[]]
+    used = 0
     for i, width in enumerate(widths):
-        if lines[-1] and used + width > room:
+        if lines[-1] and used + width > limit:
             lines.append([])
             used = 0
         lines[-1].append(i)
@@ -230,6 +243,30 @@ def _break(widths: list[int], room: int = 76) -> list[list[int]]:
     return lines
 
 # %% ../nbs/02_viz.ipynb #141aff52
+def token_strips(
+    tokens: Sequence[str],  # T texts
+    rows: Mapping[str, Sequence[float] | Tensor],  # each T numbers, or [1, T], under its name
+    mask: Sequence[bool] | Tensor | None = None,  # T, true on real tokens; None: all of them
+    name: str = "value",  # what the numbers are
+    vmax: float | None = None,  # magnitude of full colour; None: the largest in view
+) -> Html:
+    """A text with lines of numbers beneath every token, coloured and signed on one scale. Raises
+    ValueError on unequal lengths or a bad vmax."""
+    if vmax is not None and not (isfinite(vmax) and vmax > 0):
+        raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
+    numbers = {label: [float(v) for v in _row(x, label)] for label, x in rows.items()}
+    heads, keep = _heads(tokens, mask, numbers)
+    scale = vmax or max((_largest(row, keep) for row in numbers.values()), default=0.0)
+    lines = [("token", [html_cell(text, "#eeeeee", "center", "col") for text in heads])]
+    lines += [(label, _number_cells(row, keep, scale)) for label, row in numbers.items()]
+    tables: list[str] = []
+    for at in _break_lines([max(len(text), 5) + 2 for text in heads]):
+        caption = f"{name}: full colour at {scale:.3g}" if numbers and not tables else ""
+        part = [_html_row(label, [cells[i] for i in at]) for label, cells in lines]
+        tables.append(html_table(part, caption))
+    return _scroll_box(tables)
+
+
 def token_strip(
     tokens: Sequence[str],  # T texts
     values: Sequence[float] | Tensor | None = None,  # T numbers, or [1, T]; None: the text alone
@@ -239,25 +276,7 @@ def token_strip(
 ) -> Html:
     """A text with one number beneath every token, coloured and signed. Raises ValueError on unequal
     lengths or a bad vmax."""
-    if vmax is not None and not (isfinite(vmax) and vmax > 0):
-        raise ValueError(f"vmax is {vmax}: give a positive number, or None.")
-    row = None if values is None else [float(v) for v in _row(values, name)]
-    heads, keep = _heads(tokens, mask, {} if row is None else {name: row})
-    top = [_cell(text, "#eeeeee", "center", "col") for text in heads]
-    scale = 0.0 if row is None else vmax or _largest(row, keep)
-    below = None if row is None else _numbers(row, keep, scale)
-    tables = []
-    for line in _break([max(len(text), 5) + 2 for text in heads]):
-        lines = [_line("token", [top[i] for i in line])]
-        if below is not None:
-            lines.append(_line(name, [below[i] for i in line]))
-        tables.append(
-            _table(
-                lines,
-                f"{name}: full colour at {scale:.3g}" if below is not None and not tables else "",
-            )
-        )
-    return _page(tables)
+    return token_strips(tokens, {} if values is None else {name: values}, mask, name, vmax)
 
 # %% ../nbs/02_viz.ipynb #48fc2f95
 _LINES = [("#1f5fa8", "-"), ("#b35000", "--"), ("#333333", ":"), ("#7a4a9e", "-.")]
@@ -318,7 +337,9 @@ def curves(
         raise ValueError(
             f"cannot draw {absent or 'no column'}: name some of {list(frame.columns)}."
         )
-    runs = list(frame.groupby("run", sort=False)) if "run" in frame else [(None, frame)]
+    runs: list[tuple[str | None, pd.DataFrame]] = [(None, frame)]
+    if "run" in frame:
+        runs = [(str(run), part) for run, part in frame.groupby("run", sort=False)]
     figure, axes = _grid(len(panels), ncols)
     for axis, (label, column) in zip(axes, panels.items()):
         for i, (run, part) in enumerate(runs):
@@ -335,13 +356,13 @@ def curves(
     return figure
 
 # %% ../nbs/02_viz.ipynb #eed29884
-def _value(value: object) -> str:
+def _value_cell(value: object) -> str:
     "A cell for a number (right, signed) or for anything else (left, as text)."
-    if getattr(value, "ndim", None) == 0:
+    if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
         value = value.item()
     if value is None or isinstance(value, (bool, int, float)):
-        return _cell(signed(value))
-    return _cell(visible(str(value)), align="left")
+        return html_cell(signed(value))
+    return html_cell(visible(str(value)), align="left")
 
 # %% ../nbs/02_viz.ipynb #ffb1f851
 def episode_table(
@@ -357,13 +378,16 @@ def episode_table(
     absent = [name for name in columns if rows and name not in known]
     if absent:
         raise ValueError(f"no row has {absent}: the columns are {known}.")
-    lines = [_line("", [_cell(visible(name), "#eeeeee", "center", "col") for name in columns])]
+    lines = [
+        _html_row("", [html_cell(visible(name), "#eeeeee", "center", "col") for name in columns])
+    ]
     lines += [
-        _line(str(i), [_value(row.get(name)) for name in columns]) for i, row in enumerate(rows)
+        _html_row(str(i), [_value_cell(row.get(name)) for name in columns])
+        for i, row in enumerate(rows)
     ]
     count = (
         f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
         if of in (None, len(rows))
         else f"first {len(rows)} of {of:,} rows"
     )
-    return _page([_table(lines, f"{title} ({count})" if title else count)])
+    return _scroll_box([html_table(lines, f"{title} ({count})" if title else count)])

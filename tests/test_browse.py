@@ -201,7 +201,7 @@ def test_files_are_read_by_need(run, monkeypatch):
         classmethod(lambda cls, path: read.append(Path(path).name) or original(cls, path)),
     )
     seen = browse(run)
-    seen.desk
+    assert seen.controls
     assert set(read) == {"update-00004.safetensors"} and len(read) == 1
     seen.controls["update"].value = 1
     seen.controls["place"].value = 3
@@ -361,10 +361,10 @@ def test_every_suspect_leads_to_its_place(run):
     )
     r.save(run / "rollouts" / "update-00002.safetensors")
     seen = browse(run)
-    seen.desk
-    seen.found = []
+    assert seen.controls
+    seen.suspects = []
     viewer_far = episode_suspects(seen.run.numbers(), far=1.9)
-    seen._now(
+    seen._show_suspects(
         [
             next(s for s in viewer_far if s.update == 2),
             Suspect(1, None, "the update as a whole"),
@@ -388,7 +388,7 @@ def test_every_suspect_leads_to_its_place(run):
 def test_a_fault_in_a_button_is_seen(run, monkeypatch):
     # ipywidgets logs what a button raises and goes on; catches: an old picture that stays
     seen = browse(run)
-    seen.desk
+    assert seen.controls
     monkeypatch.setattr(viewer, "_numbers_of", lambda path: 1 / 0)
     seen.run._numbers.clear()
     press(seen, "search every update")
@@ -568,7 +568,7 @@ def test_hostile_runs(tmp_path):
     seen.controls["same_prompt"].value = True
     reader = check(seen.desk.view.value)
     assert "b" not in {tag for tag, _ in reader.seen} and "<script>alert(1)</script>" in reader.text
-    page, data = read_page(seen.save_html(tmp_path / "x.html", episodes=2))
+    _, data = read_page(seen.save_html(tmp_path / "x.html", episodes=2))
     assert "<script>" in data["shelves"][0]["episodes"][0]["tokens"][0]
 
 

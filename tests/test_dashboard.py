@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def wait_for(dashboard: LiveDashboard, state: str) -> None:
 def test_watching_changes_nothing(ppo, drawn):
     trainer, dashboard = steered(ppo, {})
     if drawn:
-        dashboard.box
+        assert dashboard.box.children  # made as if somebody looked
     alone = ppo(total_episodes=48)
     trainer.train()
     alone.train()
@@ -226,7 +227,7 @@ def test_a_pause_comes_when_all_is_saved(ppo):
 # catches: wishes of several threads that get lost, mix, or act on the thread that makes them
 def test_wishes_of_many_threads_are_fulfilled_by_one(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {})
-    dashboard.box
+    assert dashboard.box.children
     acted, real = set(), FixedKLController.set
 
     def note(controller, value):
@@ -254,10 +255,8 @@ def test_wishes_of_many_threads_are_fulfilled_by_one(ppo, monkeypatch):
         hand.join()
     dashboard.wait(20)
     lines = [line for line in trainer.state.log_history if "steering/kl_coef" in line]
-    assert lines and acted == {dashboard._thread.ident}
-    assert all(
-        b["steering/kl_coef_before"] == a["steering/kl_coef"] for a, b in zip(lines, lines[1:])
-    )
+    assert lines and acted == {dashboard._background.thread.ident}
+    assert all(b["steering/kl_coef_before"] == a["steering/kl_coef"] for a, b in pairwise(lines))
     last = {line["step"]: line["steering/kl_coef"] for line in lines}
     assert all(coefs(trainer)[step] == value for step, value in last.items() if step < 6)
 
@@ -295,7 +294,7 @@ def test_a_wish_to_nobody_is_refused(ppo, act):
 # catches: one rank that obeys while the others go on with the old coefficient
 def test_several_processes_are_not_steered(ppo):
     def try_it(dashboard):
-        dashboard._ranks = 2
+        dashboard.ranks = 2
         for act in (LiveDashboard.pause, LiveDashboard.stop, wish(0.1)):
             with pytest.raises(RuntimeError, match="2 processes"):
                 act(dashboard)
@@ -342,25 +341,25 @@ def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dashboard._gate, "wait", interrupted)
+    monkeypatch.setattr(dashboard.steering.gate, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert (
         dashboard.run.state == "left"
         and "nothing is half made" in repr(dashboard)
-        and dashboard._gate.is_set()
+        and dashboard.steering.gate.is_set()
     )
 
 
 # catches: a drawing that fails and takes the run with it, or fails without a word
 def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {})
-    dashboard.box
-    monkeypatch.setattr(dashboard, "_body", lambda: 1 / 0)
+    assert dashboard.box.children
+    monkeypatch.setattr(dashboard.screen, "body", lambda: 1 / 0)
     assert (
         trainer.train().global_step == 6
-        and "ZeroDivisionError" in dashboard._view.value
-        and 'role="alert"' in dashboard._view.value
+        and "ZeroDivisionError" in dashboard.screen.panel.view.value
+        and 'role="alert"' in dashboard.screen.panel.view.value
     )
 
 
@@ -368,24 +367,29 @@ def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
 # wish back
 def test_handlers_say_what_went_wrong(ppo):
     def try_it(dashboard):
-        dashboard._slider.value = 0.2
-        assert dashboard.run.asked == ("kl_coef 0.2",) and "kl_coef 0.2" in dashboard._said.value
-        dashboard._slider.value = 0.05
+        dashboard.screen.panel.slider.value = 0.2
+        assert (
+            dashboard.run.asked == ("kl_coef 0.2",)
+            and "kl_coef 0.2" in dashboard.screen.panel.head.value
+        )
+        dashboard.screen.panel.slider.value = 0.05
         assert dashboard.run.asked == ()
         dashboard.trainer.controller.set, real = None, dashboard.trainer.controller.set
         with pytest.raises(TypeError):
-            dashboard._slider.value = 0.3
-        assert "TypeError" in dashboard._said.value
+            dashboard.screen.panel.slider.value = 0.3
+        assert "TypeError" in dashboard.screen.panel.head.value
         dashboard.trainer.controller.set = real
 
     trainer, dashboard = steered(ppo, dict(u2=try_it))
-    dashboard.box
+    assert dashboard.box.children
     trainer.train()
     assert (
-        not dashboard.run.changes and dashboard._slider.disabled and dashboard._hold_button.disabled
+        not dashboard.run.changes
+        and dashboard.screen.panel.slider.disabled
+        and dashboard.screen.panel.hold.disabled
     )
-    dashboard._stop_button.click()
-    assert "no run was going on" in dashboard._said.value
+    dashboard.screen.panel.stop.click()
+    assert "no run was going on" in dashboard.screen.panel.head.value
 
 
 # catches: a widget whose clicks ipykernel 7.4 leads to the busy shell
@@ -398,14 +402,14 @@ def test_every_control_has_its_ear_open(monkeypatch):
 
     monkeypatch.setattr(comm, "create_comm", lambda *given, **more: Comm(*given, **more))
     dashboard = LiveDashboard()
-    dashboard.box
+    assert dashboard.box.children
     for one in (
-        dashboard._hold_button,
-        dashboard._stop_button,
-        dashboard._slider,
-        dashboard._signal,
-        dashboard._all,
-        dashboard._beat,
+        dashboard.screen.panel.hold,
+        dashboard.screen.panel.stop,
+        dashboard.screen.panel.slider,
+        dashboard.screen.panel.signal,
+        dashboard.screen.panel.curves,
+        dashboard.screen.panel.beat,
     ):
         assert one.comm is not None and getattr(one.comm, "_reply_subshell_for", None) is None, one
 
@@ -455,7 +459,7 @@ def test_any_trainer_is_watched(tmp_path):
         save_strategy="no",
     )
     dashboard = LiveDashboard(every=0)
-    dashboard.box
+    assert dashboard.box.children
     data = [dict(x=torch.ones(1), labels=torch.ones(1))] * 16
     trainer = Trainer(
         Line(),
@@ -472,7 +476,7 @@ def test_any_trainer_is_watched(tmp_path):
     )
     assert (
         [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5]
-        and dashboard._slider.layout.display == "none"
+        and dashboard.screen.panel.slider.layout.display == "none"
         and "after step 5" in render_run(dashboard.run)
     )
 

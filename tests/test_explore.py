@@ -12,6 +12,7 @@ import ipywidgets as widgets
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from traitlets import TraitError
 
 from rlhf_nb.explore import Explorer, control, markup
 from rlhf_nb.viz import signal_table
@@ -125,7 +126,7 @@ def test_no_control(spec):
 
 
 def test_bounds_the_wrong_way_round():
-    with pytest.raises(Exception):
+    with pytest.raises(TraitError):
         control("seed", (5, 1, 3))
 
 

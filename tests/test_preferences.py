@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 from rlhf_nb import preferences as P
 from rlhf_nb.models import scorer_from
 from rlhf_nb.preferences import (
-    LabelFile,
     Labelling,
     PairLook,
     draw_pairs,
@@ -66,7 +66,7 @@ def desk(tmp_path):
 
     made.wait = wait
     wait()
-    made.desk
+    assert made.desk
     return made
 
 
@@ -96,7 +96,7 @@ def test_showings(n, every, seed, more):
 def test_sides_are_drawn():
     left = [s.left for s in showings(400, 0, 0)]
     assert 150 < sum(left) < 250 and left != [s.left for s in showings(400, 0, 1)]
-    assert 30 < sum(a != b for a, b in zip(left, left[1:])) < 270
+    assert 30 < sum(a != b for a, b in pairwise(left)) < 270
 
 
 # ---- The file ----
@@ -414,13 +414,17 @@ def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny,
     assert [is_held_out(p) for p in labels["prompt"][:10]] == found.table.held_out[:10].tolist()
 
 
+def numpy_state() -> np.ndarray:
+    return np.random.get_state()[1].copy()  # noqa: NPY002 (the global state is what is tested)
+
+
 # catches: a model that is trained on from refit to refit, and a button that changes the random
 # numbers of the notebook
 def test_a_refit_leaves_all_as_it_was(tmp_path, labels, tokenizer, tiny):
     model = scorer_from(tiny())
     before, states = (
         copy.deepcopy(model.state_dict()),
-        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()),
+        (torch.get_rng_state(), random.getstate(), numpy_state()),
     )
     one, two = (
         refit_reward_model(labels, model, tokenizer, args(tmp_path, num_train_epochs=2))
@@ -433,7 +437,7 @@ def test_a_refit_leaves_all_as_it_was(tmp_path, labels, tokenizer, tiny):
     assert (
         torch.equal(states[0], torch.get_rng_state())
         and states[1] == random.getstate()
-        and (states[2] == np.random.get_state()[1]).all()
+        and (states[2] == numpy_state()).all()
     )
     assert one.table.margin.mean() > 0
 
@@ -475,7 +479,7 @@ def test_a_refit_that_cannot_be(tmp_path, labels, tokenizer, tiny):
         label_preferences(ROWS, tmp_path / "a.jsonl", refit_every=5)
     desk = label_preferences(ROWS, tmp_path / "a.jsonl", model=tiny(), processing_class=tokenizer)
     desk.learn()
-    assert "too few" in desk.note and desk.found is None
+    assert "too few" in desk.note and desk.refitted is None
 
 
 # catches: a refit that comes too early, too often or never, and its seconds on the person's clock

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards, slot_mask
+from rlhf_nb.ui.assets import asset
 from rlhf_nb.viewer import (
     Look,
     Recipe,
@@ -201,7 +203,7 @@ def check_page(text):
     assert (
         levels[0] == 1
         and levels.count(1) == 1
-        and all(b - a <= 1 for a, b in zip(levels, levels[1:]))
+        and all(b - a <= 1 for a, b in pairwise(levels))
         and all(text for _, text in reader.heads)
     )
     ids = [attributes["id"] for _, attributes in reader.seen if "id" in attributes]
@@ -681,7 +683,7 @@ def test_a_fault_in_a_handler_is_seen(monkeypatch):
     import rlhf_nb.viewer
 
     seen = view(trained())
-    seen.desk
+    assert seen.controls
     monkeypatch.setattr(rlhf_nb.viewer, "what_if", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         seen.controls["lam"].value = 0.1
@@ -878,15 +880,14 @@ def test_the_colours_of_the_file_can_be_read():
             + 0.05
         )
 
-    from rlhf_nb.viewer import _READER_STYLE
-
-    for rule in re.findall(r"\{([^}]*)\}", _READER_STYLE):
+    style = asset("reader.css")
+    for rule in re.findall(r"\{([^}]*)\}", style):
         ink, ground = (
             re.search(rf"(?:^|[ ;]){name}: (#\w+)", rule) for name in ("color", "background")
         )
         a, b = light(ink[1] if ink else "#111"), light(ground[1] if ground else "#fff")
         assert max(a, b) / min(a, b) >= 4.5, rule
-    assert ":focus-visible" in _READER_STYLE
+    assert ":focus-visible" in style
 
 
 # ---------------------------------------------------------------- curves
@@ -1432,7 +1433,5 @@ def test_dark_ink_on_white():
             0.0722,
         ]
 
-    from rlhf_nb.viewer import _STYLE
-
-    inks = set(re.findall(r"[{; ]color: (#\w+)", _STYLE))
+    inks = set(re.findall(r"[{; ]color: (#\w+)", asset("report.css")))
     assert len(inks) >= 3 and all(1.05 / (luminance(ink) + 0.05) >= 4.5 for ink in inks)

@@ -135,7 +135,7 @@ def check_markup(shown):
 def test_colour_says_no_more_than_the_sign_and_never_less(value, vmax):
     # catches: an unclamped channel, ends swapped, nan or inf through round(), 0 / 0
     colour = tint(value, vmax)
-    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    r, _, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     assert len(colour) == 7 and contrast("#111111", colour) >= 4.5
     if colour != "#ffffff":
         assert (r > b) == (value > 0) and value != 0

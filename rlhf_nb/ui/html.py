@@ -1,0 +1,126 @@
+"""Markup that several views share. Text is escaped here, so that no view has to remember it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rlhf_nb.ui.assets import asset
+from rlhf_nb.viz import Html, visible
+
+INK, PAPER, SHADE = "#111111", "#ffffff", "#eeeeee"  # of text, of cells, of header cells
+PARAGRAPH = '<p style="margin:4px 0">'  # the opening tag of a line in a dense view
+
+
+def safe_text(text: object) -> str:
+    """Text as it may be placed between tags: invisible characters are shown, markup is escaped, and
+    a right-to-left text cannot reorder its neighbours."""
+    return f"<bdi>{escape(visible(str(text)))}</bdi>"
+
+
+def safe_prose(text: object) -> str:
+    "The same for a text of several lines, in an element that breaks lines itself (`pre-wrap`)."
+    return safe_text(text).replace("↵\n", "\n")
+
+
+def data_table(
+    caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = ""
+) -> str:
+    """A table whose first column names its rows. Text is escaped; Html goes in as it is; None is a
+    dash. `kind` is one more CSS class."""
+
+    def content(cell: object) -> str:
+        return cell if isinstance(cell, Html) else safe_text("–" if cell is None else cell)
+
+    def head(cell: object, scope: str) -> str:
+        # A dark theme colours backgrounds and text separately: both are set, or neither is.
+        style = f'style="background:{SHADE};color:{INK}"'
+        return f'<th scope="{scope}" {style}>{content(cell)}</th>'
+
+    def line(row: Sequence[object]) -> str:
+        style = f'style="background:{PAPER};color:{INK}"'
+        cells = "".join(f"<td {style}>{content(cell)}</td>" for cell in row[1:])
+        return f"<tr>{head(row[0], 'row')}{cells}</tr>"
+
+    above = f"<caption>{escape(caption)}</caption>" if caption else ""
+    top = "".join(head(cell, "col") for cell in heads)
+    body = "".join(line(row) for row in rows)
+    return (
+        f'<div class="wide {kind}" tabindex="0" role="region" '
+        f'aria-label="{escape(caption or heads[0])}"><table style="color:inherit">{above}'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def missing_note(text: str) -> str:
+    "One line in the place of something that is not there yet."
+    return f'<p class="missing">{escape(text)}</p>'
+
+
+def error_note(error: BaseException) -> str:
+    "An exception, announced to screen readers as well."
+    return f'<p role="alert"><b>{type(error).__name__}</b>: {safe_text(error)}</p>'
+
+
+def breakable(markup: str) -> str:
+    "The same markup, with places where a very long word may break."
+
+    def broken(word: re.Match[str]) -> str:
+        return "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
+
+    return re.sub(
+        r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup
+    )
+
+
+def on_white(markup: str) -> str:
+    "Dark text on white, whatever the theme of the page around it; no wider than its column."
+    style = (
+        f"background:{PAPER};color:{INK};padding:2px 8px;line-height:1.5;contain:inline-size"
+    )
+    return f'<div style="{style}">{breakable(markup)}</div>'
+
+
+def duration(seconds: float) -> str:
+    "Seconds as people write them: 5.2 s, 2 min 0 s."
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
+    "A whole page without a script: heading, the first section, then the others with links to each."
+    (first, opening), *others = sections.items()
+    links = "".join(
+        f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(others)
+    )
+    body = "".join(
+        f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>'
+        for i, (name, markup) in enumerate(others)
+    )
+    return asset("report.html").format(
+        title=escape(visible(title)),
+        style=asset("report.css"),
+        heading=safe_text(title),
+        lead=safe_text(lead),
+        first=escape(first),
+        opening=opening,
+        links=links,
+        body=body,
+    )
+
+
+def script_page(template: str, script: str, data: Mapping[str, Any], **parts: str) -> str:
+    """A whole page with one script and the data that it reads. The page names the script's hash, so
+    that a browser runs no other; the data cannot close their element, whatever is in them."""
+    return asset(template).format(
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script=script,
+        data=json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
+        style=asset("reader.css"),
+        **parts,
+    )
