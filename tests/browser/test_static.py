@@ -11,18 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import nbformat
 import pytest
 import torch
-from controls import CUT, Widget, nameless, still, violations, widgets
+from controls import CUT, Widget, nameless, violations, widgets
 from lab import ROOT, Lab
 from playwright.sync_api import Browser
 from test_viewer import write_run
 
-from rlhf_nb.cli import view_command
+from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.viewer import Recipe, browse, view, what_if
 

@@ -1,0 +1,1 @@
+"""What ties the notebooks' modules to files and libraries: plain modules, written by hand."""

@@ -1,0 +1,15 @@
+"""Help for error messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(
+    word: str,  # as somebody typed it
+    known: Iterable[str],
+) -> str:  # " Did you mean kl_coef?", or nothing
+    "The known word that is nearest to a misspelt one."
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f" Did you mean {near[0]}?" if near else ""
