@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from collect import assigned
+from collect import Project, assigned
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -314,10 +314,14 @@ def place(module: str, name: str) -> tuple[str, int] | None:
 
 
 def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
-    "The cell that exports a thing, seen from api/."
+    """The cell that exports a thing, seen from api/; of a module that is written by hand, its file
+    in the repository."""
     if not info.get("fullname"):
         return None
     module, line = place(info["module"], info["fullname"])
+    if not cells(module):
+        file = Path(inspect.getfile(importlib.import_module(module)))
+        return f"{Project(file.parents[module.count('.')]).url(file)}#L{line}"
     above = [(page, cell) for start, page, cell in cells(module) if start <= line]
     return f"../{above[-1][0]}.html#cell-{above[-1][1]}" if above else None
 

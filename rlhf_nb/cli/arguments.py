@@ -160,6 +160,6 @@ SHORT = {
     "seed": "Random seed.",
 }
 TRAINED = (
-    "The output folder then holds the model, its tokenizer, a card, checkpoints (save_steps) and "
-    "trainer_state.json with every metric. --resume goes on from the last checkpoint."
+    "It writes the model, its tokenizer, a card, checkpoints (save_steps) and trainer_state.json "
+    "with every metric into the output folder. --resume goes on from the last checkpoint."
 )
