@@ -483,7 +483,7 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ("ppo --kl_coef x", "invalid float value: 'x'"),
         ("ppo --num_ppo_epochs 0", "num_ppo_epochs is 0"),
         ("ppo extra", "unrecognized arguments: extra"),
-        ("ppo --kl 1", "unrecognized"),
+        ("ppo --kl 1", "Did you mean --kl_coef?"),
         (
             "judge --dataset_name {p}/rows.jsonl --judge_model gold",
             "--model_name_or_path is missing",
