@@ -85,8 +85,9 @@ def of_function(node: ast.FunctionDef, found: dict[int, tuple[str, bool]]) -> di
         for arg in parameters(node)
         if arg.end_lineno != end
     }
-    if end in found and end < node.body[0].lineno:
-        said["return"] = found[end][0]
+    if end:  # ruff may put the type on a line of its own, before `):  # the comment`
+        behind = [found[line][0] for line in range(end, node.body[0].lineno) if line in found]
+        said["return"] = " ".join(behind)
     return {name: words for name, words in said.items() if words}
 
 
