@@ -80,10 +80,14 @@ def parameters(node: ast.FunctionDef) -> list[ast.arg]:
 def of_function(node: ast.FunctionDef, found: dict[int, tuple[str, bool]]) -> dict[str, str]:
     "Parameter -> its comment; what is returned is under `return`."
     end = node.returns.end_lineno if node.returns else None
+    a = node.args
+    given = zip(reversed([*a.posonlyargs, *a.args]), reversed(a.defaults))
+    default = {arg.arg: value for arg, value in [*given, *zip(a.kwonlyargs, a.kw_defaults)]}
+    last = {  # the line that ends a parameter: that of its default, where it has one
+        arg: (default.get(arg.arg) or arg).end_lineno for arg in parameters(node)
+    }
     said = {
-        arg.arg: remark_at(found, arg.lineno, arg.end_lineno)
-        for arg in parameters(node)
-        if arg.end_lineno != end
+        arg.arg: remark_at(found, arg.lineno, line) for arg, line in last.items() if line != end
     }
     if end:  # ruff may put the type on a line of its own, before `):  # the comment`
         behind = [found[line][0] for line in range(end, node.body[0].lineno) if line in found]
