@@ -22,7 +22,8 @@ matplotlib.use("Agg")
 import pandas as pd
 import torch
 
-from rlhf_nb.cli import DemoSettings, world_of
+from rlhf_nb.cli.demo_run import DemoSettings
+from rlhf_nb.cli.demo_stages import world_of
 from rlhf_nb.evaluate import (
     best_of_n_kl,
     best_of_n_reward,

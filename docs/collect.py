@@ -29,6 +29,7 @@ SECTIONS: dict[str, tuple[str, ...] | range] = {
     "The rooms": range(16, 20),
     "Labs": range(20, 100),
 }
+HAND_WRITTEN = ("runtime", "ui")  # folders of plain modules, which no notebook exports
 UNSEEN = {"hide", "default_exp"}  # cells of these directives are no part of the page
 EXPORTS = {"export", "exports", "exporti"}
 
@@ -90,9 +91,13 @@ class Project:
     def exports(self) -> dict[str, dict[str, str]]:
         """Module -> what it exports, in the order of the file -> the directive of autodoc that
         documents it. Read and not imported."""
+        files = {path.stem: path for path in sorted(self.lib.glob("*.py"))}
+        for folder in HAND_WRITTEN:
+            plain = sorted((self.lib / folder).glob("[!_]*.py"))
+            files |= {f"{folder}.{path.stem}": path for path in plain}
         return {
-            path.stem: exports_of(ast.parse(path.read_text(encoding="utf-8")))
-            for path in sorted(self.lib.glob("*.py"))
+            name: exports_of(ast.parse(path.read_text(encoding="utf-8")), "." in name)
+            for name, path in files.items()
         }
 
     def url(self, path: Path) -> str:
@@ -125,8 +130,11 @@ def assigned(node: ast.stmt) -> list[str]:
     ]
 
 
-def exports_of(tree: ast.Module) -> dict[str, str]:
-    "What stands in `__all__`: name -> autofunction, autoclass or autodata."
+def exports_of(
+    tree: ast.Module,
+    by_hand: bool = False,  # without `__all__`, a module exports its public functions and classes
+) -> dict[str, str]:
+    "What `__all__` lists: name -> autofunction, autoclass or autodata."
     named, kinds = [], {}
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -135,6 +143,8 @@ def exports_of(tree: ast.Module) -> dict[str, str]:
             kinds[name] = "autodata"
         if "__all__" in assigned(node):
             named = ast.literal_eval(node.value)
+    if by_hand and "__all__" not in kinds:
+        named = [n for n, kind in kinds.items() if kind != "autodata" and not n.startswith("_")]
     return {name: kinds.get(name, "autodata") for name in sorted(named, key=[*kinds, *named].index)}
 
 
@@ -180,7 +190,7 @@ def imported(source: str, lib: str) -> list[tuple[str, str]]:
         and not node.level
     ]
     return [
-        (([*node.module.split("."), "__init__"])[1], part.asname or part.name)
+        (node.module.partition(".")[2] or "__init__", part.asname or part.name)
         for node in found
         for part in node.names
     ]
@@ -417,15 +427,17 @@ def underlined(heading: str) -> str:
 
 def module_page(project: Project, module: str) -> str:
     "The page of one module. What it says is in the docstrings."
-    full, maker = f"{project.lib.name}.{module}", project.makers[module]
+    full, maker = f"{project.lib.name}.{module}", project.makers.get(module)
+    made = (
+        f"How it is made, step by step: :doc:`{label(maker, project.notebooks[maker])} </{maker}>`."
+        if maker
+        else "A plain module, written by hand."
+    )
     members = "".join(
         f".. {kind}:: {full}.{name}\n{OF_CLASS if kind == 'autoclass' else ''}\n"
         for name, kind in project.exports[module].items()
     )
-    return (
-        f"{underlined(full)}\n.. automodule:: {full}\n\nHow it is made, step by step: "
-        f":doc:`{label(maker, project.notebooks[maker])} </{maker}>`.\n\n{members}"
-    )
+    return f"{underlined(full)}\n.. automodule:: {full}\n\n{made}\n\n{members}"
 
 
 def front_page(project: Project, modules: list[str]) -> str:
@@ -436,7 +448,7 @@ def front_page(project: Project, modules: list[str]) -> str:
         underlined("API reference"),
         f".. py:module:: {lib}\n",
         "Made from the docstrings. ``[source]`` leads to the cell of the notebook where a thing "
-        "is made.\n",
+        "is made, or to the file of a module that is written by hand.\n",
         f"From ``{lib}`` itself one can import "
         + ", ".join(f":py:obj:`~{lib}.{home[e]}.{e}`" for e in project.exports.get("__init__", []))
         + ".\n",
@@ -450,13 +462,15 @@ def front_page(project: Project, modules: list[str]) -> str:
 
 
 def write_reference(project: Project, out: Path) -> list[str]:
-    "Pages for the modules, in the order of the notebooks that make them. -> names of the modules"
+    """Pages for the modules: in the order of the notebooks that make them, then those written by
+    hand. -> names of the modules"""
     here = {path.stem for path in project.lib.glob("*.py")} - {"__init__", "_modidx"}
     project.complaints += [
         f"{project.lib.name}/{name}.py: no notebook makes it."
         for name in sorted(here - project.makers.keys())
     ]
     modules = [name for name in project.makers if name in here]
+    modules += [name for name, exports in project.exports.items() if "." in name and exports]
     (out / "api").mkdir(parents=True)
     for name in modules:
         (out / "api" / f"{name}.rst").write_text(module_page(project, name), encoding="utf-8")

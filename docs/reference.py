@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from collect import assigned
+from collect import Project, assigned
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
@@ -80,13 +80,18 @@ def parameters(node: ast.FunctionDef) -> list[ast.arg]:
 def of_function(node: ast.FunctionDef, found: dict[int, tuple[str, bool]]) -> dict[str, str]:
     "Parameter -> its comment; what is returned is under `return`."
     end = node.returns.end_lineno if node.returns else None
-    said = {
-        arg.arg: remark_at(found, arg.lineno, arg.end_lineno)
-        for arg in parameters(node)
-        if arg.end_lineno != end
+    a = node.args
+    given = zip(reversed([*a.posonlyargs, *a.args]), reversed(a.defaults))
+    default = {arg.arg: value for arg, value in [*given, *zip(a.kwonlyargs, a.kw_defaults)]}
+    last = {  # the line that ends a parameter: that of its default, where it has one
+        arg: (default.get(arg.arg) or arg).end_lineno for arg in parameters(node)
     }
-    if end in found and end < node.body[0].lineno:
-        said["return"] = found[end][0]
+    said = {
+        arg.arg: remark_at(found, arg.lineno, line) for arg, line in last.items() if line != end
+    }
+    if end:  # ruff may put the type on a line of its own, before `):  # the comment`
+        behind = [found[line][0] for line in range(end, node.body[0].lineno) if line in found]
+        said["return"] = " ".join(behind)
     return {name: words for name, words in said.items() if words}
 
 
@@ -314,10 +319,14 @@ def place(module: str, name: str) -> tuple[str, int] | None:
 
 
 def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
-    "The cell that exports a thing, seen from api/."
+    """The cell that exports a thing, seen from api/; of a module that is written by hand, its file
+    in the repository."""
     if not info.get("fullname"):
         return None
     module, line = place(info["module"], info["fullname"])
+    if not cells(module):
+        file = Path(inspect.getfile(importlib.import_module(module)))
+        return f"{Project(file.parents[module.count('.')]).url(file)}#L{line}"
     above = [(page, cell) for start, page, cell in cells(module) if start <= line]
     return f"../{above[-1][0]}.html#cell-{above[-1][1]}" if above else None
 

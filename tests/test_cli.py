@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
 import threading
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,11 +24,31 @@ import pytest
 import yaml
 from datasets import Dataset, DatasetDict
 
+import rlhf_nb
 from rlhf_nb import cli
+from rlhf_nb.cli import data, demo, judge, plot, ppo, reward, scoring, sft, view
+from rlhf_nb.cli.parsing import kinds_of
+from rlhf_nb.cli.ppo_models import policy_name
+from rlhf_nb.cli.recipes import read_recipe
+from rlhf_nb.runtime import curves
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
 SETTINGS = (*TRAINED, "judge")
+PARSERS = dict(
+    sft=sft.sft_parser,
+    reward=reward.reward_parser,
+    ppo=ppo.ppo_parser,
+    judge=judge.judge_parser,
+    plot=plot.plot_parser,
+    view=view.view_parser,
+    demo=demo.demo_parser,
+)
+
+
+def parse(name: str, words: list[str]) -> list:
+    "The dataclasses of a command, filled."
+    return PARSERS[name]().settings(words)
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +74,7 @@ def say(capsys, line: str | list[str]) -> tuple[int, str, str]:
 
 def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], object]:
     "Words for a value that is not the default, and that value."
-    kinds = cli._kinds(hint)
-    action = next(a for a in parser._actions if a.dest == field.name and a.nargs != 0)
+    kinds, action = kinds_of(hint), parser.known[field.name]
     default = action.default
     if get_origin(hint) is Literal or action.choices:
         value = next(
@@ -88,8 +106,8 @@ def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], ob
 
 
 def wanted_of(name: str) -> tuple[list, dict[str, tuple[list[str], object]]]:
-    parser, kinds = cli.command_parser(name), cli._arguments(name)
-    found = {}
+    parser, found = PARSERS[name](), {}
+    kinds = parser.dataclass_types
     for kind in kinds:
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
@@ -114,7 +132,7 @@ def test_every_flag_reaches_its_field(name, how, monkeypatch):
         monkeypatch.setattr(
             kind, "__post_init__", lambda self: None, raising=False
         )  # combinations are the trainers' matter
-    before = values_of(cli.parse(name, []))
+    before = values_of(parse(name, []))
     if how == "file":
         settings = {
             key: words if len(words) > 1 else words[0] for key, (words, _) in wanted.items()
@@ -129,7 +147,7 @@ def test_every_flag_reaches_its_field(name, how, monkeypatch):
     else:
         flag = (lambda key: "--" + key.replace("_", "-")) if how == "hyphens" else "--{}".format
         words = [word for key, (values, _) in wanted.items() for word in (flag(key), *values)]
-    found = values_of(cli.parse(name, words))
+    found = values_of(parse(name, words))
     assert set(found) == set(wanted) and len(found) > (20 if name == "judge" else 120)
     listed = {"report_to", "optim_target_modules", "label_names"}
     for key, (_, value) in wanted.items():
@@ -145,10 +163,12 @@ def test_every_flag_reaches_its_field(name, how, monkeypatch):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_yes_or_no_alone_or_with_a_value(name):
     hints = {
-        key: hint for kind in cli._arguments(name) for key, hint in get_type_hints(kind).items()
+        key: hint
+        for kind in PARSERS[name]().dataclass_types
+        for key, hint in get_type_hints(kind).items()
     }
-    flags = [key for key, hint in hints.items() if bool in cli._kinds(hint)]
-    parser = cli.command_parser(name)
+    flags = [key for key, hint in hints.items() if bool in kinds_of(hint)]
+    parser = PARSERS[name]()
     assert len(flags) >= 2
     for key in flags:
         for words, value in (([], True), (["True"], True), (["false"], False), (["no"], False)):
@@ -158,9 +178,9 @@ def test_yes_or_no_alone_or_with_a_value(name):
 
 def test_none_can_be_typed_where_the_field_may_be_none():
     Path("a.yaml").write_text("missing_eos_penalty: 1.0\nvalue_learning_rate: 1e-3\n")
-    *_, args = cli.parse("ppo", "--config a.yaml --missing_eos_penalty None".split())
+    *_, args = parse("ppo", "--config a.yaml --missing_eos_penalty None".split())
     assert args.missing_eos_penalty is None and args.value_learning_rate == 1e-3
-    *_, asked = cli.parse("judge", ["--cache", "None"])
+    *_, asked = parse("judge", ["--cache", "None"])
     assert asked.cache is None
 
 
@@ -171,7 +191,7 @@ def test_none_can_be_typed_where_the_field_may_be_none():
 def test_the_published_commands():
     dummy = """--dataset_name d --dataset_train_split descriptiveness --learning_rate 3e-6 --num_ppo_epochs 1 --num_mini_batches 1 --output_dir models/minimal/ppo
         --per_device_train_batch_size 64 --gradient_accumulation_steps 1 --total_episodes 10000 --model_name_or_path p --sft_model_path s --reward_model_path r --missing_eos_penalty 1.0"""
-    data, models, args = cli.parse("ppo", dummy.split())
+    data, models, args = parse("ppo", dummy.split())
     assert (
         args.learning_rate,
         args.num_ppo_epochs,
@@ -187,12 +207,12 @@ def test_the_published_commands():
     assert (
         data.dataset_train_split,
         models.model_name_or_path,
-        cli._policy_name(models, args),
+        policy_name(models.model_name_or_path, args.sft_model_path),
         args.reward_model_path,
     ) == ("descriptiveness", "p", "s", "r")
     tldr = """--dataset_name d --dataset_test_split validation --output_dir o --learning_rate 3e-6 --per_device_train_batch_size 16 --gradient_accumulation_steps 4 --total_episodes 1000000
         --model_name_or_path p --sft_model_path s --reward_model_path r --local_rollout_forward_batch_size 16 --stop_token eos --response_length 53 --eval_strategy steps --eval_steps 100"""
-    *_, args = cli.parse("ppo", [*tldr.split(), "--missing_eos_penalty", "1.0"])
+    *_, args = parse("ppo", [*tldr.split(), "--missing_eos_penalty", "1.0"])
     assert (
         args.stop_token,
         args.response_length,
@@ -200,15 +220,13 @@ def test_the_published_commands():
         args.missing_eos_penalty,
         args.non_eos_penalty,
     ) == ("eos", 53, 16, 1.0, False)
-    *_, args = cli.parse(
-        "ppo", [*tldr.split(), *"--non_eos_penalty --penalty_reward_value -1".split()]
-    )
+    *_, args = parse("ppo", [*tldr.split(), *"--non_eos_penalty --penalty_reward_value -1".split()])
     assert (args.missing_eos_penalty, args.non_eos_penalty, args.penalty_reward_value) == (
         None,
         True,
         -1.0,
     )
-    _, models, asked = cli.parse(
+    _, models, asked = parse(
         "judge", "--model_name_or_path p --judge_model gpt-4o-mini --num_examples 1000".split()
     )
     assert (models.model_name_or_path, asked.judge_model, asked.num_examples) == (
@@ -231,7 +249,7 @@ RECIPES = {
 )
 def test_recipes_parse(recipe, name):
     settings, more = (
-        cli.read_config(recipe, name),
+        read_recipe(recipe, name),
         [] if name == "judge" else ["--use_cpu"],
     )  # bf16 wants a GPU, or a word that there is none
     words = [
@@ -239,9 +257,9 @@ def test_recipes_parse(recipe, name):
         for key, value in settings.items()
         for word in (f"--{key}", *(value if isinstance(value, list) else [value]))
     ]
-    found = values_of(cli.parse(name, ["--config", f"{recipe}.yaml", *more]))
+    found = values_of(parse(name, ["--config", f"{recipe}.yaml", *more]))
     strip = lambda values: {key: value for key, value in values.items() if key != "run_name"}
-    assert len(settings) > 3 and strip(found) == strip(values_of(cli.parse(name, words + more)))
+    assert len(settings) > 3 and strip(found) == strip(values_of(parse(name, words + more)))
 
 
 def test_the_launchers_say_what_they_are_called():
@@ -287,7 +305,7 @@ def test_flags_override_the_file():
         ["--config", "a.yaml", "--num_ppo_epochs", "3"],
         ["--num_ppo_epochs=3", "--config=a.yaml"],
     ):
-        *_, args = cli.parse("ppo", words)
+        *_, args = parse("ppo", words)
         assert (args.kl_coef, args.num_ppo_epochs, args.save_strategy, args.reward_weights) == (
             0.2,
             3,
@@ -309,10 +327,10 @@ def test_flags_override_the_file():
         ("kl_coef: [1, 2]", "kl_coef takes one value"),
         ("kl_coef:", "kl_coef"),
         ("kl_coef: -1", "kl_coef is -1.0: give a finite number"),
-        ("- kl_coef", "wanted lines such as"),
+        ("- kl_coef", "expected lines such as"),
         ("a: [", "a.yaml"),
-        ("kl_coef: 1\nkl_coef: 2", "kl_coef stands there twice"),
-        ("bf16: perhaps", "invalid True or False value"),
+        ("kl_coef: 1\nkl_coef: 2", "kl_coef is set twice"),
+        ("bf16: perhaps", "Truthy value expected: got perhaps"),
         ("lr_scheduler_kwargs: {a: [}", "a.yaml"),
     ],
 )
@@ -465,7 +483,7 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ("ppo --kl_coef x", "invalid float value: 'x'"),
         ("ppo --num_ppo_epochs 0", "num_ppo_epochs is 0"),
         ("ppo extra", "unrecognized arguments: extra"),
-        ("ppo --kl 1", "unrecognized"),
+        ("ppo --kl 1", "Did you mean --kl_coef?"),
         (
             "judge --dataset_name {p}/rows.jsonl --judge_model gold",
             "--model_name_or_path is missing",
@@ -545,9 +563,9 @@ def test_reward_functions_by_name(monkeypatch):
         "def f(prompts, responses, **columns): return [len(columns)] * len(responses)"
     )
     for name in ("here_only:f", "here_only.py:f", str(Path("here_only.py").resolve()) + ":f"):
-        assert cli.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
+        assert scoring.load_reward_function(name)(["p"], ["r"], a=[1], b=[2]) == [2]
     assert (
-        cli.load_reward_function("words_from_prompt")(["one two three"], ["one two"], least=2)
+        scoring.load_reward_function("words_from_prompt")(["one two three"], ["one two"], least=2)
         == [1.0]
         and os.getcwd() not in sys.path
     )
@@ -562,7 +580,7 @@ def test_reward_functions_by_name(monkeypatch):
             question="sue",
         )
     )
-    assert cli.load_reward_function("gold")(
+    assert scoring.load_reward_function("gold")(
         ["p", "p"], [" my boss sold my car.", " my boss sold my tent."], facts=[truth, truth]
     ) == [3.0, 0.0]
 
@@ -578,14 +596,8 @@ def given(monkeypatch, name: str, line: str) -> dict:
     "The arguments that the command makes its trainer with."
     import inspect
 
-    import rlhf_nb.reward
-    import rlhf_nb.sft
-    import rlhf_nb.trainer
-
     module, kind = dict(
-        sft=(rlhf_nb.sft, "SFTTrainer"),
-        reward=(rlhf_nb.reward, "RewardTrainer"),
-        ppo=(rlhf_nb.trainer, "PPOTrainer"),
+        sft=(sft, "SFTTrainer"), reward=(reward, "RewardTrainer"), ppo=(ppo, "PPOTrainer")
     )[name]
     seen, true = {}, getattr(module, kind)
 
@@ -755,19 +767,19 @@ def test_rows_come_from_everywhere(parts, tmp_path):
     )
     Dataset.from_pandas(frame).save_to_disk("one")
     for name in ("a.json", "a.jsonl", "a.csv", "a.parquet", "both", "one"):
-        assert cli.take(cli.load_rows(name), "train").to_pandas().equals(frame), name
-    assert len(cli.take(cli.load_rows("both"), "train+test[:1]")) == 4
-    assert cli.take(cli.load_rows("one"), "train[1:]")["completion"][:] == [
+        assert data.take(data.load_rows(name), "train").to_pandas().equals(frame), name
+    assert len(data.take(data.load_rows("both"), "train+test[:1]")) == 4
+    assert data.take(data.load_rows("one"), "train[1:]")["completion"][:] == [
         " b",
         " c",
-    ] and cli.take(cli.load_rows("one"), "train[-1:]")["completion"][:] == [" c"]
+    ] and data.take(data.load_rows("one"), "train[-1:]")["completion"][:] == [" c"]
     for split, n in (("train[:9]", 9), ("test", 2000)):
-        rows = cli.take(cli.load_rows("mini_tldr", None, 3, ["train[:9]", "test"]), split)
+        rows = data.take(data.load_rows("mini_tldr", None, 3, ["train[:9]", "test"]), split)
         assert (
             len(rows) == n
             and rows["prompt"][:9] == mini_tldr(3, 9, 1, 9)[split.split("[")[0]]["prompt"][:9]
         )
-    assert cli.load_rows("mini_tldr", None, 0, ["train[1%:2%]"]).num_rows == dict(
+    assert data.load_rows("mini_tldr", None, 0, ["train[1%:2%]"]).num_rows == dict(
         train=24_000, validation=1_000, test=2_000
     )
 
@@ -787,8 +799,8 @@ def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
         work.choose(key)
     work.undo()
     assert any(row["again"] for row in work.rows)
-    rows = cli._pairs(
-        cli.take(cli.load_rows("labels.jsonl"), "train"), cli.TrainDataArguments("labels.jsonl")
+    rows = data.pairs_of(
+        data.take(data.load_rows("labels.jsonl"), "train"), data.TrainDataArguments("labels.jsonl")
     )
     names = ["prompt", "chosen", "rejected"]
     assert (
@@ -912,17 +924,17 @@ def test_students_t():
         120: 1.980,
     }  # of any textbook
     assert (
-        all(abs(cli.t_quantile(k) - t) < 6e-4 for k, t in table.items())
-        and abs(cli.t_quantile(5, 0.99) - 4.032) < 6e-4
+        all(abs(curves.t_quantile(k) - t) < 6e-4 for k, t in table.items())
+        and abs(curves.t_quantile(5, 0.99) - 4.032) < 6e-4
     )
     with pytest.raises(ValueError, match="at least two runs"):
-        cli.t_quantile(0)
+        curves.t_quantile(0)
 
 
 # catches: a standard deviation over n, an interval at places where one run is left, runs lost where
 # one stopped early
 def test_mean_and_interval_by_hand():
-    found = cli.mean_and_interval(
+    found = curves.mean_and_interval(
         pd.DataFrame(
             dict(a=[1.0, 5, 2], b=[2.0, 7, np.nan], c=[6.0, np.nan, np.nan]), index=[64, 128, 192]
         )
@@ -936,7 +948,7 @@ def test_mean_and_interval_by_hand():
         )
     )
     draws = np.random.default_rng(0).normal(1.0, 2.0, (20_000, 4))
-    covered = cli.mean_and_interval(pd.DataFrame(draws))
+    covered = curves.mean_and_interval(pd.DataFrame(draws))
     assert abs(((covered.low < 1) & (covered.high > 1)).mean() - 0.95) < 0.005
 
 
@@ -965,9 +977,9 @@ def write_run(folder, scores, name="trainer_state.json", start=64):
 def test_a_log_is_read(tmp_path):
     write_run("run/checkpoint-9", [1.0])
     write_run("run/checkpoint-10", [1.0, 2.0])
-    assert cli.read_log("run")["objective/scores"].tolist() == [1, 2]
+    assert curves.read_log("run")["objective/scores"].tolist() == [1, 2]
     write_run("run", [1.0, 2.0, 3.0])
-    log = cli.read_log("run")
+    log = curves.read_log("run")
     assert log["episode"].tolist() == [64, 128, 192] and log["eval_score"].tolist() == [
         0.5,
         1.0,
@@ -979,13 +991,13 @@ def test_a_log_is_read(tmp_path):
         '"objective/kl": 1}\n{"stage": "ppo", "step": 1, "episode": 32, "gold/win_rate": '
         '0.5}\n{"st'
     )
-    assert cli.read_log("demo").to_dict("records") == [
+    assert curves.read_log("demo").to_dict("records") == [
         {"step": 1.0, "episode": 32.0, "objective/kl": 1.0, "gold/win_rate": 0.5}
     ]
     for text in ('{"log_history": []}', "half a fi", "{}"):
         Path("run/trainer_state.json").write_text(text)
         with pytest.raises(ValueError, match="run cannot be drawn"):
-            cli.read_log("run")
+            curves.read_log("run")
 
 
 @pytest.mark.parametrize(
@@ -1002,7 +1014,7 @@ def test_a_log_is_read(tmp_path):
     ],
 )
 def test_runs_are_grouped_by_all_but_the_seed(runs, groups):
-    found = cli.group_runs(runs)
+    found = curves.group_runs(runs)
     assert [run for group in found.values() for run in group] == runs
     if groups:
         assert {name: len(group) for name, group in found.items()} == groups
@@ -1014,10 +1026,10 @@ def test_the_figure():
     for name, scores in dict(a_seed0=[1.0, 2, 3], a_seed1=[3.0, 4, 5], b=[7.0, 8, 9]).items():
         write_run(name, scores)
     logs = {
-        name: [cli.read_log(run) for run in runs]
-        for name, runs in cli.group_runs(["a_seed0", "a_seed1", "b"]).items()
+        name: [curves.read_log(run) for run in runs]
+        for name, runs in curves.group_runs(["a_seed0", "a_seed1", "b"]).items()
     }
-    figure = cli.plot_runs(logs, ["val/ratio", "objective/scores"])
+    figure = curves.plot_runs(logs, ["val/ratio", "objective/scores"])
     assert [axis.get_title() for axis in figure.axes] == [
         "val/ratio",
         "objective/scores",
@@ -1031,7 +1043,7 @@ def test_the_figure():
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
     assert abs(band.max() - (4 + 12.706)) < 0.01 and abs(band.min() - (2 - 12.706)) < 0.01
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 runs)", "b"]
-    assert cli.plot_runs({"b": logs["b"]}, ["val/ratio"]).get_suptitle() == ""
+    assert curves.plot_runs({"b": logs["b"]}, ["val/ratio"]).get_suptitle() == ""
 
 
 def test_the_plot_command(capsys):
@@ -1049,7 +1061,7 @@ def test_the_plot_command(capsys):
         say(capsys, "plot a_seed0 a_seed1 --output figures/all")[0] == 0
         and Path("figures/all.svg").read_text() == first
     )  # the same bytes again
-    assert cli.choose_metrics([cli.read_log("a_seed0")], ["*_score", "objective/*"]) == [
+    assert curves.choose_metrics([curves.read_log("a_seed0")], ["*_score", "objective/*"]) == [
         "eval_score",
         "objective/scores",
     ]
@@ -1075,7 +1087,7 @@ def test_view(ppo, capsys, monkeypatch):
         tokens=[["<b>", "[red]", *row[2:]] for row in r.tokens],
     ).save(path)
     opened = []
-    monkeypatch.setattr(cli.webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(view.webbrowser, "open", lambda address: opened.append(address) or True)
     code, out, _ = say(capsys, "view run --episodes 2")
     page = Path("run/rollouts.html").read_text()
     assert (
@@ -1132,43 +1144,63 @@ def test_view_of_a_demo_is_its_report_too(ppo, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_help_teaches(capsys, name):
+    about, parser = PARSERS[name]().about, PARSERS[name]()
+    assert all(example.split()[:2] == ["rlhf-nb", name] for example in about.examples[:1])
     code, out, _ = say(capsys, f"{name} --help")
     plain = " ".join(out.split())
-    assert (
-        code == 0
-        and all(example in plain for example in cli.COMMANDS[name].examples)
-        and "needs" in plain
-        and "rite" in plain + cli.COMMANDS[name].text
-    )
-    if name not in SETTINGS:
-        return
-    hints = [f.name for kind in cli._arguments(name) for f in dataclasses.fields(kind) if f.init]
-    assert all(f"--{key}" in out for key in hints) and (
-        "transformers.TrainingArguments:" in out
-    ) is (name in TRAINED)
+    assert code == 0 and all(example in plain for example in about.examples)
+    assert "needs" in plain and "rite" in plain + about.text
+    code, every, _ = say(capsys, f"{name} --help-all")
+    options = {
+        f.name for kind in parser.dataclass_types for f in dataclasses.fields(kind) if f.init
+    }
+    assert code == 0 and all(f"--{key}" in every for key in options)
+    assert ("transformers.TrainingArguments:" in every) is (name in TRAINED)
+    assert all(f"--{key}" in out for key in options) is (name not in TRAINED)
 
 
-# catches: a command line that imports torch to say its own name
+# catches: 781 lines of help, an option that must be given and does not say so, a default left out
+@pytest.mark.parametrize("name", TRAINED)
+def test_help_shows_the_options_that_matter(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, out, _ = say(capsys, f"{name} --help")
+    shown = re.findall(r"^  (?:-h, )?--(\S+)", out, re.M)
+    assert 20 <= len(shown) <= 32 and len(out.splitlines()) < 80
+    for option in ("dataset_name", "model_name_or_path"):
+        assert "(required" in out.split(f"--{option} ")[1].split("\n  --")[0]
+    assert "(default: " in out and f"rlhf-nb {name} --help-all" in out
+    assert len(re.findall(r"^[a-z ]+:$", out, re.M)) >= 4
+    assert "keep_forward_gib" not in out and "torch_compile" not in out
+
+
+# catches: help that shows defaults which the recipe has changed
+def test_help_beside_a_recipe_shows_what_it_sets(capsys):
+    _, out, _ = say(capsys, "ppo --config mini_tldr.yaml --help")
+    assert re.search(r"--response_length INT\s+.*\(default: 32\)", out)
+
+
+def test_the_program_alone(capsys):
+    code, out, err = say(capsys, "")
+    assert code == 2 and all(f"  {name} " in out for name in cli.COMMANDS) and "COMMAND" in err
+    code, out, err = say(capsys, "--version")
+    assert (code, out, err) == (0, f"rlhf-nb {rlhf_nb.__version__}\n", "")
+
+
+# catches: a command line that imports torch to print its own name
 def test_help_does_not_wait_for_torch(tmp_path):
-    (tmp_path / "rlhf_nb").mkdir()
-    (tmp_path / "rlhf_nb" / "__init__.py").write_text(
-        ""
-    )  # what the package's own first lines import is not asked here
-    (tmp_path / "rlhf_nb" / "cli.py").write_text((ROOT / "rlhf_nb" / "cli.py").read_text())
     program = (
-        "import sys, rlhf_nb.cli as c\ntry: c.main(['--help'])\nexcept SystemExit as stop: "
-        "assert not stop.code\nassert not {'torch', 'transformers', 'datasets', "
-        "'matplotlib', 'pandas'} & set(sys.modules)"
+        "import sys, rlhf_nb.cli as c\nassert c.main(['--help']) == 0\nassert not {'torch', "
+        "'transformers', 'datasets', 'matplotlib', 'pandas'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=900
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in cli.COMMANDS), (
         done.stderr
     )
     done = subprocess.run(
         [sys.executable, "-m", "rlhf_nb.cli", "ppoo"],
-        cwd=tmp_path,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=900,
@@ -1255,7 +1287,8 @@ def test_the_pipeline_as_it_is_typed(run):
     )
     history = json.loads((folder / "reward" / "trainer_state.json").read_text())["log_history"]
     assert (
-        any("eval_accuracy" in row for row in history) and "was taken off every score" in parts[1]
+        any("eval_accuracy" in row for row in history)
+        and "was subtracted from every score" in parts[1]
     )
     assert (
         len(list((folder / "ppo_seed1" / "rollouts").iterdir())) == 3

@@ -15,11 +15,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, load_from_disk
+from rich.console import Console
 
 from rlhf_nb import cli
 from rlhf_nb.checkpoint import staged
+from rlhf_nb.cli import demo_stages
+from rlhf_nb.cli.demo_run import DemoSettings, Run
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.tldr import mini_tldr
 
 TINY = dict(
     posts=320,
@@ -155,7 +159,7 @@ def test_a_second_call_uses_what_is_finished(run):
         code == 0
         and err == ""
         and [
-            re.search(rf"^{name} .*used again", out, re.M) is not None
+            re.search(rf"^{name} .*reused", out, re.M) is not None
             for name in ("sft", "pairs", "reward", "ppo")
         ]
         == [True] * 4
@@ -190,7 +194,7 @@ def test_other_settings_in_the_same_folder_are_refused(run, capsys, changes, nam
 # ---- Ctrl-C ----
 
 
-# catches: a half stage that is used again, a stage that is random in how it was reached, seconds of
+# catches: a half stage that is reused, a stage that is random in how it was reached, seconds of
 # silence after Ctrl-C
 def test_an_interrupted_run_goes_on(run, tmp_path):
     folder = tmp_path / "run"
@@ -213,7 +217,7 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
         and not (folder / "ppo").exists()
     )
     code, out, err, _ = finish(start(folder), folder)
-    assert code == 0 and out.count("used again") == 2
+    assert code == 0 and out.count("reused") == 2
     assert not [name for name in PROMISED if not (folder / name).is_file()] and not list(
         folder.glob("*.partial")
     )
@@ -229,7 +233,7 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
 # catches: a metrics file whose last line was cut off by a kill, and that stops the run that would
 # mend it
 def test_half_a_line_of_metrics_is_left_out(tmp_path):
-    made = cli.Run(cli.DemoSettings(str(tmp_path)), cli.Console(quiet=True))
+    made = Run(DemoSettings(str(tmp_path)), Console(quiet=True))
     made.log("sft", step=1)
     with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"stage": "sft", "st')
@@ -246,7 +250,7 @@ def test_the_judge_that_looks_on_changes_nothing(run, tmp_path, monkeypatch):
     shutil.copytree(run[0], folder)
     for name in ("ppo", "completions"):
         shutil.rmtree(folder / name)
-    monkeypatch.setattr(cli.GoldCallback, "look", lambda self, step: None)
+    monkeypatch.setattr(demo_stages.GoldCallback, "look", lambda self, step: None)
     assert cli.main(words(folder)) == 0
     assert (folder / "ppo" / "model.safetensors").read_bytes() == models(run[0])["ppo"] and not [
         log for log in logs(folder) if "gold/win_rate" in log
@@ -273,7 +277,7 @@ def test_ctrl_c_in_any_stage_leaves_no_half_one(run, tmp_path, monkeypatch, caps
             (part / "model.safetensors").write_text("half")
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, stage, half)
+    monkeypatch.setattr(demo_stages, stage, half)
     assert cli.main(words(folder)) == 130 and (name == "judge" or not (folder / name).exists())
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -321,7 +325,7 @@ def test_bad_words_get_one_line(tmp_path, capsys, more, said):
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["dem"], ["--fresh"]])
+@pytest.mark.parametrize("arguments", [["dem"], ["--fresh"]])
 def test_no_command_gets_one_line(capsys, arguments):
     one_line(capsys, arguments)
 
@@ -369,17 +373,17 @@ def test_fresh_starts_over_and_trainers_see_text_alone(run, tmp_path, monkeypatc
     (folder / "sft" / "model.safetensors").write_bytes(b"spoilt")
     for name in ("SFTTrainer", "RewardTrainer", "PPOTrainer"):
 
-        def watch(self, *args, original=getattr(cli, name).__init__, name=name, **kwargs):
+        def watch(self, *args, original=getattr(demo_stages, name).__init__, name=name, **kwargs):
             bound = inspect.signature(original).bind(self, *args, **kwargs).arguments
             given[name] = {
                 key: columns_of(value) for key, value in bound.items() if columns_of(value)
             }
             original(self, *args, **kwargs)
 
-        monkeypatch.setattr(getattr(cli, name), "__init__", watch)
+        monkeypatch.setattr(getattr(demo_stages, name), "__init__", watch)
     assert cli.main([*words(folder), "--fresh"]) == 0
     assert (
-        "used again" not in capsys.readouterr().out
+        "reused" not in capsys.readouterr().out
         and models(folder) == models(run[0])
         and (folder / "mine.txt").exists()
     )
@@ -389,7 +393,6 @@ def test_fresh_starts_over_and_trainers_see_text_alone(run, tmp_path, monkeypatc
         PPOTrainer=dict(train_dataset={"prompt"}),
     )
     assert (
-        columns_of(cli.load_from_disk(str(folder / "pairs")))
-        | columns_of(cli.mini_tldr(0, 1, 1, 1))
+        columns_of(load_from_disk(str(folder / "pairs"))) | columns_of(mini_tldr(0, 1, 1, 1))
         >= JUDGED
     )  # what there would be to see

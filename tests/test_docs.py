@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import html
 import importlib
+import inspect
 import io
 import json
 import os
@@ -38,6 +39,25 @@ PAGES = sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb"))
 MODULES = sorted(
     path.stem for path in (ROOT / LIB).glob("*.py") if path.stem not in ("__init__", "_modidx")
 )
+PLAIN = [
+    f"{folder}.{path.stem}"
+    for folder in ("runtime", "ui")
+    for path in sorted((ROOT / LIB / folder).glob("[!_]*.py"))
+]
+
+
+def public(module: str) -> list[str]:
+    "What a module exports; without `__all__`, the functions and classes that it defines."
+    made = importlib.import_module(f"{LIB}.{module}")
+    if hasattr(made, "__all__"):
+        return made.__all__
+    named = [(name, value) for name, value in vars(made).items() if not name.startswith("_")]
+    return [
+        name
+        for name, value in named
+        if (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == made.__name__
+    ]
 
 
 def built(root: Path, place: Path) -> subprocess.CompletedProcess:
@@ -111,7 +131,7 @@ def test_the_menu_has_every_page_in_its_place(soups):
     assert (
         list(found)[:1] == ["Start here"]
         and list(found)[-1] == "API"
-        and found["API"] == ["api/index", *(f"api/{m}" for m in in_order())]
+        and found["API"] == ["api/index", *(f"api/{m}" for m in [*in_order(), *PLAIN])]
     )
     assert found["Start here"][1:] == ["00_tour"] and set(PAGES) == {
         "index",
@@ -135,7 +155,7 @@ def test_the_menu_has_every_page_in_its_place(soups):
             if name[:2].isdigit() and int(name[:2]) in numbers and name != "00_tour"
         ]
         assert found.get(section, []) == wanted, section
-    assert set(soups) == {*PAGES, "api/index", *(f"api/{m}" for m in MODULES)}
+    assert set(soups) == {*PAGES, "api/index", *(f"api/{m}" for m in [*MODULES, *PLAIN])}
 
 
 def in_order() -> list[str]:
@@ -192,9 +212,10 @@ def test_the_code_of_a_page_is_shown(soups, page):
 
 # catches: an export that autodoc passes over (a constant, what is put together elsewhere), or a
 # page that nobody made
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, *PLAIN])
 def test_every_export_is_in_the_reference(soups, module):
-    names = importlib.import_module(f"{LIB}.{module}").__all__
+    names = public(module)
+    assert names
     ids, front = (
         {part["id"] for part in soups[f"api/{module}"].select("dt[id]")},
         {a["href"] for a in soups["api/index"].select("article a")},
@@ -216,13 +237,13 @@ def test_what_the_package_exports_is_on_the_front_page(soups):
 def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
     """Of each exported function, and each method of an exported class that has a docstring: the
     comments between `def` and the body."""
-    source = (ROOT / LIB / f"{module}.py").read_text(encoding="utf-8")
+    source = (ROOT / LIB / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
     comments = {
         t.start[0]: t.string.lstrip("# ")
         for t in tokenize.generate_tokens(io.StringIO(source).readline)
         if t.type == tokenize.COMMENT
     }
-    exported = importlib.import_module(f"{LIB}.{module}").__all__
+    exported = public(module)
     for node in ast.parse(source).body:
         inside = (
             [node]
@@ -246,7 +267,7 @@ def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
 
 # catches: comments beside parameters that are not read: those alone on a line, those of the
 # returned value, those of a class, those of inherited settings
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*MODULES, *PLAIN])
 def test_comments_beside_parameters_are_in_the_reference(soups, module):
     shown = re.sub(r"[\s`]", "", soups[f"api/{module}"].select_one("article").get_text())
     lost = [

@@ -20,7 +20,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
 LABS = 20  # notebooks from this number on export nothing
-APPARATUS = {"ui", "runtime"}  # packages of plain modules, which any page may use
 
 # (page, rule): why this page need not keep this rule. Nothing else is let off.
 EXEMPT = {
@@ -35,6 +34,7 @@ EXEMPT = {
         "exports_its_module",
     ): "a walk through rooms that are built later: it exports nothing",
     ("15_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
+    ("17_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
 }
 
 
@@ -470,22 +470,32 @@ def test_every_rule_has_a_wrong_page():
 
 # ---- Modules import downwards ----
 
+# Folders of plain modules, which no notebook exports. Notebooks' modules may import from those that
+# serve them; the command line is on top, and nothing imports it.
+SERVING, ON_TOP = ("runtime", "ui"), "cli"
+ABOVE_RUNTIME = {"trainer", ON_TOP}  # what runtime must never import
 
-def rooms(nbs: Path) -> dict[str, int]:
-    "Module -> the number of its notebook."
-    return {p.stem[3:]: int(p.stem[:2]) for p in nbs.glob("[0-9][0-9]_*.ipynb")}
+
+def numbers(nbs: Path) -> dict[str, int]:
+    "Module -> the number of its notebook, where it exports one."
+    return {
+        p.stem[3:]: int(p.stem[:2])
+        for p in nbs.glob("[0-9][0-9]_*.ipynb")
+        if re.search(r"#\|\s*default_exp", p.read_text(encoding="utf-8"))
+    }
 
 
-def imported_rooms(source: str) -> set[str]:
-    """Modules of this package that a module imports, wherever in it and however it is written; ''
-    stands for the package itself, whose __init__ imports from every room."""
+def imported_modules(source: str) -> set[str]:
+    """Modules of this package that a module imports, wherever in it and however it is written, such
+    as `runtime.files`; '' is the package itself, whose __init__ imports from every module."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = LIB + ("." + node.module if node.module else "") if node.level else node.module
-            names = [f"{LIB}.{a.name}" for a in node.names] if base == LIB else [base]
+            folders = [LIB, *(f"{LIB}.{folder}" for folder in (*SERVING, ON_TOP))]
+            names = [f"{base}.{a.name}" for a in node.names] if base in folders else [base]
         elif (
             isinstance(node, ast.Call)
             and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
@@ -494,43 +504,88 @@ def imported_rooms(source: str) -> set[str]:
             names = [str(getattr(node.args[0], "value", ""))]
         else:
             continue
-        found |= {
-            name.partition(".")[2].split(".")[0] for name in names if name.split(".")[0] == LIB
-        }
-    return found
+        found |= {name.partition(".")[2] for name in names if name.split(".")[0] == LIB}
+    return {
+        ".".join(name.split(".")[: 2 if name.split(".")[0] in (*SERVING, ON_TOP) else 1])
+        for name in found
+    }
 
 
 def upward(name: str, source: str, number: dict[str, int]) -> list[str]:
-    "What a module imports that it must not."
-    problems = []
-    for other in sorted(imported_rooms(source)):
-        if other.startswith("_") or other in APPARATUS:
+    "What a module imports that it must not. `name` is `gae`, or `runtime.files` of a plain module."
+    problems, folder = [], name.split(".")[0]
+    for other in sorted(imported_modules(source)):
+        top = other.split(".")[0]
+        if top.startswith("_"):
             continue
-        if other not in number:
+        if top == ON_TOP and folder != ON_TOP:
+            problems.append(f"{name} imports {other}: nothing but the entry point imports {ON_TOP}")
+        elif folder == "runtime" and top in ABOVE_RUNTIME:
+            problems.append(f"{name} imports {other}: runtime never imports {top}")
+        elif top in (*SERVING, ON_TOP):
+            continue
+        elif top not in number:
+            if not (folder == ON_TOP and not top):  # __version__
+                problems.append(
+                    f"{name} imports {other or 'the package itself'}, which is no module: import "
+                    "from the module that defines it"
+                )
+        elif folder in number and number[top] >= number[folder]:
             problems.append(
-                f"{name} imports {other or 'the package itself'}, which is no numbered room: "
-                "import from the room's module"
-            )
-        elif number[other] >= number[name]:
-            problems.append(
-                f"{name} ({number[name]:02d}) imports {other} ({number[other]:02d}): only lower "
+                f"{name} ({number[name]:02d}) imports {other} ({number[top]:02d}): only lower "
                 "numbers may be imported"
             )
     return problems
 
 
-MODULES = sorted(p for p in (ROOT / LIB).glob("*.py") if not p.name.startswith("_"))
+def a_cycle(imports: dict[str, set[str]]) -> list[str]:
+    "Modules that import each other in a circle; none: []."
+    left = {name: others & imports.keys() for name, others in imports.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def module_of(path: Path) -> str:
+    "`rlhf_nb/runtime/files.py` -> runtime.files; a folder's __init__ has the folder's name."
+    parts = path.relative_to(ROOT / LIB).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+EXPORTED = sorted(p for p in (ROOT / LIB).glob("*.py") if not p.name.startswith("_"))
+PLAIN = sorted(p for folder in (*SERVING, ON_TOP) for p in (ROOT / LIB / folder).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", [*EXPORTED, *PLAIN], ids=module_of)
 def test_imports_go_down(path):
-    number = rooms(ROOT / "nbs")
-    assert path.stem in number, f"{path.name} has no notebook NN_{path.stem}.ipynb"
-    problems = upward(path.stem, path.read_text(encoding="utf-8"), number)
+    number = numbers(ROOT / "nbs")
+    assert path in PLAIN or path.stem in number, (
+        f"{path.name} has no notebook NN_{path.stem}.ipynb: export it from one, or put it into "
+        f"{LIB}/runtime, {LIB}/ui or {LIB}/cli"
+    )
+    problems = upward(module_of(path), path.read_text(encoding="utf-8"), number)
     assert not problems, "; ".join(problems)
 
 
-def test_rooms_that_share_a_number_do_not_lean_on_each_other():
+def test_modules_do_not_import_in_a_circle():
+    found = {
+        module_of(path): imported_modules(path.read_text(encoding="utf-8"))
+        for path in (*EXPORTED, *PLAIN)
+    }
+    assert a_cycle(found) == []
+    assert a_cycle(dict(a={"b"}, b={"c"}, c={"b", "os"}, d=set())) == ["a", "b", "c"]
+
+
+# catches: a module that ruff does not format because its name fits the pattern of exported ones
+def test_ruff_knows_which_modules_are_exported():
+    config = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    patterns = re.findall(rf'"{LIB}/\{{([\w,]+)\}}\.py"', config)
+    wanted = {"__init__", *(path.stem for path in EXPORTED)}
+    assert patterns and all(set(pattern.split(",")) == wanted for pattern in patterns)
+
+
+def test_modules_of_one_number_do_not_import_each_other():
     assert len(upward("viz", "from rlhf_nb.explore import Explorer", dict(explore=2, viz=2))) == 1
 
 
@@ -552,6 +607,9 @@ def test_rooms_that_share_a_number_do_not_lean_on_each_other():
         "import importlib\nimportlib.import_module('rlhf_nb.trainer')",
         "if TYPE_CHECKING:\n    from .trainer import PPOTrainer",
         "from rlhf_nb.cellar import x",
+        "from rlhf_nb.cli import main",
+        "from rlhf_nb import cli",
+        "import rlhf_nb.cli.demo",
     ],
 )
 def test_an_import_upwards_is_caught(line):
@@ -559,10 +617,29 @@ def test_an_import_upwards_is_caught(line):
     assert len(upward("gae", "from .masks import whiten\n" + line, number)) == 1
 
 
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("runtime.files", "from rlhf_nb.trainer import PPOTrainer"),
+        ("runtime.files", "from rlhf_nb.cli.data import take"),
+        ("runtime.files", "from rlhf_nb import PPOTrainer"),
+        ("ui.pages", "from rlhf_nb.cli import main"),
+        ("cli.sft", "from rlhf_nb.cellar import x"),
+    ],
+)
+def test_a_plain_module_that_imports_too_much_is_caught(name, line):
+    assert len(upward(name, line, dict(masks=1, gae=11, trainer=15))) == 1
+
+
 def test_an_import_downwards_is_none():
+    number = dict(masks=1, gae=11, trainer=15)
     source = (
         "import os, torch.nn\nfrom rlhf_nb.masks import whiten\nfrom .masks import "
-        "whiten\nfrom . import masks\nfrom ._modidx import d\nimport "
-        "rlhf_nbs\n'rlhf_nb.trainer'"
+        "whiten\nfrom . import masks\nfrom ._modidx import d\nfrom rlhf_nb.runtime.files import "
+        "read_jsonl\nfrom rlhf_nb.ui import pages\nimport rlhf_nbs\n'rlhf_nb.trainer'"
     )
-    assert upward("gae", source, dict(masks=1, gae=11, trainer=15)) == []
+    assert upward("gae", source, number) == []
+    below = "from rlhf_nb.masks import whiten\nfrom rlhf_nb.runtime.files import read_jsonl"
+    assert upward("runtime.curves", below, number) == upward("ui.pages", below, number) == []
+    above = below + "\nfrom rlhf_nb.trainer import PPOTrainer\nfrom rlhf_nb import __version__"
+    assert upward("cli.ppo", above, number) == []

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoX
 
 import rlhf_nb.rollout
 from rlhf_nb import cli
+from rlhf_nb.cli import plan, ppo
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.memory import (
     FORMS,
@@ -524,11 +525,7 @@ def test_dry_run(shape, capsys, tmp_path):
     code, said = say("--layout zero3")
     assert code == 2 and "--num_processes 8" in said.err
     assert [p.name for p in tmp_path.iterdir()] == ["shape"]
-    read = lambda more: (
-        cli.plan_of(
-            cli._prepared("ppo", words := f"{shape} {more}".split()).parse_args(words)
-        ).setup
-    )
+    read = lambda more: plan.plan_of(ppo.ppo_parser().read(f"{shape} {more}".split())).setup
     setup = read(
         "--use_peft --share_value_trunk --per_device_train_batch_size 3 --max_prompt_length 77 "
         "--bf16 False --dtype bfloat16"
@@ -567,7 +564,7 @@ def test_dry_run_under_a_launcher(shape, capsys, monkeypatch):
         monkeypatch.setenv(name, value)
     assert (found := say())[0] == 1 and "zero3, 8 process(es)" in found[1].out
     code, said = say("--layout fsdp2")
-    assert code == 2 and "the launcher says zero3" in said.err
+    assert code == 2 and "the launcher has zero3" in said.err
     monkeypatch.setenv("RANK", "1")
     assert (found := say())[0] == 0 and found[1].out == ""
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
@@ -597,4 +594,4 @@ def test_a_model_that_is_not_there_is_told_in_words(shape, capsys, monkeypatch, 
     (tmp_path / "adapter" / "adapter_config.json").write_text(
         json.dumps(dict(base_model_name_or_path="shape"))
     )
-    assert cli._config_of("--model_name_or_path", "adapter").hidden_size == 4096
+    assert plan.config_of("--model_name_or_path", "adapter").hidden_size == 4096

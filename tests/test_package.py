@@ -4,6 +4,7 @@ network, and requirements that are true."""
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from setuptools import find_packages
 
 ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
@@ -218,6 +220,14 @@ def test_what_is_brought_along_needs_its_bringer():
 )
 def test_an_import_that_is_not_asked_for_is_caught(source, missing):
     assert unmet(source, "torch>=2.6", "peft>=0.17") == missing
+
+
+# catches: a folder of plain modules that an installation leaves out
+def test_every_folder_of_modules_is_installed():
+    include = ["rlhf_nb", "rlhf_nb.*"]
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / LIB).rglob("*.py")}
+    assert folders == set(find_packages(str(ROOT), include=include))
+    assert f"find_packages(include={json.dumps(include)})" in (ROOT / "setup.py").read_text()
 
 
 def test_make_asks_for_the_python_that_the_package_asks_for():

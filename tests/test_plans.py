@@ -21,6 +21,7 @@ from peft import LoraConfig
 from transformers import GPTNeoXConfig
 
 from rlhf_nb import cli
+from rlhf_nb.cli import ppo
 from rlhf_nb.memory import model_size, plan_memory
 
 PAGE = Path(__file__).resolve().parent.parent / "nbs" / "24_tldr_pythia.ipynb"
@@ -548,8 +549,8 @@ def test_a_command_is_understood(name, quiet):
         recipe["num_processes"],
         Path(asked.config_file).stem,
     )
-    data, models, args = cli.parse(
-        "ppo", shlex.split(words)[1:]
+    data, models, args = ppo.ppo_parser().settings(
+        shlex.split(words)[1:]
     )  # not only understood by the dry run
     found = {
         key: getattr(args, key)

@@ -21,7 +21,7 @@ from lab import ROOT, Lab
 from playwright.sync_api import Browser
 from test_viewer import write_run
 
-from rlhf_nb.cli import view_command
+from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.viewer import Recipe, browse, view, what_if
 

@@ -1,0 +1,83 @@
+"""`rlhf-nb`: one program from the first imitation to the verdict. A module for each command."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+
+from rlhf_nb import __version__
+from rlhf_nb.runtime.errors import did_you_mean
+
+__all__ = ["COMMANDS", "RECIPES", "main"]
+
+RECIPES = Path(__file__).parent.parent / "recipes"  # settings and launcher files of the package
+COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` in its own module
+    "sft": "learn to answer as the references do",
+    "reward": "learn which of two answers people prefer",
+    "ppo": "write what is preferred, and stay near the starting point",
+    "judge": "measure how often the answers beat the references",
+    "plot": "draw the metrics of several runs and seeds, a panel for each metric",
+    "view": "read the episodes of a run, token by token",
+    "demo": "the whole of RLHF on embedded data, in minutes on a CPU",
+}
+STOPPED = {  # what Ctrl-C leaves behind
+    "demo": "Finished stages are kept; the same command goes on from there.",
+    "judge": "Verdicts that were paid for are in --cache.",
+    **dict.fromkeys(
+        ("sft", "reward", "ppo"),
+        "Checkpoints are in the output folder; --resume goes on from the last.",
+    ),
+}
+
+
+def overview() -> str:
+    "What `rlhf-nb --help` prints."
+    recipes = ", ".join(sorted(path.name for path in RECIPES.glob("*.yaml")))
+    more = (
+        "`rlhf-nb COMMAND --help` explains a command. On several GPUs: accelerate launch -m "
+        f"rlhf_nb.cli COMMAND ... Recipes of the package, in {RECIPES}: {recipes}."
+    )
+    return "\n".join(
+        [
+            "usage: rlhf-nb COMMAND [--OPTION VALUE ...]",
+            "",
+            "Learn, run and trust RLHF with PPO.",
+            "",
+            *(f"  {name:{max(map(len, COMMANDS))}}  {line}" for name, line in COMMANDS.items()),
+            "",
+            textwrap.fill(more, width=100, break_on_hyphens=False),
+        ]
+    )
+
+
+def main(words: list[str] | None = None) -> int:
+    """The program. Exit code: 0 done, 1 diverged or will not fit, 2 wrong options or input, 130
+    interrupted."""
+    words = sys.argv[1:] if words is None else list(words)
+    name = words[0] if words else ""
+    if name in ("", "-h", "--help"):
+        print(overview())
+        if not name:
+            print("rlhf-nb: give a COMMAND. See rlhf-nb --help", file=sys.stderr)
+        return 0 if name else 2
+    if name == "--version":
+        print(f"rlhf-nb {__version__}")
+        return 0
+    if name not in COMMANDS:
+        known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
+        print(
+            f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        module = import_module(f"rlhf_nb.cli.{name}")
+        return getattr(module, f"{name}_command")(words[1:]) or 0
+    except KeyboardInterrupt:
+        print(f"\nrlhf-nb {name}: stopped. {STOPPED.get(name, '')}".rstrip(), file=sys.stderr)
+        return 130
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"rlhf-nb {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1 if isinstance(error, FloatingPointError) else 2

@@ -1,0 +1,165 @@
+"""What the commands ask for beside the trainers' own settings: data, models, adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def option(default: Any, text: str) -> Any:
+    "A field with the text that `--help` shows."
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class DataArguments:
+    "Where the examples come from."
+
+    dataset_name: str | None = option(
+        None,
+        "A name on the hub, a folder of save_to_disk, a .json, .jsonl, .csv or .parquet file, or "
+        "an embedded set: mini_tldr, docstrings.",
+    )
+    dataset_config: str | None = option(None, "Configuration of a data set on the hub.")
+    dataset_test_split: str = option(
+        "test", "Split to evaluate on; a slice such as test[:100] works too."
+    )
+    dataset_seed: int = option(0, "Seed of the embedded data sets.")
+    max_prompt_length: int | None = option(None, "Leave out examples with longer prompts (tokens).")
+
+
+@dataclass
+class TrainDataArguments(DataArguments):
+    "And those to train on."
+
+    dataset_train_split: str = option(
+        "train", "Split to train on; a slice such as train[:1000] works too."
+    )
+
+
+@dataclass
+class AnswerDataArguments(TrainDataArguments):
+    "And how long their answers may be."
+
+    max_completion_length: int | None = option(
+        None, "Leave out examples with longer answers (tokens, the stop token included)."
+    )
+
+
+@dataclass
+class ModelArguments:
+    "Which model."
+
+    model_name_or_path: str | None = option(
+        None, "The model to start from: a name on the hub, or a folder."
+    )
+    tokenizer_name_or_path: str | None = option(
+        None, "The tokenizer, where it is not in the model's folder."
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
+        "float32",
+        "Data type of the weights; auto: as saved. (--bf16 trains float32 weights in mixed "
+        "precision.)",
+    )
+    attn_implementation: str | None = option(
+        None, "eager, sdpa, flash_attention_2, ... None: transformers chooses."
+    )
+
+
+@dataclass
+class TrainModelArguments(ModelArguments):
+    "And how it is trained."
+
+    use_peft: bool = option(False, "Train a LoRA adapter instead of the weights.")
+    lora_r: int = option(16, "Rank of the adapter.")
+    lora_alpha: int = option(32, "Scale of the adapter: it is multiplied by lora_alpha / lora_r.")
+    lora_dropout: float = option(0.05, "Dropout before the adapter; PPO sets it to 0.")
+    lora_target_modules: list[str] | None = option(
+        None, "Layers that get an adapter; all-linear: every one. None: peft's choice."
+    )
+    resume: bool = option(
+        False,
+        "Go on from the last checkpoint in output_dir. (--resume_from_checkpoint FOLDER: from that "
+        "one.)",
+    )
+
+
+@dataclass
+class ScratchModelArguments(TrainModelArguments):
+    "Or a model made here, small enough for a laptop."
+
+    from_scratch: bool = option(
+        False,
+        "Instead of loading a model, make a small GPT-NeoX with random weights, and a tokenizer "
+        "from the training split.",
+    )
+    vocab_size: int | None = option(
+        None, "from_scratch: vocabulary, byte-level BPE. None: one token a word, for mini_tldr."
+    )
+    hidden_size: int = option(64, "from_scratch: width.")
+    num_hidden_layers: int = option(2, "from_scratch: number of layers.")
+    num_attention_heads: int = option(8, "from_scratch: attention heads.")
+    max_position_embeddings: int = option(
+        192, "from_scratch: maximum tokens of prompt and answer together."
+    )
+
+
+@dataclass
+class RewardModelArguments(TrainModelArguments):
+    "And where its zero is."
+
+    center_rewards: bool = option(
+        False,
+        "After training, shift the scores so that reference answers average zero (over the first "
+        "1,000 training examples: completion, or else chosen).",
+    )
+
+
+@dataclass
+class PPOModelArguments(TrainModelArguments):
+    "And what scores. `sft_model_path` and `reward_model_path` are among PPO's own settings."
+
+    reward_function: list[str] | None = option(
+        None,
+        "module:function or file.py:function, called with prompts, responses and the data set's "
+        "columns; or gold, words_from_prompt. Several are added up (--reward_weights).",
+    )
+    reward_tokenizer_name_or_path: str | None = option(
+        None, "Tokenizer of the reward model, where it has its own."
+    )
+    value_model_path: str | None = option(
+        None, "Value model. None: made from the reward model, or else from the policy."
+    )
+    zero_value_head: bool = option(False, "Start the value model with 0 for every token.")
+    value_use_peft: bool = option(False, "Train the value model by an adapter too.")
+    dry_run: bool = option(
+        False, "Print the memory that the run needs on each GPU, and train nothing."
+    )
+    gpu_memory: float | None = option(
+        None, "dry_run: memory of a GPU in GiB. None: that of this machine's GPU."
+    )
+    layout: str | None = option(
+        None, "dry_run: alone, ddp, zero2, zero3 or fsdp2. None: the launcher's."
+    )
+    num_processes: int | None = option(None, "dry_run: number of GPUs. None: the launcher's.")
+
+
+# For `--help`: options of transformers.TrainingArguments, in a line each.
+SHORT = {
+    "config": "YAML file of settings, or a recipe of the package; the command line overrides it.",
+    "output_dir": "Folder for the model, its checkpoints and metrics.",
+    "per_device_train_batch_size": "Examples in one forward and backward pass on each device.",
+    "gradient_accumulation_steps": "Passes that are added up for one optimizer step.",
+    "num_train_epochs": "Passes over the data set.",
+    "warmup_steps": "Steps in which the learning rate rises from 0; below 1: a share of all steps.",
+    "logging_steps": "Steps between two logs.",
+    "save_steps": "Steps between two checkpoints.",
+    "eval_strategy": "When to evaluate on the test split: no, steps (--eval_steps) or epoch.",
+    "bf16": "Mixed precision in bfloat16.",
+    "report_to": "Trackers: tensorboard, wandb, ... or all.",
+    "seed": "Random seed.",
+}
+TRAINED = (
+    "It writes the model, its tokenizer, a card, checkpoints (save_steps) and trainer_state.json "
+    "with every metric into the output folder. --resume goes on from the last checkpoint."
+)

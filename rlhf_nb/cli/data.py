@@ -1,0 +1,139 @@
+"""Data sets by name, and their splits."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import (
+    Dataset,
+    DatasetDict,
+    ReadInstruction,
+    concatenate_datasets,
+    load_dataset,
+    load_from_disk,
+)
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
+from rlhf_nb.models import drop_long_rows
+from rlhf_nb.reward import decided_pairs
+from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
+
+EMBEDDED = ("mini_tldr", "docstrings")
+
+
+def embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
+    "An embedded data set. Of a split `name[:n]` the first n rows are made, and no more."
+    sizes = dict(train=24_000, validation=1_000, test=2_000)
+    if name == "docstrings":
+        sizes = dict(train=3_000, validation=300, test=300)
+    parts = [re.fullmatch(r"(\w+?)(?:\[:(\d+)\])?", split) for split in splits]
+    if splits and all(parts):
+        named = [m for m in parts if m and m[1] in sizes]
+        wanted = {m[1]: min(int(m[2] or sizes[m[1]]), sizes[m[1]]) for m in named}
+        sizes = {split: wanted.get(split, 1) for split in sizes}
+    return dict(mini_tldr=mini_tldr, docstrings=docstrings)[name](seed, **sizes)
+
+
+def load_rows(
+    name: str | None,  # as `--dataset_name`
+    config: str | None = None,
+    seed: int = 0,  # of what is embedded
+    splits: Sequence[str] = (),  # those that are needed; none: all
+) -> DatasetDict:
+    "The splits by name. Raises ValueError where no data set has that name."
+    if name is None:
+        raise ValueError(
+            "--dataset_name is missing: give a name on the hub, a folder, a file, or "
+            f"{' or '.join(EMBEDDED)}."
+        )
+    if name in EMBEDDED:
+        return embedded(name, seed, splits)
+    path = Path(name)
+    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+    if path.suffix in kinds:
+        if not path.is_file():
+            raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
+        return load_dataset(kinds[path.suffix], data_files={"train": str(path)})
+    saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+    try:
+        data = load_from_disk(name) if saved else load_dataset(name, config)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--dataset_name {name}: {error}. No folder of save_to_disk has that name either."
+            + did_you_mean(name, EMBEDDED)
+        ) from error
+    return DatasetDict(train=data) if isinstance(data, Dataset) else data
+
+
+def take(
+    data: DatasetDict,
+    split: str,  # a name, a slice of it, or a sum of these: "train[:100]", "train+validation"
+    flag: str = "split",  # what the error calls it
+) -> Dataset:
+    "The rows of a split. Raises ValueError where there is no such split, or it is empty."
+    try:
+        parts = ReadInstruction.from_spec(split).to_absolute(
+            {name: len(rows) for name, rows in data.items()}
+        )
+    except ValueError as error:
+        near = did_you_mean(split.split("[")[0], data)
+        raise ValueError(
+            f"{flag} is {split!r} and the data set has the splits {', '.join(data)}: name one of "
+            f"them, or a slice such as {next(iter(data))}[:100].{near}"
+        ) from error
+    parts = [part for part in parts if part.to > part.from_]
+    if not parts:
+        raise ValueError(f"{flag} is {split!r}, which has 0 rows: take more.")
+    return concatenate_datasets(
+        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
+    )
+
+
+def drop_long(
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: int | None,  # --max_prompt_length
+    answer: int | None = None,  # --max_completion_length
+) -> Dataset:
+    "Rows that fit; prints how many were left out."
+    if prompt is None and answer is None:
+        return rows
+    if any(isinstance(rows[0].get(name), list) for name in ("prompt", "completion", "chosen")):
+        raise ValueError(
+            "--max_prompt_length and --max_completion_length count the tokens of texts, and this "
+            "data set has conversations: leave them out, and set --max_length."
+        )
+    kept = drop_long_rows(rows, tokenizer, prompt, answer)
+    if len(kept) < len(rows) and os.environ.get("RANK", "0") == "0":
+        print(f"left out {len(rows) - len(kept):,} of {len(rows):,} rows: too long")
+    return kept
+
+
+def pairs_of(rows: Dataset | None, data: DataArguments) -> Dataset | None:
+    """Preferences: the rows themselves (ties of a label file left out), or pairs made from an
+    embedded data set."""
+    if rows is None:
+        return None
+    if data.dataset_name not in EMBEDDED:
+        return decided_pairs(rows)
+    make = edit_pairs if data.dataset_name == "mini_tldr" else docstring_pairs
+    return make(rows, data.dataset_seed)
+
+
+def splits_of(data: TrainDataArguments) -> tuple[Dataset, Dataset | None]:
+    "Training and test rows; None where the data set has no test split and none was named."
+    splits = load_rows(
+        data.dataset_name,
+        data.dataset_config,
+        data.dataset_seed,
+        (data.dataset_train_split, data.dataset_test_split),
+    )
+    train = take(splits, data.dataset_train_split, "--dataset_train_split")
+    if data.dataset_test_split == "test" and "test" not in splits:
+        return train, None
+    return train, take(splits, data.dataset_test_split, "--dataset_test_split")

@@ -1,0 +1,140 @@
+"""`rlhf-nb demo`: the whole of RLHF on embedded data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_nb.cli.arguments import option
+from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run, check_settings
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.parsing import Parser
+
+STAGES = {
+    "sft": "learn to write as the references do",
+    "pairs": "show two summaries, ask which is better",
+    "reward": "learn what was preferred",
+    "ppo": "write what is preferred, and stay near the starting point",
+}
+
+
+@dataclass
+class DemoArguments:
+    "How the demo runs."
+
+    quick: bool = option(
+        False, "The same path with smaller numbers, in about a minute; it measures nothing."
+    )
+    fresh: bool = option(False, "Start over, whatever is finished in the folder.")
+    threads: int | None = option(
+        None,
+        "CPU threads of torch. None: two, or fewer where torch would take fewer; models this small "
+        "gain nothing from a third. On a busy machine take 1. 0: torch's choice.",
+    )
+
+
+ABOUT = About(
+    usage="demo [--OPTION VALUE ...]",
+    text="Supervised fine-tuning, a reward model and PPO on a small world of posts, and the "
+    "verdict of a judge who knows the truth. It needs nothing, and writes the models, the "
+    "rollouts, results.json and a report into its folder. Run it again and it reuses finished "
+    "stages.",
+    examples=("rlhf-nb demo --quick", "rlhf-nb demo --kl_coef 0 --output_dir runs/no_kl"),
+)
+
+
+def demo_parser() -> Parser:
+    "Every option of `rlhf-nb demo`."
+    return Parser(ABOUT, DemoSettings, DemoArguments)
+
+
+def verdict_table(
+    rows: list[dict[str, Any]],  # of results.json
+    reward: dict[str, Any] | None = None,  # of the reward model's report.json
+) -> Table:
+    "Gold win rate against the references, with its 95 % interval, a row for each model."
+    from rlhf_nb.tldr import FACTS
+
+    title = (
+        f"gold win rate against the references, {rows[0]['posts']:,} test posts (covered: "
+        f"facts of {len(FACTS)})"
+    )
+    caption = None
+    if reward:
+        caption = (
+            f"reward model: {reward['accuracy']:.1%} of held-out pairs in gold order, "
+            f"{reward['probe']:.1%} of the probe"
+        )
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption
+    )
+    names = "model,T,win rate,95 % interval,covered,invented,bad form,tokens"
+    for name in names.split(","):
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["model"],
+            f"{row['temperature']:g}",
+            f"{row['win_rate']:.1%}",
+            f"{row['low']:.1%}–{row['high']:.1%}",
+            f"{row['covered']:.2f}",
+            f"{row['invented']:.3f}",
+            f"{row['malformed']:.1%}",
+            f"{row['length']:.1f}",
+        )
+    return table
+
+
+def demo(
+    settings: DemoSettings,
+    fresh: bool = False,  # start over
+    console: Console | None = None,
+) -> dict[str, Any]:  # what results.json holds
+    "The whole pipeline. Stages that are finished in the folder are reused."
+    check_settings(settings)
+    run = Run(settings, console, fresh)
+    from transformers import set_seed  # seconds that a mistake in the settings does not wait for
+
+    from rlhf_nb.cli import demo_stages
+    from rlhf_nb.viewer import report, run_curves
+
+    with demo_stages.quiet():
+        with run.stage("world", f"{settings.posts:,} posts with references, seed {settings.seed}"):
+            world, tokenizer = demo_stages.world_of(settings)
+        for name, title in STAGES.items():
+            if (run.folder / name).is_dir():
+                run.console.print(f"[bold]{name}[/bold]  finished before, reused")
+                continue
+            set_seed(settings.seed)
+            with run.stage(name, title):
+                getattr(demo_stages, f"{name}_stage")(run, world, tokenizer)
+        with run.stage("judge", f"the gold judge reads {settings.eval_posts:,} test posts"):
+            rows = demo_stages.judge_stage(run, world, tokenizer)
+    results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+    run_curves(run.logs()).savefig(run.folder / "curves.png", dpi=130)
+    run.console.print(verdict_table(rows, results["reward"]))
+    run.console.print(f"open {report(run.folder)}", soft_wrap=True)
+    return results
+
+
+def demo_command(words: Sequence[str]) -> None:
+    "`rlhf-nb demo`."
+    settings, options = demo_parser().settings(words)
+    if options.quick:
+        usual = DemoSettings()
+        left = {k: v for k, v in QUICK.items() if getattr(settings, k) == getattr(usual, k)}
+        settings = replace(settings, **left)
+    check_settings(settings)
+    if (options.threads or 0) < 0:
+        raise ValueError(f"--threads is {options.threads}: give a number of threads, or 0.")
+    if options.threads != 0:
+        import torch
+
+        torch.set_num_threads(options.threads or min(2, torch.get_num_threads()))
+    demo(settings, options.fresh)

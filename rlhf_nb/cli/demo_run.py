@@ -1,0 +1,142 @@
+"""The settings of `rlhf-nb demo`, and the folder of a run: its stages, its metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlhf_nb.cli.arguments import option
+from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    "Where the run goes, and the numbers behind it."
+
+    output_dir: str = option(
+        "runs/mini_tldr", "Folder of the run. Stages that are finished there are reused."
+    )
+    seed: int = option(0, "Seed of the world, the models, the sampling and every shuffle.")
+    kl_coef: float = option(
+        0.05,
+        "Weight of the KL penalty. Try 0: the policy follows the learned reward alone, and gold "
+        "may fall while it rises.",
+    )
+    posts: int = option(24_000, "Posts to imitate, and to label.")
+    sample_pairs: int = option(6_000, "Pairs of two samples of the SFT model.")
+    fact_pairs: int = option(
+        16_000,
+        "Pairs of a summary and the same with one fact wrong: hard to learn, so they come first.",
+    )
+    edit_pairs: int = option(
+        8_000,
+        "Pairs of a summary and the same with one thing changed: a fact dropped, an opening, a "
+        "repeat.",
+    )
+    episodes: int = option(6_144, "Summaries that PPO samples.")
+    batch: int = option(256, "Episodes of one update.")
+    eval_posts: int = option(2_000, "Test posts that the gold judge reads.")
+    validation_posts: int = option(
+        500, "Posts judged now and then while PPO runs; training does not see the verdicts."
+    )
+    evaluations: int = option(8, "How often they are judged.")
+
+
+QUICK = dict(  # the same path with smaller numbers
+    posts=6_000,
+    sample_pairs=500,
+    fact_pairs=2_500,
+    edit_pairs=1_000,
+    episodes=1_536,
+    batch=128,
+    eval_posts=400,
+    validation_posts=200,
+    evaluations=3,
+)
+
+
+def check_settings(s: DemoSettings) -> None:
+    "Raises ValueError with the option and how to fix it."
+    if not (math.isfinite(s.kl_coef) and s.kl_coef >= 0):
+        raise ValueError(
+            f"--kl_coef is {s.kl_coef}: give a finite number that is not negative, such as 0.05."
+        )
+    for f in fields(s):
+        if f.name not in ("output_dir", "seed", "kl_coef") and getattr(s, f.name) < 1:
+            raise ValueError(f"--{f.name} is {getattr(s, f.name)}: give a positive number.")
+    if s.seed < 0:
+        raise ValueError(f"--seed is {s.seed}: give a whole number that is not negative.")
+    if s.batch % 2 or s.episodes < s.batch or s.posts < s.batch:
+        raise ValueError(
+            f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) "
+            f"and --posts ({s.posts})."
+        )
+
+
+class Run:
+    "A run folder, the settings that it belongs to, and its stages."
+
+    def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):
+        self.settings, self.folder = settings, Path(settings.output_dir)
+        self.console = console or Console()
+        if fresh:
+            self.clear()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, kept = self.folder / "settings.json", self.kept_settings()
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else kept
+        if before != kept:
+            changed = [
+                f"--{k} {before.get(k)}"
+                for k, value in kept.items()
+                if before.get(k) != value and k != "quick"
+            ]
+            raise ValueError(
+                f"{self.folder} holds a run with {', '.join(changed)}: give the same, another "
+                "--output_dir, or --fresh to start over."
+            )
+        write_text_atomic(path, json.dumps(kept, indent=1))
+
+    def kept_settings(self) -> dict[str, Any]:
+        "The settings as settings.json keeps them, with a mark for a quick run."
+        kept = {k: value for k, value in asdict(self.settings).items() if k != "output_dir"}
+        return kept | dict(quick=all(kept[name] <= value for name, value in QUICK.items()))
+
+    def clear(self) -> None:
+        "Remove what a run writes, and nothing else."
+        for name in ("sft", "pairs", "reward", "ppo", "completions"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in ("settings.json", "metrics.jsonl", "results.json", "curves.png", "report.html"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def logs(self) -> list[dict[str, Any]]:
+        "Every whole line of metrics.jsonl."
+        return read_jsonl(self.metrics) if self.metrics.is_file() else []
+
+    def log(self, stage: str, **values: Any) -> None:
+        "Add one line to metrics.jsonl."
+        append_jsonl(self.metrics, dict(stage=stage, **values))
+
+    @contextmanager
+    def stage(self, name: str, title: str) -> Iterator[None]:
+        "Print a stage's name, forget what it logged before, and log how long it takes."
+        self.console.print(f"[bold]{name}[/bold]  {title}")
+        kept = [log for log in self.logs() if log["stage"] != name]
+        write_text_atomic(self.metrics, "".join(json.dumps(log) + "\n" for log in kept))
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.log(name, event="done", seconds=round(seconds, 2))
+        self.console.print(f"       [dim]{seconds:.0f} s[/dim]")

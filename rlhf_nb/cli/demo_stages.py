@@ -1,0 +1,411 @@
+"""The stages of `rlhf-nb demo`: each trains or measures, and leaves its folder in the run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict, concatenate_datasets, load_from_disk
+from datasets.utils.logging import disable_progress_bar
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.utils import logging
+
+from rlhf_nb.checkpoint import save_policy, staged
+from rlhf_nb.cli.demo_run import DemoSettings, Run
+from rlhf_nb.evaluate import complete, completions_table, judge_completions, print_table
+from rlhf_nb.models import (
+    load_policy,
+    load_scorer,
+    scorer_from,
+    tiny_policy,
+    train_tokenizer,
+    zero_head,
+)
+from rlhf_nb.reward import (
+    RewardConfig,
+    RewardTrainer,
+    center_rewards,
+    pair_accuracy,
+    score_texts,
+)
+from rlhf_nb.runtime.files import write_text_atomic
+from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.tldr import edit_pairs, mini_tldr, preference_pairs, probe_pairs
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    "datasets and transformers show no bars and no warnings meanwhile."
+    disable_progress_bar()
+    logging.disable_progress_bar()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+class StageCallback(TrainerCallback):
+    "A progress bar, and a line of metrics.jsonl for every log."
+
+    def __init__(
+        self,
+        run: Run,
+        stage: str,
+        metric: str,  # the one that the bar shows
+    ):
+        self.run, self.stage, self.metric = run, stage, metric
+        self.bar = Progress(
+            TextColumn("      "),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("[bold]{task.fields[metric]}"),
+            console=run.console,
+            disable=run.console.quiet,
+        )
+        self.task = self.bar.add_task("", start=False, rate="", metric="")
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        self.bar.reset(self.task, total=state.max_steps)
+        self.bar.start()
+        self.start = time.perf_counter()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        rate = state.global_step / (time.perf_counter() - self.start)
+        self.bar.update(self.task, completed=state.global_step, rate=f"{rate:.1f} steps/s")
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        logs = {k: float(v) for k, v in given["logs"].items() if isinstance(v, int | float)}
+        self.run.log(self.stage, **{"step": state.global_step} | logs)
+        if self.metric in logs:
+            self.bar.update(self.task, metric=f"{self.metric} {logs[self.metric]:.3f}")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        self.bar.stop()
+
+
+def train(trainer: Trainer, run: Run, stage: str, metric: str) -> None:
+    "Train with the stage's bar; an interrupt leaves the terminal as it was."
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    shown = StageCallback(run, stage, metric)
+    trainer.add_callback(shown)
+    try:
+        trainer.train()
+    finally:
+        shown.bar.stop()
+
+
+def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
+    "Posts, references and the tokenizer. They depend on the seed alone, so each run makes them."
+    world = mini_tldr(s.seed, s.posts, max(s.validation_posts, 500), s.eval_posts)
+    return world, train_tokenizer(
+        p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"])
+    )
+
+
+def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
+    "Arguments that all three trainers get."
+    return dict(
+        output_dir=str(folder),
+        seed=s.seed,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        optim="adamw_torch_fused",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        lr_scheduler_type="linear",
+        **more,
+    )
+
+
+def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+    "Imitate the references."
+    s = run.settings
+    with staged(run.folder / "sft") as folder:
+        args = SFTConfig(
+            **common(
+                s,
+                folder,
+                learning_rate=3e-3,
+                warmup_steps=50,
+                per_device_train_batch_size=32,
+                num_train_epochs=1.5,
+                logging_steps=20,
+            )
+        )
+        policy = tiny_policy(tokenizer, s.seed)
+        trainer = SFTTrainer(
+            policy,
+            args,
+            world["train"].select_columns(["prompt", "completion"]),
+            processing_class=tokenizer,
+        )
+        train(trainer, run, "sft", "loss")
+        save_policy(policy, tokenizer, folder)
+
+
+def sampled_pairs(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, posts: Dataset, seed: int
+) -> Dataset:
+    "Two samples of the policy for every post, labelled; equal ones are left out."
+    first, second = (
+        complete(policy, tokenizer, posts["prompt"], 32, 1.0, seed=2 * seed + i) for i in range(2)
+    )
+    differ = [i for i in range(len(posts)) if first.texts[i] != second.texts[i]]
+    answers = [(" " + first.texts[i], " " + second.texts[i], "sample") for i in differ]
+    stopped = [(first.stopped[i], second.stopped[i]) for i in differ]
+    return preference_pairs(posts.select(differ), answers, stopped, seed)
+
+
+def pairs_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Labelled sample pairs and edit pairs: wrong facts first, then everything mixed. The held-out
+    pairs come from the test split."""
+    s, policy = run.settings, load_policy(str(run.folder / "sft"))
+    posts = world["train"].shuffle(seed=s.seed)
+    cycle = lambda start, n: posts.select([i % len(posts) for i in range(start, start + n)])
+    half = len(world["test"]) // 2
+    facts_first = edit_pairs(cycle(0, s.fact_pairs), s.seed, kinds=("swap",))
+    mixed = concatenate_datasets(
+        [
+            sampled_pairs(policy, tokenizer, cycle(0, s.sample_pairs), s.seed),
+            edit_pairs(
+                cycle(s.sample_pairs, s.edit_pairs),
+                s.seed + 1,
+                kinds=("swap", "drop", "drop", "opening", "repeat"),
+            ),
+        ]
+    )
+    held_out = concatenate_datasets(
+        [
+            sampled_pairs(policy, tokenizer, world["test"].select(range(half)), s.seed + 1),
+            edit_pairs(world["test"].select(range(half, 2 * half)), s.seed + 2),
+        ]
+    )
+    pairs = DatasetDict(
+        train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out
+    )
+    with staged(run.folder / "pairs") as folder:
+        pairs.save_to_disk(str(folder))
+    run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
+
+
+def reward_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+    "Learn what was preferred; centre; measure on held-out pairs and on the probe."
+    s, pairs = run.settings, load_from_disk(str(run.folder / "pairs"))
+    with staged(run.folder / "reward") as folder:
+        args = RewardConfig(
+            **common(
+                s,
+                folder,
+                learning_rate=1e-3,
+                warmup_steps=50,
+                per_device_train_batch_size=8,
+                num_train_epochs=1,
+                logging_steps=50,
+                train_sampling_strategy="sequential",
+            )
+        )
+        model = scorer_from(load_policy(str(run.folder / "sft")), s.seed)
+        trainer = RewardTrainer(
+            model,
+            args,
+            pairs["train"].select_columns(["prompt", "chosen", "rejected"]),
+            processing_class=tokenizer,
+        )
+        train(trainer, run, "reward", "accuracy")
+        center_rewards(model, tokenizer, world["validation"])
+        report = reward_report(model, tokenizer, pairs["test"], world["test"], s.seed)
+        run.log(
+            "reward", **{name: value for name, value in report.items() if isinstance(value, float)}
+        )
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "report.json").write_text(json.dumps(report))
+
+
+def reward_report(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset,
+    posts: Dataset,
+    seed: int,
+) -> dict[str, Any]:
+    "Accuracy on held-out pairs by the gold order, and on the probe: overall, and by kind."
+
+    def measure(data: Dataset) -> tuple[float, dict[str, float]]:
+        share = lambda part: pair_accuracy(model, tokenizer, part).float().mean().item()
+        by_kind = {
+            kind: share(data.select([i for i, k in enumerate(data["kind"]) if k == kind]))
+            for kind in sorted(set(data["kind"]))
+        }
+        return share(data), by_kind
+
+    accuracy, by_kind = measure(pairs)
+    probe, by_slot = measure(probe_pairs(posts, seed))
+    return dict(accuracy=accuracy, by_kind=by_kind, probe=probe, probe_by_slot=by_slot)
+
+
+class GoldCallback(TrainerCallback):
+    """Now and then the gold judge reads validation posts. Its verdicts go to metrics.jsonl, and not
+    to the trainer."""
+
+    def __init__(
+        self,
+        run: Run,
+        policy: PreTrainedModel,  # the one that is trained
+        reward_model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        posts: Dataset,
+    ):
+        self.run, self.posts = run, posts
+        self.policy, self.reward_model, self.tokenizer = policy, reward_model, tokenizer
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        every = max(1, state.max_steps // self.run.settings.evaluations)
+        if state.global_step % every == 0 or state.global_step in (1, state.max_steps):
+            self.look(state.global_step)
+
+    def look(self, step: int) -> None:
+        "Judge near-greedy summaries of the validation posts."
+        completions = complete(self.policy, self.tokenizer, self.posts["prompt"], 32, seed=0)
+        gold, _ = judge_completions(completions, self.posts, 0.01)
+        scores = score_texts(
+            self.reward_model,
+            self.tokenizer,
+            completions.prompts,
+            completions.texts,
+            stopped=completions.stopped,
+        )
+        self.run.log(
+            "ppo",
+            step=step,
+            episode=step * self.run.settings.batch,
+            **{
+                "gold/win_rate": gold.win_rate,
+                "gold/points": gold.gold,
+                "gold/covered": gold.covered,
+                "gold/invented": gold.invented,
+                "gold/reward": scores.mean().item(),
+            },
+        )
+
+
+def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
+    "PPO on the reward model. The trainer gets prompts, and nothing else of the world."
+    s = run.settings
+    with staged(run.folder / "ppo") as folder:
+        args = PPOConfig(
+            **common(
+                s,
+                folder,
+                learning_rate=6e-4,
+                value_learning_rate=1e-3,
+                total_episodes=s.episodes,
+                num_ppo_epochs=4,
+                num_mini_batches=2,
+                per_device_train_batch_size=s.batch // 2,
+                gradient_accumulation_steps=2,
+                response_length=32,
+                temperature=0.7,
+                kl_coef=s.kl_coef,
+                missing_eos_penalty=1.0,
+                normalize_scores=True,
+                value_warmup_updates=min(2, s.episodes // s.batch // 4),
+                local_rollout_forward_batch_size=256,
+                save_rollouts=True,
+                num_sample_generations=0,
+                logging_steps=1,
+            )
+        )
+        policy = load_policy(str(run.folder / "sft"))
+        reward_model = load_scorer(str(run.folder / "reward"))
+        trainer = PPOTrainer(
+            args,
+            tokenizer,
+            policy,
+            None,
+            reward_model,
+            world["train"].select_columns(["prompt"]),
+            zero_head(load_scorer(str(run.folder / "reward"))),
+        )
+        posts = world["validation"].select(range(s.validation_posts))
+        gold = GoldCallback(run, policy, reward_model, tokenizer, posts)
+        gold.look(0)
+        trainer.add_callback(gold)
+        train(trainer, run, "ppo", "objective/raw_scores")
+        trainer.save_model(str(folder))
+
+
+def judge_stage(
+    run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
+    "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
+    s, posts, rows = run.settings, world["test"], []
+    reward_model = load_scorer(str(run.folder / "reward"))
+    (run.folder / "completions").mkdir(exist_ok=True)
+    for name in ("sft", "ppo"):
+        policy = load_policy(str(run.folder / name))
+        for temperature in (0.01, 1.0):
+            completions = complete(policy, tokenizer, posts["prompt"], 32, temperature, seed=s.seed)
+            verdict, golds = judge_completions(completions, posts, temperature)
+            rows.append(dict(model=name, **asdict(verdict)))
+            if temperature != 0.01:
+                continue
+            scores = score_texts(
+                reward_model,
+                tokenizer,
+                completions.prompts,
+                completions.texts,
+                stopped=completions.stopped,
+            )
+            frame = completions_table(completions, scores.tolist())
+            frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(
+                run.folder / "completions" / f"{name}.csv", index=False
+            )
+            print_table(
+                frame, f"{name}: near-greedy completions of test posts", console=run.console
+            )
+    results = dict(
+        reward=json.loads((run.folder / "reward" / "report.json").read_text()), verdict=rows
+    )
+    write_text_atomic(run.folder / "results.json", json.dumps(results, indent=1))
+    return rows

@@ -1,0 +1,256 @@
+"""`rlhf-nb judge`: how often a model's answers beat the references, or another model's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments, option
+from rlhf_nb.cli.data import drop_long, load_rows, take
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.models import loading, named, tokenizer_of
+from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.evaluate import (
+    Completions,
+    EndpointJudge,
+    GoldPairJudge,
+    RewardModelJudge,
+    complete,
+    judge_pairs,
+)
+from rlhf_nb.models import load_policy, load_tokenizer
+from rlhf_nb.reward import load_reward_model
+from rlhf_nb.sft import render, render_pair
+
+
+@dataclass
+class JudgeArguments:
+    "Who judges what."
+
+    judge_model: str = option(
+        "gpt-4o-mini",
+        "gold (the judge of mini_tldr), the folder of a reward model, or a model's name at an "
+        "OpenAI-compatible endpoint.",
+    )
+    judge_base_url: str | None = option(
+        None,
+        "URL of the endpoint, up to and with /v1. None: OPENAI_BASE_URL, or else api.openai.com. "
+        "The key is read from OPENAI_API_KEY.",
+    )
+    opponent_name_or_path: str | None = option(
+        None, "Compare with this model's answers instead of the references."
+    )
+    num_examples: int | None = option(
+        None, "How many examples of the test split, from its start. None: all."
+    )
+    response_length: int = option(53, "Maximum tokens of an answer.")
+    temperature: float = option(0.01, "Temperature of the sampling; 0.01 is near-greedy.")
+    batch_size: int = option(64, "Prompts that are answered at a time.")
+    seed: int = option(0, "Seed of the sampling, and of the interval.")
+    one_order: bool = option(
+        False, "Show each pair in one random order instead of both: half the cost."
+    )
+    cache: str | None = option(
+        "judgings.jsonl", "File that keeps every verdict of an endpoint. None: keep none."
+    )
+    concurrency: int = option(8, "Requests to the endpoint at a time.")
+    timeout: float = option(60.0, "Seconds to wait for the endpoint.")
+    attempts: int = option(5, "How often to try a request that fails for a passing reason.")
+    prices: list[float] | None = option(
+        None, "Prices of a million tokens in, and out: the cost is printed."
+    )
+    output: str | None = option(None, "CSV file for every pair and its verdict.")
+    use_cpu: bool = option(False, "Do not use the GPU.")
+
+
+ABOUT = About(
+    usage="judge [--config FILE] [--OPTION VALUE ...]",
+    text="Pairwise win rate with its interval: the model answers the prompts of the test split "
+    "near-greedily, and the judge compares each answer with the reference, or with another "
+    "model's answer, in both orders. It needs the columns prompt and completion, and a judge. "
+    "Verdicts of an endpoint are kept in --cache and never paid for twice; --output writes every "
+    "pair with its verdict.",
+    examples=(
+        "rlhf-nb judge --model_name_or_path runs/ppo --dataset_name mini_tldr --judge_model gold",
+        "rlhf-nb judge --model_name_or_path runs/ppo --dataset_name trl-lib/tldr "
+        "--dataset_test_split validation --judge_model gpt-4o-mini --num_examples 1000",
+    ),
+    options={
+        "data and model": ("config", *(f.name for f in fields(DataArguments))),
+        "the model that answers": tuple(f.name for f in fields(ModelArguments)),
+        "judging": tuple(f.name for f in fields(JudgeArguments)),
+        "help": ("help", "help_all"),
+    },
+    required={"dataset_name": "required", "model_name_or_path": "required"},
+    help=SHORT
+    | {
+        "model_name_or_path": "The model to judge: a name on the hub, or a folder.",
+        "seed": "Seed of the sampling, and of the interval.",
+    },
+)
+
+
+def judge_parser() -> Parser:
+    "Every option of `rlhf-nb judge`."
+    parser = Parser(ABOUT, DataArguments, ModelArguments, JudgeArguments)
+    parser.add_argument("--config", metavar="FILE")
+    return parser
+
+
+def make_judge(options: JudgeArguments) -> Any:
+    "The judge of that name. Raises ValueError or FileNotFoundError where there is none."
+    name, path = options.judge_model, Path(options.judge_model)
+    if name == "gold":
+        return GoldPairJudge()
+    if path.is_dir():
+        with named("--judge_model", name):
+            model = on_device(load_reward_model(name), options).eval()
+            return RewardModelJudge(model, load_tokenizer(name), options.batch_size)
+    beside = len(path.parts) > 1 and path.parent.is_dir()
+    if path.expanduser().is_absolute() or name.startswith(".") or beside:
+        raise FileNotFoundError(f"--judge_model {name}: there is no such folder.")
+    if options.prices is not None and len(options.prices) != 2:
+        raise ValueError(
+            f"--prices is {options.prices}: give two, of a million tokens in, and out."
+        )
+    return EndpointJudge(
+        name,
+        options.judge_base_url,
+        timeout=options.timeout,
+        attempts=options.attempts,
+        cache=options.cache,
+        concurrency=options.concurrency,
+        prices=None if options.prices is None else (options.prices[0], options.prices[1]),
+    )
+
+
+def on_device(model: Any, options: JudgeArguments) -> Any:
+    "The model on the GPU, where there is one and it may be used."
+    return model.to("cuda" if torch.cuda.is_available() and not options.use_cpu else "cpu")
+
+
+def answers_of(
+    name: str | None,  # of the model
+    flag: str,  # the option that named it
+    models: ModelArguments,
+    options: JudgeArguments,
+    prompts: list[Any],
+) -> tuple[PreTrainedTokenizerBase, Completions]:
+    """The model's tokenizer, and its completions of the prompts as its template writes them. They
+    end where its generation config says."""
+    with named(flag, name) as known:
+        model = on_device(load_policy(known, **loading(models)), options)
+        own = models.tokenizer_name_or_path if flag == "--model_name_or_path" else None
+        tokenizer = load_tokenizer(own or known)
+    ends = model.generation_config.eos_token_id
+    batches = iter(
+        track(
+            range(-(-len(prompts) // options.batch_size)),
+            f"answers of {name}",
+            transient=True,
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+    )
+
+    def advance() -> None:
+        next(batches, None)
+
+    return tokenizer, complete(
+        model,
+        tokenizer,
+        [render(tokenizer, prompt, opened=True) for prompt in prompts],
+        options.response_length,
+        options.temperature,
+        [ends] if isinstance(ends, int) else ends,
+        options.batch_size,
+        options.seed,
+        told=advance,
+    )
+
+
+def rows_to_judge(data: DataArguments, options: JudgeArguments) -> Dataset:
+    "Rows with a prompt and something to compare with. Raises ValueError where columns are missing."
+    name = data.dataset_test_split
+    splits = load_rows(data.dataset_name, data.dataset_config, data.dataset_seed, (name,))
+    if name == "test" and list(splits) == ["train"]:
+        name = "train"  # a file has one split
+    rows = take(splits, name, "--dataset_test_split")
+    needed = {"prompt"} if options.opponent_name_or_path else {"prompt", "completion"}
+    if missing := sorted(needed - set(rows.column_names)):
+        raise ValueError(
+            f"the data set has columns {rows.column_names} and lacks {missing}: judging needs "
+            "prompt, and completion or --opponent_name_or_path."
+        )
+    if options.judge_model == "gold" and "facts" not in rows.column_names:
+        raise ValueError(
+            "--judge_model gold needs the column facts, the truth of every post: --dataset_name "
+            "mini_tldr has it."
+        )
+    if options.num_examples is None:
+        return rows
+    if not 0 < options.num_examples <= len(rows):
+        raise ValueError(
+            f"--num_examples is {options.num_examples} and the split has {len(rows)} rows: give a "
+            f"number from 1 to {len(rows)}."
+        )
+    return rows.select(range(options.num_examples))
+
+
+def judge_command(words: Sequence[str]) -> None:
+    "`rlhf-nb judge`."
+    data, models, options = judge_parser().settings(words)
+    rows = rows_to_judge(data, options)
+    judge = make_judge(options)
+    rows = drop_long(rows, tokenizer_of(models), data.max_prompt_length)
+    prompts, name = rows["prompt"][:], models.model_name_or_path
+    tokenizer, ours = answers_of(name, "--model_name_or_path", models, options, prompts)
+    if other := options.opponent_name_or_path:
+        _, found = answers_of(other, "--opponent_name_or_path", models, options, prompts)
+        theirs, stopped = found.texts, list(found.stopped)
+    else:
+        pairs = zip(prompts, rows["completion"])
+        theirs = [render_pair(tokenizer, *pair)[1] for pair in pairs]
+        stopped = [True] * len(rows)
+    report = judge_pairs(
+        judge,
+        ours.prompts,
+        ours.texts,
+        theirs,
+        dict(facts=rows["facts"][:]) if "facts" in rows.column_names else {},
+        list(zip(ours.stopped, stopped)),
+        both_orders=not options.one_order,
+        seed=options.seed,
+    )
+    if options.output is not None:
+        write_verdicts(options.output, ours, theirs, report.scores)
+    print(report)
+
+
+def write_verdicts(
+    path: str, ours: Completions, theirs: list[str], scores: list[float | None]
+) -> None:
+    "A CSV file with a line for each pair; it appears whole."
+    frame = pd.DataFrame(
+        {
+            "query": ours.prompts,
+            "model response": ours.texts,
+            "compared with": theirs,
+            "verdict": scores,
+        }
+    )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(f"{path}.partial", index=False)
+    os.replace(f"{path}.partial", path)
+    print(f"rlhf-nb judge: {len(frame):,} pairs and their verdicts in {path}")

@@ -1,0 +1,88 @@
+"""Models, tokenizers and adapters by name. An error names the option that the name came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from rlhf_nb.cli.arguments import ModelArguments, TrainModelArguments
+from rlhf_nb.models import load_tokenizer
+
+
+@contextmanager
+def no_bars(
+    quiet: bool = False,  # no warnings either, such as that of a head that is missing and made here
+) -> Iterator[None]:
+    "transformers shows no progress bars meanwhile."
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    if quiet:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def named(
+    flag: str,  # the option, such as --model_name_or_path
+    name: str | None,  # its value
+    quiet: bool = False,  # as of `no_bars`
+) -> Iterator[str]:
+    "The name, to load from. Raises ValueError where there is none; an OSError gets the option."
+    if name is None:
+        raise ValueError(f"{flag} is missing: give a name on the hub, or a folder.")
+    try:
+        with no_bars(quiet):
+            yield name
+    except OSError as error:
+        raise OSError(f"{flag} {name}: there is no such model. {error}") from error
+
+
+def loading(models: ModelArguments) -> dict[str, Any]:
+    "Data type and attention, as `from_pretrained` takes them."
+    dtype = models.dtype if models.dtype == "auto" else getattr(torch, models.dtype)
+    if models.attn_implementation is None:
+        return dict(dtype=dtype)
+    return dict(dtype=dtype, attn_implementation=models.attn_implementation)
+
+
+def adapter_config(
+    models: TrainModelArguments,
+    task: str,  # peft's task type
+    wanted: bool,
+) -> Any:  # a LoraConfig, or None
+    "The adapter that the options describe. Raises ValueError where peft is not installed."
+    if not wanted:
+        return None
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ValueError(
+            "--use_peft needs the library peft: pip install peft, or leave the option out."
+        ) from error
+    layers = models.lora_target_modules
+    return LoraConfig(
+        task_type=task,
+        r=models.lora_r,
+        lora_alpha=models.lora_alpha,
+        lora_dropout=models.lora_dropout,
+        target_modules=layers[0] if layers is not None and len(layers) == 1 else layers,
+    )
+
+
+def tokenizer_of(models: ModelArguments) -> PreTrainedTokenizerBase:
+    "The tokenizer that is named, or the one in the model's folder."
+    name, flag = models.tokenizer_name_or_path, "--tokenizer_name_or_path"
+    if not name:
+        name, flag = models.model_name_or_path, "--model_name_or_path"
+    with named(flag, name) as known:
+        return load_tokenizer(known)

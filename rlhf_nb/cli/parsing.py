@@ -1,0 +1,125 @@
+"""The parser of every command: fields of dataclasses as options, with a YAML recipe below them."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
+
+from rlhf_nb.cli.help import About, page
+from rlhf_nb.cli.recipes import read_recipe
+from rlhf_nb.runtime.errors import did_you_mean
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    "The types that an annotation allows: `list[str] | None` -> [list, NoneType]."
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+    return [get_origin(part) or part for part in parts]
+
+
+def converter(kinds: list[Any], inner: Callable[[str], Any]) -> Callable[[str], Any]:
+    "What a word means: as `inner` reads it, or None, or JSON, where the field may be that."
+    made: Any = next((kind for kind in kinds if kind is dict or is_dataclass(kind)), None)
+
+    def convert(text: str) -> Any:
+        if text == "None" and NoneType in kinds:
+            return None
+        if made and (text.startswith("{") or str not in kinds):
+            return made(**json.loads(text))
+        return inner(text)
+
+    convert.__name__ = getattr(inner, "__name__", "value")
+    return convert
+
+
+class ShowHelp(argparse.Action):
+    "`--help` and `--help-all`."
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        print(page(parser.about, parser.known, parser.theirs, self.dest == "help_all"), end="")
+        parser.exit()
+
+
+class Parser(HfArgumentParser):
+    "Options from dataclasses, `--config`, two lengths of help, and errors of one line."
+
+    def __init__(self, about: About, *kinds: Any):
+        self.about, self.recipe = about, ""
+        self.known: dict[str, argparse.Action] = {}  # by the name of the field
+        self.hints = {k: hint for kind in kinds for k, hint in get_type_hints(kind).items()}
+        parts = [part for kind in kinds for part in kind.__mro__]
+        theirs = [part for part in parts if part.__module__.startswith("transformers.")]
+        self.theirs = {name for part in theirs for name in inspect.get_annotations(part)}
+        name = about.usage.split()[0]
+        super().__init__(kinds, prog=f"rlhf-nb {name}", allow_abbrev=False, add_help=False)
+        self.add_argument("-h", "--help", action=ShowHelp, nargs=0, help="show this page")
+        self.add_argument("--help-all", action=ShowHelp, nargs=0, help="show every option")
+
+    def add_argument(self, *flags: Any, **how: Any) -> argparse.Action:
+        "HfArgumentParser's, where a field may also be None, or several values, or a dictionary."
+        kinds = kinds_of(self.hints.get(flags[0].lstrip("-"), str))
+        if how.get("type") is string_to_bool:
+            how |= dict(nargs="?", const=True)  # `--bf16` alone, also where None is allowed
+        if list in kinds:
+            how["nargs"] = "+"
+        if "action" not in how:
+            how["type"] = converter(kinds, how.get("type", str))
+        action = super().add_argument(*flags, **how)
+        self.known.setdefault(action.dest, action)
+        return action
+
+    def error(self, message: str) -> NoReturn:
+        "What is wrong and how to fix it, on one line; exit code 2."
+        if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            message += "." + did_you_mean(unknown[1], [f"--{name}" for name in self.known])
+        elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
+            choices = self.known[wrong[1]].choices or []
+            message += "." + did_you_mean(wrong[2], map(str, choices))
+        message = " ".join(f"{self.recipe}{message}".split()).rstrip(".")
+        stop = "" if message.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {message}{stop} See {self.prog} --help\n")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        "All options in one namespace: those typed, over the recipe, over the defaults."
+        first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        first.add_argument("--config")
+        try:
+            path = first.parse_known_args(words)[0].config
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        if path and "config" in self.known:
+            self.recipe = f"{path}: "
+            self.set_defaults(**self.values(read_recipe(path, self.prog.split()[1])))
+            self.recipe = ""
+        return self.parse_args(words)
+
+    def values(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        "The settings of a recipe as if each had been typed. Exits where one is no option."
+        found: dict[str, Any] = {}
+        for key, value in settings.items():
+            name = key.replace("-", "_")
+            if name not in self.known or name in ("config", "help", "help_all"):
+                self.error(f"unknown key {key!r}.{did_you_mean(key, self.known)}")
+            if isinstance(value, list) and self.known[name].nargs != "+":
+                self.error(f"{key} takes one value, not a list")
+            texts = [
+                json.dumps(item) if isinstance(item, dict) else str(item)
+                for item in (value if isinstance(value, list) else [value])
+            ]
+            typed = [getattr(self.parse_args([f"--{name}={text}"]), name) for text in texts]
+            found[name] = [x for one in typed for x in one] if isinstance(value, list) else typed[0]
+        return found
+
+    def settings(self, words: Sequence[str]) -> list[Any]:
+        "The dataclasses, filled. Exits on unknown words; a dataclass may raise ValueError."
+        self.read(words)
+        filled = self.parse_args_into_dataclasses(list(words), look_for_args_file=False)
+        return list(filled[: len(list(self.dataclass_types))])

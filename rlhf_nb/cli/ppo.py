@@ -1,0 +1,116 @@
+"""`rlhf-nb ppo`: proximal policy optimisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlhf_nb.cli.arguments import SHORT, TRAINED, PPOModelArguments, TrainDataArguments
+from rlhf_nb.cli.data import drop_long, splits_of
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
+from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.cli.plan import dry_run
+from rlhf_nb.cli.ppo_models import policy_name, reference_of, scorers, value_model_of
+from rlhf_nb.cli.training import finish, in_folder
+from rlhf_nb.models import load_policy
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
+ABOUT = About(
+    usage="ppo [--config FILE] [--OPTION VALUE ...]",
+    text="Proximal policy optimisation of a language model. It needs a data set with the column "
+    "prompt, a policy, and something that scores its answers: a reward model "
+    "(--reward_model_path), functions (--reward_function), or both. With --save_rollouts every "
+    "update's episodes are kept for `rlhf-nb view`. " + TRAINED,
+    examples=(
+        "rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
+        "accelerate launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config "
+        "tldr_pythia_1b.yaml",
+    ),
+    options={
+        "data and models": (
+            "config",
+            "dataset_name",
+            "model_name_or_path",
+            "reward_model_path",
+            "reward_function",
+            "output_dir",
+            "dataset_train_split",
+            "max_prompt_length",
+        ),
+        "responses": ("response_length", "temperature", "stop_token", "missing_eos_penalty"),
+        "training": (
+            "total_episodes",
+            "learning_rate",
+            "kl_coef",
+            "num_ppo_epochs",
+            "num_mini_batches",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "bf16",
+            "use_peft",
+            "seed",
+        ),
+        "logs and checkpoints": (
+            "save_rollouts",
+            "save_steps",
+            "report_to",
+            "resume",
+            "dry_run",
+        ),
+        "help": ("help", "help_all"),
+    },
+    required={
+        "dataset_name": "required",
+        "model_name_or_path": "required",
+        "reward_model_path": "required, or --reward_function",
+        "reward_function": "required, or --reward_model_path",
+    },
+    help=SHORT
+    | {
+        "reward_model_path": "The reward model: a name on the hub, or a folder.",
+        "model_name_or_path": "The policy to start from: a name on the hub, or a folder.",
+        "stop_token": "eos: a response ends at the tokenizer's EOS token.",
+        "per_device_train_batch_size": "Responses in one forward and backward pass on each device.",
+    },
+)
+
+
+def ppo_parser() -> Parser:
+    "Every option of `rlhf-nb ppo`."
+    parser = Parser(ABOUT, TrainDataArguments, PPOModelArguments, PPOConfig)
+    parser.add_argument("--config", metavar="FILE")
+    parser.set_defaults(output_dir="runs/ppo")
+    return parser
+
+
+def ppo_command(words: Sequence[str]) -> int | None:
+    "`rlhf-nb ppo`. With --dry_run it returns an exit code, and trains nothing."
+    options = ppo_parser().read(words)
+    if options.dry_run:  # before PPOConfig, which checks what this machine can do
+        return dry_run(options)
+    data, models, args = ppo_parser().settings(words)
+    with in_folder(args):
+        name = policy_name(models.model_name_or_path, args.sft_model_path)
+        models.model_name_or_path = models.model_name_or_path or name
+        judges = scorers(models, args)
+        train, test = splits_of(data)
+        tokenizer = tokenizer_of(models)
+        with named("--sft_model_path", name):
+            policy = load_policy(name, **loading(models))
+        trainer = PPOTrainer(
+            args,
+            tokenizer,
+            policy,
+            reference_of(models, name),
+            judges,
+            train_dataset=drop_long(train, tokenizer, data.max_prompt_length),
+            eval_dataset=test and drop_long(test, tokenizer, data.max_prompt_length),
+            value_model=value_model_of(models, judges, policy, args),
+            reward_processing_class=models.reward_tokenizer_name_or_path,
+            peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
+            value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
+        )
+        kept = f" (rollouts in {Path(args.output_dir) / 'rollouts'})" if args.save_rollouts else ""
+        finish(trainer, "ppo", models.resume, f"policy, tokenizer and model card{kept}")
+    return None

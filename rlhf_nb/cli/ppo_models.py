@@ -1,0 +1,99 @@
+"""The models of `rlhf-nb ppo`, from its options."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from typing import Any
+
+from torch.nn import Module
+from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from rlhf_nb.cli.arguments import PPOModelArguments
+from rlhf_nb.cli.models import loading, named
+from rlhf_nb.cli.scoring import REWARDS, load_reward_function
+from rlhf_nb.models import load_policy, load_scorer, scorer_from, zero_head
+from rlhf_nb.reward import load_reward_model
+from rlhf_nb.trainer import PPOConfig
+
+DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
+
+
+def policy_name(
+    model_name_or_path: str | None,
+    sft_model_path: str,
+) -> str:
+    """The policy to start from: sft_model_path where it was given, or else model_name_or_path.
+    Raises ValueError where there is neither."""
+    if sft_model_path != DEFAULTS["sft_model_path"]:
+        return sft_model_path
+    if model_name_or_path is None:
+        raise ValueError(
+            "--model_name_or_path is missing: give the policy to start from, such as the folder of "
+            "`rlhf-nb sft`."
+        )
+    return model_name_or_path
+
+
+def has_reward_model(
+    reward_model_path: str,
+    reward_function: list[str] | None,
+) -> bool:
+    "False: reward functions alone. Raises ValueError where there is neither."
+    given = reward_model_path != DEFAULTS["reward_model_path"]
+    if not given and not reward_function:
+        raise ValueError(
+            "--reward_model_path is missing: give a reward model, such as the folder of `rlhf-nb "
+            f"reward`, or a --reward_function ({', '.join(REWARDS)}, or module:function)."
+        )
+    return given
+
+
+def in_dtype(model: Any, models: PPOModelArguments) -> Any:
+    "The model in the data type that --dtype names."
+    return model if models.dtype == "auto" else model.to(loading(models)["dtype"])
+
+
+def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
+    "Reward model and reward functions, in this order: that of reward_weights."
+    loaded = []
+    needs_model = has_reward_model(args.reward_model_path, models.reward_function)
+    functions = [load_reward_function(name) for name in models.reward_function or []]
+    if needs_model:
+        with named("--reward_model_path", args.reward_model_path):
+            loaded = [in_dtype(load_reward_model(args.reward_model_path, args.seed), models)]
+    return loaded + functions
+
+
+def value_model_of(
+    models: PPOModelArguments, scorers: list[Any], policy: PreTrainedModel, args: PPOConfig
+) -> Any:
+    "The value model that the options describe; None: the trainer makes one."
+    value = None
+    from_reward = (
+        isinstance(scorers[0], Module) and models.reward_tokenizer_name_or_path is None
+    )  # the same tokens mean the same to both
+    if models.value_model_path is not None:
+        with named("--value_model_path", models.value_model_path):
+            value = in_dtype(load_scorer(models.value_model_path), models)
+    elif is_deepspeed_zero3_enabled() and not args.share_value_trunk:
+        # ZeRO-3 splits weights over the processes as they are loaded: no model can be copied
+        name = (
+            args.reward_model_path
+            if from_reward
+            else policy_name(models.model_name_or_path, args.sft_model_path)
+        )
+        value = in_dtype(load_reward_model(name, args.seed), models)
+    if not models.zero_value_head:
+        return value
+    if value is None:
+        value = copy.deepcopy(scorers[0]) if from_reward else scorer_from(policy, args.seed)
+    return zero_head(value)
+
+
+def reference_of(models: PPOModelArguments, name: str) -> PreTrainedModel | None:
+    "None: the trainer copies the policy. Under ZeRO-3 it is loaded a second time."
+    if models.use_peft or not is_deepspeed_zero3_enabled():
+        return None
+    return load_policy(name, **loading(models))

@@ -1,0 +1,60 @@
+"""Settings in a YAML file: read as the text that one would type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhf_nb.cli import COMMANDS, RECIPES
+from rlhf_nb.runtime.errors import did_you_mean
+
+
+def read_recipe(
+    path: str,  # a YAML file, or the name of a recipe of the package
+    command: str,
+) -> dict[str, Any]:  # option -> text, list of texts, dictionary or None
+    """The settings of one command: the lines at the left margin, and over them those of its own
+    section. Raises FileNotFoundError, or ValueError where the file is no mapping."""
+    places = (Path(path), RECIPES / path, RECIPES / f"{path}.yaml")
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        known = sorted(recipe.name for recipe in RECIPES.glob("*.yaml"))
+        raise FileNotFoundError(
+            f"--config {path}: there is no such file.{did_you_mean(path, known)} Recipes of the "
+            f"package: {', '.join(known)}."
+        )
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        lines = mapping(root) if root else {}
+        sections = {
+            name: mapping(lines.pop(name))
+            for name in COMMANDS
+            if isinstance(lines.get(name), yaml.MappingNode)
+        }
+        return {key: value_of(node) for key, node in (lines | sections.get(command, {})).items()}
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"--config {path}: {error}") from error
+
+
+def mapping(node: yaml.Node) -> dict[str, yaml.Node]:
+    "The lines of a YAML mapping. Raises ValueError for anything else, or a key that comes twice."
+    if not isinstance(node, yaml.MappingNode):
+        raise ValueError("expected lines such as `kl_coef: 0.05`")
+    lines: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        if key.value in lines:
+            raise ValueError(f"{key.value} is set twice: keep one of them")
+        lines[key.value] = value
+    return lines
+
+
+def value_of(node: yaml.Node) -> Any:
+    """Text as it was typed, so that the parser alone decides what is a number (YAML takes 3e-6 for
+    text, and `no` for False); a list of texts; None; or a nested mapping, as YAML reads it."""
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag.endswith(":null") else node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [value_of(item) for item in node.value]
+    return yaml.safe_load(yaml.serialize(node))

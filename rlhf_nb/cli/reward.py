@@ -1,0 +1,113 @@
+"""`rlhf-nb reward`: a reward model from preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from datasets import Dataset
+
+from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, RewardModelArguments
+from rlhf_nb.cli.data import drop_long, pairs_of, splits_of
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
+from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.cli.training import finish, in_folder
+from rlhf_nb.reward import RewardConfig, RewardTrainer, center_rewards, load_reward_model
+
+ABOUT = About(
+    usage="reward [--config FILE] [--OPTION VALUE ...]",
+    text="A reward model from preferences (Bradley-Terry). It needs a data set with the columns "
+    "prompt, chosen and rejected, and a model to start from: a causal language model gets a new "
+    "head of one number. " + TRAINED,
+    examples=(
+        "rlhf-nb reward --dataset_name mini_tldr --model_name_or_path runs/sft --output_dir "
+        "runs/reward",
+        "rlhf-nb reward --dataset_name pairs.jsonl --model_name_or_path runs/sft --use_peft",
+    ),
+    options={
+        "data and model": (
+            "config",
+            "dataset_name",
+            "model_name_or_path",
+            "output_dir",
+            "dataset_train_split",
+            "dataset_test_split",
+            "max_prompt_length",
+            "max_completion_length",
+            "max_length",
+        ),
+        "training": (
+            "num_train_epochs",
+            "learning_rate",
+            "warmup_steps",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "center_rewards",
+            "center_rewards_coefficient",
+            "bf16",
+            "use_peft",
+            "seed",
+        ),
+        "logs and checkpoints": (
+            "logging_steps",
+            "eval_strategy",
+            "save_steps",
+            "report_to",
+            "resume",
+        ),
+        "help": ("help", "help_all"),
+    },
+    required={"dataset_name": "required", "model_name_or_path": "required"},
+    help=SHORT,
+)
+
+
+def reward_parser() -> Parser:
+    "Every option of `rlhf-nb reward`."
+    parser = Parser(ABOUT, AnswerDataArguments, RewardModelArguments, RewardConfig)
+    parser.add_argument("--config", metavar="FILE")
+    parser.set_defaults(output_dir="runs/reward")
+    return parser
+
+
+def references(train: Dataset) -> Dataset:
+    "The first 1,000 answers that people wrote: the completions, or else what was chosen."
+    if "completion" not in train.column_names:
+        train = train.rename_column("chosen", "completion")
+    return train.select(range(min(len(train), 1000)))
+
+
+def reward_command(words: Sequence[str]) -> None:
+    "`rlhf-nb reward`."
+    data, models, args = reward_parser().settings(words)
+    with in_folder(args):
+        rows, held_out = splits_of(data)
+        tokenizer = tokenizer_of(models)
+        with named("--model_name_or_path", models.model_name_or_path, quiet=True) as name:
+            model = load_reward_model(name, args.seed)
+        if models.dtype != "auto":
+            model = model.to(loading(models)["dtype"])
+        if models.attn_implementation is not None:
+            model.set_attn_implementation(models.attn_implementation)
+        train, test = (
+            pairs
+            and drop_long(pairs, tokenizer, data.max_prompt_length, data.max_completion_length)
+            for pairs in (pairs_of(rows, data), pairs_of(held_out, data))
+        )
+        trainer = RewardTrainer(
+            model,
+            args,
+            train,
+            test,
+            tokenizer,
+            peft_config=adapter_config(models, "SEQ_CLS", models.use_peft),
+        )
+
+        def center() -> str:
+            if not models.center_rewards:
+                return ""
+            inner = trainer.accelerator.unwrap_model(trainer.model)
+            centre = center_rewards(inner, tokenizer, references(rows), args.max_length)
+            return f" (centred: {centre:+.2f} was subtracted from every score)"
+
+        finish(trainer, "reward", models.resume, "reward model and tokenizer", center)

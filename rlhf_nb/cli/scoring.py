@@ -1,0 +1,94 @@
+"""Reward functions by name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.tldr import gold_judge, words_from_prompt
+
+
+def gold_points(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    facts: Sequence[str] | None = None,  # the truth of each post, as JSON
+    **columns: Any,
+) -> list[float]:
+    "The gold judge of mini_tldr as a reward. Raises ValueError without facts."
+    if facts is None:
+        raise ValueError("the reward `gold` needs the column facts: use --dataset_name mini_tldr.")
+    return [
+        gold_judge(text, json.loads(truth)).gold
+        for text, truth in zip(responses, facts, strict=True)
+    ]
+
+
+REWARDS: dict[str, Callable[..., list[float]]] = {
+    "gold": gold_points,
+    "words_from_prompt": words_from_prompt,
+}  # every other by module:function
+
+
+def module_at(
+    place: str,  # the name of a module, or a file of Python
+) -> ModuleType:
+    "The module, imported. Raises ModuleNotFoundError or FileNotFoundError."
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        if spec is None or spec.loader is None:
+            raise FileNotFoundError(f"{place} is no file of Python")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, so that the user's own modules are there
+    try:
+        return importlib.import_module(place)
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def load_reward_function(
+    name: str,  # one of REWARDS, module:function, or file.py:function
+) -> Callable[..., list[float]]:
+    "The function of that name. Raises ValueError where there is none."
+    if name in REWARDS:
+        return REWARDS[name]
+    place, _, attribute = name.rpartition(":")
+    if not place:
+        raise ValueError(
+            f"--reward_function {name}: give module:function, file.py:function, or one of "
+            f"{', '.join(REWARDS)}.{did_you_mean(name, REWARDS)}"
+        )
+    try:
+        module = module_at(place)
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ValueError(f"--reward_function {name}: {error}.") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ValueError(
+            f"--reward_function {name}: {place} has no function "
+            f"{attribute}.{did_you_mean(attribute, dir(module))}"
+        )
+    return with_name(function, name)
+
+
+def with_name(function: Callable[..., list[float]], name: str) -> Callable[..., list[float]]:
+    "The same function; an error in it becomes a RuntimeError, which the program does not catch."
+
+    @wraps(function)
+    def call(*args: Any, **columns: Any) -> list[float]:
+        try:
+            return function(*args, **columns)
+        except Exception as error:
+            raise RuntimeError(f"reward function {name} failed: {error}") from error
+
+    return call

@@ -1,0 +1,119 @@
+"""`rlhf-nb sft`: supervised fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, ScratchModelArguments
+from rlhf_nb.cli.data import drop_long, splits_of
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
+from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.cli.training import finish, in_folder
+from rlhf_nb.models import load_policy, tiny_policy, train_bpe_tokenizer, train_tokenizer
+from rlhf_nb.sft import SFTConfig, SFTTrainer
+
+ABOUT = About(
+    usage="sft [--config FILE] [--OPTION VALUE ...]",
+    text="Supervised fine-tuning: the model learns the completions, and the stop token after "
+    "them. It needs a data set with the columns prompt and completion, and a causal language "
+    "model (or --from_scratch). " + TRAINED,
+    examples=(
+        "rlhf-nb sft --dataset_name mini_tldr --from_scratch --output_dir runs/sft",
+        "rlhf-nb sft --config tldr_pythia_1b.yaml --learning_rate 1e-5",
+    ),
+    options={
+        "data and model": (
+            "config",
+            "dataset_name",
+            "model_name_or_path",
+            "from_scratch",
+            "output_dir",
+            "dataset_train_split",
+            "dataset_test_split",
+            "max_prompt_length",
+            "max_completion_length",
+            "max_length",
+        ),
+        "training": (
+            "num_train_epochs",
+            "learning_rate",
+            "warmup_steps",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "packing",
+            "bf16",
+            "use_peft",
+            "seed",
+        ),
+        "logs and checkpoints": (
+            "logging_steps",
+            "eval_strategy",
+            "save_steps",
+            "report_to",
+            "resume",
+        ),
+        "help": ("help", "help_all"),
+    },
+    required={
+        "dataset_name": "required",
+        "model_name_or_path": "required, or --from_scratch",
+    },
+    help=SHORT,
+)
+
+
+def sft_parser() -> Parser:
+    "Every option of `rlhf-nb sft`."
+    parser = Parser(ABOUT, AnswerDataArguments, ScratchModelArguments, SFTConfig)
+    parser.add_argument("--config", metavar="FILE")
+    parser.set_defaults(output_dir="runs/sft")
+    return parser
+
+
+def starting_point(
+    models: ScratchModelArguments, rows: Dataset, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    "The model to fine-tune and its tokenizer: loaded, or made from nothing."
+    if not models.from_scratch:
+        tokenizer = tokenizer_of(models)
+        with named("--model_name_or_path", models.model_name_or_path) as name:
+            return load_policy(name, **loading(models)), tokenizer
+    if models.model_name_or_path:
+        raise ValueError(
+            "--from_scratch makes a model and --model_name_or_path loads one: leave one of them "
+            "out."
+        )
+    if missing := {"prompt", "completion"} - set(rows.column_names):
+        raise ValueError(
+            f"the data set has columns {rows.column_names} and lacks {sorted(missing)}."
+        )
+    texts = [p + c for p, c in zip(rows["prompt"], rows["completion"])]
+    if models.vocab_size is None:
+        tokenizer = train_tokenizer(texts)
+    else:
+        tokenizer = train_bpe_tokenizer(texts, models.vocab_size)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    model = tiny_policy(tokenizer, seed, **{size: getattr(models, size) for size in sizes})
+    return model, tokenizer
+
+
+def sft_command(words: Sequence[str]) -> None:
+    "`rlhf-nb sft`."
+    data, models, args = sft_parser().settings(words)
+    with in_folder(args):
+        train, test = splits_of(data)
+        model, tokenizer = starting_point(models, train, args.seed)
+        limits = data.max_prompt_length, data.max_completion_length
+        trainer = SFTTrainer(
+            model,
+            args,
+            drop_long(train, tokenizer, *limits),
+            test and drop_long(test, tokenizer, *limits),
+            tokenizer,
+            peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
+        )
+        finish(trainer, "sft", models.resume, "model and tokenizer")

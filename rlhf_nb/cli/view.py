@@ -1,0 +1,115 @@
+"""`rlhf-nb view`: the episodes of a run, as a page or in the terminal."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_nb.cli.arguments import option
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.parsing import Parser
+
+if TYPE_CHECKING:
+    from rlhf_nb.rollout import Rollout
+
+
+@dataclass
+class ViewArguments:
+    "What is shown, and where."
+
+    update: list[int] | None = option(
+        None, "Updates to show. None: eight, spread over the run; in the terminal the last."
+    )
+    episodes: int = option(8, "Episodes of each update.")
+    terminal: bool = option(False, "Print the episodes, and write nothing.")
+    no_browser: bool = option(False, "Write the page, and do not open it.")
+
+
+ABOUT = About(
+    usage="view RUN [--OPTION VALUE ...]",
+    text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts`, or of "
+    "`rlhf-nb demo`. It writes one static page (rollouts.html, or report.html of a demo) and opens "
+    "it in the browser; --terminal prints and writes nothing.",
+    examples=(
+        "rlhf-nb view runs/ppo",
+        "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",
+    ),
+)
+
+
+def view_parser() -> Parser:
+    "Every option of `rlhf-nb view`."
+    parser = Parser(ABOUT, ViewArguments)
+    parser.add_argument("run", metavar="RUN", help="Folder of a run.")
+    return parser
+
+
+def coloured(
+    tokens: Sequence[str],
+    kl: Sequence[float],  # of each token, in nats
+    gap: str = "",  # between two tokens
+) -> Text:
+    "Tokens that the policy likes more than the reference does in orange, less in blue."
+    text = Text()
+    for token, nats in zip(tokens, kl):
+        style = "bold dark_orange" if nats > 0.5 else "bold dodger_blue2" if nats < -0.5 else ""
+        text.append(token + gap, style)
+    return text
+
+
+def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
+    "The first episodes of a rollout, for a terminal."
+    info = {k: v for k, v in rollout.info.items() if k in ("update", "episode")}
+    table = Table(
+        title=", ".join(f"{k} {v}" for k, v in info.items()), box=SIMPLE_HEAD, show_lines=True
+    )
+    for name in ("prompt", "response", "score", "KL", "tokens", "end"):
+        number = name in ("score", "KL", "tokens")
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for i in range(min(episodes, len(rollout))):
+        n = int(rollout.mask[i].sum())
+        kl = rollout.kl[i, :n].tolist() if rollout.kl is not None else [0.0] * n
+        tokens = rollout.tokens[i] if rollout.tokens else [rollout.responses[i]]
+        words = rollout.responses[i] not in "".join(tokens)  # tokens that bring no space along
+        table.add_row(
+            Text(rollout.prompts[i][-160:] if rollout.prompts else ""),
+            coloured(tokens, kl, " " if words else ""),
+            "" if rollout.scores is None else f"{float(rollout.scores[i]):+.2f}",
+            f"{sum(kl):+.2f}",
+            str(n),
+            "stopped" if rollout.stopped[i] else "cut off",
+        )
+    return table
+
+
+def view_command(words: Sequence[str]) -> None:
+    "`rlhf-nb view`."
+    parser = view_parser()
+    options = parser.read(words)
+    if options.episodes < 1:
+        parser.error(f"--episodes is {options.episodes}: give a positive number")
+    from rlhf_nb.viewer import browse, report  # seconds that `--help` does not wait for
+
+    folder, browser = Path(options.run), browse(options.run)
+    first, last = min(browser.run.files), max(browser.run.files)
+    if missing := sorted({*(options.update or [])} - {*browser.run.files}):
+        parser.error(
+            f"--update is {missing[0]} and {folder} keeps {first} to {last}: give one of them"
+        )
+    if options.terminal:
+        for update in options.update or [last]:
+            Console().print(rollout_table(browser.run.rollout(update), options.episodes))
+        return
+    page = browser.save_html(folder / "rollouts.html", options.update or 8, options.episodes)
+    if (folder / "settings.json").is_file():
+        print(f"rlhf-nb view: {report(options.run)}")
+    opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
+    print(f"rlhf-nb view: {page}{'' if opened else ' (no browser was found: open it yourself)'}")

@@ -1,0 +1,47 @@
+"""Files that appear whole, and JSON lines that a killed run has cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
+
+
+# catches: a file that is empty for a moment, half a file after an error, a temporary file left over
+def test_text_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text_atomic(path, "один\n")
+    assert path.read_text(encoding="utf-8") == "один\n" and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomic(path, "half\ud800")
+    assert path.read_text(encoding="utf-8") == "один\n"
+
+
+# catches: a row that is lost because its line has no end, a torn line that stops the run, one that
+# the next row is written onto
+@pytest.mark.parametrize(
+    "text, rows",
+    [
+        ("", []),
+        ('{"a": 1}\n{"a": 2}\n', [1, 2]),
+        ('{"a": 1}\n\n{"a": 2}', [1, 2]),
+        ('{"a": 1}\n{"a"', [1]),
+        ('{"a', []),
+    ],
+)
+def test_a_last_line_that_was_cut_off_is_skipped(tmp_path, text, rows):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    assert [row["a"] for row in read_jsonl(path)] == rows
+    append_jsonl(path, dict(a=9))
+    assert [row["a"] for row in read_jsonl(path)] == [*rows, 9]
+    append_jsonl(tmp_path / "new.jsonl", dict(a=1))
+    assert read_jsonl(tmp_path / "new.jsonl") == [dict(a=1)]
+
+
+# catches: a broken line in the middle that is skipped in silence, an error that does not say where
+def test_a_broken_line_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n\nhalf\n{"a": 2}\n')
+    with pytest.raises(ValueError, match="a.jsonl, line 3 is not JSON"):
+        read_jsonl(path)
