@@ -23,7 +23,6 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import rlhf_nb
@@ -92,7 +91,9 @@ def main() -> None:
     for (module, _), lines in counts.items():
         modules[module].append(lines)
     if parser.parse_args().functions:
-        for (module, name), lines in sorted(counts.items(), key=lambda item: (item[0][0], -item[1])):
+        for (module, name), lines in sorted(
+            counts.items(), key=lambda item: (item[0][0], -item[1])
+        ):
             print(f"{lines:5} {module}.{name}")
     for module, sizes in sorted(modules.items(), key=lambda item: -sum(item[1])):
         print(f"{sum(sizes):5} lines, {len(sizes):3} functions  {module}")

@@ -91,7 +91,8 @@ def response_states(
     mask: Tensor,  # [B, T] true on real tokens
     align: int | None = None,  # of `pack`
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:  # states [N, hidden or V], head, V
-    "Last hidden states in front of the N real response tokens, and the head: states -> logits [N, V]."
+    """Last hidden states in front of the N real response tokens, and the head: states -> logits [N,
+    V]."""
     inner, real = opened(model), mask.bool()
     if inner is None:
         logits = response_logits(model, prompt_ids, prompt_mask, response_ids, mask)

@@ -166,7 +166,8 @@ def mini_batches(
     parts: int,  # mini-batches of an epoch
     seed: int,
 ) -> Iterator[Tensor]:  # row indices of each optimizer step
-    "Every row once in each epoch, in an order of its own. Raises ValueError on fewer rows than parts."
+    """Every row once in each epoch, in an order of its own. Raises ValueError on fewer rows than
+    parts."""
     if n < parts:
         raise ValueError(
             f"{n} responses do not make num_mini_batches = {parts} mini-batches: give at least one "
@@ -210,7 +211,8 @@ def ppo_loss(
 
 # %% ../nbs/13_ppo.ipynb #cde67221
 class Metrics(dict):
-    "The metrics of an update by name; in a notebook, a table. `loss` is the mean of what was minimised."
+    """The metrics of an update by name; in a notebook, a table. `loss` is the mean of what was
+    minimised."""
 
     loss: float = 0.0
 

@@ -455,7 +455,8 @@ def reward_card(
 
 # %% ../nbs/07_reward.ipynb #d406f827
 class RewardTrainer(SealedTrainer):
-    "Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or conversations."
+    """Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or
+    conversations."""
 
     def __init__(
         self,
@@ -538,7 +539,8 @@ class RewardTrainer(SealedTrainer):
         return loss, outputs["scores"], outputs["losses"]
 
     def evaluation_loop(self, *given: Any, metric_key_prefix: str = "eval", **more: Any) -> Any:
-        "Trainer's; its loss counts rows twice that a rank was filled up with, here each counts once."
+        """Trainer's; its loss counts rows twice that a rank was filled up with, here each counts
+        once."""
         output = super().evaluation_loop(*given, metric_key_prefix=metric_key_prefix, **more)
         if output.label_ids is not None and f"{metric_key_prefix}_loss" in output.metrics:
             output.metrics[f"{metric_key_prefix}_loss"] = float(output.label_ids.mean())

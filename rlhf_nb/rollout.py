@@ -233,7 +233,8 @@ def load_rollout(path: Path) -> Rollout:
 # %% ../nbs/08_rollout.ipynb #09373054
 @dataclass(frozen=True, repr=False)
 class Rollout:
-    "Episodes of one update: B prompts of P tokens, responses of at most T. Phases fill copies of it."
+    """Episodes of one update: B prompts of P tokens, responses of at most T. Phases fill copies of
+    it."""
 
     prompt_ids: Tensor  # [B, P] padded on the left
     prompt_mask: Tensor  # [B, P]

@@ -288,7 +288,8 @@ class PPOTrainer(UpdateTrainer):
 
     @torch.no_grad()
     def score(self, r: Rollout) -> Rollout:
-        "What the judges return for each response, then scaling, clipping and the missing-stop penalty."
+        """What the judges return for each response, then scaling, clipping and the missing-stop
+        penalty."""
         scores = self.judges(r, self.forward)
         raw = self.judges.total(scores)
         if len(scores) > 1:
@@ -376,8 +377,8 @@ class PPOTrainer(UpdateTrainer):
             return self.forward.over(r, measure)[0].masked_fill(r.stopped, 0.0)
 
     def gradients(self, model: nn.Module, r: Rollout, rows: Tensor) -> dict[str, float]:
-        """Backward through every micro-batch of a mini-batch; returns the sums to log, over all ranks.
-        Raises FloatingPointError on a loss that is not finite."""
+        """Backward through every micro-batch of a mini-batch; returns the sums to log, over all
+        ranks. Raises FloatingPointError on a loss that is not finite."""
         args, sums = self.args, defaultdict(float)
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
@@ -404,7 +405,8 @@ class PPOTrainer(UpdateTrainer):
         return {name: self.layout.sum(x.to(wide)).item() for name, x in sums.items()}
 
     def optimizer_step(self, model: nn.Module) -> float:
-        "Clip and step; returns the norm before. Raises FloatingPointError on one that is not finite."
+        """Clip and step; returns the norm before. Raises FloatingPointError on one that is not
+        finite."""
         args, handler = self.args, self.callback_handler
         limit = args.max_grad_norm if args.max_grad_norm > 0 else math.inf
         norm = self.layout.clip_gradients(model, limit)
@@ -531,7 +533,8 @@ class PPOTrainer(UpdateTrainer):
         return metrics
 
     def completed(self, data: Dataset, progress: bool) -> tuple[Completions, list[float]]:
-        "Completions and their scores; each rank does its share, except where ZeRO-3 needs all ranks."
+        """Completions and their scores; each rank does its share, except where ZeRO-3 needs all
+        ranks."""
         args, policy, tokenizer = self.args, self.pair.policy, self.processing_class
         apart = args.world_size > 1 and not self.layout.zero3
         if apart:
@@ -620,7 +623,8 @@ class PPOTrainer(UpdateTrainer):
         return ppo_card(self, Path(self.args.output_dir).name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        "The policy alone, with tokenizer and generation config; in a checkpoint the value model too."
+        """The policy alone, with tokenizer and generation config; in a checkpoint the value model
+        too."""
         pair, of_value = self.pair, None
         policy = pair.policy
         if state is not None:  # gathered from all ranks

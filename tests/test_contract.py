@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, logs, rollouts, unlike, weights
 from transformers import TrainingArguments

@@ -31,7 +31,6 @@ from test_package import constraint_problems, settings
 ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
 sys.path.insert(0, str(ROOT / "docs"))
-import collect  # noqa: E402
 import links  # noqa: E402
 import reference  # noqa: E402
 

@@ -3,7 +3,6 @@ vocabulary at a time, and who takes it."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import math
 import os

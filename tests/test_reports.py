@@ -1,11 +1,9 @@
 """What a run tells to others: reporting integrations with tables, the model card, the hub that is
 away."""
 
-import csv
 import json
 import logging
 import os
-import struct
 import subprocess
 import sys
 import textwrap
@@ -14,10 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from datasets import Dataset
-from ppo_fixtures import PROMPTS, likes_c, logs
-
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from ppo_fixtures import logs
 
 # A process of its own for each: these libraries keep global state, threads and hooks.
 RUN = textwrap.dedent(

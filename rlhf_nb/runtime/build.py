@@ -39,7 +39,9 @@ def build_models(
     value_model: PreTrainedModel | str | None,
     peft_config: Any,
     value_peft_config: Any,
-) -> tuple[PolicyAndValue, nn.Module | None]:  # trained; the reference, None: the policy without adapter
+) -> tuple[
+    PolicyAndValue, nn.Module | None
+]:  # trained; the reference, None: the policy without adapter
     """Load and check the models. What is not given is grown: the reference is a frozen copy of the
     policy, the value model a copy of the reward model, or the policy's body with a fresh head.
     Raises ValueError where models do not fit together."""
@@ -102,7 +104,8 @@ def once_more(
     copy_it: Callable[[], nn.Module],
     load: Callable[[str], nn.Module],
 ) -> nn.Module:
-    "A second model like the first: a copy; under ZeRO-3, which shards weights at once, a second load."
+    """A second model like the first: a copy; under ZeRO-3, which shards weights at once, a second
+    load."""
     if not zero3_is_live():
         return copy_it()
     if isinstance(given, str):

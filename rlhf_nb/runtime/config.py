@@ -1,4 +1,5 @@
-"The settings of PPO: what `transformers.TrainingArguments` has, the objective, and the run around it."
+"""The settings of PPO: what `transformers.TrainingArguments` has, the objective, and the run around
+it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from rlhf_nb.ppo import Objective, setting
 
 @dataclass
 class PPOConfig(Objective, TrainingArguments):
-    """`transformers.TrainingArguments`, `Objective`, and what a run of PPO needs more. A step, as in
-    `save_steps` or `max_steps`, is one update. Raises ValueError that names the field and the fix."""
+    """`transformers.TrainingArguments`, `Objective`, and what a run of PPO needs more. A step, as
+    in `save_steps` or `max_steps`, is one update. Raises ValueError that names the field and the
+    fix."""
 
     # Sampling
     total_episodes: int | None = setting(
@@ -67,10 +69,10 @@ class PPOConfig(Objective, TrainingArguments):
 
     # Models
     sft_model_path: str = setting(
-        'EleutherAI/pythia-160m', "Policy and reference, if the trainer is given none."
+        "EleutherAI/pythia-160m", "Policy and reference, if the trainer is given none."
     )
     reward_model_path: str = setting(
-        'EleutherAI/pythia-160m', "Reward and value model, if the trainer is given none."
+        "EleutherAI/pythia-160m", "Reward and value model, if the trainer is given none."
     )
     reward_weights: list[float] | None = setting(
         None, "Weight of each judge, if there are several. None: 1 each."
@@ -136,9 +138,8 @@ class PPOConfig(Objective, TrainingArguments):
         False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler."
     )
     vllm_mode: str = setting(
-        'colocate',
-        "colocate: in this process, on each rank's GPU; server: a vLLM server that runs "
-        "elsewhere.",
+        "colocate",
+        "colocate: in this process, on each rank's GPU; server: a vLLM server that runs elsewhere.",
     )
     vllm_gpu_memory_utilization: float = setting(
         0.3, "colocate: share of the GPU's memory for vLLM's weights and cache."
@@ -153,7 +154,7 @@ class PPOConfig(Objective, TrainingArguments):
     vllm_server_base_url: str | None = setting(
         None, "server: its address. None: from vllm_server_host and vllm_server_port."
     )
-    vllm_server_host: str = setting('127.0.0.1', "server: its host.")
+    vllm_server_host: str = setting("127.0.0.1", "server: its host.")
     vllm_server_port: int = setting(8000, "server: its port.")
     vllm_server_timeout: float = setting(
         240.0, "server: seconds to wait for it to come up, and for one answer."
@@ -200,7 +201,9 @@ class PPOConfig(Objective, TrainingArguments):
         if self.total_episodes is None:
             self.total_episodes = int(self.num_train_epochs * prompts * self.num_generations)
         self.num_total_batches = (
-            self.max_steps if self.max_steps > 0 else math.ceil(self.total_episodes / self.batch_size)
+            self.max_steps
+            if self.max_steps > 0
+            else math.ceil(self.total_episodes / self.batch_size)
         )
 
     def recipe(self) -> dict[str, Any]:
@@ -291,7 +294,8 @@ def check_vllm(args: PPOConfig) -> None:
         refuse("vllm_mode", "give colocate or server")
     if not 0 < args.vllm_gpu_memory_utilization <= 1:
         refuse(
-            "vllm_gpu_memory_utilization", "give a share above 0, up to 1; the trainer needs the rest"
+            "vllm_gpu_memory_utilization",
+            "give a share above 0, up to 1; the trainer needs the rest",
         )
     if not args.vllm_server_timeout > 0:
         refuse("vllm_server_timeout", "give a positive number of seconds")

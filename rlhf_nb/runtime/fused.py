@@ -76,9 +76,7 @@ def _autocast(states: Tensor, *weights: Tensor | None) -> list[Any]:
     if not torch.is_autocast_enabled(device):
         return [states, *weights]
     dtype = torch.get_autocast_dtype(device)
-    return [
-        x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in (states, *weights)
-    ]
+    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in (states, *weights)]
 
 
 def _logits(
@@ -217,9 +215,7 @@ class _Fused(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             for a, b in blocks:
                 some, part = slice(a, a + rows), slice(b, b + columns)
-                ids, *rest = [
-                    None if x is None else x[some] for x in (*kept, grad, grad_entropy)
-                ]
+                ids, *rest = [None if x is None else x[some] for x in (*kept, grad, grad_entropy)]
                 some_bias = None if bias is None else bias[part]
                 z = _logits(states[some], weight[part], some_bias, scale, temperature)
                 z = _logit_gradient(z, ids - b, *rest)

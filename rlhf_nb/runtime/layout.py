@@ -94,8 +94,8 @@ def whole(model: nn.Module) -> AbstractContextManager:
 
 @contextmanager
 def layer_by_layer(model: nn.Module) -> Iterator[None]:
-    """Inside, any part of an FSDP2 model can be called: what is outside its layers is whole, a layer
-    while it computes."""
+    """Inside, any part of an FSDP2 model can be called: what is outside its layers is whole, a
+    layer while it computes."""
     if not isinstance(model, FSDPModule):
         yield
         return
@@ -193,8 +193,8 @@ class Offloaded:
 
 
 class Frozen(nn.Module):
-    """A wrapper for a model that nobody trains: `frozen(measure)` is `measure(model)`. It is the root
-    whose forward FSDP2 hooks into, so the model itself stays what it was."""
+    """A wrapper for a model that nobody trains: `frozen(measure)` is `measure(model)`. It is the
+    root whose forward FSDP2 hooks into, so the model itself stays what it was."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -263,7 +263,8 @@ class Layout:
                 raise RuntimeError(
                     f"{name} is {os.environ[name]!r} and what runs is {runs}: the request took no "
                     "effect. On a CPU, use_cpu and ACCELERATE_USE_CPU turn DeepSpeed off; check "
-                    "that the library is installed, and launch with `accelerate launch` or torchrun."
+                    "that the library is installed, and launch with `accelerate launch` or "
+                    "torchrun."
                 )
         # these two variables are what Accelerate's launcher of several processes leaves behind
         several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
@@ -294,7 +295,8 @@ class Layout:
 
     def place(self, model: nn.Module) -> Measure:
         """Put a frozen model where it belongs: on this device, sharded over all ranks, or in host
-        memory. Returns `placed`: `placed(measure)` is `measure(model)`, the model there meanwhile."""
+        memory. Returns `placed`: `placed(measure)` is `measure(model)`, the model there
+        meanwhile."""
         if self.zero3:
             return self._place_zero3(model)
         if self.deepspeed is not None:

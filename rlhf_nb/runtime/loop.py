@@ -1,6 +1,6 @@
-"""The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub, and a loop
-whose step is one update. Everything here that overrides or calls a private method of Trainer is
-listed in PRIVATE, and a test names the one that another release lacks."""
+"""The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub, and a
+loop whose step is one update. Everything here that overrides or calls a private method of Trainer
+is listed in PRIVATE, and a test names the one that another release lacks."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class OrderByLength(LengthGroupedSampler):
 
 
 class SealedTrainer(Trainer):
-    """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that goes
-    on as if nothing had happened, and a hub that may be away. What a subclass may say:
+    """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that
+    goes on as if nothing had happened, and a hub that may be away. What a subclass may say:
     `identity`, `kept_columns`, `write_model`, `read_model`, `write_state`, `read_state`, `card`."""
 
     stage: Path | None = None  # where a checkpoint is written, while it is
@@ -227,9 +227,7 @@ class SealedTrainer(Trainer):
         if type(sampler) is not LengthGroupedSampler:
             return sampler
         lengths = list(sampler.lengths)  # a column of a data set is slow to read row by row
-        self.order = OrderByLength(
-            sampler.batch_size, lengths=lengths, generator=sampler.generator
-        )
+        self.order = OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
         return self.order
 
     # ---- the hub ----
@@ -247,7 +245,8 @@ class SealedTrainer(Trainer):
             ) from error
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        "Save the model, then push it where push_to_hub is set; a failed push is logged, not raised."
+        """Save the model, then push it where push_to_hub is set; a failed push is logged, not
+        raised."""
         super().save_model(output_dir, _internal_call=True)
         if not self.args.push_to_hub or _internal_call:
             return
@@ -301,7 +300,8 @@ class UpdateTrainer(SealedTrainer):
         return self.model_wrapped
 
     def next_batch(self) -> Any:
-        "The next batch for someone who steps by hand; after the last one, the first of a new order."
+        """The next batch for someone who steps by hand; after the last one, the first of a new
+        order."""
         batch = next(self.batches, None) if self.batches is not None else None
         if batch is None:
             self.batches = iter(self.get_train_dataloader())
@@ -414,8 +414,8 @@ class UpdateTrainer(SealedTrainer):
             self.since_log[name].append(value)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Where Trainer logs its loss, the mean of each metric since the last log; counters are logged
-        as they are. Every log is a line of metrics.jsonl too."""
+        """Where Trainer logs its loss, the mean of each metric since the last log; counters are
+        logged as they are. Every log is a line of metrics.jsonl too."""
         if "loss" in logs and self.since_log:
             last = ("episode", "lr", "objective/kl_coef")
             logs = {

@@ -83,7 +83,8 @@ def _is_lora(model: nn.Module) -> bool:
 
 
 def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    "Hidden states to logits as the model's forward does it: scale (Cohere, Granite), cap (Gemma 2)."
+    """Hidden states to logits as the model's forward does it: scale (Cohere, Granite), cap (Gemma
+    2)."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     scale, cap = logit_scale(config), getattr(config, "final_logit_softcapping", None)
 

@@ -107,9 +107,12 @@ def check_prompts(
 
 
 def stop_tokens(
-    tokenizer: PreTrainedTokenizerBase, stop_token_id: int | None, stop_strings: Sequence[str] | None
+    tokenizer: PreTrainedTokenizerBase,
+    stop_token_id: int | None,
+    stop_strings: Sequence[str] | None,
 ) -> list[int]:
-    "The ids that end a response. Raises ValueError where the tokenizer does not know the one given."
+    """The ids that end a response. Raises ValueError where the tokenizer does not know the one
+    given."""
     if stop_token_id is not None and not 0 <= stop_token_id < len(tokenizer):
         raise ValueError(
             f"stop_token_id is {stop_token_id} and the tokenizer has ids 0 to "

@@ -1,4 +1,5 @@
-"What a run shows of itself to others: tables for trackers, the text of its model card, its first line."
+"""What a run shows of itself to others: tables for trackers, the text of its model card, its first
+line."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from transformers.integrations import (
 )
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
-# `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a config.
+# `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a
+# config.
 
 
 def markdown_table(frame: pd.DataFrame, rows: int = 20) -> str:

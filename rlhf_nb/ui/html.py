@@ -73,16 +73,12 @@ def breakable(markup: str) -> str:
     def broken(word: re.Match[str]) -> str:
         return "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
 
-    return re.sub(
-        r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup
-    )
+    return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
 
 
 def on_white(markup: str) -> str:
     "Dark text on white, whatever the theme of the page around it; no wider than its column."
-    style = (
-        f"background:{PAPER};color:{INK};padding:2px 8px;line-height:1.5;contain:inline-size"
-    )
+    style = f"background:{PAPER};color:{INK};padding:2px 8px;line-height:1.5;contain:inline-size"
     return f'<div style="{style}">{breakable(markup)}</div>'
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from controls import Widget, widgets
+from controls import widgets
 from lab import Lab, Notebook
 
 CODE = """
