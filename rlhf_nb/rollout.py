@@ -338,7 +338,7 @@ class Rollout(_Tables):
             with safe_open(path, "pt") as file:
                 meta, tensors = (
                     file.metadata() or {},
-                    {name: file.get_tensor(name) for name in file},
+                    {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
                 )
         except SafetensorError as error:
             raise ValueError(

@@ -1771,7 +1771,7 @@ def _numbers_of(path: Path) -> pd.DataFrame:
         with safe_open(path, "pt") as file:
             there = {
                 name: file.get_tensor(name)
-                for name in file
+                for name in file.keys()  # noqa: SIM118
                 if name in ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")
             }
     except (SafetensorError, OSError) as error:
