@@ -8,6 +8,7 @@ test_recipes_launch.py.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -21,18 +22,22 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["rlhf_nb.trainer", "rlhf_nb.reward", "rlhf_nb.sft", "peft"])
 
 
-def begin(program: str, words: list[str], output: str, env: dict[str, str]) -> None:
-    "In the new process: its environment, its output into a file, and the program as a script."
+def begin(program: str, words: list[str], folder: Path, output: str, env: dict[str, str]) -> None:
+    """In the new process: its folder, its environment, its output into a file, and the program as a
+    script."""
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
-    # ... text streams of the server's are not those of this process
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     sys.argv = [program, *words]
-    runpy.run_path(program, run_name="__main__")
+    try:
+        runpy.run_path(program, run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # as at the end of any program; multiprocessing leaves them out
 
 
 def free_port() -> int:
@@ -57,15 +62,17 @@ def ranks_of(count: int) -> list[dict[str, str]]:
 def run(
     program: str | Path, *words: str, folder: Path, ranks: int = 1, timeout: float = 900, **env: str
 ) -> CompletedProcess:
-    """Run a program in `ranks` processes that know of one another, until all have ended: exit codes
-    as `args`, the first that is not 0 as `returncode`, and what was written to either stream as
-    `stdout`. Where one fails, the others get a minute to end too.
+    """Run a program in `folder`, in `ranks` processes that know of one another, until all have
+    ended: exit codes as `args`, the first that is not 0 as `returncode`, and what was written to
+    either stream as `stdout`. Where one fails, the others get a minute to end too.
     """
     outputs = [folder / f"output-{rank}" for rank in range(ranks)]
     given = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | env
     started = [
         processes.Process(
-            target=begin, args=(str(program), list(words), str(output), given | own), daemon=True
+            target=begin,
+            args=(str(program), list(words), folder, str(output), given | own),
+            daemon=True,
         )
         for output, own in zip(outputs, ranks_of(ranks))
     ]

@@ -6,11 +6,10 @@ import json
 import logging
 import os
 import struct
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import forks
 import pandas as pd
 import pytest
 import yaml
@@ -51,15 +50,9 @@ def report(tmp_path: Path, to: str, **env) -> Path:
         http_proxy="http://127.0.0.1:9",
         https_proxy="http://127.0.0.1:9",
     )  # a door that is shut
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=os.environ | quiet | env,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    (tmp_path / "program.py").write_text(program)
+    done = forks.run(tmp_path / "program.py", folder=tmp_path, **quiet | env)
+    assert done.returncode == 0, done.stdout[-3000:]
     return tmp_path
 
 

@@ -1,4 +1,5 @@
-"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them.
+"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them, or for
+each of pytest's workers. Tests that share a page go to one worker.
 
 CHROMIUM names another browser than the first that is found; BROWSER_SCREENSHOTS is the folder in
 which the pictures are kept; AXE the file of axe-core.
@@ -16,6 +17,9 @@ import pytest
 from lab import ROOT, Lab, drive, serve
 from playwright.sync_api import Browser
 
+HERE = Path(__file__).parent
+# Fixtures that several tests of a file share, and that take seconds to make.
+SHARED = ("lame", "heard", "files", "page", "lab")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -28,6 +32,15 @@ def without(what: str, how: str, must: bool) -> None:
     "Skip, saying what is missing; fail where it must not be."
     told = f"{what} is missing, so nothing was tested here. {how}"
     pytest.fail(told, pytrace=False) if must else pytest.skip(told)
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE:
+            shared = next((name for name in SHARED if name in item.fixturenames), "")
+            page = item.callspec.params.get("notebook", "") if hasattr(item, "callspec") else ""
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared}-{page}"))
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +61,8 @@ def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     "JupyterLab over a copy of nbs/, in front of it the browser."
     with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab:
         yield lab
+        told = lab.traceback()
+    assert not told, told
 
 
 @pytest.fixture(scope="session")
