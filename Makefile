@@ -53,7 +53,8 @@ check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme
 
-# Two workers, each with files of its own; the long ones first, which tests/conftest.py sees to.
+# Two workers, each with files of its own; the long ones first, which tests/conftest.py sees to. With ARGS
+# of one's own, nothing is left out for being slow.
 PYTEST = $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser
 PYTEST_FAILED = { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
 # Two workers, each with a JupyterLab of its own; the tests of a page go to one of them.
@@ -61,10 +62,10 @@ BROWSE = $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screensh
 BROWSE_FAILED = { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
 
 check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k gae"
-	@echo "pytest:" && $(PYTEST) -m "not slow" $(ARGS) || $(PYTEST_FAILED)
+	@echo "pytest:" && $(PYTEST) $(or $(ARGS),-m "not slow") || $(PYTEST_FAILED)
 
-check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-m '' -k 09_kl"
-	@echo "pytest tests/browser:" && $(BROWSE) -m "not slow" $(ARGS) || $(BROWSE_FAILED)
+check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 09_kl"
+	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow") || $(BROWSE_FAILED)
 
 check-slow: dev browser  ## part of test-all: the tests marked slow, the site, every other notebook in the browser
 	@echo "pytest, what is slow:" && $(PYTEST) -m slow $(ARGS) || $(PYTEST_FAILED)
