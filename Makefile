@@ -58,7 +58,7 @@ check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 PYTEST = $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser
 PYTEST_FAILED = { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
 # Two workers, each with a JupyterLab of its own; the tests of a page go to one of them.
-BROWSE = $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs -n 2 --dist loadgroup --no-loadscope-reorder tests/browser
+BROWSE = $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs -n 2 --no-loadscope-reorder tests/browser
 BROWSE_FAILED = { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
 
 check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k gae"

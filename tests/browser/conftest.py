@@ -16,10 +16,19 @@ from pathlib import Path
 import pytest
 from lab import ROOT, Lab, drive, serve
 from playwright.sync_api import Browser
+from xdist.scheduler import LoadScopeScheduling
 
-HERE = Path(__file__).parent
-# Fixtures that several tests of a file share, and that take seconds to make.
-SHARED = ("lame", "heard", "files", "page", "lab")
+# Tests that share a page of their file with these alone; the others share one with all of the file.
+SHARED = {
+    "test_an_exception_is_heard_wherever_it_is_swallowed": "heard",
+    "test_a_lame_control_is_found": "lame",
+    "test_what_is_badly_drawn_is_found": "lame",
+    "test_hostile_text_in_a_file": "hostile",
+    "test_hostile_text_in_jupyterlab": "live",
+    "test_kept_outputs": "kept",
+    "test_a_bad_file_is_found": "bad",
+    "test_a_front_end_that_is_not_heard_is_told_so": "deaf",
+}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -34,13 +43,19 @@ def without(what: str, how: str, must: bool) -> None:
     pytest.fail(told, pytrace=False) if must else pytest.skip(told)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == HERE:
-            shared = next((name for name in SHARED if name in item.fixturenames), "")
-            page = item.callspec.params.get("notebook", "") if hasattr(item, "callspec") else ""
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{shared}-{page}"))
+class Together(LoadScopeScheduling):
+    "Hands out pages, and other groups of tests that share what takes seconds to make."
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        name, _, values = test.rstrip("]").partition("[")
+        if file.endswith("test_pages.py"):
+            return values.split("-")[0]
+        return f"{file} {SHARED.get(name, '')}"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
