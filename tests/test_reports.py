@@ -1,11 +1,8 @@
 """What a run tells to others: reporting integrations with tables, the model card, the hub that is
 away."""
 
-import csv
 import json
 import logging
-import os
-import struct
 import textwrap
 from pathlib import Path
 
@@ -13,10 +10,7 @@ import forks
 import pandas as pd
 import pytest
 import yaml
-from datasets import Dataset
-from ppo_fixtures import PROMPTS, likes_c, logs
-
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from ppo_fixtures import logs
 
 # A process of its own for each: these libraries keep global state, threads and hooks.
 RUN = textwrap.dedent(
@@ -91,6 +85,7 @@ def test_tensorboard_gets_metrics_and_tables(tmp_path):
 
 
 # catches: a run that needs the network, a table that is not logged, steps that W&B refuses
+@pytest.mark.slow
 def test_wandb_offline_gets_metrics_and_tables(tmp_path):
     pytest.importorskip("wandb")
     report(
