@@ -254,8 +254,7 @@ class PPOTrainer(UpdateTrainer):
     def rollout(self, batch: Mapping[str, Any] | Sequence[str]) -> Rollout:
         "Sample a response to each prompt; log-probs of policy and reference, their KL, and values."
         args, tokenizer = self.args, self.processing_class
-        if self.layout.in_parts and self.optimizer is None:
-            raise RuntimeError("the models are not sharded yet: call trainer.prepare() first.")
+        self.layout.check_ready(self.optimizer is not None)
         batch = as_batch(batch, tokenizer, args.num_generations)
         prompts = [batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask")]
         sampled, engine_logprobs = self.sample(*prompts)

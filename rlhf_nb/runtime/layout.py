@@ -275,6 +275,14 @@ class Layout:
                 "--multi_gpu --num_processes N, which starts N on the CPU too."
             )
 
+    def check_ready(self, prepared: bool) -> None:
+        "Raises RuntimeError where the trained models have yet to be sharded or cast."
+        if not prepared and (self.deepspeed is not None or self.fsdp is not None):
+            raise RuntimeError(
+                f"under {self.describe()} the models are not in place yet: call trainer.prepare() "
+                "before the first rollout, or trainer.step()."
+            )
+
     # ---- over ranks ----
 
     def sum(self, x: Tensor) -> Tensor:
