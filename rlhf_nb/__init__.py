@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    "A module is imported when a name of it is used, so that `rlhf-nb --help` answers without torch."
+    "A module is imported when one of its names is used: `rlhf-nb --help` answers without torch."
     if name not in _MODULES:
         raise AttributeError(f"module 'rlhf_nb' has no attribute {name!r}")
     return getattr(import_module(f"rlhf_nb.{_MODULES[name]}"), name)

@@ -160,7 +160,7 @@ def _margin(value: Any, number: int) -> float:
 
 # %% ../nbs/07_reward.ipynb #0abf42d1
 def decided_pairs(
-    data: Dataset,  # perhaps lines of `label_preferences`: columns choice, again and pair, beside chosen and rejected
+    data: Dataset,  # chosen, rejected; of `label_preferences` also choice, again, pair
 ) -> Dataset:
     """Of such lines the first choices that stand and were no tie; any other data as they are.
     Raises ValueError where none is left, or where lines are missing."""
@@ -636,7 +636,7 @@ def score_texts(
 def pair_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,  # columns prompt, chosen, rejected; gold_chosen and gold_rejected where the truth is known
+    data: Dataset,  # prompt, chosen, rejected; if known gold_chosen, gold_rejected
     max_length: int | None = None,
 ) -> Tensor:  # [N] bool: pairs put into the right order
     """Which pairs the model orders rightly: by the gold order where there is one (pairs of equal

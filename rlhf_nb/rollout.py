@@ -219,7 +219,7 @@ def load_rollout(path: Path) -> Rollout:
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise ValueError(
             f"{path} is damaged ({error}): take another rollout, or sample it again."

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,9 +42,9 @@ from .runtime.loop import SealedTrainer
 from .runtime.opened import embedding_rows, reads_end_to_end
 
 # %% auto #0
-__all__ = ['Turns', 'render', 'without_stop', 'render_pair', 'encode_completions', 'completion_batch', 'packed_batch',
-           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of', 'row_losses',
-           'counted_part', 'SFTTrainer']
+__all__ = ['Turns', 'render', 'without_stop', 'common_start', 'render_pair', 'encode_completions', 'completion_batch',
+           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of',
+           'row_losses', 'counted_part', 'SFTTrainer']
 
 # %% ../nbs/06_sft.ipynb #00859b31
 Turns = (
@@ -79,6 +78,12 @@ def without_stop(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return end.removesuffix(tokenizer.eos_token) if end.endswith(tokenizer.eos_token) else text
 
 
+def common_start(first: str, second: str) -> str:
+    "What two texts begin with alike."
+    pairs = enumerate(zip(first, second))
+    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
+
+
 def render_pair(
     tokenizer: PreTrainedTokenizerBase, prompt: Turns, answer: Turns
 ) -> tuple[str, str]:
@@ -92,9 +97,8 @@ def render_pair(
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else answer
     whole = render(tokenizer, [*prompt, *reply])
-    start = os.path.commonprefix(
-        [render(tokenizer, prompt, opened=True), whole]
-    )  # some templates close what they opened
+    # some templates close what they opened
+    start = common_start(render(tokenizer, prompt, opened=True), whole)
     return start, without_stop(tokenizer, whole[len(start) :])
 
 # %% ../nbs/06_sft.ipynb #cb4da106
@@ -333,7 +337,7 @@ class SFTTrainer(SealedTrainer):
         processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
-        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter, save it alone
+        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter alone
     ):
         args = args or SFTConfig(output_dir="sft")
         tokenizer = load_tokenizer(tokenizer_of(model, processing_class))

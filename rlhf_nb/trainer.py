@@ -178,7 +178,7 @@ class PPOTrainer(UpdateTrainer):
         eval_dataset: Dataset | None = None,
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,  # of peft: train an adapter; the policy without it is the reference
+        peft_config: Any = None,  # of peft: train an adapter; without it the policy is the reference
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
         value_peft_config: Any = None,  # the same for the value model
     ):
