@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import time
 from collections import defaultdict
@@ -29,12 +27,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from .checkpoint import load_weights, model_card, save_policy, save_weights
+from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, Engine, Sampling, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved, print_table
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
-from .models import ValueHead, check_tokenizer, load_tokenizer
+from .models import check_tokenizer, load_tokenizer
 from rlhf_nb.ppo import (
     Metrics,
     engine_metrics,
@@ -59,13 +57,13 @@ from rlhf_nb.runtime.prompts import (
     read_prompts,
     stop_tokens,
 )
-from .runtime.reporting import model_name, parameter_counts, report_table, software
+from .runtime.reporting import fingerprint, parameter_counts, ppo_card, report_table
 from .shaping import RunningMoments, slot_mask
 
 logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['logger', 'make_engine', 'with_prefix', 'fingerprint', 'PPOTrainer']
+__all__ = ['logger', 'make_engine', 'with_prefix', 'PPOTrainer']
 
 # %% ../nbs/15_trainer.ipynb #79072e08
 def make_engine(
@@ -119,44 +117,6 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
 def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     "The weights under a prefix, without it."
     return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-
-# %% ../nbs/15_trainer.ipynb #85def5ba
-def fingerprint(data: Dataset) -> str:
-    "The number of prompts and a hash of the first thousand."
-    text = json.dumps(prompt_columns(data.select(range(min(1000, len(data))))))
-    return f"{len(data)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _ppo_card(trainer: PPOTrainer, name: str) -> str:
-    "The model card of a run, from the run itself."
-    args, pair, data = trainer.args, trainer.pair, {}
-    models = dict(policy=model_name(pair.policy))
-    models["reference"] = args.ref_adapter_name or "the policy, its adapter off"
-    if trainer.ref_model is not None:
-        models["reference"] = model_name(trainer.ref_model)
-    for judge, weight in trainer.judges.weights.items():
-        model = trainer.judges.judges[judge]
-        kind = model_name(model) if isinstance(model, nn.Module) else "a function"
-        models[f"reward: {judge}, weight {weight:g}"] = kind
-    head = isinstance(pair.value, ValueHead)
-    models["value"] = "a layer on the policy" if head else model_name(pair.value)
-    for split, rows in dict(
-        training=trainer.train_dataset, evaluation=trainer.eval_dataset
-    ).items():
-        if rows is not None:
-            data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
-    if trainer.train_dataset is not None:
-        data["sha256 of the first prompts"] = fingerprint(trainer.train_dataset).split()[1]
-    data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
-    shown = ("objective/", "policy/", "val/", "tokens/response", "eval_", "episode", "steering/")
-    results = {
-        metric: x
-        for log in trainer.state.log_history
-        for metric, x in log.items()
-        if metric.startswith(shown)
-    }
-    sections: dict[str, dict[str, Any]] = dict(Models=models, Data=data, Software=software())
-    return model_card(name, args.recipe(), results, models["policy"], sections)
 
 # %% ../nbs/15_trainer.ipynb #446ff236
 class PPOTrainer(UpdateTrainer):
@@ -625,7 +585,7 @@ class PPOTrainer(UpdateTrainer):
         return dict(seed=self.args.seed, batch_size=self.args.batch_size, prompts=prompts)
 
     def card(self, folder: Path) -> str:
-        return _ppo_card(self, self.output_dir.name)
+        return ppo_card(self, self.output_dir.name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """The policy alone, with tokenizer and generation config; in a checkpoint the value model

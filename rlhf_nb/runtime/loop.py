@@ -21,7 +21,6 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from httpx import HTTPError
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
-from packaging.specifiers import SpecifierSet
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer import skip_first_batches
@@ -33,7 +32,7 @@ from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.config import PPOConfig
 
 logger = logging.get_logger(__name__)
-SUPPORTED = SpecifierSet(">=5.20,<6")  # of transformers; settings.ini says the same
+SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
 PRIVATE = {
     "_save_checkpoint": "a checkpoint is written beside its place, sealed, and then renamed",
     "_get_output_dir": "where Trainer writes while a checkpoint is staged",
@@ -58,7 +57,8 @@ HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTT
 
 def check_version(release: str = transformers.__version__) -> None:
     "Raises ImportError on a release of transformers that this loop was not written for."
-    if not SUPPORTED.contains(release, prereleases=True):
+    major, minor = (int(part) for part in release.split(".")[:2])
+    if not (5, 20) <= (major, minor) < (6, 0):
         raise ImportError(
             f"transformers {release} is installed, and rlhf_nb {version('rlhf_nb')} works with "
             f"{SUPPORTED}: pip install 'transformers{SUPPORTED}'."

@@ -3,13 +3,16 @@ line."""
 
 from __future__ import annotations
 
+import hashlib
 import html
+import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from datasets import Dataset
 from torch import nn
 from transformers import Trainer
 from transformers.integrations import (
@@ -18,6 +21,10 @@ from transformers.integrations import (
     TrackioCallback,
     WandbCallback,
 )
+
+from rlhf_nb.checkpoint import model_card
+from rlhf_nb.models import ValueHead
+from rlhf_nb.runtime.prompts import prompt_columns
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
 # `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a
@@ -73,3 +80,42 @@ def parameter_counts(model: nn.Module) -> str:
 def software() -> dict[str, str]:
     "Versions that a card names."
     return {name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")}
+
+
+def fingerprint(data: Dataset) -> str:
+    "The number of prompts and a hash of the first thousand."
+    text = json.dumps(prompt_columns(data.select(range(min(1000, len(data))))))
+    return f"{len(data)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def ppo_card(trainer: Any, name: str) -> str:
+    "The model card of a run, from the run itself."
+    args, pair = trainer.args, trainer.pair
+    data: dict[str, str] = {}
+    models = dict(policy=model_name(pair.policy))
+    models["reference"] = args.ref_adapter_name or "the policy, its adapter off"
+    if trainer.ref_model is not None:
+        models["reference"] = model_name(trainer.ref_model)
+    for judge, weight in trainer.judges.weights.items():
+        model = trainer.judges.judges[judge]
+        kind = model_name(model) if isinstance(model, nn.Module) else "a function"
+        models[f"reward: {judge}, weight {weight:g}"] = kind
+    head = isinstance(pair.value, ValueHead)
+    models["value"] = "a layer on the policy" if head else model_name(pair.value)
+    for split, rows in dict(
+        training=trainer.train_dataset, evaluation=trainer.eval_dataset
+    ).items():
+        if rows is not None:
+            data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
+    if trainer.train_dataset is not None:
+        data["sha256 of the first prompts"] = fingerprint(trainer.train_dataset).split()[1]
+    data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
+    shown = ("objective/", "policy/", "val/", "tokens/response", "eval_", "episode", "steering/")
+    results = {
+        metric: x
+        for log in trainer.state.log_history
+        for metric, x in log.items()
+        if metric.startswith(shown)
+    }
+    sections: dict[str, dict[str, Any]] = dict(Models=models, Data=data, Software=software())
+    return model_card(name, args.recipe(), results, models["policy"], sections)
