@@ -72,6 +72,8 @@ class PolicyAndValue(nn.Module):
         with hidden_states(self.policy) as captured:
             logprobs, certainty = measure()
         hidden = captured[-1].detach() if detach else captured[-1]
+        if opened(self.policy) is None:  # called whole, and then on the rectangle
+            align = None
         end_to_end = align is not None and reads_end_to_end(inside(self.policy))
         places = pack(*rows, align=align, end_to_end=end_to_end).places[:, :-1]
         return logprobs, certainty, self.value(hidden).flatten()[places]

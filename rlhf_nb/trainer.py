@@ -120,7 +120,8 @@ def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 # %% ../nbs/15_trainer.ipynb #446ff236
 class PPOTrainer(UpdateTrainer):
-    "Proximal policy optimisation of a language model: rollout -> score -> advantages -> update."
+    """Proximal policy optimisation of a language model: rollout -> score -> advantages -> update.
+    To sample with another engine, set `trainer.engine` to any object with the methods of `Engine`."""
 
     processing_class: PreTrainedTokenizerBase
     eval_dataset: Any
@@ -506,11 +507,12 @@ class PPOTrainer(UpdateTrainer):
             data = data.select(range(args.process_index, len(data), args.world_size))
         columns, completions = prompt_columns(data), Completions([], [], [], [])
         others = {name: data[name][:] for name in data.column_names if name not in columns}
-        if args.use_vllm:
+        own = isinstance(self.engine, CachedEngine)
+        if not own:
             self.engine.sync(policy)
         whole = args.ds3_gather_for_generation
         near = self.layout.sampling(policy, self.pair.value, self.model_wrapped, whole)
-        with nullcontext() if args.use_vllm else near:
+        with near if own else nullcontext():
             if len(data):  # there may be fewer rows than ranks
                 completions = complete(
                     policy,
@@ -523,7 +525,7 @@ class PPOTrainer(UpdateTrainer):
                     seed=args.seed,
                     stop_strings=self.stop_strings,
                     told=self.count_evaluated if progress else lambda: None,
-                    engine=self.engine if args.use_vllm else None,
+                    engine=None if own else self.engine,
                 )
         c = completions
         scores = self.judges.of_texts(c.prompts, c.texts, c.stopped, others, tokenizer).tolist()
@@ -534,9 +536,9 @@ class PPOTrainer(UpdateTrainer):
         return Completions(*lists), scores
 
     def rows_at_a_time(self, rows: int) -> int:
-        "Of an evaluation: vLLM makes batches of its own."
+        "Of an evaluation: another engine makes batches of its own."
         most = self.args.local_rollout_forward_batch_size
-        return max(1, rows) if self.args.use_vllm else most
+        return most if isinstance(self.engine, CachedEngine) else max(1, rows)
 
     def count_evaluated(self) -> None:
         "One batch of an evaluation is done: callbacks, a progress bar among them, hear of it."
