@@ -18,7 +18,7 @@ from .masks import pack
 from .models import ValueHead, inside, response_values
 from .rollout import Rollout
 from .runtime.layout import name_layers
-from .runtime.opened import reads_end_to_end
+from .runtime.opened import opened, reads_end_to_end
 
 # %% auto #0
 __all__ = ['hidden_states', 'PolicyAndValue', 'micro_batches', 'cache_tokens', 'Forwarded', 'Forward']
