@@ -369,6 +369,9 @@ class Layout:
         whole: bool = True,  # gather the weights once; False: layer by layer at each token
     ) -> Iterator[None]:
         "Inside, the policy can be called by itself, token after token."
+        if self.deepspeed is None and self.fsdp is None:
+            yield
+            return
         if self.in_parts and not whole:
             with layer_by_layer(wrapped), self.in_step(policy):
                 yield
