@@ -193,7 +193,7 @@ def classifier(config) -> nn.Module:
 
 
 # catches: scores and values of another place
-@pytest.mark.parametrize("name", sorted(last_layer.FAMILIES))
+@pytest.mark.parametrize("name", sorted(last_layer.FAMILIES - {"cohere", "granite"}))  # no scorers
 def test_scores_and_values(name):
     value = (
         classifier(config_of(name)).eval()
