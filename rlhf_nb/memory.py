@@ -106,6 +106,7 @@ def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
         for p in m.parameters(recurse=False)
     ]
     heads, hidden = config.num_attention_heads, config.hidden_size
+    body: Any = inside(model).base_model
     tied = {id(p): p for p in linear}.values()
     return ModelSize(
         params=_count(model),
@@ -131,7 +132,7 @@ def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
         learns=tuple(
             sorted({_part(name) for name, p in layers[0].named_parameters() if p.requires_grad})
         ),
-        skips=bool(position_wise(inside(model).base_model)),
+        skips=bool(position_wise(body)),
     )
 
 # %% ../nbs/16_memory.ipynb #67a0ff4f
@@ -187,7 +188,7 @@ def layer_activations(
         else (1 if size.parallel else 2) * form.stream * h
     )
     # under autocast each matrix makes its own bf16 copy of a float32 input
-    into = 1 if not form.autocast or size.fused else 3
+    into: float = 1 if not form.autocast or size.fused else 3
     up = 1 if not form.autocast or not size.gated else 2
     if share < 1 and not size.fused:  # the queries' matrix reads a copy of the positions
         into = max(1, into - 1) + share
@@ -195,7 +196,7 @@ def layer_activations(
     inputs += share * (kept("up", up * mm * h) + kept("down", mm * size.mlp))
     # queries and keys are rotated, and the whole matrix stays
     split = 3 if size.fused and size.rotary else 0
-    attention = (4 + split) * mm * heads + 4 * size.heads + mm * length
+    attention: float = (4 + split) * mm * heads + 4 * size.heads + mm * length
     if size.fused and size.rotary:
         attention -= mm * heads - kept("out", share * mm * heads)
     elif share < 1:
@@ -216,9 +217,10 @@ def model_activations(
 ) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and what the head reads."
     read = length if read is None else read
-    layer = last_layer = form.stream * size.hidden
-    if not checkpointing:
-        layer = last_layer = layer_activations(size, form, length)
+    layer = layer_activations(size, form, length)
+    if checkpointing:
+        layer = form.stream * size.hidden
+    last_layer = layer
     if size.skips and not checkpointing and read < length:
         last_layer = layer_activations(size, form, length, read / length)
     last = (4 + form.stream if size.rms else form.stream) * size.hidden
