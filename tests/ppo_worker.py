@@ -130,7 +130,8 @@ if fsdp:
             type(m).__mro__[2].__name__ for m in frozen.modules() if isinstance(m, FSDPModule)
         } == {"GPTNeoXLayer"}
     lies = lambda model: {hasattr(p.data, "full_tensor") for p in model.layers.parameters()}
-    with whole._writing():
+    pair = whole.pair
+    with whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped):
         assert lies(whole.model.policy.base_model) == {False} and lies(
             whole.model.value.base_model
         ) == {True}
@@ -145,7 +146,11 @@ assert torch.equal(everything(again), everything(whole)) and told(again) == told
     "resumed is another run"
 )
 
-with torch.no_grad(), whole._gathered():
+pair = whole.pair
+with (
+    torch.no_grad(),
+    whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped),
+):
     logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
 if rank == 0:
     torch.save(logits, folder / f"logits-{kind}-{ranks}.pt")

@@ -117,9 +117,9 @@ class _Fused(torch.autograd.Function):
                 some = slice(a, a + ctx.rows)
                 z = _logits(states[some], weight, bias, ctx.divisor)
                 log_p = z.sub_(totals[some, None])
-                if grad_entropy is None:  # d log p / dz = [chosen] - p
+                if grad is not None and grad_entropy is None:  # d log p / dz = [chosen] - p
                     of_z = log_p.exp_().mul_(-grad[some, None])
-                else:  # d H / dz = -p (log p + H)
+                elif grad_entropy is not None:  # d H / dz = -p (log p + H)
                     p = log_p.exp()
                     of_z = log_p.clamp_(min=LOWEST).add_(entropies[some, None])
                     of_z.mul_(-grad_entropy[some, None])
