@@ -22,7 +22,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from .models import with_adapter
+from .models import inside, with_adapter
+from .runtime.last_layer import position_wise
 
 GIB = 2**30  # what GPUs are sold as GB, near enough: 80 "GB" are 80 GiB, less what the driver keeps
 
@@ -91,6 +92,7 @@ class ModelSize:
     slow_gelu: bool  # an activation made of five operations (GPT-2's)
     # parts of a layer that learn; only they keep their inputs
     learns: tuple[str, ...] = ("attention", "down", "norms", "out", "up")
+    skips: bool = False  # the last layer leaves out positions that nobody reads
 
 # %% ../nbs/16_memory.ipynb #2614bdf8
 def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
@@ -104,6 +106,7 @@ def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
         for p in m.parameters(recurse=False)
     ]
     heads, hidden = config.num_attention_heads, config.hidden_size
+    body: Any = inside(model).base_model
     tied = {id(p): p for p in linear}.values()
     return ModelSize(
         params=_count(model),
@@ -129,6 +132,7 @@ def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
         learns=tuple(
             sorted({_part(name) for name, p in layers[0].named_parameters() if p.requires_grad})
         ),
+        skips=bool(position_wise(body)),
     )
 
 # %% ../nbs/16_memory.ipynb #67a0ff4f
@@ -171,6 +175,7 @@ def layer_activations(
     size: ModelSize,
     form: Precision,
     length: int,  # tokens of a row: the mask is [B, 1, length, length] and is kept once a layer
+    share: float = 1.0,  # of the positions that are read: the last layer's own work is there alone
 ) -> float:  # bytes a token
     """What one decoder layer keeps for its backward pass, with attention by sdpa and a padding
     mask. After Korthikanti et al. 2022."""
@@ -183,17 +188,22 @@ def layer_activations(
         else (1 if size.parallel else 2) * form.stream * h
     )
     # under autocast each matrix makes its own bf16 copy of a float32 input
-    into = 1 if not form.autocast or size.fused else 3
+    into: float = 1 if not form.autocast or size.fused else 3
     up = 1 if not form.autocast or not size.gated else 2
-    inputs = (
-        kept("attention", into * mm * h) + kept("up", up * mm * h) + kept("down", mm * size.mlp)
-    )
+    if share < 1 and not size.fused:  # the queries' matrix reads a copy of the positions
+        into = max(1, into - 1) + share
+    inputs = kept("attention", into * mm * h)
+    inputs += share * (kept("up", up * mm * h) + kept("down", mm * size.mlp))
     # queries and keys are rotated, and the whole matrix stays
     split = 3 if size.fused and size.rotary else 0
-    attention = (4 + split) * mm * heads + 4 * size.heads + mm * length
+    attention: float = (4 + split) * mm * heads + 4 * size.heads + mm * length
     if size.fused and size.rotary:
-        attention -= mm * heads - kept("out", mm * heads)
-    middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
+        attention -= mm * heads - kept("out", share * mm * heads)
+    elif share < 1:
+        attention += kept("out", share * mm * heads)
+    if share < 1:  # what each part returns at those positions is kept, to be put back
+        attention += share * mm * (2 * h + (0 if size.fused else heads))
+    middle = share * (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
     return norms + inputs + attention + middle
 
 # %% ../nbs/16_memory.ipynb #9905e07f
@@ -203,14 +213,19 @@ def model_activations(
     rows: int,  # of a micro-batch
     length: int,  # tokens of a row, prompt and response
     checkpointing: bool,  # each layer keeps its input alone
-    # positions of a row that the head reads; None: all, as a value model's head does
-    read: int | None = None,
+    read: int | None = None,  # positions of a row that are read; None: all
 ) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and what the head reads."
-    layer = form.stream * size.hidden if checkpointing else layer_activations(size, form, length)
+    read = length if read is None else read
+    layer = layer_activations(size, form, length)
+    if checkpointing:
+        layer = form.stream * size.hidden
+    last_layer = layer
+    if size.skips and not checkpointing and read < length:
+        last_layer = layer_activations(size, form, length, read / length)
     last = (4 + form.stream if size.rms else form.stream) * size.hidden
-    of_head = form.matmul * size.hidden * (length if read is None else read)
-    return rows * (length * (size.layers * layer + last) + of_head)
+    layers = (size.layers - 1) * layer + last_layer
+    return rows * (length * (layers + last) + form.matmul * size.hidden * read)
 
 # %% ../nbs/16_memory.ipynb #4581b72e
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
@@ -487,8 +502,10 @@ def _update(setup: PPOSetup) -> dict[str, float]:
     checkpointed layer computed again."""
     policy, value, _ = setup.sizes
     rows, form, models = setup.per_device_train_batch_size, setup.form, setup.trained
-    n = rows * setup.length
-    reads = (setup.length if setup.layout == "zero3" else setup.response_length, setup.length)
+    if setup.layout in ("zero3", "fsdp2"):  # a sharded layer is called as it is
+        models = [replace(m, skips=False) for m in models]
+    n, read = rows * setup.length, setup.response_length + 1  # before each token, after the last
+    reads = (setup.length if setup.layout == "zero3" else read, read)
     kept, *of_value = [
         model_activations(m, form, rows, setup.length, setup.checkpointing, read)
         for m, read in zip(models, reads)

@@ -24,6 +24,7 @@ from rlhf_nb.masks import (
     masked_mean,
     masked_sum,
     masked_var,
+    pack,
     position_ids,
     reached_stop,
     response_mask,
@@ -107,6 +108,39 @@ def test_positions_do_not_move_with_padding(prompts, responses, extra):
         assert row[keep].tolist() == list(range(int(keep.sum()))) and (row[~keep] == 0).all()
     wider = torch.nn.functional.pad(mask, (extra, extra), value=False)
     assert torch.equal(position_ids(wider)[:, extra : extra + mask.shape[1]], positions)
+
+
+# catches: a place that is off by one, a token in another order, positions that go on into the next
+# row, pad ids that reach an embedding, a mask where rows lie end to end
+@given(rows_of_ids, st.data(), st.sampled_from([None, 1, 4, 16]), st.booleans())
+@quick
+def test_packed_rows_are_the_same_tokens(prompts, data, align, end_to_end):
+    n = len(prompts)
+    tokens = st.lists(st.integers(0, 12), min_size=1, max_size=7)
+    responses = data.draw(st.lists(tokens, min_size=n, max_size=n))
+    (prompt_ids, prompt_mask), (ids, mask) = left_pad(prompts, -100), right_pad(responses, -100)
+    packed = pack(prompt_ids, prompt_mask, ids, mask, align, end_to_end)
+    real = [p + r for p, r in zip(prompts, responses)]
+    cells, positions = packed.input_ids.flatten(), packed.position_ids.flatten()
+    assert packed.inputs["use_cache"] is False and (cells >= 0).all()
+    assert packed.places.shape == (n, mask.shape[1] + 1)
+    for prompt, response, places in zip(prompts, responses, packed.places.tolist()):
+        assert cells[places[0]] == prompt[-1]
+        assert cells[places[1 : len(response) + 1]].tolist() == response
+        wanted = [len(prompt) - 1 + t for t in range(len(response) + 1)]
+        assert positions[places[: len(response) + 1]].tolist() == wanted
+    if end_to_end:
+        assert packed.attention_mask is None and "attention_mask" not in packed.inputs
+        assert packed.input_ids.shape[0] == 1 and cells.tolist() == [i for row in real for i in row]
+        assert positions.tolist() == [i for row in real for i in range(len(row))]
+        return
+    width = packed.input_ids.shape[1]
+    whole = prompt_mask.shape[1] + mask.shape[1]
+    longest = max(map(len, real))
+    assert width == (whole if align is None else min(whole, -(-longest // align) * align))
+    for row, ids, seen in zip(real, packed.input_ids, packed.attention_mask.bool()):
+        assert ids[seen].tolist() == row and (ids[~seen] == 0).all()
+        assert align is None or seen.tolist() == sorted(seen.tolist(), reverse=True)
 
 
 def test_an_attention_mask_of_integers_will_do():

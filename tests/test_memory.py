@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoX
 import rlhf_nb.rollout
 from rlhf_nb import cli
 from rlhf_nb.cli import plan, ppo
-from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.memory import (
     FORMS,
     GIB,
@@ -26,7 +26,7 @@ from rlhf_nb.memory import (
     plan_memory,
     states,
 )
-from rlhf_nb.models import PolicyAndValue, ValueHead, scorer_from, train_tokenizer
+from rlhf_nb.models import ValueHead, scorer_from, train_tokenizer
 from rlhf_nb.rollout import sample
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -90,12 +90,12 @@ def kept(
     masks = [torch.ones_like(x).bool() for x in ids]
     masks[0][0, 0] = False
     with torch.no_grad():
-        pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
+        pair(ids[0], masks[0], ids[1], masks[1], entropy="look", align=16)
     with (
         torch.autograd.graph.saved_tensors_hooks(weigh, lambda x: x),
         torch.autocast("cpu", enabled=form == "autocast"),
     ):
-        pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
+        pair(ids[0], masks[0], ids[1], masks[1], entropy="look", align=16)
     return sum(x.untyped_storage().nbytes() for x in seen.values())
 
 
@@ -110,8 +110,8 @@ def test_activations_are_those_that_are_kept(name, form, checkpointing, shape):
     config = configs(h, layers)[name]
     policy, value = model_size(config), model_size(config, scorer=True)
     want = sum(
-        model_activations(m, FORMS[form], rows, prompt + response, checkpointing, read)
-        for m, read in ((policy, response), (value, None))
+        model_activations(m, FORMS[form], rows, prompt + response, checkpointing, response + 1)
+        for m in (policy, value)
     )
     if form == "autocast":
         want += 2 * (policy.vocab * h + h if checkpointing else policy.matrices + value.matrices)
@@ -221,7 +221,7 @@ def test_the_plan_of_an_update_is_what_the_allocator_sees(
     name, bf16, checkpointing, share, lora, tmp_path
 ):
     trainer, config = trained(name, tmp_path, bf16, checkpointing, share, lora)
-    batch = trainer._next_batch()
+    batch = trainer.next_batch()
     trainer.step(batch)  # the optimizer has its means now
     r = trainer.advantages(trainer.score(trainer.rollout(batch)))
     got = peak_of(lambda: trainer.update(r))

@@ -297,7 +297,10 @@ WRONG_DRAWS = {
         "at * end + 1e-16",
     ),
     "not scaled": ("torch.minimum(at * end,", "torch.minimum(at,"),
-    "one block": ("zip(probs.split(rows), chance.split(rows))", "[(probs[:rows], chance[:rows])]"),
+    "one block": (
+        "zip(probs.split(max(1, block)), chance.split(max(1, block)))",
+        "[(probs[:block], chance[:block])]",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
-"Rows of like length together, padding left out: the same numbers as the rectangle."
+"""Rows of like length together, padding left out, or rows end to end: the same numbers as the
+rectangle."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import copy
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,14 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_fixtures import logs, scored, untimed, weights
 from torch import tensor
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
 
+import rlhf_nb.forward
+import rlhf_nb.logprobs
+import rlhf_nb.models
+import rlhf_nb.ppo
 import rlhf_nb.trainer
+from rlhf_nb.forward import PolicyAndValue, micro_batches
 from rlhf_nb.logprobs import response_logprobs
-from rlhf_nb.masks import close_up, response_columns
-from rlhf_nb.models import PolicyAndValue, ValueHead, response_values, scorer_from
+from rlhf_nb.masks import Packed, close_up, pack, response_columns
+from rlhf_nb.models import ValueHead, response_values, scorer_from
+from rlhf_nb.runtime.opened import PACKED_ATTENTION, reads_end_to_end
 from rlhf_nb.shaping import slot_mask
-from rlhf_nb.trainer import PPOTrainer, micro_batches
+from rlhf_nb.trainer import PPOTrainer
 
 SMALL = dict(
     vocab_size=23,
@@ -32,6 +47,7 @@ SMALL = dict(
 MODELS = dict(
     neox=GPTNeoXConfig(**SMALL, intermediate_size=64),
     llama=LlamaConfig(**SMALL, intermediate_size=64),
+    qwen2=Qwen2Config(**SMALL, intermediate_size=64, num_key_value_heads=2),
     gpt2=GPT2Config(**SMALL, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
 )
 
@@ -81,7 +97,7 @@ def test_rows_close_up(seed, multiple):
 # after the end that is not there
 @pytest.mark.parametrize("multiple", [1, 4, 16])
 @pytest.mark.parametrize("name", MODELS)
-def test_closed_up_says_the_same(name, multiple):
+def test_closed_up_rows_give_the_same(name, multiple):
     torch.manual_seed(0)
     policy = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name]))
     value, batch = scorer_from(policy), rows()
@@ -90,9 +106,9 @@ def test_closed_up_says_the_same(name, multiple):
     for pair in (PolicyAndValue(policy, value), PolicyAndValue(policy, ValueHead(policy))):
         torch.nn.init.normal_(pair.value.score.weight)
         found = []
-        for closing in ({}, dict(pad_to_multiple_of=multiple)):
+        for closing in ({}, dict(align=multiple)):
             pair.zero_grad()
-            logprobs, entropy, values = pair(response_logprobs, *batch, **closing)
+            logprobs, entropy, values = pair(*batch, entropy="learn", **closing)
             ((logprobs * torch.arange(14) + entropy + values)[mask]).sum().backward()
             found.append(
                 [logprobs, entropy, values[mask]]
@@ -102,18 +118,178 @@ def test_closed_up_says_the_same(name, multiple):
         for a, b in zip(*found):
             assert (a - b).abs().max() <= 1e-5 * max(1.0, a.abs().max())
         slots = slot_mask(mask, "after_eos")
-        one, other = (
-            pair(response_logprobs, *batch, after_last=True, **closing)[2][slots]
-            for closing in ({}, dict(pad_to_multiple_of=multiple))
-        )
+        one, other = (pair(*batch, **closing)[2][slots] for closing in ({}, dict(align=multiple)))
         assert slots.sum() > mask.sum() and (one - other).abs().max() <= 1e-5 * max(
             1.0, one.abs().max()
         )
     plain, closed = (
-        response_values(value, *batch, **closing)[one_more]
-        for closing in ({}, dict(pad_to_multiple_of=multiple))
+        response_values(value, *batch, **closing) for closing in ({}, dict(align=multiple))
     )
     assert (plain - closed).abs().max() < 1e-5
+    assert plain[~one_more].abs().sum() == closed[~one_more].abs().sum() == 0
+
+
+# ---- Rows end to end ----
+
+
+@pytest.fixture
+def end_to_end(monkeypatch) -> list[torch.Size]:
+    """From now on every model reads rows end to end, as one with flash attention does: sdpa tells
+    them apart by their position ids as well. The shapes of what each body reads."""
+    shapes: list[torch.Size] = []
+
+    def note(*given, **more) -> Packed:
+        packed = pack(*given, **more)
+        shapes.append(packed.input_ids.shape)
+        return packed
+
+    for module in (rlhf_nb.models, rlhf_nb.logprobs, rlhf_nb.forward):
+        monkeypatch.setattr(module, "reads_end_to_end", lambda model: True)
+        monkeypatch.setattr(module, "pack", note)
+    return shapes
+
+
+def sharp(name: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    "A policy whose attention and logits are far from even, so that a leak would show."
+    torch.manual_seed(0)
+    config = copy.deepcopy(MODELS[name])
+    config.initializer_range = 0.2
+    return AutoModelForCausalLM.from_config(config).to(dtype)
+
+
+def measured(pair: PolicyAndValue, batch: tuple, align: int | None) -> list[torch.Tensor]:
+    "Log-probs, entropy, values and all gradients of a loss on the real tokens."
+    mask = batch[3]
+    pair.zero_grad()
+    logprobs, entropy, values = pair(*batch, entropy="learn", align=align)
+    pulls = torch.linspace(-1, 2, mask.numel()).view_as(mask)
+    ((logprobs * pulls + entropy + values * pulls.flip(0))[mask]).mean().backward()
+    gradients = [p.grad.clone() for p in pair.parameters() if p.grad is not None]
+    return [logprobs.detach(), entropy.detach(), values.detach()[mask], *gradients]
+
+
+def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+    "The largest difference, of the largest number of each tensor."
+    return max(
+        ((x - y).abs().max() / x.abs().max().clamp(min=1.0)).item()
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+# catches: a row that reads the one before it, positions that go on, a place that is read in the
+# rectangle and not in the line, padding that a model still computes
+@pytest.mark.parametrize("dtype, near", [(torch.float32, 2e-6), (torch.float64, 2e-6)], ids=str)
+@pytest.mark.parametrize("trunk", [False, True])
+@pytest.mark.parametrize("name", ["neox", "llama", "qwen2"])
+def test_rows_end_to_end_give_the_same(name, trunk, dtype, near, end_to_end):
+    policy = sharp(name, dtype)
+    batch = rows()
+    pair = PolicyAndValue(policy, ValueHead(policy) if trunk else scorer_from(policy, 3).to(dtype))
+    torch.nn.init.normal_(pair.value.score.weight)
+    plain = measured(pair, batch, None)
+    assert {shape[0] for shape in end_to_end} == {6}
+    end_to_end.clear()
+    line = measured(pair, batch, 16)
+    tokens = int(batch[1].sum() + batch[3].sum())
+    assert len(plain) > 20 and set(end_to_end) == {torch.Size([1, tokens])}
+    assert apart(plain, line) < near
+    slots = slot_mask(batch[3], "after_eos")
+    a, b = (pair(*batch, align=align)[2][slots] for align in (None, 16))
+    assert slots.sum() > batch[3].sum() and apart([a], [b]) < near
+
+
+# catches: a slice of rows whose numbers depend on which rows are beside them
+@pytest.mark.parametrize("name", ["neox", "llama", "qwen2"])
+def test_a_row_does_not_depend_on_its_neighbours(name, end_to_end):
+    policy = sharp(name)
+    value, batch = scorer_from(policy, 3), rows()
+    order = torch.tensor([4, 2, 0, 5, 1, 3])
+    for measure in (
+        lambda *some: response_logprobs(policy, *some, align=1).logprobs,
+        lambda *some: response_values(value, *some, align=1),
+    ):
+        together, shuffled = measure(*batch), measure(*[x[order] for x in batch])
+        alone = torch.cat([measure(*[x[i : i + 1] for x in batch]) for i in range(6)])
+        assert (together - alone).abs().max() < 2e-6
+        assert (together[order] - shuffled).abs().max() < 2e-6
+
+
+LEAKS = dict(
+    cache=lambda inputs: inputs | dict(use_cache=True),  # a cache takes the line for one row
+    mask=lambda inputs: inputs | dict(attention_mask=torch.ones_like(inputs["input_ids"])),
+    positions=lambda inputs: (
+        inputs | dict(position_ids=torch.arange(inputs["input_ids"].shape[1])[None])
+    ),
+)
+
+
+# catches: a comparison that a leak from row to row would pass
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("name", ["neox", "llama", "qwen2"])
+def test_a_leak_is_seen(name, leak, end_to_end, monkeypatch):
+    policy = sharp(name)
+    pair, batch = PolicyAndValue(policy, scorer_from(policy, 3)), rows()
+    torch.nn.init.normal_(pair.value.score.weight)
+    plain = measured(pair, batch, None)
+    inputs = Packed.inputs.fget
+
+    def leaking(packed: Packed) -> dict:
+        given = inputs(packed)
+        return given if packed.attention_mask is not None else LEAKS[leak](given)
+
+    monkeypatch.setattr(Packed, "inputs", property(leaking))
+    line = measured(pair, batch, 16)
+    assert all(apart([a], [b]) > 1e-3 for a, b in zip(plain[:3], line[:3]))
+
+
+# catches: a mask of N x N where attention is written out, or a flash kernel that is not made use of
+def test_who_reads_rows_end_to_end():
+    config = copy.deepcopy(MODELS["llama"])
+    model = AutoModelForCausalLM.from_config(config)
+    for name in ("sdpa", "eager", *PACKED_ATTENTION):
+        model.config._attn_implementation = name
+        assert reads_end_to_end(model) == (name in PACKED_ATTENTION)
+        assert reads_end_to_end(model.model) == reads_end_to_end(model)
+    assert not reads_end_to_end(torch.nn.Linear(2, 2))
+
+
+# catches: a window that counts the tokens of the rows before
+def test_a_window_is_that_of_the_row(end_to_end):
+    torch.manual_seed(0)
+    config = MistralConfig(**SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=3)
+    policy = AutoModelForCausalLM.from_config(config)
+    pair, batch = PolicyAndValue(policy, ValueHead(policy)), rows()
+    assert apart(measured(pair, batch, None), measured(pair, batch, 1)) < 2e-6
+
+
+# catches: padding that is looked up after all, or that brings a number through attention
+def test_padding_can_hold_anything(end_to_end):
+    torch.manual_seed(0)
+    policy, batch = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["llama"])), rows()
+    clean = response_logprobs(policy, *batch, align=1).logprobs
+    with torch.no_grad():
+        policy.model.embed_tokens.weight[0] = torch.nan  # what `pack` writes on padding
+    assert torch.equal(clean, response_logprobs(policy, *batch, align=1).logprobs)
+
+
+# catches: an update that is not that of the rectangle, a run in which rows never lie end to end
+@pytest.mark.parametrize(
+    "more", [dict(), dict(kl_estimator="full"), dict(reward_slot="after_eos")], ids=str
+)
+def test_a_run_end_to_end(ppo, more, end_to_end):
+    def run(**how):
+        # Adam would make much of the last bit of a small gradient
+        trainer = ppo(num_ppo_epochs=2, optim="sgd", learning_rate=0.1, **more, **how)
+        end_to_end.clear()
+        trainer.train()
+        return trainer, sum(shape[0] == 1 for shape in end_to_end)
+
+    (one, lines), (other, none) = run(trim_padding=True), run(trim_padding=False)
+    assert lines > 10 and none == 0
+    ours, theirs = weights(one), weights(other)
+    assert max((ours[name] - theirs[name]).abs().max() for name in ours) < 2e-6
+    for a, b in zip(logs(one), logs(other), strict=True):
+        assert untimed(a) == pytest.approx(untimed(b), abs=2e-5, rel=2e-5)
 
 
 # ---- Which rows go together ----
@@ -209,52 +385,67 @@ def test_the_slot_after_the_end_has_its_value(ppo, trunk, trims):
     )
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.rollout(trainer.train_dataset["prompt"][:8])
-    slots, rows = (
-        slot_mask(r.mask, "after_eos"),
-        (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask),
-    )
+    slots = slot_mask(r.mask, "after_eos")
     with torch.no_grad():
-        there = trainer.model.values(*rows)[:, :-1]
+        there = trainer.pair.values(r)[:, :-1]
     assert slots.sum() > r.mask.sum() and (there[slots & ~r.mask].abs() > 1e-3).all()
     assert (r.values - there * slots).abs().max() < 1e-5
 
 
+# where, the passage, and what is wrong instead of it
 WRONG = {
     "a part left out": (
-        "per_device_train_batch_size, len(rows)))\n",
-        "per_device_train_batch_size, len(rows)))[1:]\n",
+        rlhf_nb.trainer,
+        "args.per_device_train_batch_size)\n",
+        "args.per_device_train_batch_size)[1:]\n",
     ),
-    "lengths of other rows": (".cpu()[rows]\n        parts", ".cpu()\n        parts"),
-    "an answer to another row": ("torch.cat(part)[back.to(part[0].device)]", "torch.cat(part)"),
+    "lengths of other rows": (rlhf_nb.forward, ".cpu()[rows]\n", ".cpu()\n"),
+    "an answer to another row": (
+        rlhf_nb.forward,
+        "torch.cat(output)[back.to(output[0].device)]",
+        "torch.cat(output)",
+    ),
     "normalised by the part": (
-        "loss * self.accelerator.num_processes / tokens",
-        "loss * self.accelerator.num_processes / r.mask[part].sum() / len(parts)",
+        rlhf_nb.trainer,
+        "self.layout.backward(loss / tokens)",
+        "self.layout.backward(loss / some.mask.sum() / len(parts))",
     ),
 }
+
+
+def changed(module: ModuleType, old: str, new: str) -> ModuleType:
+    "The module with one passage changed."
+    text = Path(module.__file__).read_text()
+    assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {module.__name__}"
+    name = f"rlhf_nb.wrong_{module.__name__.rpartition('.')[2]}"
+    wrong = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader=None))
+    sys.modules[name] = wrong
+    try:
+        exec(compile(text.replace(old, new), f"{name}.py", "exec"), wrong.__dict__)
+    finally:
+        del sys.modules[name]
+    return wrong
 
 
 # catches: a comparison that would let these pass; the rollout's own numbers are compared as well,
 # since one of them spoils only those
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_programs_are_seen(ppo, name, monkeypatch):
-    text, (old, new) = Path(rlhf_nb.trainer.__file__).read_text(), WRONG[name]
-    assert text.count(old) == 1, (
-        f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
-    )
-    wrong = importlib.util.module_from_spec(
-        importlib.util.spec_from_loader("rlhf_nb.wrong_trainer", loader=None)
-    )
-    monkeypatch.setitem(sys.modules, wrong.__name__, wrong)
-    exec(compile(text.replace(old, new), "wrong_trainer.py", "exec"), wrong.__dict__)
+    module, *passage = WRONG[name]
+    wrong, kind = changed(module, *passage), PPOTrainer
     more = dict(num_mini_batches=2)
-    plain, asked = updated(ppo, trim_padding=False, **more), updated(ppo, trim_padding=True, **more)
-    check_same(plain, asked)
-    assert (plain[0].logprobs - asked[0].logprobs).abs().max() < 1e-5
+    plain, trimmed = (updated(ppo, trim_padding=trim, **more) for trim in (False, True))
+    check_same(plain, trimmed)
+    assert (plain[0].logprobs - trimmed[0].logprobs).abs().max() < 1e-5
+    if module is rlhf_nb.trainer:
+        kind = wrong.PPOTrainer
+    else:
+        monkeypatch.setattr(rlhf_nb.trainer, "Forward", wrong.Forward)
     with pytest.raises((AssertionError, IndexError)):
-        r, *found = updated(ppo, kind=wrong.PPOTrainer, trim_padding=True, **more)
+        r, *found = updated(ppo, kind=kind, trim_padding=True, **more)
         assert (plain[0].logprobs - r.logprobs).abs().max() < 1e-5
         check_same(plain, (r, *found))
-        check_same(plain, updated(ppo, plain[0], kind=wrong.PPOTrainer, trim_padding=True, **more))
+        check_same(plain, updated(ppo, plain[0], kind=kind, trim_padding=True, **more))
 
 
 # catches: rows that meet other rows in the update than in the rollout, and add up in another order
@@ -270,7 +461,7 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
-    found, measure = [], rlhf_nb.trainer.policy_diagnostics
+    found, measure = [], rlhf_nb.ppo.policy_diagnostics
 
     def watch(logprobs, old, advantages, mask, **more):
         found.append((logprobs - old)[mask].abs().max().item())
@@ -282,7 +473,7 @@ def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
         for p in model.parameters():
             p.mul_(2.0)  # logits as large as those of trained models
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlhf_nb.trainer, "policy_diagnostics", watch)
+        patch.setattr(rlhf_nb.ppo, "policy_diagnostics", watch)
         trainer = ppo(
             model=model,
             learning_rate=0.0,
@@ -312,14 +503,17 @@ def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
     ids=str,
 )
 def test_what_a_model_is_given(ppo, how, trims):
-    trainer, seen = ppo(**how, local_rollout_forward_batch_size=4), []
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["neox"]))
+    how = how | dict(model=model, response_length=24, local_rollout_forward_batch_size=4)
+    trainer, seen = ppo(**how), []
     trainer.model.policy.get_input_embeddings().register_forward_pre_hook(
         lambda _, args: seen.append(args[0].shape) if torch.is_grad_enabled() else None
     )
     r = scored(trainer)
     trainer.update(r)
     width = r.prompt_ids.shape[1] + r.response_ids.shape[1]
-    assert seen and trims == (min(shape[1] for shape in seen) < width)
+    assert seen and trims == (min(shape[1] for shape in seen) == 16 < width)
     if not trims:
         assert {shape[1] for shape in seen} == {width}
 

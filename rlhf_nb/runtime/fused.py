@@ -60,11 +60,11 @@ def fused_logprobs(
         bias = None if bias is None else bias.to(dtype)
     if device == "cpu" and weight.dtype in (torch.float32, torch.float64):
         rows = min(rows, max(64, BLOCK // len(weight)))  # bf16 sums over many blocks would round
-    return _Fused.apply(states, weight, bias, ids, head.scale / temperature, rows, entropy)
+    return _Fused.apply(states, weight, bias, ids, temperature / head.scale, rows, entropy)
 
 
 class _Fused(torch.autograd.Function):
-    "With z = factor * (W h + b): log p = z[id] - log sum exp z, and H = -sum p log p."
+    "With z = (W h + b) / divisor: log p = z[id] - log sum exp z, and H = -sum p log p."
 
     @staticmethod
     def forward(
@@ -73,29 +73,30 @@ class _Fused(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         ids: Tensor,
-        factor: float,
+        divisor: float,
         rows: int,
         entropy: str | None,
     ) -> tuple[Tensor, Tensor | None]:
         logprobs, totals, entropies = [], [], []
         with torch.autocast(states.device.type, enabled=False):
             for some, chosen in zip(states.split(rows), ids.split(rows)):
-                z = _logits(some, weight, bias, factor)
+                z = _logits(some, weight, bias, divisor)
                 top = z.amax(1, keepdim=True).clamp(min=torch.finfo(z.dtype).min)
-                z.sub_(top)  # in place: a block is in memory once, or twice with an entropy
                 at_chosen = z.gather(1, chosen[:, None]).squeeze(1)
+                z.sub_(top)  # in place: a block is in memory once, or twice with an entropy
                 exps = z.exp() if entropy else z.exp_()
                 sums = exps.sum(1)
                 if entropy:
                     mean = z.clamp_(min=LOWEST).mul_(exps).sum(1) / sums
                     entropies.append(sums.log() - mean)
                 totals.append(sums.log() + top.squeeze(1))
-                logprobs.append(at_chosen - sums.log())
+                logprobs.append(at_chosen - totals[-1])
+                del z, exps  # before the next block is made
         certainty = torch.cat(entropies) if entropies else None
         ctx.save_for_backward(
             states, weight, bias, ids, torch.cat(totals), certainty if entropy == "learn" else None
         )
-        ctx.factor, ctx.rows = factor, rows
+        ctx.divisor, ctx.rows = divisor, rows
         ctx.set_materialize_grads(False)
         if entropy == "look":
             ctx.mark_non_differentiable(certainty)
@@ -114,7 +115,7 @@ class _Fused(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             for a in range(0, len(states), ctx.rows):
                 some = slice(a, a + ctx.rows)
-                z = _logits(states[some], weight, bias, ctx.factor)
+                z = _logits(states[some], weight, bias, ctx.divisor)
                 log_p = z.sub_(totals[some, None])
                 if grad is not None and grad_entropy is None:  # d log p / dz = [chosen] - p
                     of_z = log_p.exp_().mul_(-grad[some, None])
@@ -123,9 +124,10 @@ class _Fused(torch.autograd.Function):
                     of_z = log_p.clamp_(min=LOWEST).add_(entropies[some, None])
                     of_z.mul_(-grad_entropy[some, None])
                     of_z = (of_z if grad is None else of_z.sub_(grad[some, None])).mul_(p)
+                    del p
                 if grad is not None:
                     of_z.scatter_add_(1, ids[some, None], grad[some, None].to(of_z.dtype))
-                of_z = of_z.mul_(ctx.factor).to(weight.dtype)
+                of_z = of_z.div_(ctx.divisor).to(weight.dtype)
                 if grads[0] is not None:
                     grads[0][some] = of_z @ weight
                 if grads[1] is not None:
@@ -136,8 +138,8 @@ class _Fused(torch.autograd.Function):
         return *grads, *[None] * 4
 
 
-def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Tensor:
+def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, divisor: float) -> Tensor:
     "[n, V] in float32 or wider, in one piece of memory where possible."
     z = linear(states, weight, bias)
     z = z if z.dtype == torch.float64 else z.float()
-    return z if factor == 1.0 else z.mul_(factor)
+    return z if divisor == 1.0 else z.div_(divisor)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 # Model types of transformers on which a test compares states and gradients with the plain forward.
 FAMILIES = frozenset(
-    "gemma gemma2 gpt2 gpt_neox llama mistral mixtral olmo2 phi3 qwen2 qwen3".split()
+    "cohere gemma gemma2 gemma3_text gpt2 gpt_bigcode gpt_neox granite llama mistral mixtral olmo "
+    "olmo2 olmo3 phi phi3 qwen2 qwen3 qwen3_moe smollm3 stablelm starcoder2".split()
 )
 ATTENTION = ("self_attn", "attention", "attn")
 PROJECTIONS = ("q_proj", "o_proj", "dense", "c_proj")  # of attention: one position at a time
