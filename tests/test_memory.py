@@ -216,7 +216,7 @@ def test_the_plan_of_an_update_is_what_the_allocator_sees(
     name, bf16, checkpointing, share, lora, tmp_path
 ):
     trainer, config = trained(name, tmp_path, bf16, checkpointing, share, lora)
-    batch = trainer._next_batch()
+    batch = trainer.next_batch()
     trainer.step(batch)  # the optimizer has its means now
     r = trainer.advantages(trainer.score(trainer.rollout(batch)))
     got = peak_of(lambda: trainer.update(r))

@@ -13,6 +13,9 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+# Private names used here: `_forward_hooks` and `_forward_pre_hooks` of torch's nn.Module, which has
+# no public way to ask whether there are any.
+
 # Model types of transformers on which a test compares states and gradients with the plain forward.
 FAMILIES = frozenset(
     "gemma gemma2 gpt2 gpt_neox llama mistral mixtral olmo2 phi3 qwen2 qwen3".split()
