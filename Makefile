@@ -20,6 +20,11 @@ PIP_HELP := make: the installation failed: pip says why above. It needs 2 GB of 
 TEST_ENV := PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TQDM_DISABLE=1 DO_NOT_TRACK=1 \
 	HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 HF_HUB_DISABLE_PROGRESS_BARS=1
 
+# DeepSpeed compiles its communication between processes when it first needs it, for half a minute: here, and not in the middle of a test.
+DEEPSPEED_BUILD = if $(BIN)/python -c 'import deepspeed' 2> /dev/null && command -v $${CXX:-c++} > /dev/null; then echo "make: compiling for DeepSpeed" && \
+	PATH="$(abspath $(BIN)):$$PATH" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$(abspath $(VENV))/torch_extensions" $(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' \
+	> /dev/null || echo "make: DeepSpeed could not compile, and its tests will fail" >&2; fi
+
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
@@ -28,8 +33,12 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 
-test: check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## everything that CI checks
-	@echo "make test: all of it passed"
+test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change: 12 minutes on two cores
+	@echo "make test: all of it passed. What takes longer was left out: make test-all"
+
+.PHONY: test-all check-slow
+test-all: test check-slow check-wheel check-oldest  ## before a release: also what is long, every page in the browser, and the package alone
+	@echo "make test-all: all of it passed"
 
 check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and nbdev_clean write them
 	@$(BIN)/python tests/check_tree.py export
@@ -44,15 +53,23 @@ check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme
 
+# Two workers, each with files of its own; the long ones first, which tests/conftest.py sees to. With ARGS
+# of one's own, nothing is left out for being slow.
+PYTEST = $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser
+PYTEST_FAILED = { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
+# Two workers, each with a JupyterLab of its own; the tests of a page go to one of them.
+BROWSE = $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs -n 2 --no-loadscope-reorder tests/browser
+BROWSE_FAILED = { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
+
 check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k gae"
-	@echo "pytest:" && $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser $(ARGS) \
-		|| { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
+	@echo "pytest:" && $(PYTEST) $(or $(ARGS),-m "not slow") || $(PYTEST_FAILED)
 
-check-tests: browser  # tests/test_docs.py looks at the site in it
+check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 09_kl"
+	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow") || $(BROWSE_FAILED)
 
-check-browser: dev browser  ## part of test: every notebook in JupyterLab, in Chromium. Options: make check-browser ARGS="-k 09_kl"
-	@echo "pytest tests/browser:" && $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs tests/browser $(ARGS) \
-		|| { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
+check-slow: dev browser  ## part of test-all: the tests marked slow, the site, every other notebook in the browser
+	@echo "pytest, what is slow:" && $(PYTEST) -m slow $(ARGS) || $(PYTEST_FAILED)
+	@echo "pytest tests/browser, what is slow:" && $(BROWSE) -m slow $(ARGS) || $(BROWSE_FAILED)
 
 # What check-browser looks with, where it can be had; where not, its tests say what is missing.
 browser: dev
@@ -107,6 +124,7 @@ $(VENV)/.installed: $(SET_UP) | $(BIN)/pip
 
 $(VENV)/.installed-dev: $(SET_UP) | $(BIN)/pip
 	$(PIP) -e '.[dev]' || { echo "$(PIP_HELP)" >&2; exit 1; }
+	@$(DEEPSPEED_BUILD)
 	@touch $(VENV)/.installed $@
 
 $(BIN)/pip:

@@ -33,7 +33,7 @@ for name, value in dict(
 ).items():
     os.environ.setdefault(name, value)
 
-import torch  # noqa: E402  reads the variables set above
+import torch
 
 HERE = Path(__file__).resolve().parent
 PAD, EOS = 0, 1

@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlhf_nb.dashboard import LiveDashboard
@@ -14,17 +14,42 @@ if TYPE_CHECKING:
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
     from rlhf_nb.viewer import browse, view
 
-_ROOMS = dict(LiveDashboard="dashboard", PPOConfig="trainer", PPOTrainer="trainer", RewardConfig="reward", RewardTrainer="reward",
-              Rollout="rollout", SFTConfig="sft", SFTTrainer="sft", browse="viewer", label_preferences="preferences",
-              reward_view="preferences", view="viewer")
-__all__ = ["LiveDashboard", "PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "Rollout", "SFTConfig", "SFTTrainer", "browse",
-           "label_preferences", "reward_view", "view"]
+_MODULES = dict(
+    LiveDashboard="dashboard",
+    PPOConfig="trainer",
+    PPOTrainer="trainer",
+    RewardConfig="reward",
+    RewardTrainer="reward",
+    Rollout="rollout",
+    SFTConfig="sft",
+    SFTTrainer="sft",
+    browse="viewer",
+    label_preferences="preferences",
+    reward_view="preferences",
+    view="viewer",
+)
+__all__ = [
+    "LiveDashboard",
+    "PPOConfig",
+    "PPOTrainer",
+    "RewardConfig",
+    "RewardTrainer",
+    "Rollout",
+    "SFTConfig",
+    "SFTTrainer",
+    "browse",
+    "label_preferences",
+    "reward_view",
+    "view",
+]
 
 
-def __getattr__(name: str):
-    "A room is opened when somebody asks for what is in it, so that `rlhf-nb --help` answers without torch."
-    if name not in _ROOMS: raise AttributeError(f"module 'rlhf_nb' has no attribute {name!r}")
-    return getattr(import_module(f"rlhf_nb.{_ROOMS[name]}"), name)
+def __getattr__(name: str) -> Any:
+    "A module is imported when one of its names is used: `rlhf-nb --help` answers without torch."
+    if name not in _MODULES:
+        raise AttributeError(f"module 'rlhf_nb' has no attribute {name!r}")
+    return getattr(import_module(f"rlhf_nb.{_MODULES[name]}"), name)
 
 
-def __dir__() -> list[str]: return sorted([*globals(), *__all__])
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ __all__ = ['hidden_states', 'PolicyAndValue', 'micro_batches', 'cache_tokens', '
 
 # %% ../nbs/09_forward.ipynb #625e4abc
 @contextmanager
-def hidden_states(policy: nn.Module) -> Iterator[list[Tensor]]:
+def hidden_states(policy: Any) -> Iterator[list[Tensor]]:
     "Inside, the list collects the last hidden states of every call of the policy's body."
     captured: list[Tensor] = []
     body = inside(policy).get_decoder()
@@ -41,9 +41,10 @@ def hidden_states(policy: nn.Module) -> Iterator[list[Tensor]]:
 class PolicyAndValue(nn.Module):
     "Policy and value model as one module: all that an optimizer and a launcher see."
 
-    def __init__(self, policy: nn.Module, value: nn.Module):
+    def __init__(self, policy: Any, value: Any):
         super().__init__()
-        self.policy, self.value = policy, value
+        self.policy: Any = policy
+        self.value: Any = value
         name_layers(self)  # for FSDP, which shards a model layer by layer
 
     @property
@@ -157,9 +158,14 @@ class Forward:
 
     def logprobs(self, model: nn.Module, r: Rollout) -> Tensor:
         "Log-probs [B, T] of a model that is not trained, over all rows."
-        measure = lambda some: response_logprobs(
-            model, *some.sequences, self.temperature, entropy=None, align=self.align
-        )[:1]
+
+        def measure(some: Rollout) -> tuple[Tensor]:
+            t = self.temperature
+            out = response_logprobs(
+                model, *some.sequences, temperature=t, entropy=None, align=self.align
+            )
+            return (out.logprobs,)
+
         return self.over(r, measure)[0]
 
     def split(self, r: Rollout, rows: Tensor, most_rows: int) -> list[Tensor]:

@@ -112,6 +112,13 @@ class Packed(NamedTuple):
     places: Tensor  # [B, T + 1] cells, flattened, in front of each response token; then the last
 
     @property
+    def real(self) -> Tensor:
+        "True on real tokens."
+        if self.attention_mask is None:
+            return torch.ones_like(self.input_ids, dtype=torch.bool)
+        return self.attention_mask.bool()
+
+    @property
     def inputs(self) -> dict[str, Any]:
         "What a transformers model takes. Without a cache: rows end to end would leak through it."
         mask = {} if self.attention_mask is None else dict(attention_mask=self.attention_mask)

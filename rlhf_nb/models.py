@@ -28,7 +28,7 @@ from transformers import (
 from .masks import pack, position_ids
 from .runtime.last_layer import read_at
 from .runtime.layout import gathered, sharded_by_deepspeed
-from .runtime.opened import reads_end_to_end
+from .runtime.opened import embedding_rows, reads_end_to_end
 
 # %% auto #0
 __all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy',
@@ -205,7 +205,7 @@ def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
     """The model, its embedding grown to `rows` where it has fewer; new rows are drawn alike each
     time."""
-    if rows <= model.get_input_embeddings().num_embeddings:
+    if rows <= embedding_rows(model):
         return model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -216,7 +216,7 @@ def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
 def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The same model, its pad id set. Raises ValueError where the tokenizer has ids beyond the
     embedding."""
-    rows = model.get_input_embeddings().num_embeddings
+    rows = embedding_rows(model)
     if len(tokenizer) > rows:
         raise ValueError(
             f"the tokenizer has ids 0 to {len(tokenizer) - 1} (pad: {tokenizer.pad_token_id}) and "
@@ -232,7 +232,7 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 CENTER = "reward_center.json"
 
 
-def _load(kind: Any, name_or_path: str, **kwargs) -> PreTrainedModel:
+def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
     """A model by name or folder; a folder with an adapter gives the model under it, the adapter
     merged into its weights."""
     if not (Path(name_or_path) / "adapter_config.json").is_file():
@@ -243,22 +243,20 @@ def _load(kind: Any, name_or_path: str, **kwargs) -> PreTrainedModel:
     return peft.PeftModel.from_pretrained(base, name_or_path).merge_and_unload()
 
 
-def load_policy(name_or_path: str | PreTrainedModel, **kwargs) -> PreTrainedModel:
+def load_policy(name_or_path: str | PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
     "A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`."
     if not isinstance(name_or_path, str):
         return name_or_path
     return _load(AutoModelForCausalLM, name_or_path, **kwargs)
 
 
-def load_scorer(name_or_path: str | PreTrainedModel, **kwargs) -> PreTrainedModel:
+def load_scorer(name_or_path: str | PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
     """A sequence classifier with one label: a reward or value model. Raises ValueError where it has
     more."""
     model = name_or_path
     if isinstance(model, str):
-        model, kept = (
-            _load(AutoModelForSequenceClassification, model, num_labels=1, **kwargs),
-            Path(model) / CENTER,
-        )
+        kept = Path(model) / CENTER
+        model = _load(AutoModelForSequenceClassification, model, num_labels=1, **kwargs)
         if kept.is_file():
             model.config.reward_center = json.loads(kept.read_text())
     if model.config.num_labels != 1:
@@ -281,7 +279,7 @@ def _peft() -> Any:
     return peft
 
 
-def inside(model: nn.Module) -> nn.Module:
+def inside(model: Any) -> Any:
     "The transformers model inside a PEFT wrapper, its adapters in place; any other model itself."
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -359,7 +357,7 @@ def check_vocabulary(
 ) -> None:
     """Raises ValueError where the tokenizer or the policy has ids that the model has no embedding
     for; the pad token alone may lie outside."""
-    rows = model.get_input_embeddings().num_embeddings
+    rows = embedding_rows(model)
     highest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
     if highest >= rows:
         raise ValueError(

@@ -186,21 +186,19 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:  # the loss; sums over tokens to log, "tokens" among them
     "Sum of the loss over the real tokens of some rows. Schulman et al. 2017, eq. 7 and 9."
     slots = slot_mask(r.mask, cfg.reward_slot)
-    clip = dict(cliprange=cfg.cliprange, cliprange_high=cfg.cliprange_high)
+    clip = cfg.cliprange, cfg.cliprange_high
     weighted = r.advantages
     if r.engine_logprobs is not None and cfg.vllm_importance_sampling_correction:
         cap = cfg.vllm_importance_sampling_cap
         weighted = weighted * importance_weights(r.logprobs, r.engine_logprobs, r.mask, cap)
-    policy = policy_loss(
-        now.logprobs, r.logprobs, weighted, r.mask, dual_clip=cfg.dual_clip, **clip
-    )
+    policy = policy_loss(now.logprobs, r.logprobs, weighted, r.mask, *clip, dual_clip=cfg.dual_clip)
     value = value_loss(now.values, r.values, r.returns, slots, cfg.cliprange_value)
     entropy = policy.new_zeros(()) if now.entropy is None else masked_sum(now.entropy, r.mask)
     # 0 x the policy's part keeps its weights in the graph: DDP waits for a gradient of each
     of_policy = policy - cfg.entropy_coef * entropy
     loss = cfg.vf_coef * value + (0.0 if value_only else 1.0) * of_policy
     values = value_diagnostics(now.values, r.values, r.returns, slots, cfg.cliprange_value)
-    logged = policy_diagnostics(now.logprobs, r.logprobs, r.advantages, r.mask, **clip) | dict(
+    logged = policy_diagnostics(now.logprobs, r.logprobs, r.advantages, r.mask, *clip) | dict(
         loss=cfg.vf_coef * value + of_policy,
         policy=policy,
         value=value,
@@ -274,13 +272,14 @@ def update_metrics(
 
 # %% ../nbs/13_ppo.ipynb #360227a9
 def engine_metrics(
-    r: Rollout,  # with engine_logprobs
+    r: Rollout,
+    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
     cap: float | None,  # of the importance weights
     reduce: Reduce = lambda x: x,
     largest: Reduce = lambda x: x,  # the largest of the ranks' numbers
 ) -> dict[str, float]:
     "Means over the tokens of all ranks, and the largest weight."
-    sums = mismatch(r.logprobs, r.engine_logprobs, r.mask, cap)
+    sums = mismatch(r.logprobs, engine_logprobs, r.mask, cap)
     most, tokens = largest(sums.pop("weight_max")), reduce(sums.pop("tokens"))
     means = {f"sampling/{name}": (reduce(x) / tokens).item() for name, x in sums.items()}
     return means | {"sampling/weight_max": most.item()}

@@ -45,7 +45,7 @@ from rlhf_nb.models import (
     with_adapter,
 )
 from .runtime.last_layer import read_at
-from .runtime.layout import Layout, Measure, gathered, whole
+from .runtime.layout import Layout, Measure, Placed, gathered, whole
 from .runtime.loop import SealedTrainer
 from .runtime.reporting import hub_name
 from rlhf_nb.sft import (
@@ -85,7 +85,8 @@ def pair_texts(
 ) -> tuple[str, str, str]:
     "Prompt, chosen and rejected as text. Without a prompt it is '', and both answers are whole."
     if row.get("prompt") is None:
-        return "", *(without_stop(tokenizer, render(tokenizer, row[a])) for a in ANSWERS)
+        first, second = (without_stop(tokenizer, render(tokenizer, row[a])) for a in ANSWERS)
+        return "", first, second
     (prompt, chosen), (other, rejected) = (
         render_pair(tokenizer, row["prompt"], row[name]) for name in ANSWERS
     )
@@ -153,13 +154,13 @@ def _pair_ids(
 
 def _margin(value: Any, number: int) -> float:
     "The margin of a row, checked."
-    if isinstance(value, Real) and 0 <= value < math.inf:
-        return float(value)
-    _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
+    if not (isinstance(value, Real) and 0 <= float(value) < math.inf):
+        _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
+    return float(value)
 
 # %% ../nbs/07_reward.ipynb #0abf42d1
 def decided_pairs(
-    data: Dataset,  # perhaps lines of `label_preferences`: columns choice, again and pair, beside chosen and rejected
+    data: Dataset,  # chosen, rejected; of `label_preferences` also choice, again, pair
 ) -> Dataset:
     """Of such lines the first choices that stand and were no tie; any other data as they are.
     Raises ValueError where none is left, or where lines are missing."""
@@ -458,6 +459,9 @@ class RewardTrainer(SealedTrainer):
     """Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or
     conversations."""
 
+    args: RewardConfig
+    model: Any  # a classifier with one label, with an adapter or without
+
     def __init__(
         self,
         model: PreTrainedModel | str,  # a classifier with one label, a causal model, or a name
@@ -516,7 +520,7 @@ class RewardTrainer(SealedTrainer):
         model: nn.Module,
         inputs: dict[str, Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         "Mean loss over the pairs; with `return_outputs`, scores [B, 2] and losses [B] too."
         chosen, rejected = self.scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
@@ -538,12 +542,13 @@ class RewardTrainer(SealedTrainer):
             loss, outputs = self.compute_loss(model, self.to_device(inputs), return_outputs=True)
         return loss, outputs["scores"], outputs["losses"]
 
-    def evaluation_loop(self, *given: Any, metric_key_prefix: str = "eval", **more: Any) -> Any:
+    def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
         """Trainer's; its loss counts rows twice that a rank was filled up with, here each counts
         once."""
-        output = super().evaluation_loop(*given, metric_key_prefix=metric_key_prefix, **more)
-        if output.label_ids is not None and f"{metric_key_prefix}_loss" in output.metrics:
-            output.metrics[f"{metric_key_prefix}_loss"] = float(output.label_ids.mean())
+        output: Any = super().evaluation_loop(dataloader, *given, **named)
+        loss = f"{named.get('metric_key_prefix', 'eval')}_loss"
+        if output.label_ids is not None and loss in output.metrics:
+            output.metrics[loss] = float(output.label_ids.mean())
         return output
 
     def measure(self, output: EvalPrediction) -> dict[str, float]:
@@ -631,7 +636,7 @@ def score_texts(
 def pair_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,  # columns prompt, chosen, rejected; gold_chosen and gold_rejected where the truth is known
+    data: Dataset,  # prompt, chosen, rejected; if known gold_chosen, gold_rejected
     max_length: int | None = None,
 ) -> Tensor:  # [N] bool: pairs put into the right order
     """Which pairs the model orders rightly: by the gold order where there is one (pairs of equal
@@ -657,16 +662,13 @@ def center_rewards(
     if not {"prompt", "completion"} <= set(data.column_names) or not len(data):
         raise ValueError(
             f"the reference answers have columns {data.column_names} and {len(data)} rows: give "
-            "prompt and "
-            "completion, and at least one row."
+            "prompt and completion, and at least one row."
         )
-    texts = zip(
-        *(render_pair(tokenizer, *both) for both in zip(data["prompt"], data["completion"]))
-    )
+    pairs = [render_pair(tokenizer, *both) for both in zip(data["prompt"], data["completion"])]
+    prompts, answers = map(list, zip(*pairs))
     model.config.reward_center = 0.0
-    model.config.reward_center = (
-        score_texts(model, tokenizer, *texts, max_length=max_length).mean().item()
-    )
+    scores = score_texts(model, tokenizer, prompts, answers, max_length=max_length)
+    model.config.reward_center = scores.mean().item()
     return model.config.reward_center
 
 # %% ../nbs/07_reward.ipynb #2d6dbdad
@@ -717,12 +719,18 @@ def call_reward(
 class Episodes(Protocol):
     "What judges read of a `Rollout`."
 
-    prompts: list[str]
-    responses: list[str]
-    columns: dict[str, list]
-    mask: Tensor
-    stopped: Tensor
-    sequences: tuple[Tensor, Tensor, Tensor, Tensor]
+    @property
+    def prompts(self) -> list[str]: ...
+    @property
+    def responses(self) -> list[str]: ...
+    @property
+    def columns(self) -> dict[str, list]: ...
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def stopped(self) -> Tensor: ...
+    @property
+    def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
 class Parts(Protocol):
@@ -754,17 +762,20 @@ class Judges:
         self.tokenizer = tokenizer
         self.judges: dict[str, nn.Module | Rewarder] = {}
         self.weights: dict[str, float] = {}
+        judge: Any
         for judge, weight in zip(given, weights):
             if isinstance(judge, (str, nn.Module)):
-                judge = load_scorer(judge).eval().requires_grad_(False)
+                scorer: Any = judge
+                judge = load_scorer(scorer).eval().requires_grad_(False)
             name = "model" if isinstance(judge, nn.Module) else rewarder_name(judge)
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight
         self.layout: Layout | None = None
-        self.placed: dict[str, Measure] = {}
+        self.placed: dict[str, Placed] = {}
 
     @property
-    def models(self) -> list[nn.Module]:
+    def models(self) -> list[Any]:
+        "The reward models among them."
         return [judge for judge in self.judges.values() if isinstance(judge, nn.Module)]
 
     def place(self, layout: Layout) -> None:
@@ -808,7 +819,7 @@ class Judges:
         "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
         total = torch.zeros(len(answers))
 
-        def read(model: nn.Module) -> Tensor:
+        def read(model: PreTrainedModel) -> Tensor:
             body = inside(model).base_model
             with self.layout.in_step(body) if self.layout is not None else nullcontext():
                 if not answers:
@@ -824,11 +835,11 @@ class Judges:
         return total
 
 # %% ../nbs/07_reward.ipynb #a20eef33
-def score_rollout(model: nn.Module, r: Episodes, forward: Parts) -> Tensor:
+def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     "Scores [B] of a rollout by a reward model that reads the policy's own tokens."
 
     def measure(some: Episodes) -> tuple[Tensor]:
         packed = pack(*some.sequences, align=forward.align)
-        return (sequence_scores(model, packed.input_ids, packed.attention_mask),)
+        return (sequence_scores(model, packed.input_ids, packed.real),)
 
     return forward.over(r, measure)[0]

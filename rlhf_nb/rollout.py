@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 
 from .masks import check_left_padded, position_ids
@@ -69,7 +69,7 @@ def draw_tokens(
 
 # %% ../nbs/08_rollout.ipynb #23bdd113
 def next_logits(
-    model: nn.Module,
+    model: Any,
     token: Tensor,  # [B, new tokens]
     mask: Tensor,  # [B, all tokens] true on real ones, those in the cache included
     positions: Tensor,  # [B, new tokens]
@@ -96,7 +96,7 @@ class Sample(NamedTuple):
 # %% ../nbs/08_rollout.ipynb #46ef995a
 @torch.no_grad()
 def sample(
-    model: nn.Module,  # a causal language model
+    model: Any,  # a causal language model, with an adapter or without
     prompt_ids: Tensor,  # [B, P] padded on the left
     prompt_mask: Tensor,  # [B, P] true on real tokens
     response_length: int,  # most tokens to sample
@@ -151,10 +151,11 @@ def texts_of(
 ]:  # each response as text without its stop token, and the text of each of its tokens
     "Responses as people read them."
     rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
-    texts = tokenizer.batch_decode(
-        [row[:-1] if row and row[-1] in set(stop_ids) else row for row in rows]
-    )
-    return texts, [[tokenizer.decode([i]) for i in row] for row in rows]
+    texts = []
+    for row in rows:
+        ended = bool(row) and row[-1] in set(stop_ids)
+        texts.append(str(tokenizer.decode(row[:-1] if ended else row)))
+    return texts, [[str(tokenizer.decode([i])) for i in row] for row in rows]
 
 # %% ../nbs/08_rollout.ipynb #b241bbe4
 TENSORS = (
@@ -218,7 +219,7 @@ def load_rollout(path: Path) -> Rollout:
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise ValueError(
             f"{path} is damaged ({error}): take another rollout, or sample it again."
@@ -313,4 +314,5 @@ class Rollout:
 
     def _repr_html_(self) -> str:
         shown = self.episodes().drop(columns=["prompt", *self.columns], errors="ignore").head(8)
-        return episode_table(shown.to_dict("records"), title=repr(self), of=len(self))._repr_html_()
+        rows = [{str(k): v for k, v in row.items()} for row in shown.to_dict("records")]
+        return episode_table(rows, title=repr(self), of=len(self))._repr_html_()

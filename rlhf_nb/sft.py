@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,12 +39,12 @@ from rlhf_nb.models import (
 from .runtime.last_layer import read_at
 from .runtime.layout import gathered
 from .runtime.loop import SealedTrainer
-from .runtime.opened import reads_end_to_end
+from .runtime.opened import embedding_rows, reads_end_to_end
 
 # %% auto #0
-__all__ = ['Turns', 'render', 'without_stop', 'render_pair', 'encode_completions', 'completion_batch', 'packed_batch',
-           'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of', 'row_losses',
-           'counted_part', 'SFTTrainer']
+__all__ = ['Turns', 'render', 'without_stop', 'common_start', 'render_pair', 'encode_completions', 'completion_batch',
+           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of',
+           'row_losses', 'counted_part', 'SFTTrainer']
 
 # %% ../nbs/06_sft.ipynb #00859b31
 Turns = (
@@ -67,7 +66,9 @@ def render(
             f"{turns!r} is neither text nor a conversation: give a string, or turns such as "
             "[{'role': 'user', 'content': '...'}]."
         )
-    return tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opened)
+    return str(
+        tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opened)
+    )
 
 
 def without_stop(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
@@ -75,6 +76,12 @@ def without_stop(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     at its end."""
     end = text.rstrip()
     return end.removesuffix(tokenizer.eos_token) if end.endswith(tokenizer.eos_token) else text
+
+
+def common_start(first: str, second: str) -> str:
+    "What two texts begin with alike."
+    pairs = enumerate(zip(first, second))
+    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
 
 
 def render_pair(
@@ -90,9 +97,8 @@ def render_pair(
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else answer
     whole = render(tokenizer, [*prompt, *reply])
-    start = os.path.commonprefix(
-        [render(tokenizer, prompt, opened=True), whole]
-    )  # some templates close what they opened
+    # some templates close what they opened
+    start = common_start(render(tokenizer, prompt, opened=True), whole)
     return start, without_stop(tokenizer, whole[len(start) :])
 
 # %% ../nbs/06_sft.ipynb #cb4da106
@@ -154,12 +160,13 @@ def completion_batch(
 # %% ../nbs/06_sft.ipynb #c3c22e97
 def packed_batch(
     rows: list[dict],  # of `encode_completions`
-    fill_id: int,  # for what is left of a line: not the pad token, about which models warn where there is no mask
+    fill_id: int,  # for what is left of a line; not the pad token, about which models warn
     width: int = 0,  # tokens of a line; at least the longest row
 ) -> dict[str, Any]:  # input_ids, position_ids, labels [lines, L]; use_cache
     """Rows end to end in as few lines as first-fit finds, positions starting anew at each; no
     attention mask."""
-    width, lines = max([width, *(len(row["input_ids"]) for row in rows)]), []
+    lines: list[list[dict]] = []
+    width = max([width, *(len(row["input_ids"]) for row in rows)])
     for row in sorted(rows, key=lambda row: len(row["input_ids"]), reverse=True):
         free = (
             line
@@ -185,7 +192,7 @@ def packed_batch(
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
     "Raises ValueError where a row of a packed line sees its neighbour."
-    training, vocabulary = model.training, model.get_input_embeddings().num_embeddings
+    training, vocabulary = model.training, embedding_rows(model)
     model.eval()
     first, second = ([i % vocabulary for i in ids] for ids in ((7, 3, 5, 2, 6, 4), (4, 7, 1, 5)))
     line = packed_batch(
@@ -233,7 +240,7 @@ class SFTConfig(TrainingArguments):
 
 # %% ../nbs/06_sft.ipynb #e66973e7
 @contextmanager
-def quiet_bars(quiet: bool) -> Iterator[None]:
+def quiet_bars(quiet: bool | None) -> Iterator[None]:
     "Data sets show no progress bar meanwhile, if asked; afterwards all is as before."
     hide = quiet and not are_progress_bars_disabled()
     if hide:
@@ -319,6 +326,8 @@ class SFTTrainer(SealedTrainer):
     """Completion-only fine-tuning on columns `prompt` and `completion`: Hugging Face's Trainer with
     the tokenisation and collation above."""
 
+    model: Any  # a causal language model, with an adapter or without
+
     def __init__(
         self,
         model: PreTrainedModel | str,  # or a name or folder
@@ -328,7 +337,7 @@ class SFTTrainer(SealedTrainer):
         processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
-        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter, save it alone
+        peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter alone
     ):
         args = args or SFTConfig(output_dir="sft")
         tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
@@ -367,10 +376,12 @@ class SFTTrainer(SealedTrainer):
         model: nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         "Trainer's; no logits are made in front of the first completion."
-        given = dict(return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        given: dict[str, Any] = dict(
+            return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+        )
         inner, labels = inside(self.model), inputs["labels"]
         other_loss = self.label_smoother is not None or self.compute_loss_func is not None
         takes = inspect.signature(inner.forward).parameters
@@ -402,10 +413,11 @@ class SFTTrainer(SealedTrainer):
             rows = row_losses(model(**inputs).logits, labels)
         return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
 
-    def evaluation_loop(self, *given: Any, metric_key_prefix: str = "eval", **more: Any) -> Any:
+    def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
         "Trainer's, its loss the mean over all counted tokens."
-        output = super().evaluation_loop(*given, metric_key_prefix=metric_key_prefix, **more)
+        output: Any = super().evaluation_loop(dataloader, *given, **named)
+        loss = f"{named.get('metric_key_prefix', 'eval')}_loss"
         if output.label_ids is not None and output.predictions is None:
             nats, tokens = output.label_ids.sum(0, dtype="float64")
-            output.metrics[f"{metric_key_prefix}_loss"] = float(nats / tokens)
+            output.metrics[loss] = float(nats / tokens)
         return output

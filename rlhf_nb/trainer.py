@@ -48,7 +48,7 @@ from .reward import Judges
 from .rollout import Rollout, Sample, texts_of
 from .runtime.build import as_reference, build_models, split_groups
 from .runtime.config import PPOConfig
-from .runtime.layout import Layout, Measure, layer_by_layer
+from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
 from .runtime.opened import reads_end_to_end
 from rlhf_nb.runtime.prompts import (
@@ -162,7 +162,8 @@ def ppo_card(trainer: PPOTrainer, name: str) -> str:
 class PPOTrainer(UpdateTrainer):
     "Proximal policy optimisation of a language model: rollout -> score -> advantages -> update."
 
-    args: PPOConfig
+    processing_class: PreTrainedTokenizerBase
+    eval_dataset: Any
 
     def __init__(
         self,
@@ -177,14 +178,15 @@ class PPOTrainer(UpdateTrainer):
         eval_dataset: Dataset | None = None,
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,  # of peft: train an adapter; the policy without it is the reference
+        peft_config: Any = None,  # of peft: train an adapter; without it the policy is the reference
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
         value_peft_config: Any = None,  # the same for the value model
     ):
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = reward_processing_class
-        tokenizer = load_tokenizer(model if processing_class is None else processing_class)
+        named: Any = model if processing_class is None else processing_class
+        tokenizer = load_tokenizer(named)
         self.stop_ids = stop_tokens(tokenizer, args.stop_token_id, args.stop_strings)
         check_tokenizer(tokenizer, self.stop_ids)
         self.stop_strings = None
@@ -224,7 +226,7 @@ class PPOTrainer(UpdateTrainer):
         self.forward = self.make_forward()
         self.engine = make_engine(args, pair.policy, tokenizer, self.sampling)
         self.judges.place(self.layout)
-        self.reference = self.adapter_off
+        self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
 
@@ -254,15 +256,15 @@ class PPOTrainer(UpdateTrainer):
     def rollout(self, batch: Mapping[str, Any] | Sequence[str]) -> Rollout:
         "Sample a response to each prompt; log-probs of policy and reference, their KL, and values."
         args, tokenizer = self.args, self.processing_class
-        if self.layout.in_parts and self.optimizer is None:
-            raise RuntimeError("the models are not sharded yet: call trainer.prepare() first.")
+        self.layout.check_ready(self.optimizer is not None)
         batch = as_batch(batch, tokenizer, args.num_generations)
-        prompts = [batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask")]
-        sampled, engine_logprobs = self.sample(*prompts)
+        ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
+        sampled, engine_logprobs = self.sample(ids, mask)
         responses, tokens = texts_of(tokenizer, sampled, self.stop_ids)
         r = Rollout(
-            *prompts,
-            *sampled,
+            prompt_ids=ids,
+            prompt_mask=mask,
+            **sampled._asdict(),
             engine_logprobs=engine_logprobs,
             prompts=batch["prompt"],
             responses=responses,
@@ -306,7 +308,8 @@ class PPOTrainer(UpdateTrainer):
 
     def update(self, r: Rollout) -> Metrics:
         "num_ppo_epochs x num_mini_batches optimizer steps; returns the metrics of the update."
-        args, norms, sums = self.args, [], defaultdict(float)
+        args, norms = self.args, []
+        sums: dict[str, float] = defaultdict(float)
         model = self.prepare()
         model.train()
         seed = (args.seed * 1_000_003 + self.update_count) * 4099 + args.process_index
@@ -351,10 +354,10 @@ class PPOTrainer(UpdateTrainer):
         if self.args.kl_estimator != "full":
             estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
             return estimate.masked_fill(~r.mask, 0.0)
-        policy, off = self.pair.policy, nullcontext
-        if self.ref_model is None:
-            off = partial(as_reference, policy, self.args.ref_adapter_name)
-        place = self.reference if self.ref_model is not None else lambda measure: measure(policy)
+        policy, shared = self.pair.policy, self.ref_model is None
+        adapter = self.args.ref_adapter_name
+        off = partial(as_reference, policy, adapter) if shared else nullcontext
+        place = (lambda measure: measure(policy)) if shared else self.reference
 
         def exact(reference: nn.Module, some: Rollout) -> tuple[Tensor]:
             t = self.args.temperature
@@ -379,7 +382,8 @@ class PPOTrainer(UpdateTrainer):
     def gradients(self, model: nn.Module, r: Rollout, rows: Tensor) -> dict[str, float]:
         """Backward through every micro-batch of a mini-batch; returns the sums to log, over all
         ranks. Raises FloatingPointError on a loss that is not finite."""
-        args, sums = self.args, defaultdict(float)
+        args = self.args
+        sums: dict[str, Any] = defaultdict(float)
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
         tokens = self.layout.sum(r.mask[rows].sum())
@@ -427,7 +431,8 @@ class PPOTrainer(UpdateTrainer):
         if r.engine_logprobs is not None:
             largest = lambda x: self.accelerator.gather(x).max()
             cap = self.args.vllm_importance_sampling_cap
-            metrics |= engine_metrics(r, cap, self.layout.sum, largest)
+            others = engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
+            metrics |= others
         metrics["lr"] = self.learning_rate()
         metrics["episode"] = (self.update_count + 1) * self.args.batch_size
         return metrics
@@ -441,7 +446,7 @@ class PPOTrainer(UpdateTrainer):
         return model if isinstance(model, PolicyAndValue) else self.accelerator.unwrap_model(model)
 
     @property
-    def policy(self) -> nn.Module:
+    def policy(self) -> Any:
         return self.pair.policy
 
     @property
@@ -518,7 +523,7 @@ class PPOTrainer(UpdateTrainer):
         completions, scores = self.completed(data, progress=not sampling)
         frame = completions_table(completions, scores)
         if self.args.should_save:
-            folder = Path(self.args.output_dir) / "completions"
+            folder = self.output_dir / "completions"
             folder.mkdir(parents=True, exist_ok=True)
             frame.to_csv(folder / f"update-{self.state.global_step:05d}.csv", index=False)
             if not self.args.disable_tqdm:
@@ -609,7 +614,7 @@ class PPOTrainer(UpdateTrainer):
 
     def save_rollout(self, r: Rollout) -> None:
         "Under output_dir/rollouts, a file a rank."
-        folder = Path(self.args.output_dir) / "rollouts"
+        folder = self.output_dir / "rollouts"
         folder.mkdir(parents=True, exist_ok=True)
         rank = f"-rank{self.args.process_index}" if self.args.world_size > 1 else ""
         r.save(folder / f"update-{self.update_count:05d}{rank}.safetensors")
@@ -620,7 +625,7 @@ class PPOTrainer(UpdateTrainer):
         return dict(seed=self.args.seed, batch_size=self.args.batch_size, prompts=prompts)
 
     def card(self, folder: Path) -> str:
-        return ppo_card(self, Path(self.args.output_dir).name)
+        return ppo_card(self, self.output_dir.name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """The policy alone, with tokenizer and generation config; in a checkpoint the value model
@@ -639,7 +644,7 @@ class PPOTrainer(UpdateTrainer):
         if self.stage is not None:
             save_weights(pair.value, folder / "value", of_value)
 
-    def read_model(self, folder: Path, model: nn.Module) -> None:
+    def read_model(self, folder: Path, model: Any) -> None:
         load_weights(model.policy, folder)
         load_weights(model.value, folder / "value")
 

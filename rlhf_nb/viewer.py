@@ -1429,7 +1429,6 @@ def _numbers_of(path: Path) -> pd.DataFrame:
     try:
         with safe_open(path, "pt") as file:
             # A safetensors file has keys and cannot be iterated over.
-            # noqa: SIM118
             there = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
     except (SafetensorError, OSError) as error:
         raise ValueError(

@@ -4,6 +4,7 @@ to wait for."""
 from __future__ import annotations
 
 import os
+import sys
 
 for name, value in dict(
     OMP_NUM_THREADS="1",
@@ -18,22 +19,31 @@ for name, value in dict(
 
 import pytest
 
-# Minutes each. They begin, so that at the end no worker waits for one of them; the Makefile keeps
-# this order (--no-loadscope-reorder).
+# What DeepSpeed compiles is kept: `make dev` compiles it, any first run does where that was not.
+if sys.prefix != sys.base_prefix:
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.join(sys.prefix, "torch_extensions"))
+
+# Half a minute or more each. They begin, so that at the end no worker waits for one of them; the
+# Makefile keeps this order (--no-loadscope-reorder).
 LONG = (
-    "test_two_processes",
     "test_docs",
-    "test_killed",
+    "test_two_processes",
     "test_demo",
     "test_two_processes_supervised",
+    "test_killed",
     "test_published_faults",
+    "test_recipes_launch",
     "test_two_processes_parts",
-    "test_trimming",
 )
+# Who uses one of these is slow: the site takes a minute and a half to build.
+SLOW_FIXTURES = {"builds"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +121,8 @@ def imports():
     """All that training imports, out of the garbage collector's sight: each train() of Accelerate's
     collects, which is most of the time of a tiny run."""
     import gc
+
+    import rlhf_nb.trainer
 
     gc.collect()
     gc.freeze()

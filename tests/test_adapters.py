@@ -212,6 +212,7 @@ def test_merged_on_request(ppo, base, tmp_path):
 
 
 # catches: a saved adapter that only this package can read
+@pytest.mark.slow
 def test_a_new_process_with_transformers_and_peft_alone_reads_it(ppo, base, tmp_path):
     trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), learning_rate=1e-2)
     trainer.train()

@@ -197,6 +197,7 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
 
 # catches: a GPU's setting that nobody could run, results of another machine among these, and a peer
 # that is compared with itself
+@pytest.mark.slow
 def test_the_setting_for_a_gpu(tmp_path, capsys):
     found = bench.main(
         ["--quick", "--settings", "gpu", "--no_peer", "--output", str(tmp_path / "gpu.json")]
@@ -410,7 +411,7 @@ def test_peer_environment_is_used_only_where_it_is_the_pinned_one(tmp_path, monk
 
 # catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer
 # see it; a sampler that the dice miss
-@pytest.mark.parametrize("mean", [None, 4])
+@pytest.mark.parametrize("mean", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_our_side_does_the_work_that_is_asked(tmp_path, mean):
     s = SIZES | dict(mean_length=mean)
     bench.write_models(s, tmp_path)

@@ -196,6 +196,7 @@ def test_other_settings_in_the_same_folder_are_refused(run, capsys, changes, nam
 
 # catches: a half stage that is reused, a stage that is random in how it was reached, seconds of
 # silence after Ctrl-C
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(run, tmp_path):
     folder = tmp_path / "run"
     child = start(folder)
@@ -366,6 +367,7 @@ def columns_of(value) -> set[str]:
 
 # catches: a trainer that is handed gold scores or facts along with the text; --fresh that keeps a
 # stage
+@pytest.mark.slow
 def test_fresh_starts_over_and_trainers_see_text_alone(run, tmp_path, monkeypatch, capsys):
     folder, given = tmp_path / "run", {}
     shutil.copytree(run[0], folder)

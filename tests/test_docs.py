@@ -31,8 +31,8 @@ from test_package import constraint_problems, settings
 ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
 sys.path.insert(0, str(ROOT / "docs"))
-import links  # noqa: E402
-import reference  # noqa: E402
+import links
+import reference
 
 PAGES = sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb"))
 MODULES = sorted(

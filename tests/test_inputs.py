@@ -1,11 +1,9 @@
 """What people bring to PPOTrainer: prompts in three forms, judges of several kinds, a script
 written for another trainer."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pandas as pd
 import pytest
 import torch
@@ -238,15 +236,8 @@ def test_a_script_for_the_published_trainer_runs_with_its_import_changed(
         train=world["train"].select_columns(["prompt"]),
         test=world["test"].select(range(10)).select_columns(["prompt"]),
     ).save_to_disk(str(tmp_path / "data"))
-    done = subprocess.run(
-        [sys.executable, "script.py", "data", "sft", "reward", "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=os.environ | dict(OMP_NUM_THREADS="1"),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forks.run(tmp_path / "script.py", "data", "sft", "reward", "out", folder=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:]
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert not torch.equal(
         trained.get_input_embeddings().weight, policy.get_input_embeddings().weight

@@ -2,23 +2,20 @@
 rollouts are those of a run that was left alone."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from forks import processes
 from safetensors.torch import load_file
 
 from rlhf_nb.rollout import Rollout
 
 UPDATES, TIMES = 12, ("time/", "tokens/per_second", "eps", "train_")  # what two runs never share
-# A server that has imported everything forks each run: the same real processes, without seconds of
-# imports for each.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["rlhf_nb.trainer"])
 
 
 def train(folder: str, resume: bool) -> None:
@@ -87,7 +84,7 @@ def train(folder: str, resume: bool) -> None:
     Path(folder, "done.json").write_text(json.dumps(logs))
 
 
-def start(folder: Path) -> multiprocessing.Process:
+def start(folder: Path) -> BaseProcess:
     "A process that goes on from the last checkpoint, if there is one."
     resume = any(path.name.split("-")[-1].isdigit() for path in folder.glob("checkpoint-*"))
     child = processes.Process(target=train, args=(str(folder), resume))
@@ -142,14 +139,22 @@ MOMENTS = [
     *[(kill_after, share) for share in (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)],
     *[(kill_while_writing, step) for step in (2, 4, 8, 12)],
 ]
+FEW = [(kill_after, 0.45), (kill_while_writing, 4)]
 
 
 # catches: a state that no checkpoint holds (random numbers, controller, moments, place in the data,
 # half a log), and half a checkpoint taken for a whole one
-def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path):
+@pytest.mark.parametrize(
+    ("moments", "least"),
+    [
+        pytest.param(FEW, 1, id="two moments"),
+        pytest.param(MOMENTS, 7, id="all moments", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, moments, least):
     expected, seconds = alone
     rng, killed = random.Random(os.environ.get("KILL_SEED", "2024")), []
-    for i, (wait, moment) in enumerate(MOMENTS):
+    for i, (wait, moment) in enumerate(moments):
         folder = tmp_path / str(i)
         folder.mkdir()
         child = start(folder)
@@ -172,7 +177,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path):
                 f"resumed from {kept}"
             )
         assert not list(folder.glob("*.partial")), f"moment {i}: rubbish stayed"
-    assert killed.count(-signal.SIGKILL) >= 7, (
+    assert killed.count(-signal.SIGKILL) >= least, (
         "too few runs were caught alive: the moments are too late"
     )
 

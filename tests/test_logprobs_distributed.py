@@ -1,11 +1,10 @@
 """response_logprobs inside and outside of DDP and FSDP2, two processes on CPU: gradients equal
 those of one process."""
 
-import os
-import subprocess
 import sys
 import textwrap
 
+import forks
 import pytest
 
 WORKER = textwrap.dedent(
@@ -61,21 +60,6 @@ WORKER = textwrap.dedent(
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_gradients_over_two_processes(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        str(tmp_path / "worker.py"),
-    ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forks.run(tmp_path / "worker.py", folder=tmp_path, ranks=2)
+    assert done.returncode == 0, done.stdout[-3000:]
     assert done.stdout.count("right:") == 4

@@ -11,6 +11,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
+from forks import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -452,9 +453,8 @@ def test_two_processes_and_accelerate_agree_with_one():
         torch.tensor([[1.0, 2.0], [9.0, float("inf")]]),
         torch.tensor([[True, True], [True, False]]),
     )
-    context = torch.multiprocessing.get_context("spawn")
-    found = context.SimpleQueue()
-    ranks = [context.Process(target=_rank, args=(r, port, x, mask, found)) for r in range(2)]
+    found = processes.SimpleQueue()
+    ranks = [processes.Process(target=_rank, args=(r, port, x, mask, found)) for r in range(2)]
     for p in ranks:
         p.start()
     for p in ranks:

@@ -204,12 +204,17 @@ def trained(
     "name, bf16, checkpointing, share",
     [
         ("neox", False, False, False),
-        ("neox", True, True, False),
-        ("neox", True, True, True),
-        ("llama", True, False, False),
         ("llama", True, True, False),
-        ("gpt2", True, True, False),
         ("gpt2", False, True, True),
+        *[
+            pytest.param(*others, marks=pytest.mark.slow)
+            for others in [
+                ("neox", True, True, False),
+                ("neox", True, True, True),
+                ("llama", True, False, False),
+                ("gpt2", True, True, False),
+            ]
+        ],
     ],
 )
 def test_the_plan_of_an_update_is_what_the_allocator_sees(

@@ -13,7 +13,10 @@ from ppo_fixtures import need_deepspeed
 import rlhf_nb
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine"),
+    pytest.mark.slow,  # the layouts themselves run at every stop in test_two_processes.py
+]
 RECIPES, WORKER = (
     Path(rlhf_nb.__file__).parent / "recipes",
     str(Path(__file__).with_name("recipe_worker.py")),

@@ -3,12 +3,10 @@ away."""
 
 import json
 import logging
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import forks
 import pandas as pd
 import pytest
 import yaml
@@ -46,15 +44,9 @@ def report(tmp_path: Path, to: str, **env) -> Path:
         http_proxy="http://127.0.0.1:9",
         https_proxy="http://127.0.0.1:9",
     )  # a door that is shut
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=os.environ | quiet | env,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    (tmp_path / "program.py").write_text(program)
+    done = forks.run(tmp_path / "program.py", folder=tmp_path, **quiet | env)
+    assert done.returncode == 0, done.stdout[-3000:]
     return tmp_path
 
 
@@ -93,6 +85,7 @@ def test_tensorboard_gets_metrics_and_tables(tmp_path):
 
 
 # catches: a run that needs the network, a table that is not logged, steps that W&B refuses
+@pytest.mark.slow
 def test_wandb_offline_gets_metrics_and_tables(tmp_path):
     pytest.importorskip("wandb")
     report(

@@ -3,14 +3,13 @@ that nothing but the labels carries the judge's opinion."""
 
 import copy
 import math
-import os
 import random
-import subprocess
 import sys
 import textwrap
 import warnings
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 import torch
@@ -338,6 +337,7 @@ def swapped(data: Dataset, coins: list[bool]) -> Dataset:
 
 # catches: any path from the judge into training beside the labels (gold columns, the order of the
 # rows, held-out pairs trained on)
+@pytest.mark.slow
 def test_with_permuted_labels_nothing_is_learned(tmp_path):
     from rlhf_nb.models import tiny_policy, train_tokenizer
     from rlhf_nb.tldr import mini_tldr
@@ -962,19 +962,15 @@ WORKER = textwrap.dedent(
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_two_processes_measure_what_one_does(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    env = dict(os.environ, ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    for name, launch in dict(
-        one=[sys.executable],
-        two=[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
-    ).items():
-        done = subprocess.run(
-            [*launch, str(tmp_path / "worker.py"), str(tmp_path / name)],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=900,
+    for name, ranks in dict(one=1, two=2).items():
+        done = forks.run(
+            tmp_path / "worker.py",
+            str(tmp_path / name),
+            folder=tmp_path,
+            ranks=ranks,
+            ACCELERATE_USE_CPU="true",
         )
-        assert (tmp_path / f"{name}.pt").exists(), done.stderr[-3000:]
+        assert (tmp_path / f"{name}.pt").exists(), done.stdout[-3000:]
     one, two = (torch.load(tmp_path / f"{name}.pt") for name in ("one", "two"))
     assert np.allclose(one["logs"], two["logs"], atol=1e-5) and np.allclose(
         one["found"], two["found"], atol=1e-5

@@ -1,25 +1,27 @@
 """PPOTrainer on two processes whose weights lie in parts or are cast: reference and policy in one
 precision, sampling that never gathers a model, what is refused."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from ppo_fixtures import need_deepspeed
 from test_two_processes import LAYOUTS
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 
-WORKER = str(Path(__file__).with_name("parts_worker.py"))
+WORKER = Path(__file__).with_name("parts_worker.py")
 
 
 # catches: a reference in float32 beside a policy in bf16, log-probs that FSDP2 rounds on their way
 # out, a rank that stops early and leaves the others waiting for its parts, an offload that is asked
 # for and not done
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
-@pytest.mark.parametrize("layout", ["fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "layout",
+    ["fsdp2", *[pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", "zero3")]],
+)
 def test_weights_in_parts_and_their_precision(layout, tmp_path):
     if "zero" in layout:
         need_deepspeed()
@@ -36,21 +38,5 @@ def test_weights_in_parts_and_their_precision(layout, tmp_path):
         part.save_pretrained(tmp_path / name)
     for name in ("base", "scorer"):
         tokenizer.save_pretrained(tmp_path / name)
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        WORKER,
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        launch,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | LAYOUTS[layout],
-    )
-    assert done.returncode == 0 and "right" in done.stdout, done.stderr[-4000:]
+    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **LAYOUTS[layout])
+    assert done.returncode == 0 and "right" in done.stdout, done.stdout[-4000:]

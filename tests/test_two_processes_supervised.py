@@ -1,11 +1,10 @@
 """SFTTrainer and RewardTrainer on two real processes (gloo), DDP, FSDP2, DeepSpeed ZeRO-2 and
 ZeRO-3: one process's numbers, equal ranks, resume, and folders that plain transformers loads."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import supervised_worker as worker
 import torch
@@ -41,7 +40,15 @@ def layout(name: str) -> dict[str, str]:
 
 
 @pytest.fixture(
-    scope="module", params=["plain-ddp", "lora-ddp", "plain-fsdp2", "plain-zero2", "plain-zero3"]
+    scope="module",
+    params=[
+        "plain-ddp",
+        "plain-fsdp2",
+        *[
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("lora-ddp", "plain-zero2", "plain-zero3")
+        ],
+    ],
 )
 def trained(request, tmp_path_factory):
     "A folder in which two processes have trained both kinds of model, and whether with an adapter."
@@ -59,20 +66,8 @@ def trained(request, tmp_path_factory):
     )
     policy.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        worker.__file__,
-        str(folder),
-        kind,
-    ]
-    env = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | layout(name)
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=900, env=env)
-    assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stderr[-4000:]
+    done = forks.run(worker.__file__, str(folder), kind, folder=folder, ranks=2, **layout(name))
+    assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stdout[-4000:]
     return folder, kind == "lora"
 
 

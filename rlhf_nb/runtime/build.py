@@ -27,6 +27,7 @@ from rlhf_nb.models import (
 from rlhf_nb.reward import Judges
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.layout import zero3_is_live
+from rlhf_nb.runtime.opened import embedding_rows
 
 
 def build_models(
@@ -36,7 +37,7 @@ def build_models(
     model: PreTrainedModel | str,  # the policy
     ref_model: PreTrainedModel | str | None,
     reward_model: Any,  # as the trainer was given it
-    value_model: PreTrainedModel | str | None,
+    value_model: Any,  # a model, a name or folder, or None
     peft_config: Any,
     value_peft_config: Any,
 ) -> tuple[
@@ -56,14 +57,14 @@ def build_models(
             "trained: leave value_model out, and a copy is made."
         )
     fit = fit_embeddings if args.resize_embeddings else check_embeddings
-    policy = with_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
+    policy: Any = with_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
     choose_adapter(policy, args)
     reference: nn.Module | None = None
     if ref_model is not None:
         reference = fit(load_policy(ref_model), tokenizer).eval().requires_grad_(False)
     elif not hasattr(policy, "peft_config"):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
-    vocabulary = policy.get_input_embeddings().num_embeddings
+    vocabulary = embedding_rows(policy)
     own = judges.tokenizer is not None  # they read text, not the policy's ids
     for judge in judges.models:
         if args.resize_embeddings and not own:
@@ -77,23 +78,23 @@ def build_models(
             )
         return without_dropout(PolicyAndValue(policy, ValueHead(policy))), reference
     if value_model is None:
-        like = judges.models[0] if judges.models and not own else None
+        like: Any = judges.models[0] if judges.models and not own else None
         first = reward_model[0] if isinstance(reward_model, (list, tuple)) else reward_model
         value_model = once_more(
             "value_model",
             None if like is None else first,
-            lambda: scorer_from(policy, args.seed) if like is None else trainable_copy(like),
+            lambda: trainable_copy(like) if like is not None else scorer_from(policy, args.seed),
             load_scorer,
         )
-    value = load_scorer(value_model)
+    scorer = load_scorer(value_model)
     if args.resize_embeddings:
-        with_rows(value, vocabulary)
-    check_vocabulary(value, tokenizer, "value model", vocabulary)
-    value = with_adapter(value, value_peft_config, args.seed)
+        with_rows(scorer, vocabulary)
+    check_vocabulary(scorer, tokenizer, "value model", vocabulary)
+    value = with_adapter(scorer, value_peft_config, args.seed)
     return without_dropout(PolicyAndValue(policy, value)), reference
 
 
-def trainable_copy(model: nn.Module) -> nn.Module:
+def trainable_copy(model: Any) -> nn.Module:
     "A copy of a frozen model that learns."
     return copy.deepcopy(model).requires_grad_(True).train()
 
@@ -101,9 +102,9 @@ def trainable_copy(model: nn.Module) -> nn.Module:
 def once_more(
     name: str,
     given: Any,  # the name or folder that the first one came from, or an object
-    copy_it: Callable[[], nn.Module],
-    load: Callable[[str], nn.Module],
-) -> nn.Module:
+    copy_it: Callable[[], Any],
+    load: Callable[[str], Any],
+) -> Any:
     """A second model like the first: a copy; under ZeRO-3, which shards weights at once, a second
     load."""
     if not zero3_is_live():
@@ -126,7 +127,7 @@ def without_dropout(model: PolicyAndValue) -> PolicyAndValue:
     return model
 
 
-def choose_adapter(policy: nn.Module, args: PPOConfig) -> None:
+def choose_adapter(policy: Any, args: PPOConfig) -> None:
     "Switch on the adapter that is to be trained. Raises ValueError where a named one is missing."
     there = list(getattr(policy, "peft_config", {}))
     for name in ("model_adapter_name", "ref_adapter_name"):
@@ -141,7 +142,7 @@ def choose_adapter(policy: nn.Module, args: PPOConfig) -> None:
 
 
 @contextmanager
-def as_reference(policy: nn.Module, adapter: str | None) -> Iterator[None]:
+def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
     "Inside, the policy is its own reference: its adapter off, or the named one on."
     if adapter is None:
         with policy.disable_adapter():

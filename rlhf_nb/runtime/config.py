@@ -96,7 +96,7 @@ class PPOConfig(Objective, TrainingArguments):
     )
 
     # Memory and speed
-    bf16: bool | None = setting(
+    bf16: bool | None = setting(  # type: ignore[assignment]  # None: decided by the device
         None, "Mixed precision in bfloat16. None: where a GPU does it, unless fp16."
     )
     activation_checkpointing: bool | None = setting(

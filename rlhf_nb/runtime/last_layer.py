@@ -53,6 +53,9 @@ def read_at(
 ) -> Iterator[None]:
     """Inside, the body's last layer computes only what is read at `places`; states elsewhere are
     meaningless. Does nothing for a model family outside FAMILIES."""
+    if places is None:
+        yield
+        return
     shape: list[torch.Size] = []
 
     def pick(part: nn.Module, args: tuple) -> tuple:
@@ -64,7 +67,7 @@ def read_at(
         return everywhere.index_copy_(0, places, output[0]).unflatten(0, shape[0])
 
     with ExitStack() as hooks:
-        for part in [] if places is None else position_wise(body):
+        for part in position_wise(body):
             hooks.callback(part.register_forward_pre_hook(pick).remove)
             hooks.callback(part.register_forward_hook(put_back).remove)
         yield

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-T = TypeVar("T")
-Measure = Callable[[nn.Module], T]  # what is done with a model: `measure(model)`
+Measure = Callable[[Any], Any]  # what is done with a model: `measure(model)`
+Placed = Callable[[Measure], Any]  # a frozen model: `placed(measure)` is `measure(model)`
 
 
 # ---- Weights that are sharded ----
@@ -213,7 +213,8 @@ def sharded_frozen(
     for part in reversed([*model.modules()]):  # a layer inside another comes first
         if type(part).__name__ in names:
             fully_shard(part, reshard_after_forward=True, **how)
-    return fully_shard(wrapper, reshard_after_forward=True, **how)
+    fully_shard(wrapper, reshard_after_forward=True, **how)
+    return wrapper
 
 
 # ---- The layout of a run ----
@@ -227,16 +228,17 @@ class Layout:
         self.accelerator, self.offload_frozen = accelerator, offload_frozen
         self.device, self.processes = accelerator.device, accelerator.num_processes
         state = accelerator.state
-        self.deepspeed = getattr(state, "deepspeed_plugin", None)
-        self.fsdp = getattr(state, "fsdp_plugin", None)
+        self.deepspeed: Any = getattr(state, "deepspeed_plugin", None)
+        self.fsdp: Any = getattr(state, "fsdp_plugin", None)
         self.fsdp2 = bool(accelerator.is_fsdp2)
         self.zero3 = self.deepspeed is not None and self.deepspeed.zero_stage == 3
         self.in_parts = self.zero3 or self.fsdp2  # a layer's weights are fetched when it is called
         self.check()
-        if self.fsdp2 and self.fsdp.mixed_precision_policy is not None:
+        fsdp: Any = self.fsdp
+        if self.fsdp2 and fsdp.mixed_precision_policy is not None:
             # FSDP2 computes in bf16 where it is told to; log-probs and values stay float32
-            policy = replace(self.fsdp.mixed_precision_policy, output_dtype=None)
-            self.fsdp.mixed_precision_policy = policy
+            policy = replace(fsdp.mixed_precision_policy, output_dtype=None)
+            fsdp.mixed_precision_policy = policy
 
     def describe(self) -> str:
         "Ranks and layout, in words and by Accelerate's name for it."
@@ -275,6 +277,14 @@ class Layout:
                 "--multi_gpu --num_processes N, which starts N on the CPU too."
             )
 
+    def check_ready(self, prepared: bool) -> None:
+        "Raises RuntimeError where the trained models have yet to be sharded or cast."
+        if not prepared and (self.deepspeed is not None or self.fsdp is not None):
+            raise RuntimeError(
+                f"under {self.describe()} the models are not in place yet: call trainer.prepare() "
+                "before the first rollout, or trainer.step()."
+            )
+
     # ---- over ranks ----
 
     def sum(self, x: Tensor) -> Tensor:
@@ -293,7 +303,7 @@ class Layout:
 
     # ---- frozen models ----
 
-    def place(self, model: nn.Module) -> Measure:
+    def place(self, model: nn.Module) -> Placed:
         """Put a frozen model where it belongs: on this device, sharded over all ranks, or in host
         memory. Returns `placed`: `placed(measure)` is `measure(model)`, the model there
         meanwhile."""
@@ -314,7 +324,7 @@ class Layout:
 
         return placed
 
-    def _place_zero3(self, model: nn.Module) -> Measure:
+    def _place_zero3(self, model: nn.Module) -> Placed:
         "Sharded over all ranks by a DeepSpeed engine without an optimizer."
         if self.offload_frozen:
             raise ValueError(
@@ -369,11 +379,16 @@ class Layout:
         whole: bool = True,  # gather the weights once; False: layer by layer at each token
     ) -> Iterator[None]:
         "Inside, the policy can be called by itself, token after token."
+        if self.deepspeed is None and self.fsdp is None:
+            yield
+            return
         if self.in_parts and not whole:
             with layer_by_layer(wrapped), self.in_step(policy):
                 yield
             return
-        weights = unsharded(wrapped, but=value) if self.fsdp is not None else nullcontext()
+        weights: AbstractContextManager = nullcontext()
+        if self.fsdp is not None:
+            weights = unsharded(wrapped, but=value)
         if self.zero3:
             weights = gathered(policy)
         with weights, without_hooks_of(policy, "deepspeed"):
@@ -395,7 +410,7 @@ class Layout:
         unscaled = dict(scale_wrt_gas=False) if self.deepspeed is not None else {}
         self.accelerator.backward(loss * self.processes, **unscaled)
 
-    def clip_gradients(self, model: nn.Module, max_norm: float) -> float:
+    def clip_gradients(self, model: Any, max_norm: float) -> float:
         "Clip to that norm over all ranks, and return the norm before."
         norm = self.accelerator.clip_grad_norm_(model.parameters(), max_norm)
         return float(norm) if norm is not None else model.get_global_grad_norm()

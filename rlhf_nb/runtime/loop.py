@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from transformers.trainer_utils import rotate_checkpoints, set_seed
 from transformers.utils import logging
 
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
+from rlhf_nb.runtime.config import PPOConfig
 
 logger = logging.get_logger(__name__)
 SUPPORTED = SpecifierSet(">=5.20,<6")  # of transformers; settings.ini says the same
@@ -87,8 +89,14 @@ class SealedTrainer(Trainer):
     goes on as if nothing had happened, and a hub that may be away. What a subclass may say:
     `identity`, `kept_columns`, `write_model`, `read_model`, `write_state`, `read_state`, `card`."""
 
+    _signature_columns: Any  # of Trainer, which declares None
     stage: Path | None = None  # where a checkpoint is written, while it is
     order: OrderByLength | None = None
+
+    @property
+    def output_dir(self) -> Path:
+        "Where the run writes; TrainingArguments always has one."
+        return Path(str(self.args.output_dir))
 
     # ---- for subclasses ----
 
@@ -108,12 +116,13 @@ class SealedTrainer(Trainer):
         "Write what a user loads, on the rank that saves; `state` holds weights gathered from all."
         super()._save(str(folder), state)
 
-    def read_model(self, folder: Path, model: nn.Module) -> None:
+    def read_model(self, folder: Path, model: Any) -> None:
         "Put back what `write_model` wrote."
         whole = isinstance(model, PreTrainedModel) and (folder / "config.json").is_file()
         if not whole or self.is_fsdp_enabled:  # an adapter, or shards
             return super()._load_from_checkpoint(str(folder), model)
-        model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+        saved = type(model).from_pretrained(folder, dtype=model.dtype)
+        model.load_state_dict(saved.state_dict())
 
     def write_state(self, folder: Path) -> None:
         "Write what the run needs beside Trainer's own state, on the first rank."
@@ -137,18 +146,18 @@ class SealedTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if not self.args.should_save:
             return
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or self.output_dir)
         self.write_model(folder, state_dict)
         card = self.card(folder)
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
 
-    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
+    def create_model_card(self, *given: Any, **named: Any) -> None:
         "The same card in output_dir, for a push to the hub."
-        folder = Path(self.args.output_dir)
+        folder = self.output_dir
         card = self.card(folder)
         if card is None:
-            super().create_model_card(model_name)
+            super().create_model_card(*given, **named)
         elif self.is_world_process_zero():
             (folder / "README.md").write_text(card, encoding="utf-8")
 
@@ -204,7 +213,7 @@ class SealedTrainer(Trainer):
         if self.is_deepspeed_enabled:
             return super()._load_best_model()
         model = self.accelerator.unwrap_model(self.model)
-        self.read_model(Path(self.state.best_model_checkpoint), model)
+        self.read_model(Path(str(self.state.best_model_checkpoint)), model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.is_deepspeed_enabled:  # which loads the weights itself
@@ -277,6 +286,11 @@ class UpdateTrainer(SealedTrainer):
     """A Trainer whose step is one whole update of a batch of prompts: `step(batch)` returns its
     metrics, and everything that Trainer does by steps is done by updates."""
 
+    args: PPOConfig
+    model: Any  # policy and value model, and under FSDP2 what is put around them
+    train_dataset: Any
+    optimizer: Any
+    lr_scheduler: Any
     update_count = 0
     since_log: dict[str, list[float]]  # metrics of the updates since the last log
     batches: Iterator | None = None  # of someone who steps by hand
@@ -347,14 +361,16 @@ class UpdateTrainer(SealedTrainer):
             is_training=True,
         )
 
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[int, ...]:
+    def set_initial_training_values(
+        self, args: Any, dataloader: Any
+    ) -> tuple[int, int, int, int, int, int | None, int]:
         "Trainer's sizes, where a step is an update."
         per_epoch, updates = len(dataloader), args.num_total_batches
         episodes, epochs = updates * args.batch_size, math.ceil(updates / per_epoch)
         prompts = len(self.train_dataset)
         return epochs, per_epoch, prompts, episodes, args.batch_size, per_epoch, updates
 
-    def _run_epoch(
+    def _run_epoch(  # type: ignore[override]  # new arguments of later releases are taken as **_
         self,
         model: nn.Module,
         epoch: int,
@@ -365,7 +381,7 @@ class UpdateTrainer(SealedTrainer):
         steps_trained_in_current_epoch: int = 0,
         trial: Any = None,
         ignore_keys_for_eval: Any = None,
-        start_time: float | None = None,
+        start_time: float = 0.0,
         **_: Any,
     ) -> None:
         "One pass over the prompts, an update a batch."
@@ -378,7 +394,15 @@ class UpdateTrainer(SealedTrainer):
             if not skip:  # a new epoch draws its order from it
                 self._load_rng_state(resume_from_checkpoint)
         batches = iter(skip_first_batches(train_dataloader, skip) if skip else train_dataloader)
-        due = (model, trial, epoch, ignore_keys_for_eval, start_time)
+        report = partial(
+            self._maybe_log_save_evaluate,
+            grad_norm=None,
+            model=model,
+            trial=trial,
+            epoch=epoch,
+            ignore_keys_for_eval=ignore_keys_for_eval,
+            start_time=start_time,
+        )
         for i in range(skip, steps_in_epoch):
             if self.state.global_step >= self.state.max_steps:  # the run was finished before
                 break
@@ -396,14 +420,14 @@ class UpdateTrainer(SealedTrainer):
                 self.control.should_training_stop or self.state.global_step >= self.state.max_steps
             )
             self.control.should_log |= ending  # what was measured since the last log is not lost
-            self._maybe_log_save_evaluate(self._tr_loss, None, *due)
+            report(self._tr_loss)
             if not ending:
                 self.notify("ppo_between", self.control)
             if self.control.should_epoch_stop or self.control.should_training_stop:
                 break
         self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         self.control = self.callback_handler.on_epoch_end(args, self.state, self.control)
-        self._maybe_log_save_evaluate(self._tr_loss, None, *due)
+        report(self._tr_loss)
 
     def _timed_step(self, batch: Any) -> None:
         "One update, counted."
@@ -427,7 +451,7 @@ class UpdateTrainer(SealedTrainer):
             self.since_log = defaultdict(list)
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            folder = Path(self.args.output_dir)
+            folder = self.output_dir
             folder.mkdir(parents=True, exist_ok=True)
             with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(self.state.log_history[-1]) + "\n")

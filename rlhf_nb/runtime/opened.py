@@ -33,7 +33,12 @@ def reads_end_to_end(model: nn.Module) -> bool:
     return getattr(config, "_attn_implementation", None) in PACKED_ATTENTION
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def embedding_rows(model: Any) -> int:
+    "How many ids a transformers model has an embedding for."
+    return model.get_input_embeddings().num_embeddings
+
+
+def unwrapped(model: Any) -> Any:
     """The model inside DDP, DeepSpeed, torch.compile or PEFT, to read its signature and sizes; the
     wrapper is still what gets called."""
     while True:
@@ -54,7 +59,7 @@ def accepted(forward: Callable, inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name in takes}
 
 
-def opened(model: nn.Module) -> PreTrainedModel | None:
+def opened(model: Any) -> PreTrainedModel | None:
     """The transformers model to take apart into body and head; None: it must be called whole.
 
     Plain transformers models, and LoRA around one; never one whose head DeepSpeed ZeRO-3 or FSDP
@@ -76,7 +81,7 @@ def opened(model: nn.Module) -> PreTrainedModel | None:
     return model if _agreement[model] else None
 
 
-def _is_lora(model: nn.Module) -> bool:
+def _is_lora(model: Any) -> bool:
     "A PEFT wrapper that only changed layers inside: its inner model can be called as it is."
     names = {kind.__name__ for kind in type(model).__mro__}  # peft may not be installed
     configs = model.peft_config.values() if "PeftModel" in names else ()

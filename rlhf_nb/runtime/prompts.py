@@ -25,16 +25,15 @@ def read_prompts(
         if real is None:
             real = [[i != tokenizer.pad_token_id for i in row] for row in rows]
         rows = [[int(i) for i, keep in zip(row, kept) if keep] for row, kept in zip(rows, real)]
-        return tokenizer.batch_decode(rows), rows
+        return [str(tokenizer.decode(row)) for row in rows], rows
     if "prompt" not in columns:
         raise ValueError(
             f"the data set has columns {list(columns)} and no prompt: rename the column with the "
             "prompts, dataset.rename_column(..., 'prompt'), or give input_ids."
         )
+    opened: dict[str, Any] = dict(tokenize=False, add_generation_prompt=True)
     texts = [
-        x
-        if isinstance(x, str)
-        else tokenizer.apply_chat_template(x, tokenize=False, add_generation_prompt=True)
+        x if isinstance(x, str) else str(tokenizer.apply_chat_template(x, **opened))
         for x in columns["prompt"]
     ]
     return texts, tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,5 @@
-"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them.
+"""What the tests in the browser share: one Chromium, and one JupyterLab, for all of them, or for
+each of pytest's workers. Tests that share a page go to one worker.
 
 CHROMIUM names another browser than the first that is found; BROWSER_SCREENSHOTS is the folder in
 which the pictures are kept; AXE the file of axe-core.
@@ -15,7 +16,19 @@ from pathlib import Path
 import pytest
 from lab import ROOT, Lab, drive, serve
 from playwright.sync_api import Browser
+from xdist.scheduler import LoadScopeScheduling
 
+# Tests that share a page of their file with these alone; the others share one with all of the file.
+SHARED = {
+    "test_an_exception_is_heard_wherever_it_is_swallowed": "heard",
+    "test_a_lame_control_is_found": "lame",
+    "test_what_is_badly_drawn_is_found": "lame",
+    "test_hostile_text_in_a_file": "hostile",
+    "test_hostile_text_in_jupyterlab": "live",
+    "test_kept_outputs": "kept",
+    "test_a_bad_file_is_found": "bad",
+    "test_a_front_end_that_is_not_heard_is_told_so": "deaf",
+}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -28,6 +41,21 @@ def without(what: str, how: str, must: bool) -> None:
     "Skip, saying what is missing; fail where it must not be."
     told = f"{what} is missing, so nothing was tested here. {how}"
     pytest.fail(told, pytrace=False) if must else pytest.skip(told)
+
+
+class Together(LoadScopeScheduling):
+    "Hands out pages, and other groups of tests that share what takes seconds to make."
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        name, _, values = test.rstrip("]").partition("[")
+        if file.endswith("test_pages.py"):
+            return values.split("-")[0]
+        return f"{file} {SHARED.get(name, '')}"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +76,8 @@ def lab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     "JupyterLab over a copy of nbs/, in front of it the browser."
     with serve(tmp_path_factory.mktemp("lab"), ROOT / "nbs", browser) as lab:
         yield lab
+        told = lab.traceback()
+    assert not told, told
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,9 @@ SERVER = """from jupyter_server._tz import utcnow
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 ServerKernelManager._last_activity_default = lambda self: utcnow()
 """
-AHEAD = 2  # pages whose cells run while another page is looked at: two cores have something to do
+# Pages whose cells run while another page is looked at, so that two cores have something to do. Not
+# where pytest itself has a worker for each core.
+AHEAD = 0 if "PYTEST_XDIST_WORKER" in os.environ else 2
 PATIENCE = 400  # seconds for the cells of a page, on a machine that does other things too
 
 
@@ -382,14 +384,9 @@ class Lab:
     come next are opened with it."""
 
     def __init__(self, context: BrowserContext, base: str, folder: Path):
-        self.context, self.base, self.folder, self.log, self.queue, self.open = (
-            context,
-            base,
-            folder / "nbs",
-            folder / "lab.log",
-            [],
-            {},
-        )
+        self.context, self.base = context, base
+        self.folder, self.log = folder / "nbs", folder / "lab.log"
+        self.queue, self.open, self.read = [], {}, 0
 
     def notebook(self, name: str) -> Notebook:
         place = self.queue.index(name) if name in self.queue else -1
@@ -402,6 +399,16 @@ class Lab:
 
     def close(self, name: str) -> None:
         self.open[name].close()  # its key stays: a page is opened once
+
+    def traceback(self) -> str:
+        """The first exception that the server or a kernel has written into its log since the last
+        call, which no page hears of; nothing if there is none."""
+        with open(self.log, errors="replace") as log:
+            log.seek(self.read)
+            text = log.read()
+            self.read = log.tell()
+        start = text.find("Traceback (most recent call last)")
+        return "" if start < 0 else text[start:][:2000]
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from lab import Lab, Notebook
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -150,6 +151,7 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
 
 # catches: buttons that are dead without a word where the front end has no subshells, and a `start`
 # whose run cannot be stopped there
+@pytest.mark.slow
 def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
     cell = (
         "dashboard = LiveDashboard(every=0.2)\nearlier = "

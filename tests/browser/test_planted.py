@@ -3,7 +3,7 @@ find, and a page without, on which they must find nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import nbformat
 import pytest
@@ -115,20 +115,25 @@ KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language=
 
 
 @pytest.fixture(scope="module")
-def run(lab: Lab) -> Callable:
+def run(lab: Lab) -> Iterator[Callable]:
     "Opens a page made of cells, `run(name, *cells)`, and has every control worked."
+    opened: list[str] = []
 
     def make(name: str, *cells: str) -> tuple[Notebook, list[Widget], list[str]]:
         nb = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=KERNEL
         )
         nbformat.write(nb, lab.folder / f"planted-{name}.ipynb")
-        page = lab.notebook(f"planted-{name}.ipynb")
+        opened.append(f"planted-{name}.ipynb")
+        page = lab.notebook(opened[-1])
         found = widgets(page)
         access = nameless(found) + [told for widget in found for told in widget.beyond_tab()]
         return page, found, access + [told for widget in found for told in widget.dead()]
 
-    return make
+    yield make
+    for name in opened:
+        lab.close(name)
+    lab.traceback()  # these were planted too
 
 
 @pytest.fixture(scope="module")

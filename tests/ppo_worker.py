@@ -1,0 +1,196 @@
+"""Both the two processes and, alone, the one that they are compared with:
+python ppo_worker.py FOLDER KIND."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from datasets import Dataset
+from peft import LoraConfig
+
+from rlhf_nb.models import load_tokenizer
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
+folder, kind, fsdp = Path(sys.argv[1]), sys.argv[2], "ACCELERATE_USE_FSDP" in os.environ
+ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+lora = lambda task: LoraConfig(
+    r=2, target_modules=["query_key_value", "dense_h_to_4h"], task_type=task
+)
+adapters = dict(peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS"))
+prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
+likes_a = lambda prompts, responses, **columns: [
+    response.count("a") - 0.1 * len(response) for response in responses
+]
+
+
+def make(out, **changes):
+    device = dict(use_cpu=True)
+    if "ACCELERATE_USE_DEEPSPEED" in os.environ:  # use_cpu would turn it off, without a word
+        device = dict(use_cpu=False, ddp_backend="gloo")
+    settings = dict(
+        **device,
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4 // ranks,
+        num_mini_batches=2,
+        total_episodes=24,
+        response_length=6,
+        temperature=1.0,
+        learning_rate=1e-2,
+        num_sample_generations=1,
+        save_rollouts=True,
+        save_strategy="steps",
+        save_steps=1,
+        seed=5,
+        share_value_trunk=kind == "trunk",
+        offload_frozen=kind == "away",
+    )
+    data, tests = (
+        Dataset.from_dict(dict(prompt=prompts)),
+        Dataset.from_dict(dict(prompt=prompts[:5])),
+    )
+    args = PPOConfig(str(folder / out), **settings | changes)
+    # Accelerate gives FSDP to GPUs only, and DDP on a CPU: so it is told that these are GPUs.
+    if fsdp:
+        args.device
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return PPOTrainer(
+        args,
+        load_tokenizer(str(folder / "base")),
+        str(folder / "base"),
+        # Under ZeRO-3 nothing can be copied: these kinds load every model by its name.
+        reward_model=str(folder / "scorer") if kind in ("named", "away") else likes_a,
+        train_dataset=data,
+        eval_dataset=tests,
+        **(adapters if kind == "lora" else {}),
+    )
+
+
+def gathered(model):
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") != "3":
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(model.parameters()))
+
+
+def everything(trainer):
+    whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
+    with gathered(trainer.model):
+        return torch.cat([whole(p.detach()).flatten() for p in trainer.model.parameters()])
+
+
+def told(trainer):
+    return [
+        {k: v for k, v in log.items() if not k.startswith(("time/", "tokens/per", "eps", "train_"))}
+        for log in trainer.state.log_history
+    ]
+
+
+whole = make("whole")
+whole.train()
+whole.save_model(str(folder / "saved"))
+assert whole.accelerator.num_processes == ranks and whole.state.global_step == 3
+assert (
+    whole.is_deepspeed_enabled == ("ACCELERATE_USE_DEEPSPEED" in os.environ)
+    and (
+        f"; {ranks} processes, {os.environ['SAYS']}, cpu, float32"
+        if ranks > 1
+        else "; one process, cpu, float32"
+    )
+    in whole.describe()
+)
+assert ("in host memory" in whole.describe()) == (kind == "away")
+# Nobody named the layers: the pair tells Accelerate which they are, and each is its own group.
+if fsdp:
+    from torch.distributed.fsdp import FSDPModule
+
+    assert {
+        type(m).__mro__[2].__name__
+        for m in whole.model_wrapped.modules()
+        if isinstance(m, FSDPModule)
+    } == {"PolicyAndValue", "GPTNeoXLayer"}
+    # In parts as well, and nothing stayed whole after it was used.
+    for frozen in (whole.ref_model, whole.reward_model):
+        assert all(hasattr(p, "full_tensor") for p in frozen.parameters())
+        assert (
+            0.45
+            < sum(p.to_local().nbytes for p in frozen.parameters())
+            / sum(p.nbytes for p in frozen.parameters())
+            < 0.55
+        )
+        assert {
+            type(m).__mro__[2].__name__ for m in frozen.modules() if isinstance(m, FSDPModule)
+        } == {"GPTNeoXLayer"}
+    lies = lambda model: {hasattr(p.data, "full_tensor") for p in model.layers.parameters()}
+    pair = whole.pair
+    with whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped):
+        assert lies(whole.model.policy.base_model) == {False} and lies(
+            whole.model.value.base_model
+        ) == {True}
+start = everything(make("unused"))
+assert (everything(whole) - start).abs().max() > 1e-3
+if ranks > 1:
+    for other in whole.accelerator.gather(everything(whole)[None]):
+        assert torch.equal(other, everything(whole)), "the ranks went apart"
+again = make("again")
+again.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-1"))
+assert torch.equal(everything(again), everything(whole)) and told(again) == told(whole), (
+    "resumed is another run"
+)
+
+pair = whole.pair
+with (
+    torch.no_grad(),
+    whole.layout.sampling(pair.policy, pair.value, whole.model_wrapped),
+):
+    logits = whole.model.policy.eval()(torch.arange(3, 12)[None]).logits
+if rank == 0:
+    torch.save(logits, folder / f"logits-{kind}-{ranks}.pt")
+
+# The same rollout, whatever the number of processes: the numbers of the update must be the same.
+# Half the micro-batch as well, for one kind of model.
+half = kind == "plain" and ranks > 1 and os.environ["SAYS"].startswith("DDP")
+for micro in (2, 1) if half else (2,):
+    alone = make(
+        f"alone-{micro}",
+        optim="sgd",
+        learning_rate=0.1,
+        num_mini_batches=1,
+        num_ppo_epochs=2,
+        kl_coef=0.3,
+        entropy_coef=0.1,
+        normalize_scores=True,
+        whiten_rewards=True,
+        save_strategy="no",
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=8 // ranks // micro,
+    )
+    if ranks == 1 and micro == 2:
+        alone.rollout(prompts[:8]).save(folder / "replay.safetensors")
+    mine = range(rank * 8 // ranks, (rank + 1) * 8 // ranks)
+    r = Rollout.load(folder / "replay.safetensors").select(mine)
+    ready = alone.advantages(alone.score(r))
+    metrics = alone.update(ready)
+    ready.save(folder / f"ready-{kind}-{ranks}-{rank}-{micro}.safetensors")
+    looked = alone.evaluate()  # five rows, which do not divide
+    weights = everything(alone)
+    if rank == 0:
+        table = (folder / f"alone-{micro}" / "completions" / "update-00000.csv").read_text()
+        torch.save(
+            dict(weights=weights, start=start, metrics=metrics, looked=looked, table=table),
+            folder / f"found-{kind}-{ranks}-{micro}.pt",
+        )
+if rank == 0:
+    print("right:", kind, flush=True)
+if ranks > 1:
+    whole.accelerator.wait_for_everyone()
+    # All is asserted; gloo's threads now and then abort a process that takes itself apart.
+    os._exit(0)
