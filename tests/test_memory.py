@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoX
 import rlhf_nb.rollout
 from rlhf_nb import cli
 from rlhf_nb.cli import plan, ppo
-from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.memory import (
     FORMS,
     GIB,
@@ -26,7 +26,7 @@ from rlhf_nb.memory import (
     plan_memory,
     states,
 )
-from rlhf_nb.models import PolicyAndValue, ValueHead, scorer_from, train_tokenizer
+from rlhf_nb.models import ValueHead, scorer_from, train_tokenizer
 from rlhf_nb.rollout import sample
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -90,12 +90,12 @@ def kept(
     masks = [torch.ones_like(x).bool() for x in ids]
     masks[0][0, 0] = False
     with torch.no_grad():
-        pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
+        pair(ids[0], masks[0], ids[1], masks[1], entropy="look")
     with (
         torch.autograd.graph.saved_tensors_hooks(weigh, lambda x: x),
         torch.autocast("cpu", enabled=form == "autocast"),
     ):
-        pair(response_logprobs, ids[0], masks[0], ids[1], masks[1])
+        pair(ids[0], masks[0], ids[1], masks[1], entropy="look")
     return sum(x.untyped_storage().nbytes() for x in seen.values())
 
 

@@ -422,8 +422,8 @@ def check_ratio_is_one(ppo, kind, name="neox", bf16=False, **settings):
     sampled with."""
     found, measure = [], rlhf_nb.ppo.policy_diagnostics
 
-    def watch(logprobs, old, advantages, mask, **more):
-        sums = measure(logprobs, old, advantages, mask, **more)
+    def watch(logprobs, old, advantages, mask, *more):
+        sums = measure(logprobs, old, advantages, mask, *more)
         found.append(
             {key: x.item() for key, x in sums.items()}
             | dict(worst=(logprobs.double() - old.double()).exp().sub(1)[mask].abs().max().item())

@@ -9,6 +9,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,9 +58,9 @@ def reached_into(source: str) -> dict[str, int]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             by_name = node.func.id in ("getattr", "setattr", "hasattr") and len(node.args) > 1
             name = node.args[1] if by_name else None
-            if isinstance(name, ast.Constant) and private(str(name.value)):
-                if not own(node.args[0], classes):
-                    uses.setdefault(name.value, node.lineno)
+            named = isinstance(name, ast.Constant) and private(str(name.value))
+            if named and not own(node.args[0], classes):
+                uses.setdefault(name.value, node.lineno)
     return uses
 
 
@@ -276,7 +277,7 @@ def test_no_private_chain_is_longer_than_two():
 @pytest.mark.parametrize("most, chained", [(2, 2), (3, 3)])
 def test_a_private_chain_is_counted(most, chained):
     line = ["Base", "_A", "_B", "_C"][: most + 1]
-    source = "\n".join(f"class {b}({a}): pass" for a, b in zip(line, line[1:]))
+    source = "\n".join(f"class {b}({a}): pass" for a, b in pairwise(line))
     bases = parents([source, f"class Public(rows.{line[-1]}[int]): pass"])
     assert private_chain("Public", bases) == chained
 

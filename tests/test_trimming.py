@@ -15,12 +15,14 @@ from ppo_fixtures import logs, scored, untimed, weights
 from torch import tensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig
 
+import rlhf_nb.forward
+import rlhf_nb.ppo
 import rlhf_nb.trainer
-from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.forward import PolicyAndValue, micro_batches
 from rlhf_nb.masks import close_up, response_columns
-from rlhf_nb.models import PolicyAndValue, ValueHead, response_values, scorer_from
+from rlhf_nb.models import ValueHead, response_values, scorer_from
 from rlhf_nb.shaping import slot_mask
-from rlhf_nb.trainer import PPOTrainer, micro_batches
+from rlhf_nb.trainer import PPOTrainer
 
 SMALL = dict(
     vocab_size=23,
@@ -90,9 +92,9 @@ def test_closed_up_says_the_same(name, multiple):
     for pair in (PolicyAndValue(policy, value), PolicyAndValue(policy, ValueHead(policy))):
         torch.nn.init.normal_(pair.value.score.weight)
         found = []
-        for closing in ({}, dict(pad_to_multiple_of=multiple)):
+        for align in (None, multiple):
             pair.zero_grad()
-            logprobs, entropy, values = pair(response_logprobs, *batch, **closing)
+            logprobs, entropy, values = pair(*batch, entropy="learn", align=align)
             ((logprobs * torch.arange(14) + entropy + values)[mask]).sum().backward()
             found.append(
                 [logprobs, entropy, values[mask]]
@@ -102,16 +104,12 @@ def test_closed_up_says_the_same(name, multiple):
         for a, b in zip(*found):
             assert (a - b).abs().max() <= 1e-5 * max(1.0, a.abs().max())
         slots = slot_mask(mask, "after_eos")
-        one, other = (
-            pair(response_logprobs, *batch, after_last=True, **closing)[2][slots]
-            for closing in ({}, dict(pad_to_multiple_of=multiple))
-        )
+        one, other = (pair(*batch, align=align)[2][slots] for align in (None, multiple))
         assert slots.sum() > mask.sum() and (one - other).abs().max() <= 1e-5 * max(
             1.0, one.abs().max()
         )
     plain, closed = (
-        response_values(value, *batch, **closing)[one_more]
-        for closing in ({}, dict(pad_to_multiple_of=multiple))
+        response_values(value, *batch, align=align)[one_more] for align in (None, multiple)
     )
     assert (plain - closed).abs().max() < 1e-5
 
@@ -209,26 +207,29 @@ def test_the_slot_after_the_end_has_its_value(ppo, trunk, trims):
     )
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.rollout(trainer.train_dataset["prompt"][:8])
-    slots, rows = (
-        slot_mask(r.mask, "after_eos"),
-        (r.prompt_ids, r.prompt_mask, r.response_ids, r.mask),
-    )
+    slots = slot_mask(r.mask, "after_eos")
     with torch.no_grad():
-        there = trainer.model.values(*rows)[:, :-1]
+        there = trainer.model.values(r)[:, :-1]
     assert slots.sum() > r.mask.sum() and (there[slots & ~r.mask].abs() > 1e-3).all()
     assert (r.values - there * slots).abs().max() < 1e-5
 
 
 WRONG = {
     "a part left out": (
-        "per_device_train_batch_size, len(rows)))\n",
-        "per_device_train_batch_size, len(rows)))[1:]\n",
+        rlhf_nb.trainer,
+        "args.per_device_train_batch_size)\n",
+        "args.per_device_train_batch_size)[1:]\n",
     ),
-    "lengths of other rows": (".cpu()[rows]\n        parts", ".cpu()\n        parts"),
-    "an answer to another row": ("torch.cat(part)[back.to(part[0].device)]", "torch.cat(part)"),
+    "lengths of other rows": (rlhf_nb.forward, ".cpu()[rows]\n", ".cpu()\n"),
+    "an answer to another row": (
+        rlhf_nb.forward,
+        "torch.cat(output)[back.to(output[0].device)]",
+        "torch.cat(output)",
+    ),
     "normalised by the part": (
-        "loss * self.accelerator.num_processes / tokens",
-        "loss * self.accelerator.num_processes / r.mask[part].sum() / len(parts)",
+        rlhf_nb.trainer,
+        "self.layout.backward(loss / tokens)",
+        "self.layout.backward(loss / some.mask.sum() / len(parts))",
     ),
 }
 
@@ -237,24 +238,26 @@ WRONG = {
 # since one of them spoils only those
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_programs_are_seen(ppo, name, monkeypatch):
-    text, (old, new) = Path(rlhf_nb.trainer.__file__).read_text(), WRONG[name]
-    assert text.count(old) == 1, (
-        f"{old!r} stands {text.count(old)} times in trainer.py: name the passage anew"
-    )
+    plain_module, old, new = WRONG[name]
+    text = Path(plain_module.__file__).read_text()
+    assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {plain_module.__name__}"
     wrong = importlib.util.module_from_spec(
-        importlib.util.spec_from_loader("rlhf_nb.wrong_trainer", loader=None)
+        importlib.util.spec_from_loader("rlhf_nb.wrong_module", loader=None)
     )
     monkeypatch.setitem(sys.modules, wrong.__name__, wrong)
-    exec(compile(text.replace(old, new), "wrong_trainer.py", "exec"), wrong.__dict__)
+    exec(compile(text.replace(old, new), "wrong_module.py", "exec"), wrong.__dict__)
     more = dict(num_mini_batches=2)
     plain, asked = updated(ppo, trim_padding=False, **more), updated(ppo, trim_padding=True, **more)
     check_same(plain, asked)
     assert (plain[0].logprobs - asked[0].logprobs).abs().max() < 1e-5
+    if plain_module is rlhf_nb.forward:
+        monkeypatch.setattr(rlhf_nb.trainer, "Forward", wrong.Forward)
+    kind = getattr(wrong, "PPOTrainer", PPOTrainer)
     with pytest.raises((AssertionError, IndexError)):
-        r, *found = updated(ppo, kind=wrong.PPOTrainer, trim_padding=True, **more)
+        r, *found = updated(ppo, kind=kind, trim_padding=True, **more)
         assert (plain[0].logprobs - r.logprobs).abs().max() < 1e-5
         check_same(plain, (r, *found))
-        check_same(plain, updated(ppo, plain[0], kind=wrong.PPOTrainer, trim_padding=True, **more))
+        check_same(plain, updated(ppo, plain[0], kind=kind, trim_padding=True, **more))
 
 
 # catches: rows that meet other rows in the update than in the rollout, and add up in another order
@@ -270,11 +273,11 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
-    found, measure = [], rlhf_nb.trainer.policy_diagnostics
+    found, measure = [], rlhf_nb.ppo.policy_diagnostics
 
-    def watch(logprobs, old, advantages, mask, **more):
+    def watch(logprobs, old, advantages, mask, *more):
         found.append((logprobs - old)[mask].abs().max().item())
-        return measure(logprobs, old, advantages, mask, **more)
+        return measure(logprobs, old, advantages, mask, *more)
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name]))
@@ -282,7 +285,7 @@ def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
         for p in model.parameters():
             p.mul_(2.0)  # logits as large as those of trained models
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlhf_nb.trainer, "policy_diagnostics", watch)
+        patch.setattr(rlhf_nb.ppo, "policy_diagnostics", watch)
         trainer = ppo(
             model=model,
             learning_rate=0.0,
@@ -312,7 +315,9 @@ def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
     ids=str,
 )
 def test_what_a_model_is_given(ppo, how, trims):
-    trainer, seen = ppo(**how, local_rollout_forward_batch_size=4), []
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["neox"]))
+    long = dict(response_length=40, stop_token_id=5, local_rollout_forward_batch_size=4)
+    trainer, seen = ppo(**how, **long, model=model), []
     trainer.model.policy.get_input_embeddings().register_forward_pre_hook(
         lambda _, args: seen.append(args[0].shape) if torch.is_grad_enabled() else None
     )
