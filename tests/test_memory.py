@@ -111,7 +111,7 @@ def test_activations_are_those_that_are_kept(name, form, checkpointing, shape):
     policy, value = model_size(config), model_size(config, scorer=True)
     want = sum(
         model_activations(m, FORMS[form], rows, prompt + response, checkpointing, read)
-        for m, read in ((policy, response), (value, None))
+        for m, read in ((policy, response), (value, response + 1))
     )
     if form == "autocast":
         want += 2 * (policy.vocab * h + h if checkpointing else policy.matrices + value.matrices)

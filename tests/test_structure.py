@@ -34,10 +34,13 @@ LOOP = (PACKAGE / "runtime" / "loop.py").read_text(encoding="utf-8")
 PHASES = ("rollout", "score", "advantages", "update")
 
 
+PUBLIC = ("_", "_asdict", "_fields", "_make", "_replace")  # the last four are of named tuples
+
+
 def private(name: str) -> bool:
     "Whether a leading underscore marks it; `__len__` and `_repr_html_` are for Python and Jupyter."
     jupyter = name.startswith("_repr_") and name.endswith("_")
-    return name.startswith("_") and not name.startswith("__") and name != "_" and not jupyter
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC and not jupyter
 
 
 def own(node: ast.expr, classes: set[str]) -> bool:
