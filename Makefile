@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 SET_UP := settings.ini setup.py constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 AXE := axe-core@4.14.1
-PIP_HELP := make: the installation failed: pip says why above. It needs 2 GB of disk (8 where torch brings CUDA) and a package index. Mend that and run the same command again.
+PIP_HELP := make: the installation failed: pip says why above. It needs 2 GB of disk (8 where torch brings CUDA) and a package index. Fix that and run the same command again.
 
 # Tests ask nothing of the network, open no window and count no visitor.
 TEST_ENV := PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu TOKENIZERS_PARALLELISM=false MPLBACKEND=Agg TQDM_DISABLE=1 DO_NOT_TRACK=1 \
@@ -48,7 +48,7 @@ check-widgets: dev  ## part of test: no notebook keeps widget state
 
 check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 	@echo "nbdev_test:" && $(TEST_ENV) $(BIN)/nbdev_test --n_workers 2 --timing \
-		|| { echo "nbdev_test: the notebooks named above fail. Try one alone with '$(BIN)/nbdev_test --path nbs/NAME.ipynb', mend it in '$(BIN)/jupyter lab nbs'." >&2; exit 1; }
+		|| { echo "nbdev_test: the notebooks named above fail. Try one alone with '$(BIN)/nbdev_test --path nbs/NAME.ipynb', fix it in '$(BIN)/jupyter lab nbs'." >&2; exit 1; }
 
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme

@@ -33,7 +33,7 @@ for name, value in dict(
 ).items():
     os.environ.setdefault(name, value)
 
-import torch
+import torch  # noqa: E402  reads the variables set above
 
 HERE = Path(__file__).resolve().parent
 PAD, EOS = 0, 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from reference import linkcode_resolve
+from reference import linkcode_resolve  # noqa: E402, F401  Sphinx looks for it here
 
 config = ConfigParser(delimiters=["="])
 config.read(HERE.parent / "settings.ini", encoding="utf-8")

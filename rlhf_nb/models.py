@@ -33,8 +33,8 @@ from .runtime.opened import embedding_rows, reads_end_to_end
 # %% auto #0
 __all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy',
            'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings', 'load_policy', 'load_scorer', 'inside',
-           'with_adapter', 'scorer_head', 'scorer_from', 'check_vocabulary', 'head_scores', 'token_scores',
-           'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'frozen']
+           'with_adapter', 'scorer_head', 'scorer_from', 'check_vocabulary', 'token_scores', 'sequence_scores',
+           'response_values', 'zero_head', 'ValueHead', 'frozen']
 
 # %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
@@ -374,7 +374,7 @@ def check_vocabulary(
         )
 
 # %% ../nbs/04_models.ipynb #f5794e2f
-def head_scores(
+def _head_scores(
     model: nn.Module,  # a sequence classifier with one label
     hidden: Tensor,  # [..., hidden] last hidden states
 ) -> Tensor:  # [...] float32
@@ -396,7 +396,7 @@ def token_scores(
         position_ids=position_ids(real),
         use_cache=False,
     )
-    return head_scores(model, hidden.last_hidden_state)
+    return _head_scores(model, hidden.last_hidden_state)
 
 # %% ../nbs/04_models.ipynb #4c9bd57a
 def sequence_scores(
@@ -428,7 +428,7 @@ def response_values(
     places = packed.places[read]
     with read_at(body, places):
         hidden = body(**packed.inputs).last_hidden_state.flatten(0, 1)
-    values = head_scores(model, hidden.index_select(0, places))
+    values = _head_scores(model, hidden.index_select(0, places))
     return values.new_zeros(read.shape).masked_scatter(read, values)
 
 # %% ../nbs/04_models.ipynb #3755b3b0

@@ -615,13 +615,13 @@ def render_refit(
 def _random_state_kept() -> Iterator[None]:
     "Leaves the random numbers of Python, numpy and torch as they were."
     ours = random.getstate()
-    arrays = np.random.get_state()
+    arrays = np.random.get_state()  # noqa: NPY002 (the global state is what training changes)
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(ours)
-        np.random.set_state(arrays)
+        np.random.set_state(arrays)  # noqa: NPY002
 
 
 def _margins(

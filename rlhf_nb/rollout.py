@@ -23,8 +23,8 @@ from .masks import check_left_padded, position_ids
 from .viz import episode_table
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'next_logits', 'Sample', 'sample',
-           'texts_of', 'picked', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
+__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'Sample', 'sample', 'texts_of', 'picked',
+           'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
 
 # %% ../nbs/08_rollout.ipynb #54510149
 def truncate_logits(
@@ -68,7 +68,7 @@ def draw_tokens(
     return torch.cat(tokens)
 
 # %% ../nbs/08_rollout.ipynb #23bdd113
-def next_logits(
+def _next_logits(
     model: Any,
     token: Tensor,  # [B, new tokens]
     mask: Tensor,  # [B, all tokens] true on real ones, those in the cache included
@@ -124,7 +124,7 @@ def sample(
     ends, cache = torch.tensor(list(stop_ids), device=device), DynamicCache(config=model.config)
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
     for t in range(response_length):
-        logits = next_logits(model, token, seen, places, cache).float().div_(temperature)
+        logits = _next_logits(model, token, seen, places, cache).float().div_(temperature)
         probs = truncate_logits(logits, top_k, top_p).softmax(-1)
         del logits  # of a large vocabulary, one copy at a time
         token = draw_tokens(probs, generator)

@@ -65,7 +65,7 @@ from .shaping import RunningMoments, slot_mask
 logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['logger', 'make_engine', 'describe', 'with_prefix', 'fingerprint', 'ppo_card', 'PPOTrainer']
+__all__ = ['logger', 'make_engine', 'with_prefix', 'fingerprint', 'PPOTrainer']
 
 # %% ../nbs/15_trainer.ipynb #79072e08
 def make_engine(
@@ -95,7 +95,7 @@ def make_engine(
     )
 
 
-def describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
+def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
     "What runs, on what, and in which precision, in one line."
     device = layout.device.type
     if device == "cuda":
@@ -127,7 +127,7 @@ def fingerprint(data: Dataset) -> str:
     return f"{len(data)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def ppo_card(trainer: PPOTrainer, name: str) -> str:
+def _ppo_card(trainer: PPOTrainer, name: str) -> str:
     "The model card of a run, from the run itself."
     args, pair, data = trainer.args, trainer.pair, {}
     models = dict(policy=model_name(pair.policy))
@@ -178,7 +178,7 @@ class PPOTrainer(UpdateTrainer):
         eval_dataset: Dataset | None = None,
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,  # of peft: train an adapter; without it the policy is the reference
+        peft_config: Any = None,  # of peft: train an adapter; without it, the reference
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
         value_peft_config: Any = None,  # the same for the value model
     ):
@@ -610,7 +610,7 @@ class PPOTrainer(UpdateTrainer):
 
     def describe(self) -> str:
         "What runs, on what, and in which precision."
-        return describe(self.args, self.pair, self.layout)
+        return _describe(self.args, self.pair, self.layout)
 
     def save_rollout(self, r: Rollout) -> None:
         "Under output_dir/rollouts, a file a rank."
@@ -625,7 +625,7 @@ class PPOTrainer(UpdateTrainer):
         return dict(seed=self.args.seed, batch_size=self.args.batch_size, prompts=prompts)
 
     def card(self, folder: Path) -> str:
-        return ppo_card(self, self.output_dir.name)
+        return _ppo_card(self, self.output_dir.name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """The policy alone, with tokenizer and generation config; in a checkpoint the value model

@@ -122,7 +122,7 @@ def imports():
     collects, which is most of the time of a tiny run."""
     import gc
 
-    import rlhf_nb.trainer
+    import rlhf_nb.trainer  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -415,7 +415,7 @@ def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny,
 
 
 def numpy_state() -> np.ndarray:
-    return np.random.get_state()[1].copy()
+    return np.random.get_state()[1].copy()  # noqa: NPY002 (the global state is what is tested)
 
 
 # catches: a model that is trained on from refit to refit, and a button that changes the random
