@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
+import rlhf_nb.trainer
+from rlhf_nb.checkpoint import MANIFEST, verify
+from rlhf_nb.ppo import ppo_loss
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 
@@ -59,6 +63,65 @@ def rollouts(trainer: PPOTrainer) -> list[Rollout]:
 
 def scored(trainer: PPOTrainer) -> Rollout:
     return trainer.advantages(trainer.score(trainer.rollout(PROMPTS * 3)))
+
+
+def loss_now(trainer: PPOTrainer, r: Rollout) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    "Loss and sums of a rollout as one micro-batch of the models as they are."
+    entropy = "learn" if trainer.args.entropy_coef else "look"
+    return ppo_loss(trainer.forward(trainer.model_wrapped, r, entropy), r, trainer.args)
+
+
+class OtherLoss(PPOTrainer):
+    "A trainer whose micro-batches go through `loss_of`: a subclass puts a fault there."
+
+    def loss_of(self, now, r, value_only=False):
+        return ppo_loss(now, r, self.args, value_only=value_only)
+
+    def gradients(self, model, r, rows):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                rlhf_nb.trainer, "ppo_loss", lambda now, r, args, **how: self.loss_of(now, r, **how)
+            )
+            return super().gradients(model, r, rows)
+
+
+BEST = dict(  # a run that is evaluated and saved at each step, and ends with its best weights
+    save_strategy="steps",
+    save_steps=1,
+    eval_strategy="steps",
+    eval_steps=1,
+    load_best_model_at_end=True,
+)
+
+
+def check_best(trainer: Trainer, metric: str, largest: bool) -> None:
+    "After a run with BEST: the best step's folder is named and whole, and its weights are back."
+    seen = {log["step"]: log[metric] for log in trainer.state.log_history if metric in log}
+    best = (max if largest else min)(seen, key=lambda step: seen[step])
+    assert len(set(seen.values())) > 1 and best < max(seen), f"the last step was the best: {seen}"
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{best}"
+    assert trainer.state.best_model_checkpoint == str(folder)
+    for path in folder.parent.glob("checkpoint-*"):
+        verify(path)
+        state = json.loads((path / "trainer_state.json").read_text())
+        assert Path(state["best_model_checkpoint"]).parent == folder.parent
+    model = getattr(trainer.model, "policy", trainer.model)
+    assert not unlike(type(model).from_pretrained(folder).state_dict(), model.state_dict())
+
+
+def damage(folder: Path, how: str) -> str:
+    "Spoil a checkpoint; what the refusal must match."
+    file = folder / ("optimizer.pt" if how == "truncated" else "model.safetensors")
+    if how == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    if how == "changed":
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    if how == "missing":
+        file.unlink()
+    if how == "unsealed":
+        (folder / MANIFEST).unlink()
+        return rf"{folder.name} has no {MANIFEST}: it is not a checkpoint"
+    return rf"{folder.name} is damaged: {file.name}"
 
 
 class Events(TrainerCallback):

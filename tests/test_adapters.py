@@ -345,7 +345,7 @@ def test_a_truncated_row_bootstraps_from_the_head_on_the_trunk(ppo):
     trainer = ppo(share_value_trunk=True, bootstrap_truncated=True)
     torch.nn.init.normal_(trainer.model.value.score.weight)
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
-    after = trainer._bootstrap(r)
+    after = trainer.last_values(r)
     for b in range(8):
         ids = torch.cat([r.prompt_ids[b][r.prompt_mask[b]], r.response_ids[b][r.mask[b]]])[None]
         wanted = (

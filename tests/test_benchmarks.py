@@ -859,7 +859,7 @@ def test_stages_follow_the_update(tmp_path):
     )
     pipeline.mark_bodies(trainer, clock)
     with common.dice(TINY):
-        r = trainer.advantages(trainer.score(trainer.rollout(trainer._next_batch())))
+        r = trainer.advantages(trainer.score(trainer.rollout(trainer.next_batch())))
     assert marks == []
     trainer.update(r)
     forward, backward = ["rest", "bodies", "head", "bodies"], ["rest", "bodies", "head", "bodies"]

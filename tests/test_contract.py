@@ -80,7 +80,6 @@ NEW = dict(
     reward_weights=None,
     trim_padding=None,
     micro_batch_tokens=None,
-    keep_forward_gib=None,
 )
 
 
@@ -157,7 +156,7 @@ def test_a_layout_that_did_not_come_is_an_error(ppo, monkeypatch, name, value):
     trainer = ppo()
     monkeypatch.setenv(name, value)
     with pytest.raises(RuntimeError, match=f"{name} is '{value}' and what runs is one process"):
-        trainer._check_layout()
+        trainer.layout.check()
 
 
 # catches: a part that is taken as an object only
@@ -271,7 +270,7 @@ def test_after_a_damaged_checkpoint_the_one_before_it_still_loads(ppo, damage):
     "reward", [lambda prompts, responses, **_: [0.0] * len(responses), "model"]
 )
 def test_under_zero3_what_cannot_be_copied_is_named(ppo, letters, tmp_path, monkeypatch, reward):
-    monkeypatch.setattr("rlhf_nb.trainer.is_deepspeed_zero3_enabled", lambda: True)
+    monkeypatch.setattr("rlhf_nb.runtime.build.zero3_is_live", lambda: True)
     with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give ref_model"):
         ppo()
     if reward == "model":

@@ -114,7 +114,8 @@ def test_kl_coef_takes_effect_with_the_next_update_and_is_kept(ppo, kind):
         and dashboard.run.changes == [Change(3, "kl_coef", line["steering/kl_coef_before"], 0.4)]
     )
     assert (
-        "steering/kl_coef" in trainer._card() and len(logs(trainer)) == 6
+        "steering/kl_coef" in trainer.card(Path(trainer.args.output_dir))
+        and len(logs(trainer)) == 6
     )  # its own line did not cost that of the update
 
 

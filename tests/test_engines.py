@@ -19,7 +19,7 @@ import vllm_stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_fixtures import SIZES as PPO_SIZES
-from ppo_fixtures import logs, unlike, untimed, weights
+from ppo_fixtures import logs, loss_now, unlike, untimed, weights
 from safetensors import safe_open
 from torch import nn, tensor
 from torch.testing import assert_close
@@ -674,7 +674,7 @@ def test_the_correction_reaches_the_gradient(vllm, run, letters):
         trainer = run(make, total_episodes=8, num_ppo_epochs=1)
         torch.manual_seed(0)
         r = trainer.advantages(trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8])))
-        loss, _ = trainer._loss(r)
+        loss, _ = loss_now(trainer, r)
         w = importance_weights(r.logprobs, r.engine_logprobs, r.mask)
         by_hand = policy_loss(
             r.logprobs, r.logprobs, w * r.advantages, r.mask
@@ -737,9 +737,7 @@ def test_vllm_writes_the_completions_too(vllm, ppo):
         "eval_length",
         "eval_stopped",
     } <= set(metrics)
-    assert (
-        trainer._rows_at_a_time(500) == 500 and len(trainer.callback_handler.eval_dataloader) == 1
-    )
+    assert trainer.rows_at_a_time(500) == 500 and len(trainer.callback_handler.eval_dataloader) == 1
 
 
 # catches: an engine of our own that changes what a run does
@@ -836,7 +834,7 @@ class TestSettings:
                 assert (
                     trainer.engine.http.timeout == 7.0 and server.weights == trainer.engine.version
                 )
-                assert "127.0.0.1" not in str(trainer._recipe())
+                assert "127.0.0.1" not in str(trainer.args.recipe())
                 trainer.engine.close()
 
     def test_the_correction_can_be_turned_off(self, vllm, ppo):
@@ -851,7 +849,8 @@ class TestSettings:
             r = trainer.advantages(
                 trainer.score(trainer.rollout(trainer.train_dataset["prompt"][:8]))
             )
-            losses[on] = trainer._loss(r.with_(engine_logprobs=r.engine_logprobs - 0.5 * r.mask))[0]
+            r = r.with_(engine_logprobs=r.engine_logprobs - 0.5 * r.mask)
+            losses[on] = loss_now(trainer, r)[0]
         assert losses[True] != losses[False]
 
     # catches: log-probs of the engine that are not kept with the rollout, or go to the reward

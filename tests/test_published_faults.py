@@ -22,8 +22,10 @@ from ppo_fixtures import (
     SIZES,
     STOP,
     Events,
+    OtherLoss,
     likes_c,
     logs,
+    loss_now,
     rollouts,
     scored,
     unlike,
@@ -40,13 +42,16 @@ from transformers import (
     TrainerCallback,
 )
 
+import rlhf_nb.ppo
 import rlhf_nb.rollout
 import rlhf_nb.trainer
+from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import response_mask
-from rlhf_nb.models import PolicyAndValue, response_values, scorer_from, tiny_policy
+from rlhf_nb.models import response_values, scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout, Sample, sample
-from rlhf_nb.trainer import PPOTrainer, read_prompts
+from rlhf_nb.runtime.prompts import read_prompts
+from rlhf_nb.trainer import PPOTrainer
 
 
 def nothing(prompts, responses, **columns):
@@ -69,21 +74,21 @@ def assert_alike(a: dict, b: dict, within: float) -> None:
 # ---- 1: optimizer steps ----
 
 
-class StepsWhereAccelerateWould(PPOTrainer):
+class StepsWhereAccelerateWould(OtherLoss):
     """Counts micro-batches through the whole update and steps at every
     gradient_accumulation_steps-th, as accelerator.accumulate does."""
 
     seen = 0
 
-    def _loss(self, r, **closing):
+    def loss_of(self, now, r, **how):
         self.seen += 1
-        return super()._loss(r, **closing)
+        return super().loss_of(now, r, **how)
 
-    def _optimizer_step(self, model):
+    def optimizer_step(self, model):
         return (
             0.0
             if self.seen % self.args.gradient_accumulation_steps
-            else super()._optimizer_step(model)
+            else super().optimizer_step(model)
         )
 
 
@@ -144,22 +149,22 @@ def test_fault_01_is_seen(ppo, steps, sizes):
 # ---- 2: metrics and accumulation ----
 
 
-class ScalesByAccumulation(PPOTrainer):
+class ScalesByAccumulation(OtherLoss):
     """Divides each micro-batch's loss by the number of micro-batches, which the sum over tokens has
     already done."""
 
-    def _loss(self, r, **closing):
-        loss, found = super()._loss(r, **closing)
+    def loss_of(self, now, r, **how):
+        loss, found = super().loss_of(now, r, **how)
         return loss / self.args.gradient_accumulation_steps, found | dict(
             policy=found["policy"] / self.args.gradient_accumulation_steps
         )
 
 
-class AveragesMicroBatches(PPOTrainer):
+class AveragesMicroBatches(OtherLoss):
     "Logs the mean of the micro-batches' means, as the published trainer does."
 
-    def _loss(self, r, **closing):
-        loss, found = super()._loss(r, **closing)
+    def loss_of(self, now, r, **how):
+        loss, found = super().loss_of(now, r, **how)
         own = found["tokens"].clone()
         return loss, {name: value / own for name, value in found.items()}
 
@@ -299,7 +304,7 @@ def check_recomputed(ppo, how):
         trainer.train()
         found.append(dict(seen))
         r = r or scored(trainer)
-        trainer._loss(r)[0].backward()
+        loss_now(trainer, r)[0].backward()
         found.append(gradient(trainer))
     once, plain, twice, same = found
     assert once == dict(policy=2, value=2) and twice == dict(policy=4, value=4)
@@ -325,9 +330,9 @@ def test_fault_04_is_seen(ppo, monkeypatch):
 
 
 class SamplesWhileItTrains(PPOTrainer):
-    def _sample(self, prompt_ids, prompt_mask):
+    def sample(self, prompt_ids, prompt_mask):
         self.model.policy.eval = self.model.policy.train
-        return super()._sample(prompt_ids, prompt_mask)
+        return super().sample(prompt_ids, prompt_mask)
 
 
 def check_sampled_alike(ppo, kind):
@@ -415,10 +420,10 @@ def other_logprobs(autocast: bool, temperature: float):
 def check_ratio_is_one(ppo, kind, name="neox", bf16=False, **settings):
     """Learning rate 0: every token of every epoch and mini-batch has the probability that it was
     sampled with."""
-    found, measure = [], rlhf_nb.trainer.policy_diagnostics
+    found, measure = [], rlhf_nb.ppo.policy_diagnostics
 
-    def watch(logprobs, old, advantages, mask, **more):
-        sums = measure(logprobs, old, advantages, mask, **more)
+    def watch(logprobs, old, advantages, mask, *more):
+        sums = measure(logprobs, old, advantages, mask, *more)
         found.append(
             {key: x.item() for key, x in sums.items()}
             | dict(worst=(logprobs.double() - old.double()).exp().sub(1)[mask].abs().max().item())
@@ -427,7 +432,7 @@ def check_ratio_is_one(ppo, kind, name="neox", bf16=False, **settings):
 
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlhf_nb.trainer, "policy_diagnostics", watch)
+        patch.setattr(rlhf_nb.ppo, "policy_diagnostics", watch)
         trainer = ppo(
             kind=kind,
             model=AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name])),
@@ -534,17 +539,17 @@ def test_fault_05_bf16_takes_effect(ppo, letters, bf16, by_hand):
 
 
 class NeverClips(PPOTrainer):
-    def _optimizer_step(self, model):
+    def optimizer_step(self, model):
         limit, self.args.max_grad_norm = self.args.max_grad_norm, 0.0
         try:
-            return super()._optimizer_step(model)
+            return super().optimizer_step(model)
         finally:
             self.args.max_grad_norm = limit
 
 
 class LogsTheClippedNorm(PPOTrainer):
-    def _optimizer_step(self, model):
-        return min(super()._optimizer_step(model), self.args.max_grad_norm)
+    def optimizer_step(self, model):
+        return min(super().optimizer_step(model), self.args.max_grad_norm)
 
 
 def check_clipping(ppo, kind):
@@ -586,24 +591,29 @@ def test_fault_06_is_seen(ppo, kind):
 
 
 class SeedsByTheClock(PPOTrainer):
-    def _sample(self, prompt_ids, prompt_mask):
+    def sample(self, prompt_ids, prompt_mask):
         torch.manual_seed(time.perf_counter_ns())
-        return super()._sample(prompt_ids, prompt_mask)
+        return super().sample(prompt_ids, prompt_mask)
 
 
 class SeedsByNothing(PPOTrainer):
     "One stream of random numbers, whatever the seed."
 
-    def _sample(self, prompt_ids, prompt_mask):
+    def sample(self, prompt_ids, prompt_mask):
         torch.manual_seed(self.update_count)
-        return super()._sample(prompt_ids, prompt_mask)
+        return super().sample(prompt_ids, prompt_mask)
 
     def _get_train_sampler(self, dataset=None):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
-    def _mini_batches(self, n):
-        for _ in range(self.args.num_ppo_epochs):
-            yield from torch.arange(n).tensor_split(self.args.num_mini_batches)
+    def update(self, r):
+        def in_order(n, epochs, parts, seed):
+            for _ in range(epochs):
+                yield from torch.arange(n).tensor_split(parts)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rlhf_nb.trainer, "mini_batches", in_order)
+            return super().update(r)
 
 
 def check_seed(ppo, kind, letters):
@@ -786,12 +796,18 @@ LEFTOVERS = dict(
 )
 
 
+def cut(ids: torch.Tensor, mask: torch.Tensor, stopped: torch.Tensor) -> Sample:
+    "As `PPOTrainer.sample` returns it: no longer than the longest response."
+    width = int(mask.sum(1).max())
+    return Sample(ids[:, :width], mask[:, :width], stopped)
+
+
 class AsksGenerate(PPOTrainer):
     "Samples by generate() with what the model's config brings along."
 
     trusts = False
 
-    def _sample(self, prompt_ids, prompt_mask):
+    def sample(self, prompt_ids, prompt_mask):
         length, pad = self.args.response_length, self.processing_class.pad_token_id
         out = self.model.policy.generate(
             input_ids=prompt_ids,
@@ -810,9 +826,8 @@ class AsksGenerate(PPOTrainer):
         )
         ids = out.sequences[:, prompt_ids.shape[1] :]
         self.said = torch.stack(out.scores, 1).log_softmax(-1).gather(2, ids[..., None])[..., 0]
-        ids = torch.nn.functional.pad(ids, (0, length - ids.shape[1]), value=pad)
         mask = response_mask(ids, [STOP])
-        return Sample(ids, mask, (ids == STOP).any(1))
+        return cut(ids, mask, (ids == STOP).any(1)), None
 
 
 class TrustsGenerate(AsksGenerate):
@@ -1043,13 +1058,11 @@ def check_chunks(ppo, kind, letters):
 class CutsEachChunk(PPOTrainer):
     "Chunks as long as their longest row, which do not fit together."
 
-    def _sample(self, prompt_ids, prompt_mask):
+    def sample(self, prompt_ids, prompt_mask):
         size, parts = self.args.local_rollout_forward_batch_size, []
         for rows in zip(prompt_ids.split(size), prompt_mask.split(size)):
-            drawn = super()._sample(*rows)
-            width = int(drawn.mask.sum(1).max())
-            parts.append((drawn.response_ids[:, :width], drawn.mask[:, :width], drawn.stopped))
-        return Sample(*map(torch.cat, zip(*parts)))
+            parts.append(super().sample(*rows)[0])
+        return Sample(*map(torch.cat, zip(*parts))), None
 
 
 # catches: chunks that end at different lengths and cannot be put together, or are put together
@@ -1271,19 +1284,19 @@ def test_fault_15_a_callback_asks_for_a_log_an_evaluation_and_a_checkpoint(ppo):
 # ---- 16: padding ----
 
 
-class CountsTheRectangle(PPOTrainer):
+class CountsTheRectangle(OtherLoss):
     "Means over [B, T]."
 
-    def _loss(self, r, **closing):
-        loss, found = super()._loss(r, **closing)
+    def loss_of(self, now, r, **how):
+        loss, found = super().loss_of(now, r, **how)
         return loss, found | dict(tokens=found["tokens"] * 0 + r.mask.numel())
 
 
 class AddsUpThePadding(PPOTrainer):
     "Sums of the rollout over [B, T]."
 
-    def _metrics(self, r, sums, norms):
-        return super()._metrics(r.with_(mask=torch.ones_like(r.mask)), sums, norms)
+    def metrics(self, r, sums, norms):
+        return super().metrics(r.with_(mask=torch.ones_like(r.mask)), sums, norms)
 
 
 def with_padding(r: Rollout, left: int, right: int, seed: int) -> Rollout:
@@ -1375,12 +1388,12 @@ def stops_at_once(rows, keep_stop=True):
     a row is empty."""
 
     class StopsAtOnce(PPOTrainer):
-        def _sample(self, prompt_ids, prompt_mask):
-            drawn = super()._sample(prompt_ids, prompt_mask)
-            ids, mask, stopped = (x.clone() for x in drawn)
+        def sample(self, prompt_ids, prompt_mask):
+            sampled, _ = super().sample(prompt_ids, prompt_mask)
+            ids, mask, stopped = (x.clone() for x in sampled)
             ids[rows], mask[rows], stopped[rows] = self.processing_class.pad_token_id, False, True
             ids[rows, 0], mask[rows, 0] = STOP, keep_stop
-            return Sample(ids, mask, stopped)
+            return cut(ids, mask, stopped), None
 
     return StopsAtOnce
 
@@ -1406,7 +1419,7 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
         )
     for b in torch.arange(8)[rows].tolist():
         trainer.model.zero_grad()
-        trainer._loss(r.select([b]))[0].backward()
+        loss_now(trainer, r.select([b]))[0].backward()
         sizes = {
             part: torch.stack(
                 [
@@ -1478,34 +1491,34 @@ def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
 # ---- 18: micro-batches ----
 
 
-class MeansOfMicroBatches(PPOTrainer):
+class MeansOfMicroBatches(OtherLoss):
     """Each micro-batch weighs by its rows, whatever their length: the published trainer's mean of
     means."""
 
-    def _loss(self, r, **closing):
-        loss, found = super()._loss(r, **closing)
+    def loss_of(self, now, r, **how):
+        loss, found = super().loss_of(now, r, **how)
         return loss / r.mask.sum() * len(r), found
 
 
-class SumsOfMicroBatches(PPOTrainer):
+class SumsOfMicroBatches(OtherLoss):
     "Each micro-batch is a mean, and they are added up."
 
-    def _loss(self, r, **closing):
-        loss, found = super()._loss(r, **closing)
+    def loss_of(self, now, r, **how):
+        loss, found = super().loss_of(now, r, **how)
         return loss / r.mask.sum(), found
 
 
 def check_micro_batches(ppo, kind, dtype, within):
     class Watched(kind):
-        def _loss(self, r, **closing):
-            loss, found = super()._loss(r, **closing)
+        def loss_of(self, now, r, **how):
+            loss, found = super().loss_of(now, r, **how)
             self.losses[-1].append(loss.detach().double() if loss.dim() == 0 else loss)
             return loss, found
 
-        def _optimizer_step(self, model):
+        def optimizer_step(self, model):
             self.losses[-1] = torch.stack(self.losses[-1]).sum().item()
-            self.gradients.append(gradient(self))
-            norm = super()._optimizer_step(model)
+            self.stepped_on.append(gradient(self))
+            norm = super().optimizer_step(model)
             self.losses.append([])
             return norm
 
@@ -1523,12 +1536,12 @@ def check_micro_batches(ppo, kind, dtype, within):
             entropy_coef=0.1,
             learning_rate=1e-2,
         )
-        trainer.losses, trainer.gradients = [[]], []
+        trainer.losses, trainer.stepped_on = [[]], []
         for model in (trainer.model, trainer.ref_model):
             model.to(dtype)
         trainer.train()
-        assert len(trainer.gradients) == 2
-        found.append((trainer.losses[:2], trainer.gradients))
+        assert len(trainer.stepped_on) == 2
+        found.append((trainer.losses[:2], trainer.stepped_on))
     for losses, gradients in found[1:]:
         assert losses == pytest.approx(found[0][0], rel=within, abs=within)
         for a, b in zip(found[0][1], gradients):
@@ -1542,7 +1555,7 @@ def check_micro_batches(ppo, kind, dtype, within):
 # catches: a loss divided by the tokens of the micro-batch, by their number, or by both
 @pytest.mark.parametrize("dtype, within", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch(ppo, dtype, within):
-    check_micro_batches(ppo, PPOTrainer, dtype, within)
+    check_micro_batches(ppo, OtherLoss, dtype, within)
 
 
 @pytest.mark.parametrize("kind", [MeansOfMicroBatches, SumsOfMicroBatches])
@@ -1563,7 +1576,9 @@ RANK = textwrap.dedent(
 
     class WhitensAlone(PPOTrainer):
         "Every rank by itself."
-        def _sum(self, x): return x
+        def __init__(self, *given, **more):
+            super().__init__(*given, **more)
+            self.layout.sum = lambda x: x
 
     tokenizer = train_tokenizer(["a b c d e f g h i j"])
     policy = tiny_policy(tokenizer, 0, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)

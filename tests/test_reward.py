@@ -7,13 +7,16 @@ import random
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 
 import forks
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from ppo_fixtures import BEST, check_best, damage, unlike, weights
 
+from rlhf_nb.checkpoint import verify
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import load_scorer, scorer_from, scorer_head, sequence_scores
 from rlhf_nb.reward import (
@@ -652,7 +655,7 @@ def test_reversed_labels_are_told_once(tiny, tokenizer, pairs, small_args):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer._warn(torch.zeros(100), torch.zeros(100))
+        trainer.warn_if_reversed(torch.zeros(100), torch.zeros(100))
     trainer.train()
     with pytest.warns(UserWarning, match="swapped") as told:
         trainer.evaluate()
@@ -729,7 +732,7 @@ def test_training_reads_what_sequence_scores_reads(trained, tokenizer):
     trainer.model.config.reward_center = 0.7
     batch = trainer.data_collator([trainer.train_dataset[i] for i in range(9)])
     assert torch.equal(
-        trainer._scores(trainer.model, **batch), sequence_scores(trainer.model, **batch)
+        trainer.scores(trainer.model, **batch), sequence_scores(trainer.model, **batch)
     )
     calls = []
     trainer.model.register_forward_hook(lambda *_: calls.append(1))
@@ -809,6 +812,35 @@ def test_a_resumed_run_is_the_same_bit_for_bit(trained, tmp_path, strategy):
     for step in (11, 22):  # in the first epoch of 20 steps, and in the second
         resumed = go(str(tmp_path / "run" / f"checkpoint-{step}"))
         assert equal(whole, resumed) and tail(whole) == tail(resumed)
+
+
+# catches: a best checkpoint under the name that it has while it is written, other weights at the end
+def test_the_best_checkpoint_is_named_and_loaded(trained):
+    trainer = trained(max_steps=6, learning_rate=0.5, metric_for_best_model="eval_loss", **BEST)
+    trainer.train()
+    check_best(trainer, "eval_loss", largest=False)
+
+
+# catches: a checkpoint that is half written and looks whole, a resume from one that is damaged
+@pytest.mark.parametrize("how", ["truncated", "changed", "missing", "unsealed"])
+def test_a_damaged_checkpoint_is_refused_by_name(trained, how):
+    settings = dict(max_steps=3, save_strategy="steps", save_steps=1)
+    whole = trained(**settings)
+    whole.train()
+    folder = Path(whole.args.output_dir)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
+        f"checkpoint-{step}" for step in (1, 2, 3)
+    ]
+    for path in folder.glob("checkpoint-*"):
+        verify(path)
+    named, other = damage(folder / "checkpoint-2", how), trained(**settings)
+    before = weights(other)
+    with pytest.raises(ValueError, match=named):
+        other.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert not unlike(before, weights(other))
+    again = trained(**settings)
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert not unlike(weights(whole), weights(again))
 
 
 # catches: a head that is not trained or not saved, a base that moves, a centre that an adapter's

@@ -3,11 +3,14 @@ nothing after, packed or padded, at once or resumed."""
 
 import copy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
+from ppo_fixtures import BEST, check_best, damage, unlike, weights
 
+from rlhf_nb.checkpoint import verify
 from rlhf_nb.sft import (
     SFTConfig,
     SFTTrainer,
@@ -458,6 +461,37 @@ def test_the_best_model_comes_back_whole(trained):
     trainer.train()
     best = min(log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(best, rel=1e-6)
+
+
+# catches: a best checkpoint under the name that it has while it is written, other weights at the end
+def test_the_best_checkpoint_is_named_and_loaded(trained):
+    trainer = trained(
+        max_steps=6, greater_is_better=True, metric_for_best_model="eval_loss", **BEST
+    )
+    trainer.train()  # the loss falls: the "best" step is the first, whose weights are not the last
+    check_best(trainer, "eval_loss", largest=True)
+
+
+# catches: a checkpoint that is half written and looks whole, a resume from one that is damaged
+@pytest.mark.parametrize("how", ["truncated", "changed", "missing", "unsealed"])
+def test_a_damaged_checkpoint_is_refused_by_name(trained, how):
+    settings = dict(max_steps=3, save_strategy="steps", save_steps=1)
+    whole = trained(**settings)
+    whole.train()
+    folder = Path(whole.args.output_dir)
+    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
+        f"checkpoint-{step}" for step in (1, 2, 3)
+    ]
+    for path in folder.glob("checkpoint-*"):
+        verify(path)
+    named, other = damage(folder / "checkpoint-2", how), trained(**settings)
+    before = weights(other)
+    with pytest.raises(ValueError, match=named):
+        other.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert not unlike(before, weights(other))
+    again = trained(**settings)
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert not unlike(weights(whole), weights(again))
 
 
 # catches: a whole model saved beside the adapter, base weights that move, an adapter that does not

@@ -1,6 +1,7 @@
 """The four phases and the loop around them: identities, formulas in numpy, counts, resume, bad
 input."""
 
+import json
 import math
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import (
+    BEST,
     PROMPTS,
     SIZES,
     STOP,
+    check_best,
     likes_c,
     logs,
     rollouts,
@@ -24,9 +27,12 @@ from ppo_fixtures import (
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import rlhf_nb.trainer
-from rlhf_nb.models import Resting, scorer_from, tiny_policy
+import rlhf_nb.ppo
+import rlhf_nb.runtime.layout
+from rlhf_nb.checkpoint import verify
+from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.layout import Offloaded
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
 
@@ -108,34 +114,35 @@ def test_a_reward_model_reads_the_last_token(ppo, letters):
 
 
 # catches: a model that leaves while somebody further out still needs it
-def test_a_model_rests_when_the_last_one_has_left():
+def test_a_model_goes_back_when_the_last_one_has_left():
     layer = torch.nn.Linear(2, 2)
-    resting = Resting(layer, "cpu", torch.clone)
+    offloaded = Offloaded(layer, "cpu", torch.clone)
     at_home = layer.weight.data_ptr()
-    with resting:
-        with resting:
+    with offloaded:
+        with offloaded:
             away = layer.weight.data_ptr()
         assert away != at_home and layer.weight.data_ptr() == away
-    assert layer.weight.data_ptr() == at_home and resting.depth == 0
+    assert layer.weight.data_ptr() == at_home and offloaded.depth == 0
 
 
 # catches: a model asked while it is away, fetched once for each chunk, left on the device, or
 # copied back; numbers that change with the place
 @pytest.mark.parametrize("estimator, visits", [("k1", 1), ("full", 2)])
-def test_frozen_models_rest_between_uses(ppo, letters, monkeypatch, estimator, visits):
-    fetched, away = [], []
+def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, estimator, visits):
+    fetched, away, wrappers = [], [], []
 
-    class Watched(Resting):
+    class Watched(Offloaded):
         def __init__(self, model, device):
             super().__init__(model, device, self.carry)
             self.name = type(model).__name__
+            wrappers.append(self)
             model.base_model.register_forward_pre_hook(lambda *_: away.append(self.depth))
 
         def carry(self, weight):
             fetched.append(self.name)
             return weight.clone()
 
-    monkeypatch.setattr(rlhf_nb.trainer, "Resting", Watched)
+    monkeypatch.setattr(rlhf_nb.runtime.layout, "Offloaded", Watched)
 
     def run(**changes):
         torch.manual_seed(0)
@@ -163,13 +170,11 @@ def test_frozen_models_rest_between_uses(ppo, letters, monkeypatch, estimator, v
     assert fetched.count("GPTNeoXForSequenceClassification") == 4 * count(
         rested.reward_model
     )  # and the evaluation
-    assert set(away) == {1} and all(
-        roof.meanwhile.depth == 0
-        and all(
-            p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in roof.meanwhile.weights
+    assert len(wrappers) == 2 and set(away) == {1}
+    for wrapper in wrappers:
+        assert wrapper.depth == 0 and all(
+            p.data is kept or p.data_ptr() == kept.data_ptr() for p, kept in wrapper.weights
         )
-        for roof in rested._roofs.values()
-    )
 
 
 def test_columns_reach_the_reward_function(ppo):
@@ -365,9 +370,7 @@ def test_the_value_model_has_its_own_rate_and_its_own_start(ppo):
 def test_a_loss_that_is_not_finite_stops_the_run(ppo, monkeypatch):
     trainer = ppo()
     before = weights(trainer)
-    monkeypatch.setattr(
-        rlhf_nb.trainer, "value_loss", lambda values, *rest: values.sum() * math.nan
-    )
+    monkeypatch.setattr(rlhf_nb.ppo, "value_loss", lambda values, *rest: values.sum() * math.nan)
     with pytest.raises(FloatingPointError, match="update 0, micro-batch 1 of 2 is nan"):
         trainer.train()
     assert not unlike(before, weights(trainer))
@@ -512,6 +515,28 @@ def test_resume_true_takes_the_last_whole_one(ppo):
     assert again.state.global_step == 8 and len(logs(again)) == 8
 
 
+# catches: a best checkpoint under the name that it has while it is written, other weights at the end
+def test_the_best_checkpoint_is_named_and_loaded(ppo):
+    settings = dict(metric_for_best_model="eval_score", greater_is_better=True, **BEST)
+    trainer = ppo(total_episodes=48, learning_rate=0.2, **settings)
+    trainer.train()
+    check_best(trainer, "eval_score", largest=True)
+    best = load_file(Path(trainer.state.best_model_checkpoint) / "value" / "model.safetensors")
+    now = trainer.model.value.state_dict()
+    assert all(torch.equal(now[name], x) for name, x in best.items())
+
+
+# catches: a state of the run that lost a part, or a name in it that other releases do not know
+def test_the_state_of_a_run_is_in_its_checkpoint(ppo):
+    trainer = ppo(**everything | dict(total_episodes=16, logging_steps=5))
+    trainer.train()
+    folder = Path(trainer.args.output_dir)
+    state = json.loads((folder / "checkpoint-1" / "ppo_state.json").read_text())
+    assert set(state) == {"controller", "moments", "update_count", "since_log"}
+    assert state["update_count"] == 1 and len(state["since_log"]["objective/kl"]) == 1
+    verify(folder / "checkpoint-2", **trainer.identity())
+
+
 # catches: the value model or the pair in the file, names with a prefix, a model saved before its
 # last step
 def test_save_model_keeps_the_policy_alone(ppo, letters, tmp_path):
@@ -640,6 +665,7 @@ def test_bad_models_are_named(ppo, letters):
         (dict(kl_horizon=0), "kl_horizon"),
         (dict(penalty_reward_value=math.nan, non_eos_penalty=True), "penalty_reward_value"),
         (dict(stop_token_id=12), "stop_token_id is 12"),
+        (dict(torch_compile=True), "torch_compile is True: every batch .* Leave it out"),
     ],
 )
 def test_bad_settings_are_named_at_once(ppo, settings, complaint):

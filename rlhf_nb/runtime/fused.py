@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+# Private names used here: the hooks of torch's nn.Module (`_forward_hooks`, `_forward_pre_hooks`,
+# `_backward_hooks`, `_backward_pre_hooks`), which has no public way to ask whether there are any.
 BLOCK = 2**20  # logits at a time on a CPU, 4 MB: what its cache holds; on a GPU a whole chunk
 LOWEST = -1e4  # exp(-1e4) is 0, and 0 * -1e4 is 0, where 0 * -inf would be NaN
 

@@ -13,6 +13,9 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+# Private names used here: `_forward_hooks` and `_forward_pre_hooks` of torch's nn.Module, which has
+# no public way to ask whether there are any.
+
 # Model types of transformers on which a test compares states and gradients with the plain forward.
 FAMILIES = frozenset(
     "cohere gemma gemma2 gemma3_text gpt2 gpt_bigcode gpt_neox granite llama mistral mixtral olmo "

@@ -1,5 +1,5 @@
 """The trainers' base on `transformers.Trainer`: sealed checkpoints, exact resume, the hub, and a
-loop whose step is one update. Everything here that overrides or calls a private method of Trainer
+loop whose step is one update. Every private name of Trainer that is used here
 is listed in PRIVATE, and a test names the one that another release lacks."""
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ PRIVATE = {
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
     "_get_dataloader": "one rank's prompts of an update",
     "_get_learning_rate": "the learning rate that is logged",
+    "_signature_columns": "the columns that are kept",
+    "_tr_loss": "the sum of losses behind the loss that a finished run returns",
 }
 HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
 

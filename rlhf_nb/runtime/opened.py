@@ -18,6 +18,9 @@ from transformers.utils import logging
 
 from rlhf_nb.runtime.fused import logit_scale
 
+# Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod`, where
+# torch.compile keeps the model that it wrapped.
+
 logger = logging.get_logger(__name__)
 PACKED_ATTENTION = ("flash_attention_2", "flash_attention_3", "flex_attention")
 _agreement: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

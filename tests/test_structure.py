@@ -1,0 +1,420 @@
+"""How the package is built, read from its source: which private names are used and where, how long
+its functions and its lines of inheritance are, and that no error is swallowed. Each rule is shown a
+program that breaks it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from accelerate.state import GradientState
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from transformers import Trainer
+
+import rlhf_nb.runtime.loop
+from rlhf_nb.reward import RewardTrainer
+from rlhf_nb.runtime.loop import PRIVATE, check_version
+from rlhf_nb.sft import SFTTrainer
+from rlhf_nb.trainer import PPOTrainer
+
+PACKAGE = Path(rlhf_nb.__file__).parent
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_modidx.py")
+NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
+TRAINER = (PACKAGE / "trainer.py").read_text(encoding="utf-8")
+LOOP = (PACKAGE / "runtime" / "loop.py").read_text(encoding="utf-8")
+PHASES = ("rollout", "score", "advantages", "update")
+
+
+PUBLIC = ("_", "_asdict", "_fields", "_make", "_replace")  # the last four are of named tuples
+
+
+def private(name: str) -> bool:
+    "Whether a leading underscore marks it; `__len__` and `_repr_html_` are for Python and Jupyter."
+    jupyter = name.startswith("_repr_") and name.endswith("_")
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC and not jupyter
+
+
+def own(node: ast.expr, classes: set[str]) -> bool:
+    "Whether it is self, cls, super() or a class of the same module."
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in classes | {"self", "cls"}
+
+
+def reached_into(source: str) -> dict[str, int]:
+    "Private names of other objects, with the line of their first use."
+    tree = ast.parse(source)
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    uses: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and private(node.attr) and not own(node.value, classes):
+            uses.setdefault(node.attr, node.lineno)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            by_name = node.func.id in ("getattr", "setattr", "hasattr") and len(node.args) > 1
+            name = node.args[1] if by_name else None
+            named = isinstance(name, ast.Constant) and private(str(name.value))
+            if named and not own(node.args[0], classes):
+                uses.setdefault(name.value, node.lineno)
+    return uses
+
+
+def imported(source: str) -> list[str]:
+    "Private names that come from other modules of the package."
+    return [
+        f"{node.module or '.'}.{alias.name}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        and (node.level or (node.module or "").split(".")[0] == "rlhf_nb")
+        for alias in node.names
+        if private(alias.name)
+    ]
+
+
+def parents(sources: list[str]) -> dict[str, list[str]]:
+    "The bases of each class, by their last names."
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    last = lambda base: ast.unparse(base).split("[")[0].split(".")[-1]
+    return {
+        node.name: [last(base) for base in node.bases]
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def private_chain(name: str, bases: dict[str, list[str]]) -> int:
+    "The most private classes in one line from a class upwards, itself included."
+    above = max((private_chain(base, bases) for base in bases.get(name, [])), default=0)
+    return above + private(name)
+
+
+def between(kind: type, top: type) -> list[str]:
+    "The classes from one to another above it, without the two."
+    return [part.__name__ for part in kind.__mro__[1 : kind.__mro__.index(top)]]
+
+
+def lengths(source: str) -> dict[str, int]:
+    "Lines of each function as ruff formats it at 100 columns; blank lines and comments are free."
+    formatter = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "100", "-"]
+    done = subprocess.run(formatter, input=source, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    counted: dict[str, int] = {}
+
+    def visit(node: ast.AST, inside: str) -> None:
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, (ast.ClassDef, ast.FunctionDef)):
+                name = f"{inside}{part.name}"
+                if isinstance(part, ast.FunctionDef):
+                    body = (x.strip() for x in lines[part.lineno - 1 : part.end_lineno])
+                    counted[name] = sum(bool(x) and not x.startswith("#") for x in body)
+                visit(part, f"{name}.")
+            else:
+                visit(part, inside)
+
+    visit(ast.parse(done.stdout), "")
+    return counted
+
+
+def too_long(source: str) -> list[str]:
+    "Functions over 50 lines, a constructor over 70, four phases over 170 together."
+    counted = lengths(source)
+    limit = lambda name: 70 if name.endswith(".__init__") else 50
+    long = [f"{name}: {n} lines" for name, n in counted.items() if n > limit(name)]
+    phases = sum(counted.get(f"PPOTrainer.{phase}", 0) for phase in PHASES)
+    return long + ([f"the four phases: {phases} lines"] if phases > 170 else [])
+
+
+def of_trainer() -> set[str]:
+    "Private names of transformers' Trainer: methods, class attributes, and those it sets on itself."
+    tree = ast.parse(inspect.getsource(Trainer))
+    on_itself = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    return {name for name in (*dir(Trainer), *on_itself) if private(name)}
+
+
+def trainers_own(source: str, classes: set[str]) -> set[str]:
+    "Private names of Trainer that some classes of a module override, read, set or call."
+    names: set[str] = set()
+    for kind in ast.walk(ast.parse(source)):
+        if not isinstance(kind, ast.ClassDef) or kind.name not in classes:
+            continue
+        for node in ast.walk(kind):
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            if isinstance(node, ast.Attribute) and own(node.value, set()):
+                names.add(node.attr)
+    return names & of_trainer()
+
+
+BROAD = ("Exception", "BaseException", "builtins.Exception", "builtins.BaseException")
+HANDED_ON = {  # handlers of any error that do not raise it, and what they do with it
+    "checks.py _run": "it is the outcome of a learner's program, and is compared",
+    "dashboard.py draw": "it is logged and shown; a dashboard must not end a training run",
+    "dashboard.py _run": "it came up in a thread, and wait() raises it",
+}
+
+
+def swallowed(source: str) -> Iterator[str]:
+    "Functions with a handler of every error there is, which does not raise it again."
+    tree = ast.parse(source)
+    functions = [
+        x for x in ast.walk(tree) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        broad = [kind is None or ast.unparse(kind) in BROAD for kind in kinds]
+        if any(broad) and not any(isinstance(part, ast.Raise) for part in ast.walk(node)):
+            around = [f.name for f in functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
+            yield around[-1] if around else "the module"
+
+
+def read(name: str) -> str:
+    return (PACKAGE / name).read_text(encoding="utf-8")
+
+
+# ---- Private names ----
+
+
+# catches: a private attribute of a library, or of another module, outside of the one place for it
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("runtime")])
+def test_private_names_stay_in_runtime(name):
+    assert not reached_into(read(name))
+
+
+# catches: a private name that runtime uses and does not own up to, where one reads what to look at
+# when a library has a new release
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("runtime")])
+def test_private_names_in_runtime_are_listed(name):
+    source = read(name)
+    listed = "\n".join(line for line in source.splitlines() if line.lstrip().startswith("#"))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.FunctionDef)):
+            listed += ast.get_docstring(node) or ""
+    if name == "runtime/loop.py":
+        listed += " ".join(PRIVATE)
+    assert not {use: line for use, line in reached_into(source).items() if use not in listed}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "model._forward_hooks.clear()",
+        "self.model._no_split_modules = []",
+        "rlhf_nb.trainer._helper()",
+        "def f(self): return other()._x",
+        "getattr(trainer, '_tr_loss')",
+        "setattr(model, '_x', 1)",
+        "[x._y for x in models]",
+    ],
+)
+def test_a_private_name_is_seen(source):
+    assert reached_into(source)
+
+
+def test_what_is_ones_own_is_not_private():
+    assert not reached_into(
+        "class A:\n def f(self, r): return self._x, super()._x, A._x, r._repr_html_(), r.__len__()"
+    )
+
+
+# catches: what the docstring of runtime/layout.py promises, in a release that lacks one of them
+@pytest.mark.parametrize(
+    "owner, name",
+    [
+        (GradientState, "_set_sync_gradients"),
+        (FSDPModule, "_get_fsdp_state"),
+        (FSDPState, "_lazy_init"),
+        (transformers.PreTrainedModel, "_no_split_modules"),
+        (torch.nn.Module(), "_forward_hooks"),
+        (torch.nn.Module(), "_forward_pre_hooks"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_private_names_of_the_layout_are_there(owner, name):
+    assert hasattr(owner, name) and name in read("runtime/layout.py")
+
+
+# catches: a helper of one module that another one has come to need, under its private name
+@pytest.mark.parametrize("name", NAMES)
+def test_no_private_name_is_imported(name):
+    assert not imported(read(name))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from rlhf_nb.masks import _places",
+        "from .masks import pack, _places",
+        "from . import _masks",
+        "def f():\n    from rlhf_nb.runtime.loop import _order as order",
+    ],
+)
+def test_a_private_import_is_seen(source):
+    assert imported(source)
+
+
+# ---- Classes and functions ----
+
+
+# catches: a class cut into parents, `_Writes`, `_Samples`, `_Places`, that nobody else has
+def test_no_private_chain_is_longer_than_two():
+    bases = parents([path.read_text(encoding="utf-8") for path in FILES])
+    assert {"PPOTrainer", "SealedTrainer"} < set(bases)
+    assert not {name for name in bases if private_chain(name, bases) > 2}
+
+
+@pytest.mark.parametrize("most, chained", [(2, 2), (3, 3)])
+def test_a_private_chain_is_counted(most, chained):
+    line = ["Base", "_A", "_B", "_C"][: most + 1]
+    source = "\n".join(f"class {b}({a}): pass" for a, b in pairwise(line))
+    bases = parents([source, f"class Public(rows.{line[-1]}[int]): pass"])
+    assert private_chain("Public", bases) == chained
+
+
+# catches: a third class between a trainer and Hugging Face's
+@pytest.mark.parametrize("kind", [PPOTrainer, SFTTrainer, RewardTrainer])
+def test_two_classes_at_most_are_between_a_trainer_and_transformers(kind):
+    assert between(kind, Trainer) == ["UpdateTrainer", "SealedTrainer"][kind is not PPOTrainer :]
+
+
+def test_a_third_class_is_seen():
+    class Third(PPOTrainer):
+        pass
+
+    class Fourth(Third):
+        pass
+
+    assert len(between(Fourth, Trainer)) == 4
+
+
+# catches: a method that no longer fits on a screen
+def test_functions_of_the_trainer_are_short():
+    assert set(PHASES) <= {name.split(".")[-1] for name in lengths(TRAINER)}
+    assert not too_long(TRAINER)
+
+
+def some_function(lines: int, name: str = "f") -> str:
+    return f"def {name}(self):\n" + "    x = 1\n" * (lines - 1)
+
+
+def in_class(*functions: str) -> str:
+    body = "\n".join(functions).replace("\n", "\n    ")
+    return f"class PPOTrainer:\n    {body}"
+
+
+@pytest.mark.parametrize(
+    "source, long",
+    [
+        (some_function(50), 0),
+        (some_function(51), 1),
+        (some_function(50).replace("x = 1", "x = 1\n\n    # why", 3), 0),
+        ("def f():\n" + "    " + "; ".join(["x = 1"] * 60), 1),
+        (in_class(some_function(70, "__init__")), 0),
+        (in_class(some_function(71, "__init__")), 1),
+        (in_class(*(some_function(42, phase) for phase in PHASES)), 0),
+        (in_class(*(some_function(43, phase) for phase in PHASES)), 1),
+    ],
+    ids=["50", "51", "comments", "dense", "init 70", "init 71", "phases 168", "phases 172"],
+)
+def test_a_long_function_is_seen(source, long):
+    assert len(too_long(source)) == long
+
+
+# ---- Trainer's private methods ----
+
+
+# catches: a release of transformers that renames or drops one of them
+@pytest.mark.parametrize("name", PRIVATE)
+def test_what_the_loop_needs_of_trainer_is_there(name):
+    assert name in of_trainer() and PRIVATE[name]
+
+
+LOOPS = {"SealedTrainer", "UpdateTrainer"}
+
+
+# catches: a private method that is overridden or called and not listed, or listed and not used
+def test_the_list_of_private_names_is_whole():
+    assert trainers_own(LOOP, LOOPS) == set(PRIVATE)
+
+
+# catches: a trainer that goes round the loop and overrides a private method by itself
+@pytest.mark.parametrize("name", ["trainer.py", "sft.py", "reward.py"])
+def test_trainers_leave_what_is_private_to_the_loop(name):
+    kinds = {kind.__name__ for kind in (PPOTrainer, SFTTrainer, RewardTrainer)}
+    assert kinds & set(parents([read(name)])) and not trainers_own(read(name), kinds)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def _save(self): pass",
+        "def f(self): super()._save()",
+        "def f(self): return self._get_learning_rate()",
+        "def f(self): self._tr_loss += 1",
+    ],
+)
+def test_a_private_method_of_trainer_is_seen(source):
+    assert trainers_own(f"class SealedTrainer(Trainer):\n    {source}", LOOPS)
+
+
+# catches: a first error in the middle of a run, under a release that this loop was not written for
+@pytest.mark.parametrize("release", ["4.57.0", "5.19.0", "6.0.0"])
+def test_a_release_of_transformers_that_was_not_tried_is_refused(release):
+    with pytest.raises(ImportError, match=rf"transformers {release} .*works with <6,>=5.20: pip"):
+        check_version(release)
+
+
+@pytest.mark.parametrize("release", ["5.20.0", "5.21.0.dev0", "5.99.1"])
+def test_a_release_in_the_range_is_taken(release):
+    check_version(release)
+    check_version()
+
+
+def test_the_range_is_that_of_settings():
+    settings = PACKAGE.parent / "settings.ini"
+    if settings.is_file():
+        wanted = str(rlhf_nb.runtime.loop.SUPPORTED)
+        assert any(f"transformers{part}" in settings.read_text() for part in (wanted, ">=5.20,<6"))
+
+
+# ---- Errors ----
+
+
+# catches: an error that is taken for an answer, so that a run goes on with something else in silence
+def test_no_error_is_swallowed():
+    seen = [f"{name} {function}" for name in NAMES for function in swallowed(read(name))]
+    assert sorted(seen) == sorted(HANDED_ON)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "except: pass",
+        "except Exception: return None",
+        "except BaseException as error: print(error)",
+        "except (ValueError, Exception): x = 1",
+    ],
+)
+def test_a_swallowed_error_is_seen(handler):
+    assert [*swallowed(f"def f():\n    try: g()\n    {handler}")]
+
+
+@pytest.mark.parametrize(
+    "handler", ["except ValueError: pass", "except Exception as e: raise ValueError from e"]
+)
+def test_a_narrow_or_passing_handler_is_fine(handler):
+    assert not [*swallowed(f"def f():\n    try: g()\n    {handler}")]
