@@ -29,7 +29,8 @@ SECTIONS: dict[str, tuple[str, ...] | range] = {
     "The rooms": range(16, 20),
     "Labs": range(20, 100),
 }
-HAND_WRITTEN = ("runtime", "ui")  # folders of plain modules, which no notebook exports
+# Folders of plain modules, which no notebook exports.
+HAND_WRITTEN = ("runtime", "cli", "ui", "exercises")
 UNSEEN = {"hide", "default_exp"}  # cells of these directives are no part of the page
 EXPORTS = {"export", "exports", "exporti"}
 
