@@ -119,12 +119,11 @@ def point(s: dict, checkpointing: bool, threads: int) -> dict:
             common.in_phases(around),
             activation_checkpointing=checkpointing,
             trim_padding=False,
-            keep_forward_gib=0,
         )
         for m in (
             trainer.model,
             trainer.ref_model,
-            *(judge for judge, _ in trainer.judges.values()),
+            *trainer.judges.judges.values(),
         ):
             for x in (*m.parameters(), *m.buffers()):
                 ledger.hold(x)

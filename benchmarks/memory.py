@@ -157,7 +157,7 @@ def peak_resident() -> int:
 
 def needed(trainer: Any, shape: tuple[int, int]) -> int:
     "Bytes of embeddings and heads, and of gradients and Adam's two moments where they learn."
-    models = [trainer.model, trainer.ref_model, *(judge for judge, _ in trainer.judges.values())]
+    models = [trainer.model, trainer.ref_model, *trainer.judges.judges.values()]
     return sum(
         p.nbytes * (4 if p.requires_grad else 1)
         for m in models
@@ -192,7 +192,7 @@ def point(s: dict) -> dict:
         models = [
             trainer.model,
             trainer.ref_model,
-            *(judge for judge, _ in trainer.judges.values()),
+            *trainer.judges.judges.values(),
         ]
         for m in models:
             for x in (*m.parameters(), *m.buffers()):

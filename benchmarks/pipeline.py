@@ -209,24 +209,35 @@ def staged(clock: common.Clock, around: Any) -> type:
             finally:
                 clock.mark(None)
 
-        def _forward(self, *rows, **options):
-            found = super()._forward(*rows, **options)
-            if found[0].requires_grad:
-                found[0].register_hook(lambda _: clock.mark("head"))
-            return found
+        def make_forward(self):
+            return MarkedForward(super().make_forward(), clock)
 
-        def _loss(self, *given, **options):
-            clock.mark("rest")  # what ran until now was the backward pass of the micro-batch before
-            return super()._loss(*given, **options)
-
-        def _optimizer_step(self, *given):
+        def optimizer_step(self, model):
             clock.mark("optimizer")
             with record_function("stage: optimizer"):
-                norm = super()._optimizer_step(*given)
+                norm = super().optimizer_step(model)
             clock.mark("rest")
             return norm
 
     return Staged
+
+
+class MarkedForward:
+    "`trainer.forward`, with a mark before each call for a gradient and at the head's backward."
+
+    def __init__(self, inner: Any, clock: common.Clock):
+        self.inner, self.clock = inner, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __call__(self, *given, **options) -> Any:
+        if torch.is_grad_enabled():
+            self.clock.mark("rest")  # until now the backward pass of the micro-batch before ran
+        outputs = self.inner(*given, **options)
+        if outputs.logprobs.requires_grad:
+            outputs.logprobs.register_hook(lambda _: self.clock.mark("head"))
+        return outputs
 
 
 def mark_bodies(trainer: Any, clock: common.Clock) -> None:
@@ -270,9 +281,6 @@ class Size:
             [],
         )
         self.trainer = common.make_trainer(s, folder, staged(self.stages, self.phases))
-        self.trainer.args.keep_forward_gib = (
-            0.0  # the update's work is all to be done in the update
-        )
         mark_bodies(self.trainer, self.stages)
 
     def turn(self, counted: bool) -> None:
@@ -289,7 +297,7 @@ class Size:
         "Seconds by kind of operation, of one update phase."
         trainer = self.trainer
         with common.dice(self.s):
-            r = trainer.advantages(trainer.score(trainer.rollout(trainer._next_batch())))
+            r = trainer.advantages(trainer.score(trainer.rollout(trainer.next_batch())))
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
             trainer.update(r)
         return grouped(found.events(), self.s)

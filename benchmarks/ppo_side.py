@@ -8,9 +8,6 @@ answers go as JSON lines to stdout; what the trainers print goes to stderr.
 Counted and timed in the same way on both sides, from outside the trainers:
 - a whole update: from where the training loop asks for its batch to where it asks for the next one;
 - its update phase: from the first forward with gradients to the end of the last optimizer step.
-Ours makes the first step's forward while it
-  scores the rollout (`PPOConfig.keep_forward_gib`): that forward counts, what stands between it
-  and the update does not;
 - optimizer steps: by a hook on every torch optimizer;
 - tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions,
 and `real` ones, not padding);
@@ -53,7 +50,6 @@ class Counts:
     def begin(self) -> None:
         self.steps = self.real = self.computed = 0
         self.first = self.last = None
-        self.ahead, self.looking = 0.0, False
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.start = self.now()
@@ -62,22 +58,10 @@ class Counts:
         wait_for(self.device)
         return time.perf_counter()
 
-    @contextlib.contextmanager
-    def look_ahead(self):
-        "Around a forward with gradients that is made before the update."
-        start, self.looking = self.now(), True
-        yield
-        self.ahead, self.looking = self.ahead + self.now() - start, False
-
-    def begins(self) -> None:
-        "The update, whose first step starts with a backward if its forward was made ahead."
-        if self.ahead:
-            self.first = self.now()
-
     def saw(self, _, args: tuple) -> None:
         if not torch.is_grad_enabled():
             return
-        if self.first is None and not self.looking:
+        if self.first is None:
             self.first = self.now()
         self.computed += args[0].numel()
         self.real += int((args[0] != PAD).sum())
@@ -94,7 +78,7 @@ class Counts:
         )
         return dict(
             seconds=now - self.start,
-            update_seconds=self.ahead + self.last - self.first,
+            update_seconds=self.last - self.first,
             steps=self.steps,
             real=self.real,
             computed=self.computed,
@@ -221,17 +205,7 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
         def get_train_dataloader(self):
             return Gate(super().get_train_dataloader(), desk_of(None))
 
-        def _look_ahead(self, rows, **closing):
-            with counts.look_ahead():
-                return super()._look_ahead(rows, **closing)
-
-        def update(self, r):
-            counts.begins()
-            return super().update(r)
-
-    args = PPOConfig(
-        **settings(s, folder), stop_token="eos", torch_compile=s.get("compiled", False)
-    )
+    args = PPOConfig(**settings(s, folder), stop_token="eos")
     Gated(args, tokenizer, train_dataset=data, **parts).train()
 
 
@@ -266,14 +240,13 @@ def main() -> None:
         default="float32",
         help="the peer's models, forced",
     )
-    parser.add_argument("--compiled", action="store_true", help="ours with its layers compiled")
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(asked.threads)
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    s = json.loads((asked.folder / "setting.json").read_text()) | dict(compiled=asked.compiled)
+    s = json.loads((asked.folder / "setting.json").read_text())
     load = dict(
         policy=AutoModelForCausalLM,
         reward=AutoModelForSequenceClassification,

@@ -5,7 +5,6 @@ second.
     python benchmarks/ppo_vs_trl.py --settings tiny --threads 1 --rounds 9 --warmup 2
     python benchmarks/ppo_vs_trl.py --quick              does it run? Seconds; figures mean nothing
     python benchmarks/ppo_vs_trl.py --profile --no_peer  where our update's time goes, as text
-    python benchmarks/ppo_vs_trl.py --compiled           and our trainer with torch_compile=True
 
 The peer's virtual environment is made where it is missing, in `--peer_venv` (1 minute and 1.5 GB,
 pinned versions). Both sides load the same random Llama-class folders, prompts and lengths, in
@@ -127,21 +126,18 @@ NAMES = {
 }
 WORDS = dict(
     ours="rlhf_nb",
-    ours_compiled="rlhf_nb, compiled",
     peer="trl",
     peer_no_gc="trl, gc off",
     peer_bf16="trl, its models in bf16",
 )
 COLOURS = dict(
     ours="#0072B2",
-    ours_compiled="#56B4E9",
     peer="#D55E00",
     peer_no_gc="#E69F00",
     peer_bf16="#E69F00",
 )
 SIDES = {
     "ours": ("ours", True),
-    "ours_compiled": ("ours_compiled", True),
     "peer": ("peer", True),
     "peer_no_gc": ("peer", False),
 }  # process, and whether it collects garbage
@@ -254,7 +250,7 @@ class Side:
         with open(self.log, "w", encoding="utf-8") as log:
             words = [
                 "--side",
-                side.removesuffix("_compiled"),
+                side,
                 "--folder",
                 str(folder),
                 "--threads",
@@ -262,8 +258,6 @@ class Side:
                 "--models_in",
                 models_in,
             ]
-            if side == "ours_compiled":
-                words.append("--compiled")
             self.process = subprocess.Popen(
                 [str(python), str(HERE / "ppo_side.py"), *words],
                 stdin=subprocess.PIPE,
@@ -336,18 +330,13 @@ def measure(
     warmup: int,
     python: Path | None,
     profile: Path | None = None,
-    compiled: bool = False,
 ) -> dict:
-    """Rounds of one setting, and what they come to. Without the peer's Python, our side alone;
-    `compiled`, our side twice."""
+    "Rounds of one setting, and what they come to. Without the peer's Python, our side alone."
     from contextlib import ExitStack
 
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         write_models(s, Path(place))
-        ours = ["ours", "ours_compiled"] if compiled else ["ours"]
-        pythons = dict.fromkeys(ours, sys.executable) | (
-            {} if python is None else dict(peer=python)
-        )
+        pythons = dict(ours=sys.executable) | ({} if python is None else dict(peer=python))
         sides = {
             name: stack.enter_context(Side(name, path, Path(place), threads))
             for name, path in pythons.items()
@@ -387,17 +376,10 @@ def measure(
 def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> dict:
     "Medians, ratios of the same rounds, and the share of the machine's matrix rate."
     middle = lambda name, what: median(u[what] for u in found[name])
-    ratio = lambda name, what, ours="ours": median(
-        theirs[what] / mine[what] for mine, theirs in zip(found[ours], found[name])
+    ratio = lambda name, what: median(
+        theirs[what] / mine[what] for mine, theirs in zip(found["ours"], found[name])
     )
-    others, flops = [name for name in found if not name.startswith("ours")], necessary_flops(s)
-    compiled = (
-        {}
-        if "ours_compiled" not in found
-        else dict(
-            times_faster_compiled={name: ratio(name, "seconds", "ours_compiled") for name in others}
-        )
-    )
+    others, flops = [name for name in found if name != "ours"], necessary_flops(s)
     return dict(
         setting=s,
         tokens=tokens(s),
@@ -405,7 +387,6 @@ def summary(s: dict, found: dict[str, list[dict]], rate: dict[str, float]) -> di
         update_seconds={name: middle(name, "update_seconds") for name in found},
         episodes_per_second={name: s["batch"] / middle(name, "seconds") for name in found},
         times_faster={name: ratio(name, "seconds") for name in others},
-        **compiled,
         times_faster_in_update={name: ratio(name, "update_seconds") for name in others},
         peak_mib={name: max(u["peak_mib"] for u in found[name]) for name in found},
         necessary_gflop=flops / 1e9,
@@ -432,13 +413,9 @@ def checks(results: dict) -> list[dict]:
     for r in results["runs"]:
         where = f"{NAMES[r['name']]}, {r['threads']} thread{'s' * (r['threads'] > 1)}"
         for side, wanted in TARGETS[r["name"]].items():
-            for which, note in (("times_faster", ""), ("times_faster_compiled", ", compiled")):
-                if side in r.get(which, ()):
-                    found.append(
-                        at_least(
-                            f"{where}{note}: times the peer, {words[side]}", r[which][side], wanted
-                        )
-                    )
+            if side in r["times_faster"]:
+                times = r["times_faster"][side]
+                found.append(at_least(f"{where}: times the peer, {words[side]}", times, wanted))
             if side in r["times_faster"] and r["name"] == "gpu":
                 share = r["peak_mib"]["ours"] / r["peak_mib"][side]
                 found.append(
@@ -460,7 +437,7 @@ def table(results: dict):
 
     shown = Table(
         title=title("One PPO update, episodes per second", results),
-        caption="×: how many times faster ours is (with torch_compile). Of the matrix "
+        caption="×: how many times faster ours is. Of the matrix "
         "rate: necessary FLOPs of the update phase, of the rate at these shapes / at 1024 cubed.",
     )
     for column in (
@@ -482,12 +459,7 @@ def table(results: dict):
                 *((NAMES[r["name"]], str(r["threads"])) if i == 0 else ("", "")),
                 WORDS[name],
                 f"{speed:.1f}",
-                ""
-                if times is None
-                else f"{times:.2f}"
-                + "".join(
-                    f" ({x:.2f})" for x in [r.get("times_faster_compiled", {}).get(name)] if x
-                ),
+                "" if times is None else f"{times:.2f}",
                 f"{wanted[name]:g}"
                 if name in wanted
                 else f"{SHARES[r['name']]:.0%}"
@@ -507,11 +479,10 @@ def plot(results: dict, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    each = 2.8 if any("ours_compiled" in r["episodes_per_second"] for r in results["runs"]) else 2.1
     figure, panels = plt.subplots(
         1,
         len(results["runs"]),
-        figsize=(1.2 + each * len(results["runs"]), 3.4),
+        figsize=(1.2 + 2.1 * len(results["runs"]), 3.4),
         squeeze=False,
         layout="constrained",
     )
@@ -522,12 +493,8 @@ def plot(results: dict, path: Path) -> None:
             speeds.values(),
             color=[COLOURS[name] for name in speeds],
         )
-        times = lambda name, r=r: "".join(
-            f"\n{r[which][name]:.2f} ×{note}"
-            for which, note in (("times_faster", ""), ("times_faster_compiled", " (c)"))
-            if name in r.get(which, ())
-        )
-        labels = [f"{x:.3g}{times(name)}" for name, x in speeds.items()]
+        times = {name: f"\n{x:.2f} ×" for name, x in r["times_faster"].items()}
+        labels = [f"{x:.3g}{times.get(name, '')}" for name, x in speeds.items()]
         panel.bar_label(bars, labels, fontsize=8)
         panel.set_title(
             f"{NAMES.get(r['name'], r['name'])}, {r['threads']} thread{'s' * (r['threads'] > 1)}",
@@ -537,9 +504,8 @@ def plot(results: dict, path: Path) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(labelsize=8)
     panels[0][0].set_ylabel("episodes per second")
-    note = "; (c): compiled" * any("times_faster_compiled" in r for r in results["runs"])
     if any(r["times_faster"] for r in results["runs"]):
-        figure.supxlabel(f"×: how many times faster rlhf_nb is{note}", fontsize=9)
+        figure.supxlabel("×: how many times faster rlhf_nb is", fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -579,11 +545,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     )
     add("--no_peer", action="store_true", help="our side alone")
     add(
-        "--compiled",
-        action="store_true",
-        help="our side a second time, its layers compiled (torch_compile); a minute more each",
-    )
-    add(
         "--peer_venv",
         type=Path,
         default=cache / "rlhf_nb" / "peer-trl-1.12.0",
@@ -608,8 +569,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         asked.threads = asked.threads[:1]
         if asked.output == parser.get_default("output"):
             asked.output = asked.output.with_name("ppo_vs_trl_gpu.json")
-        if asked.micro is not None or asked.profile or asked.compiled:
-            parser.error("--micro, --profile and --compiled are for the settings on a CPU")
+        if asked.micro is not None or asked.profile:
+            parser.error("--micro and --profile are for the settings on a CPU")
         import torch
 
         if not (asked.quick or torch.cuda.is_available()):
@@ -694,9 +655,7 @@ def main(words: list[str] | None = None) -> dict:
             found = (
                 measure_apart(s, threads, asked.rounds, asked.warmup, python)
                 if name == "gpu"
-                else measure(
-                    s, threads, asked.rounds, asked.warmup, python, profile, asked.compiled
-                )
+                else measure(s, threads, asked.rounds, asked.warmup, python, profile)
             )
             kept.append(dict(name=name, **found))
             results["runs"] = sorted(

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,10 +107,9 @@ class Point:
 
     def __init__(self, s: dict, folder: Path):
         self.s, self.clock, self.rounds = s, common.Clock(), []
-        self.trainer = common.make_trainer(s, folder, common.in_phases(self.clock))
-        self.trainer.args.keep_forward_gib = (
-            0.0  # the update's work is all to be done in the update
-        )
+        self.around: Callable[[str], Any] = self.clock
+        kind = common.in_phases(lambda name: self.around(name))
+        self.trainer = common.make_trainer(s, folder, kind)
         policy = self.trainer.model.policy
         self.parameters = (
             sum(p.numel() for p in policy.parameters())
@@ -125,8 +125,7 @@ class Point:
 
     def attention(self) -> dict[str, float]:
         "Of one update under the profiler."
-        named = common.in_phases(lambda name: record_function(f"phase: {name}"))
-        self.trainer.__class__ = named
+        self.around = lambda name: record_function(f"phase: {name}")
         with common.dice(self.s), profile(activities=[ProfilerActivity.CPU]) as found:
             self.trainer.step()
         return attention_seconds(

@@ -29,7 +29,8 @@ SECTIONS: dict[str, tuple[str, ...] | range] = {
     "The rooms": range(16, 20),
     "Labs": range(20, 100),
 }
-HAND_WRITTEN = ("runtime", "ui")  # folders of plain modules, which no notebook exports
+# Folders of plain modules, which no notebook exports.
+HAND_WRITTEN = ("runtime", "cli", "ui", "exercises")
 UNSEEN = {"hide", "default_exp"}  # cells of these directives are no part of the page
 EXPORTS = {"export", "exports", "exporti"}
 
@@ -93,10 +94,13 @@ class Project:
         documents it. Read and not imported."""
         files = {path.stem: path for path in sorted(self.lib.glob("*.py"))}
         for folder in HAND_WRITTEN:
-            plain = sorted((self.lib / folder).glob("[!_]*.py"))
+            package = self.lib / folder
+            if (package / "__init__.py").is_file():
+                files[folder] = package / "__init__.py"
+            plain = sorted(package.glob("[!_]*.py"))
             files |= {f"{folder}.{path.stem}": path for path in plain}
         return {
-            name: exports_of(ast.parse(path.read_text(encoding="utf-8")), "." in name)
+            name: exports_of(ast.parse(path.read_text(encoding="utf-8")), is_plain(name))
             for name, path in files.items()
         }
 
@@ -116,6 +120,11 @@ class Project:
             ).returncode
             == 0
         )
+
+
+def is_plain(module: str) -> bool:
+    "Whether a module is written by hand."
+    return module.partition(".")[0] in HAND_WRITTEN
 
 
 def assigned(node: ast.stmt) -> list[str]:
@@ -470,7 +479,7 @@ def write_reference(project: Project, out: Path) -> list[str]:
         for name in sorted(here - project.makers.keys())
     ]
     modules = [name for name in project.makers if name in here]
-    modules += [name for name, exports in project.exports.items() if "." in name and exports]
+    modules += [name for name, exports in project.exports.items() if is_plain(name) and exports]
     (out / "api").mkdir(parents=True)
     for name in modules:
         (out / "api" / f"{name}.rst").write_text(module_page(project, name), encoding="utf-8")

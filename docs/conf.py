@@ -33,7 +33,10 @@ myst_heading_anchors = 6
 
 # The reference. Types of other packages cannot be looked up without a network; ours must be found.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", rf"(?!{settings['lib_name']}\b).*")]
+nitpick_ignore_regex = [
+    ("py:.*", rf"(?!{settings['lib_name']}\b).*"),
+    ("py:class", r".*\.[A-Z]"),  # type variables, which have no page
+]
 autodoc_default_options = {"no-value": True}
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False

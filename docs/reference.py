@@ -326,7 +326,8 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
     module, line = place(info["module"], info["fullname"])
     if not cells(module):
         file = Path(inspect.getfile(importlib.import_module(module)))
-        return f"{Project(file.parents[module.count('.')]).url(file)}#L{line}"
+        package = Path(inspect.getfile(importlib.import_module(module.partition(".")[0])))
+        return f"{Project(package.parents[1]).url(file)}#L{line}"
     above = [(page, cell) for start, page, cell in cells(module) if start <= line]
     return f"../{above[-1][0]}.html#cell-{above[-1][1]}" if above else None
 

@@ -22,6 +22,7 @@ import ppo_side
 import ppo_vs_trl as bench
 import sampler
 import scaling
+import step_size
 
 SIZES = bench.SMALL | dict(
     hidden=16,
@@ -156,7 +157,7 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaModel
 
-    from rlhf_nb.models import read_at
+    from rlhf_nb.runtime.last_layer import read_at
 
     torch.manual_seed(0)
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded
@@ -259,32 +260,6 @@ def test_summary_and_table():
     )
 
 
-# catches: the compiled side counted as a peer, the plain side's ratio in its place, a target that
-# is not held against it, a worker that does not compile
-def test_our_side_compiled(tmp_path, monkeypatch):
-    found = dict(
-        ours=[update(seconds=2.0)],
-        ours_compiled=[update(seconds=1.0)],
-        peer=[update(seconds=3.0)],
-        peer_no_gc=[update(seconds=4.0)],
-    )
-    run = results(found)["runs"][0]
-    assert run["times_faster"] == dict(peer=1.5, peer_no_gc=2.0) and run[
-        "times_faster_compiled"
-    ] == dict(peer=3.0, peer_no_gc=4.0)
-    said = {c["what"]: c["found"] for c in bench.checks(results(found))}
-    assert [x for what, x in said.items() if "compiled" in what] == [3.0, 4.0] and len(said) == 5
-    words = []
-    monkeypatch.setattr(bench.subprocess, "Popen", lambda command, **_: words.append(command))
-    monkeypatch.setattr(bench.Side, "hear", lambda side: dict(ready={}))
-    for side in ("ours", "ours_compiled"):
-        assert bench.Side(side, sys.executable, tmp_path, 1).ready == {}
-    assert [("--compiled" in one, one[one.index("--side") + 1]) for one in words] == [
-        (False, "ours"),
-        (True, "ours"),
-    ]
-
-
 # catches: a run of other code, of a busy machine or of our side alone beside today's, and one that
 # is measured again and kept as well
 def test_what_is_kept_of_a_file(tmp_path):
@@ -312,9 +287,8 @@ def test_what_is_kept_of_a_file(tmp_path):
     assert bench.measured_before(tmp_path / "none.json", now, asked()) == []
 
 
-# catches: a pass that was made ahead left out of the update's time, or what stands between it and
-# the update taken in
-def test_a_pass_made_ahead_counts(monkeypatch):
+# catches: an update's time that takes in the rollout, or leaves out the first forward pass
+def test_the_update_begins_with_the_first_forward_that_learns(monkeypatch):
     monkeypatch.setattr(
         ppo_side, "register_optimizer_step_post_hook", lambda hook: None
     )  # it would stay for all tests
@@ -322,23 +296,18 @@ def test_a_pass_made_ahead_counts(monkeypatch):
     model.get_input_embeddings = lambda: model[0]
     counts, clock, ids = (
         ppo_side.Counts(model, "cpu"),
-        iter((0.0, 10.0, 13.0, 20.0, 27.0, 30.0)),
+        iter((0.0, 20.0, 27.0, 30.0)),
         torch.ones(2, 3, dtype=torch.long),
     )
     counts.now = lambda: next(clock)
     counts.begin()
-    with counts.look_ahead():
-        model(ids)
-    counts.begins()  # at 20; what is between 13 and 20 is the rollout's
+    with torch.no_grad():
+        model(ids)  # the rollout's: neither timed nor counted
+    model(ids)
     model(ids)  # a forward of the second epoch, behind the first one's backward
     counts.stepped()
-    assert counts.told()["update_seconds"] == 3.0 + 7.0 and counts.computed == 12
-    counts.now, counts.ahead = lambda: 40.0, 0.0
-    counts.first = None
-    counts.begins()
-    assert (
-        counts.first is None
-    )  # the first forward is the update's own, on the peer's side as on ours
+    told = counts.told()
+    assert told["update_seconds"] == 7.0 and told["seconds"] == 30.0 and counts.computed == 12
 
 
 # catches: a target that is held against the other rate of gc, a share that is taken for a ratio,
@@ -358,9 +327,7 @@ def test_targets_of_the_comparison():
 
 
 # catches: a plot that needs the peer, or that is not written
-@pytest.mark.parametrize(
-    "sides", [("ours",), ("ours", "peer", "peer_no_gc"), ("ours", "ours_compiled", "peer")]
-)
+@pytest.mark.parametrize("sides", [("ours",), ("ours", "peer", "peer_no_gc"), ("ours", "peer")])
 def test_plot(tmp_path, sides):
     bench.plot(results({side: [update()] for side in sides}), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -865,6 +832,23 @@ def test_stages_follow_the_update(tmp_path):
     forward, backward = ["rest", "bodies", "head", "bodies"], ["rest", "bodies", "head", "bodies"]
     parts = (len(marks) - 3) // 8  # micro-batches: as many as the trainer makes
     assert parts >= 1 and marks == (forward + backward) * parts + ["optimizer", "rest", None]
+
+
+# ---- step_size.py ----
+
+
+# catches: a step that enters nothing, a trainer that is not seen, lines that are not counted, and a
+# profile function that stays
+def test_step_size(tmp_path, capsys, monkeypatch):
+    counts = step_size.functions(step_size.entered(step_size.tiny_trainer(str(tmp_path))))
+    assert sys.getprofile() is None and all(lines > 0 for lines in counts.values())
+    assert {"trainer", "ppo", "forward"} <= {module for module, _ in counts}
+    assert counts["trainer", "PPOTrainer.step"] >= 10  # def and body
+    monkeypatch.setattr(sys, "argv", ["step_size.py"])
+    step_size.main()
+    shown = capsys.readouterr().out
+    total = int(shown.splitlines()[-1].split()[0])
+    assert total > len(counts) and "trainer" in shown and "in all" in shown
 
 
 # ---- Each of them, quick ----

@@ -38,11 +38,6 @@ PAGES = sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb"))
 MODULES = sorted(
     path.stem for path in (ROOT / LIB).glob("*.py") if path.stem not in ("__init__", "_modidx")
 )
-PLAIN = [
-    f"{folder}.{path.stem}"
-    for folder in ("runtime", "ui")
-    for path in sorted((ROOT / LIB / folder).glob("[!_]*.py"))
-]
 
 
 def public(module: str) -> list[str]:
@@ -54,9 +49,18 @@ def public(module: str) -> list[str]:
     return [
         name
         for name, value in named
-        if (inspect.isclass(value) or inspect.isfunction(value))
+        if (inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value)))
         and value.__module__ == made.__name__
     ]
+
+
+PLAIN = [
+    module
+    for folder in ("runtime", "cli", "ui", "exercises")
+    for path in sorted((ROOT / LIB / folder).glob("*.py"))
+    if not path.stem.startswith("__main")
+    if public(module := f"{folder}.{path.stem}".removesuffix(".__init__"))
+]
 
 
 def built(root: Path, place: Path) -> subprocess.CompletedProcess:
@@ -236,7 +240,7 @@ def test_what_the_package_exports_is_on_the_front_page(soups):
 def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
     """Of each exported function, and each method of an exported class that has a docstring: the
     comments between `def` and the body."""
-    source = (ROOT / LIB / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    source = inspect.getsource(importlib.import_module(f"{LIB}.{module}"))
     comments = {
         t.start[0]: t.string.lstrip("# ")
         for t in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -285,7 +289,7 @@ def test_a_class_is_shown_whole_and_alone(soups):
     from rlhf_nb import PPOConfig
 
     page = soups["api/trainer"]
-    config = page.find(id=f"{LIB}.trainer.PPOConfig").parent
+    config = soups["api/runtime.config"].find(id=f"{LIB}.runtime.config.PPOConfig").parent
     for field in fields(PPOConfig):
         if "help" in field.metadata and field.name in (
             "kl_coef",
@@ -301,7 +305,8 @@ def test_a_class_is_shown_whole_and_alone(soups):
         dt["id"].rpartition(".")[2]
         for dt in soups["api/rollout"].select(f"dt[id^='{LIB}.rollout.Rollout.']")
     }
-    assert methods == {"with_", "select", "episodes", "by_token", "save", "load"}
+    shown = {"with_", "select", "sequences", "episodes", "by_token", "save", "load"}
+    assert methods == shown
     trainer = {
         dt["id"].rpartition(".")[2] for dt in page.select(f"dt[id^='{LIB}.trainer.PPOTrainer.']")
     }
@@ -312,11 +317,18 @@ def test_a_class_is_shown_whole_and_alone(soups):
     } & trainer
 
 
-# catches: [source] that leads nowhere, to another cell, or to the wrong notebook
+# catches: [source] that leads nowhere, to another cell, or to the wrong notebook; a method that
+# comes from a plain module, and leads elsewhere than to its line
 @pytest.mark.parametrize("module", MODULES)
 def test_source_leads_to_the_cell_that_makes_it(soups, module):
     for entry in soups[f"api/{module}"].select("dt[id]"):
         name = entry["id"].removeprefix(f"{LIB}.{module}.").split(".")[-1]
+        if of_plain := entry.select_one(f"a[href*='/blob/main/{LIB}/']"):
+            path, line = of_plain["href"].partition("/blob/main/")[2].split("#L")
+            assert path.split("/")[1] in ("runtime", "cli", "ui", "exercises"), entry["id"]
+            near = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1 :][:3]
+            assert re.search(rf"def {name}\b", "\n".join(near)), entry["id"]
+            continue
         path, _, anchor = entry.select_one("a[href*='#cell-']")["href"].partition("#")
         cell = (
             soups[path.removeprefix("../").removesuffix(".html")]

@@ -1,7 +1,8 @@
 """How the models are spread over devices and processes: the only module that knows Accelerate,
 DeepSpeed, FSDP2 and torch.distributed from inside.
 
-Private names used here, and why (tests/test_structure.py names the one that a release misses):
+Private names used here, and why (tests/test_structure.py names the one that a release misses)::
+
     Accelerate    GradientState._set_sync_gradients: gradients are exchanged with the last
                   micro-batch of a mini-batch, which Accelerate's own counter does not know
     FSDP2         FSDPModule._get_fsdp_state()._lazy_init(): a part is called before its root
