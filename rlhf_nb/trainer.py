@@ -121,7 +121,7 @@ def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 # %% ../nbs/15_trainer.ipynb #446ff236
 class PPOTrainer(UpdateTrainer):
     """Proximal policy optimisation of a language model: rollout -> score -> advantages -> update.
-    To sample with another engine, set `trainer.engine` to an object with the methods of `Engine`."""
+    To sample with another engine, set `trainer.engine` to an object with the methods of Engine."""
 
     processing_class: PreTrainedTokenizerBase
     eval_dataset: Any

@@ -531,7 +531,7 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
 def test_bad_input_is_one_line_and_leaves_nothing(parts, capsys, monkeypatch, line, said):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    code, out, err = say(capsys, line.format(p=parts))
+    code, _, err = say(capsys, line.format(p=parts))
     assert code == 2 and said in err and err.startswith("rlhf-nb") and os.listdir() == [], (
         err,
         os.listdir(),

@@ -373,9 +373,13 @@ def test_fresh_starts_over_and_trainers_see_text_alone(run, tmp_path, monkeypatc
     shutil.copytree(run[0], folder)
     (folder / "mine.txt").write_text("not of the run")
     (folder / "sft" / "model.safetensors").write_bytes(b"spoilt")
-    for name in ("SFTTrainer", "RewardTrainer", "PPOTrainer"):
+    inits = {
+        name: getattr(demo_stages, name).__init__
+        for name in ("SFTTrainer", "RewardTrainer", "PPOTrainer")
+    }
+    for name in inits:
 
-        def watch(self, *args, original=getattr(demo_stages, name).__init__, name=name, **kwargs):
+        def watch(self, *args, original=inits[name], name=name, **kwargs):
             bound = inspect.signature(original).bind(self, *args, **kwargs).arguments
             given[name] = {
                 key: columns_of(value) for key, value in bound.items() if columns_of(value)

@@ -1061,7 +1061,8 @@ class CutsEachChunk(PPOTrainer):
     def sample(self, prompt_ids, prompt_mask):
         size, parts = self.args.local_rollout_forward_batch_size, []
         for rows in zip(prompt_ids.split(size), prompt_mask.split(size)):
-            parts.append(super().sample(*rows)[0])
+            part, _ = super().sample(*rows)
+            parts.append(part)
         return Sample(*map(torch.cat, zip(*parts))), None
 
 

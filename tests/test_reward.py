@@ -567,7 +567,7 @@ def test_calibration_by_hand():
     edges = np.linspace(0.5, 1, 8)
     error = sum(
         abs(sure[inside].mean() - right[inside].mean()) * inside.mean()
-        for low, high in zip(edges, edges[1:])
+        for low, high in zip(edges[:-1], edges[1:])
         if (inside := (sure >= low) & (sure < high)).any()
     )
     table = calibration(torch.tensor(chosen), torch.tensor(rejected), bins=7)
