@@ -7,6 +7,7 @@ import random
 import sys
 import textwrap
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import forks
@@ -567,7 +568,7 @@ def test_calibration_by_hand():
     edges = np.linspace(0.5, 1, 8)
     error = sum(
         abs(sure[inside].mean() - right[inside].mean()) * inside.mean()
-        for low, high in zip(edges[:-1], edges[1:])
+        for low, high in pairwise(edges)
         if (inside := (sure >= low) & (sure < high)).any()
     )
     table = calibration(torch.tensor(chosen), torch.tensor(rejected), bins=7)
