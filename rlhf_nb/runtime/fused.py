@@ -61,7 +61,7 @@ def fused_logprobs(
         states, weight = states.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     if device == "cpu" and weight.dtype in (torch.float32, torch.float64):
-        rows = min(rows, max(64, BLOCK // len(weight)))  # bf16 sums over many blocks would round
+        rows = min(rows, max(1, BLOCK // len(weight)))  # not in bf16: sums over blocks would round
     return _Fused.apply(states, weight, bias, ids, temperature / head.scale, rows, entropy)
 
 
