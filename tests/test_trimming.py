@@ -463,9 +463,9 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
 def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
     found, measure = [], rlhf_nb.ppo.policy_diagnostics
 
-    def watch(logprobs, old, advantages, mask, **more):
+    def watch(logprobs, old, advantages, mask, *more):
         found.append((logprobs - old)[mask].abs().max().item())
-        return measure(logprobs, old, advantages, mask, **more)
+        return measure(logprobs, old, advantages, mask, *more)
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name]))
