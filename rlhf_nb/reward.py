@@ -62,8 +62,8 @@ from rlhf_nb.sft import (
 __all__ = ['ANSWERS', 'READ_LAST', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs',
            'pair_batch', 'preference_metrics', 'calibration', 'calibration_error', 'calibration_plot',
            'load_reward_model', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer',
-           'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Judges',
-           'score_rollout']
+           'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes',
+           'Parts', 'Judges', 'score_rollout']
 
 # %% ../nbs/07_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -716,7 +716,7 @@ def call_reward(
     return torch.tensor([float(score) for score in scores])
 
 # %% ../nbs/07_reward.ipynb #efb71051
-class _Episodes(Protocol):
+class Episodes(Protocol):
     "What judges read of a `Rollout`."
 
     @property
@@ -733,7 +733,7 @@ class _Episodes(Protocol):
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
 
-class _Parts(Protocol):
+class Parts(Protocol):
     "What judges use of a `Forward`: all rows, part by part."
 
     align: int | None
@@ -789,7 +789,7 @@ class Judges:
         "`measure(model)`, the model brought to the device meanwhile."
         return self.placed[name](measure) if name in self.placed else measure(self.judges[name])
 
-    def __call__(self, r: _Episodes, forward: _Parts) -> dict[str, Tensor]:
+    def __call__(self, r: Episodes, forward: Parts) -> dict[str, Tensor]:
         "Scores [B] of a rollout's responses, by judge."
         scores = {}
         for name, judge in self.judges.items():
@@ -835,10 +835,10 @@ class Judges:
         return total
 
 # %% ../nbs/07_reward.ipynb #a20eef33
-def score_rollout(model: PreTrainedModel, r: _Episodes, forward: _Parts) -> Tensor:
+def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     "Scores [B] of a rollout by a reward model that reads the policy's own tokens."
 
-    def measure(some: _Episodes) -> tuple[Tensor]:
+    def measure(some: Episodes) -> tuple[Tensor]:
         packed = pack(*some.sequences, align=forward.align)
         return (sequence_scores(model, packed.input_ids, packed.real),)
 

@@ -101,7 +101,7 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
     recomputed = args.activation_checkpointing or args.gradient_checkpointing
     memory = "recomputed" if recomputed else "kept"
-    if args.offload_frozen and not layout.in_parts:
+    if args.offload_frozen:
         memory += ", reference and reward model in host memory between uses"
     engine = f"sampling by vLLM ({args.vllm_mode}); " if args.use_vllm else ""
     return (
