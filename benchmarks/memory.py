@@ -56,7 +56,7 @@ SWEEPS = {
     "vocabulary": [BASE | dict(vocab=n, response=24) for n in (4_096, 32_000, 151_936)],
 }
 QUICK = BASE | dict(
-    hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=7, batch=8, micro=8
+    hidden=16, layers=1, heads=2, inner=32, vocab=64, prompts=[3, 6], response=6, batch=8, micro=8
 )  # as many tokens as words would be mistaken
 GROWTH = 1.2  # wanted at most, from the second largest vocabulary to the largest
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .masks import only_real
+
 # %% auto #0
 __all__ = ['td_errors', 'gae', 'gae_matrix', 'returns_from']
 
@@ -24,7 +26,7 @@ def td_errors(
     that differ or a mask with a hole."""
     _check_signals(rewards, values, mask, gamma, bootstrap)
     mask = mask.bool()
-    values = torch.where(mask, values.to(torch.promote_types(values.dtype, torch.float32)), 0.0)
+    values = only_real(values, mask)
     after = pad(values[:, 1:], (0, 1))
     if bootstrap is not None:
         is_last = mask & ~pad(mask[:, 1:], (0, 1))

@@ -10,26 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .masks import log_ratio, masked_sum, masked_var
+from .masks import log_ratio, masked_sum, masked_var, only_real
 
 # %% auto #0
 __all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance']
 
 # %% ../nbs/12_losses.ipynb #d42a9865
 LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: a larger number adds nothing
-
-
-def _real(
-    x: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding
-    "The numbers that count: padding can spoil neither value nor gradient. Raises ValueError."
-    if x.shape != mask.shape:
-        raise ValueError(
-            f"a tensor of shape {list(x.shape)} with a mask of {list(mask.shape)}: wanted [B, T] "
-            "for both."
-        )
-    return (x if x.dtype == torch.float64 else x.float()).masked_fill(~mask.bool(), 0.0)
 
 # %% ../nbs/12_losses.ipynb #269f9cb4
 def _surrogates(
@@ -63,7 +50,7 @@ def policy_loss(
         raise ValueError(
             f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off."
         )
-    advantages = _real(advantages, mask)
+    advantages = only_real(advantages, mask)
     ratio = log_ratio(logprobs, old_logprobs, mask, cap=LOG_RATIO_CAP).exp()
     plain, clipped = _surrogates(ratio, advantages, cliprange, cliprange_high)
     loss = torch.maximum(plain, clipped)
@@ -85,7 +72,11 @@ def _value_errors(
             f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; "
             "float('inf') turns clipping off."
         )
-    values, old_values, returns = _real(values, mask), _real(old_values, mask), _real(returns, mask)
+    values, old_values, returns = (
+        only_real(values, mask),
+        only_real(old_values, mask),
+        only_real(returns, mask),
+    )
     near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
     return (values - returns).square(), (near - returns).square()
 
@@ -114,7 +105,7 @@ def policy_diagnostics(
 ) -> dict[str, Tensor]:  # sums over real tokens: ratio, ratio_sq, clipfrac, approxkl, tokens
     "The policy loss in numbers: sums to add over micro-batches and ranks, then divide by tokens."
     logr = log_ratio(logprobs, old_logprobs, mask, cap=LOG_RATIO_CAP)
-    plain, clipped = _surrogates(logr.exp(), _real(advantages, mask), cliprange, cliprange_high)
+    plain, clipped = _surrogates(logr.exp(), only_real(advantages, mask), cliprange, cliprange_high)
     sums = dict(
         ratio=logr.exp(),
         ratio_sq=(2 * logr).exp(),
@@ -147,6 +138,6 @@ def explained_variance(
     reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar: 1 foresees all, 0 no better than a constant, below 0 worse
     "1 - var(returns - values) / var(returns), over real tokens; 0 where the returns do not vary."
-    values, returns = _real(values, mask), _real(returns, mask)
+    values, returns = only_real(values, mask), only_real(returns, mask)
     left, spread = masked_var(returns - values, mask, reduce), masked_var(returns, mask, reduce)
     return torch.where(spread > 0, 1 - left / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0.0)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 # %% auto #0
 __all__ = ['left_pad', 'right_pad', 'position_ids', 'check_left_padded', 'close_up', 'response_columns', 'Packed', 'pack',
-           'response_mask', 'reached_stop', 'last_index', 'masked_sum', 'masked_mean', 'masked_var', 'whiten',
-           'log_ratio']
+           'response_mask', 'reached_stop', 'last_index', 'only_real', 'masked_sum', 'masked_mean', 'masked_var',
+           'whiten', 'log_ratio']
 
 # %% ../nbs/01_masks.ipynb #e0ea1f19
 def _check_rows(rows: list[list[int]], pad_id: int) -> None:
@@ -112,13 +112,6 @@ class Packed(NamedTuple):
     places: Tensor  # [B, T + 1] cells, flattened, in front of each response token; then the last
 
     @property
-    def real(self) -> Tensor:
-        "True on real tokens."
-        if self.attention_mask is None:
-            return torch.ones_like(self.input_ids, dtype=torch.bool)
-        return self.attention_mask.bool()
-
-    @property
     def inputs(self) -> dict[str, Any]:
         "What a transformers model takes. Without a cache: rows end to end would leak through it."
         mask = {} if self.attention_mask is None else dict(attention_mask=self.attention_mask)
@@ -195,7 +188,7 @@ def last_index(
     return torch.where(mask.bool(), columns, -1).amax(-1)
 
 # %% ../nbs/01_masks.ipynb #143322e4
-def _real(
+def only_real(
     x: Tensor,  # any shape
     mask: Tensor,  # same shape, true on real tokens
 ) -> Tensor:  # x in float32 (float64 stays), zero on padding
@@ -215,7 +208,7 @@ def masked_sum(
     reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar, float32 (float64 if x is)
     "Sum over every real token; 0 if there is none. Padding may hold anything, NaN included."
-    total = _real(x, mask).sum()
+    total = only_real(x, mask).sum()
     if reduce is None:
         return total
     # A collective has no gradient: the added zero carries it.
@@ -238,7 +231,7 @@ def masked_var(
     reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
 ) -> Tensor:  # scalar, float32 (float64 if x is)
     "Unbiased variance over every real token (divided by N - 1); 0 if there are fewer than two."
-    centred = _real(x, mask) - masked_mean(x, mask, reduce)
+    centred = only_real(x, mask) - masked_mean(x, mask, reduce)
     count = masked_sum(torch.ones_like(x), mask, reduce)
     return masked_sum(centred.square(), mask, reduce) / (count - 1).clamp(min=1)
 
@@ -253,7 +246,7 @@ def whiten(
     """Scale to a standard deviation of 1 over all real tokens, one token alone only centred.
     Ziegler et al. 2019; 2403.17031, section 7."""
     mean, var = masked_mean(x, mask, reduce), masked_var(x, mask, reduce)
-    white = (_real(x, mask) - mean) * (var + eps).rsqrt()
+    white = (only_real(x, mask) - mean) * (var + eps).rsqrt()
     if not shift_mean:
         white = white + mean
     white = white.masked_fill(~mask.bool(), 0.0)
@@ -274,5 +267,5 @@ def log_ratio(
             f"log-probs {list(numerator.shape)} and {list(denominator.shape)}, mask "
             f"{list(mask.shape)}: wanted [B, T] for each, one shape and the same tokens."
         )
-    ratio = _real(numerator, mask) - _real(denominator, mask)
+    ratio = only_real(numerator, mask) - only_real(denominator, mask)
     return ratio if cap is None else ratio.clamp(-cap, cap)

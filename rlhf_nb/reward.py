@@ -32,13 +32,14 @@ from transformers import (
     TrainingArguments,
 )
 
-from .masks import pack, position_ids, right_pad
+from .masks import position_ids, right_pad
 from rlhf_nb.models import (
     CENTER,
     fit_embeddings,
     inside,
     load_scorer,
     load_tokenizer,
+    response_values,
     scorer_from,
     scorer_head,
     sequence_scores,
@@ -498,10 +499,6 @@ class RewardTrainer(SealedTrainer):
             compute_metrics=self.measure,
         )
 
-    def kept_columns(self) -> list[str]:
-        "Those of `encode_pairs`."
-        return ["chosen_ids", "rejected_ids", "margin", "length"]
-
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, through whatever the model is wrapped in."
         real = attention_mask.bool()
@@ -836,10 +833,11 @@ class Judges:
 
 # %% ../nbs/07_reward.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
-    "Scores [B] of a rollout by a reward model that reads the policy's own tokens."
+    """Scores [B] of a rollout by a reward model that reads the policy's own tokens: what its head
+    says after the last one."""
 
     def measure(some: Episodes) -> tuple[Tensor]:
-        packed = pack(*some.sequences, align=forward.align)
-        return (sequence_scores(model, packed.input_ids, packed.real),)
+        after = response_values(model, *some.sequences, align=forward.align)
+        return (after.gather(1, some.mask.sum(1, keepdim=True)).squeeze(1),)
 
     return forward.over(r, measure)[0]

@@ -125,7 +125,9 @@ def sample(
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
     for t in range(response_length):
         logits = _next_logits(model, token, seen, places, cache).float().div_(temperature)
-        probs = truncate_logits(logits, top_k, top_p).softmax(-1)
+        if top_k or top_p < 1:
+            logits = truncate_logits(logits, top_k, top_p)
+        probs = logits.softmax(-1)
         del logits  # of a large vocabulary, one copy at a time
         token = draw_tokens(probs, generator)
         ids[rows, t], mask[rows, t] = token[:, 0], True

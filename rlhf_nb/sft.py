@@ -367,10 +367,6 @@ class SFTTrainer(SealedTrainer):
             with self.accelerator.autocast(), gathered(self.model):
                 check_packing(self.model)
 
-    def kept_columns(self) -> list[str]:
-        "Those of `encode_completions`."
-        return ["input_ids", "prompt_length", "length"]
-
     def compute_loss(
         self,
         model: nn.Module,

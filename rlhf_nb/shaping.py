@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from .masks import last_index
+from .masks import last_index, only_real
 
 # %% auto #0
 __all__ = ['score_index', 'shape_rewards', 'slot_mask', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores',
@@ -45,20 +45,6 @@ def shape_rewards(
 ) -> tuple[Tensor, Tensor]:  # rewards and non_score_rewards, new, [B, T], float32 or wider
     """Per-token rewards: -kl_coef * KL on real tokens, and the score on one. Ziegler et al. 2019,
     eq. 2. Raises ValueError."""
-    _check_shaping(scores, kl, mask, kl_coef)
-    mask, column = mask.bool(), torch.arange(mask.shape[1], device=mask.device)
-    paid = (column == score_index(mask, reward_slot)[:, None]) & mask.any(1, keepdim=True)
-    non_score_rewards = torch.where(mask, -kl_coef * _wide(kl), 0.0)
-    return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
-
-
-def _wide(x: Tensor) -> Tensor:
-    "float32 at least, so that bf16 scores and whole numbers keep their digits."
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _check_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> None:
-    "Refuse what would broadcast into nonsense."
     if scores.shape != mask.shape[:1] or kl.shape != mask.shape:
         raise ValueError(
             f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do "
@@ -66,6 +52,10 @@ def _check_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> 
         )
     if not 0 <= kl_coef < math.inf:
         raise ValueError(f"kl_coef={kl_coef}: give a finite number, zero or more.")
+    column = torch.arange(mask.shape[1], device=mask.device)
+    paid = (column == score_index(mask, reward_slot)[:, None]) & mask.bool().any(1, keepdim=True)
+    non_score_rewards = -kl_coef * only_real(kl, mask)
+    return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
 
 # %% ../nbs/10_shaping.ipynb #32402669
 def slot_mask(
@@ -79,6 +69,11 @@ def slot_mask(
     return mask.bool() | (paid & mask.bool().any(1, keepdim=True))
 
 # %% ../nbs/10_shaping.ipynb #a2b5edbd
+def _wide(x: Tensor) -> Tensor:
+    "float32 at least, so that bf16 scores and whole numbers keep their digits."
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def penalize_missing_eos(
     scores: Tensor,  # [B]
     reached_stop: Tensor,  # [B] true where the row ended with its own stop token

@@ -48,7 +48,7 @@ from .runtime.build import as_reference, build_models, split_groups
 from .runtime.config import PPOConfig
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
-from .runtime.opened import reads_end_to_end
+from .runtime.opened import opened, reads_end_to_end
 from rlhf_nb.runtime.prompts import (
     as_batch,
     check_prompts,
@@ -148,23 +148,23 @@ class PPOTrainer(UpdateTrainer):
         own = reward_processing_class
         named: Any = model if processing_class is None else processing_class
         tokenizer = load_tokenizer(named)
-        self.stop_ids = stop_tokens(tokenizer, args.stop_token_id, args.stop_strings)
-        check_tokenizer(tokenizer, self.stop_ids)
-        self.stop_strings = None
-        if args.stop_strings:
-            self.stop_strings = StopStringCriteria(tokenizer, args.stop_strings)
+        stops = stop_tokens(tokenizer, args.stop_token_id, args.stop_strings)
+        check_tokenizer(tokenizer, stops)
+        strings = args.stop_strings
+        self.how = Sampling(
+            args.response_length,
+            tokenizer.pad_token_id,
+            tuple(stops),
+            args.temperature,
+            args.top_k,
+            args.top_p,
+            StopStringCriteria(tokenizer, strings) if strings else None,
+        )
         reader = None if own is None else load_tokenizer(own)
         self.judges = Judges(reward_model, args.reward_weights, reader)
+        models = model, ref_model, reward_model, value_model
         pair, self.ref_model = build_models(
-            args,
-            tokenizer,
-            self.judges,
-            model,
-            ref_model,
-            reward_model,
-            value_model,
-            peft_config,
-            value_peft_config,
+            args, tokenizer, self.judges, *models, peft_config, value_peft_config
         )
         for data in (train_dataset, eval_dataset):
             check_prompts(data, tokenizer, pair.policy, args.response_length)
@@ -190,6 +190,9 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
+        if self.layout.deepspeed is None and self.layout.fsdp is None:  # else not in place yet
+            opened(pair.policy)  # says now whether its head can be taken off
+            self.reference(opened)
 
     # ---- one update ----
 
@@ -221,7 +224,7 @@ class PPOTrainer(UpdateTrainer):
         batch = as_batch(batch, tokenizer, args.num_generations)
         ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
         sampled, engine_logprobs = self.sample(ids, mask)
-        responses, tokens = texts_of(tokenizer, sampled, self.stop_ids)
+        responses, tokens = texts_of(tokenizer, sampled, self.how.stop_ids)
         r = Rollout(
             prompt_ids=ids,
             prompt_mask=mask,
@@ -292,19 +295,10 @@ class PPOTrainer(UpdateTrainer):
 
     def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
         "Responses, cut to the longest, and the engine's own log-probs if it has any."
-        args, policy = self.args, self.pair.policy
-        how = Sampling(
-            args.response_length,
-            self.processing_class.pad_token_id,
-            tuple(self.stop_ids),
-            args.temperature,
-            args.top_k,
-            args.top_p,
-            self.stop_strings,
-        )
+        policy = self.pair.policy
         policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
         self.engine.sync(policy)
-        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
+        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, self.how)
         policy.train()
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
@@ -312,9 +306,13 @@ class PPOTrainer(UpdateTrainer):
 
     def kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         "KL per token [B, T] by the estimator, zero on padding."
-        if self.args.kl_estimator != "full":
-            estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
-            return estimate.masked_fill(~r.mask, 0.0)
+        if self.args.kl_estimator == "full":
+            return self.full_kl(r)
+        estimate = estimate_kl(logprobs, ref_logprobs, self.args.kl_estimator)
+        return estimate.masked_fill(~r.mask, 0.0)
+
+    def full_kl(self, r: Rollout) -> Tensor:
+        "KL per token [B, T], summed over the vocabulary."
         policy, shared = self.pair.policy, self.ref_model is None
         adapter = self.args.ref_adapter_name
         off = partial(as_reference, policy, adapter) if shared else nullcontext
@@ -520,10 +518,10 @@ class PPOTrainer(UpdateTrainer):
                     read_prompts(columns, tokenizer)[0],
                     args.response_length,
                     0.01,
-                    self.stop_ids,
+                    self.how.stop_ids,
                     self.rows_at_a_time(len(data)),
                     seed=args.seed,
-                    stop_strings=self.stop_strings,
+                    stop_strings=self.how.stop_strings,
                     told=self.count_evaluated if progress else lambda: None,
                     engine=None if own else self.engine,
                 )
@@ -602,7 +600,7 @@ class PPOTrainer(UpdateTrainer):
             if state is not None:
                 policy.load_state_dict(state)
             policy, state = policy.merge_and_unload(), None
-        save_policy(policy, self.processing_class, folder, state, stop_ids=self.stop_ids)
+        save_policy(policy, self.processing_class, folder, state, stop_ids=self.how.stop_ids)
         if self.stage is not None:
             save_weights(pair.value, folder / "value", of_value)
 

@@ -3,6 +3,7 @@ refused: python parts_worker.py FOLDER."""
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -57,7 +58,7 @@ def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
     "Rank 0 stops after one token, rank 1 never; what rank wrote what."
     trainer = make(f"uneven-{gather}", ds3_gather_for_generation=gather, learning_rate=1e-2)
     trainer.prepare()
-    trainer.stop_ids = list(range(64)) if rank == 0 else []
+    trainer.how = replace(trainer.how, stop_ids=tuple(range(64)) if rank == 0 else ())
     torch.manual_seed(rank)
     calls, policy = [], trainer.accelerator.unwrap_model(trainer.model).policy
     handle = policy.register_forward_hook(lambda *_: calls.append(1))

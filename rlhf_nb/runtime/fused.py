@@ -99,36 +99,29 @@ class _Fused(torch.autograd.Function):
             states, weight, bias, ids, torch.cat(totals), certainty if entropy == "learn" else None
         )
         ctx.divisor, ctx.rows = divisor, rows
-        ctx.set_materialize_grads(False)
         if entropy == "look":
             ctx.mark_non_differentiable(certainty)
         return torch.cat(logprobs), certainty
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Any) -> tuple[Any, ...]:
         states, weight, bias, ids, totals, entropies = ctx.saved_tensors
-        grads = [
-            torch.zeros_like(x) if wanted else None
-            for x, wanted in zip((states, weight, bias), ctx.needs_input_grad)
-        ]
-        if grad is None and grad_entropy is None:
-            return *grads, *[None] * 4
+        inputs = zip((states, weight, bias), ctx.needs_input_grad)
+        grads = [torch.zeros_like(x) if wanted else None for x, wanted in inputs]
         with torch.autocast(states.device.type, enabled=False):
             for a in range(0, len(states), ctx.rows):
                 some = slice(a, a + ctx.rows)
-                z = _logits(states[some], weight, bias, ctx.divisor)
-                log_p = z.sub_(totals[some, None])
-                if grad is not None and grad_entropy is None:  # d log p / dz = [chosen] - p
-                    of_z = log_p.exp_().mul_(-grad[some, None])
-                elif grad_entropy is not None:  # d H / dz = -p (log p + H)
-                    p = log_p.exp()
-                    of_z = log_p.clamp_(min=LOWEST).add_(entropies[some, None])
-                    of_z.mul_(-grad_entropy[some, None])
-                    of_z = (of_z if grad is None else of_z.sub_(grad[some, None])).mul_(p)
+                of_chosen = grad[some, None]
+                of_z = _logits(states[some], weight, bias, ctx.divisor).sub_(totals[some, None])
+                if entropies is None:  # d log p / dz = [chosen] - p
+                    of_z.exp_().mul_(-of_chosen)
+                else:  # and d H / dz = -p (log p + H)
+                    p = of_z.exp()
+                    of_z.clamp_(min=LOWEST).add_(entropies[some, None])
+                    of_z.mul_(-grad_entropy[some, None]).sub_(of_chosen).mul_(p)
                     del p
-                if grad is not None:
-                    of_z.scatter_add_(1, ids[some, None], grad[some, None].to(of_z.dtype))
+                of_z.scatter_add_(1, ids[some, None], of_chosen.to(of_z.dtype))
                 of_z = of_z.div_(ctx.divisor).to(weight.dtype)
                 if grads[0] is not None:
                     grads[0][some] = of_z @ weight
@@ -136,7 +129,7 @@ class _Fused(torch.autograd.Function):
                     grads[1].addmm_(of_z.T, states[some])
                 if grads[2] is not None:
                     grads[2].add_(of_z.sum(0))
-                del z, log_p, of_z  # before the next block is made
+                del of_z  # before the next block is made
         return *grads, *[None] * 4
 
 

@@ -371,18 +371,23 @@ class Layout:
 
     # ---- trained models ----
 
-    @contextmanager
     def sampling(
         self,
         policy: nn.Module,
         value: nn.Module,  # its layers stay sharded
         wrapped: nn.Module,  # both, inside of what the layout puts around them
         whole: bool = True,  # gather the weights once; False: layer by layer at each token
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager:
         "Inside, the policy can be called by itself, token after token."
         if self.deepspeed is None and self.fsdp is None:
-            yield
-            return
+            return nullcontext()
+        return self._sampling(policy, value, wrapped, whole)
+
+    @contextmanager
+    def _sampling(
+        self, policy: nn.Module, value: nn.Module, wrapped: nn.Module, whole: bool
+    ) -> Iterator[None]:
+        "Under DeepSpeed and FSDP."
         if self.in_parts and not whole:
             with layer_by_layer(wrapped), self.in_step(policy):
                 yield

@@ -22,7 +22,7 @@ from datasets import Dataset
 from httpx import HTTPError
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import skip_first_batches
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints, set_seed
@@ -44,14 +44,12 @@ PRIVATE = {
     "_load_rng_state": "put back after batches are skipped, not before",
     "_get_train_sampler": "rows of like length in an order that can be resumed",
     "_push_from_checkpoint": "a checkpoint is pushed under its final name",
-    "_set_signature_columns_if_needed": "columns that the trainer needs are kept",
     "_prepare_for_training": "optimizer and wrapped model for someone who steps by hand",
     "_prepare_inputs": "a batch on the device",
     "_run_epoch": "one pass over the data, where a step is an update",
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
     "_get_dataloader": "one rank's prompts of an update",
     "_get_learning_rate": "the learning rate that is logged",
-    "_signature_columns": "the columns that are kept",
     "_tr_loss": "the sum of losses behind the loss that a finished run returns",
 }
 HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
@@ -87,11 +85,14 @@ class OrderByLength(LengthGroupedSampler):
 class SealedTrainer(Trainer):
     """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that
     goes on as if nothing had happened, and a hub that may be away. What a subclass may say:
-    `identity`, `kept_columns`, `write_model`, `read_model`, `write_state`, `read_state`, `card`."""
+    `identity`, `write_model`, `read_model`, `write_state`, `read_state`, `card`."""
 
-    _signature_columns: Any  # of Trainer, which declares None
     stage: Path | None = None  # where a checkpoint is written, while it is
     order: OrderByLength | None = None
+
+    def __init__(self, model: Any, args: TrainingArguments, **given: Any):
+        args.remove_unused_columns = False  # the collators take what they need
+        super().__init__(model, args, **given)
 
     @property
     def output_dir(self) -> Path:
@@ -103,10 +104,6 @@ class SealedTrainer(Trainer):
     def identity(self) -> dict[str, Any]:
         "What names a run: a checkpoint of a run with another identity is refused."
         return {}
-
-    def kept_columns(self) -> list[str] | None:
-        "Columns of the data that reach the collator; None: those that the model's forward names."
-        return None
 
     def card(self, folder: Path) -> str | None:
         "The model card of a folder; None: Trainer's own."
@@ -135,13 +132,6 @@ class SealedTrainer(Trainer):
         return {**self._prepare_inputs(inputs)}
 
     # ---- saving ----
-
-    def _set_signature_columns_if_needed(self) -> None:
-        columns = self.kept_columns()
-        if columns is None:
-            super()._set_signature_columns_if_needed()
-        else:
-            self._signature_columns = columns
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if not self.args.should_save:
@@ -345,10 +335,6 @@ class UpdateTrainer(SealedTrainer):
         except BaseException as error:
             self.notify("ppo_end", error)
             raise
-
-    def kept_columns(self) -> list[str]:
-        "All of them: the model's forward names none."
-        return self.train_dataset.column_names if self.train_dataset is not None else []
 
     def get_train_dataloader(self) -> Any:
         "One rank's prompts of an update, shuffled by the seed."

@@ -64,7 +64,7 @@ def opened(model: Any) -> PreTrainedModel | None:
 
     Plain transformers models, and LoRA around one; never one whose head DeepSpeed ZeRO-3 or FSDP
     has sharded. Body and head are compared with the model's own forward once, and the result is
-    logged where they differ."""
+    logged."""
     model = model.get_base_model() if _is_lora(model) else model
     if not isinstance(model, PreTrainedModel) or hasattr(model, "unshard"):
         return None
@@ -73,10 +73,13 @@ def opened(model: Any) -> PreTrainedModel | None:
         return None
     if model not in _agreement:
         _agreement[model] = agrees(model)
-        if not _agreement[model]:
+        name = type(model).__name__
+        if _agreement[model]:
+            logger.info(f"{name}: its body and head, one after the other, give its own logits.")
+        else:
             logger.warning(
-                f"{type(model).__name__}: its body and head, one after the other, do not give its "
-                "own logits, so it is called whole and all logits are kept."
+                f"{name}: its body and head, one after the other, do not give its own logits, so "
+                "it is called whole and all logits are kept."
             )
     return model if _agreement[model] else None
 

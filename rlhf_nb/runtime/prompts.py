@@ -63,8 +63,11 @@ def as_batch(
         lists = {name: x.tolist() if isinstance(x, Tensor) else [*x] for name, x in batch.items()}
         rows = [dict(zip(lists, row)) for row in zip(*lists.values())]
         batch = collate_prompts(rows, tokenizer)
-    if times == 1:
-        return dict(batch)
+    return dict(batch) if times == 1 else repeated(batch, times)
+
+
+def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
+    "Each prompt so often, side by side, with its columns."
 
     def repeat(x: Any) -> Any:
         if isinstance(x, Tensor):
