@@ -18,11 +18,10 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .models import inside
+from .runtime.layout import load_full
 
 # %% auto #0
 __all__ = ['PARTIAL', 'MANIFEST', 'staged', 'seal', 'verify', 'save_policy', 'model_card', 'save_weights', 'load_weights']
@@ -228,14 +227,6 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
         weights = peft.load_peft_weights(str(source), device="cpu")
         peft.set_peft_model_state_dict(model, weights, adapter_name=name)
     elif isinstance(model, PreTrainedModel):
-        _put(model, type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+        load_full(model, type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
     else:
-        _put(model, load_file(Path(folder) / "model.safetensors"))
-
-
-def _put(model: nn.Module, state: dict[str, Tensor]) -> None:
-    "`load_state_dict`, also into weights that are sharded over devices (FSDP2)."
-    if any(isinstance(p, DTensor) for p in model.parameters()):
-        set_model_state_dict(model, {**state}, options=StateDictOptions(full_state_dict=True))
-    else:
-        model.load_state_dict(state)
+        load_full(model, load_file(Path(folder) / "model.safetensors"))

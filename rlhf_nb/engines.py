@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import httpx
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
@@ -32,6 +31,14 @@ from transformers.core_model_loading import revert_weight_conversion
 from .masks import check_left_padded, log_ratio, masked_sum
 from .models import inside
 from .rollout import Sample, sample
+from rlhf_nb.runtime.layout import (
+    full_shape,
+    full_tensor,
+    gathered,
+    of_first_rank,
+    sharded,
+    wait_for_all,
+)
 
 # %% auto #0
 __all__ = ['LOG_WEIGHT_CAP', 'VLLM', 'START', 'Sampling', 'Engine', 'CachedEngine', 'importance_weights', 'mismatch', 'Answer',
@@ -277,28 +284,14 @@ def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str
         yield name, weight
 
 # %% ../nbs/09_engines.ipynb #0bc898be
-def _gathered(parts: Sequence[Tensor]) -> AbstractContextManager:
-    "Under ZeRO-3 each rank holds a part of every weight: inside this context they are whole."
-    if not any(hasattr(x, "ds_id") for x in parts):
-        return nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(list(parts))
-
-
-def _whole(x: Tensor) -> Tensor:
-    "Under FSDP2 a weight is a DTensor: all of it, on this rank."
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
 def _with_lora(weight: Tensor, layer: _LoraLayer | None) -> Tensor:
     "A whole weight, and what the active adapters add to it."
-    whole = _whole(weight.detach())
+    whole = full_tensor(weight.detach())
     if layer is None or layer.merged or layer.disable_adapters:
         return whole
     for adapter in layer.active_adapters:
         if adapter in layer.scaling:
-            whole = whole + _whole(layer.get_delta_weight(adapter)).to(whole.dtype)
+            whole = whole + full_tensor(layer.get_delta_weight(adapter)).to(whole.dtype)
     return whole
 
 
@@ -309,17 +302,17 @@ def policy_weights(
 ) -> Iterator[tuple[str, Tensor]]:  # name in a checkpoint, whole weight
     "The weights one by one, LoRA added in, the model unchanged. Call it on every rank, in step."
     for name, weight, layer in _named_weights(model):
-        with _gathered([weight, *(layer.parameters() if layer is not None else ())]):
+        with gathered([weight, *(layer.parameters() if layer is not None else ())]):
             whole = _with_lora(weight, layer)
-            # DeepSpeed frees what it gathered, so that has to be copied.
-            whole = whole.to(dtype or whole.dtype, copy=hasattr(weight, "ds_id"))
+            # what was gathered is freed afterwards, so that has to be copied
+            whole = whole.to(dtype or whole.dtype, copy=sharded(weight))
             yield from _as_saved(model, name, whole)
 
 
 def weight_shapes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     "The same names with empty tensors of the same shapes: nothing is gathered or moved."
     for name, weight, _ in _named_weights(model):
-        empty = torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")
+        empty = torch.empty(full_shape(weight), device="meta")
         yield from _as_saved(model, name, empty)
 
 # %% ../nbs/09_engines.ipynb #cff8363a
@@ -546,10 +539,7 @@ def _weight_transfer(
 # %% ../nbs/09_engines.ipynb #d61f67e8
 def _version_name(count: int) -> str:
     "A name for weights that no other run has, the same on every rank."
-    name = [f"{uuid.uuid4().hex[:8]}-{count}"]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(name)
-    return name[0]
+    return of_first_rank(f"{uuid.uuid4().hex[:8]}-{count}")
 
 
 def _check_version(http: _Http, version: str) -> None:
@@ -631,8 +621,7 @@ class VLLMServer:
             self.http.call("POST", "/resume")
         if first and self.syncs == 1:
             _check_logprobs(self.http)
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # no rank samples before all weights are there
+        wait_for_all()  # no rank samples before all weights are there
 
     def generate(
         self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling

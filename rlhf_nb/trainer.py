@@ -190,7 +190,7 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        if self.layout.deepspeed is None and self.layout.fsdp is None:  # else not in place yet
+        if self.layout.in_place:
             opened(pair.policy)  # says now whether its head can be taken off
             self.reference(opened)
 
@@ -422,8 +422,8 @@ class PPOTrainer(UpdateTrainer):
         if tokens is None and self.layout.device.type == "cpu":
             width = self.pair.config.get_text_config().hidden_size
             tokens = cache_tokens(width, torch.get_num_threads())
-        if self.layout.deepspeed is not None:
-            tokens = None  # it expects the number of micro-batches that it was told
+        if self.layout.fixed_parts:
+            tokens = None
         return Forward(
             args.temperature,
             args.local_rollout_forward_batch_size,

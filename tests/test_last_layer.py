@@ -406,8 +406,8 @@ WRONG = {
     "checkpointing forgotten": ("last_layer", "if recomputed or dropout", "if dropout"),
     "dropout forgotten": ("last_layer", "recomputed or dropout or", "recomputed or"),
     "hooks forgotten": ("last_layer", "dropout or hooked or", "dropout or"),
-    "shards forgotten": ("last_layer", "hooked or sharded or", "hooked or"),
-    "routers forgotten": ("last_layer", "sharded or balanced", "sharded"),
+    "shards forgotten": ("last_layer", "hooked or in_parts or", "hooked or"),
+    "routers forgotten": ("last_layer", "in_parts or balanced", "sharded"),
     "any family": ("last_layer", "not in FAMILIES", "is None"),
     "hooks that stay": (
         "last_layer",

@@ -267,6 +267,59 @@ def test_a_private_import_is_seen(source):
     assert imported(source)
 
 
+# ---- Sharded weights and ranks ----
+
+SHARDING = {"ds_id", "ds_shape", "full_tensor", "DTensor", "GatheredParameters", "FSDPModule"}
+BETWEEN_RANKS = ("deepspeed", "torch.distributed")
+
+
+def of_sharding(source: str) -> set[str]:
+    "What it knows of DeepSpeed, FSDP2 and torch.distributed from inside."
+    known: set[str] = set()
+    ours: set[str] = set()  # full_tensor is also a function of runtime/layout.py
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).endswith("runtime.layout"):
+            ours |= {name.name for name in node.names}
+        if isinstance(node, ast.Attribute):
+            known |= {node.attr, ast.unparse(node)} & {*SHARDING, *BETWEEN_RANKS}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            known |= {node.value} & SHARDING
+        elif isinstance(node, ast.Name):
+            known |= {node.id} & SHARDING - ours
+        elif isinstance(node, ast.Import):
+            known |= {name.name for name in node.names if name.name.startswith(BETWEEN_RANKS)}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(BETWEEN_RANKS):
+            known.add(str(node.module))
+    return known
+
+
+# catches: a second place that has to be looked at when a layout, or a release of one, changes
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "runtime/layout.py"])
+def test_the_layout_alone_knows_how_weights_are_sharded(name):
+    assert not of_sharding(read(name))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hasattr(p, 'ds_id')",
+        "x.full_tensor()",
+        "import deepspeed",
+        "def f():\n    import deepspeed",
+        "from torch.distributed.tensor import DTensor",
+        "torch.distributed.barrier()",
+    ],
+)
+def test_what_knows_sharding_is_seen(source):
+    assert of_sharding(source)
+
+
+def test_the_names_of_the_layout_are_free_to_use():
+    assert not of_sharding(
+        "from rlhf_nb.runtime.layout import full_tensor, sharded\nsharded(full_tensor(x))"
+    )
+
+
 # ---- Classes and functions ----
 
 

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
+from rlhf_nb.runtime.layout import sharded
+
 # Private names used here: `_forward_hooks` and `_forward_pre_hooks` of torch's nn.Module, which has
 # no public way to ask whether there are any.
 
@@ -38,9 +40,9 @@ def position_wise(body: nn.Module) -> list[nn.Module]:
     )
     dropout = any(isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in inner)
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in inner)
-    sharded = any(hasattr(p, "ds_id") or hasattr(p, "full_tensor") for p in last.parameters())
+    in_parts = any(sharded(weight) for weight in last.parameters())
     balanced = getattr(config, "output_router_logits", False)  # a loss reads every position
-    if recomputed or dropout or hooked or sharded or balanced:
+    if recomputed or dropout or hooked or in_parts or balanced:
         return []
     attention = next((part for name, part in last.named_children() if name in ATTENTION), None)
     named = [getattr(attention, name, None) for name in PROJECTIONS]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,11 +22,30 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 Measure = Callable[[Any], Any]  # what is done with a model: `measure(model)`
 Placed = Callable[[Measure], Any]  # a frozen model: `placed(measure)` is `measure(model)`
+
+
+# ---- Ranks ----
+
+
+def of_first_rank(x: Any) -> Any:
+    "What the first rank has, on every rank."
+    what = [x]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(what)
+    return what[0]
+
+
+def wait_for_all() -> None:
+    "Go on when every rank is here."
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 # ---- Weights that are sharded ----
@@ -37,15 +56,40 @@ def sharded_by_deepspeed(model: nn.Module) -> bool:
     return any(hasattr(p, "ds_id") for p in model.parameters())
 
 
-def gathered(model: nn.Module, write: bool = False) -> AbstractContextManager:
-    "Inside, the weights that ZeRO-3 sharded are whole; with `write`, changes are kept."
-    if not sharded_by_deepspeed(model):
+def sharded(weight: Tensor) -> bool:
+    "Whether this rank holds a part of it alone, under ZeRO-3 or FSDP2."
+    return hasattr(weight, "ds_id") or isinstance(weight, DTensor)
+
+
+def gathered(
+    model: nn.Module | Sequence[Tensor],  # or some of its weights
+    write: bool = False,  # keep changes
+) -> AbstractContextManager:
+    "Inside, the weights that ZeRO-3 sharded are whole."
+    weights = [*(model.parameters() if isinstance(model, nn.Module) else model)]
+    if not any(hasattr(weight, "ds_id") for weight in weights):
         return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(
-        list(model.parameters()), modifier_rank=0 if write else None
-    )
+    return deepspeed.zero.GatheredParameters(weights, modifier_rank=0 if write else None)
+
+
+def full_tensor(weight: Tensor) -> Tensor:
+    "All of a weight that FSDP2 sharded, on this rank; any other as it is."
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def full_shape(weight: Tensor) -> torch.Size:
+    "Its shape, all ranks' parts together."
+    return getattr(weight, "ds_shape", weight.shape)
+
+
+def load_full(model: nn.Module, state: dict[str, Tensor]) -> None:
+    "`load_state_dict`, also into weights that FSDP2 sharded."
+    if any(isinstance(weight, DTensor) for weight in model.parameters()):
+        set_model_state_dict(model, {**state}, options=StateDictOptions(full_state_dict=True))
+    else:
+        model.load_state_dict(state)
 
 
 def zero3_is_live() -> bool:
@@ -232,6 +276,8 @@ class Layout:
         self.deepspeed: Any = getattr(state, "deepspeed_plugin", None)
         self.fsdp: Any = getattr(state, "fsdp_plugin", None)
         self.fsdp2 = bool(accelerator.is_fsdp2)
+        self.in_place = self.deepspeed is None and self.fsdp is None  # without being prepared
+        self.fixed_parts = self.deepspeed is not None  # it was told the number of micro-batches
         self.zero3 = self.deepspeed is not None and self.deepspeed.zero_stage == 3
         self.in_parts = self.zero3 or self.fsdp2  # a layer's weights are fetched when it is called
         self.check()
@@ -280,7 +326,7 @@ class Layout:
 
     def check_ready(self, prepared: bool) -> None:
         "Raises RuntimeError where the trained models have yet to be sharded or cast."
-        if not prepared and (self.deepspeed is not None or self.fsdp is not None):
+        if not prepared and not self.in_place:
             raise RuntimeError(
                 f"under {self.describe()} the models are not in place yet: call trainer.prepare() "
                 "before the first rollout, or trainer.step()."
@@ -379,7 +425,7 @@ class Layout:
         whole: bool = True,  # gather the weights once; False: layer by layer at each token
     ) -> AbstractContextManager:
         "Inside, the policy can be called by itself, token after token."
-        if self.deepspeed is None and self.fsdp is None:
+        if self.in_place:
             return nullcontext()
         return self._sampling(policy, value, wrapped, whole)
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from rlhf_nb.runtime.fused import logit_scale
+from rlhf_nb.runtime.layout import sharded_by_deepspeed
 
 # Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod`, where
 # torch.compile keeps the model that it wrapped.
@@ -69,7 +70,7 @@ def opened(model: Any) -> PreTrainedModel | None:
     if not isinstance(model, PreTrainedModel) or hasattr(model, "unshard"):
         return None
     head = model.get_output_embeddings()
-    if head is None or any(hasattr(p, "ds_id") for p in head.parameters()):
+    if head is None or sharded_by_deepspeed(head):
         return None
     if model not in _agreement:
         _agreement[model] = agrees(model)
