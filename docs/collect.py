@@ -26,7 +26,7 @@ SECTIONS: dict[str, tuple[str, ...] | range] = {
     "Start here": ("index", "00_tour"),
     "The components": range(13),
     "Training and judging": range(13, 16),
-    "The rooms": range(16, 20),
+    "Tools": range(16, 20),
     "Labs": range(20, 100),
 }
 # Folders of plain modules, which no notebook exports.
@@ -250,7 +250,7 @@ def section_of(name: str) -> str:
             return section
     raise ValueError(
         f"nbs/{name}.ipynb has no place in the menu: call it NN_name.ipynb, with the number of "
-        "its room, or name it in SECTIONS of docs/collect.py."
+        "its section, or name it in SECTIONS of docs/collect.py."
     )
 
 

@@ -78,7 +78,7 @@ class Run:
     batch: int = 0  # episodes in an update; 0 where there are none
     rate: float | None = None  # updates in a second, over the last thirty
     kl_coef: float | None = None  # of the next update, unless another one is requested
-    asked: tuple[str, ...] = ()  # what was requested and has not happened yet
+    requested: tuple[str, ...] = ()  # what was requested and has not happened yet
     note: str = ""  # about the controls
     error: str = ""
     last: Rollout | None = None  # of the last update
@@ -137,8 +137,8 @@ def _head(run: Run) -> str:
     when = (
         f" It happens when {run.name} {run.update + 1:,} is done." if run.state == "running" else ""
     )
-    if run.asked:
-        parts.append(f"{PARAGRAPH}Asked for: {safe_text(', '.join(run.asked))}.{when}</p>")
+    if run.requested:
+        parts.append(f"{PARAGRAPH}Requested: {safe_text(', '.join(run.requested))}.{when}</p>")
     if run.note:
         parts.append(f'<p role="note" style="margin:4px 0">{safe_text(run.note)}</p>')
     return "".join(parts)
@@ -576,7 +576,7 @@ class _Screen:
         "What was requested, and what can be requested now."
         with self.dashboard.steering.lock:
             run, steering, panel = self.dashboard.run, self.dashboard.steering, self.panel
-            run.asked = steering.names(run)
+            run.requested = steering.names(run)
             if panel is None:
                 return
             on = run.state in ("running", "paused")
@@ -726,12 +726,12 @@ class LiveDashboard(TrainerCallback):
         )
         if self.run.state not in ("running", "paused") and not starting:
             raise RuntimeError(
-                f"{what} was asked for, and no run is going on. {_sentence(self.run)} Ask while "
+                f"{what} was requested, and no run is going on. {_sentence(self.run)} Ask while "
                 "train() runs; before it, set PPOConfig."
             )
         if self.ranks > 1:
             raise RuntimeError(
-                f"{what} was asked for, and this run has {self.ranks} processes: this one alone "
+                f"{what} was requested, and this run has {self.ranks} processes: this one alone "
                 "would obey. Stop it, and start again from its checkpoint with another PPOConfig."
             )
 
@@ -765,7 +765,7 @@ class LiveDashboard(TrainerCallback):
     def kl_coef(self, wanted: float) -> None:
         self._check_request("kl_coef")
         if self.trainer is None:
-            raise RuntimeError("kl_coef was asked for, and this trainer has none: PPOTrainer has.")
+            raise RuntimeError("kl_coef was requested, and this trainer has none: PPOTrainer has.")
         trial = copy.copy(self.trainer.controller)
         trial.set(wanted)  # it refuses what the real one would refuse
         with self.steering.lock:

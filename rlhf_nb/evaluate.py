@@ -82,7 +82,7 @@ def complete(
     batch_size: int = 256,
     seed: int | None = None,  # of the sampling; None: torch's global random state
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
-    told: Callable[[], None] = lambda: None,  # called after each batch, to show progress
+    on_batch: Callable[[], None] = lambda: None,  # called after each batch, to show progress
     engine: Engine
     | None = None,  # who writes, with the model's weights; None: the package's own sampler
 ) -> Completions:
@@ -126,7 +126,7 @@ def complete(
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         lengths = drawn.mask.sum(1).tolist()
         answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths)))
-        told()
+        on_batch()
     model.train(was_training)
     in_order = [answers[i] for i in range(len(rows))]
     return Completions(list(prompts), *(list(column) for column in zip(*in_order)))
@@ -461,7 +461,7 @@ class JudgeReport:
     # share of all decided judgings that the answer shown first won; None: none was decided
     first: float | None
     method: str  # of the interval
-    told: str  # what the judge reports of its work: tokens, cost
+    usage: str  # what the judge reports of its work: tokens, cost
     scores: list[float | None]  # per prompt: 1, 0.5, 0 or None
 
     def __str__(self) -> str:
@@ -481,7 +481,7 @@ class JudgeReport:
             f"Pairs: {self.n:,}, {order}{bias}",
             f"Wins {self.wins:,}, ties {self.ties:,}, losses {self.losses:,}, "
             f"invalid {self.invalid:,}; interval: {self.method}",
-            self.told,
+            self.usage,
             f"Model win rate: {self.win_rate:.2%} (95% interval {100 * self.low:.1f} to "
             f"{100 * self.high:.1f})",
         ]
@@ -524,9 +524,9 @@ def judge_pairs(
     scores = [_settle(some) for some in by_prompt]
     valid = [(i, score) for i, score in enumerate(scores) if score is not None]
     name = str(getattr(judge, "name", None) or getattr(judge, "__name__", type(judge).__name__))
-    told = judge.told() if hasattr(judge, "told") else ""
+    usage = judge.usage() if hasattr(judge, "usage") else ""
     if not valid:
-        raise ValueError(f"{name} gave no usable verdict on any of {n} pairs. {told}")
+        raise ValueError(f"{name} gave no usable verdict on any of {n} pairs. {usage}")
     kept, decided = [score for _, score in valid], [v for v in verdicts if v in (0, 1)]
     low, high, method = _interval(kept, [rows[i] for i, _ in valid], seed)
     changed = sum(len(set(by_prompt[i])) > 1 for i, _ in valid)
@@ -543,7 +543,7 @@ def judge_pairs(
         flipped=changed / len(kept) if both_orders else None,
         first=decided.count(0) / len(decided) if decided else None,
         method=method,
-        told=told,
+        usage=usage,
         scores=scores,
     )
 
@@ -696,7 +696,7 @@ class EndpointJudge:
         self.judgings, damaged = _read_judgings(Path(self.cache)) if self.cache else ({}, 0)
         self.counts = Counter(damaged=damaged)
 
-    def told(self) -> str:
+    def usage(self) -> str:
         "What the judging has cost so far."
         return _bill(self.counts, self.prices)
 
@@ -867,7 +867,7 @@ class PersonJudge:
             )
         self.chosen.append({"0": 0.5, "1": 0.0, "2": 1.0}[key])
 
-    def told(self) -> str:
+    def usage(self) -> str:
         return f"{len(self.chosen)} of {len(self.rows)} pairs were judged by a person"
 
     def __call__(

@@ -98,10 +98,10 @@ def drop_long_rows(
     answer: int | None = None,  # most tokens of an answer, its stop token among them
 ) -> Dataset:
     "The rows whose texts fit. Raises ValueError where none does."
-    room = None if answer is None else answer - 1
+    rest = None if answer is None else answer - 1
     limits = {
         name: most
-        for name, most in dict(prompt=prompt, completion=room, chosen=room, rejected=room).items()
+        for name, most in dict(prompt=prompt, completion=rest, chosen=rest, rejected=rest).items()
         if most is not None and name in data.column_names
     }
 

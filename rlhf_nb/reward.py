@@ -110,8 +110,8 @@ def answer_ids(
     return (prompt if max_length is None else prompt[-(max_length - len(answer)) :]) + answer
 
 # %% ../nbs/07_reward.ipynb #9330c30f
-def _refuse(row: int, what: str, mend: str = "drop the row") -> None:
-    raise ValueError(f"row {row}: {what}: {mend}.")
+def _refuse(row: int, what: str, fix: str = "drop the row") -> None:
+    raise ValueError(f"row {row}: {what}: {fix}.")
 
 
 def _shared(first: list[int], second: list[int]) -> int:

@@ -139,9 +139,9 @@ class PPOTrainer(UpdateTrainer):
         eval_dataset: Dataset | None = None,
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,  # of peft: train an adapter; without it, the reference
+        peft_config: Any = None,  # of peft: train an adapter; the reference is without
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
-        value_peft_config: Any = None,  # the same for the value model
+        value_peft_config: Any = None,  # of peft: an adapter for the value model
     ):
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
@@ -522,7 +522,7 @@ class PPOTrainer(UpdateTrainer):
                     self.rows_at_a_time(len(data)),
                     seed=args.seed,
                     stop_strings=self.how.stop_strings,
-                    told=self.count_evaluated if progress else lambda: None,
+                    on_batch=self.count_evaluated if progress else lambda: None,
                     engine=None if own else self.engine,
                 )
         c = completions

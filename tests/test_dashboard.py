@@ -197,7 +197,7 @@ def test_a_paused_run_stands_still_until_it_is_told(ppo):
     time.sleep(0.3)
     assert trainer.update_count == 2 and not unlike(weights(trainer), before)
     dashboard.kl_coef = 0.7
-    assert dashboard.kl_coef == 0.05 and dashboard.run.asked == ("kl_coef 0.7",)
+    assert dashboard.kl_coef == 0.05 and dashboard.run.requested == ("kl_coef 0.7",)
     dashboard.stop()
     assert dashboard.wait(20).global_step == trainer.update_count == 2 and not unlike(
         weights(trainer), before
@@ -272,7 +272,7 @@ def test_a_bad_coefficient_is_refused_at_once(ppo, kind, bad):
     def try_it(dashboard):
         with pytest.raises(ValueError, match="kl_coef is"):
             dashboard.kl_coef = bad
-        seen.append(dashboard.run.asked)
+        seen.append(dashboard.run.requested)
 
     trainer, dashboard = steered(ppo, dict(u2=try_it), kl_controller=kind)
     assert trainer.train().global_step == 6 and seen == [()] and not dashboard.run.changes
@@ -330,7 +330,7 @@ def test_a_run_that_breaks_off_says_so(ppo, error, told, thread):
             dashboard.start(trainer), dashboard.wait(20)
         else:
             trainer.train()
-    assert told in render_run(dashboard.run) and not dashboard.run.asked
+    assert told in render_run(dashboard.run) and not dashboard.run.requested
     with pytest.raises(RuntimeError):
         dashboard.pause()
 
@@ -370,11 +370,11 @@ def test_handlers_say_what_went_wrong(ppo):
     def try_it(dashboard):
         dashboard.screen.panel.slider.value = 0.2
         assert (
-            dashboard.run.asked == ("kl_coef 0.2",)
+            dashboard.run.requested == ("kl_coef 0.2",)
             and "kl_coef 0.2" in dashboard.screen.panel.head.value
         )
         dashboard.screen.panel.slider.value = 0.05
-        assert dashboard.run.asked == ()
+        assert dashboard.run.requested == ()
         dashboard.trainer.controller.set, real = None, dashboard.trainer.controller.set
         with pytest.raises(TypeError):
             dashboard.screen.panel.slider.value = 0.3

@@ -149,7 +149,7 @@ def test_the_menu_has_every_page_in_its_place(soups):
     for section, numbers in {
         "The components": range(13),
         "Training and judging": range(13, 16),
-        "The rooms": range(16, 20),
+        "Tools": range(16, 20),
         "Labs": range(20, 100),
     }.items():
         wanted = [

@@ -438,9 +438,9 @@ def test_endpoint_judges(serve):
     assert all("prompt " in p["messages"][1]["content"] for p in server.payloads)
     assert (
         "22 judgings asked for in 22 replies, 0 from the cache, 2 of equal answers; 2,200 tokens "
-        "in, 44 out; cost 0.0048" in found.told
+        "in, 44 out; cost 0.0048" in found.usage
     )
-    assert "cost" not in judge_of(server).told()
+    assert "cost" not in judge_of(server).usage()
 
 
 # catches: a cache that is not read, keyed by too little (model, instructions, order, address),
@@ -453,8 +453,8 @@ def test_cache(serve, tmp_path):
     assert (
         server.requests == 24
         and again.scores == first.scores
-        and "24 from the cache" in again.told
-        and "0 tokens in" in again.told
+        and "24 from the cache" in again.usage
+        and "0 tokens in" in again.usage
     )
     assert "sk-secret" not in path.read_text() and "sk-secret" not in repr(
         judge_of(server, api_key="sk-secret")
@@ -493,7 +493,7 @@ def test_a_damaged_cache_loses_one_line(serve, tmp_path):
     text = path.read_text()
     path.write_text("not json\n[1]\n" + text[: text.rindex("verdict")])
     found = judge_pairs(judge_of(server, cache=path), PROMPTS, OURS, THEIRS)
-    assert server.requests == 25 and "3 damaged lines" in found.told
+    assert server.requests == 25 and "3 damaged lines" in found.usage
     judge_pairs(judge_of(server, cache=path), PROMPTS, OURS, THEIRS)
     assert server.requests == 25
 
@@ -520,7 +520,7 @@ def test_what_may_pass_is_tried_again(serve, fault):
     server = serve(lambda number, chat: fault if number <= 2 else reply("2"))
     judge = judge_of(server, timeout=0.3, concurrency=1)
     assert judge(["p"], [("a", "b")]) == [1.0] and server.requests == 3
-    assert "1 judgings asked for in 1 replies" in judge.told()
+    assert "1 judgings asked for in 1 replies" in judge.usage()
 
 
 def test_it_waits_as_long_as_it_is_told(serve):
@@ -591,8 +591,8 @@ def test_malformed_answers_are_invalid(serve, tmp_path, text):
     )
     assert (
         server.requests == 22 + 2 * 3
-        and "24 judgings asked for in 28 replies" in found.told
-        and "2,800 tokens in" in found.told
+        and "24 judgings asked for in 28 replies" in found.usage
+        and "2,800 tokens in" in found.usage
     )
     chats = [p["messages"] for p in server.payloads if "prompt 3" in p["messages"][1]["content"]]
     assert (
@@ -612,8 +612,8 @@ def test_malformed_once(serve):
     judge = judge_of(server)
     assert judge(["p"], [("a", "b")]) == [1.0]
     assert (
-        "1 judgings asked for in 2 replies" in judge.told()
-        and "50 tokens in, 1 out (and 1 replies without a count)" in judge.told()
+        "1 judgings asked for in 2 replies" in judge.usage()
+        and "50 tokens in, 1 out (and 1 replies without a count)" in judge.usage()
     )
 
 
@@ -643,7 +643,7 @@ def test_a_server_that_dies_halfway(serve, tmp_path):
         judge_pairs(judge_of(server, cache=path, attempts=2), PROMPTS, OURS, THEIRS)
     alive = serve(port=port)  # the address is part of what is asked: it must come up where it was
     found = judge_pairs(judge_of(alive, cache=path), PROMPTS, OURS, THEIRS)
-    assert alive.requests == 14 and "10 from the cache" in found.told
+    assert alive.requests == 14 and "10 from the cache" in found.usage
     assert found.scores == judge_pairs(first_of_longer, PROMPTS, OURS, THEIRS).scores
 
 
@@ -740,7 +740,7 @@ def test_person():
             10,
             0,
             10,
-        ) and "30 of 40" in found.told
+        ) and "30 of 40" in found.usage
     with pytest.raises(ValueError, match="'x'"):
         judge.choose("x")
     for _ in range(10):

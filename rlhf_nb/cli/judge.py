@@ -176,7 +176,7 @@ def answers_of(
         [ends] if isinstance(ends, int) else ends,
         options.batch_size,
         options.seed,
-        told=advance,
+        on_batch=advance,
     )
 
 

@@ -117,7 +117,7 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         handle.focus()
         for _ in range(2):
             page.keyboard.press("ArrowRight")
-        said(notebook, r"Asked for: kl_coef 0\.06")
+        said(notebook, r"Requested: kl_coef 0\.06")
         press(notebook, "go on")
         said(notebook, r"kl_coef 0\.05 → 0\.06")
         reached(notebook, stood + 4)
