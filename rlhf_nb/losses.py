@@ -72,11 +72,7 @@ def _value_errors(
             f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; "
             "float('inf') turns clipping off."
         )
-    values, old_values, returns = (
-        only_real(values, mask),
-        only_real(old_values, mask),
-        only_real(returns, mask),
-    )
+    values, old_values, returns = (only_real(x, mask) for x in (values, old_values, returns))
     near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
     return (values - returns).square(), (near - returns).square()
 
