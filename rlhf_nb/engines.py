@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -24,13 +23,12 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StopStringCriteria,
 )
 from transformers.core_model_loading import revert_weight_conversion
 
 from .masks import check_left_padded, log_ratio, masked_sum
 from .models import inside
-from .rollout import Sample, sample
+from .rollout import Sample, Sampling, sample
 from rlhf_nb.runtime.layout import (
     full_shape,
     full_tensor,
@@ -41,37 +39,9 @@ from rlhf_nb.runtime.layout import (
 )
 
 # %% auto #0
-__all__ = ['LOG_WEIGHT_CAP', 'VLLM', 'START', 'Sampling', 'Engine', 'CachedEngine', 'importance_weights', 'mismatch', 'Answer',
-           'collect', 'policy_weights', 'weight_shapes', 'vllm_module', 'check_release', 'request', 'answer_of',
-           'VLLMEngine', 'VLLMServer']
-
-# %% ../nbs/09_engines.ipynb #f8c097db
-@dataclass(frozen=True)
-class Sampling:
-    "How to sample. Raises ValueError on settings that no engine could carry out."
-
-    response_length: int  # most tokens of a response
-    pad_id: int
-    stop_ids: tuple[int, ...] = ()  # tokens that end a row
-    temperature: float = 1.0
-    top_k: int = 0  # 0: from all
-    top_p: float = 1.0  # 1: from all
-    stop_strings: StopStringCriteria | None = None  # texts that end a row
-
-    def __post_init__(self) -> None:
-        if not self.response_length > 0:
-            raise ValueError(
-                f"response_length is {self.response_length}: give a positive number of tokens."
-            )
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(
-                f"temperature is {self.temperature}: give a positive number; 0.01 is near-greedy."
-            )
-        if not (self.top_k >= 0 and 0 < self.top_p <= 1):
-            raise ValueError(
-                f"top_k is {self.top_k} and top_p {self.top_p}: give a top_k of at least 0 (0: all "
-                "tokens) and a top_p above 0, up to 1 (1: all tokens)."
-            )
+__all__ = ['LOG_WEIGHT_CAP', 'VLLM', 'START', 'Engine', 'CachedEngine', 'importance_weights', 'mismatch', 'Answer', 'collect',
+           'policy_weights', 'weight_shapes', 'vllm_module', 'check_release', 'request', 'answer_of', 'VLLMEngine',
+           'VLLMServer']
 
 # %% ../nbs/09_engines.ipynb #7fb4d264
 class Engine(Protocol):
@@ -111,11 +81,9 @@ class CachedEngine:
         "As `rollout.sample`, in batches of `rows`."
         if self.model is None:
             raise RuntimeError("the engine has no weights yet: call sync(model) before generate.")
-        stops = how.response_length, how.pad_id, how.stop_ids
-        settings = (*stops, how.temperature, how.top_k, how.top_p, how.stop_strings)
         with self.around():
             parts = [
-                sample(self.model, ids, mask, *settings)
+                sample(self.model, ids, mask, how)
                 for ids, mask in zip(prompt_ids.split(self.rows), prompt_mask.split(self.rows))
             ]
         return Sample(*map(torch.cat, zip(*parts))), None

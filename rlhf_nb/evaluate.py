@@ -36,11 +36,11 @@ from rich.text import Text
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
-from .engines import Engine, Sampling
+from .engines import Engine
 from .kl import response_full_kl
 from .masks import left_pad
 from .reward import score_texts
-from .rollout import Sample, sample, texts_of
+from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
 from .tldr import Verdict, gold_judge, win_rate
 from .viz import Html, curves, visible
@@ -112,17 +112,7 @@ def complete(
         if engine is not None:
             drawn = _drawn_by(engine, ids, mask, how, None if seed is None else seed + start)
         else:
-            drawn = sample(
-                model,
-                ids,
-                mask,
-                response_length,
-                how.pad_id,
-                stop_ids,
-                temperature,
-                stop_strings=stop_strings,
-                generator=generator,
-            )
+            drawn = sample(model, ids, mask, how, generator)
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         lengths = drawn.mask.sum(1).tolist()
         answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths)))
@@ -994,10 +984,8 @@ def response_kl(
             policy,
             ids,
             mask,
-            response_length,
-            tokenizer.pad_token_id,
-            stop_ids,
-            generator=generator,
+            Sampling(response_length, tokenizer.pad_token_id, stop_ids),
+            generator,
         )
         kl.append(
             response_full_kl(

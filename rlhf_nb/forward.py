@@ -115,8 +115,8 @@ def micro_batches(
 
 
 def cache_tokens(hidden_size: int, threads: int) -> int:
-    "Cells of a part whose hidden states a processor's caches hold, about: 2**17 over the width."
-    return min(4096, max(512, 2**17 // hidden_size)) * min(8, threads)
+    "Cells of a part that suit a processor's caches: 3 * 2**16 over the width, as measured."
+    return min(4096, max(512, 3 * 2**16 // hidden_size)) * min(8, threads)
 
 # %% ../nbs/09_forward.ipynb #4665e876
 class Forwarded(NamedTuple):

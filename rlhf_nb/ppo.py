@@ -210,9 +210,10 @@ def ppo_loss(
 # %% ../nbs/13_ppo.ipynb #cde67221
 class Metrics(dict):
     """The metrics of an update by name; in a notebook, a table. `loss` is the mean of what was
-    minimised."""
+    minimised, `episodes` how many were seen on all ranks."""
 
     loss: float = 0.0
+    episodes: int = 0
 
     def _repr_html_(self) -> str:
         rows = [(*name.rpartition("/")[::2], value) for name, value in self.items()]
@@ -267,7 +268,7 @@ def update_metrics(
             metrics[f"objective/raw_scores/{name.removeprefix('score/')}"] = (
                 total(scores) / episodes
             )
-    metrics.loss = each["loss"]
+    metrics.loss, metrics.episodes = each["loss"], int(episodes)
     return metrics
 
 # %% ../nbs/13_ppo.ipynb #360227a9

@@ -738,6 +738,11 @@ class Parts(Protocol):
     def over(self, r: Any, measure: Callable[[Any], tuple[Tensor, ...]]) -> Sequence[Tensor]: ...
 
 
+def _in_place(judge: Any, measure: Measure) -> Any:
+    "A judge that no run has placed on a device yet."
+    return measure(judge)
+
+
 class Judges:
     "Reward models and functions by name, each with a weight. Raises ValueError on a bad list."
 
@@ -768,7 +773,9 @@ class Judges:
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight
         self.layout: Layout | None = None
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, Placed] = {
+            name: partial(_in_place, judge) for name, judge in self.judges.items()
+        }
 
     @property
     def models(self) -> list[Any]:
@@ -782,10 +789,6 @@ class Judges:
             if isinstance(judge, nn.Module):
                 self.placed[name] = layout.place(judge)
 
-    def run(self, name: str, measure: Measure) -> Tensor:
-        "`measure(model)`, the model brought to the device meanwhile."
-        return self.placed[name](measure) if name in self.placed else measure(self.judges[name])
-
     def __call__(self, r: Episodes, forward: Parts) -> dict[str, Tensor]:
         "Scores [B] of a rollout's responses, by judge."
         scores = {}
@@ -795,9 +798,9 @@ class Judges:
             elif self.tokenizer is not None:
                 stopped = r.stopped.tolist()
                 read = partial(score_texts, tokenizer=self.tokenizer, stopped=stopped)
-                score = self.run(name, partial(read, prompts=r.prompts, answers=r.responses))
+                score = self.placed[name](partial(read, prompts=r.prompts, answers=r.responses))
             else:
-                score = self.run(name, partial(score_rollout, r=r, forward=forward))
+                score = self.placed[name](partial(score_rollout, r=r, forward=forward))
             scores[name] = score.to(r.mask.device).float()
         return scores
 
@@ -826,7 +829,7 @@ class Judges:
 
         for name, judge in self.judges.items():
             if isinstance(judge, nn.Module):
-                total = total + self.weights[name] * self.run(name, read)
+                total = total + self.weights[name] * self.placed[name](read)
             elif answers:
                 total = total + self.weights[name] * call_reward(judge, prompts, answers, columns)
         return total

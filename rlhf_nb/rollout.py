@@ -23,7 +23,7 @@ from .masks import check_left_padded, position_ids
 from .viz import episode_table
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'Sample', 'sample', 'texts_of', 'picked',
+__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'Sampling', 'Sample', 'sample', 'texts_of',
            'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
 
 # %% ../nbs/08_rollout.ipynb #54510149
@@ -67,6 +67,34 @@ def draw_tokens(
         tokens.append(torch.searchsorted(line, short_of, right=True))
     return torch.cat(tokens)
 
+# %% ../nbs/08_rollout.ipynb #f8c097db
+@dataclass(frozen=True)
+class Sampling:
+    "How to sample. Raises ValueError on settings that no sampler could carry out."
+
+    response_length: int  # most tokens of a response
+    pad_id: int
+    stop_ids: Sequence[int] = ()  # tokens that end a row
+    temperature: float = 1.0
+    top_k: int = 0  # 0: from all
+    top_p: float = 1.0  # 1: from all
+    stop_strings: StopStringCriteria | None = None  # texts that end a row
+
+    def __post_init__(self) -> None:
+        if not self.response_length > 0:
+            raise ValueError(
+                f"response_length is {self.response_length}: give a positive number of tokens."
+            )
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(
+                f"temperature is {self.temperature}: give a positive number; 0.01 is near-greedy."
+            )
+        if not (self.top_k >= 0 and 0 < self.top_p <= 1):
+            raise ValueError(
+                f"top_k is {self.top_k} and top_p {self.top_p}: give a top_k of at least 0 (0: all "
+                "tokens) and a top_p above 0, up to 1 (1: all tokens)."
+            )
+
 # %% ../nbs/08_rollout.ipynb #23bdd113
 def _next_logits(
     model: Any,
@@ -99,41 +127,28 @@ def sample(
     model: Any,  # a causal language model, with an adapter or without
     prompt_ids: Tensor,  # [B, P] padded on the left
     prompt_mask: Tensor,  # [B, P] true on real tokens
-    response_length: int,  # most tokens to sample
-    pad_id: int,
-    stop_ids: Sequence[int] = (),  # tokens that end a row
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    stop_strings: StopStringCriteria | None = None,  # texts that end a row
+    how: Sampling,
     generator: torch.Generator | None = None,  # None: torch's global random state
 ) -> Sample:
-    """Sample a response to each prompt. The model's own generation config plays no part. Raises
-    ValueError on bad settings."""
-    if not temperature > 0:
-        raise ValueError(
-            f"temperature is {temperature}: give a positive number; 0.01 is near-greedy."
-        )
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p is {top_p}: give a share above 0, up to 1.")
+    "Sample a response to each prompt. The model's own generation config plays no part."
     check_left_padded(prompt_mask)
     rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
-    ids = torch.full((len(rows), response_length), pad_id, device=device)
+    ids = torch.full((len(rows), how.response_length), how.pad_id, device=device)
     mask = torch.zeros_like(ids, dtype=torch.bool)
     stopped = torch.zeros_like(rows, dtype=torch.bool)
-    ends, cache = torch.tensor(list(stop_ids), device=device), DynamicCache(config=model.config)
+    ends, cache = torch.tensor(list(how.stop_ids), device=device), DynamicCache(config=model.config)
     seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
-    for t in range(response_length):
-        logits = _next_logits(model, token, seen, places, cache).float().div_(temperature)
-        if top_k or top_p < 1:
-            logits = truncate_logits(logits, top_k, top_p)
+    for t in range(how.response_length):
+        logits = _next_logits(model, token, seen, places, cache).float().div_(how.temperature)
+        if how.top_k or how.top_p < 1:
+            logits = truncate_logits(logits, how.top_k, how.top_p)
         probs = logits.softmax(-1)
         del logits  # of a large vocabulary, one copy at a time
         token = draw_tokens(probs, generator)
         ids[rows, t], mask[rows, t] = token[:, 0], True
         done = torch.isin(token[:, 0], ends)
-        if stop_strings is not None:
-            done |= stop_strings(ids[rows, : t + 1], None).to(device)
+        if how.stop_strings is not None:
+            done |= how.stop_strings(ids[rows, : t + 1], None).to(device)
         stopped[rows[done]] = True
         if done.all():
             break
@@ -169,11 +184,6 @@ SCHEMA = "rlhf_nb.rollout/1"
 LATER: Any = None  # filled by a later phase; until then None, so that nothing averages a zero in
 
 # %% ../nbs/08_rollout.ipynb #0bc2ef6d
-def picked(x: Any, rows: Tensor) -> Any:
-    "Some rows of a tensor or a list."
-    return x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
-
-
 def by_episode(r: Rollout) -> pd.DataFrame:
     "One row an episode: the texts, score, KL, length, and the columns that came with the prompts."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
@@ -276,13 +286,16 @@ class Rollout:
         "Some of the episodes, by index or boolean mask, in the order given."
         rows = torch.as_tensor(rows)
         rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.long()
+        pick = lambda x: (
+            x[rows.to(x.device)] if isinstance(x, Tensor) else [x[i] for i in rows.tolist()]
+        )
         changes: dict[str, Any] = {}
         for f in fields(self):
             x = getattr(self, f.name)
             if f.name == "columns":
-                changes[f.name] = {name: picked(column, rows) for name, column in x.items()}
+                changes[f.name] = {name: pick(column) for name, column in x.items()}
             elif f.name != "info" and x is not None and len(x):
-                changes[f.name] = picked(x, rows)
+                changes[f.name] = pick(x)
         return replace(self, **changes)
 
     def episodes(self) -> pd.DataFrame:

@@ -9,8 +9,8 @@ import copy
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .checkpoint import load_weights, save_policy, save_weights
-from .engines import CachedEngine, Engine, Sampling, VLLMEngine, VLLMServer
+from .engines import CachedEngine, Engine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved, print_table
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
@@ -43,7 +43,7 @@ from rlhf_nb.ppo import (
     with_advantages,
 )
 from .reward import Judges
-from .rollout import Rollout, Sample, texts_of
+from .rollout import Rollout, Sample, Sampling, texts_of
 from .runtime.build import as_reference, build_models, split_groups
 from .runtime.config import PPOConfig
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
@@ -286,7 +286,7 @@ class PPOTrainer(UpdateTrainer):
             if args.target_kl is not None and kl > args.target_kl:
                 break  # summed over all ranks, so that all of them stop here
         metrics = self.metrics(r, sums, norms)
-        self.controller.update(metrics["objective/kl"], self.layout.count(len(r)))
+        self.controller.update(metrics["objective/kl"], metrics.episodes)
         self.lr_scheduler.step()
         self.update_count += 1
         return metrics
@@ -438,15 +438,10 @@ class PPOTrainer(UpdateTrainer):
         with as_reference(self.pair.policy, self.args.ref_adapter_name):
             return measure(self.pair.policy)
 
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
+    def sampling(self) -> AbstractContextManager:
         "Inside, the policy can be called token after token, in the precision of the update."
-        whole = self.args.ds3_gather_for_generation
-        with (
-            self.accelerator.autocast(),
-            self.layout.sampling(self.pair.policy, self.pair.value, self.model_wrapped, whole),
-        ):
-            yield
+        pair, whole = self.pair, self.args.ds3_gather_for_generation
+        return self.layout.sampling(pair.policy, pair.value, self.model_wrapped, whole)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         "Trainer's; the value model's parameters get their own learning rate where it is set."
@@ -508,9 +503,7 @@ class PPOTrainer(UpdateTrainer):
         own = isinstance(self.engine, CachedEngine)
         if not own:
             self.engine.sync(policy)
-        whole = args.ds3_gather_for_generation
-        near = self.layout.sampling(policy, self.pair.value, self.model_wrapped, whole)
-        with near if own else nullcontext():
+        with self.sampling() if own else nullcontext():
             if len(data):  # there may be fewer rows than ranks
                 completions = complete(
                     policy,

@@ -28,7 +28,6 @@ from transformers import StopStringCriteria
 from rlhf_nb.engines import (
     Answer,
     CachedEngine,
-    Sampling,
     VLLMEngine,
     VLLMServer,
     answer_of,
@@ -45,7 +44,7 @@ from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import tiny_policy
-from rlhf_nb.rollout import sample
+from rlhf_nb.rollout import Sampling, sample
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
 PROMPTS = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]
@@ -118,7 +117,7 @@ def test_greedy_responses_equal_the_cached_samplers(engine, policy):
     how = Sampling(6, 0, stop_ids=(1, 4), temperature=1e-3)
     engine.sync(policy)
     got, logprobs = engine.generate(*prompts(), how)
-    want = sample(policy, *prompts(), 6, 0, (1, 4), temperature=1e-8)
+    want = sample(policy, *prompts(), Sampling(6, 0, (1, 4), temperature=1e-8))
     assert all(torch.equal(a, b) for a, b in zip(got, want))
     assert got.mask.shape == logprobs.shape == (4, 6)
     assert 0 < got.stopped.sum() < 4  # both ways to end are there
@@ -190,7 +189,7 @@ def test_a_text_ends_a_row(engine, policy, letters):
     criteria = StopStringCriteria(letters, ["c"])
     engine.sync(policy)
     got, _ = engine.generate(*prompts(), Sampling(6, 0, (), 1e-3, stop_strings=criteria))
-    want = sample(policy, *prompts(), 6, 0, temperature=1e-8, stop_strings=criteria)
+    want = sample(policy, *prompts(), Sampling(6, 0, temperature=1e-8, stop_strings=criteria))
     assert all(torch.equal(a, b) for a, b in zip(got, want)) and got.stopped.any()
 
 
@@ -202,7 +201,7 @@ def test_the_cached_engine_is_the_sampler(policy):
     got, logprobs = engine.generate(*prompts(), Sampling(5, 0, (1,), 0.8, top_k=5))
     torch.manual_seed(0)
     parts = [
-        sample(policy, *(x[rows] for x in prompts()), 5, 0, (1,), 0.8, 5)
+        sample(policy, *(x[rows] for x in prompts()), Sampling(5, 0, (1,), 0.8, 5))
         for rows in (slice(3), slice(3, 4))
     ]
     assert logprobs is None

@@ -819,7 +819,7 @@ def test_response_kl(world, tokenizer, tiny):
     from rlhf_nb.kl import estimate_kl
     from rlhf_nb.logprobs import response_logprobs
     from rlhf_nb.masks import left_pad
-    from rlhf_nb.rollout import sample
+    from rlhf_nb.rollout import Sampling, sample
 
     policy, ref, prompts = tiny(0), tiny(1), list(world["test"]["prompt"]) * 8
     with torch.no_grad():
@@ -849,10 +849,8 @@ def test_response_kl(world, tokenizer, tiny):
         policy,
         ids,
         mask,
-        6,
-        tokenizer.pad_token_id,
-        [tokenizer.eos_token_id],
-        generator=torch.Generator().manual_seed(9),
+        Sampling(6, tokenizer.pad_token_id, [tokenizer.eos_token_id]),
+        torch.Generator().manual_seed(9),
     )
     with torch.no_grad():
         ours, theirs = (

@@ -27,7 +27,7 @@ from rlhf_nb.memory import (
     states,
 )
 from rlhf_nb.models import ValueHead, scorer_from, train_tokenizer
-from rlhf_nb.rollout import sample
+from rlhf_nb.rollout import Sampling, sample
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 torch.set_num_threads(1)
@@ -139,7 +139,7 @@ def test_the_cache_is_the_samplers(name, autocast, monkeypatch):
     config = configs()[name]
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.autocast("cpu", enabled=autocast):
-        sample(model, torch.randint(3, 500, (4, 8)), torch.ones(4, 8).bool(), 6, 0)
+        sample(model, torch.randint(3, 500, (4, 8)), torch.ones(4, 8).bool(), Sampling(6, 0))
     got = sum(layer.keys.nbytes + layer.values.nbytes for layer in caches[0].layers)
     assert got == kv_cache(
         model_size(config), FORMS["autocast" if autocast else "float32"], 4, 8 + 6 - 1

@@ -49,7 +49,7 @@ from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import response_mask
 from rlhf_nb.models import response_values, scorer_from, tiny_policy
-from rlhf_nb.rollout import Rollout, Sample, sample
+from rlhf_nb.rollout import Rollout, Sample, Sampling, sample
 from rlhf_nb.runtime.prompts import read_prompts
 from rlhf_nb.trainer import PPOTrainer
 
@@ -1766,4 +1766,4 @@ def test_fault_20_values_after_padding_are_refused(letters, on_the_right):
 
 def test_fault_20_sampling_after_padding_is_refused(letters, on_the_right):
     with pytest.raises(ValueError, match="pad prompts on the left"):
-        sample(tiny_policy(letters, 0, **SIZES), *on_the_right[:2], 2, 0)
+        sample(tiny_policy(letters, 0, **SIZES), *on_the_right[:2], Sampling(2, 0))

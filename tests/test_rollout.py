@@ -25,6 +25,7 @@ from rlhf_nb.rollout import (
     TENSORS,
     Rollout,
     Sample,
+    Sampling,
     draw_tokens,
     sample,
     texts_of,
@@ -65,12 +66,8 @@ def greedy(model, prompts, length=10, stop_ids=(STOP,), **options) -> list[list[
     drawn = sample(
         model,
         *left_pad(prompts, PAD),
-        length,
-        PAD,
-        stop_ids,
-        temperature=1e-4,
-        generator=seeded(),
-        **options,
+        Sampling(length, PAD, stop_ids, temperature=0.0001, **options),
+        seeded(),
     )
     return [row[keep].tolist() for row, keep in zip(drawn.response_ids, drawn.mask)]
 
@@ -92,11 +89,8 @@ def test_first_tokens_follow_softmax(temperature):
         model,
         prompt.repeat_interleave(n, 0),
         mask.repeat_interleave(n, 0),
-        1,
-        PAD,
-        (STOP,),
-        temperature,
-        generator=seeded(),
+        Sampling(1, PAD, (STOP,), temperature),
+        seeded(),
     )
     for row, ids in zip(([3, 4, 5], [7]), drawn.response_ids[:, 0].chunk(2)):
         p = (model(torch.tensor([row])).logits[0, -1].double() / temperature).softmax(-1).detach()
@@ -119,7 +113,7 @@ def test_later_tokens_follow_softmax_too(name):
         torch.cat([torch.full((n, 2), PAD), prompt], 1),
         torch.cat([torch.zeros(n, 2, dtype=torch.bool), mask], 1),
     )
-    drawn = sample(model, prompt, mask, 3, PAD, (), 1.0, generator=seeded()).response_ids
+    drawn = sample(model, prompt, mask, Sampling(3, PAD, (), 1.0), seeded()).response_ids
     first = drawn[:, :2].mode(0).values
     given = drawn[(drawn[:, :2] == first).all(1), 2]
     p = model(torch.tensor([[3, 4, 5, *first.tolist()]])).logits[0, -1].softmax(-1).detach()
@@ -156,7 +150,7 @@ def test_top_k_and_top_p_reach_the_sampler():
     prompt, mask = left_pad([[3, 4, 5]] * 500, PAD)
     p = model(prompt[:1]).logits[0, -1].softmax(-1).detach()
     drawn = lambda **options: set(
-        sample(model, prompt, mask, 1, PAD, generator=seeded(), **options)
+        sample(model, prompt, mask, Sampling(1, PAD, **options), seeded())
         .response_ids[:, 0]
         .tolist()
     )
@@ -202,7 +196,7 @@ def test_agrees_with_generate(name):
 def test_rows_end_at_their_stop():
     model = model_of()
     prompt, mask = left_pad(PROMPTS * 50, PAD)
-    drawn = sample(model, prompt, mask, 6, PAD, (STOP, 7), generator=seeded())
+    drawn = sample(model, prompt, mask, Sampling(6, PAD, (STOP, 7)), seeded())
     lengths = set()
     for ids, keep, stopped in zip(drawn.response_ids.tolist(), drawn.mask, drawn.stopped.tolist()):
         n = int(keep.sum())
@@ -322,7 +316,7 @@ def test_wrong_draws_are_seen(name, monkeypatch):
 def test_the_first_token_may_be_the_stop():
     model = model_of()
     prompt, mask = left_pad(PROMPTS, PAD)
-    first = sample(model, prompt, mask, 5, PAD, tuple(range(V)), generator=seeded())
+    first = sample(model, prompt, mask, Sampling(5, PAD, tuple(range(V))), seeded())
     assert (
         first.mask.tolist() == [[True] + [False] * 4] * 4
         and first.stopped.all()
@@ -333,12 +327,12 @@ def test_the_first_token_may_be_the_stop():
 # catches: a pad token that is sampled (it may be: it is a token like any other) taken for padding
 def test_a_sampled_pad_token_is_real():
     model = model_of()
-    drawn = sample(model, *left_pad(PROMPTS * 50, PAD), 6, PAD, (STOP,), generator=seeded())
+    drawn = sample(model, *left_pad(PROMPTS * 50, PAD), Sampling(6, PAD, (STOP,)), seeded())
     assert (drawn.response_ids[drawn.mask] == PAD).any()
 
 
 def test_no_stop_runs_to_the_limit():
-    drawn = sample(model_of(), *left_pad(PROMPTS, PAD), 6, PAD, generator=seeded())
+    drawn = sample(model_of(), *left_pad(PROMPTS, PAD), Sampling(6, PAD), seeded())
     assert drawn.mask.all() and not drawn.stopped.any()
 
 
@@ -347,7 +341,7 @@ def test_stop_strings_end_a_row(letters):
     tokenizer, model = letters, model_of()
     text = lambda row, keep: tokenizer.decode(row[keep].tolist())
     prompt, mask = left_pad([[2, 3]] * 300, PAD)  # "ab"
-    free = sample(model, prompt, mask, 8, PAD, generator=seeded())
+    free = sample(model, prompt, mask, Sampling(8, PAD), seeded())
     texts = [text(*row) for row in zip(free.response_ids, free.mask)]
     common = max(
         {t[i : i + 2] for t in texts for i in range(1, 5)},
@@ -357,10 +351,8 @@ def test_stop_strings_end_a_row(letters):
         model,
         prompt,
         mask,
-        8,
-        PAD,
-        stop_strings=StopStringCriteria(tokenizer, [common, "ab" * 9]),
-        generator=seeded(),
+        Sampling(8, PAD, stop_strings=StopStringCriteria(tokenizer, [common, "ab" * 9])),
+        seeded(),
     )
     found = [text(*row) for row in zip(drawn.response_ids, drawn.mask)]
     assert 10 < int(drawn.stopped.sum()) < 300
@@ -372,7 +364,7 @@ def test_stop_strings_end_a_row(letters):
 def test_leftovers_of_the_generation_config_do_not_matter():
     model = model_of()
     before = greedy(model, PROMPTS)
-    free = sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded())
+    free = sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,)), seeded())
     c = model.generation_config
     (
         c.repetition_penalty,
@@ -393,7 +385,7 @@ def test_leftovers_of_the_generation_config_do_not_matter():
     assert all(
         torch.equal(a, b)
         for a, b in zip(
-            free, sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded())
+            free, sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,)), seeded())
         )
     )
     prompt, mask = left_pad(PROMPTS, PAD)
@@ -406,7 +398,7 @@ def test_leftovers_of_the_generation_config_do_not_matter():
 def test_the_generator_is_the_only_chance():
     model = model_of()
     draw = lambda seed: (
-        sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,), generator=seeded(seed)).response_ids
+        sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,)), seeded(seed)).response_ids
     )
     state = torch.random.get_rng_state()
     assert (
@@ -415,9 +407,11 @@ def test_the_generator_is_the_only_chance():
         and torch.equal(torch.random.get_rng_state(), state)
     )
     torch.manual_seed(1)
-    first = sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,)).response_ids
+    first = sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,))).response_ids
     torch.manual_seed(1)
-    assert torch.equal(first, sample(model, *left_pad(PROMPTS, PAD), 8, PAD, (STOP,)).response_ids)
+    assert torch.equal(
+        first, sample(model, *left_pad(PROMPTS, PAD), Sampling(8, PAD, (STOP,))).response_ids
+    )
 
 
 def test_texts_leave_out_the_stop_alone(letters):

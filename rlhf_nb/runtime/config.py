@@ -113,9 +113,9 @@ class PPOConfig(Objective, TrainingArguments):
     )
     micro_batch_tokens: int | None = setting(
         None,
-        "With trim_padding, most positions of a forward pass, beside the limits on rows. None: on"
-        " a CPU what its caches hold, 2**17 over the model's width for each thread; elsewhere no "
-        "limit. Not used under DeepSpeed, which counts micro-batches itself.",
+        "With trim_padding, most positions of a forward pass, beside the limits on rows. None: on "
+        "a CPU what suits its caches, 3 * 2**16 over the model's width for each thread; elsewhere "
+        "no limit. Not used under DeepSpeed, which counts micro-batches itself.",
     )
     offload_frozen: bool = setting(
         False,

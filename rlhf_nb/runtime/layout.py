@@ -424,9 +424,9 @@ class Layout:
         wrapped: nn.Module,  # both, inside of what the layout puts around them
         whole: bool = True,  # gather the weights once; False: layer by layer at each token
     ) -> AbstractContextManager:
-        "Inside, the policy can be called by itself, token after token."
+        "Inside, the policy can be called by itself, token after token, in the update's precision."
         if self.in_place:
-            return nullcontext()
+            return self.accelerator.autocast()
         return self._sampling(policy, value, wrapped, whole)
 
     @contextmanager
@@ -434,8 +434,9 @@ class Layout:
         self, policy: nn.Module, value: nn.Module, wrapped: nn.Module, whole: bool
     ) -> Iterator[None]:
         "Under DeepSpeed and FSDP."
+        autocast = self.accelerator.autocast()
         if self.in_parts and not whole:
-            with layer_by_layer(wrapped), self.in_step(policy):
+            with autocast, layer_by_layer(wrapped), self.in_step(policy):
                 yield
             return
         weights: AbstractContextManager = nullcontext()
@@ -443,7 +444,7 @@ class Layout:
             weights = unsharded(wrapped, but=value)
         if self.zero3:
             weights = gathered(policy)
-        with weights, without_hooks_of(policy, "deepspeed"):
+        with autocast, weights, without_hooks_of(policy, "deepspeed"):
             yield
 
     def in_step(self, model: nn.Module) -> AbstractContextManager:
