@@ -233,8 +233,9 @@ CENTER = "reward_center.json"
 
 
 def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
-    """A model by name or folder; a folder with an adapter gives the model under it, the adapter
-    merged into its weights."""
+    """A model by name or folder, in float32 unless `dtype` says otherwise; a folder with an adapter
+    gives the model under it, the adapter merged into its weights."""
+    kwargs.setdefault("dtype", torch.float32)  # transformers' default is what it was saved in
     if not (Path(name_or_path) / "adapter_config.json").is_file():
         return kind.from_pretrained(name_or_path, **kwargs)
     peft = _peft()
@@ -244,15 +245,16 @@ def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
 
 
 def load_policy(name_or_path: str | PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-    "A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`."
+    """A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`;
+    without a `dtype` among them the weights are float32, whatever they were saved in."""
     if not isinstance(name_or_path, str):
         return name_or_path
     return _load(AutoModelForCausalLM, name_or_path, **kwargs)
 
 
 def load_scorer(name_or_path: str | PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
-    """A sequence classifier with one label: a reward or value model. Raises ValueError where it has
-    more."""
+    """A sequence classifier with one label: a reward or value model, loaded as `load_policy` does.
+    Raises ValueError where it has more labels."""
     model = name_or_path
     if isinstance(model, str):
         kept = Path(model) / CENTER

@@ -343,7 +343,7 @@ def load_reward_model(
     if (Path(model) / "adapter_config.json").is_file():
         return load_scorer(model)
     found, report = AutoModelForSequenceClassification.from_pretrained(
-        model, num_labels=1, output_loading_info=True
+        model, num_labels=1, output_loading_info=True, dtype=torch.float32
     )
     head = scorer_head(found)
     if any(found.get_parameter(name) is head.weight for name in report["missing_keys"]):
@@ -768,7 +768,7 @@ class Judges:
         for judge, weight in zip(given, weights):
             if isinstance(judge, (str, nn.Module)):
                 scorer: Any = judge
-                judge = load_scorer(scorer).eval().requires_grad_(False)
+                judge = load_scorer(scorer, dtype="auto").eval().requires_grad_(False)
             name = "model" if isinstance(judge, nn.Module) else rewarder_name(judge)
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight

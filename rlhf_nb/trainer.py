@@ -49,6 +49,7 @@ from .runtime.config import PPOConfig
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
 from .runtime.opened import opened, reads_end_to_end
+from .runtime.precision import half_trained
 from rlhf_nb.runtime.prompts import (
     as_batch,
     check_prompts,
@@ -99,6 +100,8 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
     if device == "cuda":
         device = f"{device} ({torch.cuda.get_device_name(layout.device)})"
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    if half := half_trained(pair):
+        precision += f" (weights that learn in {' and '.join(half)})"
     recomputed = args.activation_checkpointing or args.gradient_checkpointing
     memory = "recomputed" if recomputed else "kept"
     if args.offload_frozen:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
@@ -28,6 +29,9 @@ from rlhf_nb.reward import Judges
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.layout import zero3_is_live
 from rlhf_nb.runtime.opened import embedding_rows
+from rlhf_nb.runtime.precision import in_words
+
+logger = logging.get_logger(__name__)
 
 
 def build_models(
@@ -46,7 +50,7 @@ def build_models(
     """Load and check the models. What is not given is grown: the reference is a frozen copy of the
     policy, the value model a copy of the reward model, or the policy's body with a fresh head.
     Raises ValueError where models do not fit together."""
-    if ref_model is not None and ref_model is model:
+    if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
             "out, and a frozen copy is made."
@@ -61,7 +65,14 @@ def build_models(
     choose_adapter(policy, args)
     reference: nn.Module | None = None
     if ref_model is not None:
-        reference = fit(load_policy(ref_model), tokenizer).eval().requires_grad_(False)
+        reference = fit(load_policy(ref_model, dtype=policy.dtype), tokenizer)
+        reference.eval().requires_grad_(False)
+        if reference.dtype != policy.dtype:
+            logger.warning(
+                f"ref_model is in {in_words(reference.dtype)} and the policy in "
+                f"{in_words(policy.dtype)}: the KL is not 0 before training, but about 0.003 nats "
+                "a token. Load both in the same precision."
+            )
     elif not hasattr(policy, "peft_config"):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
     vocabulary = embedding_rows(policy)
@@ -83,7 +94,7 @@ def build_models(
         value_model = once_more(
             "value_model",
             None if like is None else first,
-            lambda: trainable_copy(like) if like is not None else scorer_from(policy, args.seed),
+            lambda: trainable(scorer_from(policy, args.seed) if like is None else deepcopy(like)),
             load_scorer,
         )
     scorer = load_scorer(value_model)
@@ -94,9 +105,9 @@ def build_models(
     return without_dropout(PolicyAndValue(policy, value)), reference
 
 
-def trainable_copy(model: Any) -> nn.Module:
-    "A copy of a frozen model that learns."
-    return copy.deepcopy(model).requires_grad_(True).train()
+def trainable(model: Any) -> nn.Module:
+    "The same model, to be trained, in float32 or wider."
+    return model.requires_grad_(True).train().to(torch.promote_types(model.dtype, torch.float32))
 
 
 def once_more(

@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.config import PPOConfig
+from rlhf_nb.runtime.precision import warn_of_half
 
 logger = logging.get_logger(__name__)
 SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
@@ -92,6 +93,7 @@ class SealedTrainer(Trainer):
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
         args.remove_unused_columns = False  # the collators take what they need
+        warn_of_half(model)
         super().__init__(model, args, **given)
 
     @property

@@ -1,0 +1,38 @@
+"""The data types of weights: what learns in 16 bits is told of, since small steps round to nothing.
+
+bfloat16 has 8 significant bits and float16 has 11, so a step below 1/512 or 1/4096 of a weight
+leaves it as it is. At a learning rate of 3e-6 that is nearly every step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from rlhf_nb.runtime.layout import zero3_is_live
+
+logger = logging.get_logger(__name__)
+HALF = (torch.bfloat16, torch.float16)
+
+
+def in_words(dtype: torch.dtype) -> str:
+    "Its name without the module's."
+    return str(dtype).removeprefix("torch.")
+
+
+def half_trained(model: nn.Module) -> list[str]:
+    "The 16-bit types of weights that learn."
+    return sorted(
+        {in_words(p.dtype) for p in model.parameters() if p.requires_grad} & {*map(in_words, HALF)}
+    )
+
+
+def warn_of_half(model: nn.Module) -> None:
+    "Log it where weights would learn in 16 bits; DeepSpeed ZeRO-3 keeps them in float32 besides."
+    if (half := half_trained(model)) and not zero3_is_live():
+        logger.warning(
+            f"weights that learn are in {' and '.join(half)}: at a small learning rate most of "
+            "their steps round to nothing. Load the model with dtype=torch.float32; bf16=True "
+            "still computes in 16 bits."
+        )
