@@ -44,7 +44,7 @@ from rlhf_nb.ppo import (
 )
 from .reward import Judges
 from .rollout import Rollout, Sample, Sampling, texts_of
-from .runtime.build import as_reference, build_models, split_groups
+from .runtime.build import as_reference, build_models, readers, split_groups
 from .runtime.config import PPOConfig
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
@@ -151,26 +151,27 @@ class PPOTrainer(UpdateTrainer):
         own = reward_processing_class
         named: Any = model if processing_class is None else processing_class
         tokenizer = load_tokenizer(named)
-        stops = stop_tokens(tokenizer, args.stop_token_id, args.stop_strings)
-        check_tokenizer(tokenizer, stops)
-        strings = args.stop_strings
-        self.how = Sampling(
-            args.response_length,
-            tokenizer.pad_token_id,
-            tuple(stops),
-            args.temperature,
-            args.top_k,
-            args.top_p,
-            StopStringCriteria(tokenizer, strings) if strings else None,
-        )
+        check_tokenizer(tokenizer, args.stop_token_id or ())
         reader = None if own is None else load_tokenizer(own)
         self.judges = Judges(reward_model, args.reward_weights, reader)
         models = model, ref_model, reward_model, value_model
         pair, self.ref_model = build_models(
             args, tokenizer, self.judges, *models, peft_config, value_peft_config
         )
+        strings = args.stop_strings
+        stops = () if strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
+        check_tokenizer(tokenizer, stops)
+        self.how = Sampling(
+            args.response_length,
+            tokenizer.pad_token_id,
+            stops,
+            args.temperature,
+            args.top_k,
+            args.top_p,
+            StopStringCriteria(tokenizer, strings) if strings else None,
+        )
         for data in (train_dataset, eval_dataset):
-            check_prompts(data, tokenizer, pair.policy, args.response_length)
+            check_prompts(data, tokenizer, readers(pair, self.judges), args.response_length)
         self.moments, self.since_log = RunningMoments(), defaultdict(list)
         self.controller = FixedKLController(args.kl_coef)
         if args.kl_controller == "adaptive":
@@ -301,7 +302,8 @@ class PPOTrainer(UpdateTrainer):
         policy = self.pair.policy
         policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
         self.engine.sync(policy)
-        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, self.how)
+        with self.layout.own_stream(self.args.seed, self.update_count):
+            sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, self.how)
         policy.train()
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
@@ -356,6 +358,7 @@ class PPOTrainer(UpdateTrainer):
                 now = self.forward(model, some, entropy, detach=warming)
                 loss, logged = ppo_loss(now, some, args, value_only=warming)
                 if not torch.isfinite(loss):
+                    self.optimizer.zero_grad()
                     raise FloatingPointError(
                         f"the loss of update {self.update_count}, micro-batch {i + 1} of "
                         f"{len(parts)} is {loss.item()}: nothing was changed by it. Lower "

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers.training_args
 from accelerate import PartialState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
@@ -99,6 +99,11 @@ assert torch.equal(r.logprobs, r.ref_logprobs) and not r.kl.any(), (
 assert r.logprobs.dtype == r.values.dtype == torch.float32 and not torch.equal(
     r.logprobs, r.logprobs.bfloat16().float()
 ), "log-probs were rounded"
+# each rank draws for itself, and the same again for the same update
+twice = [trainer.rollout(prompts[:4]).response_ids.tolist() for _ in range(2)]
+assert twice[0] == twice[1], "another response for the same prompt, seed and update"
+of_ranks = gather_object([twice[0]])
+assert of_ranks[0] != of_ranks[1], "two ranks gave the same responses to the same prompts"
 plain = None
 if not stage:  # one engine to a process is enough
     other = make("float32")

@@ -105,6 +105,13 @@ def build_models(
     return without_dropout(PolicyAndValue(policy, value)), reference
 
 
+def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
+    "The models that read the policy's ids, prompt and response, by name."
+    value = [] if isinstance(pair.value, ValueHead) else [("value model", pair.value)]
+    of_judges = judges.models if judges.tokenizer is None else []
+    return [("policy", pair.policy), *(("reward model", judge) for judge in of_judges), *value]
+
+
 def trainable(model: Any) -> nn.Module:
     "The same model, to be trained, in float32 or wider."
     return model.requires_grad_(True).train().to(torch.promote_types(model.dtype, torch.float32))

@@ -38,7 +38,9 @@ class PPOConfig(Objective, TrainingArguments):
         "'eos': a response ends at the tokenizer's EOS token. None means the same unless "
         "stop_token_id or stop_strings is set.",
     )
-    stop_token_id: int | None = setting(None, "A response ends at this token.")
+    stop_token_id: list[int] | None = setting(
+        None, "A response ends at this token, or at one of these."
+    )
     stop_strings: list[str] | None = setting(
         None, "A response ends where one of these texts is complete."
     )
@@ -172,6 +174,8 @@ class PPOConfig(Objective, TrainingArguments):
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = on_gpu
+        if isinstance(self.stop_token_id, int):
+            self.stop_token_id = [self.stop_token_id]
         super().__post_init__()
         check_config(self)
 

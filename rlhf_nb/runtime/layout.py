@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -445,6 +446,18 @@ class Layout:
         if self.zero3:
             weights = gathered(policy)
         with autocast, weights, without_hooks_of(policy, "deepspeed"):
+            yield
+
+    @contextmanager
+    def own_stream(self, *key: int) -> Iterator[None]:
+        """Inside, each rank draws random numbers of its own, the same ones for the same key. One
+        process alone goes on with those that it has."""
+        if self.processes == 1:
+            yield
+            return
+        seed = random.Random(f"{key} {self.accelerator.process_index}").getrandbits(63)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
             yield
 
     def in_step(self, model: nn.Module) -> AbstractContextManager:

@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.config import PPOConfig
+from rlhf_nb.runtime.layout import full_tensor
 from rlhf_nb.runtime.precision import warn_of_half
 
 logger = logging.get_logger(__name__)
@@ -100,6 +101,24 @@ class SealedTrainer(Trainer):
     def output_dir(self) -> Path:
         "Where the run writes; TrainingArguments always has one."
         return Path(str(self.args.output_dir))
+
+    def training_step(self, model: nn.Module, *given: Any, **more: Any) -> Tensor:
+        "Trainer's. Raises FloatingPointError on a loss or a gradient that is not finite."
+        loss, found = super().training_step(model, *given, **more), ""
+        if not loss.isfinite():
+            found = f"loss is {loss.item()}"
+        elif self.accelerator.sync_gradients and not self.args.fp16:  # fp16 skips such a step
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = full_tensor(nn.utils.get_total_norm(grads))
+            found = "" if norm.isfinite() else f"gradient has norm {norm.item()}"
+        if found:
+            model.zero_grad()
+            raise FloatingPointError(
+                f"step {self.state.global_step + 1}: the {found}, so it was not taken. Lower "
+                "learning_rate, or look at the data and the coefficients of the loss; the last "
+                "checkpoint is whole."
+            )
+        return loss
 
     # ---- for subclasses ----
 

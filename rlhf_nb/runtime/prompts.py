@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.masks import left_pad
+from rlhf_nb.models import inside
 
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
 
@@ -88,10 +89,11 @@ def prompt_columns(data: Dataset) -> dict[str, Any]:
 def check_prompts(
     data: Dataset | None,
     tokenizer: PreTrainedTokenizerBase,
-    policy: PreTrainedModel,
+    models: Iterable[tuple[str, Any]],  # that read them, by name
     response_length: int,
 ) -> None:
-    "Raises ValueError on no prompts, an empty one, or one that leaves no positions to answer."
+    """Raises ValueError on no prompts, an empty one, or one that leaves no positions to answer in
+    one of the models."""
     if data is None:
         return
     if not len(data):
@@ -99,27 +101,31 @@ def check_prompts(
     lengths = [len(ids) for ids in read_prompts(prompt_columns(data), tokenizer)[1]]
     if not min(lengths):
         raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
-    positions = getattr(policy.config, "max_position_embeddings", None)
-    if positions and max(lengths) + response_length > positions:
-        raise ValueError(
-            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with response_length "
-            f"{response_length} that is more than the model's {positions} positions: shorten the "
-            "prompts or response_length."
-        )
+    for name, model in models:
+        positions = getattr(inside(model).config.get_text_config(), "max_position_embeddings", None)
+        if positions and max(lengths) + response_length > positions:
+            raise ValueError(
+                f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with "
+                f"response_length {response_length} that is more than the {positions} positions of "
+                f"the {name}: shorten the prompts or response_length."
+            )
 
 
 def stop_tokens(
     tokenizer: PreTrainedTokenizerBase,
-    stop_token_id: int | None,
-    stop_strings: Sequence[str] | None,
-) -> list[int]:
-    """The ids that end a response. Raises ValueError where the tokenizer does not know the one
+    given: Sequence[int] | None,  # None: the tokenizer's EOS, and what the policy has beside it
+    policy: Any,
+) -> tuple[int, ...]:
+    """The ids that end a response. Raises ValueError where the tokenizer does not know the ones
     given."""
-    if stop_token_id is not None and not 0 <= stop_token_id < len(tokenizer):
-        raise ValueError(
-            f"stop_token_id is {stop_token_id} and the tokenizer has ids 0 to "
-            f"{len(tokenizer) - 1}: give one of them."
-        )
-    if stop_strings:
-        return []
-    return [tokenizer.eos_token_id if stop_token_id is None else stop_token_id]
+    if given is not None:
+        if not given or not all(0 <= i < len(tokenizer) for i in given):
+            raise ValueError(
+                f"stop_token_id is {', '.join(map(str, given)) or 'empty'} and the tokenizer has "
+                f"ids 0 to {len(tokenizer) - 1}: give one of them, or several."
+            )
+        return tuple(given)
+    eos = tokenizer.eos_token_id
+    ends = getattr(getattr(inside(policy), "generation_config", None), "eos_token_id", None)
+    several = ends if isinstance(ends, (list, tuple)) and eos in ends else ()  # of chat models
+    return tuple(dict.fromkeys([eos, *several]))

@@ -1,0 +1,134 @@
+"""Faults that a run would not have shown: it went on, or ended well, and what it left was wrong."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from ppo_fixtures import SIZES, likes_c
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.sft import SFTConfig, SFTTrainer
+
+PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
+
+
+# ---- Runs that diverge ----
+
+
+def sft(letters, small_args, **changes):
+    policy = tiny_policy(letters, 0, **SIZES)
+    rows = Dataset.from_dict(dict(prompt=["ab"] * 4, completion=["c"] * 4))
+    args = small_args(SFTConfig, max_steps=3, **changes)
+    return SFTTrainer(policy, args, rows, processing_class=letters)
+
+
+def reward(letters, small_args, **changes):
+    scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
+    args = small_args(RewardConfig, max_steps=3, **changes)
+    return RewardTrainer(scorer, args, Dataset.from_dict(PAIRS), processing_class=letters)
+
+
+def refused(trainer, what: str) -> None:
+    "It ends with an error that names the step; the weights are what they were."
+    before = copy.deepcopy(trainer.model.state_dict())
+    with pytest.raises(FloatingPointError, match=rf"step 1: the {what}.*was not taken"):
+        trainer.train()
+    assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
+    assert not any(p.grad is not None and p.grad.any() for p in trainer.model.parameters())
+
+
+# catches: a loss that is not a number and is logged as 0.0; a run that saves NaN and ends well
+def test_a_coefficient_that_is_not_a_number_ends_reward_training(letters, small_args):
+    trainer = reward(letters, small_args, center_rewards_coefficient=0.1)
+    trainer.args.center_rewards_coefficient = math.nan
+    refused(trainer, "loss is nan")
+
+
+# catches: a check of the loss alone, which is finite here; one that only looks at the first
+# micro-batch
+@pytest.mark.parametrize("make", [sft, reward])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_gradient_that_is_not_finite_ends_the_run(letters, small_args, make, accumulate):
+    changes = dict(per_device_train_batch_size=2, gradient_accumulation_steps=accumulate)
+    trainer = make(letters, small_args, **changes)
+    weight = next(p for p in trainer.model.parameters() if p.requires_grad)
+    weight.register_hook(lambda grad: grad * 1e30 * 1e30)
+    refused(trainer, "gradient has norm (inf|nan)")
+
+
+# catches: a gradient that is left behind, and spoils the next step of someone who steps by hand
+def test_what_ppo_refuses_leaves_no_gradient(ppo):
+    trainer = ppo(likes_c)
+    r = trainer.advantages(trainer.score(trainer.rollout(["ab", "c", "de", "f"] * 2)))
+    before = copy.deepcopy(trainer.model.state_dict())
+    spoilt = r.with_(advantages=r.advantages.masked_fill(r.mask, math.nan))
+    with pytest.raises(FloatingPointError, match="nothing was changed by it"):
+        trainer.update(spoilt)
+    assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
+    assert math.isfinite(trainer.update(r)["policy/grad_norm"])
+
+
+# ---- Several end tokens ----
+
+
+def chat_policy(letters):
+    "As chat models: two tokens end a turn, one of them the tokenizer's EOS."
+    policy = tiny_policy(letters, 0, **SIZES)
+    policy.generation_config.eos_token_id = [5, letters.eos_token_id]
+    return policy
+
+
+# catches: sampling that goes on after the second end token; a saved model that has lost it
+def test_all_end_tokens_of_a_chat_model_end_a_response(ppo, letters, tmp_path):
+    trainer = ppo(likes_c, model=chat_policy(letters))
+    assert trainer.how.stop_ids == (letters.eos_token_id, 5)
+    r = trainer.rollout(["ab", "c", "de", "f"] * 8)
+    ends = r.response_ids.gather(1, r.mask.sum(1, keepdim=True) - 1)[:, 0]
+    assert {1, 5} <= set(ends[r.stopped].tolist())
+    inside = r.mask.clone().scatter(1, r.mask.sum(1, keepdim=True) - 1, False)
+    assert not torch.isin(r.response_ids[inside], torch.tensor([1, 5])).any()
+    trainer.save_model(str(tmp_path))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.generation_config.eos_token_id == [1, 5]
+
+
+# catches: a class's own default id (2 in Llama's config) taken for an end token of this tokenizer
+def test_an_end_token_of_another_tokenizer_is_none(ppo, letters):
+    for other in (7, [7, 8], None):
+        policy = tiny_policy(letters, 0, **SIZES)
+        policy.generation_config.eos_token_id = other
+        assert ppo(likes_c, model=policy).how.stop_ids == (letters.eos_token_id,)
+
+
+def test_stop_token_id_may_be_several(ppo, letters):
+    assert ppo(likes_c, stop_token_id=[5, 6]).how.stop_ids == (5, 6)
+    assert ppo(likes_c, stop_token_id=5, model=chat_policy(letters)).how.stop_ids == (5,)
+    for bad in ([5, 12], [-1], []):
+        with pytest.raises(ValueError, match="stop_token_id is"):
+            ppo(likes_c, stop_token_id=bad)
+    with pytest.raises(ValueError, match="also the stop token"):
+        ppo(likes_c, stop_token_id=[5, letters.pad_token_id])
+
+
+# ---- Positions ----
+
+
+# catches: the policy's positions checked alone: GPT-2 raises IndexError in the middle of a run,
+# GPT-NeoX says nothing
+@pytest.mark.parametrize("what", ["reward model", "value model"])
+@pytest.mark.parametrize("family", ["neox", "gpt2"])
+def test_every_model_that_reads_has_the_positions(ppo, letters, what, family):
+    short = tiny_policy(letters, 0, **SIZES | dict(max_position_embeddings=7))
+    if family == "gpt2":
+        sizes = dict(vocab_size=12, n_embd=16, n_layer=1, n_head=2, n_positions=7)
+        short = AutoModelForCausalLM.from_config(GPT2Config(**sizes, pad_token_id=0))
+    model = scorer_from(short, 0)
+    given = dict(reward=model) if what == "reward model" else dict(parts=dict(value_model=model))
+    with pytest.raises(ValueError, match=f"more than the 7 positions of the {what}"):
+        ppo(**given)
