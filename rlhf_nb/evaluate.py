@@ -39,6 +39,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCri
 from .engines import Engine
 from .kl import response_full_kl
 from .masks import left_pad
+from .models import encode_prompts
 from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
@@ -90,7 +91,7 @@ def complete(
     if not len(prompts):
         raise ValueError("there are 0 prompts to complete: give at least one.")
     stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
-    rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+    rows = encode_prompts(prompts, tokenizer)
     device, generator = next(model.parameters()).device, None
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
@@ -966,7 +967,7 @@ def response_kl(
         raise ValueError("there are 0 prompts to measure on: give at least one.")
     stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
     rows, device = (
-        tokenizer(list(prompts), add_special_tokens=False)["input_ids"],
+        encode_prompts(prompts, tokenizer),
         next(policy.parameters()).device,
     )
     generator, modes, kl = (

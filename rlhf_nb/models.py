@@ -31,10 +31,10 @@ from .runtime.layout import gathered, sharded_by_deepspeed
 from .runtime.opened import embedding_rows, reads_end_to_end
 
 # %% auto #0
-__all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy',
-           'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings', 'load_policy', 'load_scorer', 'inside',
-           'with_adapter', 'scorer_head', 'scorer_from', 'check_vocabulary', 'token_scores', 'sequence_scores',
-           'response_values', 'zero_head', 'ValueHead', 'frozen']
+__all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'encode_prompts', 'drop_long_rows', 'check_tokenizer',
+           'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings',
+           'load_policy', 'load_scorer', 'inside', 'with_adapter', 'scorer_head', 'scorer_from', 'check_vocabulary',
+           'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'frozen']
 
 # %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
@@ -90,6 +90,19 @@ def train_bpe_tokenizer(
         clean_up_tokenization_spaces=False,
     )
 
+# %% ../nbs/04_models.ipynb #6b23b1a7
+def encode_prompts(
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[list[int]]:  # without padding
+    """Ids of texts that begin a sequence: once, what the tokenizer puts in front of a text, and
+    nothing behind it. `tokenizer.add_bos_token = False` leaves it out."""
+    plain, whole = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
+    starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
+    front = whole[: starts[0]] if starts else []
+    rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return [row if row[: len(front)] == front else [*front, *row] for row in rows]
+
 # %% ../nbs/04_models.ipynb #6594d3c7
 def drop_long_rows(
     data: Dataset,  # prompt and completion, or prompt, chosen and rejected
@@ -109,7 +122,11 @@ def drop_long_rows(
         counts = [
             [
                 len(ids) <= most
-                for ids in tokenizer(rows[name], add_special_tokens=False)["input_ids"]
+                for ids in (
+                    encode_prompts(rows[name], tokenizer)
+                    if name == "prompt"
+                    else tokenizer(rows[name], add_special_tokens=False)["input_ids"]
+                )
             ]
             for name, most in limits.items()
         ]

@@ -35,6 +35,7 @@ from transformers import (
 from .masks import position_ids, right_pad
 from rlhf_nb.models import (
     CENTER,
+    encode_prompts,
     fit_embeddings,
     inside,
     load_scorer,
@@ -136,7 +137,8 @@ def _pair_ids(
                 "be one",
                 "rename the column with the prompts to prompt",
             )
-        prompt, answers = answers[0][:start], [answer[start:] for answer in answers]
+        begun, answers = answers[0][:start], [answer[start:] for answer in answers]
+        prompt = begun if begun[: len(prompt)] == prompt else [*prompt, *begun]  # BOS, once
     if answers[0] == answers[1]:
         _refuse(
             number,
@@ -215,9 +217,9 @@ def encode_pairs(
                     f"{empty[0]} is {'missing (None)' if row[empty[0]] is None else 'empty'}",
                 )
             texts.append(pair_texts(row, tokenizer))
-        ids = zip(
-            *(tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in zip(*texts))
-        )
+        begun, *answers = zip(*texts)
+        plain = (tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in answers)
+        ids = zip(encode_prompts(begun, tokenizer), *plain)
         both = [
             _pair_ids(list(row), not text[0], number, tokenizer.eos_token_id, max_length)
             for number, row, text in zip(numbers, ids, texts)
@@ -609,11 +611,9 @@ def score_texts(
     """The reward model's score of each answer, the stop token added where it was reached, in the
     order given."""
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    encode = lambda texts: tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    rows = [
-        answer_ids(p, a, stop, max_length)
-        for p, a in zip(encode(prompts), encode(answers), strict=True)
-    ]
+    begun = encode_prompts(prompts, tokenizer)
+    ended = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+    rows = [answer_ids(p, a, stop, max_length) for p, a in zip(begun, ended, strict=True)]
     if stopped is not None:
         rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together

@@ -30,6 +30,7 @@ from transformers import (
 
 from .masks import right_pad
 from rlhf_nb.models import (
+    encode_prompts,
     fit_embeddings,
     inside,
     load_policy,
@@ -124,9 +125,9 @@ def encode_completions(
             )
             raise ValueError(f"row {number} has no prompt or no completion (None): drop it.")
         texts = [render_pair(tokenizer, *both) for both in zip(rows["prompt"], rows["completion"])]
-        prompts, answers = (
-            tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in zip(*texts)
-        )
+        begun, ended = zip(*texts)
+        prompts = encode_prompts(begun, tokenizer)
+        answers = tokenizer(list(ended), add_special_tokens=False)["input_ids"]
         answers = [[*ids, tokenizer.eos_token_id] for ids in answers]
         if max_length is not None:
             if (longest := max(map(len, answers))) >= max_length:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from rlhf_nb.models import scorer_from, tiny_policy
-from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.evaluate import complete
+from rlhf_nb.models import encode_prompts, scorer_from, sequence_scores, tiny_policy
+from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
+from rlhf_nb.sft import SFTConfig, SFTTrainer, encode_completions
 
 PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
 
@@ -132,3 +134,56 @@ def test_every_model_that_reads_has_the_positions(ppo, letters, what, family):
     given = dict(reward=model) if what == "reward model" else dict(parts=dict(value_model=model))
     with pytest.raises(ValueError, match=f"more than the 7 positions of the {what}"):
         ppo(**given)
+
+
+# ---- A token in front of every text ----
+
+
+def with_bos(letters):
+    "As Llama's tokenizer: BOS in front of every text. Here the letter j, id 11, plays the part."
+    tokenizer = copy.deepcopy(letters)
+    tokenizer.bos_token = "j"
+    front = processors.TemplateProcessing(single="j $A", special_tokens=[("j", 11)])
+    tokenizer.backend_tokenizer.post_processor = front
+    return tokenizer
+
+
+# catches: prompts without the token that their model has always seen first, in one of the trainers
+# or in the evaluation; the same token twice, where a text brings it; one put behind the prompt
+def test_prompts_begin_as_their_tokenizer_says(ppo, letters, small_args):
+    words = with_bos(letters)
+    assert encode_prompts(["ab", "jab", ""], words) == [[11, 2, 3], [11, 2, 3], [11]]
+    assert encode_prompts(["ab", ""], letters) == [[2, 3], []]
+    without = with_bos(letters)
+    without.add_bos_token = False
+    assert encode_prompts(["ab"], without) == [[2, 3]]
+    r = ppo(likes_c, parts=dict(processing_class=words)).rollout(["ab", "jc", "de", "f"])
+    rows = [ids[keep].tolist() for ids, keep in zip(r.prompt_ids, r.prompt_mask)]
+    assert rows == [[11, 2, 3], [11, 4], [11, 5, 6], [11, 7]]
+    rows = Dataset.from_dict(dict(prompt=["ab"], completion=["c"]))
+    assert encode_completions(rows, words)["input_ids"] == [[11, 2, 3, 4, 1]]
+    explicit, implicit = (
+        encode_pairs(Dataset.from_dict(columns), words)[0]
+        for columns in (
+            dict(prompt=["ab"], chosen=["c"], rejected=["d"]),
+            dict(chosen=["abc"], rejected=["abd"]),
+        )
+    )
+    assert explicit["chosen_ids"] == implicit["chosen_ids"] == [11, 2, 3, 4, 1]
+    assert explicit["rejected_ids"] == implicit["rejected_ids"] == [11, 2, 3, 5, 1]
+
+
+# catches: an evaluation, or a reward model with a tokenizer of its own, that reads something else
+# than what was trained
+def test_what_is_read_at_the_end_begins_alike(letters, monkeypatch):
+    words, seen = with_bos(letters), []
+    policy = tiny_policy(letters, 0, **SIZES)
+    policy.register_forward_pre_hook(
+        lambda model, args, given: seen.append(given["input_ids"][0].tolist()), with_kwargs=True
+    )
+    complete(policy, words, ["ab"], response_length=1)
+    assert seen == [[11, 2, 3]]
+    scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
+    ids = torch.tensor([[11, 2, 3, 4, 1]])
+    wanted = sequence_scores(scorer, ids, torch.ones_like(ids))
+    torch.testing.assert_close(score_texts(scorer, words, ["ab"], ["c"]), wanted)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import inside
+from rlhf_nb.models import encode_prompts, inside
 
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
 
@@ -37,7 +37,7 @@ def read_prompts(
         x if isinstance(x, str) else str(tokenizer.apply_chat_template(x, **opened))
         for x in columns["prompt"]
     ]
-    return texts, tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return texts, encode_prompts(texts, tokenizer)
 
 
 def collate_prompts(
