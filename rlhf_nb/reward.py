@@ -63,9 +63,9 @@ from rlhf_nb.sft import (
 # %% auto #0
 __all__ = ['ANSWERS', 'READ_LAST', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs',
            'pair_batch', 'preference_metrics', 'calibration', 'calibration_error', 'calibration_plot',
-           'load_reward_model', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer',
-           'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes',
-           'Parts', 'Judges', 'score_rollout']
+           'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card',
+           'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name',
+           'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout']
 
 # %% ../nbs/07_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -342,15 +342,35 @@ def load_reward_model(
             if inside(model).get_output_embeddings() is not None
             else load_scorer(model)
         )
-    if (Path(model) / "adapter_config.json").is_file():
-        return load_scorer(model)
-    found, report = AutoModelForSequenceClassification.from_pretrained(
-        model, num_labels=1, output_loading_info=True, dtype=torch.float32
-    )
-    head = scorer_head(found)
-    if any(found.get_parameter(name) is head.weight for name in report["missing_keys"]):
+    found, has_head = _with_head(model, torch.float32)
+    if not has_head:
         _fresh_head(found, seed)
-    return load_scorer(found)
+    return found
+
+
+def load_judge(name: str) -> PreTrainedModel:
+    """A trained reward model, in the precision it was saved in. Raises ValueError where it has no
+    head: its scores would be those of random weights."""
+    found, has_head = _with_head(name, "auto")
+    if not has_head:
+        raise ValueError(
+            f"{name} has no reward head, so its scores would be random: it is a language model. "
+            f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give "
+            "the folder of that."
+        )
+    return found
+
+
+def _with_head(name: str, dtype: Any) -> tuple[PreTrainedModel, bool]:
+    "A classifier by name or folder, and whether its head was there."
+    if (Path(name) / "adapter_config.json").is_file():
+        return load_scorer(name, dtype=dtype), True
+    found, report = AutoModelForSequenceClassification.from_pretrained(
+        name, num_labels=1, dtype=dtype, output_loading_info=True
+    )
+    weight = scorer_head(found).weight
+    missing = any(found.get_parameter(name) is weight for name in report["missing_keys"])
+    return load_scorer(found), not missing
 
 # %% ../nbs/07_reward.ipynb #971385e2
 @dataclass
@@ -767,8 +787,8 @@ class Judges:
         judge: Any
         for judge, weight in zip(given, weights):
             if isinstance(judge, (str, nn.Module)):
-                scorer: Any = judge
-                judge = load_scorer(scorer, dtype="auto").eval().requires_grad_(False)
+                given_model: Any = load_judge(judge) if isinstance(judge, str) else judge
+                judge = load_scorer(given_model).eval().requires_grad_(False)
             name = "model" if isinstance(judge, nn.Module) else rewarder_name(judge)
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight

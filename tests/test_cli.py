@@ -96,7 +96,7 @@ def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], ob
         inner = next(get_args(x)[0] for x in (*get_args(hint), hint) if get_origin(x) is list)
         if issubclass(inner, Enum):
             return [x.value for x in inner][:1], list(inner)[:1]
-        values = [0.5, -2.0] if inner is float else ["one", "two"]
+        values = {float: [0.5, -2.0], int: [5, 6]}.get(inner, ["one", "two"])
         return [str(x) for x in values], values
     if int in kinds:
         return ["7"], 7

@@ -9,13 +9,16 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
-from tokenizers import processors
-from transformers import AutoModelForCausalLM, GPT2Config
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
 
+from rlhf_nb.cli.arguments import PPOModelArguments
+from rlhf_nb.cli.ppo_models import scorers
 from rlhf_nb.evaluate import complete
 from rlhf_nb.models import encode_prompts, scorer_from, sequence_scores, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
 from rlhf_nb.sft import SFTConfig, SFTTrainer, encode_completions
+from rlhf_nb.trainer import PPOConfig
 
 PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
 
@@ -187,3 +190,52 @@ def test_what_is_read_at_the_end_begins_alike(letters, monkeypatch):
     ids = torch.tensor([[11, 2, 3, 4, 1]])
     wanted = sequence_scores(scorer, ids, torch.ones_like(ids))
     torch.testing.assert_close(score_texts(scorer, words, ["ab"], ["c"]), wanted)
+
+
+# ---- The wrong judge ----
+
+
+def saved(model, tokenizer, folder) -> str:
+    "Its folder, with the tokenizer beside it if there is one."
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+# catches: a policy that is trained against a head of random numbers, from Python or from the
+# command line
+def test_a_language_model_is_no_judge(ppo, letters, tmp_path):
+    policy = tiny_policy(letters, 0, **SIZES)
+    folder = saved(policy, letters, tmp_path / "sft")
+    with pytest.raises(ValueError, match="has no reward head.*rlhf-nb reward"):
+        ppo(folder)
+    args = PPOConfig(str(tmp_path / "run"), use_cpu=True, reward_model_path=folder)
+    with pytest.raises(ValueError, match="has no reward head"):
+        scorers(PPOModelArguments(), args)
+    assert ppo(saved(scorer_from(policy, 3), letters, tmp_path / "reward")).reward_model is not None
+
+
+def other_letters(letters, words: str):
+    "The same kind of tokenizer with these letters, in this order."
+    tokens = {token: i for i, token in enumerate(["<pad>", "<eos>", *words])}
+    inner = Tokenizer(models.WordLevel(tokens, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    ends = dict(pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="left", **ends)
+
+
+# catches: a reward model that reads the policy's ids as other letters; one that is refused though
+# its tokenizer is the same, or is not there, or has its own pad token alone
+def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
+    scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 3)
+    for i, words in enumerate(("jihgfedcba", "klmnopqrst")):
+        folder = saved(scorer, other_letters(letters, words), tmp_path / str(i))
+        with pytest.raises(ValueError, match="tokenizer of its own.*reward_processing_class"):
+            ppo(folder)
+        reader = AutoTokenizer.from_pretrained(folder)
+        ppo(folder, parts=dict(reward_processing_class=reader)).rollout(["ab"])
+    padded = copy.deepcopy(letters)
+    padded.pad_token = "j"
+    for i, tokenizer in enumerate((letters, None, padded)):
+        ppo(saved(scorer, tokenizer, tmp_path / f"fine{i}"))

@@ -30,7 +30,7 @@ from rlhf_nb.evaluate import (
     judge_pairs,
 )
 from rlhf_nb.models import load_policy, load_tokenizer
-from rlhf_nb.reward import load_reward_model
+from rlhf_nb.reward import load_judge
 from rlhf_nb.sft import render, render_pair
 
 
@@ -115,7 +115,7 @@ def make_judge(options: JudgeArguments) -> Any:
         return GoldPairJudge()
     if path.is_dir():
         with named("--judge_model", name):
-            model = on_device(load_reward_model(name), options).eval()
+            model = on_device(load_judge(name), options).eval()
             return RewardModelJudge(model, load_tokenizer(name), options.batch_size)
     beside = len(path.parts) > 1 and path.parent.is_dir()
     if path.expanduser().is_absolute() or name.startswith(".") or beside:

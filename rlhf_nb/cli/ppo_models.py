@@ -14,7 +14,7 @@ from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.models import load_policy, load_scorer, scorer_from, zero_head
-from rlhf_nb.reward import load_reward_model
+from rlhf_nb.reward import load_judge, load_reward_model
 from rlhf_nb.trainer import PPOConfig
 
 DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
@@ -62,7 +62,7 @@ def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     functions = [load_reward_function(name) for name in models.reward_function or []]
     if needs_model:
         with named("--reward_model_path", args.reward_model_path):
-            loaded = [in_dtype(load_reward_model(args.reward_model_path, args.seed), models)]
+            loaded = [in_dtype(load_judge(args.reward_model_path), models)]
     return loaded + functions
 
 

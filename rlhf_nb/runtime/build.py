@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.forward import PolicyAndValue
@@ -80,6 +81,8 @@ def build_models(
     for judge in judges.models:
         if args.resize_embeddings and not own:
             with_rows(judge, vocabulary)
+        if not own:
+            check_same_ids(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
     if args.share_value_trunk:
@@ -103,6 +106,31 @@ def build_models(
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
     return without_dropout(PolicyAndValue(policy, value)), reference
+
+
+def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError where the reward model was saved with a tokenizer that gives other ids to
+    the same tokens, or has other tokens; without one there is nothing to compare."""
+    name = getattr(judge, "name_or_path", "")
+    if not name or (Path(name).is_dir() and not any(Path(name).glob("tokenizer*"))):
+        return
+    try:
+        other = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):  # none on the hub, or the folder is gone
+        return
+    ours, theirs = (
+        {token: i for token, i in words.get_vocab().items() if i != words.pad_token_id}
+        for words in (tokenizer, other)
+    )
+    both = ours.keys() & theirs.keys()
+    moved = [token for token in both if ours[token] != theirs[token]]
+    if moved or len(both) < 0.9 * min(len(ours), len(theirs)):
+        what = f"gives {moved[0]!r} another id" if moved else "has other tokens"
+        raise ValueError(
+            f"the reward model in {name} has a tokenizer of its own, which {what}: "
+            "give it as reward_processing_class (--reward_tokenizer_name_or_path), and it reads "
+            "texts instead of the policy's ids."
+        )
 
 
 def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
