@@ -239,3 +239,40 @@ def test_a_judge_of_another_tokenizer_is_refused(ppo, letters, tmp_path):
     padded.pad_token = "j"
     for i, tokenizer in enumerate((letters, None, padded)):
         ppo(saved(scorer, tokenizer, tmp_path / f"fine{i}"))
+
+
+# ---- Runs that do nothing ----
+
+
+# catches: a run that ends well and has learnt nothing, or goes on without what was asked for
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        (dict(total_episodes=0), "total_episodes is 0"),
+        (dict(total_episodes=-5), "total_episodes is -5"),
+        (dict(total_episodes=None, num_train_epochs=0), "num_train_epochs is 0"),
+        (dict(value_warmup_updates=3), "value_warmup_updates is 3 and the run has 3 updates"),
+        (dict(kl_target=2.0), "kl_target is 2.0: it needs kl_controller='adaptive'"),
+        (dict(cliprange=0.0), "cliprange is 0.0"),
+        (dict(max_grad_norm=math.nan), "max_grad_norm is nan"),
+        (dict(stop_strings=[""]), "stop_strings is "),
+        (dict(stop_strings=["a", ""]), "stop_strings is "),
+        (
+            dict(response_length=1, per_device_train_batch_size=1, gradient_accumulation_steps=1),
+            "an update is one token",
+        ),
+    ],
+)
+def test_a_run_that_would_do_nothing_is_refused(ppo, settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ppo(likes_c, **settings)
+
+
+def test_a_frozen_policy_is_refused(ppo, letters):
+    policy = tiny_policy(letters, 0, **SIZES).requires_grad_(False)
+    with pytest.raises(ValueError, match="none of the policy's weights learns"):
+        ppo(likes_c, model=policy)
+
+
+def test_what_is_little_work_is_taken(ppo):
+    ppo(likes_c, value_warmup_updates=2, kl_controller="adaptive", kl_target=2.0, max_grad_norm=0.0)

@@ -64,6 +64,11 @@ def build_models(
     fit = fit_embeddings if args.resize_embeddings else check_embeddings
     policy: Any = with_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
     choose_adapter(policy, args)
+    if not any(weight.requires_grad for weight in policy.parameters()):
+        raise ValueError(
+            "none of the policy's weights learns: call model.requires_grad_(True), or give "
+            "peft_config to train an adapter."
+        )
     reference: nn.Module | None = None
     if ref_model is not None:
         reference = fit(load_policy(ref_model, dtype=policy.dtype), tokenizer)

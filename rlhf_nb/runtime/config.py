@@ -209,6 +209,17 @@ class PPOConfig(Objective, TrainingArguments):
             if self.max_steps > 0
             else math.ceil(self.total_episodes / self.batch_size)
         )
+        if self.value_warmup_updates >= self.num_total_batches:
+            raise ValueError(
+                f"value_warmup_updates is {self.value_warmup_updates} and the run has "
+                f"{self.num_total_batches} updates, so the policy would not learn: lower it, or "
+                "raise total_episodes."
+            )
+        if self.batch_size * self.response_length == 1:
+            raise ValueError(
+                "an update is one token: its advantage less its own mean is 0, and nothing would "
+                "be learnt. Raise response_length or per_device_train_batch_size."
+            )
 
     def recipe(self) -> dict[str, Any]:
         "Every setting of PPO, and those of TrainingArguments that matter, for a model card."
@@ -228,11 +239,11 @@ NOT_IN_RECIPE = set(
 )
 NOT_NEGATIVE = (
     "kl_coef vf_coef entropy_coef cliprange cliprange_value learning_rate value_learning_rate "
-    "cliprange_high missing_eos_penalty score_clip target_kl kl_target"
+    "cliprange_high missing_eos_penalty score_clip target_kl kl_target max_grad_norm"
 ).split()
 POSITIVE = (
     "num_ppo_epochs num_mini_batches response_length local_rollout_forward_batch_size temperature "
-    "num_generations"
+    "num_generations num_train_epochs cliprange"
 ).split()
 
 
@@ -254,6 +265,12 @@ def check_config(args: PPOConfig) -> None:
             refuse(name, "give a number from 0 to 1")
     if args.micro_batch_tokens is not None and not args.micro_batch_tokens > 0:
         refuse("micro_batch_tokens", "give a positive number of positions, or None")
+    if args.total_episodes is not None and not args.total_episodes > 0:
+        refuse("total_episodes", "give a positive number, or None for num_train_epochs")
+    if args.stop_strings is not None and not all(args.stop_strings or [""]):
+        refuse("stop_strings", "give texts of at least one character, or None")
+    if args.kl_controller == "fixed" and args.kl_target != Objective.kl_target:
+        refuse("kl_target", "it needs kl_controller='adaptive'; leave it out for a fixed kl_coef")
     if args.score_clip == 0:
         refuse("score_clip", "give a positive number, or None for no clipping")
     if args.dual_clip is not None and not args.dual_clip > 1:
