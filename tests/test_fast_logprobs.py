@@ -687,7 +687,7 @@ def asked(monkeypatch) -> list:
     [
         (dict(), "look"),
         (dict(entropy_coef=0.01), "learn"),
-        (dict(entropy_coef=0.01, value_warmup_updates=9), "look"),
+        (dict(entropy_coef=0.01, value_warmup_updates=1), "look"),
     ],
 )
 def test_the_trainer_asks_for_no_more_than_is_read(changes, want, ppo, monkeypatch):
