@@ -115,7 +115,7 @@ def micro_batches(
 
 
 def cache_tokens(hidden_size: int, threads: int) -> int:
-    "Cells of a part that suit a processor's caches: 3 * 2**16 over the width, as measured."
+    "Cells of a part that suit a processor's caches, about: 3 * 2**16 over the width."
     return min(4096, max(512, 3 * 2**16 // hidden_size)) * min(8, threads)
 
 # %% ../nbs/09_forward.ipynb #4665e876

@@ -100,7 +100,7 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
     if device == "cuda":
         device = f"{device} ({torch.cuda.get_device_name(layout.device)})"
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
-    if half := half_trained(pair):
+    if layout.in_place and (half := half_trained(pair)):  # DeepSpeed keeps float32 besides
         precision += f" (weights that learn in {' and '.join(half)})"
     recomputed = args.activation_checkpointing or args.gradient_checkpointing
     memory = "recomputed" if recomputed else "kept"
@@ -151,7 +151,6 @@ class PPOTrainer(UpdateTrainer):
         own = reward_processing_class
         named: Any = model if processing_class is None else processing_class
         tokenizer = load_tokenizer(named)
-        check_tokenizer(tokenizer, args.stop_token_id or ())
         reader = None if own is None else load_tokenizer(own)
         self.judges = Judges(reward_model, args.reward_weights, reader)
         models = model, ref_model, reward_model, value_model
@@ -161,7 +160,7 @@ class PPOTrainer(UpdateTrainer):
         strings = args.stop_strings
         stops = () if strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
         check_tokenizer(tokenizer, stops)
-        self.how = Sampling(
+        self.sampling_settings = Sampling(
             args.response_length,
             tokenizer.pad_token_id,
             stops,
@@ -194,9 +193,10 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        if self.layout.in_place:
-            opened(pair.policy)  # says now whether its head can be taken off
-            self.reference(opened)
+        if self.layout.in_place:  # find out now whether their heads can be taken off
+            with self.accelerator.autocast():  # some attention refuses float32
+                opened(pair.policy)
+                self.reference(opened)
 
     # ---- one update ----
 
@@ -228,7 +228,7 @@ class PPOTrainer(UpdateTrainer):
         batch = as_batch(batch, tokenizer, args.num_generations)
         ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
         sampled, engine_logprobs = self.sample(ids, mask)
-        responses, tokens = texts_of(tokenizer, sampled, self.how.stop_ids)
+        responses, tokens = texts_of(tokenizer, sampled, self.sampling_settings.stop_ids)
         r = Rollout(
             prompt_ids=ids,
             prompt_mask=mask,
@@ -299,11 +299,11 @@ class PPOTrainer(UpdateTrainer):
 
     def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
         "Responses, cut to the longest, and the engine's own log-probs if it has any."
-        policy = self.pair.policy
+        policy, how = self.pair.policy, self.sampling_settings
         policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
         self.engine.sync(policy)
         with self.layout.own_stream(self.args.seed, self.update_count):
-            sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, self.how)
+            sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
         policy.train()
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
@@ -396,8 +396,7 @@ class PPOTrainer(UpdateTrainer):
         if r.engine_logprobs is not None:
             largest = lambda x: self.accelerator.gather(x).max()
             cap = self.args.vllm_importance_sampling_cap
-            others = engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
-            metrics |= others
+            metrics |= engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
         metrics["lr"] = self.learning_rate()
         metrics["episode"] = (self.update_count + 1) * self.args.batch_size
         return metrics
@@ -517,10 +516,10 @@ class PPOTrainer(UpdateTrainer):
                     read_prompts(columns, tokenizer)[0],
                     args.response_length,
                     0.01,
-                    self.how.stop_ids,
+                    self.sampling_settings.stop_ids,
                     self.rows_at_a_time(len(data)),
                     seed=args.seed,
-                    stop_strings=self.how.stop_strings,
+                    stop_strings=self.sampling_settings.stop_strings,
                     on_batch=self.count_evaluated if progress else lambda: None,
                     engine=None if own else self.engine,
                 )
@@ -599,7 +598,8 @@ class PPOTrainer(UpdateTrainer):
             if state is not None:
                 policy.load_state_dict(state)
             policy, state = policy.merge_and_unload(), None
-        save_policy(policy, self.processing_class, folder, state, stop_ids=self.how.stop_ids)
+        stops = self.sampling_settings.stop_ids
+        save_policy(policy, self.processing_class, folder, state, stop_ids=stops)
         if self.stage is not None:
             save_weights(pair.value, folder / "value", of_value)
 

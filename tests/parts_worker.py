@@ -58,7 +58,9 @@ def uneven(gather: bool) -> tuple[PPOTrainer, torch.Tensor]:
     "Rank 0 stops after one token, rank 1 never; what rank wrote what."
     trainer = make(f"uneven-{gather}", ds3_gather_for_generation=gather, learning_rate=1e-2)
     trainer.prepare()
-    trainer.how = replace(trainer.how, stop_ids=tuple(range(64)) if rank == 0 else ())
+    trainer.sampling_settings = replace(
+        trainer.sampling_settings, stop_ids=tuple(range(64)) if rank == 0 else ()
+    )
     torch.manual_seed(rank)
     calls, policy = [], trainer.accelerator.unwrap_model(trainer.model).policy
     handle = policy.register_forward_hook(lambda *_: calls.append(1))

@@ -1,4 +1,4 @@
-"""What learns is in float32, whatever its folder was saved in; what is in 16 bits on request is told of."""
+"""Trained weights are float32, whatever their folder was saved in; a warning where they are not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
 
+import rlhf_nb.runtime.opened
 from rlhf_nb.models import load_policy, load_scorer, scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer, load_reward_model
 from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -28,7 +29,7 @@ def folders(letters, tmp_path):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def warnings(monkeypatch):
     "Warnings of the package, whoever listens to its loggers."
     lines: list[str] = []
     for name in ("precision", "build"):
@@ -53,10 +54,10 @@ def test_a_name_gives_float32(folders, load):
 # catches: a policy, a reference or a value model (grown from a reward model that stays as it was
 # saved) in 16 bits; a warning where there is nothing to warn of
 @pytest.mark.parametrize("settings", [{}, dict(bf16=True), dict(share_value_trunk=True)])
-def test_ppo_by_name_trains_float32(ppo, folders, told, settings):
+def test_ppo_by_name_trains_float32(ppo, folders, warnings, settings):
     trainer = ppo(folders["reward"], model=folders["policy"], **settings)
     assert learning(trainer.model) == WIDE and trainer.ref_model.dtype == torch.float32
-    assert trainer.reward_model.dtype == BF16 and not told
+    assert trainer.reward_model.dtype == BF16 and not warnings
     assert "weights that learn" not in trainer.describe()
     before = [p.detach().clone() for p in trainer.policy.parameters()]
     trainer.step()
@@ -65,22 +66,24 @@ def test_ppo_by_name_trains_float32(ppo, folders, told, settings):
 
 
 # catches: a value model grown from a policy that is in 16 bits by request
-def test_the_value_model_of_a_16_bit_policy_is_float32(ppo, folders, told):
+def test_the_value_model_of_a_16_bit_policy_is_float32(ppo, folders, warnings):
     policy = load_policy(folders["policy"], dtype=BF16)
     trainer = ppo(likes_c, model=policy)
     assert learning(trainer.pair.value) == WIDE and learning(trainer.policy) == {BF16}
-    assert len(told) == 1 and "weights that learn are in bfloat16" in told[0]
+    assert len(warnings) == 1 and "weights that learn are in bfloat16" in warnings[0]
     assert "weights that learn in bfloat16" in trainer.describe()
 
 
 # catches: a reference by name in another precision than the policy; one by request in silence
-def test_the_reference_has_the_policys_precision(ppo, folders, told):
+def test_the_reference_has_the_policys_precision(ppo, folders, warnings):
     by_name = ppo(likes_c, model=folders["policy"], parts=dict(ref_model=folders["policy"]))
-    assert by_name.ref_model.dtype == torch.float32 and not told
+    assert by_name.ref_model.dtype == torch.float32 and not warnings
     assert not by_name.rollout(["ab", "c"]).kl.any()
     coarse = load_policy(folders["policy"], dtype=BF16)
     trainer = ppo(likes_c, model=folders["policy"], parts=dict(ref_model=coarse))
-    assert len(told) == 1 and "ref_model is in bfloat16 and the policy in float32" in told[0]
+    assert (
+        len(warnings) == 1 and "ref_model is in bfloat16 and the policy in float32" in warnings[0]
+    )
     assert trainer.rollout(["ab", "c"]).kl.any()
 
 
@@ -100,9 +103,29 @@ def trained(kind, given, letters, small_args):
 
 
 @pytest.mark.parametrize("kind, name", [(SFTTrainer, "policy"), (RewardTrainer, "reward")])
-def test_the_other_trainers_too(folders, letters, small_args, told, kind, name):
-    assert learning(trained(kind, folders[name], letters, small_args).model) == WIDE and not told
+def test_the_other_trainers_too(folders, letters, small_args, warnings, kind, name):
+    assert (
+        learning(trained(kind, folders[name], letters, small_args).model) == WIDE and not warnings
+    )
     load = load_policy if kind is SFTTrainer else load_scorer
     coarse = copy.deepcopy(load(folders[name], dtype=BF16))
     assert learning(trained(kind, coarse, letters, small_args).model) == {BF16}
-    assert len(told) == 1 and "dtype=torch.float32" in told[0]
+    assert len(warnings) == 1 and "dtype=torch.float32" in warnings[0]
+
+
+# catches: body and head compared in float32 before a run that computes in 16 bits, where flash
+# attention refuses float32 and rounding is another one
+def test_heads_are_tried_in_the_precision_of_the_run(ppo, monkeypatch):
+    seen = []
+
+    def agrees(model):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return True
+
+    monkeypatch.setattr(rlhf_nb.runtime.opened, "agrees", agrees)
+    for bf16 in (False, True):
+        trainer = ppo(likes_c, bf16=bf16)
+        assert seen == [bf16] * 2  # policy and reference, before the first rollout
+        trainer.step()
+        assert seen == [bf16] * 2
+        seen.clear()

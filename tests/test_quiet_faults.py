@@ -92,7 +92,7 @@ def chat_policy(letters):
 # catches: sampling that goes on after the second end token; a saved model that has lost it
 def test_all_end_tokens_of_a_chat_model_end_a_response(ppo, letters, tmp_path):
     trainer = ppo(likes_c, model=chat_policy(letters))
-    assert trainer.how.stop_ids == (letters.eos_token_id, 5)
+    assert trainer.sampling_settings.stop_ids == (letters.eos_token_id, 5)
     r = trainer.rollout(["ab", "c", "de", "f"] * 8)
     ends = r.response_ids.gather(1, r.mask.sum(1, keepdim=True) - 1)[:, 0]
     assert {1, 5} <= set(ends[r.stopped].tolist())
@@ -108,12 +108,14 @@ def test_an_end_token_of_another_tokenizer_is_none(ppo, letters):
     for other in (7, [7, 8], None):
         policy = tiny_policy(letters, 0, **SIZES)
         policy.generation_config.eos_token_id = other
-        assert ppo(likes_c, model=policy).how.stop_ids == (letters.eos_token_id,)
+        assert ppo(likes_c, model=policy).sampling_settings.stop_ids == (letters.eos_token_id,)
 
 
 def test_stop_token_id_may_be_several(ppo, letters):
-    assert ppo(likes_c, stop_token_id=[5, 6]).how.stop_ids == (5, 6)
-    assert ppo(likes_c, stop_token_id=5, model=chat_policy(letters)).how.stop_ids == (5,)
+    assert ppo(likes_c, stop_token_id=[5, 6]).sampling_settings.stop_ids == (5, 6)
+    assert ppo(likes_c, stop_token_id=5, model=chat_policy(letters)).sampling_settings.stop_ids == (
+        5,
+    )
     for bad in ([5, 12], [-1], []):
         with pytest.raises(ValueError, match="stop_token_id is"):
             ppo(likes_c, stop_token_id=bad)

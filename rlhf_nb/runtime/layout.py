@@ -278,7 +278,7 @@ class Layout:
         self.fsdp: Any = getattr(state, "fsdp_plugin", None)
         self.fsdp2 = bool(accelerator.is_fsdp2)
         self.in_place = self.deepspeed is None and self.fsdp is None  # without being prepared
-        self.fixed_parts = self.deepspeed is not None  # it was told the number of micro-batches
+        self.fixed_parts = self.deepspeed is not None  # their number is in its config
         self.zero3 = self.deepspeed is not None and self.deepspeed.zero_stage == 3
         self.in_parts = self.zero3 or self.fsdp2  # a layer's weights are fetched when it is called
         self.check()
@@ -450,8 +450,8 @@ class Layout:
 
     @contextmanager
     def own_stream(self, *key: int) -> Iterator[None]:
-        """Inside, each rank draws random numbers of its own, the same ones for the same key. One
-        process alone goes on with those that it has."""
+        """Inside, each rank has random numbers of its own, the same ones for the same key. In a run
+        of one process nothing changes."""
         if self.processes == 1:
             yield
             return

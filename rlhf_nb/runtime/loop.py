@@ -104,17 +104,17 @@ class SealedTrainer(Trainer):
 
     def training_step(self, model: nn.Module, *given: Any, **more: Any) -> Tensor:
         "Trainer's. Raises FloatingPointError on a loss or a gradient that is not finite."
-        loss, found = super().training_step(model, *given, **more), ""
+        loss, problem = super().training_step(model, *given, **more), ""
         if not loss.isfinite():
-            found = f"loss is {loss.item()}"
+            problem = f"loss is {loss.item()}"
         elif self.accelerator.sync_gradients and not self.args.fp16:  # fp16 skips such a step
             grads = [p.grad for p in model.parameters() if p.grad is not None]
             norm = full_tensor(nn.utils.get_total_norm(grads))
-            found = "" if norm.isfinite() else f"gradient has norm {norm.item()}"
-        if found:
+            problem = "" if norm.isfinite() else f"gradient has norm {norm.item()}"
+        if problem:
             model.zero_grad()
             raise FloatingPointError(
-                f"step {self.state.global_step + 1}: the {found}, so it was not taken. Lower "
+                f"step {self.state.global_step + 1}: the {problem}, so it was not taken. Lower "
                 "learning_rate, or look at the data and the coefficients of the loss; the last "
                 "checkpoint is whole."
             )

@@ -1,4 +1,4 @@
-"""The data types of weights: what learns in 16 bits is told of, since small steps round to nothing.
+"""The data types of weights, and a warning where 16-bit weights are trained.
 
 bfloat16 has 8 significant bits and float16 has 11, so a step below 1/512 or 1/4096 of a weight
 leaves it as it is. At a learning rate of 3e-6 that is nearly every step.
