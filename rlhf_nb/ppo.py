@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import pandas as pd
 import torch
@@ -25,6 +25,7 @@ from rlhf_nb.losses import (
 )
 from .masks import masked_sum, whiten
 from .rollout import Rollout
+from .runtime.fields import Count, NotNegative, Positive, Range, Share, setting
 from rlhf_nb.shaping import (
     RunningMoments,
     clip_scores,
@@ -37,13 +38,8 @@ from rlhf_nb.shaping import (
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
 
 # %% auto #0
-__all__ = ['Reduce', 'setting', 'Objective', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Metrics',
-           'update_metrics', 'engine_metrics']
-
-# %% ../nbs/13_ppo.ipynb #ee90fe80
-def setting(default: Any, help: str) -> Any:
-    "A field of a configuration with its help text, which `rlhf-nb ppo --help` prints."
-    return field(default=default, metadata={"help": help})
+__all__ = ['Reduce', 'Objective', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Metrics', 'update_metrics',
+           'engine_metrics']
 
 # %% ../nbs/13_ppo.ipynb #a1a0a7f4
 @dataclass
@@ -51,7 +47,7 @@ class Objective:
     "What PPO optimises, and how: every setting of the functions on this page."
 
     # Scores
-    missing_eos_penalty: float | None = setting(
+    missing_eos_penalty: NotNegative | None = setting(
         None,
         "Subtracted from the score of a response that did not reach its stop token: a positive "
         "number.",
@@ -63,20 +59,20 @@ class Objective:
     normalize_scores: bool = setting(
         False, "Scores less their running mean, over their running standard deviation."
     )
-    score_clip: float | None = setting(None, "Scores are clipped to -score_clip .. score_clip.")
+    score_clip: Positive | None = setting(None, "Scores are clipped to -score_clip .. score_clip.")
 
     # Rewards
-    kl_coef: float = setting(0.05, "Weight of the KL penalty.")
-    kl_estimator: str = setting(
+    kl_coef: NotNegative = setting(0.05, "Weight of the KL penalty.")
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = setting(
         "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary."
     )
-    kl_controller: str = setting(
+    kl_controller: Literal["fixed", "adaptive"] = setting(
         "fixed",
         "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
     )
-    kl_target: float = setting(6.0, "Nats per response that the adaptive controller aims at.")
-    kl_horizon: int = setting(10000, "Episodes over which the adaptive controller corrects.")
-    reward_slot: str = setting(
+    kl_target: Positive = setting(6.0, "Nats per response that the adaptive controller aims at.")
+    kl_horizon: Count = setting(10000, "Episodes over which the adaptive controller corrects.")
+    reward_slot: Literal["last", "after_eos"] = setting(
         "last",
         "The score is paid on the last real token; after_eos: one slot later, as the published "
         "code does.",
@@ -91,29 +87,29 @@ class Objective:
     )
 
     # Advantages
-    gamma: float = setting(1.0, "Discount per token.")
-    lam: float = setting(0.95, "Lambda of GAE.")
+    gamma: Share = setting(1.0, "Discount per token.")
+    lam: Share = setting(0.95, "Lambda of GAE.")
 
     # Losses
-    cliprange: float = setting(0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.")
-    cliprange_high: float | None = setting(None, "Upper range, where it differs.")
-    dual_clip: float | None = setting(
+    cliprange: Positive = setting(0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.")
+    cliprange_high: Positive | None = setting(None, "Upper range, where it differs.")
+    dual_clip: Annotated[float, Range(above=1)] | None = setting(
         None, "Above 1: bounds the loss of a token with negative advantage."
     )
-    cliprange_value: float = setting(0.2, "How far a value may move from the old one.")
-    vf_coef: float = setting(0.1, "Weight of the value loss.")
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.")
+    cliprange_value: NotNegative = setting(0.2, "How far a value may move from the old one.")
+    vf_coef: NotNegative = setting(0.1, "Weight of the value loss.")
+    entropy_coef: NotNegative = setting(0.0, "Weight of the entropy bonus.")
     vllm_importance_sampling_correction: bool = setting(
         True, "Weigh each token's policy loss by the trainer's probability over vLLM's."
     )
-    vllm_importance_sampling_cap: float | None = setting(
+    vllm_importance_sampling_cap: Positive | None = setting(
         2.0, "Largest such weight. None: not truncated."
     )
 
     # Epochs
-    num_ppo_epochs: int = setting(4, "Passes over each rollout.")
-    num_mini_batches: int = setting(1, "Optimizer steps in each pass.")
-    target_kl: float | None = setting(
+    num_ppo_epochs: Count = setting(4, "Passes over each rollout.")
+    num_mini_batches: Count = setting(1, "Optimizer steps in each pass.")
+    target_kl: Positive | None = setting(
         None, "Stop the epochs of an update where approxkl exceeds this."
     )
 

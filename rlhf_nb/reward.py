@@ -29,7 +29,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
-    TrainingArguments,
 )
 
 from .masks import position_ids, right_pad
@@ -46,6 +45,8 @@ from rlhf_nb.models import (
     sequence_scores,
     with_adapter,
 )
+from .runtime.config import CheckedArguments
+from .runtime.fields import Count, NotNegative
 from .runtime.last_layer import read_at
 from .runtime.layout import Layout, Measure, Placed, gathered, whole
 from .runtime.loop import SealedTrainer
@@ -374,24 +375,24 @@ def _with_head(name: str, dtype: Any) -> tuple[PreTrainedModel, bool]:
 
 # %% ../nbs/07_reward.ipynb #971385e2
 @dataclass
-class RewardConfig(TrainingArguments):
+class RewardConfig(CheckedArguments):
     "`transformers.TrainingArguments` and what a reward model needs more."
 
-    max_length: int | None = field(
+    max_length: Count | None = field(
         default=None,
         metadata={
             "help": "Most tokens of prompt and answer together; the prompt is cut on "
             "its left. None: no limit."
         },
     )
-    center_rewards_coefficient: float = field(
+    center_rewards_coefficient: NotNegative = field(
         default=0.0,
         metadata={
             "help": "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
             "(Eisenstein et al. 2023)."
         },
     )
-    learning_rate: float = field(default=1e-5, metadata={"help": "Peak learning rate."})
+    learning_rate: NotNegative = field(default=1e-5, metadata={"help": "Peak learning rate."})
     train_sampling_strategy: str = field(
         default="group_by_length",
         metadata={"help": "Rows of like length share a batch: little padding."},

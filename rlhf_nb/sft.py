@@ -25,7 +25,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
-    TrainingArguments,
 )
 
 from .masks import right_pad
@@ -37,6 +36,8 @@ from rlhf_nb.models import (
     load_tokenizer,
     with_adapter,
 )
+from .runtime.config import CheckedArguments
+from .runtime.fields import Count, NotNegative
 from .runtime.last_layer import read_at
 from .runtime.layout import gathered
 from .runtime.loop import SealedTrainer
@@ -213,10 +214,10 @@ def check_packing(model: PreTrainedModel) -> None:
 
 # %% ../nbs/06_sft.ipynb #58dacf73
 @dataclass
-class SFTConfig(TrainingArguments):
+class SFTConfig(CheckedArguments):
     "`transformers.TrainingArguments` and two fields more."
 
-    max_length: int | None = field(
+    max_length: Count | None = field(
         default=None,
         metadata={
             "help": "Most tokens of prompt and completion together; the prompt is cut "
@@ -230,7 +231,7 @@ class SFTConfig(TrainingArguments):
             "them; the loss is the same."
         },
     )
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate."})
+    learning_rate: NotNegative = field(default=2e-5, metadata={"help": "Peak learning rate."})
     train_sampling_strategy: str = field(
         default="group_by_length",
         metadata={"help": "Rows of like length share a batch: little padding."},

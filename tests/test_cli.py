@@ -31,6 +31,7 @@ from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.runtime import curves
+from rlhf_nb.runtime.fields import fits
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
@@ -76,6 +77,8 @@ def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], ob
     "Words for a value that is not the default, and that value."
     kinds, action = kinds_of(hint), parser.known[field.name]
     default = action.default
+    if get_origin(parser.ranges.get(field.name)) is Literal:
+        hint = parser.ranges[field.name]
     if get_origin(hint) is Literal or action.choices:
         value = next(
             str(x)
@@ -96,12 +99,12 @@ def other(field: dataclasses.Field, hint: object, parser) -> tuple[list[str], ob
         inner = next(get_args(x)[0] for x in (*get_args(hint), hint) if get_origin(x) is list)
         if issubclass(inner, Enum):
             return [x.value for x in inner][:1], list(inner)[:1]
-        values = {float: [0.5, -2.0], int: [5, 6]}.get(inner, ["one", "two"])
+        values = {float: [0.5, 2.0], int: [5, 6]}.get(inner, ["one", "two"])
         return [str(x) for x in values], values
-    if int in kinds:
-        return ["7"], 7
-    if float in kinds:
-        return ["3e-7"], 3e-7
+    for kind, few in ((int, (7, 300)), (float, (3e-7, 1.5))):
+        if kind in kinds:
+            value = next(x for x in few if fits(x, parser.ranges[field.name]))
+            return [str(value)], value
     return ["some words"], "some words"
 
 

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-
-def option(default: Any, text: str) -> Any:
-    "A field with the text that `--help` shows."
-    return field(default=default, metadata={"help": text})
+from rlhf_nb.runtime.fields import Count, Index, Positive, Range, setting
 
 
 @dataclass
 class DataArguments:
     "Where the examples come from."
 
-    dataset_name: str | None = option(
+    dataset_name: str | None = setting(
         None,
         "A name on the hub, a folder of save_to_disk, a .json, .jsonl, .csv or .parquet file, or "
         "an embedded set: mini_tldr, docstrings.",
     )
-    dataset_config: str | None = option(None, "Configuration of a data set on the hub.")
-    dataset_test_split: str = option(
+    dataset_config: str | None = setting(None, "Configuration of a data set on the hub.")
+    dataset_test_split: str = setting(
         "test", "Split to evaluate on; a slice such as test[:100] works too."
     )
-    dataset_seed: int = option(0, "Seed of the embedded data sets.")
-    max_prompt_length: int | None = option(None, "Leave out examples with longer prompts (tokens).")
+    dataset_seed: Index = setting(0, "Seed of the embedded data sets.")
+    max_prompt_length: Count | None = setting(
+        None, "Leave out examples with longer prompts (tokens)."
+    )
 
 
 @dataclass
 class TrainDataArguments(DataArguments):
     "And those to train on."
 
-    dataset_train_split: str = option(
+    dataset_train_split: str = setting(
         "train", "Split to train on; a slice such as train[:1000] works too."
     )
 
@@ -41,7 +40,7 @@ class TrainDataArguments(DataArguments):
 class AnswerDataArguments(TrainDataArguments):
     "And how long their answers may be."
 
-    max_completion_length: int | None = option(
+    max_completion_length: Count | None = setting(
         None, "Leave out examples with longer answers (tokens, the stop token included)."
     )
 
@@ -50,18 +49,18 @@ class AnswerDataArguments(TrainDataArguments):
 class ModelArguments:
     "Which model."
 
-    model_name_or_path: str | None = option(
+    model_name_or_path: str | None = setting(
         None, "The model to start from: a name on the hub, or a folder."
     )
-    tokenizer_name_or_path: str | None = option(
+    tokenizer_name_or_path: str | None = setting(
         None, "The tokenizer, where it is not in the model's folder."
     )
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = setting(
         "float32",
         "Data type of the weights; auto: as saved. (--bf16 trains float32 weights in mixed "
         "precision.)",
     )
-    attn_implementation: str | None = option(
+    attn_implementation: str | None = setting(
         None, "eager, sdpa, flash_attention_2, ... None: transformers chooses."
     )
 
@@ -70,14 +69,18 @@ class ModelArguments:
 class TrainModelArguments(ModelArguments):
     "And how it is trained."
 
-    use_peft: bool = option(False, "Train a LoRA adapter instead of the weights.")
-    lora_r: int = option(16, "Rank of the adapter.")
-    lora_alpha: int = option(32, "Scale of the adapter: it is multiplied by lora_alpha / lora_r.")
-    lora_dropout: float = option(0.05, "Dropout before the adapter; PPO sets it to 0.")
-    lora_target_modules: list[str] | None = option(
+    use_peft: bool = setting(False, "Train a LoRA adapter instead of the weights.")
+    lora_r: Count = setting(16, "Rank of the adapter.")
+    lora_alpha: Count = setting(
+        32, "Scale of the adapter: it is multiplied by lora_alpha / lora_r."
+    )
+    lora_dropout: Annotated[float, Range(least=0, below=1)] = setting(
+        0.05, "Dropout before the adapter; PPO sets it to 0."
+    )
+    lora_target_modules: list[str] | None = setting(
         None, "Layers that get an adapter; all-linear: every one. None: peft's choice."
     )
-    resume: bool = option(
+    resume: bool = setting(
         False,
         "Go on from the last checkpoint in output_dir. (--resume_from_checkpoint FOLDER: from that "
         "one.)",
@@ -88,18 +91,18 @@ class TrainModelArguments(ModelArguments):
 class ScratchModelArguments(TrainModelArguments):
     "Or a model made here, small enough for a laptop."
 
-    from_scratch: bool = option(
+    from_scratch: bool = setting(
         False,
         "Instead of loading a model, make a small GPT-NeoX with random weights, and a tokenizer "
         "from the training split.",
     )
-    vocab_size: int | None = option(
+    vocab_size: Annotated[int, Range(least=258)] | None = setting(
         None, "from_scratch: vocabulary, byte-level BPE. None: one token a word, for mini_tldr."
     )
-    hidden_size: int = option(64, "from_scratch: width.")
-    num_hidden_layers: int = option(2, "from_scratch: number of layers.")
-    num_attention_heads: int = option(8, "from_scratch: attention heads.")
-    max_position_embeddings: int = option(
+    hidden_size: Count = setting(64, "from_scratch: width.")
+    num_hidden_layers: Count = setting(2, "from_scratch: number of layers.")
+    num_attention_heads: Count = setting(8, "from_scratch: attention heads.")
+    max_position_embeddings: Count = setting(
         192, "from_scratch: maximum tokens of prompt and answer together."
     )
 
@@ -108,7 +111,7 @@ class ScratchModelArguments(TrainModelArguments):
 class RewardModelArguments(TrainModelArguments):
     "And where its zero is."
 
-    center_rewards: bool = option(
+    center_rewards: bool = setting(
         False,
         "After training, shift the scores so that reference answers average zero (over the first "
         "1,000 training examples: completion, or else chosen).",
@@ -119,29 +122,29 @@ class RewardModelArguments(TrainModelArguments):
 class PPOModelArguments(TrainModelArguments):
     "And what scores. `sft_model_path` and `reward_model_path` are among PPO's own settings."
 
-    reward_function: list[str] | None = option(
+    reward_function: list[str] | None = setting(
         None,
         "module:function or file.py:function, called with prompts, responses and the data set's "
         "columns; or gold, words_from_prompt. Several are added up (--reward_weights).",
     )
-    reward_tokenizer_name_or_path: str | None = option(
+    reward_tokenizer_name_or_path: str | None = setting(
         None, "Tokenizer of the reward model, where it has its own."
     )
-    value_model_path: str | None = option(
+    value_model_path: str | None = setting(
         None, "Value model. None: made from the reward model, or else from the policy."
     )
-    zero_value_head: bool = option(False, "Start the value model with 0 for every token.")
-    value_use_peft: bool = option(False, "Train the value model by an adapter too.")
-    dry_run: bool = option(
+    zero_value_head: bool = setting(False, "Start the value model with 0 for every token.")
+    value_use_peft: bool = setting(False, "Train the value model by an adapter too.")
+    dry_run: bool = setting(
         False, "Print the memory that the run needs on each GPU, and train nothing."
     )
-    gpu_memory: float | None = option(
+    gpu_memory: Positive | None = setting(
         None, "dry_run: memory of a GPU in GiB. None: that of this machine's GPU."
     )
-    layout: str | None = option(
+    layout: Literal["alone", "ddp", "zero2", "zero3", "fsdp2"] | None = setting(
         None, "dry_run: alone, ddp, zero2, zero3 or fsdp2. None: the launcher's."
     )
-    num_processes: int | None = option(None, "dry_run: number of GPUs. None: the launcher's.")
+    num_processes: Count | None = setting(None, "dry_run: number of GPUs. None: the launcher's.")
 
 
 # For `--help`: options of transformers.TrainingArguments, in a line each.

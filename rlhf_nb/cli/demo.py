@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_nb.cli.arguments import option
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run, check_settings
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.runtime.fields import Index, setting
 
 STAGES = {
     "sft": "learn to write as the references do",
@@ -28,11 +28,11 @@ STAGES = {
 class DemoArguments:
     "How the demo runs."
 
-    quick: bool = option(
+    quick: bool = setting(
         False, "The same path with smaller numbers, in about a minute; it measures nothing."
     )
-    fresh: bool = option(False, "Start over, whatever is finished in the folder.")
-    threads: int | None = option(
+    fresh: bool = setting(False, "Start over, whatever is finished in the folder.")
+    threads: Index | None = setting(
         None,
         "CPU threads of torch. None: two, or fewer where torch would take fewer; models this small "
         "gain nothing from a third. On a busy machine take 1. 0: torch's choice.",
@@ -131,8 +131,6 @@ def demo_command(words: Sequence[str]) -> None:
         left = {k: v for k, v in QUICK.items() if getattr(settings, k) == getattr(usual, k)}
         settings = replace(settings, **left)
     check_settings(settings)
-    if (options.threads or 0) < 0:
-        raise ValueError(f"--threads is {options.threads}: give a number of threads, or 0.")
     if options.threads != 0:
         import torch
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from rlhf_nb.cli.arguments import option
+from rlhf_nb.runtime.fields import Count, NotNegative, Seed, check_fields, setting
 from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
 
 
@@ -22,33 +21,33 @@ from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
 class DemoSettings:
     "Where the run goes, and the numbers behind it."
 
-    output_dir: str = option(
+    output_dir: str = setting(
         "runs/mini_tldr", "Folder of the run. Stages that are finished there are reused."
     )
-    seed: int = option(0, "Seed of the world, the models, the sampling and every shuffle.")
-    kl_coef: float = option(
+    seed: Seed = setting(0, "Seed of the world, the models, the sampling and every shuffle.")
+    kl_coef: NotNegative = setting(
         0.05,
         "Weight of the KL penalty. Try 0: the policy follows the learned reward alone, and gold "
         "may fall while it rises.",
     )
-    posts: int = option(24_000, "Posts to imitate, and to label.")
-    sample_pairs: int = option(6_000, "Pairs of two samples of the SFT model.")
-    fact_pairs: int = option(
+    posts: Count = setting(24_000, "Posts to imitate, and to label.")
+    sample_pairs: Count = setting(6_000, "Pairs of two samples of the SFT model.")
+    fact_pairs: Count = setting(
         16_000,
         "Pairs of a summary and the same with one fact wrong: hard to learn, so they come first.",
     )
-    edit_pairs: int = option(
+    edit_pairs: Count = setting(
         8_000,
         "Pairs of a summary and the same with one thing changed: a fact dropped, an opening, a "
         "repeat.",
     )
-    episodes: int = option(6_144, "Summaries that PPO samples.")
-    batch: int = option(256, "Episodes of one update.")
-    eval_posts: int = option(2_000, "Test posts that the gold judge reads.")
-    validation_posts: int = option(
+    episodes: Count = setting(6_144, "Summaries that PPO samples.")
+    batch: Count = setting(256, "Episodes of one update.")
+    eval_posts: Count = setting(2_000, "Test posts that the gold judge reads.")
+    validation_posts: Count = setting(
         500, "Posts judged now and then while PPO runs; training does not see the verdicts."
     )
-    evaluations: int = option(8, "How often they are judged.")
+    evaluations: Count = setting(8, "How often they are judged.")
 
 
 QUICK = dict(  # the same path with smaller numbers
@@ -66,15 +65,7 @@ QUICK = dict(  # the same path with smaller numbers
 
 def check_settings(s: DemoSettings) -> None:
     "Raises ValueError with the option and how to fix it."
-    if not (math.isfinite(s.kl_coef) and s.kl_coef >= 0):
-        raise ValueError(
-            f"--kl_coef is {s.kl_coef}: give a finite number that is not negative, such as 0.05."
-        )
-    for f in fields(s):
-        if f.name not in ("output_dir", "seed", "kl_coef") and getattr(s, f.name) < 1:
-            raise ValueError(f"--{f.name} is {getattr(s, f.name)}: give a positive number.")
-    if s.seed < 0:
-        raise ValueError(f"--seed is {s.seed}: give a whole number that is not negative.")
+    check_fields(s, "--")
     if s.batch % 2 or s.episodes < s.batch or s.posts < s.batch:
         raise ValueError(
             f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) "

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments, option
+from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments
 from rlhf_nb.cli.data import drop_long, load_rows, take
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
@@ -31,6 +31,7 @@ from rlhf_nb.evaluate import (
 )
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
+from rlhf_nb.runtime.fields import Count, NotNegative, Positive, Seed, setting
 from rlhf_nb.sft import render, render_pair
 
 
@@ -38,40 +39,40 @@ from rlhf_nb.sft import render, render_pair
 class JudgeArguments:
     "Who judges what."
 
-    judge_model: str = option(
+    judge_model: str = setting(
         "gpt-4o-mini",
         "gold (the judge of mini_tldr), the folder of a reward model, or a model's name at an "
         "OpenAI-compatible endpoint.",
     )
-    judge_base_url: str | None = option(
+    judge_base_url: str | None = setting(
         None,
         "URL of the endpoint, up to and with /v1. None: OPENAI_BASE_URL, or else api.openai.com. "
         "The key is read from OPENAI_API_KEY.",
     )
-    opponent_name_or_path: str | None = option(
+    opponent_name_or_path: str | None = setting(
         None, "Compare with this model's answers instead of the references."
     )
-    num_examples: int | None = option(
+    num_examples: Count | None = setting(
         None, "How many examples of the test split, from its start. None: all."
     )
-    response_length: int = option(53, "Maximum tokens of an answer.")
-    temperature: float = option(0.01, "Temperature of the sampling; 0.01 is near-greedy.")
-    batch_size: int = option(64, "Prompts that are answered at a time.")
-    seed: int = option(0, "Seed of the sampling, and of the interval.")
-    one_order: bool = option(
+    response_length: Count = setting(53, "Maximum tokens of an answer.")
+    temperature: Positive = setting(0.01, "Temperature of the sampling; 0.01 is near-greedy.")
+    batch_size: Count = setting(64, "Prompts that are answered at a time.")
+    seed: Seed = setting(0, "Seed of the sampling, and of the interval.")
+    one_order: bool = setting(
         False, "Show each pair in one random order instead of both: half the cost."
     )
-    cache: str | None = option(
+    cache: str | None = setting(
         "judgings.jsonl", "File that keeps every verdict of an endpoint. None: keep none."
     )
-    concurrency: int = option(8, "Requests to the endpoint at a time.")
-    timeout: float = option(60.0, "Seconds to wait for the endpoint.")
-    attempts: int = option(5, "How often to try a request that fails for a passing reason.")
-    prices: list[float] | None = option(
+    concurrency: Count = setting(8, "Requests to the endpoint at a time.")
+    timeout: Positive = setting(60.0, "Seconds to wait for the endpoint.")
+    attempts: Count = setting(5, "How often to try a request that fails for a passing reason.")
+    prices: list[NotNegative] | None = setting(
         None, "Prices of a million tokens in, and out: the cost is printed."
     )
-    output: str | None = option(None, "CSV file for every pair and its verdict.")
-    use_cpu: bool = option(False, "Do not use the GPU.")
+    output: str | None = setting(None, "CSV file for every pair and its verdict.")
+    use_cpu: bool = setting(False, "Do not use the GPU.")
 
 
 ABOUT = About(
@@ -200,7 +201,7 @@ def rows_to_judge(data: DataArguments, options: JudgeArguments) -> Dataset:
         )
     if options.num_examples is None:
         return rows
-    if not 0 < options.num_examples <= len(rows):
+    if options.num_examples > len(rows):
         raise ValueError(
             f"--num_examples is {options.num_examples} and the split has {len(rows)} rows: give a "
             f"number from 1 to {len(rows)}."

@@ -17,6 +17,7 @@ from transformers.hf_argparser import string_to_bool
 from rlhf_nb.cli.help import About, page
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.fields import complaint, hints_of
 
 
 def kinds_of(hint: Any) -> list[Any]:
@@ -55,6 +56,7 @@ class Parser(HfArgumentParser):
         self.about, self.recipe = about, ""
         self.known: dict[str, argparse.Action] = {}  # by the name of the field
         self.hints = {k: hint for kind in kinds for k, hint in get_type_hints(kind).items()}
+        self.ranges = {k: hint for kind in kinds for k, hint in hints_of(kind).items()}
         parts = [part for kind in kinds for part in kind.__mro__]
         theirs = [part for part in parts if part.__module__.startswith("transformers.")]
         self.theirs = {name for part in theirs for name in inspect.get_annotations(part)}
@@ -70,6 +72,8 @@ class Parser(HfArgumentParser):
             how |= dict(nargs="?", const=True)  # `--bf16` alone, also where None is allowed
         if list in kinds:
             how["nargs"] = "+"
+        if "choices" in how and NoneType in kinds:
+            how["choices"] = [*how["choices"], None]
         if "action" not in how:
             how["type"] = converter(kinds, how.get("type", str))
         action = super().add_argument(*flags, **how)
@@ -99,7 +103,11 @@ class Parser(HfArgumentParser):
             self.recipe = f"{path}: "
             self.set_defaults(**self.values(read_recipe(path, self.prog.split()[1])))
             self.recipe = ""
-        return self.parse_args(words)
+        options = self.parse_args(words)
+        for name, hint in self.ranges.items():
+            if wrong := complaint(f"--{name}", getattr(options, name, None), hint):
+                self.error(wrong)
+        return options
 
     def values(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         "The settings of a recipe as if each had been typed. Exits where one is no option."

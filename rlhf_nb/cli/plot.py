@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_nb.cli.arguments import option
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.runtime.fields import Count, setting
 
 
 @dataclass
 class PlotArguments:
     "What is drawn, and where it goes."
 
-    metrics: list[str] | None = option(
+    metrics: list[str] | None = setting(
         None, "Patterns of metrics. None: objective/* policy/* loss/* val/*, or all there are."
     )
-    group: list[str] | None = option(
+    group: list[str] | None = setting(
         None,
         "A name for each run; runs of the same name are averaged. None: their paths without the "
         "seed.",
     )
-    output: str = option("plot", "OUTPUT.png and OUTPUT.svg are written.")
-    ncols: int = option(4, "Panels side by side.")
+    output: str = setting("plot", "OUTPUT.png and OUTPUT.svg are written.")
+    ncols: Count = setting(4, "Panels side by side.")
 
 
 ABOUT = About(
@@ -50,10 +50,7 @@ def plot_parser() -> Parser:
 
 def plot_command(words: Sequence[str]) -> None:
     "`rlhf-nb plot`."
-    parser = plot_parser()
-    options = parser.read(words)
-    if options.ncols < 1:
-        parser.error(f"--ncols is {options.ncols}: give a positive number")
+    options = plot_parser().read(words)
     from matplotlib import rc_context  # seconds that `--help` does not wait for
 
     from rlhf_nb.runtime.curves import choose_metrics, group_runs, plot_runs, read_log

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_nb.cli.arguments import option
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.runtime.fields import Count, Index, setting
 
 if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class ViewArguments:
     "What is shown, and where."
 
-    update: list[int] | None = option(
+    update: list[Index] | None = setting(
         None, "Updates to show. None: eight, spread over the run; in the terminal the last."
     )
-    episodes: int = option(8, "Episodes of each update.")
-    terminal: bool = option(False, "Print the episodes, and write nothing.")
-    no_browser: bool = option(False, "Write the page, and do not open it.")
+    episodes: Count = setting(8, "Episodes of each update.")
+    terminal: bool = setting(False, "Print the episodes, and write nothing.")
+    no_browser: bool = setting(False, "Write the page, and do not open it.")
 
 
 ABOUT = About(
@@ -94,8 +94,6 @@ def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
     options = parser.read(words)
-    if options.episodes < 1:
-        parser.error(f"--episodes is {options.episodes}: give a positive number")
     from rlhf_nb.viewer import browse, report  # seconds that `--help` does not wait for
 
     folder, browser = Path(options.run), browse(options.run)

@@ -5,40 +5,63 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from numbers import Integral
+from typing import Annotated, Any, Literal
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils import logging
 
-from rlhf_nb.kl import ESTIMATORS
-from rlhf_nb.ppo import Objective, setting
+from rlhf_nb.ppo import Objective
+from rlhf_nb.runtime.fields import (
+    Count,
+    Index,
+    NotNegative,
+    Port,
+    Positive,
+    Range,
+    check_fields,
+    setting,
+)
+
+logger = logging.get_logger(__name__)
+
+
+class CheckedArguments(TrainingArguments):
+    "`transformers.TrainingArguments`, its fields checked before they are used."
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.learning_rate == 0:
+            logger.warning("learning_rate is 0: nothing will be learnt.")
+        super().__post_init__()
 
 
 @dataclass
-class PPOConfig(Objective, TrainingArguments):
+class PPOConfig(Objective, CheckedArguments):
     """`transformers.TrainingArguments`, `Objective`, and what a run of PPO needs more. A step, as
     in `save_steps` or `max_steps`, is one update. Raises ValueError that names the field and the
     fix."""
 
     # Sampling
-    total_episodes: int | None = setting(
+    total_episodes: Count | None = setting(
         None, "Responses sampled in the whole run. None: num_train_epochs times the data set."
     )
-    response_length: int = setting(53, "Most tokens of a response.")
-    num_generations: int = setting(
+    response_length: Count = setting(53, "Most tokens of a response.")
+    num_generations: Count = setting(
         1, "Responses to each prompt of an update; batch_size counts responses."
     )
-    temperature: float = setting(0.7, "Of the sampling, and of every log-prob.")
-    top_k: int = setting(0, "Sample from the k most likely tokens. 0: from all.")
-    top_p: float = setting(
+    temperature: Positive = setting(0.7, "Of the sampling, and of every log-prob.")
+    top_k: Index = setting(0, "Sample from the k most likely tokens. 0: from all.")
+    top_p: Annotated[float, Range(above=0, most=1)] = setting(
         1.0, "Sample from the most likely tokens that have this probability together. 1: from all."
     )
-    stop_token: str | None = setting(
+    stop_token: Literal["eos"] | None = setting(
         None,
         "'eos': a response ends at the tokenizer's EOS token. None means the same unless "
         "stop_token_id or stop_strings is set.",
     )
-    stop_token_id: list[int] | None = setting(
+    stop_token_id: list[Index] | None = setting(
         None, "A response ends at this token, or at one of these."
     )
     stop_strings: list[str] | None = setting(
@@ -46,24 +69,24 @@ class PPOConfig(Objective, TrainingArguments):
     )
 
     # The run
-    learning_rate: float = setting(3e-06, "Peak learning rate of the policy.")
-    value_learning_rate: float | None = setting(
+    learning_rate: NotNegative = setting(3e-06, "Peak learning rate of the policy.")
+    value_learning_rate: NotNegative | None = setting(
         None, "Peak learning rate of the value model. None: that of the policy."
     )
-    value_warmup_updates: int = setting(0, "First updates that train the value model alone.")
-    num_sample_generations: int = setting(
+    value_warmup_updates: Index = setting(0, "First updates that train the value model alone.")
+    num_sample_generations: Index = setting(
         10, "How often in the run evaluation prompts are completed and shown. 0: never."
     )
     save_rollouts: bool = setting(
         False, "Keep each update's rollout as a file under output_dir/rollouts."
     )
-    logging_steps: float = setting(
+    logging_steps: Positive = setting(
         10, "Updates between two logs; the last update is always logged."
     )
     dataloader_drop_last: bool = setting(
         True, "The last prompts of an epoch that do not fill a batch are left out."
     )
-    dataset_num_proc: int | None = setting(
+    dataset_num_proc: Count | None = setting(
         None,
         "Kept for scripts of the published trainer, and without effect: prompts are tokenised "
         "batch by batch.",
@@ -104,7 +127,7 @@ class PPOConfig(Objective, TrainingArguments):
     activation_checkpointing: bool | None = setting(
         None, "Recompute activations in the backward. None: on a GPU."
     )
-    local_rollout_forward_batch_size: int = setting(
+    local_rollout_forward_batch_size: Count = setting(
         64, "Rows in one forward pass without gradient, and in one sampling batch."
     )
     trim_padding: bool | None = setting(
@@ -113,7 +136,7 @@ class PPOConfig(Objective, TrainingArguments):
         "and where attention reads rows end to end. In bfloat16 rectangles it costs the exact "
         "agreement of rollout and update.",
     )
-    micro_batch_tokens: int | None = setting(
+    micro_batch_tokens: Count | None = setting(
         None,
         "With trim_padding, most positions of a forward pass, beside the limits on rows. None: on "
         "a CPU what suits its caches, 3 * 2**16 over the model's width for each thread; elsewhere "
@@ -139,14 +162,14 @@ class PPOConfig(Objective, TrainingArguments):
     use_vllm: bool = setting(
         False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler."
     )
-    vllm_mode: str = setting(
+    vllm_mode: Literal["colocate", "server"] = setting(
         "colocate",
         "colocate: in this process, on each rank's GPU; server: a vLLM server that runs elsewhere.",
     )
-    vllm_gpu_memory_utilization: float = setting(
+    vllm_gpu_memory_utilization: Annotated[float, Range(above=0, most=1)] = setting(
         0.3, "colocate: share of the GPU's memory for vLLM's weights and cache."
     )
-    vllm_max_model_length: int | None = setting(
+    vllm_max_model_length: Count | None = setting(
         None, "colocate: most tokens of prompt and response. None: the model's positions."
     )
     vllm_enable_sleep_mode: bool = setting(
@@ -157,11 +180,13 @@ class PPOConfig(Objective, TrainingArguments):
         None, "server: its address. None: from vllm_server_host and vllm_server_port."
     )
     vllm_server_host: str = setting("127.0.0.1", "server: its host.")
-    vllm_server_port: int = setting(8000, "server: its port.")
-    vllm_server_timeout: float = setting(
+    vllm_server_port: Port = setting(8000, "server: its port.")
+    vllm_server_timeout: Positive = setting(
         240.0, "server: seconds to wait for it to come up, and for one answer."
     )
-    vllm_group_port: int = setting(51216, "server: port of the connection on which weights travel.")
+    vllm_group_port: Port = setting(
+        51216, "server: port of the connection on which weights travel."
+    )
 
     def __post_init__(self) -> None:
         if self.torch_compile:
@@ -174,7 +199,7 @@ class PPOConfig(Objective, TrainingArguments):
             self.bf16 = on_gpu and not self.fp16 and torch.cuda.is_bf16_supported()
         if self.activation_checkpointing is None and self.gradient_checkpointing is None:
             self.activation_checkpointing = on_gpu
-        if isinstance(self.stop_token_id, int):
+        if isinstance(self.stop_token_id, Integral):
             self.stop_token_id = [self.stop_token_id]
         super().__post_init__()
         check_config(self)
@@ -237,67 +262,31 @@ NOT_IN_RECIPE = set(
     "sft_model_path reward_model_path dataset_num_proc vllm_server_base_url vllm_server_host "
     "vllm_server_port vllm_group_port".split()
 )
-NOT_NEGATIVE = (
-    "kl_coef vf_coef entropy_coef cliprange cliprange_value learning_rate value_learning_rate "
-    "cliprange_high missing_eos_penalty score_clip target_kl kl_target max_grad_norm"
-).split()
-POSITIVE = (
-    "num_ppo_epochs num_mini_batches response_length local_rollout_forward_batch_size temperature "
-    "num_generations num_train_epochs cliprange"
-).split()
+
+
+def refuse(args: PPOConfig, name: str, wanted: str) -> None:
+    "Raises ValueError that names a field, its value, and what it should be."
+    raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
 
 
 def check_config(args: PPOConfig) -> None:
-    "Raises ValueError, naming the field and the fix, before any work is lost."
-
-    def refuse(name: str, wanted: str) -> None:
-        raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
-
-    for name in NOT_NEGATIVE:
-        value = getattr(args, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            refuse(name, "give a finite number that is not negative")
-    for name in POSITIVE:
-        if not getattr(args, name) > 0:
-            refuse(name, "give a positive number")
-    for name in ("gamma", "lam", "top_p"):
-        if not 0 <= getattr(args, name) <= 1:
-            refuse(name, "give a number from 0 to 1")
-    if args.micro_batch_tokens is not None and not args.micro_batch_tokens > 0:
-        refuse("micro_batch_tokens", "give a positive number of positions, or None")
-    if args.total_episodes is not None and not args.total_episodes > 0:
-        refuse("total_episodes", "give a positive number, or None for num_train_epochs")
+    """What no field says of itself: settings that exclude or need each other. Raises ValueError,
+    naming the field and the fix, before any work is lost."""
     if args.stop_strings is not None and not all(args.stop_strings or [""]):
-        refuse("stop_strings", "give texts of at least one character, or None")
+        refuse(args, "stop_strings", "give texts of at least one character, or None")
     if args.kl_controller == "fixed" and args.kl_target != Objective.kl_target:
-        refuse("kl_target", "it needs kl_controller='adaptive'; leave it out for a fixed kl_coef")
-    if args.score_clip == 0:
-        refuse("score_clip", "give a positive number, or None for no clipping")
-    if args.dual_clip is not None and not args.dual_clip > 1:
-        refuse("dual_clip", "give a number above 1, such as 3, or None")
-    if not args.kl_horizon > 0:
-        refuse("kl_horizon", "give a positive number of episodes")
-    if not math.isfinite(args.penalty_reward_value):
-        refuse("penalty_reward_value", "give a finite number")
-    if args.kl_estimator not in (*ESTIMATORS, "full"):
-        refuse("kl_estimator", f"give one of {', '.join(ESTIMATORS)}, full")
-    if args.kl_controller not in ("fixed", "adaptive"):
-        refuse("kl_controller", "give fixed or adaptive")
-    if args.reward_slot not in ("last", "after_eos"):
-        refuse("reward_slot", "give last or after_eos")
-    if args.stop_token not in (None, "eos"):
-        refuse("stop_token", "give 'eos', or set stop_token_id or stop_strings")
+        wanted = "it needs kl_controller='adaptive'; leave it out for a fixed kl_coef"
+        refuse(args, "kl_target", wanted)
     if sum(x is not None for x in (args.stop_token, args.stop_token_id, args.stop_strings)) > 1:
-        refuse("stop_token", "set one of stop_token, stop_token_id and stop_strings, not two")
+        refuse(args, "stop_token", "set one of stop_token, stop_token_id and stop_strings, not two")
     if args.missing_eos_penalty is not None and args.non_eos_penalty:
-        refuse(
-            "non_eos_penalty",
-            "set missing_eos_penalty (subtracts) or non_eos_penalty (replaces), not both",
-        )
+        wanted = "set missing_eos_penalty (subtracts) or non_eos_penalty (replaces), not both"
+        refuse(args, "non_eos_penalty", wanted)
     local = args.per_device_train_batch_size * args.gradient_accumulation_steps
     for name, what in (("num_generations", "responses"), ("num_mini_batches", "rows")):
         if local % getattr(args, name):
             refuse(
+                args,
                 name,
                 f"per_device_train_batch_size x gradient_accumulation_steps = {local} {what} do "
                 f"not divide into it; take a divisor of {local}",
@@ -308,31 +297,14 @@ def check_config(args: PPOConfig) -> None:
 def check_vllm(args: PPOConfig) -> None:
     "The settings of vLLM. Raises ValueError."
 
-    def refuse(name: str, wanted: str) -> None:
-        raise ValueError(f"{name} is {getattr(args, name)!r}: {wanted}.")
-
-    if args.vllm_mode not in ("colocate", "server"):
-        refuse("vllm_mode", "give colocate or server")
-    if not 0 < args.vllm_gpu_memory_utilization <= 1:
-        refuse(
-            "vllm_gpu_memory_utilization",
-            "give a share above 0, up to 1; the trainer needs the rest",
-        )
-    if not args.vllm_server_timeout > 0:
-        refuse("vllm_server_timeout", "give a positive number of seconds")
-    cap = args.vllm_importance_sampling_cap
-    if cap is not None and not cap > 0:
-        refuse(
-            "vllm_importance_sampling_cap",
-            "give a positive number, such as 2, or None for no truncation",
-        )
     if not args.use_vllm:
         return
     if args.temperature < 0.01:
-        refuse("temperature", "vLLM samples greedily below 0.01: give a higher one")
+        refuse(args, "temperature", "vLLM samples greedily below 0.01: give a higher one")
     for name, off in (("top_k", 0), ("top_p", 1.0)):
         if args.vllm_importance_sampling_correction and getattr(args, name) != off:
             refuse(
+                args,
                 name,
                 f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
                 "vllm_importance_sampling_correction=False",

@@ -1,0 +1,184 @@
+"""What people give that cannot be right: settings, data, models, files, words on the command line.
+Each is refused before any work, on one line that names it and says what to give; none is taken for
+something else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from transformers import HfArgumentParser
+
+from rlhf_nb.reward import RewardConfig
+from rlhf_nb.runtime.config import PPOConfig
+from rlhf_nb.runtime.fields import INHERITED, Count, hints_of, in_words
+from rlhf_nb.sft import SFTConfig
+
+nan, inf = math.nan, math.inf
+
+
+# ---- Settings ----
+
+WRONG: dict[str, list] = {  # of any configuration, and of PPO below
+    "learning_rate": ["1e-6", None, nan, inf, -1e-6, True, [1e-6]],
+    "per_device_train_batch_size": ["4", None, 0, -4, 4.0, True],
+    "per_device_eval_batch_size": [0, -1, "8"],
+    "gradient_accumulation_steps": ["2", None, 0, -1, 2.5],
+    "num_train_epochs": ["3", None, 0, -1, nan, inf],
+    "max_steps": ["5", None, 0, -5, 1.5],
+    "max_grad_norm": ["1.0", None, nan, -1.0],
+    "weight_decay": ["0.1", None, nan, -0.1],
+    "adam_beta1": [None, 1.0, nan],
+    "adam_epsilon": [-1.0, nan],
+    "warmup_steps": ["10", None, -5, nan],
+    "logging_steps": ["10", None, 0, -1, nan],
+    "save_steps": ["10", 0, -1, nan],
+    "eval_steps": ["2", 0, -1],
+    "save_total_limit": [0, -1],
+    "seed": ["0", None, 1.5, True, -1, 2**40],
+    "label_smoothing_factor": [nan, -1.0],
+    "bf16": ["no", "False", 1],
+    "use_cpu": ["False", 1],
+    "lr_scheduler_type": ["linaer", 3],
+    "optim": ["adamm"],
+    "eval_strategy": ["sometimes", 1],
+    "train_sampling_strategy": ["shuffled"],
+    "log_level": ["loud"],
+    "output_dir": [5],
+    "run_name": [5],
+}
+WRONG_OF_PPO: dict[str, list] = {
+    "kl_coef": ["0.05", None, nan, inf, -1.0, True, [0.05], {}],
+    "response_length": ["53", None, 0, -5, 5.0, True],
+    "total_episodes": ["100", 0, -5, 1e3, nan],
+    "num_ppo_epochs": ["4", None, 0, 2.5],
+    "num_mini_batches": ["1", None, 0, 1.0],
+    "num_generations": ["2", None, 0],
+    "temperature": ["0.7", None, 0, -1.0, nan, inf],
+    "top_p": [None, 0.0, 1.5, nan],
+    "top_k": ["5", None, -1],
+    "gamma": ["1", None, 1.5, -0.1, nan],
+    "lam": [None, 2.0, nan],
+    "cliprange": ["0.2", None, 0.0, -0.2, nan, inf],
+    "cliprange_value": [None, -0.1, nan],
+    "cliprange_high": [nan, -1.0],
+    "dual_clip": [1.0, nan, inf],
+    "vf_coef": [None, nan, -0.1],
+    "score_clip": ["1", 0.0, -1.0, nan],
+    "target_kl": [0.0, -1.0, nan],
+    "kl_horizon": ["100", None, 0, 100.0],
+    "kl_target": [nan, 0.0],
+    "kl_estimator": [None, 1, "K1", ["k1"]],
+    "kl_controller": [None, "Adaptive"],
+    "reward_slot": [0, None],
+    "missing_eos_penalty": ["1.0", -1.0, nan],
+    "penalty_reward_value": [None, nan],
+    "normalize_scores": [None, 1, "False"],
+    "whiten_rewards": ["no", "False"],
+    "share_value_trunk": ["no"],
+    "stop_token": [1, "<eos>"],
+    "stop_token_id": ["1", 1.0, True, [1, "a"], -1],
+    "stop_strings": ["ab", [None], [1]],
+    "reward_weights": [1.0, "1", ["1"], [nan]],
+    "local_rollout_forward_batch_size": [None, 0],
+    "micro_batch_tokens": ["10", 0],
+    "num_sample_generations": ["2", -1],
+    "value_warmup_updates": ["1", None, -1],
+    "value_learning_rate": [nan, -1.0],
+    "sft_model_path": [None, 5],
+    "vllm_mode": [None, "remote"],
+    "vllm_gpu_memory_utilization": [0.0, 2.0],
+    "vllm_server_port": [-1, 10**6],
+}
+EACH = [
+    (kind, name, value)
+    for kind in (PPOConfig, SFTConfig, RewardConfig)
+    for name, values in (WRONG | (WRONG_OF_PPO if kind is PPOConfig else {})).items()
+    for value in values
+]
+
+
+# catches: a string that is compared with a number, a field that nobody names, a NaN that passes
+# every comparison, a batch of 0 rows that divides
+@pytest.mark.parametrize("kind, name, value", EACH)
+def test_a_wrong_setting_is_named_with_what_it_may_be(kind, name, value):
+    with pytest.raises(ValueError, match=rf"^{name} is .*: give .*\.") as error:
+        kind(**dict(output_dir="unused", use_cpu=True, report_to="none") | {name: value})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["0.1", None, nan, -1.0, True])
+def test_of_the_reward_model_too(value):
+    with pytest.raises(ValueError, match="^center_rewards_coefficient is .*of at least 0"):
+        RewardConfig("unused", use_cpu=True, center_rewards_coefficient=value)
+
+
+@pytest.mark.parametrize("kind", [SFTConfig, RewardConfig])
+@pytest.mark.parametrize("value", ["10", 0, -1, 5.0, True])
+def test_a_limit_of_length_is_a_count(kind, value):
+    with pytest.raises(
+        ValueError, match="^max_length is .*: give a whole number of at least 1, or"
+    ):
+        kind("unused", use_cpu=True, max_length=value)
+
+
+# catches: a check that refuses numbers of numpy, an int where a float is wanted, a path, a tuple
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("seed", np.int64(3)),
+        ("kl_coef", 0),
+        ("kl_coef", np.float32(0.5)),
+        ("response_length", np.int32(5)),
+        ("whiten_rewards", np.bool_(True)),
+        ("stop_token_id", 1),
+        ("stop_token_id", [1, 5]),
+        ("warmup_steps", 0.1),
+        ("lr_scheduler_type", "cosine"),
+        ("reward_weights", (1.0,)),
+        ("report_to", []),
+        ("max_steps", -1),
+        ("bf16", None),
+        ("lr_scheduler_kwargs", {}),
+    ],
+)
+def test_what_is_right_in_another_type_is_taken(name, value, tmp_path):
+    settings = dict(report_to="none", use_cpu=True) | {name: value}
+    args = PPOConfig(output_dir=tmp_path, **settings)
+    kept = getattr(args, name)
+    assert type(kept).__module__ in ("builtins", "transformers.trainer_utils")
+    assert dataclasses.replace(args) is not None  # what TrainingArguments put there is taken again
+
+
+def test_a_near_miss_is_suggested():
+    with pytest.raises(ValueError, match=r"give one of linear, .*\. Did you mean linear\?"):
+        SFTConfig("unused", use_cpu=True, lr_scheduler_type="linaer")
+    with pytest.raises(TypeError, match="kl_ceof"):
+        PPOConfig("unused", use_cpu=True, kl_ceof=0.1)
+
+
+# catches: a range that another release's TrainingArguments has no field for; a subclass's own
+# annotation that cannot be read here
+def test_ranges_are_of_fields_that_exist():
+    assert not INHERITED.keys() - hints_of(SFTConfig).keys()
+    assert in_words(Count | None) == "a whole number of at least 1, or None"
+
+    @dataclasses.dataclass
+    class Mine(PPOConfig):
+        own: NotHere = None  # noqa: F821
+
+    assert Mine("unused", use_cpu=True, report_to="none").own is None
+    with pytest.raises(ValueError, match="^kl_coef is"):
+        Mine("unused", use_cpu=True, kl_coef="1")
+
+
+# catches: metadata that argparse does not know, in scripts that parse our settings themselves
+def test_a_script_may_parse_the_settings_itself(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "--kl_estimator", "k3", "--kl_coef", "0.1"]
+    for kind in (PPOConfig, SFTConfig, RewardConfig):
+        args = HfArgumentParser(kind).parse_args_into_dataclasses(
+            words if kind is PPOConfig else words[:3]
+        )
+        assert isinstance(args[0], kind)
