@@ -6,6 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlhf_nb.cli.scripts import (
+        ModelConfig,
+        ScriptArguments,
+        TrlParser,
+        get_kbit_device_map,
+        get_peft_config,
+        get_quantization_config,
+    )
     from rlhf_nb.dashboard import LiveDashboard
     from rlhf_nb.preferences import label_preferences, reward_view
     from rlhf_nb.reward import RewardConfig, RewardTrainer
@@ -28,8 +36,14 @@ _MODULES = dict(
     reward_view="preferences",
     view="viewer",
 )
+_SCRIPTS = (  # of people's own, with other import lines alone
+    "SIMPLE_CHAT_TEMPLATE ModelConfig ScriptArguments TrlParser get_kbit_device_map "
+    "get_peft_config get_quantization_config"
+)
+_MODULES |= dict.fromkeys(_SCRIPTS.split(), "cli.scripts")
 __all__ = [
     "LiveDashboard",
+    "ModelConfig",
     "PPOConfig",
     "PPOTrainer",
     "RewardConfig",
@@ -37,7 +51,12 @@ __all__ = [
     "Rollout",
     "SFTConfig",
     "SFTTrainer",
+    "ScriptArguments",
+    "TrlParser",
     "browse",
+    "get_kbit_device_map",
+    "get_peft_config",
+    "get_quantization_config",
     "label_preferences",
     "reward_view",
     "view",
@@ -47,6 +66,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     "A module is imported when one of its names is used: `rlhf-nb --help` answers without torch."
     if name not in _MODULES:
+        from rlhf_nb.runtime.compat import no_import
+
+        if (renamed := no_import(name)) is not None:
+            raise renamed
         raise AttributeError(f"module 'rlhf_nb' has no attribute {name!r}")
     return getattr(import_module(f"rlhf_nb.{_MODULES[name]}"), name)
 

@@ -51,6 +51,10 @@ class PolicyAndValue(nn.Module):
     def config(self) -> PreTrainedConfig:
         return self.policy.config
 
+    @property
+    def value_model(self) -> Any:
+        return self.value
+
     def forward(
         self,
         prompt_ids: Tensor,

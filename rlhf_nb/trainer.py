@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, Engine, VLLMEngine, VLLMServer
-from .evaluate import Completions, complete, completions_table, interleaved, print_table
+from .evaluate import Completions, complete, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
 from .models import check_tokenizer, load_tokenizer
@@ -45,6 +45,8 @@ from rlhf_nb.ppo import (
 from .reward import Judges
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .runtime.build import as_reference, build_models, readers, split_groups
+from .runtime.compat import check_step, old_names
+from .runtime.completions import report_completions
 from .runtime.config import PPOConfig
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
@@ -52,13 +54,15 @@ from .runtime.opened import opened, reads_end_to_end
 from .runtime.precision import half_trained
 from rlhf_nb.runtime.prompts import (
     as_batch,
+    as_data,
     check_prompts,
     collate_prompts,
     prompt_columns,
     read_prompts,
+    sets_of,
     stop_tokens,
 )
-from .runtime.reporting import fingerprint, parameter_counts, ppo_card, report_table
+from .runtime.reporting import fingerprint, parameter_counts, ppo_card
 from .shaping import RunningMoments, slot_mask
 
 logger = logging.get_logger(__name__)
@@ -122,6 +126,7 @@ def with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
 
 # %% ../nbs/15_trainer.ipynb #446ff236
+@old_names
 class PPOTrainer(UpdateTrainer):
     """Proximal policy optimisation of a language model: rollout -> score -> advantages -> update.
     To sample with another engine, set `trainer.engine` to an object with the methods of Engine."""
@@ -136,10 +141,10 @@ class PPOTrainer(UpdateTrainer):
         model: PreTrainedModel | str | None = None,  # policy; None: args.sft_model_path
         ref_model: PreTrainedModel | str | None = None,  # None: a frozen copy of the policy
         reward_model: Any = None,  # a model, a name, f(prompts, responses, **columns), a list
-        train_dataset: Dataset | None = None,  # column prompt; others reach the reward function
+        train_dataset: Any = None,  # rows with prompt; other columns reach the reward function
         value_model: PreTrainedModel | str | None = None,  # None: grown from reward model or policy
         data_collator: Callable | None = None,
-        eval_dataset: Dataset | None = None,
+        eval_dataset: Any = None,  # rows; or several sets by name
         optimizers: tuple = (None, None),
         callbacks: list[TrainerCallback] | None = None,
         peft_config: Any = None,  # of peft: train an adapter; the reference is without
@@ -169,7 +174,8 @@ class PPOTrainer(UpdateTrainer):
             args.top_p,
             StopStringCriteria(tokenizer, strings) if strings else None,
         )
-        for data in (train_dataset, eval_dataset):
+        train_dataset, eval_dataset = as_data(train_dataset), as_data(eval_dataset)
+        for data in (train_dataset, *sets_of(eval_dataset).values()):
             check_prompts(data, tokenizer, readers(pair, self.judges), args.response_length)
         self.moments, self.since_log = RunningMoments(), defaultdict(list)
         self.controller = FixedKLController(args.kl_coef)
@@ -200,8 +206,9 @@ class PPOTrainer(UpdateTrainer):
 
     # ---- one update ----
 
-    def step(self, batch: Mapping[str, Any] | Sequence[str] | None = None) -> Metrics:
+    def step(self, batch: Mapping[str, Any] | Sequence[str] | None = None, *old: Any) -> Metrics:
         "One update, timed. Without a batch, on the next one of the training prompts."
+        check_step(old)
         self.prepare()
         batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
         r = self.rollout(batch)
@@ -464,36 +471,22 @@ class PPOTrainer(UpdateTrainer):
         if not n or self.eval_dataset is None:
             return
         if step % max(1, self.args.num_total_batches // n) == 0 or step == self.state.max_steps:
-            self.generate_completions()
+            self.generate_completions(sampling=True)
 
     def generate_completions(
         self,
-        sampling: bool = True,  # of the first `rows` prompts; False: of all
+        sampling: bool = False,  # of the first `rows` prompts; False: of all
         rows: int = 64,
-        data: Dataset | None = None,  # None: eval_dataset
+        data: Any = None,  # None: eval_dataset, and without one nothing is done
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         "Near-greedy, scored completions of evaluation prompts: a table, a file, and their means."
-        data = self.eval_dataset if data is None else data
-        if data is None:
-            raise ValueError("there are no evaluation prompts: give the trainer an eval_dataset.")
-        if sampling:
-            data = data.select(range(min(rows, len(data))))
-        completions, scores = self.completed(data, progress=not sampling)
-        frame = completions_table(completions, scores)
-        if self.args.should_save:
-            folder = self.output_dir / "completions"
-            folder.mkdir(parents=True, exist_ok=True)
-            frame.to_csv(folder / f"update-{self.state.global_step:05d}.csv", index=False)
-            if not self.args.disable_tqdm:
-                print_table(frame, f"completions after update {self.state.global_step}")
-        metrics = {
-            f"{metric_key_prefix}_score": frame["score"].mean(),
-            f"{metric_key_prefix}_length": sum(completions.lengths) / len(completions.lengths),
-            f"{metric_key_prefix}_stopped": sum(completions.stopped) / len(completions.stopped),
-        }
-        self.log(dict(metrics))
-        report_table(self, "completions", frame)
+        metrics: dict[str, float] = {}
+        for name, prompts in sets_of(self.eval_dataset if data is None else as_data(data)).items():
+            if sampling:
+                prompts = prompts.select(range(min(rows, len(prompts))))
+            completions, scores = self.completed(prompts, progress=not sampling)
+            metrics |= report_completions(self, completions, scores, metric_key_prefix, name)
         return metrics
 
     def completed(self, data: Dataset, progress: bool) -> tuple[Completions, list[float]]:
@@ -543,17 +536,20 @@ class PPOTrainer(UpdateTrainer):
 
     def evaluate(
         self,
-        eval_dataset: Dataset | None = None,
+        eval_dataset: Any = None,
         ignore_keys: Any = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        "Completions of the whole evaluation set and their mean score."
-        rows = len(eval_dataset or self.eval_dataset or ())
+        "Completions of the whole evaluation set and their mean score; of each set, if several."
+        data = self.eval_dataset if eval_dataset is None else as_data(eval_dataset)
+        if data is None:
+            raise ValueError("there are no evaluation prompts: give the trainer an eval_dataset.")
+        rows = sum(map(len, sets_of(data).values()))
         if not self.layout.zero3:
             rows = math.ceil(rows / self.args.world_size)  # of this rank
         batches = range(math.ceil(rows / self.rows_at_a_time(rows)))  # the length of a progress bar
         self.callback_handler.eval_dataloader = batches
-        metrics = self.generate_completions(False, 0, eval_dataset, metric_key_prefix)
+        metrics = self.generate_completions(False, 0, data, metric_key_prefix)
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -26,7 +26,7 @@ from datasets import Dataset, DatasetDict
 
 import rlhf_nb
 from rlhf_nb import cli
-from rlhf_nb.cli import data, demo, judge, plot, ppo, reward, scoring, sft, view
+from rlhf_nb.cli import arguments, data, demo, judge, plot, ppo, reward, scoring, sft, view
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
@@ -1351,3 +1351,85 @@ def test_what_was_saved_loads_with_transformers_alone(run):
         and abs(found["reward"][-1] - found["reward/centre"] - float(score)) < 1e-6
     )
     assert not torch.equal(logits, load_policy(str(folder / "sft"))(input_ids=ids).logits.flatten())
+
+
+# ---- Commands of the published documentation, with our names in place ----
+
+
+# catches: a recipe whose setting stays beside its opposite, which was typed
+@pytest.mark.parametrize(
+    "recipe, typed, name, value, gone",
+    [
+        (
+            "missing_eos_penalty: 1.0",
+            "--non_eos_penalty",
+            "non_eos_penalty",
+            True,
+            "missing_eos_penalty",
+        ),
+        (
+            "non_eos_penalty: true",
+            "--missing_eos_penalty 2",
+            "missing_eos_penalty",
+            2.0,
+            "non_eos_penalty",
+        ),
+        ("stop_token: eos", "--stop_token_id 5", "stop_token_id", [5], "stop_token"),
+        ("stop_strings: [a, b]", "--stop_token=eos", "stop_token", "eos", "stop_strings"),
+        ("total_episodes: 64", "--num_train_epochs 2", "num_train_epochs", 2.0, "total_episodes"),
+        ("max_steps: 3", "--total_episodes 64", "total_episodes", 64, "max_steps"),
+    ],
+)
+def test_an_option_replaces_its_opposite_in_a_recipe(tmp_path, recipe, typed, name, value, gone):
+    (tmp_path / "r.yaml").write_text(f"{recipe}\nkl_coef: 0.25\n")
+    words = ["--config", str(tmp_path / "r.yaml"), "--output_dir", "o", *typed.split()]
+    options = ppo.ppo_parser().read(words)
+    assert getattr(options, name) == value and options.kl_coef == 0.25
+    assert getattr(options, gone) == ppo.ppo_parser().read(["--output_dir", "o"]).__dict__[gone]
+    kept = ppo.ppo_parser().read([*words[:4], "--kl_coef", "0.5"])
+    assert vars(kept)[gone] != vars(options)[gone]
+
+
+def test_a_switch_that_is_off_replaces_nothing(tmp_path):
+    (tmp_path / "r.yaml").write_text("missing_eos_penalty: 1.0\n")
+    words = [
+        "--config",
+        str(tmp_path / "r.yaml"),
+        "--output_dir",
+        "o",
+        "--non_eos_penalty",
+        "False",
+    ]
+    assert ppo.ppo_parser().read(words).missing_eos_penalty == 1.0
+
+
+def test_rows_are_held_out_where_there_is_no_test_split(tmp_path, capsys):
+    rows = Dataset.from_list([dict(prompt=str(i)) for i in range(250)])
+    rows.to_json(tmp_path / "rows.jsonl")
+    options = arguments.TrainDataArguments(dataset_name=str(tmp_path / "rows.jsonl"))
+    train, test = data.splits_of(options, hold_out=100)
+    assert (len(train), test["prompt"][0], test["prompt"][-1]) == (150, "150", "249")
+    assert "the last 100 training rows are held out" in capsys.readouterr().out
+    assert data.splits_of(options)[1] is None  # of sft and reward, which have no use for them
+    options.dataset_train_split = "train[:199]"
+    train, test = data.splits_of(options, hold_out=100)
+    assert len(train) == 199 and test is None
+
+
+@pytest.mark.parametrize("name", ["ppo_tldr", "ppo.py", "ppo_tldr.py"])
+def test_a_script_of_the_documentation_suggests_its_command(capsys, name):
+    code, _, err = say(capsys, name)
+    assert code == 2 and "Did you mean ppo?" in err
+
+
+def test_launch_knows_recipes_by_name(monkeypatch, capsys, tmp_path):
+    seen = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", seen.append)
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--config_file zero2", "--config_file=zero2.yaml"):
+        code, *_ = say(capsys, f"launch {flag} -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml")
+        assert code == 0 and seen[-1].config_file == str(cli.RECIPES / "zero2.yaml")
+        assert seen[-1].training_script == "rlhf_nb.cli" and seen[-1].module
+        assert seen[-1].training_script_args == ["ppo", "--config", "tldr_pythia_1b.yaml"]
+    code, _, err = say(capsys, "launch --config_file zero4.yaml -m rlhf_nb.cli ppo")
+    assert code == 2 and "there is no such file. Did you mean zero" in err

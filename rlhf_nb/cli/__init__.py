@@ -36,8 +36,9 @@ def overview() -> str:
     "What `rlhf-nb --help` prints."
     recipes = ", ".join(sorted(path.name for path in RECIPES.glob("*.yaml")))
     more = (
-        "`rlhf-nb COMMAND --help` explains a command. On several GPUs: accelerate launch -m "
-        f"rlhf_nb.cli COMMAND ... Recipes of the package, in {RECIPES}: {recipes}."
+        "`rlhf-nb COMMAND --help` explains a command. On several GPUs: rlhf-nb launch "
+        "--config_file ddp.yaml -m rlhf_nb.cli COMMAND ..., which is accelerate launch with the "
+        f"names of recipes. Recipes of the package, in {RECIPES}: {recipes}."
     )
     return "\n".join(
         [
@@ -65,7 +66,7 @@ def main(words: list[str] | None = None) -> int:
     if name == "--version":
         print(f"rlhf-nb {__version__}")
         return 0
-    if name not in COMMANDS:
+    if name not in (*COMMANDS, "launch"):
         known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
         print(
             f"rlhf-nb: there is no command {name!r}.{known} See rlhf-nb --help",
@@ -73,8 +74,9 @@ def main(words: list[str] | None = None) -> int:
         )
         return 2
     try:
-        module = import_module(f"rlhf_nb.cli.{name}")
-        return getattr(module, f"{name}_command")(words[1:]) or 0
+        module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")
+        run = module.launch if name == "launch" else getattr(module, f"{name}_command")
+        return run(words[1:]) or 0
     except KeyboardInterrupt:
         print(f"\nrlhf-nb {name}: stopped. {STOPPED.get(name, '')}".rstrip(), file=sys.stderr)
         return 130

@@ -125,8 +125,12 @@ def pairs_of(rows: Dataset | None, data: DataArguments) -> Dataset | None:
     return make(rows, data.dataset_seed)
 
 
-def splits_of(data: TrainDataArguments) -> tuple[Dataset, Dataset | None]:
-    "Training and test rows; None where the data set has no test split and none was named."
+def splits_of(
+    data: TrainDataArguments,
+    hold_out: int = 0,  # rows at the end that are test rows where there is no test split
+) -> tuple[Dataset, Dataset | None]:
+    """Training and test rows; None where the data set has no test split and none was named, and
+    nothing is held out: as many rows must be left to train on."""
     splits = load_rows(
         data.dataset_name,
         data.dataset_config,
@@ -135,5 +139,10 @@ def splits_of(data: TrainDataArguments) -> tuple[Dataset, Dataset | None]:
     )
     train = take(splits, data.dataset_train_split, "--dataset_train_split")
     if data.dataset_test_split == "test" and "test" not in splits:
-        return train, None
+        left = len(train) - hold_out
+        if not 0 < hold_out <= left:
+            return train, None
+        if os.environ.get("RANK", "0") == "0":
+            print(f"there is no split test: the last {hold_out} training rows are held out")
+        return train.select(range(left)), train.select(range(left, len(train)))
     return train, take(splits, data.dataset_test_split, "--dataset_test_split")

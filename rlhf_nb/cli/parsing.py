@@ -41,6 +41,19 @@ def converter(kinds: list[Any], inner: Callable[[str], Any]) -> Callable[[str], 
     return convert
 
 
+# One setting of a line on the command line replaces the others of a recipe.
+OPPOSITES = [
+    line.split()
+    for line in (
+        "missing_eos_penalty non_eos_penalty",
+        "stop_token stop_token_id stop_strings",
+        "total_episodes max_steps num_train_epochs",
+        "bf16 fp16",
+        "activation_checkpointing gradient_checkpointing",
+    )
+]
+
+
 class ShowHelp(argparse.Action):
     "`--help` and `--help-all`."
 
@@ -101,8 +114,15 @@ class Parser(HfArgumentParser):
             self.error(str(error))
         if path and "config" in self.known:
             self.recipe = f"{path}: "
-            self.set_defaults(**self.values(read_recipe(path, self.prog.split()[1])))
-            self.recipe = ""
+            settings = self.values(read_recipe(path, self.prog.split()[1]))
+            asked = [word for word in words if word not in ("-h", "--help", "--help-all")]
+            self.recipe, now = "", vars(self.parse_args(asked))
+            typed = {word.partition("=")[0].lstrip("-") for word in asked if word[:2] == "--"}
+            typed = {name for name in typed if now.get(name) not in (None, False)}
+            for group in OPPOSITES:
+                if typed & {*group}:
+                    settings = {k: x for k, x in settings.items() if k not in group}
+            self.set_defaults(**settings)
         options = self.parse_args(words)
         for name, hint in self.ranges.items():
             if wrong := complaint(f"--{name}", getattr(options, name, None), hint):

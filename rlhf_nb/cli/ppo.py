@@ -24,8 +24,7 @@ ABOUT = About(
     "update's episodes are kept for `rlhf-nb view`. " + TRAINED,
     examples=(
         "rlhf-nb ppo --config mini_tldr.yaml --kl_coef 0.02 --output_dir runs/ppo",
-        "accelerate launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config "
-        "tldr_pythia_1b.yaml",
+        "rlhf-nb launch --config_file zero2.yaml -m rlhf_nb.cli ppo --config tldr_pythia_1b.yaml",
     ),
     options={
         "data and models": (
@@ -94,7 +93,7 @@ def ppo_command(words: Sequence[str]) -> int | None:
         name = policy_name(models.model_name_or_path, args.sft_model_path)
         models.model_name_or_path = models.model_name_or_path or name
         judges = scorers(models, args)
-        train, test = splits_of(data)
+        train, test = splits_of(data, hold_out=100)
         tokenizer = tokenizer_of(models)
         with named("--sft_model_path", name):
             policy = load_policy(name, **loading(models))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,39 @@ from rlhf_nb.cli import COMMANDS, RECIPES
 from rlhf_nb.runtime.errors import did_you_mean
 
 
+def recipe_file(path: str, flag: str) -> Path:
+    "A YAML file, or a recipe of the package by its name. Raises FileNotFoundError."
+    places = (Path(path), RECIPES / path, RECIPES / f"{path}.yaml")
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        known = sorted(recipe.name for recipe in RECIPES.glob("*.yaml"))
+        raise FileNotFoundError(
+            f"{flag} {path}: there is no such file.{did_you_mean(path, known)} Recipes of the "
+            f"package: {', '.join(known)}."
+        )
+    return file
+
+
+def launch(words: Sequence[str]) -> None:
+    "`accelerate launch`, whose --config_file may be a recipe of the package by its name."
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    flag = "--config_file"
+    split = [word.split("=", 1) if word.startswith(f"{flag}=") else [word] for word in words]
+    words = [word for part in split for word in part]
+    if flag in words[:-1]:
+        at = words.index(flag) + 1
+        words[at] = str(recipe_file(words[at], flag))
+    launch_command(launch_command_parser().parse_args(words))
+
+
 def read_recipe(
     path: str,  # a YAML file, or the name of a recipe of the package
     command: str,
 ) -> dict[str, Any]:  # option -> text, list of texts, dictionary or None
     """The settings of one command: the lines at the left margin, and over them those of its own
     section. Raises FileNotFoundError, or ValueError where the file is no mapping."""
-    places = (Path(path), RECIPES / path, RECIPES / f"{path}.yaml")
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        known = sorted(recipe.name for recipe in RECIPES.glob("*.yaml"))
-        raise FileNotFoundError(
-            f"--config {path}: there is no such file.{did_you_mean(path, known)} Recipes of the "
-            f"package: {', '.join(known)}."
-        )
+    file = recipe_file(path, "--config")
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
         lines = mapping(root) if root else {}

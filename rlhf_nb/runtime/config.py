@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from rlhf_nb.ppo import Objective
+from rlhf_nb.runtime.compat import check_refused, check_sizes, old_names
 from rlhf_nb.runtime.fields import (
     Count,
     Index,
@@ -37,6 +38,7 @@ class CheckedArguments(TrainingArguments):
         super().__post_init__()
 
 
+@old_names
 @dataclass
 class PPOConfig(Objective, CheckedArguments):
     """`transformers.TrainingArguments`, `Objective`, and what a run of PPO needs more. A step, as
@@ -189,7 +191,7 @@ class PPOConfig(Objective, CheckedArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.torch_compile:
+        if self.torch_compile or self.torch_compile_backend or self.torch_compile_mode:
             raise ValueError(
                 "torch_compile is True: every batch has rows of a new length, so layers would be "
                 "compiled again and again, and whole updates got no faster. Leave it out."
@@ -201,8 +203,12 @@ class PPOConfig(Objective, CheckedArguments):
             self.activation_checkpointing = on_gpu
         if isinstance(self.stop_token_id, Integral):
             self.stop_token_id = [self.stop_token_id]
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = "eval_score"
         super().__post_init__()
+        check_refused(self)
         check_config(self)
+        self.set_sizes(None)
 
     def set_sizes(self, prompts: int | None) -> None:
         """Fill in the sizes that follow from the number of processes and of prompts (None: no
@@ -212,7 +218,10 @@ class PPOConfig(Objective, CheckedArguments):
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.local_mini_batch_size = self.local_batch_size // self.num_mini_batches
         self.mini_batch_size = self.batch_size // self.num_mini_batches
-        self.num_total_batches = 0
+        self.num_total_batches = max(self.max_steps, 0)
+        if self.max_steps <= 0 and self.total_episodes is not None:
+            self.num_total_batches = math.ceil(self.total_episodes / self.batch_size)
+        check_sizes(self)
         if prompts is None:
             return
         if prompts < (wanted := self.batch_size // self.num_generations):
@@ -229,11 +238,7 @@ class PPOConfig(Objective, CheckedArguments):
             )
         if self.total_episodes is None:
             self.total_episodes = int(self.num_train_epochs * prompts * self.num_generations)
-        self.num_total_batches = (
-            self.max_steps
-            if self.max_steps > 0
-            else math.ceil(self.total_episodes / self.batch_size)
-        )
+            return self.set_sizes(prompts)  # now that the length of the run is known
         if self.value_warmup_updates >= self.num_total_batches:
             raise ValueError(
                 f"value_warmup_updates is {self.value_warmup_updates} and the run has "

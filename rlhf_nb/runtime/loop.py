@@ -22,13 +22,14 @@ from datasets import Dataset
 from httpx import HTTPError
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, SchedulerType, Trainer, TrainingArguments
 from transformers.trainer import skip_first_batches
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints, set_seed
 from transformers.utils import logging
 
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
+from rlhf_nb.runtime.compat import published, with_metadata
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.layout import full_tensor
 from rlhf_nb.runtime.precision import warn_of_half
@@ -163,13 +164,21 @@ class SealedTrainer(Trainer):
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
 
-    def create_model_card(self, *given: Any, **named: Any) -> None:
+    def create_model_card(  # type: ignore[override]  # by position it is the published trainer's
+        self,
+        model_name: str | None = None,
+        dataset_name: str | list[str] | None = None,
+        tags: str | list[str] | None = None,
+        **more: Any,  # of Trainer's own card
+    ) -> None:
         "The same card in output_dir, for a push to the hub."
         folder = self.output_dir
         card = self.card(folder)
         if card is None:
-            super().create_model_card(*given, **named)
+            more |= dict(dataset_tags=dataset_name, dataset=dataset_name) if dataset_name else {}
+            super().create_model_card(model_name=model_name, tags=tags, **more)
         elif self.is_world_process_zero():
+            card = with_metadata(card, model_name, dataset_name or more.get("dataset"), tags)
             (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -306,6 +315,19 @@ class UpdateTrainer(SealedTrainer):
     since_log: dict[str, list[float]]  # metrics of the updates since the last log
     batches: Iterator | None = None  # of someone who steps by hand
 
+    def __getattr__(self, name: str) -> Any:
+        "What the published trainer has by another name."
+        return published(self, name)
+
+    def _prepare_for_training(self, *given: Any) -> Any:
+        prepared = super()._prepare_for_training(*given)
+        self.count_episodes()
+        return prepared
+
+    def count_episodes(self) -> None:
+        "Callbacks read state.episode."
+        vars(self.state)["episode"] = self.update_count * self.args.batch_size
+
     # ---- for subclasses ----
 
     def step(self, batch: Any = None) -> Any:
@@ -319,11 +341,18 @@ class UpdateTrainer(SealedTrainer):
 
     def prepare(self) -> nn.Module:
         "Make optimizer and schedule and wrap the model, as `train` would; once. Returns the model."
-        if self.optimizer is None:
+        if self.optimizer is None or self.lr_scheduler is None:
+            updates, given = self.args.num_total_batches, self.train_dataset is not None
+            if not updates:
+                self.args.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP
+                logger.warning(
+                    "without train_dataset, total_episodes or max_steps the length of the run is "
+                    "unknown: the learning rate stays where it is."
+                )
             if self.args.activation_checkpointing or self.args.gradient_checkpointing:
                 self.model.activation_checkpointing_enable()
-            batches = self.get_train_dataloader()
-            self._prepare_for_training(self.args.num_total_batches, batches, None)
+            batches = self.get_train_dataloader() if given else None
+            self._prepare_for_training(updates, batches, None)
         return self.model_wrapped
 
     def next_batch(self) -> Any:
@@ -359,6 +388,8 @@ class UpdateTrainer(SealedTrainer):
 
     def get_train_dataloader(self) -> Any:
         "One rank's prompts of an update, shuffled by the seed."
+        if self.train_dataset is None:
+            raise ValueError("there is no train_dataset: give one, or call step(prompts).")
         prompts = self.args.local_batch_size // self.args.num_generations
         return self._get_dataloader(
             self.train_dataset,
@@ -442,6 +473,7 @@ class UpdateTrainer(SealedTrainer):
         metrics = self.step(batch)
         metrics["eps"] = self.args.batch_size / (time.perf_counter() - start)
         self.state.global_step += 1
+        self.count_episodes()
         self._tr_loss += metrics.loss
         for name, value in metrics.items():
             self.since_log[name].append(value)

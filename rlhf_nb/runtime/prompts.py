@@ -40,6 +40,27 @@ def read_prompts(
     return texts, encode_prompts(texts, tokenizer)
 
 
+def as_data(data: Any) -> Any:
+    "Rows as a Dataset: lists of dictionaries and torch's data sets too; or several, by name."
+    if data is None or hasattr(data, "column_names"):
+        return dict(data) if isinstance(data, dict) else data
+    if isinstance(data, Mapping):
+        return {name: as_data(rows) for name, rows in data.items()}
+    rows = [data[i] for i in range(len(data))]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError(
+            f"the data set is {type(data).__name__} of {type(rows[0]).__name__}: give a Dataset, "
+            "or a list of dictionaries such as {'prompt': 'Once upon a time'}."
+        )
+    plain = lambda x: x.tolist() if isinstance(x, Tensor) else x
+    return Dataset.from_list([{name: plain(x) for name, x in row.items()} for row in rows])
+
+
+def sets_of(data: Any) -> dict[str, Any]:
+    "Evaluation sets by name; one alone has none, and None is no set."
+    return data if isinstance(data, dict) else {} if data is None else {"": data}
+
+
 def collate_prompts(
     rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
     tokenizer: PreTrainedTokenizerBase,

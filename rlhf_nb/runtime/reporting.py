@@ -24,7 +24,7 @@ from transformers.integrations import (
 
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import ValueHead
-from rlhf_nb.runtime.prompts import prompt_columns
+from rlhf_nb.runtime.prompts import prompt_columns, sets_of
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
 # `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a
@@ -102,9 +102,8 @@ def ppo_card(trainer: Any, name: str) -> str:
         models[f"reward: {judge}, weight {weight:g}"] = kind
     head = isinstance(pair.value, ValueHead)
     models["value"] = "a layer on the policy" if head else model_name(pair.value)
-    for split, rows in dict(
-        training=trainer.train_dataset, evaluation=trainer.eval_dataset
-    ).items():
+    held = {f"evaluation {k}".strip(): x for k, x in sets_of(trainer.eval_dataset).items()}
+    for split, rows in dict(training=trainer.train_dataset, **held).items():
         if rows is not None:
             data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
     if trainer.train_dataset is not None:

@@ -1,0 +1,439 @@
+"""What people bring from trl's PPO trainers: its arguments and attributes work here, or the error
+names what took their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from ppo_fixtures import PROMPTS, SIZES, likes_c
+from transformers import TrainerCallback, TrainingArguments
+
+import rlhf_nb
+from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.runtime.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER
+from rlhf_nb.runtime.compat import SIZES as COMPUTED
+
+ROWS = [dict(prompt=prompt) for prompt in PROMPTS]
+FAST = dict(use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no")
+
+
+@pytest.fixture
+def ppo(tmp_path, letters):
+    def make(train=ROWS, evaluation=None, reward=likes_c, callbacks=None, **settings):
+        small = dict(per_device_train_batch_size=4, response_length=3, total_episodes=8)
+        args = PPOConfig(str(tmp_path / "run"), **FAST | small | settings)
+        policy = tiny_policy(letters, 0, **SIZES | dict(max_position_embeddings=32))
+        return PPOTrainer(
+            args,
+            letters,
+            policy,
+            reward_model=reward,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            callbacks=callbacks,
+        )
+
+    return make
+
+
+# ---- Old names ----
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_an_old_import_names_the_new_one(name):
+    with pytest.raises(ImportError, match=rf"rlhf_nb has no {name}: ") as caught:
+        exec(f"from rlhf_nb import {name}")
+    assert IMPORTS[name] in str(caught.value) and "\n" not in str(caught.value)
+
+
+# catches: a table that sends people to a name that is not there either
+def test_new_names_exist():
+    fields = {field.name for field in dataclasses.fields(PPOConfig)}
+    arguments = set(PPOTrainer.__init__.__wrapped__.__annotations__)
+    for table, known in ((CONFIG, fields), (TRAINER, arguments)):
+        for old, new in table.items():
+            assert old not in known
+            first = new.replace(",", " ").replace(":", " ").replace("=", " ").split()[0].rstrip(";")
+            assert (
+                first in known
+                or first in ("leave", "a")
+                or new
+                in (
+                    "share_value_trunk of PPOConfig",
+                    "train_dataset of PPOTrainer",
+                    "peft_config of PPOTrainer",
+                )
+            ), (old, new)
+    for new in (
+        IMPORTS["PPOv2Trainer"],
+        IMPORTS["PPOv2Config"],
+        IMPORTS["SIMPLE_QUERY_CHAT_TEMPLATE"],
+    ):
+        assert getattr(rlhf_nb, new)
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_an_old_field_names_the_new_one(name, tmp_path):
+    with pytest.raises(TypeError, match=f"PPOConfig has no {name}: ") as caught:
+        PPOConfig(str(tmp_path), **{name: 1})
+    assert CONFIG[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TRAINER)
+def test_an_old_keyword_names_the_new_one(name, tmp_path):
+    with pytest.raises(TypeError, match=f"PPOTrainer has no {name}: ") as caught:
+        PPOTrainer(PPOConfig(str(tmp_path), **FAST), **{name: None})
+    assert TRAINER[name] in str(caught.value)
+
+
+def test_a_misspelt_keyword_gets_its_neighbour(tmp_path):
+    with pytest.raises(TypeError, match=r"PPOConfig has no kl_coeff\. Did you mean kl_coef\?"):
+        PPOConfig(str(tmp_path), kl_coeff=0.1)
+    with pytest.raises(
+        TypeError, match=r"PPOTrainer has no train_data.* Did you mean train_dataset"
+    ):
+        PPOTrainer(PPOConfig(str(tmp_path), **FAST), train_data=[])
+
+
+# catches: a subclass that no longer may have arguments of its own
+def test_a_subclass_may_add_arguments(tmp_path):
+    @dataclasses.dataclass
+    class Mine(PPOConfig):
+        curriculum: str = "none"
+
+    class Trainer(PPOTrainer):
+        def __init__(self, *given, note=None, **named):
+            self.note = note
+            super().__init__(*given, **named)
+
+    assert Mine(str(tmp_path), curriculum="x", kl_coef=0.1, **FAST).kl_coef == 0.1
+    with pytest.raises(TypeError, match="use processing_class"):
+        Trainer(Mine(str(tmp_path), **FAST), note=1, tokenizer=None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_old_method_names_the_new_one(name, ppo):
+    trainer = ppo()
+    with pytest.raises(AttributeError, match=f"PPOTrainer has no {name}: ") as caught:
+        getattr(trainer, name)
+    assert METHODS[name] in str(caught.value) and not hasattr(trainer, "nonsense")
+
+
+def test_the_step_of_queries_responses_and_scores_is_refused(ppo):
+    with pytest.raises(TypeError, match=r"step\(prompts\) .* f\(prompts, responses"):
+        ppo().step([torch.tensor([1])], [torch.tensor([2])], [torch.tensor(1.0)])
+
+
+# ---- Sizes that are computed ----
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_sizes_may_be_given_and_are_checked(name, ppo):
+    right = ppo(gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=24).args
+    values = {size: getattr(right, size) for size in COMPUTED}
+    assert values == dict(
+        world_size=1,
+        micro_batch_size=4,
+        local_batch_size=8,
+        batch_size=8,
+        local_mini_batch_size=4,
+        mini_batch_size=4,
+        num_total_batches=3,
+    )
+    same = dict(gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=24)
+    assert getattr(ppo(**same, **{name: values[name]}).args, name) == values[name]
+    assert getattr(ppo(**same, **{name: None}).args, name) == values[name]
+    with pytest.raises(ValueError, match=f"{name} is 96 and follows from other settings"):
+        ppo(**same, **{name: 96})
+
+
+# ---- Every field of TrainingArguments ----
+
+# What a run of PPO does with it: the same as for any Trainer.
+WORKS = """output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate
+lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2
+adam_epsilon optim_target_modules gradient_accumulation_steps max_grad_norm bf16 fp16 tf32
+activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
+gradient_checkpointing_kwargs logging_strategy logging_steps logging_first_step log_on_each_node
+log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id
+trackio_bucket_id trackio_static_space_id eval_strategy eval_steps eval_delay eval_on_start
+save_only_model save_strategy save_steps save_on_each_node save_total_limit enable_jit_checkpoint
+push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+load_best_model_at_end metric_for_best_model greater_is_better
+restore_callback_states_from_checkpoint full_determinism seed data_seed use_cpu accelerator_config
+dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
+dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
+train_sampling_strategy length_column_name ddp_find_unused_parameters ddp_bucket_cap_mb
+ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed
+skip_memory_metrics resume_from_checkpoint""".split()
+# Of labels, compute_metrics, an evaluation loop of batches, or the launcher: PPO has none of it.
+MEANINGLESS = """average_tokens_across_devices logging_nan_inf_filter per_device_eval_batch_size
+prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps
+include_for_metrics batch_eval_metrics remove_unused_columns label_names use_cache do_train do_eval
+do_predict local_rank""".split()
+NOT = dict(  # a value that PPO cannot honour
+    neftune_noise_alpha=5.0,
+    label_smoothing_factor=0.1,
+    use_liger_kernel=True,
+    liger_kernel_config=dict(rope=True),
+    auto_find_batch_size=True,
+    include_num_input_tokens_seen="all",
+    torch_empty_cache_steps=1,
+    bf16_full_eval=True,
+    fp16_full_eval=True,
+    ignore_data_skip=True,
+    parallelism_config="anything",
+    debug="underflow_overflow",
+    torch_compile=True,
+    torch_compile_backend="inductor",
+    torch_compile_mode="default",
+)
+
+
+def test_every_training_argument_has_its_place():
+    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
+    places = [*WORKS, *MEANINGLESS, *NOT]
+    assert len(places) == len(set(places)) and fields == set(places), fields ^ set(places)
+    assert {name for names in REFUSED.values() for name in names.split()} <= set(NOT)
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_what_ppo_cannot_do_is_refused_by_name(name, tmp_path):
+    with pytest.raises(ValueError, match=name.removesuffix("_backend").removesuffix("_mode")):
+        PPOConfig(str(tmp_path), **FAST, **{name: NOT[name]})
+
+
+@pytest.mark.parametrize("optim", ["galore_adamw_layerwise", "lomo", "schedule_free_adamw"])
+def test_optimizers_that_step_in_the_backward_are_refused(optim, tmp_path):
+    with pytest.raises(ValueError, match=f"optim is '{optim}'"):
+        PPOConfig(str(tmp_path), optim=optim, **FAST)
+
+
+@pytest.mark.parametrize("name", ["split_batches", "dispatch_batches"])
+def test_shared_batches_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}=True"):
+        PPOConfig(str(tmp_path), accelerator_config={name: True}, **FAST)
+
+
+# Those that other tests do not use, with a value that is no default.
+USED = dict(
+    lr_scheduler_kwargs=dict(num_cycles=2),
+    optim="adafactor",
+    weight_decay=0.1,
+    warmup_steps=0.5,
+    logging_first_step=True,
+    log_level="info",
+    eval_on_start=True,
+    full_determinism=False,
+    data_seed=3,
+    dataloader_num_workers=1,
+    dataloader_pin_memory=False,
+    train_sampling_strategy="sequential",
+    skip_memory_metrics=False,
+    activation_checkpointing=True,
+    enable_jit_checkpoint=False,
+    use_cache=True,
+    per_device_eval_batch_size=2,
+    prediction_loss_only=True,
+    remove_unused_columns=True,
+    label_names=["labels"],
+    average_tokens_across_devices=False,
+    gradient_checkpointing_kwargs=dict(use_reentrant=False),
+    eval_delay=1,
+)
+
+
+@pytest.mark.parametrize("name", USED)
+def test_a_run_with_that_setting(name, ppo):
+    more = dict(lr_scheduler_type="cosine_with_restarts") if name == "lr_scheduler_kwargs" else {}
+    trainer = ppo(evaluation=ROWS[:2], **more, **{name: USED[name]})
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+# ---- Data ----
+
+
+class Torch(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+IDS = [dict(input_ids=torch.tensor([3 + i % 4, 4]), attention_mask=torch.ones(2)) for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ROWS,
+        Torch(ROWS),
+        IDS,
+        torch.utils.data.Subset(Torch(ROWS), range(1, 20)),
+        Dataset.from_list(ROWS),
+    ],
+)
+def test_lists_and_torch_data_sets_are_data(rows, ppo):
+    trainer = ppo(train=rows, evaluation=rows)
+    trainer.train()
+    assert trainer.state.global_step == 2 and len(trainer.eval_dataset) == len(rows)
+
+
+def test_rows_that_are_no_rows_are_refused(ppo):
+    with pytest.raises(TypeError, match="list of str: give a Dataset, or a list of dictionaries"):
+        ppo(train=PROMPTS)
+
+
+# catches: the last of several sets overwriting the others' table or metrics
+def test_several_evaluation_sets_by_name(ppo):
+    sets = dict(first=ROWS[:5], second=Dataset.from_list(ROWS[:2]))
+    trainer = ppo(evaluation=sets, eval_strategy="steps", eval_steps=2, num_sample_generations=0)
+    trainer.train()
+    logged = {name: x for log in trainer.state.log_history for name, x in log.items()}
+    assert {"eval_first_score", "eval_second_score"} <= set(logged) and "eval_score" not in logged
+    tables = sorted(p.name for p in (trainer.output_dir / "completions").iterdir())
+    assert tables == ["update-00002-first.csv", "update-00002-second.csv"]
+    assert trainer.evaluate(ROWS[:3]).keys() == {"eval_score", "eval_length", "eval_stopped"}
+    assert "evaluation first" in trainer.card(trainer.output_dir)
+
+
+# ---- What the published trainer has ----
+
+
+def test_stepping_by_hand_needs_no_data(ppo, caplog):
+    trainer = ppo(train=None, total_episodes=None)
+    first, second = trainer.step(["ab", "c", "d", "e"]), trainer.step(["ab", "c", "d", "e"])
+    assert trainer.update_count == 2 and first["lr"] == second["lr"] == trainer.args.learning_rate
+    falling = ppo(train=None, total_episodes=8)
+    assert falling.step(["a", "b", "c", "d"])["lr"] > falling.step(["a", "b", "c", "d"])["lr"] > 0
+    for wanted in (trainer.step, trainer.train):
+        with pytest.raises(
+            ValueError, match=r"no train_dataset: give one, or call step\(prompts\)"
+        ):
+            wanted()
+
+
+def test_a_schedule_of_ones_own_by_hand(ppo, letters, tmp_path):
+    args = PPOConfig(str(tmp_path), per_device_train_batch_size=4, response_length=3, **FAST)
+    policy = tiny_policy(letters, 0, **SIZES)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.25)
+    trainer = PPOTrainer(
+        args,
+        letters,
+        policy,
+        reward_model=likes_c,
+        optimizers=(optimizer, None),
+        train_dataset=ROWS,
+    )
+    assert trainer.step()["lr"] == 0.25
+
+
+def test_the_last_line_of_a_script_needs_no_evaluation_set(ppo):
+    trainer = ppo()
+    trainer.train()
+    assert (
+        trainer.generate_completions() == {} and trainer.generate_completions(sampling=True) == {}
+    )
+    with pytest.raises(ValueError, match="give the trainer an eval_dataset"):
+        trainer.evaluate()
+    whole = ppo(evaluation=ROWS * 4)
+    whole.generate_completions()
+    table = next((whole.output_dir / "completions").iterdir()).read_text()
+    assert table.count("\n") == 1 + 4 * len(ROWS)  # not a sample
+
+
+def test_attributes_of_the_published_trainer(ppo):
+    seen = []
+
+    class Episodes(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            seen.append(state.episode)
+
+        def on_step_end(self, args, state, control, **_):
+            seen.append(state.episode)
+
+    trainer = ppo(callbacks=[Episodes()])
+    trainer.train()
+    assert seen == [0, 4, 8] and trainer.state.episode == 8
+    assert trainer.model.policy is trainer.policy_model is trainer.pair.policy
+    assert trainer.model.value_model is trainer.value_model is trainer.pair.value
+    assert trainer.stop_token_id == trainer.processing_class.eos_token_id
+    assert trainer.train_dataset_len == len(ROWS) and not trainer.is_peft_model
+    assert len(next(iter(trainer.dataloader))["prompt"]) == 4
+    assert ppo(stop_token_id=[4, 5]).stop_token_id == [4, 5]
+
+
+# ---- The hub ----
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    "What is uploaded, instead of an upload."
+    pushed = []
+
+    class Api:
+        def upload_folder(self, *, folder_path, **more):
+            card = (Path(folder_path) / "README.md").read_text()
+            pushed.append((sorted(p.name for p in Path(folder_path).iterdir()), card))
+            return "done"
+
+    def repository(self, token=None, private=None):
+        self.hub_model_id, self.push_in_progress = "someone/something", None
+
+    monkeypatch.setattr("transformers.trainer.hf_api", Api)
+    monkeypatch.setattr("transformers.Trainer.init_hf_repo", repository)
+    return pushed
+
+
+PAIRS = [dict(prompt="ab", chosen="c", rejected="d"), dict(prompt="e", chosen="c", rejected="h")]
+
+
+@pytest.mark.parametrize("kind", ["ppo", "reward", "sft"])
+def test_a_card_with_a_data_set_and_tags(kind, ppo, hub, letters, tmp_path):
+    if kind == "ppo":
+        trainer = ppo()
+    elif kind == "reward":
+        args = RewardConfig(str(tmp_path / "run"), **FAST)
+        model = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
+        trainer = RewardTrainer(model, args, Dataset.from_list(PAIRS), processing_class=letters)
+    else:
+        args = SFTConfig(str(tmp_path / "run"), **FAST)
+        rows = Dataset.from_list([dict(prompt="ab", completion="c")])
+        model = tiny_policy(letters, 0, **SIZES)
+        trainer = SFTTrainer(model, args, rows, processing_class=letters)
+    trainer.push_to_hub(dataset_name="someone/prompts", tags="polite")
+    files, card = hub[0]
+    assert "model.safetensors" in files
+    metadata = yaml.safe_load(card.split("---")[1])
+    assert "polite" in metadata["tags"] and "someone/prompts" in str(metadata)
+    trainer.create_model_card(model_name="a-name", dataset_name="d/d", tags=["one", "two"])
+    card = (Path(trainer.args.output_dir) / "README.md").read_text()
+    assert "# a-name" in card and "d/d" in card and "two" in card
+    if kind != "sft":  # which has Trainer's card
+        assert "rlhf_nb" in card
+
+
+def test_the_card_stays_ours(ppo):
+    trainer = ppo()
+    trainer.train()
+    plain = trainer.card(trainer.output_dir)
+    trainer.create_model_card("mine", ["d/one", "d/two"], ["ppo", "new"])
+    card = (trainer.output_dir / "README.md").read_text()
+    head, body = card.split("---\n", 2)[1:]
+    assert body.split("\n")[2:] == plain.split("---\n", 2)[2].split("\n")[2:]
+    metadata = yaml.safe_load(head)
+    assert metadata["datasets"] == ["d/one", "d/two"]
+    assert metadata["tags"] == ["rlhf", "ppo", "rlhf_nb", "new"]
+    assert json.dumps(metadata)  # plain text and lists
