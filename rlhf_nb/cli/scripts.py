@@ -15,8 +15,9 @@ import yaml
 from accelerate import PartialState
 from transformers import BitsAndBytesConfig, HfArgumentParser
 
-from rlhf_nb.cli.arguments import TrainDataArguments, TrainModelArguments, option
+from rlhf_nb.cli.arguments import TrainDataArguments, TrainModelArguments
 from rlhf_nb.cli.models import adapter_config
+from rlhf_nb.runtime.fields import setting
 
 SIMPLE_CHAT_TEMPLATE = (  # a line for each turn, with its role before it
     "{% for turn in messages %}{{ turn.role | capitalize }}: {{ turn.content }}\n{% endfor %}"
@@ -28,26 +29,26 @@ SIMPLE_CHAT_TEMPLATE = (  # a line for each turn, with its role before it
 class ScriptArguments(TrainDataArguments):
     "Which data."
 
-    dataset_streaming: bool = option(False, "Load it as a stream; PPO needs it whole.")
-    ignore_bias_buffers: bool = option(False, "Of DDP, and without effect here.")
+    dataset_streaming: bool = setting(False, "Load it as a stream; PPO needs it whole.")
+    ignore_bias_buffers: bool = setting(False, "Of DDP, and without effect here.")
 
 
 @dataclass
 class ModelConfig(TrainModelArguments):
     "Which model, in which precision, with which adapter."
 
-    model_revision: str = option("main", "Branch, tag or commit.")
-    trust_remote_code: bool = option(False, "Run code that comes with a model.")
-    lora_target_parameters: list[str] | None = option(None, "Parameters that get an adapter.")
-    lora_modules_to_save: list[str] | None = option(None, "Layers trained whole.")
-    lora_task_type: str = option("CAUSAL_LM", "SEQ_CLS for a reward model.")
-    use_rslora: bool = option(False, "Scale by lora_alpha over the root of lora_r.")
-    use_dora: bool = option(False, "Train magnitude and direction apart.")
-    load_in_8bit: bool = option(False, "Frozen weights in 8 bit, by bitsandbytes.")
-    load_in_4bit: bool = option(False, "Frozen weights in 4 bit, by bitsandbytes.")
-    bnb_4bit_quant_type: str = option("nf4", "nf4 or fp4.")
-    use_bnb_nested_quant: bool = option(False, "Quantise the constants too.")
-    bnb_4bit_quant_storage: str | None = option(None, "Data type that holds the 4 bit.")
+    model_revision: str = setting("main", "Branch, tag or commit.")
+    trust_remote_code: bool = setting(False, "Run code that comes with a model.")
+    lora_target_parameters: list[str] | None = setting(None, "Parameters that get an adapter.")
+    lora_modules_to_save: list[str] | None = setting(None, "Layers trained whole.")
+    lora_task_type: str = setting("CAUSAL_LM", "SEQ_CLS for a reward model.")
+    use_rslora: bool = setting(False, "Scale by lora_alpha over the root of lora_r.")
+    use_dora: bool = setting(False, "Train magnitude and direction apart.")
+    load_in_8bit: bool = setting(False, "Frozen weights in 8 bit, by bitsandbytes.")
+    load_in_4bit: bool = setting(False, "Frozen weights in 4 bit, by bitsandbytes.")
+    bnb_4bit_quant_type: str = setting("nf4", "nf4 or fp4.")
+    use_bnb_nested_quant: bool = setting(False, "Quantise the constants too.")
+    bnb_4bit_quant_storage: str | None = setting(None, "Data type that holds the 4 bit.")
 
     def __post_init__(self) -> None:
         if self.load_in_8bit and self.load_in_4bit:
