@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ModelConfig,
         ScriptArguments,
         TrlParser,
+        create_reference_model,
         get_kbit_device_map,
         get_peft_config,
         get_quantization_config,
@@ -37,8 +38,8 @@ _MODULES = dict(
     view="viewer",
 )
 _SCRIPTS = (  # of people's own, with other import lines alone
-    "SIMPLE_CHAT_TEMPLATE ModelConfig ScriptArguments TrlParser get_kbit_device_map "
-    "get_peft_config get_quantization_config"
+    "SIMPLE_CHAT_TEMPLATE ModelConfig ScriptArguments TrlParser create_reference_model "
+    "get_kbit_device_map get_peft_config get_quantization_config"
 )
 _MODULES |= dict.fromkeys(_SCRIPTS.split(), "cli.scripts")
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "ScriptArguments",
     "TrlParser",
     "browse",
+    "create_reference_model",
     "get_kbit_device_map",
     "get_peft_config",
     "get_quantization_config",

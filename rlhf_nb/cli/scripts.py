@@ -17,6 +17,7 @@ from transformers import BitsAndBytesConfig, HfArgumentParser
 
 from rlhf_nb.cli.arguments import TrainDataArguments, TrainModelArguments
 from rlhf_nb.cli.models import adapter_config
+from rlhf_nb.models import frozen
 from rlhf_nb.runtime.fields import setting
 
 SIMPLE_CHAT_TEMPLATE = (  # a line for each turn, with its role before it
@@ -84,6 +85,11 @@ def get_quantization_config(model_args: ModelConfig) -> BitsAndBytesConfig | Non
         bnb_4bit_use_double_quant=model_args.use_bnb_nested_quant,
         bnb_4bit_quant_storage=model_args.bnb_4bit_quant_storage,
     )
+
+
+def create_reference_model(model: Any) -> Any:
+    "A frozen copy; PPOTrainer makes one where it is given no ref_model."
+    return frozen(model)
 
 
 def get_kbit_device_map() -> dict[str, int] | None:

@@ -31,7 +31,6 @@ IMPORTS = renames("PPOv2Trainer=PPOTrainer PPOv2Config=PPOConfig") | {  # names 
     "AutoModelForCausalLMWithValueHead": VALUE,
     "AutoModelForSeq2SeqLMWithValueHead": VALUE + "; encoder-decoder models are not supported",
     "PreTrainedModelWrapper": VALUE,
-    "create_reference_model": "leave ref_model out, and PPOTrainer makes a frozen copy",
     "respond_to_batch": "trainer.rollout(prompts)",
     "LengthSampler": "response_length of PPOConfig",
     "SIMPLE_QUERY_CHAT_TEMPLATE": "SIMPLE_CHAT_TEMPLATE",
@@ -117,14 +116,14 @@ def one_or_all(ids: Sequence[int]) -> int | list[int] | None:
     return None if not ids else ids[0] if len(ids) == 1 else list(ids)
 
 
-def sentence(owner: str, old: str, new: str) -> str:
-    "The error for an old name."
-    return f"{owner} has no {old}: {new if new.startswith('leave') else f'use {new}'}."
+def sentence(old: str, new: str) -> str:
+    "What an error says of an old name."
+    return f"no {old}: {new if new.startswith('leave') else f'use {new}'}"
 
 
 def no_import(name: str) -> ImportError | None:
     "The error of `from rlhf_nb import NAME` for a name of another release."
-    return ImportError(sentence("rlhf_nb", name, IMPORTS[name])) if name in IMPORTS else None
+    return ImportError(f"rlhf_nb has {sentence(name, IMPORTS[name])}.") if name in IMPORTS else None
 
 
 def old_names(kind: Class) -> Class:
@@ -137,12 +136,12 @@ def old_names(kind: Class) -> Class:
 
     @wraps(made)
     def check(self: Any, *given: Any, **named: Any) -> None:
-        for name in named:
-            if name in known or name in computed:
-                continue
-            if name in renamed:
-                raise TypeError(sentence(kind.__name__, name, renamed[name]))
-            raise TypeError(f"{kind.__name__} has no {name}.{did_you_mean(name, known)}")
+        others = [name for name in named if name not in known and name not in computed]
+        if old := [sentence(name, renamed[name]) for name in others if name in renamed]:
+            raise TypeError(f"{kind.__name__} has {'; '.join(old)}.")
+        if others:
+            near = did_you_mean(others[0], known)
+            raise TypeError(f"{kind.__name__} has no {others[0]}.{near}")
         if computed:
             self.given_sizes = {name: named.pop(name) for name in computed if name in named}
         made(self, *given, **named)
@@ -158,7 +157,7 @@ def published(trainer: Any, name: str) -> Any:
         return ATTRIBUTES[name](trainer)
     kind = type(trainer).__name__
     if name in METHODS:
-        raise AttributeError(sentence(kind, name, METHODS[name]))
+        raise AttributeError(f"{kind} has {sentence(name, METHODS[name])}.")
     raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 

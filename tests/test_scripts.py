@@ -1,0 +1,243 @@
+"""Scripts for trl's PPO trainer. Those in `scripts/` keep the constructor calls of public ones; here
+their import lines are changed, and nothing else. Each also runs on trl 1.12.0 as it is:
+
+    python tests/scripts/NAME.py rows.jsonl SFT REWARD OUTPUT
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rlhf_nb.models import scorer_from
+
+SCRIPTS = Path(__file__).parent / "scripts"
+FLAGS = """--dataset_name rows.jsonl --model_name_or_path sft --sft_model_path sft
+--reward_model_path reward --output_dir out --per_device_train_batch_size 4 --total_episodes 8
+--response_length 4 --learning_rate 1e-2 --missing_eos_penalty 1.0 --num_ppo_epochs 1
+--report_to none --use_cpu True --bf16 False""".split()
+PARSED = ("three_dataclasses", "no_evaluation")  # they read options; the others four paths
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, letters):
+    "Rows, a policy and a reward model in folders; the embeddings have rows to spare."
+    folder = tmp_path_factory.mktemp("models")
+    rows = [dict(prompt="abcdefg"[: 1 + i % 5]) for i in range(16)]
+    Dataset.from_list(rows).to_json(folder / "rows.jsonl")
+    from rlhf_nb.models import tiny_policy
+
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    policy = tiny_policy(letters, 0, **sizes, max_position_embeddings=64)
+    policy.resize_token_embeddings(len(letters) + 4)
+    for name, model in dict(sft=policy, reward=scorer_from(policy, 1)).items():
+        model.save_pretrained(folder / name)
+        letters.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def script(models, tmp_path, monkeypatch):
+    "Run a script with its import lines changed, and other changes where they are given."
+
+    def run(name, *flags, changes=(), text=None):
+        shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+        monkeypatch.chdir(tmp_path)
+        text = text or (SCRIPTS / f"{name}.py").read_text()
+        text, lines = re.subn(r"(?m)^( *)from trl[\w.]* import", r"\1from rlhf_nb import", text)
+        assert lines
+        for old, new in changes:
+            assert text.count(old) >= 1, old
+            text = text.replace(old, new)
+        assert not re.search(r"\btrl\b", "\n".join(re.findall("(?m)^ *(?:import|from) .*", text)))
+        (tmp_path / "script.py").write_text(text)
+        words = [*FLAGS, *flags] if name in PARSED else ["rows.jsonl", "sft", "reward", "out"]
+        monkeypatch.setattr(sys, "argv", ["script.py", *words])
+        runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+        return tmp_path / "out"
+
+    return run
+
+
+def trained(folder: Path, start: Path) -> bool:
+    "Whether the saved policy, or its adapter, has learnt."
+    adapter = folder / "adapter_model.safetensors"
+    if adapter.is_file():
+        return any(x.any() for name, x in load_file(adapter).items() if "lora_B" in name)
+    new, old = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, start))
+    return any(
+        x.shape == old[name].shape and not torch.equal(x, old[name]) for name, x in new.items()
+    )
+
+
+# ---- Nine calls ----
+
+NINE = dict(
+    three_dataclasses=["--num_mini_batches", "1"],
+    no_evaluation=["--stop_token", "eos"],
+    padding_collator=[],
+    wrapped_adapter=[],
+    callback=[],
+    factory=[],
+    resized=[],
+    reference=[],
+    evaluation_sets=[],
+)
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_a_public_script_runs_with_its_import_lines_changed(name, script, models, capsys):
+    out = script(name, *NINE[name])
+    assert trained(out, models / "sft")
+    shown = capsys.readouterr().out
+    if name in ("three_dataclasses", "resized", "reference"):
+        assert "model response" in shown
+    assert (out / "completions").exists() == (name not in ("no_evaluation", "callback")), (
+        "tables where there are evaluation rows and they are wanted"
+    )
+
+
+# ---- More calls, and the line that each needs ----
+
+PUBLISHED = "from trl.experimental.ppo import PPOConfig, PPOTrainer"
+V2 = [
+    ("PPOConfig(\n", "PPOv2Config(\n"),
+    (
+        "factory(\n        args=args,\n        processing_class=tokenizer,\n        model=",
+        "factory(\n        config=args,\n        tokenizer=tokenizer,\n        policy=",
+    ),
+    ("ref_model=", "ref_policy="),
+    ("build(PPOTrainer", "build(PPOv2Trainer"),
+]
+BACK = [(new, old) for old, new in reversed(V2)]
+
+
+def changed(name: str, *changes: tuple[str, str]) -> str:
+    text = (SCRIPTS / f"{name}.py").read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+MORE = {  # text -> what the error says, and the changes that follow from it
+    "an older trainer's names": (
+        changed(
+            "factory",
+            (PUBLISHED, PUBLISHED.replace("PPOC", "PPOv2C").replace("PPOT", "PPOv2T")),
+            *V2,
+        ),
+        [
+            (ImportError, "PPOv2Config: use PPOConfig", [("PPOv2Config", "PPOConfig")]),
+            (ImportError, "PPOv2Trainer: use PPOTrainer", [("PPOv2Trainer", "PPOTrainer")]),
+            (
+                TypeError,
+                "no config: use args; no tokenizer: use processing_class; no policy: use model; "
+                "no ref_policy: use ref_model",
+                BACK[1:-1],
+            ),
+        ],
+    ),
+    "names of 0.12": (
+        changed(
+            "factory",
+            ("factory(\n        args=args", "factory(\n        config=args"),
+            ("        model=Auto", "        policy=Auto"),
+        ),
+        [
+            (
+                TypeError,
+                "no config: use args; no policy: use model",
+                [("config=args", "args=args"), ("policy=Auto", "model=Auto")],
+            )
+        ],
+    ),
+    "the end token as padding": (
+        changed(
+            "factory",
+            (
+                'padding_side="left")\n',
+                'padding_side="left")\n    tokenizer.pad_token = tokenizer.eos_token\n',
+            ),
+        ),
+        [
+            (
+                ValueError,
+                r"tokenizer.add_special_tokens\(\{'pad_token': '\[PAD\]'\}\)",
+                [
+                    (
+                        "tokenizer.pad_token = tokenizer.eos_token",
+                        "tokenizer.add_special_tokens({'pad_token': '[PAD]'})",
+                    )
+                ],
+            )
+        ],
+    ),
+    "max_new_tokens": (
+        changed("callback", ("response_length=4", "max_new_tokens=4,\n    top_p=0.9")),
+        [
+            (
+                TypeError,
+                "no max_new_tokens: use response_length",
+                [("max_new_tokens", "response_length")],
+            )
+        ],
+    ),
+    "sizes of another kind of mini-batch": (
+        changed("resized", ("mini_batch_size=None", "mini_batch_size=16")),
+        [(ValueError, "mini_batch_size is 16 and follows", [("mini_batch_size=16,", "")])],
+    ),
+    "a language model as the judge": (
+        changed(
+            "callback",
+            (
+                "judge, value = (\n    AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1) for _ in range(2)\n)",
+                "judge = AutoModelForCausalLM.from_pretrained(reward)\nvalue = AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1)",
+            ),
+        ),
+        [
+            (
+                ValueError,
+                "AutoModelForSequenceClassification|is no reward model|reward model",
+                [
+                    (
+                        "judge = AutoModelForCausalLM.from_pretrained(reward)",
+                        "judge = AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1)",
+                    )
+                ],
+            )
+        ],
+    ),
+    "a loop of queries, responses and scores": (
+        (SCRIPTS / "older_loop.py").read_text(),
+        [
+            (
+                ImportError,
+                "AutoModelForCausalLMWithValueHead: use AutoModelForCausalLM of transformers",
+                None,
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_another_script_is_told_the_line_to_change(name, script, models):
+    text, errors = MORE[name]
+    done: list[tuple[str, str]] = []
+    for kind, message, changes in errors:
+        with pytest.raises(kind, match=message) as caught:
+            script("", text=text, changes=done)
+        assert "\n" not in str(caught.value)
+        done += changes or []
+    if errors[-1][2] is not None:
+        assert trained(script("", text=text, changes=done), models / "sft")
