@@ -198,7 +198,7 @@ def encode_pairs(
 ) -> Dataset:  # columns chosen_ids, rejected_ids, length; margin, where it was given
     """Prompt, answer and stop token as ids, both ways. Raises ValueError on missing columns and on
     rows that cannot teach."""
-    data = decided_pairs(data)
+    data = decided_pairs(data.with_format(None))
     if missing := [c for c in ANSWERS if c not in data.column_names]:
         raise ValueError(
             f"the data set has columns {data.column_names} and lacks {missing}: a reward model is "
@@ -589,6 +589,12 @@ class RewardTrainer(SealedTrainer):
             self.scores_since_log, self.logs = [], self.logs + 1
         super().log(logs, start_time)
 
+    def pending(self) -> dict[str, Any]:
+        return dict(scores=self.scores_since_log)
+
+    def restore_pending(self, pending: dict[str, Any]) -> None:
+        self.scores_since_log = [x.to(self.args.device) for x in pending["scores"]]
+
     def warn_if_reversed(self, chosen: Tensor, rejected: Tensor) -> None:
         "Once in a run, on one rank."
         if self.warned or not self.is_world_process_zero():
@@ -613,6 +619,7 @@ class RewardTrainer(SealedTrainer):
             center_rewards_coefficient=self.args.center_rewards_coefficient,
             steps=self.state.global_step,
         )
+        recipe |= {f"changed {when}": what for when, what in self.changes.items()}
         results = {name: x for log in self.state.log_history for name, x in log.items()}
         adapter = hasattr(self.model, "peft_config")
         return reward_card(folder.resolve().name, recipe, results, hub_name(self.model), adapter)

@@ -5,7 +5,6 @@
 # %% ../nbs/08_rollout.ipynb #f85c15f6
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -20,6 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 
 from .masks import check_left_padded, position_ids
+from .runtime.files import from_json, to_json
 from .viz import episode_table
 
 # %% auto #0
@@ -222,7 +222,7 @@ def save_rollout(r: Rollout, path: Path) -> Path:
         for name, x in tensors.items()
     }
     beside = path.with_name(path.name + ".partial")
-    save_file(plain, beside, metadata=dict(schema=SCHEMA, described=json.dumps(described)))
+    save_file(plain, beside, metadata=dict(schema=SCHEMA, described=to_json(described)))
     return beside.replace(path)
 
 
@@ -241,7 +241,7 @@ def load_rollout(path: Path) -> Rollout:
             f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written "
             "by Rollout.save."
         )
-    return Rollout(**tensors, **json.loads(header["described"]))
+    return Rollout(**tensors, **from_json(header["described"]))
 
 # %% ../nbs/08_rollout.ipynb #09373054
 @dataclass(frozen=True, repr=False)

@@ -146,6 +146,7 @@ def encode_completions(
             length=[len(p) + len(a) for p, a in zip(prompts, answers)],
         )
 
+    data = data.with_format(None)  # of Python, whatever it was read as
     return data.map(encode, batched=True, with_indices=True, remove_columns=data.column_names)
 
 # %% ../nbs/06_sft.ipynb #c1a156ef
@@ -215,7 +216,7 @@ def check_packing(model: PreTrainedModel) -> None:
 # %% ../nbs/06_sft.ipynb #58dacf73
 @dataclass
 class SFTConfig(CheckedArguments):
-    "`transformers.TrainingArguments` and two fields more."
+    "`transformers.TrainingArguments` and a few fields more."
 
     max_length: Count | None = field(
         default=None,

@@ -62,7 +62,8 @@ from rlhf_nb.runtime.prompts import (
     sets_of,
     stop_tokens,
 )
-from .runtime.reporting import fingerprint, parameter_counts, ppo_card
+from .runtime.reporting import parameter_counts, ppo_card
+from .runtime.resume import of_ppo
 from .shaping import RunningMoments, slot_mask
 
 logger = logging.get_logger(__name__)
@@ -573,10 +574,9 @@ class PPOTrainer(UpdateTrainer):
         rank = f"-rank{self.args.process_index}" if self.args.world_size > 1 else ""
         r.save(folder / f"update-{self.update_count:05d}{rank}.safetensors")
 
-    def identity(self) -> dict[str, Any]:
-        "A checkpoint belongs to a seed, a batch size and the prompts."
-        prompts = fingerprint(self.train_dataset)
-        return dict(seed=self.args.seed, batch_size=self.args.batch_size, prompts=prompts)
+    def named_models(self) -> dict[str, Any]:
+        "Policy, value model, reference, judges, tokenizers and stop tokens, for `identity`."
+        return of_ppo(self)
 
     def card(self, folder: Path) -> str:
         return ppo_card(self, self.output_dir.name)
@@ -608,4 +608,6 @@ class PPOTrainer(UpdateTrainer):
 
     def restore_run_state(self, state: dict[str, Any]) -> None:
         self.controller.load_state_dict(state["controller"])
+        if "kl_coef" in self.changed:
+            self.controller.set(self.args.kl_coef)
         self.moments.load_state_dict(state["moments"])

@@ -80,6 +80,8 @@ NEW = dict(
     reward_weights=None,
     trim_padding=None,
     micro_batch_tokens=None,
+    overwrite_output_dir=False,
+    resume_anyway=None,
 )
 
 

@@ -3,6 +3,7 @@ trainers are given."""
 
 import csv
 import inspect
+import io
 import json
 import os
 import re
@@ -352,6 +353,63 @@ def test_a_process_says_the_same(tmp_path):
         and "--kl_coef is -1.0" in err
         and not (tmp_path / "run").exists()
     )
+
+
+# ---- Folders of others ----
+
+
+def spread(folder: Path) -> dict[str, str]:
+    "What other commands leave in runs/, where they write by default."
+    for name in ("sft", "reward", "ppo"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "model.safetensors").write_text(f"days of work on {name}")
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+# catches: `--fresh` that deletes what other commands wrote, a demo that takes it for its own stages
+@pytest.mark.parametrize("fresh", [["--fresh"], []])
+def test_what_no_demo_wrote_is_left_alone(tmp_path, capsys, fresh):
+    before = spread(tmp_path / "runs")
+    said = one_line(capsys, [*words(tmp_path / "runs"), *fresh])
+    assert "sft, reward, ppo, which no demo wrote" in said and contents(tmp_path / "runs") == before
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "results.json").write_text("mine")
+    assert "results.json, which no demo wrote" in one_line(
+        capsys, [*words(tmp_path / "notes"), *fresh]
+    )
+
+
+# catches: one mark for the whole folder, under which anything is deleted; a deletion in silence
+def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
+    settings, text = DemoSettings(str(tmp_path / "run")), io.StringIO()
+    made = Run(settings, Console(quiet=True))
+    for stage in ("sft", "pairs"):
+        with made.written(stage) as folder:
+            (folder / "model.safetensors").write_text(stage)
+    (made.folder / "mine.txt").write_text("mine")
+    (made.folder / "sft" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="sft/notes.txt was not written by the run"):
+        Run(settings, Console(quiet=True), fresh=True)
+    assert (made.folder / "pairs" / "model.safetensors").is_file()
+    (made.folder / "sft" / "notes.txt").unlink()
+    Run(settings, Console(file=text, width=400), fresh=True)
+    assert "--fresh: deletes sft, pairs, settings.json in" in text.getvalue()
+    assert sorted(p.name for p in made.folder.iterdir()) == [
+        "demo.json",
+        "mine.txt",
+        "settings.json",
+    ]
+    other = Run(DemoSettings(str(tmp_path / "other")), Console(quiet=True))
+    with other.written("ppo") as folder:
+        (folder / "model.safetensors").write_text("of another demo")
+    shutil.copytree(other.folder / "ppo", made.folder / "ppo")
+    Run(settings, Console(quiet=True))  # a stage that was copied here is used
+    with pytest.raises(ValueError, match="ppo was not written by the run in"):
+        Run(settings, Console(quiet=True), fresh=True)
 
 
 # ---- Starting over, and what the trainers are given ----

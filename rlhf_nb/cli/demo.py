@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +16,7 @@ from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run, check_settings
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Index, setting
+from rlhf_nb.runtime.lock import locked
 
 STAGES = {
     "sft": "learn to write as the references do",
@@ -31,7 +33,7 @@ class DemoArguments:
     quick: bool = setting(
         False, "The same path with smaller numbers, in about a minute; it measures nothing."
     )
-    fresh: bool = setting(False, "Start over, whatever is finished in the folder.")
+    fresh: bool = setting(False, "Start over: delete what an earlier demo wrote in the folder.")
     threads: Index | None = setting(
         None,
         "CPU threads of torch. None: two, or fewer where torch would take fewer; models this small "
@@ -98,7 +100,13 @@ def demo(
 ) -> dict[str, Any]:  # what results.json holds
     "The whole pipeline. Stages that are finished in the folder are reused."
     check_settings(settings)
-    run = Run(settings, console, fresh)
+    with locked(Path(settings.output_dir)):
+        return stages(Run(settings, console, fresh))
+
+
+def stages(run: Run) -> dict[str, Any]:
+    "Each that is not finished, and what they came to."
+    settings = run.settings
     from transformers import set_seed  # seconds that a mistake in the settings does not wait for
 
     from rlhf_nb.cli import demo_stages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -73,15 +74,23 @@ def check_settings(s: DemoSettings) -> None:
         )
 
 
+STAGES = ("sft", "pairs", "reward", "ppo")  # each a folder
+FILES = ("settings.json", "metrics.jsonl", "results.json", "curves.png", "report.html")
+MARK = "demo.json"  # names the run that wrote a folder
+
+
 class Run:
     "A run folder, the settings that it belongs to, and its stages."
 
     def __init__(self, settings: DemoSettings, console: Console | None = None, fresh: bool = False):
         self.settings, self.folder = settings, Path(settings.output_dir)
         self.console = console or Console()
+        self.check_own()
         if fresh:
             self.clear()
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.name:
+            write_text_atomic(self.folder / MARK, json.dumps(dict(demo=uuid.uuid4().hex)))
         path, kept = self.folder / "settings.json", self.kept_settings()
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else kept
         if before != kept:
@@ -96,17 +105,69 @@ class Run:
             )
         write_text_atomic(path, json.dumps(kept, indent=1))
 
+    @property
+    def name(self) -> str:
+        "What marks this folder as a demo's; empty where nothing does."
+        mark = self.folder / MARK
+        return json.loads(mark.read_text(encoding="utf-8"))["demo"] if mark.is_file() else ""
+
+    def stage_of(self, name: str) -> tuple[str, dict[str, Any]]:
+        "The demo that wrote a stage, and its files; nothing where no demo did."
+        path = self.folder / name / "manifest.json"
+        sealed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return sealed.get("run", {}).get("demo", ""), sealed.get("files", {})
+
+    def check_own(self) -> None:
+        "Raises ValueError where the folder holds something under a name that the demo uses."
+        names = () if self.name else (*FILES, "completions", *(f"{s}.partial" for s in STAGES))
+        others = [name for name in names if (self.folder / name).exists()]
+        others += [s for s in STAGES if (self.folder / s).exists() and not self.stage_of(s)[0]]
+        if others:
+            raise ValueError(
+                f"{self.folder} holds {', '.join(others)}, which no demo wrote: give another "
+                "--output_dir."
+            )
+
+    @contextmanager
+    def written(self, stage: str) -> Iterator[Path]:
+        "The folder of a stage, which appears when all is in it, marked as this demo's."
+        from rlhf_nb.checkpoint import seal, staged
+
+        with staged(self.folder / stage) as folder:
+            yield folder
+            seal(folder, demo=self.name, stage=stage)
+
     def kept_settings(self) -> dict[str, Any]:
         "The settings as settings.json keeps them, with a mark for a quick run."
         kept = {k: value for k, value in asdict(self.settings).items() if k != "output_dir"}
         return kept | dict(quick=all(kept[name] <= value for name, value in QUICK.items()))
 
     def clear(self) -> None:
-        "Remove what a run writes, and nothing else."
-        for name in ("sft", "pairs", "reward", "ppo", "completions"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("settings.json", "metrics.jsonl", "results.json", "curves.png", "report.html"):
-            (self.folder / name).unlink(missing_ok=True)
+        """Delete what the run in this folder wrote, by its marks, and print it. Raises ValueError,
+        and deletes nothing, where a stage holds something else."""
+        from rlhf_nb.checkpoint import MANIFEST
+
+        stages = [self.folder / name for name in STAGES if (self.folder / name).exists()]
+        for path in stages:
+            demo, known = self.stage_of(path.name)
+            inside = [p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()]
+            others = [name for name in inside if name not in (*known, MANIFEST)]
+            if others or demo != self.name or path.is_symlink():
+                what = path / others[0] if others else path
+                raise ValueError(
+                    f"{what} was not written by the run in {self.folder}, so --fresh leaves it: "
+                    "move it, or give another --output_dir."
+                )
+        tables = [self.folder / "completions" / f"{name}.csv" for name in ("sft", "ppo")]
+        files = [p for p in (*(self.folder / name for name in FILES), *tables) if p.is_file()]
+        if found := [*stages, *files]:
+            names = ", ".join(path.relative_to(self.folder).as_posix() for path in found)
+            line = f"--fresh: deletes {names} in {self.folder}"
+            self.console.print(line, markup=False, soft_wrap=True)
+        for path in files:
+            path.unlink()
+        for path in stages:
+            shutil.rmtree(path)
 
     @property
     def metrics(self) -> Path:

@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_nb.checkpoint import save_policy, staged
+from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import DemoSettings, Run
 from rlhf_nb.evaluate import complete, completions_table, judge_completions, print_table
 from rlhf_nb.models import (
@@ -158,7 +158,7 @@ def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
 def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Imitate the references."
     s = run.settings
-    with staged(run.folder / "sft") as folder:
+    with run.written("sft") as folder:
         args = SFTConfig(
             **common(
                 s,
@@ -221,7 +221,7 @@ def pairs_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
     pairs = DatasetDict(
         train=concatenate_datasets([facts_first, mixed.shuffle(seed=s.seed)]), test=held_out
     )
-    with staged(run.folder / "pairs") as folder:
+    with run.written("pairs") as folder:
         pairs.save_to_disk(str(folder))
     run.log("pairs", train=len(pairs["train"]), test=len(pairs["test"]))
 
@@ -229,7 +229,7 @@ def pairs_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
 def reward_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Learn what was preferred; centre; measure on held-out pairs and on the probe."
     s, pairs = run.settings, load_from_disk(str(run.folder / "pairs"))
-    with staged(run.folder / "reward") as folder:
+    with run.written("reward") as folder:
         args = RewardConfig(
             **common(
                 s,
@@ -332,7 +332,7 @@ class GoldCallback(TrainerCallback):
 def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "PPO on the reward model. The trainer gets prompts, and nothing else of the world."
     s = run.settings
-    with staged(run.folder / "ppo") as folder:
+    with run.written("ppo") as folder:
         args = PPOConfig(
             **common(
                 s,

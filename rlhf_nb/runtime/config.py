@@ -28,8 +28,21 @@ from rlhf_nb.runtime.fields import (
 logger = logging.get_logger(__name__)
 
 
+@dataclass
 class CheckedArguments(TrainingArguments):
-    "`transformers.TrainingArguments`, its fields checked before they are used."
+    """`transformers.TrainingArguments`, its fields checked before they are used, and how a run and
+    its folder go together."""
+
+    overwrite_output_dir: bool = setting(
+        False,
+        "A fresh run deletes the checkpoints of an earlier run in output_dir. Otherwise it is "
+        "refused there.",
+    )
+    resume_anyway: list[str] | None = setting(
+        None,
+        "Names of differences that do not stop a resume, such as train_dataset; the model card "
+        "names them.",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -265,7 +278,7 @@ RECIPE = (
 ).split()
 NOT_IN_RECIPE = set(
     "sft_model_path reward_model_path dataset_num_proc vllm_server_base_url vllm_server_host "
-    "vllm_server_port vllm_group_port".split()
+    "vllm_server_port vllm_group_port overwrite_output_dir resume_anyway".split()
 )
 
 

@@ -1,7 +1,9 @@
-"""Text files that appear whole or not at all, and JSON lines."""
+"""Text files that appear whole or not at all, JSON lines, and JSON of what data sets hold."""
 
 from __future__ import annotations
 
+import base64
+import datetime
 import json
 import os
 from pathlib import Path
@@ -23,13 +25,16 @@ def read_jsonl(
 ) -> list[dict[str, Any]]:  # one for each line
     """Rows of a file of JSON lines. A last line that was cut off (a killed run) is skipped; any
     other broken line raises ValueError with the file and the line number."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    lines = Path(path).read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("a row is an object")
+            rows.append(row)
         except ValueError as error:
             if number == len(lines):
                 break
@@ -58,3 +63,49 @@ def is_cut_off(path: Path) -> bool:
     with open(path, "rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() != b"\n"
+
+
+TIMES = {kind.__name__: kind for kind in (datetime.datetime, datetime.date, datetime.time)}
+
+
+def _tagged(x: Any) -> Any:
+    "What JSON does not know, as an object of one name."
+    kind = type(x).__name__
+    if kind in TIMES:
+        return {f"${kind}": x.isoformat()}
+    if isinstance(x, bytes):
+        return {"$bytes": base64.b64encode(x).decode()}
+    if kind in ("Tensor", "ndarray"):
+        return {f"${kind}": x.tolist(), "dtype": str(x.dtype).removeprefix("torch.")}
+    return x.tolist() if hasattr(x, "tolist") else str(x)  # numbers of numpy have it
+
+
+def _untagged(x: dict[str, Any]) -> Any:
+    "What `_tagged` was given."
+    first: tuple[str, Any] = next(iter(x.items()), ("", None))
+    kind, value = first[0].removeprefix("$"), first[1]
+    if kind == first[0]:
+        return x
+    if kind in TIMES:
+        return TIMES[kind].fromisoformat(value)
+    if kind == "bytes":
+        return base64.b64decode(value)
+    if kind == "Tensor":
+        import torch  # seconds that the command line does not wait for
+
+        return torch.tensor(value, dtype=getattr(torch, x["dtype"]))
+    if kind == "ndarray":
+        import numpy as np
+
+        return np.array(value, dtype=x["dtype"])
+    return x
+
+
+def to_json(x: Any) -> str:
+    "JSON, also of dates, bytes, tensors and arrays; anything else becomes its text."
+    return json.dumps(x, default=_tagged)
+
+
+def from_json(text: str) -> Any:
+    "What `to_json` was given."
+    return json.loads(text, object_hook=_untagged)

@@ -43,6 +43,25 @@ def of_first_rank(x: Any) -> Any:
     return what[0]
 
 
+def is_first_rank() -> bool:
+    "Whether this process is the first, or the only one."
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
+def on_first_rank(action: Callable[[], Any]) -> Any:
+    "What it returns on the first rank, or raises there, on every rank."
+    result = error = None
+    if is_first_rank():
+        try:
+            result = action()
+        except (ValueError, OSError) as caught:
+            error = caught
+    result, error = of_first_rank((result, error))
+    if error is not None:
+        raise error
+    return result
+
+
 def wait_for_all() -> None:
     "Go on when every rank is here."
     if torch.distributed.is_initialized():

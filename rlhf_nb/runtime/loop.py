@@ -9,7 +9,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,13 @@ from datasets import Dataset
 from httpx import HTTPError
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from torch import Tensor, nn
-from transformers import PreTrainedModel, SchedulerType, Trainer, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    SchedulerType,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer import skip_first_batches
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import rotate_checkpoints, set_seed
@@ -31,8 +37,23 @@ from transformers.utils import logging
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.compat import published, with_metadata
 from rlhf_nb.runtime.config import PPOConfig
-from rlhf_nb.runtime.layout import full_tensor
+from rlhf_nb.runtime.files import append_jsonl, write_text_atomic
+from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, start_of
+from rlhf_nb.runtime.layout import full_tensor, on_first_rank
+from rlhf_nb.runtime.lock import locked
 from rlhf_nb.runtime.precision import warn_of_half
+from rlhf_nb.runtime.resume import (
+    changed_settings,
+    check_same_run,
+    free_settings,
+    in_words,
+    naming_settings,
+    of_data,
+    of_model,
+    of_tokenizer,
+    saved_run,
+    with_new_rates,
+)
 
 logger = logging.get_logger(__name__)
 SUPPORTED = ">=5.20,<6"  # of transformers; settings.ini says the same
@@ -43,7 +64,7 @@ PRIVATE = {
     "_load_from_checkpoint": "a checkpoint is verified before it is loaded",
     "_load_best_model": "the best checkpoint is loaded as any other",
     "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
-    "_save_rng_state": "the order of the data of an epoch that is under way",
+    "_save_rng_state": "the order of an epoch that is under way, and what has yet to be logged",
     "_load_rng_state": "put back after batches are skipped, not before",
     "_get_train_sampler": "rows of like length in an order that can be resumed",
     "_push_from_checkpoint": "a checkpoint is pushed under its final name",
@@ -53,7 +74,8 @@ PRIVATE = {
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
     "_get_dataloader": "one rank's prompts of an update",
     "_get_learning_rate": "the learning rate that is logged",
-    "_tr_loss": "the sum of losses behind the loss that a finished run returns",
+    "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
+    "_globalstep_last_logged": "how many steps the next log is over",
 }
 HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
 
@@ -72,31 +94,66 @@ check_version()
 
 
 class OrderByLength(LengthGroupedSampler):
-    """Trainer's sampler, which remembers the random state that its order came from, and can begin
-    with it again."""
+    """Trainer's sampler, which remembers its order, and can begin with one that it is given."""
 
-    drawn_from: Tensor | None = None
-    begin_with: Tensor | None = None
+    drawn: list[int] | None = None
+    begin_with: list[int] | None = None
 
     def __iter__(self) -> Iterator[int]:
-        if self.begin_with is not None:
-            torch.set_rng_state(self.begin_with)
-        self.drawn_from, self.begin_with = torch.get_rng_state(), None
-        return iter(*broadcast_object_list([list(super().__iter__())]))
+        order = self.begin_with or broadcast_object_list([list(super().__iter__())])[0]
+        self.drawn, self.begin_with = order, None
+        return iter(order)
+
+
+class BetweenSteps(TrainerCallback):
+    """Where a run stops that was sent a signal: a step is complete there, with its logs, and no
+    order of an epoch has been drawn that a resumed run would draw again."""
+
+    first = False  # the next step is the first of its epoch
+
+    def __init__(self, trainer: SealedTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, *_: Any, **given: Any) -> None:
+        self.trainer.begin()
+
+    def on_epoch_begin(self, *_: Any, **given: Any) -> None:
+        self.trainer.save_if_stopped()
+        self.first = True
+
+    def on_step_begin(self, *_: Any, **given: Any) -> None:
+        if not self.first:
+            self.trainer.save_if_stopped()
+        self.first = False
+
+
+def pending_of(folder: Path, rank: int) -> dict[str, Any]:
+    "What a rank had yet to log at a checkpoint; nothing where there were fewer ranks."
+    file = folder / f"pending_{rank}.pt"
+    return torch.load(file, weights_only=True) if file.is_file() else {}
 
 
 class SealedTrainer(Trainer):
     """Hugging Face's Trainer, with checkpoints that appear complete or not at all, a resume that
-    goes on as if nothing had happened, and a hub that may be away. What a subclass may say:
-    `identity`, `write_model`, `read_model`, `write_state`, `read_state`, `card`."""
+    goes on as if nothing had happened or says what is different, a folder for one run alone, and a
+    hub that may be away. What a subclass may say: `identity`, `write_model`, `read_model`,
+    `write_state`, `read_state`, `pending`, `restore_pending`, `card`."""
 
     stage: Path | None = None  # where a checkpoint is written, while it is
     order: OrderByLength | None = None
+    named: dict[str, Any] | None = None  # `identity`, as the run began
+    stop: Stop | None = None  # while it trains
+    resumed_from: Path | None = None
+    fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
         args.remove_unused_columns = False  # the collators take what they need
         warn_of_half(model)
         super().__init__(model, args, **given)
+        self.changed: set[str] = set()  # names of what is other than in the checkpoint
+        self.changes: dict[str, str] = {}  # all resumes' changes, in words
+        self.earlier = logs_in(self.output_dir)  # of a run before this one
+        self.add_callback(BetweenSteps(self))
 
     @property
     def output_dir(self) -> Path:
@@ -124,8 +181,24 @@ class SealedTrainer(Trainer):
     # ---- for subclasses ----
 
     def identity(self) -> dict[str, Any]:
-        "What names a run: a checkpoint of a run with another identity is refused."
+        "What names a run, by name: a checkpoint of a run with another identity is refused."
+        names = naming_settings(self.args) | self.named_models()
+        names["batch_size"] = self.get_total_train_batch_size(self.args)
+        data = of_data(self.train_dataset)
+        return names if data is None else names | dict(train_dataset=data)
+
+    def named_models(self) -> dict[str, Any]:
+        "The models' and the tokenizer's part of it."
+        model: Any = self.model
+        tokenizer: Any = self.processing_class
+        return dict(processing_class=of_tokenizer(tokenizer)) | of_model("model", model)
+
+    def pending(self) -> dict[str, Any]:
+        "Tensors that this rank has yet to log."
         return {}
+
+    def restore_pending(self, pending: dict[str, Any]) -> None:
+        "Put back what `pending` gave."
 
     def card(self, folder: Path) -> str | None:
         "The model card of a folder; None: Trainer's own."
@@ -218,40 +291,118 @@ class SealedTrainer(Trainer):
         for path in list(inner.iterdir()):
             path.rename(folder / path.name)
         inner.rmdir()
-        seal(folder, **self.identity())
+        self.named = self.named or self.identity()
+        seal(folder, **self.named, settings=free_settings(self.args), changes=self.changes)
+
+    # ---- a run in its folder ----
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *given: Any, **more: Any
+    ) -> Any:
+        """Trainer's, in a folder that is this run's alone. Raises ValueError where another run is
+        in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
+        folder, stop = self.output_dir, Stop(self.args.save_strategy != "no")
+        overwrite = getattr(self.args, "overwrite_output_dir", False)
+        start = partial(start_of, folder, resume_from_checkpoint, overwrite, self.earlier)
+        with ExitStack() as inside:
+            inside.enter_context(ended_early(folder, stop))
+            on_first_rank(lambda: inside.enter_context(locked(folder)))
+            self.named, resume = self.identity(), on_first_rank(start)
+            if resume is not None:
+                self.check_checkpoint(Path(resume))
+            self.stop = stop
+            try:
+                return super().train(resume, *given, **more)
+            finally:
+                self.stop, self.earlier = None, logs_in(folder)
+
+    def save_if_stopped(self) -> None:
+        """Between two steps: where any rank was sent a signal, save a checkpoint, and raise
+        KeyboardInterrupt."""
+        if self.stop is None:
+            return
+        number = torch.tensor([self.stop.number], device=self.args.device)
+        self.stop.number = int(self.accelerator.gather(number).max())
+        if not self.stop.number:
+            return
+        if self.state.global_step:
+            self._save_checkpoint(self.model_wrapped, None)
+        raise KeyboardInterrupt(f"after step {self.state.global_step}")
 
     # ---- resuming ----
+
+    def check_checkpoint(self, folder: Path) -> None:
+        """Raises ValueError where a checkpoint is damaged, holds weights alone, or is of another
+        run. What differs and may is logged, and named in the model card."""
+        verify(folder)
+        saved = saved_run(folder)
+        if saved.get("settings", {}).get("save_only_model"):
+            raise ValueError(
+                f"{folder} was saved with save_only_model: it holds weights, and neither optimizer "
+                "nor random state, so the run cannot go on from it. Give it to a new run as its "
+                "model, or save without save_only_model."
+            )
+        changes = check_same_run(folder, self.named or {}, getattr(self.args, "resume_anyway", ()))
+        changes |= changed_settings(saved, free_settings(self.args))
+        self.changed, self.changes = set(changes), {**saved.get("changes", {})}
+        if changes:
+            step = folder.name.removeprefix("checkpoint-")
+            self.changes[f"after step {step}"] = in_words(changes)
+            if self.is_world_process_zero():
+                logger.warning(f"resumed from {folder} with {in_words(changes)}.")
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        folder = Path(resume_from_checkpoint)
-        verify(folder, **self.identity())
-        self.read_model(folder, self.accelerator.unwrap_model(model or self.model))
+        inner = self.accelerator.unwrap_model(model or self.model)
+        self.read_model(Path(resume_from_checkpoint), inner)
 
     def _load_best_model(self) -> None:
+        folder = Path(str(self.state.best_model_checkpoint))
+        verify(folder)
         if self.is_deepspeed_enabled:
             return super()._load_best_model()
-        model = self.accelerator.unwrap_model(self.model)
-        self.read_model(Path(str(self.state.best_model_checkpoint)), model)
+        self.read_model(folder, self.accelerator.unwrap_model(self.model))
+
+    def create_scheduler(self, *given: Any, **more: Any) -> Any:
+        "Trainer's; what this run's settings make of the optimizer is kept for a resume."
+        scheduler: Any = super().create_scheduler(*given, **more)
+        groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", ())
+        self.fresh_groups = [{**group} for group in groups]
+        return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and self.is_deepspeed_enabled:  # which loads the weights itself
-            verify(checkpoint, **self.identity())
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        self.read_state(Path(checkpoint))
-        if self.order is not None and self._order_file(checkpoint).is_file():
-            self.order.begin_with = torch.load(self._order_file(checkpoint), weights_only=True)
+        if self.changed and self.fresh_groups:
+            with_new_rates(self.lr_scheduler, self.fresh_groups, self.changed)
+        self.resumed_from = Path(checkpoint)
+        self.read_state(self.resumed_from)
+        order = pending_of(self.resumed_from, 0).get("order")
+        if self.order is not None and order is not None:
+            self.order.begin_with = order.tolist()
 
-    def _order_file(self, folder: str) -> Path:
-        return Path(folder) / f"order_{self.args.process_index}.pt"
+    def begin(self) -> None:
+        "Before the first step: when to log and save, and what a resumed run had yet to log."
+        if self.resumed_from is None:
+            return
+        self.state.compute_steps(self.args, self.state.max_steps)  # of now, not of the checkpoint
+        pending = pending_of(self.resumed_from, self.args.process_index)
+        self.resumed_from = None
+        if "tr_loss" in pending:
+            self._tr_loss = pending["tr_loss"].to(self.args.device)
+            self._globalstep_last_logged = pending["last_logged"]
+            self.restore_pending(pending)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
+        pending = dict(
+            tr_loss=self._tr_loss.cpu(), last_logged=self._globalstep_last_logged, **self.pending()
+        )
         if self.order is not None and self.state.epoch != int(self.state.epoch or 0):
-            torch.save(self.order.drawn_from, self._order_file(output_dir))
+            pending["order"] = torch.tensor(self.order.drawn)
+        torch.save(pending, Path(output_dir) / f"pending_{self.args.process_index}.pt")
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
         sampler = super()._get_train_sampler(train_dataset)
@@ -490,10 +641,9 @@ class UpdateTrainer(SealedTrainer):
             self.since_log = defaultdict(list)
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            folder = self.output_dir
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(self.state.log_history[-1]) + "\n")
+            file = self.output_dir / "metrics.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            append_jsonl(file, self.state.log_history[-1])
 
     def write_state(self, folder: Path) -> None:
         state = dict(self.run_state(), update_count=self.update_count, since_log=self.since_log)
@@ -504,6 +654,9 @@ class UpdateTrainer(SealedTrainer):
         self.update_count = state["update_count"]
         self.since_log = defaultdict(list, state["since_log"])
         self.restore_run_state(state)
+        if self.is_world_process_zero():  # later lines are of steps that are done again
+            rows = (json.dumps(row) + "\n" for row in self.state.log_history)
+            write_text_atomic(self.output_dir / "metrics.jsonl", "".join(rows))
 
     def run_state(self) -> dict[str, Any]:
         "What changes from update to update beside the weights, as JSON."

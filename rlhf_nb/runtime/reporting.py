@@ -3,16 +3,13 @@ line."""
 
 from __future__ import annotations
 
-import hashlib
 import html
-import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from datasets import Dataset
 from torch import nn
 from transformers import Trainer
 from transformers.integrations import (
@@ -24,7 +21,8 @@ from transformers.integrations import (
 
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import ValueHead
-from rlhf_nb.runtime.prompts import prompt_columns, sets_of
+from rlhf_nb.runtime.prompts import sets_of
+from rlhf_nb.runtime.resume import of_data
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
 # `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a
@@ -82,12 +80,6 @@ def software() -> dict[str, str]:
     return {name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")}
 
 
-def fingerprint(data: Dataset) -> str:
-    "The number of prompts and a hash of the first thousand."
-    text = json.dumps(prompt_columns(data.select(range(min(1000, len(data))))))
-    return f"{len(data)} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
 def ppo_card(trainer: Any, name: str) -> str:
     "The model card of a run, from the run itself."
     args, pair = trainer.args, trainer.pair
@@ -107,7 +99,9 @@ def ppo_card(trainer: Any, name: str) -> str:
         if rows is not None:
             data[split] = f"{len(rows)} prompts, columns {', '.join(rows.column_names)}"
     if trainer.train_dataset is not None:
-        data["sha256 of the first prompts"] = fingerprint(trainer.train_dataset).split()[1]
+        data["sha256 of the training rows"] = (
+            of_data(trainer.train_dataset) or "- - streamed"
+        ).split()[2]
     data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
     shown = ("objective/", "policy/", "val/", "tokens/response", "eval_", "episode", "steering/")
     results = {
@@ -117,4 +111,6 @@ def ppo_card(trainer: Any, name: str) -> str:
         if metric.startswith(shown)
     }
     sections: dict[str, dict[str, Any]] = dict(Models=models, Data=data, Software=software())
+    if trainer.changes:
+        sections["Changed when it was resumed"] = trainer.changes
     return model_card(name, args.recipe(), results, models["policy"], sections)

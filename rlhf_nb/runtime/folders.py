@@ -1,0 +1,199 @@
+"""A run's folder: never two runs mixed in it, and what is left of one that ends early."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from rlhf_nb.checkpoint import MANIFEST, PARTIAL
+from rlhf_nb.runtime.layout import is_first_rank
+
+logger = logging.get_logger(__name__)
+LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")
+CANNOT_WRITE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO
+}  # fmt: skip
+AGAIN = 2.0  # seconds after which a second signal counts: a launcher passes the first one on
+
+
+# ---- What is in it ----
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    "Folders with a checkpoint's name, oldest step first, whole or not."
+    named = [p for p in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(named, key=lambda path: int(path.name.split("-")[1]))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    "The newest one that was finished; a line names each that was not."
+    unfinished = [*folder.glob(f"checkpoint-*{PARTIAL}")]
+    there = checkpoints(folder)
+    while there and not (there[-1] / MANIFEST).is_file():
+        unfinished.append(there.pop())
+    for path in unfinished:
+        logger.warning(f"{path} was never finished, and is skipped.")
+    return there[-1] if there else None
+
+
+def what_is_safe(folder: Path) -> str:
+    "A sentence for someone whose run has just ended early."
+    there = [path for path in checkpoints(folder) if (path / MANIFEST).is_file()]
+    if there:
+        return (
+            f"The last whole checkpoint is {there[-1]}: train(resume_from_checkpoint=True), "
+            "--resume on the command line, goes on from it."
+        )
+    return f"There is no whole checkpoint in {folder}, so there is nothing to resume."
+
+
+def start_of(
+    folder: Path,  # output_dir
+    resume: str | bool | None,
+    overwrite: bool,
+    earlier: Iterable[Path] = (),  # logs that were there before this run
+) -> str | None:
+    """The checkpoint to begin with; None: a fresh run, in a folder without an older one. Raises
+    ValueError where there is no such checkpoint, or an older run has left some."""
+    if resume is True:
+        last = last_checkpoint(folder)
+        if last is None:
+            raise ValueError(f"{what_is_safe(folder)} Start without resume_from_checkpoint.")
+        return str(last)
+    if resume and Path(resume).resolve().parent == folder.resolve():
+        set_aside(folder, Path(resume).name)
+        return str(resume)
+    there = checkpoints(folder)
+    if there and not overwrite:
+        raise ValueError(
+            f"{folder} holds an earlier run ({', '.join(path.name for path in there)}). Give "
+            "another output_dir, or go on with it, train(resume_from_checkpoint=True) (--resume), "
+            "or delete it, overwrite_output_dir=True (--overwrite_output_dir)."
+        )
+    if foreign := [path for path in there if not (path / MANIFEST).is_file()]:
+        raise ValueError(f"{foreign[0]} was not written by this package: move it, or delete it.")
+    for path in there:
+        shutil.rmtree(path)
+        logger.warning(f"overwrite_output_dir: deleted {path}.")
+    if logs := [path for path in earlier if path.exists()]:
+        aside = beside(folder / "earlier")
+        aside.mkdir()
+        for path in logs:
+            path.rename(aside / path.name)
+        logger.warning(
+            f"{', '.join(path.name for path in logs)} of an earlier run: now in {aside}."
+        )
+    return str(resume) if resume else None
+
+
+def logs_in(folder: Path) -> list[Path]:
+    "What runs add to from step to step, beside their checkpoints."
+    return [path for path in map(folder.joinpath, LOGS) if path.exists()]
+
+
+def beside(path: Path) -> Path:
+    "The path with a number that is free."
+    return next(p for n in count(1) if not (p := path.with_name(f"{path.name}-{n}")).exists())
+
+
+def set_aside(folder: Path, name: str) -> None:
+    "Checkpoints later than the one that a run begins with are of other steps: they are renamed."
+    names = [path.name for path in checkpoints(folder)]
+    for later in names[names.index(name) + 1 :] if name in names else []:
+        aside = (folder / later).rename(beside(folder / f"{later}.later"))
+        logger.warning(f"{folder / later} is later than {name}: it is {aside.name} now.")
+
+
+# ---- A run that ends early ----
+
+
+class Stop:
+    """Ctrl-C and SIGTERM, while a run trains in the main thread: the first lets the step finish, so
+    that a checkpoint can be written; a second one, or a run that saves none, ends at once."""
+
+    def __init__(self, saves: bool):
+        self.saves, self.number, self.since = saves, 0, 0.0
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in usual.items():
+                if signal.getsignal(number) is handler:
+                    self.before[number] = signal.signal(number, self.hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        "A signal has come."
+        if self.number and time.monotonic() - self.since < AGAIN:
+            return
+        if self.number or not self.saves:
+            self.number = number
+            raise KeyboardInterrupt
+        self.number, self.since = number, time.monotonic()
+        if is_first_rank():
+            name = signal.Signals(number).name
+            line = f"\n{name}: stopping after this step, with a checkpoint; again: at once.\n"
+            os.write(2, line.encode())
+
+
+class Terminated(SystemExit):
+    "A run was ended by SIGTERM; uncaught, the exit code is 143."
+
+    def __init__(self, text: str):
+        super().__init__(128 + signal.SIGTERM)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@contextmanager
+def ended_early(folder: Path, stop: Stop) -> Iterator[None]:
+    """An interrupt and a disk that takes no more end with one line that names what is safe. Raises
+    KeyboardInterrupt, Terminated or OSError."""
+    try:
+        with stop:
+            yield
+    except KeyboardInterrupt as error:
+        saves = "" if stop.saves else " No checkpoint is written, since save_strategy is 'no'."
+        text = f"stopped{f' {error}' if str(error) else ' in the middle of a step'}.{saves} "
+        text += what_is_safe(folder)
+        if stop.number == signal.SIGTERM:
+            if is_first_rank():
+                os.write(2, f"\nSIGTERM: {text}\n".encode())
+            raise Terminated(text) from error
+        raise KeyboardInterrupt(text) from error
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not no_disk(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise OSError(
+            f"a file could not be written ({reason}): free some space, or give an output_dir that "
+            f"can be written. {what_is_safe(folder)}"
+        ) from error
+
+
+def no_disk(error: BaseException) -> bool:
+    "Whether a file could not be written; torch and safetensors have errors of their own for it."
+    if isinstance(error, OSError):
+        return error.errno in CANNOT_WRITE
+    return bool(re.search(r"os error|file write failed|iostream error", str(error)))

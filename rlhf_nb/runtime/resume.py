@@ -1,0 +1,225 @@
+"""Whether a checkpoint belongs to this run: what names a run, what may differ after a resume, and
+the line that says so."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from rlhf_nb.checkpoint import MANIFEST
+from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.layout import full_shape, sharded
+
+# Settings that name a run, whichever trainer has them. All others may change.
+NAMING = set(
+    "seed data_seed optim dataloader_drop_last train_sampling_strategy packing response_length "
+    "num_generations temperature top_k top_p stop_strings normalize_scores non_eos_penalty "
+    "kl_estimator kl_controller reward_slot bootstrap_truncated whiten_rewards "
+    "model_adapter_name ref_adapter_name".split()
+)
+# Settings that say where something is or goes, and nothing of the run.
+ELSEWHERE = set(
+    "output_dir logging_dir run_name resume_from_checkpoint resume_anyway overwrite_output_dir "
+    "hub_token local_rank sft_model_path reward_model_path reward_weights stop_token "
+    "stop_token_id batch_size local_batch_size micro_batch_size mini_batch_size "
+    "local_mini_batch_size".split()
+)
+# Settings after whose change the same numbers are added up in another order.
+ROUNDING = set(
+    "per_device_train_batch_size gradient_accumulation_steps world_size bf16 fp16 tf32 "
+    "micro_batch_tokens trim_padding local_rollout_forward_batch_size use_vllm vllm_mode".split()
+)
+LEARNING_RATES = {"learning_rate", "value_learning_rate"}
+
+
+def digest(*parts: bytes) -> str:
+    "Sixteen characters of a SHA-256."
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return whole.hexdigest()[:16]
+
+
+def as_bytes(column: Any) -> bytes:
+    "What an Arrow array holds, however it is laid out in memory."
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return as_bytes(pc.list_value_length(column)) + as_bytes(pc.list_flatten(column))
+    if pa.types.is_primitive(column.type) and not column.null_count:
+        return column.to_numpy(zero_copy_only=False).tobytes()
+    return repr(column.to_pylist()).encode()
+
+
+def of_data(data: Any) -> str | None:
+    "Number of rows and a hash of all of them in their order; None for data that is streamed."
+    if not isinstance(data, Dataset):
+        return None
+    tables = data.with_format("arrow").iter(1000)
+    names = sorted(data.column_names)
+    parts = (as_bytes(table[name]) for table in tables for name in names)
+    return f"{len(data)} rows {digest(repr(names).encode(), *parts)}"
+
+
+def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    "A hash of what decides which ids a text gets."
+    ends = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
+    words = sorted(tokenizer.get_vocab().items())
+    return f"{len(words)} tokens {digest(repr((words, ends)).encode())}"
+
+
+def sample_of(weight: Tensor) -> bytes:
+    "A thousand or so numbers spread over it."
+    flat = weight.detach().flatten()
+    return flat[:: max(1, len(flat) // 1024)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def of_model(name: str, model: nn.Module) -> dict[str, str]:
+    """Class, name and shapes of a model, and a hash of the weights that do not learn; the
+    others are in the checkpoint. No hash where they are sharded."""
+    weights = [*model.named_parameters()]
+    shapes = [(part, tuple(full_shape(p))) for part, p in weights]
+    config = getattr(model, "config", None)
+    of = Path(getattr(config, "name_or_path", "") or "from scratch").name
+    described = {name: f"{type(model).__name__} {of} {digest(repr(shapes).encode())}"}
+    fixed = [p for _, p in weights if not p.requires_grad]
+    if fixed and not any(sharded(p) for p in fixed):
+        center = repr(getattr(config, "reward_center", 0.0)).encode()
+        described[f"{name}_weights"] = digest(center, *(sample_of(p) for p in fixed))
+    return described
+
+
+def of_code(code: CodeType) -> str:
+    "What a function does, without its line numbers."
+    constants = [
+        of_code(x)
+        if isinstance(x, CodeType)
+        else sorted(repr(x))
+        if isinstance(x, frozenset)
+        else x
+        for x in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, constants))
+
+
+def of_function(function: Any) -> str:
+    "Name of a reward function, and a hash of its code and of the plain values that it holds."
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    inner: Any = function if hasattr(function, "__code__") else type(function).__call__
+    if not hasattr(inner, "__code__"):
+        return name
+    cells = [cell.cell_contents for cell in inner.__closure__ or ()]
+    held = [x for x in (*cells, *(inner.__defaults__ or ())) if isinstance(x, (int, float, str))]
+    return f"{name} {digest(of_code(inner.__code__).encode(), repr(held).encode())}"
+
+
+def as_json(x: Any) -> Any:
+    "As a manifest keeps it."
+    return json.loads(json.dumps(getattr(x, "value", x), default=str))
+
+
+def naming_settings(args: TrainingArguments) -> dict[str, Any]:
+    "The settings that name a run."
+    return {f.name: as_json(getattr(args, f.name)) for f in fields(args) if f.name in NAMING}
+
+
+def free_settings(args: TrainingArguments) -> dict[str, Any]:
+    "The settings that may change between two parts of a run."
+    names = [f.name for f in fields(args) if f.name not in NAMING | ELSEWHERE]
+    return {name: as_json(getattr(args, name, None)) for name in [*names, "world_size"]}
+
+
+def check_same_run(
+    folder: Path,  # a checkpoint, verified
+    identity: dict[str, Any],
+    anyway: Sequence[str] | None = None,  # names that may differ
+) -> dict[str, tuple[Any, Any]]:  # what differs and may, saved and now
+    """Raises ValueError where a checkpoint belongs to another run, with each difference. A name
+    that one of the two does not know is not compared."""
+    if unknown := [name for name in anyway or () if name not in identity]:
+        raise ValueError(
+            f"resume_anyway names {unknown[0]!r}, which does not name a run."
+            f"{did_you_mean(unknown[0], identity)} There are: {', '.join(identity)}."
+        )
+    saved, now = saved_run(folder), as_json(identity)
+    different = {k: (saved[k], x) for k, x in now.items() if k in saved and saved[k] != x}
+    refused = {name: both for name, both in different.items() if name not in (anyway or ())}
+    if refused:
+        texts = [f"its {k} is {old!r}, this run's is {new!r}" for k, (old, new) in refused.items()]
+        raise ValueError(
+            f"{folder} belongs to another run: {'; '.join(texts)}. Give this run's own checkpoint, "
+            f"or the same settings; resume_anyway={[*refused]} (--resume_anyway "
+            f"{' '.join(refused)}) goes on all the same."
+        )
+    return different
+
+
+def saved_run(folder: Path) -> dict[str, Any]:
+    "What a checkpoint records of its run."
+    return json.loads((folder / MANIFEST).read_text())["run"]
+
+
+def changed_settings(run: dict[str, Any], settings: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    "Settings that have another value than those a checkpoint records, saved and now."
+    saved = run.get("settings", {})
+    return {k: (saved[k], x) for k, x in settings.items() if k in saved and saved[k] != x}
+
+
+def in_words(changes: dict[str, tuple[Any, Any]]) -> str:
+    "'kl_coef 0.1 (was 0.05), ...', and whether the bits can be the same."
+    text = ", ".join(f"{name} {new} (was {old})" for name, (old, new) in changes.items())
+    return text + "; not bit for bit" * any(name in ROUNDING for name in changes)
+
+
+def with_new_rates(
+    scheduler: Any,  # loaded from a checkpoint, and its optimizer too
+    fresh: Sequence[dict[str, Any]],  # the optimizer's groups as this run's settings made them
+    changed: set[str],  # settings
+) -> None:
+    """Betas, weight decay and, where they changed, learning rates of this run's settings; the rate
+    of the next step is that of this run's schedule."""
+    kept = {"params"} if changed & LEARNING_RATES else {"params", "lr", "initial_lr"}
+    state, rates = scheduler.state_dict(), []
+    for i, (group, ours) in enumerate(zip(scheduler.optimizer.param_groups, fresh)):
+        old = group.get("initial_lr", group["lr"])
+        group.update({name: x for name, x in ours.items() if name not in kept})
+        base = group.get("initial_lr", group["lr"])
+        if isinstance(scheduler, LambdaLR):
+            rate = base * scheduler.lr_lambdas[i](scheduler.last_epoch)
+        else:
+            rate = state["_last_lr"][i] * base / old
+        group["lr"] = rate
+        rates.append((base, rate))
+    bases = dict(base_lrs=[base for base, _ in rates]) if "base_lrs" in state else {}
+    scheduler.load_state_dict({**state, **bases, "_last_lr": [rate for _, rate in rates]})
+
+
+def of_ppo(trainer: Any) -> dict[str, Any]:
+    "What names a run of PPO: its models, judges, tokenizers and stop tokens."
+    pair, judges = trainer.pair, trainer.judges
+    names: dict[str, Any] = dict(processing_class=of_tokenizer(trainer.processing_class))
+    names |= of_model("model", pair.policy) | of_model("value_model", pair.value)
+    names["ref_model"] = "the policy without its adapter"
+    if trainer.ref_model is not None:
+        names |= of_model("ref_model", trainer.ref_model)
+    names["judges"] = ", ".join(f"{name} x {weight:g}" for name, weight in judges.weights.items())
+    for name, judge in judges.judges.items():
+        known = f"reward_{name}"
+        is_model = isinstance(judge, nn.Module)
+        names |= of_model(known, judge) if is_model else {known: of_function(judge)}
+    if judges.tokenizer is not None:
+        names["reward_processing_class"] = of_tokenizer(judges.tokenizer)
+    return names | dict(stop_token_id=list(trainer.sampling_settings.stop_ids))

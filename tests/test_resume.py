@@ -1,0 +1,381 @@
+"""What a resumed run may change and what it may not, in all three trainers; and the folder that a run
+has for itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
+
+from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.reward import RewardConfig, RewardTrainer
+from rlhf_nb.runtime.resume import of_data, of_function
+from rlhf_nb.sft import SFTConfig, SFTTrainer
+
+SAVED = dict(save_strategy="steps", save_steps=1, total_episodes=24, save_rollouts=True)
+
+
+@pytest.fixture(scope="module")
+def half(letters, imports, tmp_path_factory):
+    "A run of PPO with a checkpoint after the first of three updates: its trainer, and how it is made."
+    from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
+    def make(reward=likes_c, folder="run", policy=0, reference=None, prompts=PROMPTS, **changes):
+        settings = dict(
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            response_length=5,
+            temperature=1.0,
+            learning_rate=1e-3,
+            num_sample_generations=0,
+            seed=0,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            logging_steps=1,
+        )
+        args = PPOConfig(str(root / folder), **settings | SAVED | changes)
+        return PPOTrainer(
+            args,
+            letters,
+            tiny_policy(letters, policy, **SIZES),
+            None if reference is None else tiny_policy(letters, reference, **SIZES),
+            reward,
+            Dataset.from_dict(dict(prompt=prompts)),
+        )
+
+    root = tmp_path_factory.mktemp("half")
+    trainer = make()
+    trainer.train()
+    return make, root / "run" / "checkpoint-1", trainer
+
+
+def other_letters(letters):
+    from copy import deepcopy
+
+    other = deepcopy(letters)
+    other.add_tokens(["k"])
+    return other
+
+
+def likes_d(prompts, responses, **columns):
+    return [response.count("d") - 0.1 * len(response) for response in responses]
+
+
+def with_weight(w):
+    return lambda prompts, responses, **_: [w * response.count("c") for response in responses]
+
+
+# catches: a checkpoint of another run that is taken for one of this, by any of its parts
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("seed", dict(seed=1)),
+        ("batch_size", dict(gradient_accumulation_steps=1)),
+        ("response_length", dict(response_length=4)),
+        ("stop_token_id", dict(stop_token_id=[3])),
+        ("kl_estimator", dict(kl_estimator="k3")),
+        ("whiten_rewards", dict(whiten_rewards=True)),
+        ("reward_slot", dict(reward_slot="after_eos")),
+        ("kl_controller", dict(kl_controller="adaptive")),
+        ("temperature", dict(temperature=0.9)),
+        ("train_dataset", dict(prompts=PROMPTS[::-1])),
+        ("train_dataset", dict(prompts=[*PROMPTS[:-1], "ef"])),
+        ("reward_likes_c", dict(reward=[likes_c, likes_c])),
+        ("judges", dict(reward=likes_d)),
+        ("ref_model_weights", dict(policy=1)),
+        ("ref_model_weights", dict(reference=1)),
+        ("share_value_trunk", dict(share_value_trunk=True)),
+    ],
+)
+def test_another_run_is_refused_by_name_with_both_values(half, name, changes):
+    make, checkpoint, _ = half
+    if name == "reward_likes_c":
+        name = "judges"
+    if name == "share_value_trunk":
+        name = "value_model"
+    other = make(folder="other", **changes)
+    before = weights(other)
+    with pytest.raises(ValueError, match=f"its {name} is .*, this run's is ") as error:
+        other.train(resume_from_checkpoint=str(checkpoint))
+    assert "\n" not in str(error.value) and f"--resume_anyway {name}" in str(error.value)
+    assert not any((x != weights(other)[k]).any() for k, x in before.items())
+
+
+# catches: judges that are compared by name alone
+def test_a_reward_function_is_its_code_and_what_it_holds(letters):
+    def likes_c(prompts, responses, **columns):
+        return [response.count("c") for response in responses]
+
+    assert of_function(likes_c) != of_function(globals()["likes_c"])
+    assert of_function(with_weight(1.0)) != of_function(with_weight(2.0))
+    assert of_function(with_weight(1.0)) == of_function(with_weight(1.0))
+
+
+def test_a_judge_is_its_weights(half, letters):
+    make, _, _ = half
+    judge = lambda seed: scorer_from(tiny_policy(letters, seed, **SIZES), seed)
+    make(judge(3), "judge").train()
+    other = make(judge(3), "judge")
+    with torch.no_grad():
+        other.reward_model.get_submodule("score").weight[0, 3] += 1e-3
+    with pytest.raises(ValueError, match="its reward_model_weights is"):
+        other.train(resume_from_checkpoint=True)
+
+
+# catches: a name that lets everything pass, a difference that no card tells
+def test_a_named_difference_passes_and_is_in_the_card(half):
+    make, checkpoint, _ = half
+    with pytest.raises(ValueError, match="its seed is 0"):
+        make(folder="x", temperature=0.5, seed=1, resume_anyway=["temperature"]).train(
+            resume_from_checkpoint=str(checkpoint)
+        )
+    other = make(folder="anyway", temperature=0.5, resume_anyway=["temperature"])
+    other.train(resume_from_checkpoint=str(checkpoint))
+    card = (Path(other.args.output_dir) / "checkpoint-3" / "README.md").read_text()
+    assert "after step 1 | temperature 0.5 (was 1.0)" in card
+    with pytest.raises(ValueError, match="names 'temprature', .* Did you mean temperature?"):
+        make(folder="y", resume_anyway=["temprature"]).train(resume_from_checkpoint=str(checkpoint))
+
+
+# catches: a changed setting that the optimizer's or the controller's saved state overrules in silence
+def test_what_may_change_takes_effect_and_is_named(half, caplog):
+    make, checkpoint, whole = half
+    changes = dict(
+        learning_rate=5e-3,
+        kl_coef=0.7,
+        gamma=0.9,
+        weight_decay=0.1,
+        num_ppo_epochs=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        total_episodes=48,
+        save_steps=5,
+    )
+    other = make(folder="changed", **changes)
+    other.train(resume_from_checkpoint=str(checkpoint))
+    log = logs(other)[1]
+    assert log["lr"] == pytest.approx(5e-3 * 5 / 6) and log["objective/kl_coef"] == 0.7
+    assert other.optimizer.param_groups[0]["weight_decay"] == 0.1 and len(logs(other)) == 6
+    assert untimed(logs(other)[0]) == untimed(logs(whole)[0])
+    said = "learning_rate 0.005 (was 0.001)"
+    card = (Path(other.args.output_dir) / "checkpoint-6" / "README.md").read_text()
+    assert said in caplog.text and "not bit for bit" in caplog.text and said in card
+    assert "kl_coef 0.7 (was 0.05)" in card
+    again = make(folder="changed", **changes | dict(total_episodes=56, kl_coef=0.2))
+    again.train(resume_from_checkpoint=True)
+    card = (Path(other.args.output_dir) / "checkpoint-7" / "README.md").read_text()
+    assert said in card and "kl_coef 0.2 (was 0.7)" in card and len(logs(again)) == 7
+
+
+# catches: a rate of the old schedule at the first step after a resume; one that steering had set
+def test_the_value_models_rate_and_the_schedule_change_too(half):
+    make, checkpoint, _ = half
+    other = make(folder="rates", lr_scheduler_type="constant", value_learning_rate=1e-2)
+    with pytest.raises(ValueError):  # the optimizer has other groups: it cannot take up the state
+        other.train(resume_from_checkpoint=str(checkpoint))
+    other = make(folder="schedule", lr_scheduler_type="constant")
+    other.train(resume_from_checkpoint=str(checkpoint))
+    assert [log["lr"] for log in logs(other)] == pytest.approx([1e-3, 1e-3, 1e-3])
+
+
+# ---- SFT and reward ----
+
+WORDS = ["abc", "bd", "cde", "fa", "hh", "ig", "ja", "b"] * 2
+
+
+@pytest.fixture(params=["sft", "reward"])
+def supervised(request, letters, tmp_path):
+    "Makes a trainer: `supervised(seed=..., words=..., ...settings)`."
+
+    def make(words=WORDS, folder="run", policy=None, **changes):
+        settings = dict(
+            max_steps=6,
+            save_steps=2,
+            learning_rate=1e-2,
+            logging_steps=3,
+            per_device_train_batch_size=4,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        settings |= changes
+        model = policy or tiny_policy(letters, 0, **SIZES)
+        if request.param == "sft":
+            data = Dataset.from_dict(dict(prompt=words, completion=words[::-1]))
+            args = SFTConfig(str(tmp_path / folder), **settings)
+            return SFTTrainer(model, args, data, processing_class=letters)
+        rejected = [word[::-1] + "j" for word in words]
+        data = Dataset.from_dict(dict(prompt=words, chosen=words[::-1], rejected=rejected))
+        args = RewardConfig(str(tmp_path / folder), **settings)
+        return RewardTrainer(model, args, data, processing_class=letters)
+
+    return make
+
+
+def told(trainer) -> list[dict]:
+    return [
+        {k: v for k, v in log.items() if not k.startswith("train_") and k != "total_flos"}
+        for log in trainer.state.log_history
+    ]
+
+
+# catches: the loss of a step before the checkpoint that the next log forgets
+def test_supervised_runs_go_on_bit_for_bit(supervised):
+    whole = supervised()
+    whole.train()
+    again = supervised(folder="again")
+    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-4")
+    assert told(again) == told(whole)
+    assert not any((x != weights(again)[k]).any() for k, x in weights(whole).items())
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("seed", dict(seed=1)),
+        ("batch_size", dict(per_device_train_batch_size=2)),
+        ("train_dataset", dict(words=WORDS[1:] + WORDS[:1])),
+        ("model", dict(policy="wide")),
+    ],
+)
+def test_supervised_runs_are_told_apart(supervised, letters, name, changes):
+    whole = supervised()
+    whole.train()
+    if "policy" in changes:
+        changes = dict(policy=tiny_policy(letters, 0, **SIZES | dict(hidden_size=32)))
+    with pytest.raises(ValueError, match=f"its {name} is .*, this run's is "):
+        supervised(**changes).train(resume_from_checkpoint=True)
+
+
+def test_supervised_rates_change(supervised, caplog):
+    supervised().train()
+    again = supervised(max_steps=8, learning_rate=1e-3, logging_steps=1)
+    again.train(resume_from_checkpoint=True)
+    rates = {log["step"]: log.get("learning_rate") for log in again.state.log_history[:-1]}
+    assert rates == pytest.approx({3: 1e-2 * 4 / 6, 6: 1e-2 / 6, 7: 1e-3 * 2 / 8, 8: 1e-3 / 8})
+    assert "learning_rate 0.001 (was 0.01)" in caplog.text and "max_steps 8 (was 6)" in caplog.text
+    assert "learning_rate 0.001 (was 0.01)" in again.changes["after step 6"]
+
+
+def test_weights_alone_cannot_be_resumed(supervised):
+    supervised(save_only_model=True).train()
+    with pytest.raises(
+        ValueError, match="save_only_model: it holds weights, and neither optimizer"
+    ):
+        supervised().train(resume_from_checkpoint=True)
+
+
+# ---- The folder ----
+
+
+# catches: a fresh run that is mixed with an older one, an older one that is lost without a word
+def test_a_fresh_run_does_not_mix_with_an_older_one(ppo, caplog):
+    settings = dict(total_episodes=16, save_rollouts=True, save_strategy="steps", save_steps=1)
+    first = ppo(**settings)
+    folder = Path(first.args.output_dir)
+    first.train()
+    with pytest.raises(ValueError, match=r"holds an earlier run \(checkpoint-1, checkpoint-2\)"):
+        ppo(**settings).train()
+    ppo(**settings | dict(total_episodes=8, overwrite_output_dir=True)).train()
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert (
+        "deleted" in caplog.text and len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    )
+    assert (
+        len([*folder.glob("rollouts/*")]) == 1 and len([*folder.glob("earlier-1/rollouts/*")]) == 2
+    )
+
+
+def test_what_was_logged_before_training_stays(ppo):
+    trainer = ppo(total_episodes=8)
+    trainer.evaluate()
+    trainer.train()
+    rows = [json.loads(x) for x in open(Path(trainer.args.output_dir) / "metrics.jsonl")]
+    assert "eval_score" in rows[0] and "objective/kl" in rows[1]
+
+
+def test_a_checkpoint_that_was_not_written_here_is_not_deleted(ppo):
+    trainer = ppo(total_episodes=8, overwrite_output_dir=True)
+    mine = Path(trainer.args.output_dir) / "checkpoint-9"
+    mine.mkdir(parents=True)
+    (mine / "weights").write_text("mine")
+    with pytest.raises(ValueError, match="checkpoint-9 was not written by this package"):
+        trainer.train()
+    assert (mine / "weights").read_text() == "mine"
+
+
+# catches: two lines for a step, a torn line that stays
+def test_metrics_have_one_line_a_step_after_a_resume(ppo):
+    settings = dict(total_episodes=32, save_strategy="steps", save_steps=2)
+    first = ppo(**settings)
+    first.train()
+    file = Path(first.args.output_dir) / "metrics.jsonl"
+    with open(file, "a") as lines:
+        lines.write('{"step": 4, "objec')
+    again = ppo(**settings)
+    again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [row["step"] for row in rows if "objective/kl" in row]
+    assert steps == [1, 2, 3, 4] and rows == again.state.log_history
+    assert (file.parent / "checkpoint-4.later-1").is_dir()
+
+
+def test_an_unfinished_checkpoint_is_skipped_with_a_line(ppo, caplog):
+    settings = dict(total_episodes=24, save_strategy="steps", save_steps=1)
+    first = ppo(**settings)
+    first.train()
+    folder = Path(first.args.output_dir)
+    (folder / "checkpoint-3" / "manifest.json").unlink()
+    (folder / "checkpoint-4.partial").mkdir()
+    again = ppo(**settings)
+    again.train(resume_from_checkpoint=True)
+    assert "checkpoint-3 was never finished, and is skipped" in caplog.text
+    assert "checkpoint-4.partial was never finished" in caplog.text
+    assert again.state.global_step == 3
+
+
+def test_nothing_to_resume_is_one_line(ppo):
+    with pytest.raises(ValueError, match="There is no whole checkpoint in .*Start without"):
+        ppo().train(resume_from_checkpoint=True)
+
+
+# ---- Data ----
+
+
+# catches: JSON that knows no tensor and no date
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_formats_and_rich_columns_survive(ppo, kind):
+    import datetime
+
+    rows = dict(
+        prompt=PROMPTS,
+        when=[datetime.datetime(2024, 5, 1, 12, i) for i in range(len(PROMPTS))],
+        blob=[bytes([i, 255]) for i in range(len(PROMPTS))],
+        numbers=[[i, i + 1] for i in range(len(PROMPTS))],
+    )
+    plain = Dataset.from_dict(rows)
+    data = plain.with_format(kind, columns=["numbers"], output_all_columns=True)
+    settings = dict(total_episodes=16, save_rollouts=True, save_strategy="steps", save_steps=1)
+    trainer = ppo(data=data, **settings)
+    trainer.train()
+    found = rollouts(trainer)[0].columns
+    by_number = {row["numbers"][0]: row for row in plain}
+    for when, blob, numbers in zip(found["when"], found["blob"], found["numbers"]):
+        row = by_number[int(numbers[0])]
+        assert (when, blob, numbers.tolist()) == (row["when"], row["blob"], row["numbers"])
+        assert type(numbers).__module__ == kind
+    ppo(data=plain, **settings | dict(total_episodes=24)).train(resume_from_checkpoint=True)
+
+
+def test_data_are_their_rows_in_order():
+    data = Dataset.from_dict(dict(a=["x", None, "z"], b=[[1, 2], [3], []], c=[1.0, 2.0, 3.0]))
+    assert of_data(data) == of_data(data.select([0, 1, 2]).with_format("numpy"))
+    assert of_data(data.select([0, 1, 2]).flatten_indices()) == of_data(data)
+    others = [data.select([1, 0, 2]), data.rename_column("a", "d"), data.select([0, 1])]
+    moved = Dataset.from_dict(dict(a=["x", None, "z"], b=[[1], [2, 3], []], c=[1.0, 2.0, 3.0]))
+    assert len({of_data(x) for x in (data, moved, *others)}) == 5
