@@ -207,6 +207,9 @@ def load_tokenizer(name_or_path: str | PreTrainedTokenizerBase) -> PreTrainedTok
         if isinstance(name_or_path, str)
         else name_or_path
     )
+    if not hasattr(tokenizer, "pad_token_id"):
+        kind = type(tokenizer).__name__
+        raise TypeError(f"processing_class is {kind}: give a tokenizer, its name, or its folder.")
     if tokenizer.pad_token_id is None:
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     check_tokenizer(tokenizer)

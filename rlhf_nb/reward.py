@@ -797,6 +797,11 @@ class Judges:
             if isinstance(judge, (str, nn.Module)):
                 given_model: Any = load_judge(judge) if isinstance(judge, str) else judge
                 judge = load_scorer(given_model).eval().requires_grad_(False)
+            if not callable(judge):
+                raise ValueError(
+                    f"reward_model is {judge!r}: give a model, its name or folder, a function "
+                    "f(prompts, responses, **columns), or a list of these."
+                )
             name = "model" if isinstance(judge, nn.Module) else rewarder_name(judge)
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight
@@ -809,6 +814,11 @@ class Judges:
     def models(self) -> list[Any]:
         "The reward models among them."
         return [judge for judge in self.judges.values() if isinstance(judge, nn.Module)]
+
+    @property
+    def functions(self) -> dict[str, Rewarder]:
+        "The reward functions among them, by name."
+        return {k: judge for k, judge in self.judges.items() if not isinstance(judge, nn.Module)}
 
     def place(self, layout: Layout) -> None:
         "Put the models where a run wants frozen models."

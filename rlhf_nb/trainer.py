@@ -19,12 +19,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StopStringCriteria,
-    TrainerCallback,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
 from .checkpoint import load_weights, save_policy, save_weights
@@ -47,7 +42,7 @@ from .rollout import Rollout, Sample, Sampling, texts_of
 from .runtime.build import as_reference, build_models, readers, split_groups
 from .runtime.compat import check_step, old_names
 from .runtime.completions import report_completions
-from .runtime.config import PPOConfig
+from .runtime.config import PPOConfig, check_args
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
 from .runtime.opened import opened, reads_end_to_end
@@ -55,11 +50,13 @@ from .runtime.precision import half_trained
 from rlhf_nb.runtime.prompts import (
     as_batch,
     as_data,
-    check_prompts,
+    check_lengths,
+    checked,
     collate_prompts,
     prompt_columns,
     read_prompts,
     sets_of,
+    stop_texts,
     stop_tokens,
 )
 from .runtime.reporting import parameter_counts, ppo_card
@@ -152,6 +149,7 @@ class PPOTrainer(UpdateTrainer):
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
         value_peft_config: Any = None,  # of peft: an adapter for the value model
     ):
+        check_args(args, PPOConfig)
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = reward_processing_class
@@ -173,11 +171,14 @@ class PPOTrainer(UpdateTrainer):
             args.temperature,
             args.top_k,
             args.top_p,
-            StopStringCriteria(tokenizer, strings) if strings else None,
+            stop_texts(tokenizer, strings),
         )
-        train_dataset, eval_dataset = as_data(train_dataset), as_data(eval_dataset)
-        for data in (train_dataset, *sets_of(eval_dataset).values()):
-            check_prompts(data, tokenizer, readers(pair, self.judges), args.response_length)
+        read = readers(pair, self.judges)
+        fits = self.check_lengths = partial(check_lengths, models=read, answer=args.response_length)
+        takers = self.judges.functions if data_collator is None else {}
+        self.checked = partial(checked, tokenizer=tokenizer, check=fits, functions=takers)
+        train_dataset = self.checked(train_dataset, "train_dataset")
+        eval_dataset = self.checked(eval_dataset, "eval_dataset")
         self.moments, self.since_log = RunningMoments(), defaultdict(list)
         self.controller = FixedKLController(args.kl_coef)
         if args.kl_controller == "adaptive":
@@ -233,7 +234,7 @@ class PPOTrainer(UpdateTrainer):
         "Sample a response to each prompt; log-probs of policy and reference, their KL, and values."
         args, tokenizer = self.args, self.processing_class
         self.layout.check_ready(self.optimizer is not None)
-        batch = as_batch(batch, tokenizer, args.num_generations)
+        batch = as_batch(batch, tokenizer, args.num_generations, self.check_lengths)
         ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
         sampled, engine_logprobs = self.sample(ids, mask)
         responses, tokens = texts_of(tokenizer, sampled, self.sampling_settings.stop_ids)
@@ -483,7 +484,8 @@ class PPOTrainer(UpdateTrainer):
     ) -> dict[str, float]:
         "Near-greedy, scored completions of evaluation prompts: a table, a file, and their means."
         metrics: dict[str, float] = {}
-        for name, prompts in sets_of(self.eval_dataset if data is None else as_data(data)).items():
+        data = self.eval_dataset if data is None else self.checked(data, "data")
+        for name, prompts in sets_of(data).items():
             if sampling:
                 prompts = prompts.select(range(min(rows, len(prompts))))
             completions, scores = self.completed(prompts, progress=not sampling)

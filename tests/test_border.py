@@ -6,11 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import HfArgumentParser
 
+from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.fields import INHERITED, Count, hints_of, in_words
@@ -182,3 +188,199 @@ def test_a_script_may_parse_the_settings_itself(tmp_path):
             words if kind is PPOConfig else words[:3]
         )
         assert isinstance(args[0], kind)
+
+
+# ---- Prompts ----
+
+IDS, PLAIN = [[2, 3, 4]] * 24, "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def told(x: object) -> list:
+    "A conversation of one turn, for every prompt."
+    return [[x]] * 24
+
+
+ROWS = [  # columns, what the error must say after the name of the argument
+    (dict(prompt=[*PROMPTS[:-1], None]), "prompt 23 is None: give text"),
+    (dict(prompt=[nan] * 24), "prompt 0 is nan"),
+    (dict(prompt=list(range(24))), "prompt 0 is 0"),
+    (dict(prompt=[True] * 24), "prompt 0 is True"),
+    (dict(prompt=[b"abc"] * 24), "prompt 0 is b'abc'"),
+    (dict(prompt=[["a", "b"]] * 24), r"prompt 0 is \['a', 'b'\]: give text, or turns"),
+    (dict(prompt=[[]] * 24), r"prompt 0 is \[\]"),
+    (dict(prompt=[dict(text="a")] * 24), "prompt 0 is {"),
+    (dict(prompt=[*PROMPTS[:-1], ""]), "prompt 23 is empty"),
+    (dict(prompt=["a" * 40] * 24), "prompt 0 has 40 tokens"),
+    (dict(prompt=told(dict(content="a"))), "prompt 0 has the turn .* whose role"),
+    (dict(prompt=told(dict(role="user"))), "whose role or content"),
+    (dict(prompt=told(dict(role="user", content=None))), "whose role or content"),
+    (dict(prompt=told(dict(role="user", content=3))), "whose role or content"),
+    (dict(prompt=told({"from": "human", "value": "a"})), "whose role or content"),
+    (dict(prompt=told(dict(role="user", content="a"))), "no chat_template: set"),
+    (dict(text=PROMPTS), "columns .'text'. and no prompt"),
+    (dict(prompt=[]), "0 prompts"),
+    (dict(input_ids=[*IDS[:-1], [2, 99]]), "prompt 23: input_ids is .2, 99.: .* from 0 to 11"),
+    (dict(input_ids=[*IDS[:-1], [2, -1]]), "prompt 23: input_ids"),
+    (dict(input_ids=[[2.5, 3.0]] * 24), "prompt 0: input_ids"),
+    (dict(input_ids=[[True, False]] * 24), "prompt 0: input_ids"),
+    (dict(input_ids=[["a"]] * 24), "prompt 0: input_ids"),
+    (dict(input_ids=[[[2, 3]]] * 24), "prompt 0: input_ids"),
+    (dict(input_ids=PROMPTS), "prompt 0: input_ids"),
+    (dict(input_ids=[2] * 24), "prompt 0: input_ids"),
+    (dict(input_ids=[*IDS[:-1], None]), "prompt 23: input_ids"),
+    (dict(input_ids=[*IDS[:-1], []]), "prompt 23 is empty"),
+    (dict(input_ids=[*IDS[:-1], [0, 0]]), "prompt 23 is empty"),
+    (dict(input_ids=IDS, attention_mask=[[1, 1]] * 24), "attention_mask is .1, 1. for 3 ids"),
+    (dict(input_ids=IDS, attention_mask=[[1] * 5] * 24), "attention_mask is .* for 3 ids"),
+    (dict(input_ids=IDS, attention_mask=[[2] * 3] * 24), "attention_mask"),
+    (dict(input_ids=IDS, attention_mask=[[0.5] * 3] * 24), "attention_mask"),
+    (dict(input_ids=IDS, attention_mask=[[1, 0, 1]] * 24), "the 1s side by side"),
+    (dict(input_ids=IDS, attention_mask=[None] * 24), "attention_mask"),
+    (dict(input_ids=IDS, attention_mask=[[0] * 3] * 24), "prompt 0 is empty"),
+    (dict(input_ids=IDS, prompt=PROMPTS), "prompt 1 is 'b' and its input_ids are 'abc': remove"),
+    (dict(prompt=PROMPTS, prompts=PROMPTS), "multiple values for argument 'prompts'"),
+]
+
+
+# catches: a row that reaches the chat template, the tokenizer or the embedding as it is; a mask
+# that cuts ids off in silence; evaluation prompts that nobody looks at
+@pytest.mark.parametrize("columns, complaint", ROWS)
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_a_wrong_prompt_is_named(ppo, letters, columns, complaint, name):
+    letters.chat_template = None if "chat_template" in complaint else PLAIN
+    bad = Dataset.from_dict(columns)
+    try:
+        with pytest.raises(ValueError, match=rf"^{name}: .*{complaint}") as error:
+            ppo(**(dict(data=bad) if name == "train_dataset" else dict(parts={name: bad})))
+        assert "\n" not in str(error.value)
+    finally:
+        letters.chat_template = None
+
+
+def prompts_in(kind: str) -> object:
+    "The same prompts in another container."
+    data = Dataset.from_dict(dict(prompt=PROMPTS))
+    return {
+        "frame": pd.DataFrame(dict(prompt=PROMPTS)),
+        "texts": list(PROMPTS),
+        "rows": [dict(prompt=p) for p in PROMPTS],
+        "columns": dict(prompt=PROMPTS),
+        "torch": data.with_format("torch"),
+        "stream": data.to_iterable_dataset(),
+        "splits": DatasetDict(train=data, test=data),
+        "generator": (dict(prompt=p) for p in PROMPTS),
+        "text": "abc",
+        "path": Path("prompts.jsonl"),
+        "number": 7,
+        "tensor": torch.ones(8, 3, dtype=torch.long),
+        "numbers": [1, 2, 3] * 8,
+        "mixed": ["a", 1] * 12,
+        "unequal": dict(prompt=PROMPTS, x=[1]),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["frame", "texts", "rows", "columns", "torch"])
+def test_prompts_in_another_container_train_the_same_policy(ppo, kind):
+    plain, other = ppo(), ppo(data=prompts_in(kind))
+    for trainer in (plain, other):
+        trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(*(x.model.parameters() for x in (plain, other))))
+
+
+@pytest.mark.parametrize(
+    "kind, complaint",
+    [
+        ("stream", "is a stream .*Dataset.from_list"),
+        ("splits", r"has the splits train, test: give one of them, such as data\['train'\]"),
+        *[(kind, "give a list of prompts") for kind in ("generator", "text", "path", "number")],
+        ("tensor", "give a list of prompts"),
+        ("numbers", "prompt 0 is 1"),
+        ("mixed", "of several types"),
+        ("unequal", "columns of one length"),
+    ],
+)
+def test_what_holds_no_prompts_is_named(ppo, kind, complaint):
+    with pytest.raises(ValueError, match=f"^train_dataset.*{complaint}"):
+        ppo(data=prompts_in(kind))
+
+
+# ---- A step by hand ----
+
+
+@pytest.mark.parametrize(
+    "batch, complaint",
+    [
+        ([], "0 prompts"),
+        ([1] * 8, "prompt 0 is 1"),
+        ([*PROMPTS[:7], None], "prompt 7 is None"),
+        ("abcdefgh", "the batch is 'abcdefgh': give a list of prompts"),
+        (dict(prompt="abcdefgh"), "give a list of prompts"),
+        (dict(text=PROMPTS[:8]), "no prompt"),
+        ([PROMPTS[:8]], "prompt 0 is"),
+        (["", *PROMPTS[:7]], "row 0 holds no token"),
+        (["a" * 40] * 8, "prompt 0 has 40 tokens; with response_length 5"),
+        (dict(input_ids=[[99]] * 8), "prompt 0: input_ids"),
+        (dict(prompt=PROMPTS[:8], x=[1, 2]), "columns of one length"),
+        (dict(input_ids=torch.ones(8, 2).long(), attention_mask=torch.ones(8, 3)), "for 2 ids"),
+        (5, "the batch is 5"),
+    ],
+)
+def test_a_wrong_batch_is_named(ppo, batch, complaint):
+    trainer = ppo()
+    with pytest.raises(ValueError, match=complaint):
+        trainer.step(batch)
+
+
+def test_batches_in_several_forms_are_taken(ppo, letters):
+    trainer, few = ppo(), PROMPTS[:8]
+    forms = (
+        few,
+        dict(prompt=few),
+        [dict(prompt=p) for p in few],
+        Dataset.from_dict(dict(prompt=few)),
+        dict(input_ids=[letters(p)["input_ids"] for p in few]),
+    )
+    assert [trainer.rollout(batch).prompts for batch in forms] == [few] * 5
+
+
+# ---- Stops and judges ----
+
+
+def test_a_tokenizer_without_eos_needs_a_stop(ppo, letters):
+    eos, letters.eos_token = letters.eos_token, None
+    try:
+        with pytest.raises(ValueError, match="no EOS token.*stop_token_id"):
+            ppo()
+        assert ppo(stop_token_id=[1]).sampling_settings.stop_ids == (1,)
+    finally:
+        letters.eos_token = eos
+
+
+@pytest.mark.parametrize("text", ["b", "zzz"])
+def test_a_stop_text_that_cannot_be_searched_for_is_refused(ppo, text):
+    words = train_tokenizer(["a b c d e f g h i j"])
+    with pytest.raises(ValueError, match="^stop_strings is .*: give stop_token_id"):
+        ppo(
+            model=tiny_policy(words, 0, **SIZES),
+            parts=dict(processing_class=words),
+            data=["a b c"] * 8,
+            stop_strings=[text],
+        )
+
+
+def strict(prompts, responses):
+    return [0.0] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    "reward, complaint",
+    [
+        (5, "reward_model is 5: give a model"),
+        (dict(a=likes_c), "reward_model is {"),
+        ([likes_c, None], "reward_model is None"),
+        (strict, "reward function strict .* unexpected keyword argument 'extra'"),
+    ],
+)
+def test_what_cannot_judge_is_refused(ppo, reward, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ppo(reward, data=Dataset.from_dict(dict(prompt=PROMPTS, extra=PROMPTS)))

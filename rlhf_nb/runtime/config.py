@@ -51,6 +51,12 @@ class CheckedArguments(TrainingArguments):
         super().__post_init__()
 
 
+def check_args(args: Any, kind: type) -> None:
+    "Raises TypeError where a trainer is given other settings than its own."
+    if not isinstance(args, kind):
+        raise TypeError(f"args is {type(args).__name__}: give {kind.__name__}(output_dir=...).")
+
+
 @old_names
 @dataclass
 class PPOConfig(Objective, CheckedArguments):

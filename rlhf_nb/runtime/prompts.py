@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from datasets import Dataset
+import pandas as pd
+import torch
+from datasets import Dataset, IterableDataset
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import encode_prompts, inside
@@ -15,45 +19,95 @@ from rlhf_nb.models import encode_prompts, inside
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
 
 
+def as_text(
+    x: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,  # that an error calls it, such as "prompt 3"
+    **settings: Any,  # of the chat template
+) -> str:
+    """Text as it is, a conversation through the chat template. Raises ValueError that names it on
+    anything else."""
+    if isinstance(x, str):
+        return x
+    shown, turns = reprlib.repr(x), list(x) if isinstance(x, (list, tuple)) else []
+    if not turns or not all(isinstance(turn, Mapping) for turn in turns):
+        raise ValueError(
+            f"{name} is {shown}: give text, or turns such as "
+            "[{'role': 'user', 'content': '...'}], or drop the row with dataset.filter."
+        )
+    for turn in turns:
+        says = isinstance(turn.get("content"), (str, list)) or turn.get("tool_calls")
+        if not isinstance(turn.get("role"), str) or not says:
+            raise ValueError(
+                f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
+                "turns such as {'role': 'user', 'content': '...'}."
+            )
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{name} is a conversation and the tokenizer has no chat_template: set "
+            "tokenizer.chat_template, or give text."
+        )
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, **settings))
+    except Exception as error:  # whatever a template raises
+        text = " ".join(str(error).split())
+        raise ValueError(f"{name}: the chat_template refuses {shown}: {text}.") from error
+
+
+def plain(x: Any) -> Any:
+    "A tensor or array as a list or number; anything else as it is."
+    return x.tolist() if hasattr(x, "tolist") else x
+
+
+def listed(row: Any) -> list[Any]:
+    "A row as a list of plain numbers; [None] where it is no row."
+    row = plain(row)
+    return [plain(x) for x in row] if isinstance(row, (list, tuple)) else [None]
+
+
+def read_ids(
+    columns: Mapping[str, Any],  # input_ids, and perhaps attention_mask
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[list[int]]:
+    "The ids of each prompt that count. Raises ValueError that names the prompt."
+    top, pad = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder]), tokenizer.pad_token_id
+    masks, found = columns.get("attention_mask"), []
+    for i, given in enumerate(columns["input_ids"]):
+        ids = listed(given)
+        if not all(isinstance(x, int) and x is not True and 0 <= x <= top for x in ids):
+            raise ValueError(
+                f"prompt {i}: input_ids is {reprlib.repr(ids)}: give a list of ids from 0 to {top}."
+            )
+        kept = [x != pad for x in ids] if masks is None else listed(masks[i])
+        ones = [j for j, x in enumerate(kept) if x]
+        beside = masks is None or not ones or ones[-1] - ones[0] == len(ones) - 1
+        if len(kept) != len(ids) or not all(x in (0, 1) for x in kept) or not beside:
+            raise ValueError(
+                f"prompt {i}: attention_mask is {reprlib.repr(kept)} for {len(ids)} ids: give a 0 "
+                "or a 1 for each, the 1s side by side."
+            )
+        found.append([ids[j] for j in ones])
+    return found
+
+
 def read_prompts(
     columns: Mapping[str, Any],  # prompt: texts or conversations; or input_ids, attention_mask
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[list[int]]]:  # texts, and their ids without padding
-    "Prompts as text and as ids. Raises ValueError where there are none."
+    "Prompts as text and as ids. Raises ValueError where there are none, and on one that is wrong."
     if "input_ids" in columns:
-        rows = [list(row) for row in columns["input_ids"]]
-        real = columns.get("attention_mask")
-        if real is None:
-            real = [[i != tokenizer.pad_token_id for i in row] for row in rows]
-        rows = [[int(i) for i, keep in zip(row, kept) if keep] for row, kept in zip(rows, real)]
+        rows = read_ids(columns, tokenizer)
         return [str(tokenizer.decode(row)) for row in rows], rows
     if "prompt" not in columns:
         raise ValueError(
             f"the data set has columns {list(columns)} and no prompt: rename the column with the "
             "prompts, dataset.rename_column(..., 'prompt'), or give input_ids."
         )
-    opened: dict[str, Any] = dict(tokenize=False, add_generation_prompt=True)
     texts = [
-        x if isinstance(x, str) else str(tokenizer.apply_chat_template(x, **opened))
-        for x in columns["prompt"]
+        as_text(x, tokenizer, f"prompt {i}", add_generation_prompt=True)
+        for i, x in enumerate(columns["prompt"])
     ]
     return texts, encode_prompts(texts, tokenizer)
-
-
-def as_data(data: Any) -> Any:
-    "Rows as a Dataset: lists of dictionaries and torch's data sets too; or several, by name."
-    if data is None or hasattr(data, "column_names"):
-        return dict(data) if isinstance(data, dict) else data
-    if isinstance(data, Mapping):
-        return {name: as_data(rows) for name, rows in data.items()}
-    rows = [data[i] for i in range(len(data))]
-    if not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError(
-            f"the data set is {type(data).__name__} of {type(rows[0]).__name__}: give a Dataset, "
-            "or a list of dictionaries such as {'prompt': 'Once upon a time'}."
-        )
-    plain = lambda x: x.tolist() if isinstance(x, Tensor) else x
-    return Dataset.from_list([{name: plain(x) for name, x in row.items()} for row in rows])
 
 
 def sets_of(data: Any) -> dict[str, Any]:
@@ -74,18 +128,69 @@ def collate_prompts(
 
 
 def as_batch(
-    batch: Mapping[str, Any] | Sequence[str],  # of `collate_prompts`, of another collator, or texts
+    batch: Any,  # of `collate_prompts`, of another collator; a list of prompts, or of rows
     tokenizer: PreTrainedTokenizerBase,
     times: int = 1,  # each prompt so often, side by side, with its columns
+    check: Callable[[list[int]], None] = lambda lengths: None,  # of the prompts' lengths
 ) -> dict[str, Any]:  # as of `collate_prompts`
-    "Whatever a step is called with, as one batch of prompts."
-    if not isinstance(batch, Mapping):
-        batch = collate_prompts([dict(prompt=x) for x in batch], tokenizer)
-    if "prompt_ids" not in batch:  # of a collator of the user's own
-        lists = {name: x.tolist() if isinstance(x, Tensor) else [*x] for name, x in batch.items()}
-        rows = [dict(zip(lists, row)) for row in zip(*lists.values())]
+    "Whatever a step is called with, as one batch of prompts. Raises ValueError on anything else."
+    if not isinstance(batch, Mapping) or "prompt_ids" not in batch:
+        rows = rows_of(batch)
+        if not rows:
+            raise ValueError("the batch has 0 prompts: give at least one.")
         batch = collate_prompts(rows, tokenizer)
+        check(batch["prompt_mask"].sum(1).tolist())
     return dict(batch) if times == 1 else repeated(batch, times)
+
+
+def rows_of(batch: Any, name: str = "the batch") -> list[dict[str, Any]]:
+    "Columns, or a list of prompts or rows, row by row. Raises ValueError where it is none of them."
+    if isinstance(batch, Dataset):
+        batch = batch[:]
+    if isinstance(batch, Mapping):
+        lists = {k: x if isinstance(x, str) else plain(x) for k, x in batch.items()}
+        lengths = {len(x) if isinstance(x, (list, tuple)) else None for x in lists.values()}
+        if len(lengths) == 1 and None not in lengths:
+            return [dict(zip(lists, row)) for row in zip(*lists.values())]
+    elif isinstance(batch, (list, tuple)):
+        return [dict(x) if is_row(x) else dict(prompt=x) for x in batch]
+    raise ValueError(
+        f"{name} is {reprlib.repr(batch)}: give a list of prompts, or columns of one length such "
+        "as dict(prompt=['Once upon a time'])."
+    )
+
+
+def is_row(x: Any) -> bool:
+    "Whether it has columns; a turn of a conversation has a role."
+    return isinstance(x, Mapping) and "role" not in x
+
+
+def as_data(data: Any, name: str = "the data set") -> Any:
+    """Prompts in any container as a Dataset, several sets as a dictionary of them, None as it is.
+    Raises ValueError that names the argument."""
+    if data is None or isinstance(data, Dataset):
+        return data
+    if isinstance(data, (IterableDataset, torch.utils.data.IterableDataset)):
+        raise ValueError(
+            f"{name} is a stream ({type(data).__name__}), and a run must know how many prompts it "
+            "has: give a Dataset, such as Dataset.from_list(list(stream.take(10_000)))."
+        )
+    if isinstance(data, pd.DataFrame):
+        data = data.to_dict("list")
+    elif isinstance(data, torch.utils.data.Dataset):
+        data = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+    rows = lambda x: (
+        isinstance(x, (Dataset, pd.DataFrame)) or (isinstance(x, list) and is_row(x[0]))
+    )
+    if isinstance(data, Mapping) and data and all(len(x) and rows(x) for x in data.values()):
+        return {split: as_data(x, f"{name}[{split!r}]") for split, x in data.items()}
+    columns = [{k: plain(x) for k, x in row.items()} for row in rows_of(data, name)]
+    try:
+        return Dataset.from_list(columns)
+    except (ValueError, TypeError) as error:  # of Arrow
+        raise ValueError(
+            f"{name} has a column of several types ({error}): give texts, or conversations."
+        ) from error
 
 
 def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
@@ -107,27 +212,76 @@ def prompt_columns(data: Dataset) -> dict[str, Any]:
     return columns or dict.fromkeys(data.column_names)
 
 
-def check_prompts(
-    data: Dataset | None,
+def checked(
+    data: Any,
+    name: str,  # of the argument
     tokenizer: PreTrainedTokenizerBase,
-    models: Iterable[tuple[str, Any]],  # that read them, by name
-    response_length: int,
+    check: Callable[[list[int]], None],  # of the prompts' lengths: `check_lengths`
+    functions: Mapping[str, Callable],  # that get the other columns, by name
+) -> Any:
+    "As of `as_data`. Raises ValueError that names the argument and what is wrong in it."
+    found = as_data(data, name)
+    if isinstance(found, dict) and name == "train_dataset":
+        raise ValueError(
+            f"{name} has the splits {', '.join(found)}: give one of them, such as "
+            f"data[{next(iter(found))!r}]."
+        )
+    for split, rows in sets_of(found).items():
+        try:
+            check_prompts(rows, tokenizer, check, functions)
+        except ValueError as error:
+            raise ValueError(f"{name}{f'[{split!r}]' if split else ''}: {error}") from error
+    return found
+
+
+def check_prompts(
+    data: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    check: Callable[[list[int]], None],
+    functions: Mapping[str, Callable],
 ) -> None:
-    """Raises ValueError on no prompts, an empty one, or one that leaves no positions to answer in
-    one of the models."""
-    if data is None:
-        return
+    """Raises ValueError on no prompts, one that is wrong, ids that are not those of the text beside
+    them, and columns that a reward function does not take."""
     if not len(data):
         raise ValueError("the data set has 0 prompts: give at least one batch of them.")
-    lengths = [len(ids) for ids in read_prompts(prompt_columns(data), tokenizer)[1]]
+    columns = prompt_columns(data)
+    texts, rows = read_prompts(columns, tokenizer)
+    check([len(ids) for ids in rows])
+    if "prompt" in columns and "input_ids" in columns:
+        said = read_prompts(dict(prompt=columns["prompt"]), tokenizer)[1]
+        bare = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+        for i, (ours, ids) in enumerate(zip(rows, said)):
+            if ours != ids and bare(ours) != bare(ids):
+                raise ValueError(
+                    f"prompt {i} is {reprlib.repr(columns['prompt'][i])} and its input_ids are "
+                    f"{reprlib.repr(texts[i])}: remove one of the two columns."
+                )
+    others = dict.fromkeys(sorted(set(data.column_names) - {*PROMPT_COLUMNS}))
+    for name, function in functions.items():
+        try:
+            inspect.signature(function).bind_partial([], [], **others)
+        except TypeError as error:
+            raise ValueError(
+                f"reward function {name} is called as f(prompts, responses, **columns) with the "
+                f"columns {[*others]}: {error}. Rename or remove columns, or take **columns."
+            ) from error
+
+
+def check_lengths(
+    lengths: list[int],
+    models: Iterable[tuple[str, Any]],  # that read the prompts, by name
+    answer: int = 0,  # tokens of a response
+) -> None:
+    """Raises ValueError on an empty prompt, and one that leaves no positions to answer in one of
+    the models."""
     if not min(lengths):
         raise ValueError(f"prompt {lengths.index(0)} is empty: drop it with dataset.filter.")
     for name, model in models:
         positions = getattr(inside(model).config.get_text_config(), "max_position_embeddings", None)
-        if positions and max(lengths) + response_length > positions:
+        if positions and max(lengths) + answer > positions:
             raise ValueError(
                 f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens; with "
-                f"response_length {response_length} that is more than the {positions} positions of "
+                f"response_length {answer} that is more than the {positions} positions of "
                 f"the {name}: shorten the prompts or response_length."
             )
 
@@ -147,6 +301,24 @@ def stop_tokens(
             )
         return tuple(given)
     eos = tokenizer.eos_token_id
+    if eos is None:
+        raise ValueError(
+            "the tokenizer has no EOS token, so no response would end: set tokenizer.eos_token, or "
+            "stop_token_id or stop_strings."
+        )
     ends = getattr(getattr(inside(policy), "generation_config", None), "eos_token_id", None)
     several = ends if isinstance(ends, (list, tuple)) and eos in ends else ()  # of chat models
     return tuple(dict.fromkeys([eos, *several]))
+
+
+def stop_texts(
+    tokenizer: PreTrainedTokenizerBase, strings: list[str] | None
+) -> StopStringCriteria | None:
+    "What ends a response at one of these texts. Raises ValueError where no tokens can write one."
+    try:
+        return StopStringCriteria(tokenizer, strings) if strings else None
+    except ValueError as error:
+        raise ValueError(
+            f"stop_strings is {strings}, and the tokenizer's vocabulary cannot be searched for "
+            "tokens that write one of them: give stop_token_id."
+        ) from error
