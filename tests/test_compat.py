@@ -291,11 +291,6 @@ def test_lists_and_torch_data_sets_are_data(rows, ppo):
     assert trainer.state.global_step == 2 and len(trainer.eval_dataset) == len(rows)
 
 
-def test_rows_that_are_no_rows_are_refused(ppo):
-    with pytest.raises(TypeError, match="list of str: give a Dataset, or a list of dictionaries"):
-        ppo(train=PROMPTS)
-
-
 # catches: the last of several sets overwriting the others' table or metrics
 def test_several_evaluation_sets_by_name(ppo):
     sets = dict(first=ROWS[:5], second=Dataset.from_list(ROWS[:2]))
