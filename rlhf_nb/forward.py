@@ -18,7 +18,7 @@ from .masks import pack
 from .models import ValueHead, inside, response_values
 from .rollout import Rollout
 from .runtime.layout import name_layers
-from .runtime.opened import opened, reads_end_to_end
+from .runtime.opened import accepted, masks_left_padding, opened, reads_end_to_end
 
 # %% auto #0
 __all__ = ['hidden_states', 'PolicyAndValue', 'micro_batches', 'cache_tokens', 'Forwarded', 'Forward']
@@ -76,9 +76,10 @@ class PolicyAndValue(nn.Module):
         with hidden_states(self.policy) as captured:
             logprobs, certainty = measure()
         hidden = captured[-1].detach() if detach else captured[-1]
-        if opened(self.policy) is None:  # called whole, and then on the rectangle
-            align = None
         end_to_end = align is not None and reads_end_to_end(inside(self.policy))
+        align = align or 0
+        if opened(self.policy) is None:  # called whole, as in `response_logits`
+            end_to_end, align = False, None if masks_left_padding(self.policy) else 0
         places = pack(*rows, align=align, end_to_end=end_to_end).places[:, :-1]
         return logprobs, certainty, self.value(hidden).flatten()[places]
 
@@ -86,8 +87,8 @@ class PolicyAndValue(nn.Module):
         "Values [B, T + 1] of a rollout; the last one of a row follows its last token."
         if not isinstance(self.value, ValueHead):
             return response_values(self.value, *r.sequences)
-        packed = pack(*r.sequences, align=None)
-        hidden = inside(self.policy).get_decoder()(**packed.inputs).last_hidden_state
+        packed, body = pack(*r.sequences, align=0), inside(self.policy).get_decoder()
+        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state
         return self.value(hidden).flatten()[packed.places]
 
     def activation_checkpointing_enable(self, **kwargs: object) -> None:

@@ -17,7 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from .masks import pack
 from .runtime.fused import fused_logprobs, plain_head
 from .runtime.last_layer import read_at
-from .runtime.opened import accepted, opened, project, reads_end_to_end, unwrapped
+from rlhf_nb.runtime.opened import (
+    accepted,
+    masks_left_padding,
+    opened,
+    project,
+    reads_end_to_end,
+    unwrapped,
+)
 
 # %% auto #0
 __all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs', 'chunked_logprobs',
@@ -76,8 +83,12 @@ def response_logits(
 ) -> Tensor:  # [B, T, V] in the model's own precision; meaningless on padding
     "The logits that chose each response token, without temperature. Raises ValueError as `pack`."
     forward = unwrapped(model).forward
-    inputs = pack(prompt_ids, prompt_mask, response_ids, mask, align=None).inputs
-    width = response_ids.shape[1] + 1
+    rows, width = (prompt_ids, prompt_mask, response_ids, mask), response_ids.shape[1] + 1
+    if not masks_left_padding(model):
+        packed = pack(*rows, align=0)
+        logits = model(**accepted(forward, packed.inputs)).logits
+        return logits.flatten(0, 1)[packed.places[:, :-1]]
+    inputs = pack(*rows, align=None).inputs
     if "logits_to_keep" in inspect.signature(forward).parameters:
         inputs["logits_to_keep"] = width
     return model(**accepted(forward, inputs)).logits[:, -width:-1]
@@ -99,7 +110,7 @@ def response_states(
         return logits[real], lambda same: same, logits.shape[-1]
     body = inner.get_decoder()
     end_to_end = align is not None and reads_end_to_end(body)
-    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align, end_to_end)
+    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
     read = torch.cat([real.new_ones(len(real), 1), real], 1)  # a value head reads the last one too
     with read_at(body, packed.places[read]):
         hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state

@@ -83,10 +83,10 @@ def check_left_padded(
 def close_up(
     ids: Tensor,  # [B, L]
     mask: Tensor,  # [B, L] true on real tokens
-    align: int = 1,  # the width is rounded up to a multiple of it
-) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], as wide as the longest row
+    align: int = 1,  # the width is rounded up to a multiple of it; 0: it stays L
+) -> tuple[Tensor, Tensor]:  # ids and mask [B, W], W the length of the longest row
     "The same rows with their real tokens side by side on the left, in order."
-    width = -(-int(mask.sum(1).max()) // align) * align
+    width = -(-int(mask.sum(1).max()) // align) * align if align else mask.shape[1]
     order = (~mask.bool()).long().argsort(dim=1, stable=True)[:, :width]
     return ids.gather(1, order), mask.gather(1, order)
 
@@ -125,7 +125,8 @@ def pack(
     prompt_mask: Tensor,  # [B, P] true on real tokens
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
-    align: int | None = 16,  # close rows up to a multiple of this; None: leave the rectangle
+    # rows are closed up to a multiple of it; 0: in place; None: they stay padded on the left
+    align: int | None = 16,
     end_to_end: bool = False,  # all real tokens in one row, for attention that reads positions
 ) -> Packed:
     """Prompt and response side by side. Raises ValueError where shapes differ or a prompt ends

@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GPTNeoXConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -28,7 +29,8 @@ from transformers import (
 from .masks import pack, position_ids
 from .runtime.last_layer import read_at
 from .runtime.layout import gathered, sharded_by_deepspeed
-from .runtime.opened import embedding_rows, reads_end_to_end
+from .runtime.loading import check_class, check_decoder, loading, pretrained
+from .runtime.opened import accepted, body_of, embedding_rows, reads_end_to_end
 
 # %% auto #0
 __all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'encode_prompts', 'drop_long_rows', 'check_tokenizer',
@@ -199,14 +201,13 @@ def tiny_policy(
         return AutoModelForCausalLM.from_config(tiny_config(tokenizer, **sizes))
 
 # %% ../nbs/04_models.ipynb #538649e2
-def load_tokenizer(name_or_path: str | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
     """A tokenizer that pads on the left, where prompts need it. One without a pad token is given
     `[PAD]`; `check_tokenizer` holds."""
-    tokenizer = (
-        AutoTokenizer.from_pretrained(name_or_path, padding_side="left")
-        if isinstance(name_or_path, str)
-        else name_or_path
-    )
+    tokenizer = name_or_path
+    if isinstance(tokenizer, (str, Path)):
+        with loading(str(tokenizer), "tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer, padding_side="left")
     if not hasattr(tokenizer, "pad_token_id"):
         kind = type(tokenizer).__name__
         raise TypeError(f"processing_class is {kind}: give a tokenizer, its name, or its folder.")
@@ -257,28 +258,39 @@ def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
     gives the model under it, the adapter merged into its weights."""
     kwargs.setdefault("dtype", torch.float32)  # transformers' default is what it was saved in
     if not (Path(name_or_path) / "adapter_config.json").is_file():
-        return kind.from_pretrained(name_or_path, **kwargs)
+        return pretrained(kind, name_or_path, **kwargs)[0]
     peft = _peft()
     config = peft.PeftConfig.from_pretrained(name_or_path)
-    base = kind.from_pretrained(config.base_model_name_or_path, **kwargs)
-    return peft.PeftModel.from_pretrained(base, name_or_path).merge_and_unload()
+    base, _ = pretrained(kind, config.base_model_name_or_path, **kwargs)
+    with loading(name_or_path, "adapter"):
+        return peft.PeftModel.from_pretrained(base, name_or_path).merge_and_unload()
 
 
-def load_policy(name_or_path: str | PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+def _named(given: Any, what: str) -> str | None:
+    "A name or folder as text; None: it is a model. Raises TypeError on anything else."
+    if not isinstance(given, (str, Path, nn.Module)):
+        raise TypeError(f"the {what} is {given!r}: give a model, a name on the hub, or a folder.")
+    return None if isinstance(given, nn.Module) else str(given)
+
+
+def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     """A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`;
-    without a `dtype` among them the weights are float32, whatever they were saved in."""
-    if not isinstance(name_or_path, str):
-        return name_or_path
-    return _load(AutoModelForCausalLM, name_or_path, **kwargs)
+    without a `dtype` among them the weights are float32, whatever they were saved in. Raises
+    ValueError on an encoder-decoder."""
+    name = _named(name_or_path, "policy")
+    model = name_or_path if name is None else _load(AutoModelForCausalLM, name, **kwargs)
+    if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
+        check_decoder(config, type(model).__name__)
+    return model
 
 
-def load_scorer(name_or_path: str | PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     """A sequence classifier with one label: a reward or value model, loaded as `load_policy` does.
     Raises ValueError where it has more labels."""
-    model = name_or_path
-    if isinstance(model, str):
-        kept = Path(model) / CENTER
-        model = _load(AutoModelForSequenceClassification, model, num_labels=1, **kwargs)
+    name, model = _named(name_or_path, "reward or value model"), name_or_path
+    if name is not None:
+        kept = Path(name) / CENTER
+        model = _load(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
         if kept.is_file():
             model.config.reward_center = json.loads(kept.read_text())
     if model.config.num_labels != 1:
@@ -356,6 +368,7 @@ def scorer_from(
 ) -> PreTrainedModel:  # a sequence classifier with one label
     "The policy's body with a fresh head of one number, N(0, 1/sqrt(d + 1))."
     config = copy.deepcopy(policy.config)
+    check_class(config, AutoModelForSequenceClassification, type(inside(policy)).__name__)
     config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -412,12 +425,14 @@ def token_scores(
 ) -> Tensor:  # [B, L] float32
     "The head's number at every token."
     real = attention_mask.bool()
-    hidden = inside(model).base_model(
+    body = inside(model).base_model
+    inputs = dict(
         input_ids=input_ids.masked_fill(~real, 0),
         attention_mask=real.long(),
         position_ids=position_ids(real),
         use_cache=False,
     )
+    hidden = body(**accepted(body.forward, inputs))
     return _head_scores(model, hidden.last_hidden_state)
 
 # %% ../nbs/04_models.ipynb #4c9bd57a
@@ -445,11 +460,11 @@ def response_values(
     "V before each response token, and once more after the last one."
     body = inside(model).base_model
     end_to_end = align is not None and reads_end_to_end(body)
-    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align, end_to_end)
+    packed = pack(prompt_ids, prompt_mask, response_ids, mask, align or 0, end_to_end)
     read = torch.cat([mask.new_ones(len(mask), 1), mask], 1).bool()
     places = packed.places[read]
     with read_at(body, places):
-        hidden = body(**packed.inputs).last_hidden_state.flatten(0, 1)
+        hidden = body(**accepted(body.forward, packed.inputs)).last_hidden_state.flatten(0, 1)
     values = _head_scores(model, hidden.index_select(0, places))
     return values.new_zeros(read.shape).masked_scatter(read, values)
 
@@ -466,10 +481,16 @@ def zero_head(model: PreTrainedModel) -> PreTrainedModel:
 
 # %% ../nbs/04_models.ipynb #8b4a7333
 class ValueHead(nn.Module):
-    "A value for each token from the policy's own hidden states: one layer, no second model."
+    """A value for each token from the policy's own hidden states: one layer, no second model.
+    Raises ValueError where the policy has no body of its own."""
 
     def __init__(self, policy: nn.Module):
         super().__init__()
+        if body_of(inside(policy)) is None:
+            raise ValueError(
+                f"{type(inside(policy)).__name__} does not name the part that a value head could "
+                "read: leave share_value_trunk out."
+            )
         config, weight = inside(policy).config.get_text_config(), next(policy.parameters())
         self.score = nn.Linear(config.hidden_size, 1, bias=False, device=weight.device)
         nn.init.zeros_(self.score.weight)

@@ -49,6 +49,7 @@ from .runtime.config import CheckedArguments
 from .runtime.fields import Count, NotNegative
 from .runtime.last_layer import read_at
 from .runtime.layout import Layout, Measure, Placed, gathered, whole
+from .runtime.loading import pretrained
 from .runtime.loop import SealedTrainer
 from .runtime.reporting import hub_name
 from rlhf_nb.sft import (
@@ -332,18 +333,17 @@ def _fresh_head(model: PreTrainedModel, seed: int) -> None:
 
 
 def load_reward_model(
-    model: PreTrainedModel
-    | str,  # a classifier with one label, a causal model, or the name or folder of either
+    model: Any,  # a classifier with one label, a causal model, or the name or folder of either
     seed: int = 0,  # of a head that has to be made
 ) -> PreTrainedModel:
     "A reward model; where there was no head, it has a new one, N(0, 1/sqrt(d + 1))."
-    if not isinstance(model, str):
+    if not isinstance(model, (str, Path)):
         return (
             scorer_from(model, seed)
             if inside(model).get_output_embeddings() is not None
             else load_scorer(model)
         )
-    found, has_head = _with_head(model, torch.float32)
+    found, has_head = _with_head(str(model), torch.float32)
     if not has_head:
         _fresh_head(found, seed)
     return found
@@ -366,12 +366,10 @@ def _with_head(name: str, dtype: Any) -> tuple[PreTrainedModel, bool]:
     "A classifier by name or folder, and whether its head was there."
     if (Path(name) / "adapter_config.json").is_file():
         return load_scorer(name, dtype=dtype), True
-    found, report = AutoModelForSequenceClassification.from_pretrained(
-        name, num_labels=1, dtype=dtype, output_loading_info=True
+    found, has_head = pretrained(
+        AutoModelForSequenceClassification, name, num_labels=1, dtype=dtype
     )
-    weight = scorer_head(found).weight
-    missing = any(found.get_parameter(name) is weight for name in report["missing_keys"])
-    return load_scorer(found), not missing
+    return load_scorer(found), has_head
 
 # %% ../nbs/07_reward.ipynb #971385e2
 @dataclass

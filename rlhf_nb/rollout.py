@@ -5,6 +5,7 @@
 # %% ../nbs/08_rollout.ipynb #f85c15f6
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,13 +19,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 
-from .masks import check_left_padded, position_ids
+from .masks import check_left_padded, left_pad, pack, position_ids
 from .runtime.files import from_json, to_json
+from rlhf_nb.runtime.opened import (
+    accepted,
+    embedding_rows,
+    opened,
+    project,
+    unwrapped,
+    uses_cache,
+)
 from .viz import episode_table
 
 # %% auto #0
-__all__ = ['TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'Sampling', 'Sample', 'sample', 'texts_of',
-           'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
+__all__ = ['STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap',
+           'has_cache', 'Sample', 'sample', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout',
+           'Rollout']
 
 # %% ../nbs/08_rollout.ipynb #54510149
 def truncate_logits(
@@ -96,22 +106,98 @@ class Sampling:
             )
 
 # %% ../nbs/08_rollout.ipynb #23bdd113
-def _next_logits(
-    model: Any,
-    token: Tensor,  # [B, new tokens]
-    mask: Tensor,  # [B, all tokens] true on real ones, those in the cache included
-    positions: Tensor,  # [B, new tokens]
-    cache: DynamicCache,  # grows by the new tokens
-) -> Tensor:  # [B, V]
-    "Logits of the next token."
-    return model(
-        input_ids=token,
-        attention_mask=mask.long(),
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
+class Writing:
+    "Rows that a model is writing, token by token, and what it remembers of them."
+
+    def __init__(
+        self,
+        model: Any,  # a causal language model
+        ids: Tensor,  # [B, P] padded on the left
+        mask: Tensor,  # [B, P] true on real tokens
+        cached: bool = True,  # False: read the whole rows for every token
+    ):
+        self.model, self.unread, self.mask = model, ids, mask.bool()
+        self.places = position_ids(self.mask)
+        self.cache: Any = DynamicCache(config=model.config) if cached else None
+
+    def logits(self) -> Tensor:  # [B, V]
+        "Of the next token."
+        if self.cache is None:
+            return self.whole_logits()
+        of_mamba = "cache_params" in inspect.signature(unwrapped(self.model).forward).parameters
+        mask = self.mask[:, -self.unread.shape[1] :] if of_mamba else self.mask
+        return self.model(
+            input_ids=self.unread,
+            attention_mask=mask.long(),
+            position_ids=self.places,
+            use_cache=True,
+            logits_to_keep=1,
+            **{"cache_params" if of_mamba else "past_key_values": self.cache},
+        ).logits[:, -1]
+
+    def whole_logits(self) -> Tensor:  # [B, V]
+        "The same from all tokens of each row."
+        nothing = self.mask[:, :0]
+        packed = pack(self.unread, self.mask, nothing.long(), nothing, align=1)
+        inner, last = opened(self.model), packed.places[:, 0]
+        body = unwrapped(self.model) if inner is None else inner.get_decoder()
+        inputs = accepted(body.forward, packed.inputs)
+        if inner is None:
+            return self.model(**inputs).logits.flatten(0, 1)[last]
+        return project(inner)(body(**inputs).last_hidden_state.flatten(0, 1)[last])
+
+    def add(self, token: Tensor, keep: Tensor) -> None:
+        "One more token [B, 1]; rows where `keep` [B] is false leave."
+        self.unread = torch.cat([self.unread, token], 1) if self.cache is None else token
+        if not keep.all():
+            self.unread, self.mask, self.places = (
+                x[keep] for x in (self.unread, self.mask, self.places)
+            )
+            if self.cache is not None:
+                self.cache.reorder_cache(keep.nonzero()[:, 0])
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
+        self.places = self.places[:, -1:] + 1
+
+# %% ../nbs/08_rollout.ipynb #fc193576
+STEPS = 3  # tokens in `cache_gap`
+
+
+@torch.no_grad()
+def cache_gap(
+    model: Any,  # a causal language model
+    cached: bool = True,  # as in `Writing`
+) -> float:
+    """How far the logits of rows that are written together are from those of each row alone, in
+    standard deviations: prompts of 1, up to 16, and 2 tokens, and the second row leaves early."""
+    real, device = unwrapped(model), next(model.parameters()).device
+    most = getattr(real.config.get_text_config(), "max_position_embeddings", None) or 64
+    words = torch.arange(min(16 + STEPS, most), device=device) * 7 + 3
+    ends = [1 + STEPS, len(words), 2 + STEPS]
+    rows = [(words[:end] + 5 * i) % min(embedding_rows(real), 64) for i, end in enumerate(ends)]
+    alone = []
+    for row in rows:
+        inputs = dict(input_ids=row[None], attention_mask=torch.ones_like(row[None]))
+        output = model(**accepted(real.forward, inputs | dict(use_cache=False)))
+        alone.append(output.logits[0, -STEPS - 1 : -1].float())
+    ids, mask = left_pad([row[:-STEPS].tolist() for row in rows], 0)
+    writing, there = Writing(model, ids.to(device), mask.to(device), cached), [0, 1, 2]
+    gaps = []
+    for t in range(STEPS):
+        wanted = torch.stack([alone[i][t] for i in there])
+        gaps.append((writing.logits().float() - wanted)[wanted.isfinite()])
+        stay = torch.tensor([t != 0 or i != 1 for i in there], device=device)
+        writing.add(torch.stack([rows[i][t - STEPS] for i in there])[:, None], stay)
+        there = [i for i, keep in zip(there, stay.tolist()) if keep]
+    known = torch.cat(alone)[torch.cat(alone).isfinite()]
+    if not len(known):  # weights that have diverged, which `draw_tokens` reports
+        return 0.0
+    return (torch.cat(gaps).abs().mean() / known.std().clamp(min=1e-6)).item()
+
+
+def has_cache(model: Any) -> bool:
+    """Whether a model is sampled with a cache: where that gives the logits of each row alone. Found
+    out once a model. Raises ValueError where whole rows do not give them either."""
+    return uses_cache(model, cache_gap)
 
 # %% ../nbs/08_rollout.ipynb #d312f009
 class Sample(NamedTuple):
@@ -136,10 +222,10 @@ def sample(
     ids = torch.full((len(rows), how.response_length), how.pad_id, device=device)
     mask = torch.zeros_like(ids, dtype=torch.bool)
     stopped = torch.zeros_like(rows, dtype=torch.bool)
-    ends, cache = torch.tensor(list(how.stop_ids), device=device), DynamicCache(config=model.config)
-    seen, token, places = prompt_mask.bool(), prompt_ids, position_ids(prompt_mask.bool())
+    ends = torch.tensor(list(how.stop_ids), device=device)
+    writing = Writing(model, prompt_ids, prompt_mask, has_cache(model))
     for t in range(how.response_length):
-        logits = _next_logits(model, token, seen, places, cache).float().div_(how.temperature)
+        logits = writing.logits().float().div_(how.temperature)
         if how.top_k or how.top_p < 1:
             logits = truncate_logits(logits, how.top_k, how.top_p)
         probs = logits.softmax(-1)
@@ -152,10 +238,8 @@ def sample(
         stopped[rows[done]] = True
         if done.all():
             break
-        if done.any():
-            cache.batch_select_indices((~done).nonzero()[:, 0])
-            rows, token, seen, places = rows[~done], token[~done], seen[~done], places[~done]
-        seen, places = torch.cat([seen, seen.new_ones(len(rows), 1)], 1), places[:, -1:] + 1
+        writing.add(token, ~done)
+        rows = rows[~done]
     return Sample(ids, mask, stopped)
 
 # %% ../nbs/08_rollout.ipynb #f30648cd

@@ -38,7 +38,7 @@ from rlhf_nb.ppo import (
     with_advantages,
 )
 from .reward import Judges
-from .rollout import Rollout, Sample, Sampling, texts_of
+from .rollout import Rollout, Sample, Sampling, has_cache, texts_of
 from .runtime.build import as_reference, build_models, readers, split_groups
 from .runtime.compat import check_step, old_names
 from .runtime.completions import report_completions
@@ -203,6 +203,7 @@ class PPOTrainer(UpdateTrainer):
             self.reference = self.layout.place(self.ref_model)
         if self.layout.in_place:  # find out now whether their heads can be taken off
             with self.accelerator.autocast():  # some attention refuses float32
+                has_cache(pair.policy)
                 opened(pair.policy)
                 self.reference(opened)
 

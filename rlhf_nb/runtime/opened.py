@@ -7,7 +7,10 @@ states between the two, or that a wrapper must see whole, are called whole.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,14 +27,20 @@ from rlhf_nb.runtime.layout import sharded_by_deepspeed
 
 logger = logging.get_logger(__name__)
 PACKED_ATTENTION = ("flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+# of the logits' standard deviation, on average: another order of sums stays below, in 32 bit and
+# in less
+ROUNDING, COARSE_ROUNDING = 0.02, 0.25
 _agreement: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_cached: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def reads_end_to_end(model: nn.Module) -> bool:
     """Whether transformers' attention for this model tells rows that lie end to end apart by their
-    position ids, without a mask of N x N."""
+    position ids, without a mask of N x N; a convolution or a recurrent layer would not."""
     config = getattr(model, "config", None)
-    return getattr(config, "_attn_implementation", None) in PACKED_ATTENTION
+    packed = getattr(config, "_attn_implementation", None) in PACKED_ATTENTION
+    return packed and {*(getattr(config, "layer_types", None) or ())} <= ATTENTION_LAYERS
 
 
 def embedding_rows(model: Any) -> int:
@@ -58,6 +67,61 @@ def accepted(forward: Callable, inputs: dict[str, Any]) -> dict[str, Any]:
     if "input_ids" not in takes:  # (*args, **kwargs): it passes on what it gets
         return inputs
     return {name: value for name, value in inputs.items() if name in takes}
+
+
+def uses_cache(
+    model: Any,
+    gap: Callable[[Any, bool], float],  # of logits with a cache, or without, from those of one row
+) -> bool:
+    """Whether to sample with a cache, found out once a model, in float32 where it can be. Raises
+    ValueError on a model whose logits are wrong without one, too."""
+    inner = unwrapped(model)
+    if not isinstance(inner, PreTrainedModel):
+        return True
+    if inner not in _cached:
+        weight, was_training = next(model.parameters()), model.training
+        flash = "flash" in str(getattr(inner.config, "_attn_implementation", ""))
+        fine = weight.itemsize >= 4 and not flash
+        model.eval()  # a layer that recomputes its activations refuses a cache while it trains
+        with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
+            limit = ROUNDING if fine else COARSE_ROUNDING
+            _cached[inner] = _try_cache(partial(gap, model), limit, type(inner).__name__)
+        model.train(was_training)
+    return _cached[inner]
+
+
+def _try_cache(gap: Callable[[bool], float], limit: float, name: str) -> bool:
+    "With a cache if that is right, or without. Raises ValueError where neither is."
+    failures = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
+    reasons: list[str] = []
+    for cached in (True, False):
+        try:
+            apart = gap(cached)
+            reason = f"logits are {apart:.2f} standard deviations off"
+        except torch.OutOfMemoryError:
+            raise
+        except failures as error:
+            apart, reason = math.inf, f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if apart <= limit:
+            if not cached:
+                logger.warning(
+                    f"{name} cannot be sampled with a cache ({reasons[0]}): whole rows are read "
+                    "for each token, which is slower."
+                )
+            return cached
+        reasons.append(reason)
+    raise ValueError(
+        f"{name} cannot be sampled: what it predicts depends on padding or on later tokens "
+        f"({reasons[-1]}). Give a causal language model; BERT and the like need is_decoder=True "
+        "in their config."
+    )
+
+
+def masks_left_padding(model: Any) -> bool:
+    """Whether rows padded on the left read as they do alone: false for a model that is sampled
+    without a cache, and for others of its class."""
+    kind = type(unwrapped(model))
+    return all(cached for other, cached in _cached.items() if type(other) is kind)
 
 
 def opened(model: Any) -> PreTrainedModel | None:
@@ -107,17 +171,23 @@ def project(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     return logits
 
 
+def body_of(model: Any) -> PreTrainedModel | None:
+    "The part of a transformers model that gives the last hidden states; None: it names none."
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return body if isinstance(body, PreTrainedModel) and body is not model else None
+
+
 def agrees(model: PreTrainedModel) -> bool:
     """Whether body and head, one after the other, give the model's own logits, on large hidden
     states. Leaves no trace, random state included."""
-    try:
-        body = model.get_decoder()
-    except AttributeError:
+    body = body_of(model)
+    if body is None:
         return False
     head, captured = model.get_output_embeddings(), []
 
     def enlarge(body: nn.Module, args: tuple, output: Any) -> Any:
-        if getattr(output, "last_hidden_state", None) is None:
+        hidden = getattr(output, "last_hidden_state", None)
+        if hidden is None or hidden.shape[-1] != head.weight.shape[-1]:
             return output
         noise = torch.Generator().manual_seed(0)
         hidden = torch.randn(output.last_hidden_state.shape, generator=noise)

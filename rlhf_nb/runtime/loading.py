@@ -1,0 +1,102 @@
+"Models by name or folder: what is wrong with one is an error of one line, and no weight is random."
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+)
+
+from rlhf_nb.runtime.layout import zero3_is_live
+
+OF_HUB = ("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "local_files_only")
+SAVED = dict(
+    model=["config.json", "adapter_config.json"],
+    adapter=["adapter_config.json"],
+    tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*"],
+)
+
+
+@contextmanager
+def loading(name: str, what: str = "model") -> Iterator[None]:
+    "Errors in one line: OSError where nothing is there, ValueError on what cannot be used."
+    folder = Path(name)
+    if folder.is_file():
+        raise NotADirectoryError(f"{name} is a file: give the folder that the {what} is in.")
+    if re.match(r"[~./\\]|\w:", name) and not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {name}: give the one that was saved to.")
+    if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
+        raise FileNotFoundError(
+            f"{name} has no {SAVED[what][0]}: give the folder that a {what} was saved to."
+        )
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError, LookupError, TypeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        kind = OSError if isinstance(error, OSError) else ValueError
+        fix = f"Give a name on the hub, or the folder that a {what} was saved to."
+        if isinstance(error, SafetensorError):
+            fix = "The file is damaged: copy it again."
+        raise kind(f"{name} cannot be loaded: {lines[0].rstrip('. ')}. {fix}") from error
+
+
+def check_decoder(config: PreTrainedConfig, name: str) -> None:
+    "Raises ValueError on a part of an encoder-decoder."
+    if config.is_encoder_decoder or type(config).is_encoder_decoder:
+        raise ValueError(
+            f"{name} is no decoder: {config.model_type} is an encoder-decoder. Give a causal "
+            "language model, such as Llama or Qwen."
+        )
+
+
+def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
+    "Raises ValueError where transformers has no such class for this type of model."
+    if kind is AutoModelForCausalLM:
+        known, what = MODEL_FOR_CAUSAL_LM_MAPPING, "causal language model: give a decoder"
+    else:
+        known = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+        what = (
+            "sequence classifier: set share_value_trunk=True for a value head on the policy's "
+            "body, and take another base for a reward model"
+        )
+    if type(config) not in known and not hasattr(config, "auto_map"):
+        raise ValueError(f"{name} is of type {config.model_type}, which has no {what}.")
+
+
+def pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
+    """A model of one of transformers' Auto classes, and whether its head was there. Raises
+    ValueError where other weights would be random, and on a classifier for a policy."""
+    with loading(name):
+        of_hub = {key: kwargs[key] for key in OF_HUB if key in kwargs}
+        config = AutoConfig.from_pretrained(name, **of_hub)
+    check_decoder(config, name)
+    check_class(config, kind, name)
+    with loading(name):
+        model, report = kind.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=not zero3_is_live(), **kwargs
+        )
+    writes, saved = kind is AutoModelForCausalLM, " ".join(config.architectures or ())
+    if writes and "SequenceClassification" in saved:
+        raise ValueError(
+            f"{name} holds {saved}, a reward or value model, where a language model is wanted: "
+            "give the folder of that."
+        )
+    missing, body = {*report["missing_keys"]}, f"{model.base_model_prefix}."
+    head = {key for key in missing if not writes and not key.startswith(body)}
+    random = sorted({*missing, *(key for key, *_ in report["mismatched_keys"])} - head)
+    if random:
+        raise ValueError(
+            f"{name} lacks {len(random)} weights of {type(model).__name__}, or has them in another "
+            f"shape, such as {random[0]}: they would be random. Save the model as a whole again."
+        )
+    return model, not head

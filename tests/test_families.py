@@ -1,0 +1,327 @@
+"""Every decoder that transformers can build tiny: sampled in a batch as `generate` writes each row
+alone, and scored as an unpadded forward scores it; or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rlhf_nb.forward import Forward, PolicyAndValue
+from rlhf_nb.masks import left_pad
+from rlhf_nb.models import ValueHead, load_policy
+from rlhf_nb.rollout import Rollout, Sampling, has_cache, sample
+
+V, T = 40, 6
+LENGTHS = (3, 9, 1, 14)  # of the prompts; windows and blocks below are 4 to 8 tokens
+
+# One table for all: whatever of it a family's config knows.
+SMALL: dict[str, Any] = dict(
+    vocab_size=V,
+    vocab_size_per_layer_input=V,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=1,
+    # widths and layers
+    hidden_size=32,
+    d_model=32,
+    n_embd=32,
+    embedding_size=32,
+    word_embed_proj_dim=32,
+    attention_hidden_size=32,
+    hidden_size_per_layer_input=8,
+    intermediate_size=64,
+    n_inner=64,
+    ffn_dim=64,
+    decoder_ffn_dim=64,
+    encoder_ffn_dim=64,
+    d_ff=64,
+    ffn_hidden_size=64,
+    num_hidden_layers=2,
+    n_layer=2,
+    decoder_layers=2,
+    encoder_layers=1,
+    num_attention_heads=4,
+    n_head=4,
+    num_heads=4,
+    decoder_attention_heads=4,
+    encoder_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    sliding_window=6,
+    attention_window_size=8,
+    dropout=0.0,
+    attention_dropout=0.0,
+    decoder_layerdrop=0.0,
+    # experts
+    num_experts=4,
+    num_local_experts=4,
+    n_routed_experts=4,
+    moe_num_experts=4,
+    num_experts_per_tok=2,
+    moe_topk=2,
+    n_shared_experts=1,
+    num_shared_experts=1,
+    zero_expert_num=1,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+    moe_intermediate_size=16,
+    shared_expert_intermediate_size=16,
+    expert_ffn_hidden_size=16,
+    # latent attention
+    q_lora_rank=16,
+    kv_lora_rank=16,
+    o_lora_rank=16,
+    o_groups=2,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=8,
+    qk_head_dim=16,
+    v_head_dim=8,
+    index_head_dim=16,
+    index_n_heads=2,
+    index_topk=64,
+    # recurrent parts
+    mamba_n_heads=8,
+    mamba_num_heads=8,
+    mamba_d_head=8,
+    mamba_head_dim=8,
+    mamba_headdim=8,
+    mamba_d_state=8,
+    mamba_d_ssm=64,
+    mamba_dt_rank=4,
+    mamba_n_groups=1,
+    mamba_expand=2,
+    mamba_chunk_size=4,
+    expand=2,
+    n_groups=1,
+    chunk_size=4,
+    state_size=8,
+    ssm_state_size=8,
+    time_step_rank=4,
+    linear_num_key_heads=2,
+    linear_num_value_heads=2,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    linear_head_dim=8,
+    lru_width=32,
+)
+BOTH = ["linear_attention", "full_attention"]
+LATENT: dict[str, Any] = dict(head_dim=..., num_key_value_heads=4)  # ...: as the family has it
+DECODER = dict(is_decoder=True)
+ZAMBA = dict(num_hidden_layers=4, layers_block_type=["linear_attention", "hybrid"] * 2)
+MORE: dict[str, dict[str, Any]] = dict(
+    axk1=LATENT,
+    axk2=LATENT,
+    bailing_hybrid=LATENT | dict(layer_types=BOTH),
+    bamba=dict(attn_layer_indices=[1]),
+    codegen=dict(rotary_dim=8),
+    cpmant=dict(dim_head=8, dim_ff=64),
+    dbrx=dict(
+        attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8.0),
+        ffn_config=dict(ffn_hidden_size=64, moe_num_experts=4, moe_top_k=2),
+    ),
+    deepseek_v2=LATENT,
+    deepseek_v3=LATENT,
+    deepseek_v32=LATENT,
+    dots3_note_text=dict(num_key_value_heads=4),
+    gemma3n_text=dict(
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.0] * 4,
+        laurel_rank=4,
+    ),
+    glm4_moe_lite=LATENT,
+    glm_moe_dsa=LATENT,
+    gpt_neo=dict(attention_types=[[["global", "local"], 1]], window_size=6, num_layers=2),
+    gptj=dict(rotary_dim=8),
+    granitemoehybrid=dict(layer_types=BOTH),
+    inkling_text=dict(layer_types=["hybrid", "hybrid_sliding"]),
+    inkling2_text=dict(layer_types=["hybrid", "hybrid_sliding"]),
+    jamba=dict(attn_layer_period=2, attn_layer_offset=1),
+    kimi_linear=LATENT | dict(layer_types=BOTH),
+    lfm2=dict(layer_types=["conv", "full_attention"]),
+    lfm2_moe=dict(layer_types=["conv", "full_attention"]),
+    lfm3=dict(num_hidden_layers=3, layer_types=["conv", "sliding_attention", "full_attention"]),
+    mamba2=dict(head_dim=8, num_heads=8),
+    minicpm3=LATENT,
+    minimax=dict(layer_types=BOTH),
+    nemotron_h=dict(
+        num_hidden_layers=4, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"]
+    ),
+    olmo_hybrid=dict(layer_types=BOTH),
+    qwen3_5_moe_text=dict(layer_types=BOTH),
+    qwen3_5_text=dict(layer_types=BOTH),
+    qwen3_next=dict(layer_types=BOTH),
+    recurrent_gemma=dict(block_types=["recurrent", "attention"]),
+    reformer=DECODER
+    | dict(axial_pos_shape=(8, 8), axial_pos_embds_dim=(16, 16), num_buckets=4)
+    | dict(attn_layers=["local", "lsh"]),
+    roc_bert=DECODER
+    | dict(pronunciation_embed_dim=8, pronunciation_vocab_size=10)
+    | dict(shape_embed_dim=8, shape_vocab_size=10),
+    youtu=LATENT,
+    zamba=ZAMBA | dict(attention_head_dim=16, attention_hidden_size=64),
+    zamba2=ZAMBA
+    | dict(hybrid_layer_ids=[1, 3], n_mamba_heads=8)
+    | dict(attention_head_dim=16, attention_hidden_size=64),
+    zaya=dict(num_experts_per_tok=1),
+)
+BERTS = """bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert
+roberta roberta-prelayernorm roformer xlm-roberta xlm-roberta-xl xlm xmod""".split()
+
+# What cannot be built tiny here, and why.
+OMNI = "reads images or sound beside text; its text part is in the list where it has one"
+UNBUILT = dict.fromkeys(
+    """blt dots3_note emu3 fuyu gemma3 gemma3n gemma4 gemma4_unified git got_ocr2 llama4 mllama
+    moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal qwen3_5 qwen3_5_moe
+    qwen4_exp""".split(),
+    OMNI,
+) | dict(
+    cohere_compass_text="its default config has no rope parameters for its kinds of layers",
+    gemma4_assistant="drafts for another model and reads its cache",
+    gemma4_unified_assistant="drafts for another model and reads its cache",
+    longcat_flash="its width of keys cannot be made small by its config alone",
+    qwen4_exp_text="its default config has no widths",
+    xmod="needs a language to be set on the model",
+)
+ENCODER_DECODERS = """bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus
+plbart prophetnet whisper""".split()
+# whose predictions depend on padding or on later tokens: no decoders, or positions of their own
+LOOKS_ELSEWHERE = """camembert cpmant data2vec-text roberta roberta-prelayernorm xlm xlm-roberta
+xlm-roberta-xl xlnet""".split()
+REFUSED = [*ENCODER_DECODERS, *LOOKS_ELSEWHERE]
+UNCACHED = "minimax openai-gpt recurrent_gemma reformer rwkv trocr xlstm".split()
+QUICK = """bart bloom falcon_h1 gemma3_text gpt2 gpt_neox jamba lfm2 llama mamba mamba2 minimax mpt
+qwen3_next recurrent_gemma roberta rwkv xlstm zamba2""".split()
+FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(UNBUILT))
+
+
+# whose own cache gives other logits than their forward over the whole row, which PPO scores with
+OWN_CACHE = "MiniMaxForCausalLM xLSTMForCausalLM".split()
+# whose body is not to be had apart: no value head on it
+NO_BODY = "llama4_text modernbert-decoder reformer".split()
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    default = CONFIG_MAPPING[family]()
+    names = type(default).attribute_map
+    known = {k: v for k, v in SMALL.items() if k in names or k in vars(default)}
+    known = {k: v for k, v in known.items() if names.get(k) not in known or names.get(k) == k}
+    known |= (DECODER if family in BERTS else {}) | MORE.get(family, {})
+    return AutoConfig.for_model(family, **{k: v for k, v in known.items() if v is not ...})
+
+
+def tiny(family: str) -> nn.Module:
+    "With weights so large that every token matters to the next."
+    model = AutoModelForCausalLM.from_config(tiny_config(family)).eval()
+    assert sum(p.numel() for p in model.parameters()) < 1.5e6, "not tiny"
+    noise = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        if p.ndim >= 2 and p.abs().max() < 0.5:
+            p.data.copy_(torch.randn(p.shape, generator=noise) * 0.15)
+    return model
+
+
+def prompts() -> list[Tensor]:
+    noise = torch.Generator().manual_seed(1)
+    return [torch.randint(12, V, (n,), generator=noise) for n in LENGTHS]
+
+
+@torch.no_grad()
+def alone(model: nn.Module, row: Tensor) -> Tensor:
+    "Log-probs [L, V] of a row by itself, without padding, mask, positions or cache."
+    return model(input_ids=row[None], use_cache=False).logits[0].float().log_softmax(-1)
+
+
+def generated(model: nn.Module, row: Tensor) -> list[int]:
+    how: dict[str, Any] = dict(max_new_tokens=T, do_sample=False, pad_token_id=0, eos_token_id=V)
+    if type(model).__name__ in OWN_CACHE:
+        how["use_cache"] = False
+    out = model.generate(row[None], attention_mask=torch.ones_like(row[None]), **how)
+    return out[0, len(row) :].tolist()
+
+
+def written(model: nn.Module, stops: list[int]) -> Rollout:
+    ids, mask = left_pad([row.tolist() for row in prompts()], 0)
+    return Rollout(ids, mask, *sample(model, ids, mask, Sampling(T, 0, stops, temperature=1e-8)))
+
+
+def check_family(model: nn.Module) -> None:
+    free = [generated(model, prompt) for prompt in prompts()]
+    stops = [free[1][1], free[0][3]]
+    ends = [min([row.index(i) + 1 for i in stops if i in row], default=T) for row in free]
+    r = written(model, stops)
+    rows = [ids[keep] for ids, keep in zip(r.response_ids, r.mask)]
+    assert [row.tolist() for row in rows] == [row[:end] for row, end in zip(free, ends)]
+    assert min(ends) < T
+    wanted = torch.zeros(r.mask.shape)
+    for i, (prompt, row) in enumerate(zip(prompts(), rows)):
+        of_row = alone(model, torch.cat([prompt, row]))[len(prompt) - 1 : -1]
+        wanted[i, : len(row)] = of_row.gather(1, row[:, None])[:, 0]
+    for trim in (True, False):
+        with torch.no_grad():
+            scored = Forward(trim=trim).logprobs(model, r)
+            torch.testing.assert_close(scored, wanted, atol=2e-4, rtol=1e-4)
+            again = Forward(trim=trim).logprobs(model, r.select([1, 3]))
+            torch.testing.assert_close(again, scored[[1, 3]], atol=1e-5, rtol=1e-5)
+    check_values(model, r)
+
+
+def check_values(model: nn.Module, r: Rollout) -> None:
+    "A value head reads the same states, however the rows are laid out."
+    if model.config.model_type in NO_BODY:
+        return
+    pair = PolicyAndValue(model, ValueHead(model)).eval()
+    nn.init.normal_(pair.value.score.weight, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        values = [Forward(trim=trim)(pair, r).values for trim in (True, False)]
+        values.append(pair.values(r)[:, :-1])
+    for other in values[1:]:
+        torch.testing.assert_close(other[r.mask], values[0][r.mask], atol=1e-4, rtol=1e-4)
+
+
+# catches: a cache that is cut where it cannot be, or that the model never saw; padding on the left
+# that a recurrent state takes in; positions that padding moves; a head read in the wrong column
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow], id=name)
+        for name in FAMILIES
+    ],
+)
+def test_sampled_and_scored_as_alone_or_refused(family, tmp_path):
+    model = tiny(family)
+    if family in ENCODER_DECODERS:
+        model.save_pretrained(tmp_path)
+        for given in (model, str(tmp_path)):
+            with pytest.raises(ValueError, match="is no decoder: "):
+                load_policy(given)
+    elif family in REFUSED:
+        with pytest.raises(ValueError, match=f"^{type(model).__name__} cannot be sampled"):
+            has_cache(model)
+    else:
+        assert load_policy(model) is model
+        check_family(model)
+        assert has_cache(model) is (family not in UNCACHED)
+
+
+# catches: a value head that ends in an AttributeError in the first rollout
+@pytest.mark.parametrize("family", ["llama4_text", "modernbert-decoder"])
+def test_a_body_that_cannot_be_had_gets_no_value_head(family):
+    with pytest.raises(ValueError, match="leave share_value_trunk out"):
+        ValueHead(tiny(family))
+
+
+def test_the_list_is_whole():
+    "Each name is of a family that this release of transformers has, or had."
+    listed = {*UNBUILT, *REFUSED, *UNCACHED, *MORE, *BERTS, *QUICK}
+    assert listed <= {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    assert not set(UNBUILT) & {*REFUSED, *UNCACHED, *QUICK}
+    assert len(FAMILIES) >= 38
