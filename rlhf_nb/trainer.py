@@ -38,14 +38,14 @@ from rlhf_nb.ppo import (
     with_advantages,
 )
 from .reward import Judges
-from .rollout import Rollout, Sample, Sampling, has_cache, texts_of
-from .runtime.build import as_reference, build_models, readers, split_groups
+from .rollout import Rollout, Sample, Sampling, texts_of
+from .runtime.build import as_reference, build_models, readers, split_groups, try_models
 from .runtime.compat import check_step, old_names
 from .runtime.completions import report_completions
 from .runtime.config import PPOConfig, check_args
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
-from .runtime.opened import opened, reads_end_to_end
+from .runtime.opened import reads_end_to_end
 from .runtime.precision import half_trained
 from rlhf_nb.runtime.prompts import (
     as_batch,
@@ -201,11 +201,7 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        if self.layout.in_place:  # find out now whether their heads can be taken off
-            with self.accelerator.autocast():  # some attention refuses float32
-                has_cache(pair.policy)
-                opened(pair.policy)
-                self.reference(opened)
+        try_models(pair.policy, self.reference, self.layout)
 
     # ---- one update ----
 

@@ -27,9 +27,10 @@ from rlhf_nb.models import (
     with_rows,
 )
 from rlhf_nb.reward import Judges
+from rlhf_nb.rollout import has_cache
 from rlhf_nb.runtime.config import PPOConfig
-from rlhf_nb.runtime.layout import zero3_is_live
-from rlhf_nb.runtime.opened import embedding_rows
+from rlhf_nb.runtime.layout import Layout, Placed, zero3_is_live
+from rlhf_nb.runtime.opened import embedding_rows, opened
 from rlhf_nb.runtime.precision import in_words
 
 logger = logging.get_logger(__name__)
@@ -205,6 +206,16 @@ def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
         yield
     finally:
         policy.set_adapter(own)
+
+
+def try_models(policy: Any, reference: Placed, layout: Layout) -> None:
+    """Find out now, and not in the first rollout, how the policy is to be sampled and whether heads
+    can be taken off. Raises ValueError on a policy that cannot be sampled."""
+    if layout.in_place:
+        with layout.accelerator.autocast():  # some attention refuses float32
+            has_cache(policy)
+            opened(policy)
+            reference(opened)
 
 
 def split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float) -> None:
