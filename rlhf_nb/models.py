@@ -323,9 +323,15 @@ def with_adapter(
     peft_config: Any,  # of peft, such as LoraConfig(task_type="CAUSAL_LM"); None: no adapter
     seed: int = 0,  # of the adapter's first weights; the global random state is left as it was
 ) -> nn.Module:  # a peft.PeftModel around the same model, whose own weights no longer learn
-    "The model with a fresh adapter. Raises ValueError where it has one already."
+    """The model with a fresh adapter. Raises ValueError where it has one already, TypeError where
+    peft_config is none of peft's."""
     if peft_config is None:
         return model
+    if not isinstance(peft_config, _peft().PeftConfig):
+        raise TypeError(
+            f"peft_config is {type(peft_config).__name__}: give a configuration of peft, such as "
+            "LoraConfig(task_type='CAUSAL_LM')."
+        )
     if hasattr(model, "peft_config"):
         raise ValueError(
             "the model has an adapter already and peft_config asks for another: leave peft_config "
