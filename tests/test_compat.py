@@ -218,7 +218,7 @@ def test_optimizers_that_step_in_the_backward_are_refused(optim, tmp_path):
 
 @pytest.mark.parametrize("name", ["split_batches", "dispatch_batches"])
 def test_shared_batches_are_refused(name, tmp_path):
-    with pytest.raises(ValueError, match=f"{name}=True"):
+    with pytest.raises(ValueError, match=name):
         PPOConfig(str(tmp_path), accelerator_config={name: True}, **FAST)
 
 

@@ -42,16 +42,10 @@ def converter(kinds: list[Any], inner: Callable[[str], Any]) -> Callable[[str], 
 
 
 # One setting of a line on the command line replaces the others of a recipe.
-OPPOSITES = [
-    line.split()
-    for line in (
-        "missing_eos_penalty non_eos_penalty",
-        "stop_token stop_token_id stop_strings",
-        "total_episodes max_steps num_train_epochs",
-        "bf16 fp16",
-        "activation_checkpointing gradient_checkpointing",
-    )
-]
+OPPOSITES = (
+    "missing_eos_penalty non_eos_penalty, stop_token stop_token_id stop_strings, bf16 fp16, "
+    "total_episodes max_steps num_train_epochs, activation_checkpointing gradient_checkpointing"
+).split(",")
 
 
 class ShowHelp(argparse.Action):
@@ -120,8 +114,8 @@ class Parser(HfArgumentParser):
             typed = {word.partition("=")[0].lstrip("-") for word in asked if word[:2] == "--"}
             typed = {name for name in typed if now.get(name) not in (None, False)}
             for group in OPPOSITES:
-                if typed & {*group}:
-                    settings = {k: x for k, x in settings.items() if k not in group}
+                if typed & {*group.split()}:
+                    settings = {k: x for k, x in settings.items() if k not in group.split()}
             self.set_defaults(**settings)
         options = self.parse_args(words)
         for name, hint in self.ranges.items():

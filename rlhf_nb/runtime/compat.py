@@ -8,13 +8,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from rlhf_nb.runtime.errors import did_you_mean
-
-Class = TypeVar("Class", bound=type)
 
 
 def renames(pairs: str) -> dict[str, str]:
@@ -71,15 +69,10 @@ CONFIG = renames(  # fields of PPOConfig
     "warmup_ratio": "warmup_steps; below 1 it is a share of all steps",
 }
 KEYWORDS = dict(PPOTrainer=TRAINER, PPOConfig=CONFIG)
-SIZES = {  # fields of PPOConfig that follow from others, and from which
-    "world_size": "the number of processes that the launcher starts",
-    "micro_batch_size": "per_device_train_batch_size x processes",
-    "local_batch_size": "per_device_train_batch_size x gradient_accumulation_steps",
-    "batch_size": "per_device_train_batch_size x gradient_accumulation_steps x processes",
-    "local_mini_batch_size": "local_batch_size / num_mini_batches",
-    "mini_batch_size": "batch_size / num_mini_batches",
-    "num_total_batches": "total_episodes / batch_size",
-}
+SIZES = (  # fields of PPOConfig that follow from others
+    "world_size micro_batch_size local_batch_size batch_size local_mini_batch_size mini_batch_size "
+    "num_total_batches"
+).split()
 METHODS = {  # of a trainer of 0.11
     "generate": "trainer.rollout(prompts)",
     "log_stats": "trainer.step(prompts), which returns the metrics; trainer.train() logs them",
@@ -126,13 +119,13 @@ def no_import(name: str) -> ImportError | None:
     return ImportError(f"rlhf_nb has {sentence(name, IMPORTS[name])}.") if name in IMPORTS else None
 
 
-def old_names(kind: Class) -> Class:
+def old_names(kind: type) -> type:
     """Class decorator: a keyword that the class does not have raises a TypeError that says what it
     is called here. The sizes that PPOConfig computes may be given, and are compared later."""
     made: Callable[..., None] = vars(kind)["__init__"]
     known = inspect.signature(made).parameters
     renamed = KEYWORDS[kind.__name__]
-    computed = SIZES if renamed is CONFIG else {}
+    computed = SIZES if renamed is CONFIG else []
 
     @wraps(made)
     def check(self: Any, *given: Any, **named: Any) -> None:
@@ -146,7 +139,7 @@ def old_names(kind: Class) -> Class:
             self.given_sizes = {name: named.pop(name) for name in computed if name in named}
         made(self, *given, **named)
 
-    kind.__init__ = check  # type: ignore
+    kind.__init__ = check  # type: ignore[misc]
     return kind
 
 
@@ -174,8 +167,8 @@ def with_metadata(
     if data:
         metadata["datasets"] = listed(data)
     metadata["tags"] = [*dict.fromkeys(metadata.get("tags", []) + listed(tags))]
-    title = f"# {name}" if name else "\\g<0>"
-    body = re.sub(r"^# .*", title, body, count=1, flags=re.MULTILINE)
+    if name:
+        body = re.sub(r"(?m)^# .*", lambda _: f"# {name}", body, count=1)
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n{body}"
 
 
@@ -196,8 +189,9 @@ def check_sizes(args: Any) -> None:
         unknown = name == "num_total_batches" and not computed  # until there is a data set
         if given is not None and given != computed and not unknown:
             raise ValueError(
-                f"{name} is {given!r} and follows from other settings: {SIZES[name]} = {computed}. "
-                "Set those, and leave it out."
+                f"{name} is {given!r} and follows from other settings: per_device_train_batch_size,"
+                " gradient_accumulation_steps, num_mini_batches, total_episodes and the number of "
+                f"processes make it {computed}. Set those, and leave it out."
             )
 
 
@@ -217,10 +211,6 @@ def check_refused(args: Any) -> None:
                 refuse(name, f"{why}. Leave it at {default[name]!r}")
     if any(part in str(getattr(args.optim, "value", args.optim)) for part in OPTIMIZERS):
         refuse("optim", "it steps in the backward pass or has modes of its own. Take adamw_torch")
-    sharing = args.accelerator_config
-    for name in ("split_batches", "dispatch_batches"):
-        if getattr(sharing, name, None):
-            raise ValueError(
-                f"accelerator_config has {name}=True, which PPO cannot do: each process reads its "
-                "own prompts. Leave it out."
-            )
+    shares = ("split_batches", "dispatch_batches")
+    if any(getattr(args.accelerator_config, name, None) for name in shares):
+        refuse("accelerator_config", f"{', '.join(shares)}: each process reads its own prompts")
