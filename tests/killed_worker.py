@@ -1,5 +1,6 @@
 """A PPO run on two processes in which one may be killed: python killed_worker.py FOLDER OUT MOMENT,
-where MOMENT is never, update-N or rollout-N."""
+where MOMENT is never, update-N or rollout-N. HOW=agent: the launcher above it too, as when a
+machine dies; HOW=silent: both stay, and answer no more. VICTIM: which rank, 1 if not set."""
 
 import json
 import os
@@ -21,10 +22,13 @@ prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
 
 def die() -> None:
     "No farewell, no clean-up: what the kernel does to a process that takes too much memory."
-    if trainer.args.process_index != 1:
+    if trainer.args.process_index != int(os.environ.get("VICTIM", 1)):
         return
     (out / f"killed-{moment}").write_text(str(time.time()))
-    os.kill(os.getpid(), signal.SIGKILL)
+    how = os.environ.get("HOW")
+    if how:
+        os.kill(os.getppid(), signal.SIGSTOP if how == "silent" else signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSTOP if how == "silent" else signal.SIGKILL)
 
 
 class Axe(TrainerCallback):
@@ -51,7 +55,7 @@ def before_forward(*_) -> None:
 
 args = PPOConfig(
     str(out),
-    use_cpu=True,
+    **dict(ddp_backend="gloo") if "TIMEOUT" in os.environ else dict(use_cpu=True),
     report_to="none",
     disable_tqdm=True,
     logging_steps=1,
@@ -67,6 +71,8 @@ args = PPOConfig(
     seed=5,
     normalize_scores=True,
     kl_controller="adaptive",
+    save_on_each_node="EACH_NODE" in os.environ,
+    ddp_timeout=int(os.environ.get("TIMEOUT", 1800)),
 )
 likes_a = lambda prompts, responses, **columns: [
     response.count("a") - 0.1 * len(response) for response in responses

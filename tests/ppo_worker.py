@@ -51,6 +51,7 @@ def make(out, **changes):
         seed=5,
         share_value_trunk=kind == "trunk",
         offload_frozen=kind == "away",
+        save_on_each_node="EACH_NODE" in os.environ,
     )
     data, tests = (
         Dataset.from_dict(dict(prompt=prompts)),

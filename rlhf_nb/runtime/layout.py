@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
@@ -48,18 +49,20 @@ def is_first_rank() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
-def on_first_rank(action: Callable[[], Any]) -> Any:
-    "What it returns on the first rank, or raises there, on every rank."
+def on_ranks(here: bool, action: Callable[[], Any]) -> Any:
+    """Run where `here`. Returns on every rank what it returned on the first, or raises on every
+    rank what it raised on one, so that none waits for that one."""
     result = error = None
-    if is_first_rank():
+    if here:
         try:
             result = action()
         except (ValueError, OSError) as caught:
             error = caught
-    result, error = of_first_rank((result, error))
-    if error is not None:
-        raise error
-    return result
+    outcomes = gather_object([(result, error)])
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return outcomes[0][0]
 
 
 def wait_for_all() -> None:
@@ -92,6 +95,18 @@ def gathered(
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(weights, modifier_rank=0 if write else None)
+
+
+def whole_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    "Its state dict on the host, with the weights that ZeRO-3 sharded whole; all ranks call it."
+    state, once = {}, {}  # tied weights stay tied
+    for name, weight in model.state_dict(keep_vars=True).items():
+        with gathered([weight]):
+            if keep and id(weight) not in once:
+                once[id(weight)] = weight.detach().cpu().clone()
+        if keep:
+            state[name] = once[id(weight)]
+    return state
 
 
 def full_tensor(weight: Tensor) -> Tensor:

@@ -39,8 +39,9 @@ from rlhf_nb.runtime.compat import published, with_metadata
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.files import append_jsonl, write_text_atomic
 from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, start_of
-from rlhf_nb.runtime.layout import full_tensor, on_first_rank
+from rlhf_nb.runtime.layout import full_tensor, of_first_rank, on_ranks, whole_state
 from rlhf_nb.runtime.lock import locked
+from rlhf_nb.runtime.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
 from rlhf_nb.runtime.precision import warn_of_half
 from rlhf_nb.runtime.resume import (
     changed_settings,
@@ -217,7 +218,7 @@ class SealedTrainer(Trainer):
         model.load_state_dict(saved.state_dict())
 
     def write_state(self, folder: Path) -> None:
-        "Write what the run needs beside Trainer's own state, on the first rank."
+        "Write what the run needs beside Trainer's own state, on the rank that saves."
 
     def read_state(self, folder: Path) -> None:
         "Put back what `write_state` wrote, on every rank."
@@ -229,10 +230,14 @@ class SealedTrainer(Trainer):
     # ---- saving ----
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        if not self.args.should_save:
+        args, folder = self.args, Path(output_dir or self.output_dir)
+        if args.save_on_each_node and self.is_deepspeed_enabled:  # it gathers on the first rank
+            model = self.accelerator.unwrap_model(self.model)
+            state_dict = whole_state(model, args.should_save)
+        if not args.should_save:
             return
-        folder = Path(output_dir or self.output_dir)
-        self.write_model(folder, state_dict)
+        with writing_models(args.save_on_each_node):
+            self.write_model(folder, state_dict)
         card = self.card(folder)
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
@@ -260,7 +265,7 @@ class SealedTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         "Trainer's checkpoint and the run's own state; it appears complete or not at all."
         final = Path(super()._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
-        main, beside = self.is_world_process_zero(), final.with_name(final.name + PARTIAL)
+        main, beside = self.args.should_save, final.with_name(final.name + PARTIAL)
         with staged(final) if main else nullcontext(beside) as folder:
             self.accelerator.wait_for_everyone()  # the folder is there
             self.stage = folder
@@ -288,6 +293,8 @@ class SealedTrainer(Trainer):
         "Add the run's own state to what Trainer wrote one level down, bring it up, and seal it."
         self.state.save_to_json(str(inner / "trainer_state.json"))  # it names the best checkpoint
         self.write_state(inner)
+        for step in inner.glob("global_step*"):  # DeepSpeed names it on the first machine alone
+            (inner / "latest").write_text(step.name)
         for path in list(inner.iterdir()):
             path.rename(folder / path.name)
         inner.rmdir()
@@ -301,15 +308,18 @@ class SealedTrainer(Trainer):
     ) -> Any:
         """Trainer's, in a folder that is this run's alone. Raises ValueError where another run is
         in it, OSError where it takes no more; Ctrl-C and SIGTERM save a checkpoint first."""
-        folder, stop = self.output_dir, Stop(self.args.save_strategy != "no")
-        overwrite = getattr(self.args, "overwrite_output_dir", False)
-        start = partial(start_of, folder, resume_from_checkpoint, overwrite, self.earlier)
+        args, folder, stop = self.args, self.output_dir, Stop(self.args.save_strategy != "no")
         with ExitStack() as inside:
             inside.enter_context(ended_early(folder, stop))
-            on_first_rank(lambda: inside.enter_context(locked(folder)))
-            self.named, resume = self.identity(), on_first_rank(start)
+            inside.enter_context(lost_ranks(args, lambda: self.state.global_step))
+            machines = count_machines(args, self.is_fsdp_enabled)
+            start = common_checkpoint(folder, resume_from_checkpoint, machines)
+            on_ranks(args.should_save, lambda: inside.enter_context(locked(folder)))
+            self.named, overwrite = self.identity(), getattr(args, "overwrite_output_dir", False)
+            begin = partial(start_of, folder, start, overwrite, self.earlier)
+            resume = on_ranks(args.should_save, begin)
             if resume is not None:
-                self.check_checkpoint(Path(resume))
+                on_ranks(True, partial(self.check_checkpoint, Path(resume)))
             self.stop = stop
             try:
                 return super().train(resume, *given, **more)
@@ -379,7 +389,7 @@ class SealedTrainer(Trainer):
             with_new_rates(self.lr_scheduler, self.fresh_groups, self.changed)
         self.resumed_from = Path(checkpoint)
         self.read_state(self.resumed_from)
-        order = pending_of(self.resumed_from, 0).get("order")
+        order = of_first_rank(pending_of(self.resumed_from, 0).get("order"))
         if self.order is not None and order is not None:
             self.order.begin_with = order.tolist()
 
