@@ -19,7 +19,7 @@ def report_completions(
     "Write, print and log completions of one evaluation set; returns their means."
     frame, step = completions_table(completions, list(scores)), trainer.state.global_step
     prefix, of_set = (f"{prefix}_{name}", f"-{name}") if name else (prefix, "")
-    if trainer.args.should_save:
+    if trainer.is_world_process_zero():
         folder = trainer.output_dir / "completions"
         folder.mkdir(parents=True, exist_ok=True)
         frame.to_csv(folder / f"update-{step:05d}{of_set}.csv", index=False)

@@ -30,7 +30,7 @@ def count_machines(
         return 1
     folder = Path(str(args.output_dir))
     mark = folder / f".{of_first_rank(uuid.uuid4().hex)}"
-    on_ranks(is_first_rank(), lambda: (folder.mkdir(parents=True, exist_ok=True), mark.touch()))
+    on_ranks(is_first_rank(), mark.touch)
     shared = all(gather_object([mark.exists()]))
     on_ranks(is_first_rank(), mark.unlink)
     each, problem = args.save_on_each_node, ""
@@ -61,6 +61,8 @@ def common_checkpoint(
 ) -> str | bool | None:
     """What to go on from; of several machines' checkpoints the last that all have. Raises
     ValueError on all ranks where a machine lacks it."""
+    first = of_first_rank(start)  # a script may look for it on each machine
+    start = first and (start or first)
     if not start or machines == 1:
         return start
     there = checkpoints(folder) if start is True else [Path(start)]
