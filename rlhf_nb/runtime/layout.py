@@ -49,6 +49,11 @@ def is_first_rank() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
+def between_ranks(error: RuntimeError) -> bool:
+    "Whether it comes from the connection between the ranks."
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
 def on_ranks(here: bool, action: Callable[[], Any]) -> Any:
     """Run where `here`. Returns on every rank what it returned on the first, or raises on every
     rank what it raised on one, so that none waits for that one."""

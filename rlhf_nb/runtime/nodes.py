@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from torch.distributed import DistError
 from transformers import PreTrainedModel, TrainingArguments
 
 from rlhf_nb.checkpoint import MANIFEST
 from rlhf_nb.runtime.folders import checkpoints, what_is_safe
-from rlhf_nb.runtime.layout import is_first_rank, of_first_rank, on_ranks
+from rlhf_nb.runtime.layout import between_ranks, is_first_rank, of_first_rank, on_ranks
 
 
 def count_machines(
@@ -101,7 +100,7 @@ def lost_ranks(args: TrainingArguments, step: Callable[[], int]) -> Iterator[Non
     try:
         yield
     except RuntimeError as error:
-        if args.world_size == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
+        if args.world_size == 1 or not between_ranks(error):
             raise
         reason = re.split(r"\.\s|\n", str(error))[0]
         raise ConnectionError(
