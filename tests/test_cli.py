@@ -425,7 +425,7 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ),
         (
             "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --resume " + COMMON,
-            "No valid checkpoint",
+            "There is no whole checkpoint",
         ),
         (
             "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --learnin_rate 1 "
@@ -718,20 +718,21 @@ def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys)
     ],
 )
 def test_resume_reaches_train(parts, monkeypatch, capsys, more, start):
-    from transformers import Trainer
+    from rlhf_nb.runtime.loop import SealedTrainer
 
     seen = []
 
     def train(self, resume_from_checkpoint=None):
         seen.append(resume_from_checkpoint)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(*(["stopped after step 4. It is whole."] if start is True else []))
 
-    monkeypatch.setattr(Trainer, "train", train)
+    monkeypatch.setattr(SealedTrainer, "train", train)
     code, _, err = say(
         capsys,
         f"sft --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft {COMMON} {more}",
     )
-    assert (code, seen) == (130, [start]) and "--resume goes on" in err and not Path("run").exists()
+    left = "sft: stopped after step 4. It is whole." if start is True else "--resume goes on"
+    assert (code, seen) == (130, [start]) and left in err and not Path("run").exists()
 
 
 # catches: a loss that ran away told as bad words (exit 2), or with a traceback

@@ -220,7 +220,7 @@ def test_a_pause_comes_when_all_is_saved(ppo):
     assert logs(trainer)[-1]["step"] == 2 and Path(trainer.args.output_dir, "checkpoint-2").is_dir()
     dashboard.go_on()
     dashboard.wait(20)
-    straight = ppo(total_episodes=48)
+    straight = ppo(total_episodes=48, overwrite_output_dir=True)
     straight.train()
     assert not unlike(weights(trainer), weights(straight)) and len(dashboard.run.changes) == 1
 

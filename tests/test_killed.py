@@ -1,204 +1,97 @@
-"""A training process killed with SIGKILL, again and again, and resumed: weights, metrics and
-rollouts are those of a run that was left alone."""
+"""Training processes killed with SIGKILL, again and again, and resumed: weights, logs, metrics and
+rollouts are those of a run that was left alone. And what a signal that can be heard does."""
+
+from __future__ import annotations
 
 import json
 import os
 import random
+import resource
 import signal
+import sys
 import time
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from forks import processes
-from safetensors.torch import load_file
 
-from rlhf_nb.rollout import Rollout
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 
-UPDATES, TIMES = 12, ("time/", "tokens/per_second", "eps", "train_")  # what two runs never share
+import kills
+from kills import (
+    KINDS,
+    SAVE_STEPS,
+    STEPS,
+    at_moment,
+    in_write,
+    killed_and_resumed,
+    left_alone,
+    main,
+    processes,
+    result,
+    start,
+)
+from transformers import TrainerCallback
 
+from rlhf_nb.checkpoint import MANIFEST
 
-def train(folder: str, resume: bool) -> None:
-    """One process of training, as a script would run it: everything that a checkpoint must hold is
-    in use."""
-    import torch
-    from datasets import Dataset
-
-    from rlhf_nb.models import tiny_policy, train_tokenizer
-    from rlhf_nb.trainer import PPOConfig, PPOTrainer
-
-    torch.set_num_threads(1)
-    prompts = [
-        f"tell {i} of {chr(97 + i % 20)}" for i in range(40)
-    ]  # 5 batches an epoch: the runs cross epochs
-    tokenizer = train_tokenizer([*prompts, "a b c d e f g h i j ."])
-    args = PPOConfig(
-        folder,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="steps",
-        save_steps=2,
-        save_total_limit=2,
-        logging_steps=3,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        num_mini_batches=2,
-        total_episodes=8 * UPDATES,
-        response_length=6,
-        temperature=1.0,
-        learning_rate=1e-3,
-        value_learning_rate=3e-3,
-        kl_controller="adaptive",
-        kl_horizon=100,
-        normalize_scores=True,
-        save_rollouts=True,
-        num_sample_generations=0,
-        seed=7,
-    )
-    policy = tiny_policy(
-        tokenizer,
-        0,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-    )
-    reward = lambda prompts, responses, **columns: [
-        response.count("a") - 0.1 * len(response) for response in responses
-    ]
-    trainer = PPOTrainer(
-        args,
-        tokenizer,
-        policy,
-        reward_model=reward,
-        train_dataset=Dataset.from_dict(dict(prompt=prompts)),
-    )
-    trainer.train(resume_from_checkpoint=resume)
-    trainer.save_model(f"{folder}/final")
-    trainer.model.value.save_pretrained(f"{folder}/final/value")
-    logs = [
-        {name: value for name, value in log.items() if not name.startswith(TIMES)}
-        for log in trainer.state.log_history
-    ]
-    Path(folder, "done.json").write_text(json.dumps(logs))
-
-
-def start(folder: Path) -> BaseProcess:
-    "A process that goes on from the last checkpoint, if there is one."
-    resume = any(path.name.split("-")[-1].isdigit() for path in folder.glob("checkpoint-*"))
-    child = processes.Process(target=train, args=(str(folder), resume))
-    child.start()
-    return child
-
-
-def result(folder: Path) -> tuple:
-    "All that must be equal: weights, metrics, and every rollout but for the time it was written."
-    files = sorted((folder / "rollouts").iterdir())
-    rollouts = [(path.name, Rollout.load(path)) for path in files]
-    told = [
-        (name, r.responses, r.info, r.logprobs.tolist(), r.values.tolist(), r.advantages.tolist())
-        for name, r in rollouts
-    ]
-    weights = [
-        {
-            name: x.tolist()
-            for name, x in load_file(folder / "final" / part / "model.safetensors").items()
-        }
-        for part in ("", "value")
-    ]
-    return weights, json.loads((folder / "done.json").read_text()), told
+SHARES = (0.15, 0.3, 0.5, 0.7, 0.9)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    "The run that was left alone, and how long its training took."
-    folder = tmp_path_factory.mktemp("alone")
+    "Of each trainer, the run that was left alone, and the seconds of its training."
     first = processes.Process(target=print)  # the server imports before it forks
     first.start()
     first.join()
-    began = time.time()
-    child = start(folder)
-    child.join()
-    assert child.exitcode == 0
-    return result(folder), time.time() - began
+    made: dict[str, tuple] = {}
+
+    def of(kind: str) -> tuple:
+        if kind not in made:
+            made[kind] = left_alone(kind, tmp_path_factory.mktemp("alone") / kind)
+        return made[kind]
+
+    return of
 
 
-def kill_after(child, folder: Path, seconds: float) -> None:
-    child.join(seconds)
-
-
-def kill_while_writing(child, folder: Path, step: int) -> None:
-    """Wait until the checkpoint is being written: its folder is there under its other name, with
-    something in it."""
-    while child.is_alive() and not any((folder / f"checkpoint-{step}.partial").glob("*")):
-        time.sleep(0.0005)
-
-
-MOMENTS = [
-    *[(kill_after, share) for share in (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)],
-    *[(kill_while_writing, step) for step in (2, 4, 8, 12)],
-]
-FEW = [(kill_after, 0.45), (kill_while_writing, 4)]
+def moments(kind: str, seconds: float, few: bool) -> list:
+    "Some at a moment of training, some in a write."
+    rng, every = random.Random(os.environ.get("KILL_SEED", "2024")), SAVE_STEPS[kind]
+    if few:
+        return [at_moment(0.45 * seconds), in_write(2 * every)]
+    at = [at_moment(seconds * (share + rng.uniform(-0.1, 0.05))) for share in SHARES]
+    steps = [every * rng.randint(1, STEPS[kind] // every) for _ in range(5)]
+    return at + [in_write(step, rng.uniform(0, 0.02)) for step in steps]
 
 
 # catches: a state that no checkpoint holds (random numbers, controller, moments, place in the data,
-# half a log), and half a checkpoint taken for a whole one
-@pytest.mark.parametrize(
-    ("moments", "least"),
-    [
-        pytest.param(FEW, 1, id="two moments"),
-        pytest.param(MOMENTS, 7, id="all moments", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, moments, least):
-    expected, seconds = alone
-    rng, killed = random.Random(os.environ.get("KILL_SEED", "2024")), []
-    for i, (wait, moment) in enumerate(moments):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        child = start(folder)
-        wait(
-            child,
-            folder,
-            moment if wait is kill_while_writing else seconds * (moment + rng.uniform(-0.1, 0.1)),
-        )
-        if child.is_alive():
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-            killed.append(child.exitcode)
-        kept = sorted(path.name for path in folder.glob("checkpoint-*"))
-        again = start(folder)
-        again.join()
-        assert again.exitcode == 0, f"moment {i}: the resumed run failed; there were {kept}"
-        for what, got, want in zip(("weights", "metrics", "rollouts"), result(folder), expected):
-            assert got == want, (
-                f"moment {i} ({wait.__name__} {moment}): other {what} than without the kill; "
-                f"resumed from {kept}"
-            )
-        assert not list(folder.glob("*.partial")), f"moment {i}: rubbish stayed"
-    assert killed.count(-signal.SIGKILL) >= least, (
-        "too few runs were caught alive: the moments are too late"
-    )
+# half a log), half a checkpoint taken for a whole one, a lock that a dead process holds
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, kind, few):
+    expected, seconds = alone(kind)
+    waits = moments(kind, seconds, few)
+    found = [
+        killed_and_resumed(kind, tmp_path / str(i), wait, expected) for i, wait in enumerate(waits)
+    ]
+    assert not [wrong for wrong in found if wrong]
+    assert found.count("") >= len(waits) * 0.5, "too few were caught alive: the moments are late"
 
 
 # catches: one update more for a run that was finished
 def test_a_finished_run_that_is_resumed_does_nothing_more(alone, tmp_path):
-    for _ in range(2):
-        child = start(tmp_path)
-        child.join()
-        assert child.exitcode == 0
-    assert result(tmp_path)[0] == alone[0][0] and len(result(tmp_path)[2]) == UPDATES
+    expected, _ = left_alone("ppo", tmp_path / "run")
+    child = start("ppo", tmp_path / "run")
+    child.join()
+    assert child.exitcode == 0 and result("ppo", tmp_path / "run")["weights"] == expected["weights"]
 
 
-# catches: a test above that would pass whatever a checkpoint forgot
+# catches: a comparison above that would pass whatever a checkpoint forgot
 def test_a_checkpoint_that_forgot_the_update_is_another_run(alone, tmp_path):
-    child = start(tmp_path)
-    kill_while_writing(child, tmp_path, 6)
+    child = start("ppo", tmp_path)
+    in_write(6)(child, tmp_path)
     os.kill(child.pid, signal.SIGKILL)
     child.join()
-    from rlhf_nb.checkpoint import MANIFEST
-
     last = tmp_path / "checkpoint-4"
     state = json.loads((last / "ppo_state.json").read_text())
     (last / "ppo_state.json").write_text(
@@ -207,6 +100,152 @@ def test_a_checkpoint_that_forgot_the_update_is_another_run(alone, tmp_path):
     found = json.loads((last / MANIFEST).read_text())
     del found["files"]["ppo_state.json"]
     (last / MANIFEST).write_text(json.dumps(found))
-    again = start(tmp_path)
+    again = start("ppo", tmp_path)
     again.join()
-    assert again.exitcode == 0 and result(tmp_path)[0] != alone[0][0]
+    assert again.exitcode == 0
+    assert result("ppo", tmp_path)["weights"] != alone("ppo")[0]["weights"]
+
+
+# catches: the command that counts them, which no other test runs
+def test_the_command_counts_the_kills(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("kills.KINDS", ("sft",))
+    assert main(["--kills", "1", "--output", str(tmp_path / "kills.json")]) == 0
+    counted = json.loads((tmp_path / "kills.json").read_text())
+    assert (counted["kills"], counted["bit_for_bit"]) == (
+        1,
+        1,
+    ) and "1 of 1" in capsys.readouterr().out
+
+
+# ---- Signals that are heard ----
+
+
+class Watched(TrainerCallback):
+    "Steps that take their time, and a file after the first; `full`: a disk that then takes no more."
+
+    def __init__(self, folder: str, full: bool):
+        self.folder, self.full = folder, full
+
+    def on_step_end(self, args, state, control, **_):
+        Path(self.folder, "stepped").touch()
+        time.sleep(0.1)
+
+    def on_save(self, args, state, control, **_):
+        if self.full:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def sleeps(prompts, responses, **_):
+    time.sleep(60)
+
+
+def run(kind: str, folder: str, how: str) -> None:
+    "In a process of its own, with its stderr in a file: the same run, and `how` it is different."
+    file = os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "hangs" in how:
+        kills.likes_a = sleeps
+    if "saves none" in how:
+        kills.SHARED["save_strategy"] = "no"
+    if "saves late" in how:
+        kills.SAVE_STEPS = dict.fromkeys(KINDS, 99)
+    name = "ppo_trainer" if kind == "ppo" else "supervised_trainer"
+    make = getattr(kills, name)
+
+    def watched(*given):
+        trainer = make(*given)
+        trainer.add_callback(Watched(folder, "full" in how))
+        return trainer
+
+    setattr(kills, name, watched)
+    kills.train(kind, folder, False)
+
+
+def begun(kind: str, folder: Path, how: str, there: str = "stepped"):
+    "Such a process, when that file is there."
+    folder.mkdir(exist_ok=True)
+    child = processes.Process(target=run, args=(kind, str(folder), how))
+    child.start()
+    while not (folder / there).exists():
+        child.join(0.01)
+        assert child.is_alive(), Path(f"{folder}.said").read_text()
+    return child
+
+
+def ended(child, folder: Path) -> list[str]:
+    "The lines that it wrote, after its end."
+    child.join()
+    return Path(f"{folder}.said").read_text().strip().splitlines()
+
+
+# catches: a scheduler's signal that ends a run without a checkpoint, a checkpoint in the middle of
+# a step or of a log, which resumes to another run
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("ppo", signal.SIGTERM),
+        ("sft", signal.SIGINT),
+        pytest.param("ppo", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("reward", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_where_it_stops(alone, tmp_path, kind, number):
+    expected, folder = alone(kind)[0], tmp_path / "run"
+    child = begun(kind, folder, "saves late")
+    os.kill(child.pid, number)
+    said = "\n".join(ended(child, folder))
+    assert child.exitcode == (143 if number == signal.SIGTERM else 1)
+    assert f"{number.name}: stopping after this step, with a checkpoint; again: at once." in said
+    (last,) = folder.glob("checkpoint-*")
+    assert (last / MANIFEST).is_file()
+    assert f"The last whole checkpoint is {last}: train(resume_from_checkpoint=True)" in said
+    again = start(kind, folder)
+    again.join()
+    assert again.exitcode == 0 and result(kind, folder) == expected
+
+
+# catches: a promise of checkpoints that are not there, a second Ctrl-C that waits too
+@pytest.mark.parametrize("how", ["hangs", "hangs, saves none"])
+def test_without_a_checkpoint_it_says_so(tmp_path, how):
+    folder = tmp_path / "run"
+    child = begun("ppo", folder, how, "_run.lock")
+    time.sleep(2)
+    os.kill(child.pid, signal.SIGINT)
+    if how == "hangs":
+        time.sleep(2.5)
+        os.kill(child.pid, signal.SIGINT)
+    last = ended(child, folder)[-1]
+    assert f"There is no whole checkpoint in {folder}, so there is nothing to resume" in last
+    assert ("since save_strategy is 'no'" in last) == ("saves none" in how)
+
+
+# catches: two runs that write into the same files, a lock that outlives its process
+def test_a_second_run_in_the_folder_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    child = begun("ppo", folder, "hangs", "_run.lock")
+    second = processes.Process(target=run, args=("ppo", str(folder), "hangs"))
+    second.start()
+    last = ended(second, folder)[-1]
+    assert second.exitcode == 1
+    assert last.startswith(f"ValueError: another run is in {folder} (process {child.pid} on ")
+    child.kill()
+    child.join()
+    assert (folder / "_run.lock").exists()
+    third = start("ppo", folder)
+    third.join()
+    assert third.exitcode == 0 and not (folder / "_run.lock").exists()
+
+
+# catches: a traceback through torch's file writer, with no word on what is left
+@pytest.mark.parametrize("kind", ["ppo", "sft"])
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path, kind):
+    folder = tmp_path / "run"
+    child = begun(kind, folder, "full")
+    last = ended(child, folder)[-1]
+    first = folder / f"checkpoint-{SAVE_STEPS[kind]}"
+    assert child.exitcode == 1 and last.startswith("OSError: a file could not be written (")
+    assert f"The last whole checkpoint is {first}: " in last
+    assert not [*folder.glob("*.partial")]

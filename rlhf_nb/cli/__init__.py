@@ -27,7 +27,7 @@ STOPPED = {  # what Ctrl-C leaves behind
     "judge": "Verdicts that were paid for are in --cache.",
     **dict.fromkeys(
         ("sft", "reward", "ppo"),
-        "Checkpoints are in the output folder; --resume goes on from the last.",
+        "Where there are checkpoints in the output folder, --resume goes on from the last.",
     ),
 }
 
@@ -77,8 +77,10 @@ def main(words: list[str] | None = None) -> int:
         module = import_module(f"rlhf_nb.cli.{'recipes' if name == 'launch' else name}")
         run = module.launch if name == "launch" else getattr(module, f"{name}_command")
         return run(words[1:]) or 0
-    except KeyboardInterrupt:
-        print(f"\nrlhf-nb {name}: stopped. {STOPPED.get(name, '')}".rstrip(), file=sys.stderr)
+    except KeyboardInterrupt as error:
+        of_training = str(error) if name in ("sft", "reward", "ppo") else ""  # says what is there
+        left = of_training or f"stopped. {STOPPED.get(name, '')}".rstrip()
+        print(f"\nrlhf-nb {name}: {left}", file=sys.stderr)
         return 130
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"rlhf-nb {name}: {' '.join(str(error).split())}", file=sys.stderr)
