@@ -4,12 +4,16 @@ has for itself."""
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
+from transformers import TrainerCallback
 
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
@@ -342,6 +346,41 @@ def test_an_unfinished_checkpoint_is_skipped_with_a_line(ppo, caplog):
 def test_nothing_to_resume_is_one_line(ppo):
     with pytest.raises(ValueError, match="There is no whole checkpoint in .*Start without"):
         ppo().train(resume_from_checkpoint=True)
+
+
+# catches: a signal in the last step that nobody answers, so that a script goes on as if all were well
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_signal_is_answered_after_any_step(ppo, at):
+    class Interrupted(TrainerCallback):
+        def on_substep_end(self, args, state, control, **_):
+            if state.global_step == at - 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    settings = dict(total_episodes=24, save_strategy="steps", save_steps=99)
+    trainer = ppo(**settings, parts=dict(callbacks=[Interrupted()]))
+    with pytest.raises(
+        KeyboardInterrupt, match=f"^stopped after step {at}. The last whole .*-{at}:"
+    ):
+        trainer.train()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again = ppo(**settings)
+    again.train(resume_from_checkpoint=True)
+    assert [log["step"] for log in logs(again)] == [1, 2, 3]
+
+
+# catches: a final save that ends in a traceback through a file writer
+def test_a_save_that_finds_no_disk_is_one_line(ppo, tmp_path):
+    trainer = ppo(total_episodes=8, save_strategy="steps", save_steps=1)
+    trainer.train()
+    (tmp_path / "file").write_text("")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(OSError, match="could not be written .* whole checkpoint is .*-1:"):
+            trainer.save_model(str(tmp_path / "saved"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        signal.signal(signal.SIGXFSZ, before)
 
 
 # ---- Data ----

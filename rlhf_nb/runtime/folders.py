@@ -171,7 +171,7 @@ def ended_early(folder: Path, stop: Stop) -> Iterator[None]:
     """An interrupt and a disk that takes no more end with one line that names what is safe. Raises
     KeyboardInterrupt, Terminated or OSError."""
     try:
-        with stop:
+        with writing(folder), stop:
             yield
     except KeyboardInterrupt as error:
         saves = "" if stop.saves else " No checkpoint is written, since save_strategy is 'no'."
@@ -182,6 +182,13 @@ def ended_early(folder: Path, stop: Stop) -> Iterator[None]:
                 os.write(2, f"\nSIGTERM: {text}\n".encode())
             raise Terminated(text) from error
         raise KeyboardInterrupt(text) from error
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    "Raises OSError, with what is safe, where a disk takes no more."
+    try:
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:
         if not no_disk(error):
             raise
@@ -196,4 +203,5 @@ def no_disk(error: BaseException) -> bool:
     "Whether a file could not be written; torch and safetensors have errors of their own for it."
     if isinstance(error, OSError):
         return error.errno in CANNOT_WRITE
-    return bool(re.search(r"os error|file write failed|iostream error", str(error)))
+    of_disk = r"os error (5|13|27|28|30|122)\b|file write failed|iostream error|unexpected pos"
+    return bool(re.search(of_disk, str(error)))

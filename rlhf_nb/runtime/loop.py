@@ -38,7 +38,7 @@ from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.compat import published, with_metadata
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.files import append_jsonl, write_text_atomic
-from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, start_of
+from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, start_of, writing
 from rlhf_nb.runtime.layout import full_tensor, of_first_rank, on_ranks, whole_state
 from rlhf_nb.runtime.lock import locked
 from rlhf_nb.runtime.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
@@ -144,6 +144,7 @@ class SealedTrainer(Trainer):
     order: OrderByLength | None = None
     named: dict[str, Any] | None = None  # `identity`, as the run began
     stop: Stop | None = None  # while it trains
+    saved_step = 0  # of the last checkpoint
     resumed_from: Path | None = None
     fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
 
@@ -286,6 +287,7 @@ class SealedTrainer(Trainer):
                 best_model_checkpoint=self.state.best_model_checkpoint,
                 use_mtime=True,
             )
+        self.saved_step = self.state.global_step
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
 
@@ -320,9 +322,11 @@ class SealedTrainer(Trainer):
             resume = on_ranks(args.should_save, begin)
             if resume is not None:
                 on_ranks(True, partial(self.check_checkpoint, Path(resume)))
-            self.stop = stop
+            self.stop, self.saved_step = stop, 0
             try:
-                return super().train(resume, *given, **more)
+                output = super().train(resume, *given, **more)
+                self.save_if_stopped()
+                return output
             finally:
                 self.stop, self.earlier = None, logs_in(folder)
 
@@ -335,7 +339,7 @@ class SealedTrainer(Trainer):
         self.stop.number = int(self.accelerator.gather(number).max())
         if not self.stop.number:
             return
-        if self.state.global_step:
+        if self.state.global_step not in (0, self.saved_step):
             self._save_checkpoint(self.model_wrapped, None)
         raise KeyboardInterrupt(f"after step {self.state.global_step}")
 
@@ -439,7 +443,8 @@ class SealedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, then push it where push_to_hub is set; a failed push is logged, not
         raised."""
-        super().save_model(output_dir, _internal_call=True)
+        with writing(self.output_dir):
+            super().save_model(output_dir, _internal_call=True)
         if not self.args.push_to_hub or _internal_call:
             return
         try:

@@ -33,8 +33,8 @@ NAMING = set(
 # Settings that say where something is or goes, and nothing of the run.
 ELSEWHERE = set(
     "output_dir logging_dir run_name resume_from_checkpoint resume_anyway overwrite_output_dir "
-    "hub_token local_rank sft_model_path reward_model_path reward_weights stop_token "
-    "stop_token_id batch_size local_batch_size micro_batch_size mini_batch_size "
+    "hub_token push_to_hub_token local_rank sft_model_path reward_model_path reward_weights "
+    "stop_token stop_token_id batch_size local_batch_size micro_batch_size mini_batch_size "
     "local_mini_batch_size".split()
 )
 # Settings after whose change the same numbers are added up in another order.
@@ -76,9 +76,9 @@ def of_data(data: Any) -> str | None:
 
 def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     "A hash of what decides which ids a text gets."
-    ends = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
-    words = sorted(tokenizer.get_vocab().items())
-    return f"{len(words)} tokens {digest(repr((words, ends)).encode())}"
+    rules = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
+    words, tried = sorted(tokenizer.get_vocab().items()), tokenizer("A text, a b c.")["input_ids"]
+    return f"{len(words)} tokens {digest(repr((words, rules, tried)).encode())}"
 
 
 def sample_of(weight: Tensor) -> bytes:
