@@ -630,7 +630,7 @@ def _scaled(setup: PPOSetup) -> list[_Option]:
 
     if layout not in ("zero3", "fsdp2") and n > 1:
         for other in LAYOUTS[LAYOUTS.index(layout) + 1 :]:
-            how = f"accelerate launch --config_file {other}.yaml"
+            how = f"rlhf-nb launch --config_file {other}.yaml"
             offer(f"layout {other}", how, layout=other)
     more, other = (8, "zero3") if n == 1 else (2 * n, layout)
     if other in ("zero2", "zero3", "fsdp2"):

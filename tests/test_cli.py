@@ -1434,3 +1434,15 @@ def test_launch_knows_recipes_by_name(monkeypatch, capsys, tmp_path):
         assert seen[-1].training_script_args == ["ppo", "--config", "tldr_pythia_1b.yaml"]
     code, _, err = say(capsys, "launch --config_file zero4.yaml -m rlhf_nb.cli ppo")
     assert code == 2 and "there is no such file. Did you mean zero" in err
+
+
+@pytest.mark.parametrize(
+    "old, new", [("--ppo_epochs", "num_ppo_epochs"), ("--init_kl_coef", "kl_coef")]
+)
+def test_an_old_option_names_the_new_one(capsys, old, new):
+    with pytest.raises(SystemExit):
+        ppo.ppo_parser().read([old, "4"])
+    assert f"{old} 4. An older name: use {new}. See rlhf-nb ppo --help" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        ppo.ppo_parser().values({old.lstrip("-"): "4"})
+    assert f"An older name: use {new}. See" in capsys.readouterr().err

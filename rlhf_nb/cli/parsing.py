@@ -16,6 +16,7 @@ from transformers.hf_argparser import string_to_bool
 
 from rlhf_nb.cli.help import About, page
 from rlhf_nb.cli.recipes import read_recipe
+from rlhf_nb.runtime.compat import CONFIG
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.fields import complaint, hints_of
 
@@ -87,10 +88,16 @@ class Parser(HfArgumentParser):
         self.known.setdefault(action.dest, action)
         return action
 
+    def meant(self, name: str, before: str = "") -> str:
+        "What an unknown option is called here, or the nearest one."
+        if self.prog.endswith(" ppo") and name in CONFIG:
+            return f" An older name: use {CONFIG[name]}"
+        return did_you_mean(f"{before}{name}", [f"{before}{known}" for known in self.known])
+
     def error(self, message: str) -> NoReturn:
         "What is wrong and how to fix it, on one line; exit code 2."
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
-            message += "." + did_you_mean(unknown[1], [f"--{name}" for name in self.known])
+            message += "." + self.meant(unknown[1].removeprefix("--"), "--")
         elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
             choices = self.known[wrong[1]].choices or []
             message += "." + did_you_mean(wrong[2], map(str, choices))
@@ -129,7 +136,7 @@ class Parser(HfArgumentParser):
         for key, value in settings.items():
             name = key.replace("-", "_")
             if name not in self.known or name in ("config", "help", "help_all"):
-                self.error(f"unknown key {key!r}.{did_you_mean(key, self.known)}")
+                self.error(f"unknown key {key!r}.{self.meant(key)}")
             if isinstance(value, list) and self.known[name].nargs != "+":
                 self.error(f"{key} takes one value, not a list")
             texts = [
