@@ -213,7 +213,7 @@ def save_weights(
     if save_pretrained is not None:
         return save_pretrained(folder, state_dict=state)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    state = {name: x.contiguous() for name, x in (state or model.state_dict()).items()}
+    state = {name: x.contiguous().clone() for name, x in (state or model.state_dict()).items()}
     save_file(state, Path(folder) / "model.safetensors")
 
 

@@ -25,18 +25,22 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 from .masks import pack, position_ids
+from .runtime.custom import CustomScorer, as_scorer, linear_head
 from .runtime.last_layer import read_at
 from .runtime.layout import gathered, sharded_by_deepspeed
 from .runtime.loading import check_class, check_decoder, loading, pretrained
 from .runtime.opened import accepted, body_of, embedding_rows, reads_end_to_end
 
+logger = logging.get_logger(__name__)
+
 # %% auto #0
-__all__ = ['CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'encode_prompts', 'drop_long_rows', 'check_tokenizer',
-           'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'check_embeddings',
-           'load_policy', 'load_scorer', 'inside', 'with_adapter', 'scorer_head', 'scorer_from', 'check_vocabulary',
-           'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'frozen']
+__all__ = ['logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'encode_prompts', 'drop_long_rows', 'check_tokenizer',
+           'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad',
+           'check_embeddings', 'load_policy', 'load_scorer', 'inside', 'with_adapter', 'scorer_head', 'scorer_from',
+           'check_vocabulary', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'ValueHead', 'frozen']
 
 # %% ../nbs/04_models.ipynb #55b2a589
 def train_tokenizer(
@@ -234,10 +238,22 @@ def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
     return model
 
 
+def grown_for_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    "The model, a row added and logged where the pad token alone is outside its embedding."
+    rows, pad = embedding_rows(model), tokenizer.pad_token_id
+    if {i for i in tokenizer.get_vocab().values() if i >= rows} == {pad} and pad == rows:
+        logger.warning(
+            f"the pad token has id {pad}, one more than the embedding of {type(model).__name__} "
+            "has: a row was added for it."
+        )
+        with_rows(model, rows + 1)
+    return model
+
+
 def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The same model, its pad id set. Raises ValueError where the tokenizer has ids beyond the
     embedding."""
-    rows = embedding_rows(model)
+    rows = embedding_rows(grown_for_pad(model, tokenizer))
     if len(tokenizer) > rows:
         raise ValueError(
             f"the tokenizer has ids 0 to {len(tokenizer) - 1} (pad: {tokenizer.pad_token_id}) and "
@@ -285,15 +301,17 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
 
 
 def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
-    """A sequence classifier with one label: a reward or value model, loaded as `load_policy` does.
-    Raises ValueError where it has more labels."""
+    """A sequence classifier with one label: a reward or value model, loaded as `load_policy` does;
+    or a module with a `score` and a body that its `base_model_prefix` names. Raises ValueError on
+    another one, and where it has more labels."""
     name, model = _named(name_or_path, "reward or value model"), name_or_path
     if name is not None:
         kept = Path(name) / CENTER
         model = _load(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
         if kept.is_file():
             model.config.reward_center = json.loads(kept.read_text())
-    if model.config.num_labels != 1:
+    model = as_scorer(model)
+    if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
         raise ValueError(
             f"the reward or value model has num_labels={model.config.num_labels}: one number for "
             "each "
@@ -347,11 +365,8 @@ def with_adapter(
 # %% ../nbs/04_models.ipynb #cb76880c
 def scorer_head(model: nn.Module) -> nn.Linear:
     "The layer that turns a hidden state into one number."
-    for name in ("score", "classifier", "v_head"):
-        head: Any = getattr(inside(model), name, None)
-        # under an adapter it is wrapped, and trained as a whole
-        if isinstance(getattr(head, "original_module", head), nn.Linear):
-            return head
+    if (head := linear_head(inside(model))) is not None:
+        return head
     raise ValueError(
         f"{type(model).__name__} has no linear head named score or classifier: take a model that "
         "AutoModelForSequenceClassification knows."

@@ -5,10 +5,11 @@
 # %% ../nbs/07_reward.ipynb #a7d1e8a6
 from __future__ import annotations
 
+import copy
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +49,7 @@ from rlhf_nb.models import (
 from .runtime.config import CheckedArguments
 from .runtime.fields import Count, NotNegative
 from .runtime.last_layer import read_at
-from .runtime.layout import Layout, Measure, Placed, gathered, whole
+from .runtime.layout import Layout, Measure, Placed, gathered, whole, zero3_is_live
 from .runtime.loading import pretrained
 from .runtime.loop import SealedTrainer
 from .runtime.reporting import hub_name
@@ -715,11 +716,19 @@ def call_reward(
     responses: list[str],
     columns: dict[str, list],  # what came with the prompts
 ) -> Tensor:  # [B] float32
-    """Scores of a reward function. Raises ValueError where it returns another count, something that
-    is no number, or NaN."""
+    """Scores of a reward function, which reads copies. Raises ValueError where it returns another
+    count, something that is no number, or NaN, and RuntimeError where it exits."""
     name = rewarder_name(function)
-    returned = function(prompts, responses, **columns)
-    if not hasattr(returned, "__iter__"):
+    prompts, given, columns = copy.deepcopy((prompts, responses, columns))
+    try:
+        returned = function(prompts, given, **columns)
+    except SystemExit as error:
+        raise RuntimeError(
+            f"reward function {name} ended the program, sys.exit({error.code!r}): return scores, "
+            "or raise an error."
+        ) from error
+    unordered = isinstance(returned, (Mapping, Set, Iterator, str, bytes))
+    if unordered or not hasattr(returned, "__iter__") or getattr(returned, "ndim", 1) == 0:
         raise ValueError(
             f"reward function {name} returned {returned!r}: return a list with a finite number "
             "for each response."
@@ -737,6 +746,34 @@ def call_reward(
                 f"({responses[i][:60]!r}): return a finite number."
             )
     return torch.tensor([float(score) for score in scores])
+
+
+def _check_finite(judge: Any, scores: Tensor, responses: Sequence[str]) -> None:
+    "Raises ValueError on a score of a reward model that is not finite, and names the model."
+    for i in (~scores.isfinite()).nonzero()[:1, 0].tolist():
+        name = getattr(judge, "name_or_path", "") or type(judge).__name__
+        raise ValueError(
+            f"reward model {name} gave {scores[i].item()} for response {i} "
+            f"({responses[i][:60]!r}): its weights or its head are not finite numbers."
+        )
+
+
+@torch.no_grad()
+def _check_reads_last(judge: Any) -> None:
+    """Raises ValueError on a classifier whose own score is not that of its head at the last token,
+    as those of BERT and other encoders are not."""
+    if not isinstance(judge, PreTrainedModel) or zero3_is_live():
+        return
+    ids = torch.tensor([[i for i in range(5) if i != judge.config.pad_token_id]])
+    ids, ours = ids.to(judge.device), getattr(judge.config, "reward_center", 0.0)
+    ours = ours + sequence_scores(judge, ids, torch.ones_like(ids))
+    own = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
+    if not torch.allclose(own, ours, rtol=0.05, atol=0.05, equal_nan=True):
+        raise ValueError(
+            f"{type(judge).__name__} does not read its score at the last token: it gives "
+            f"{own.item():.3f}, and its head there {ours.item():.3f}. Give a function f(prompts, "
+            "responses, **columns) that calls it."
+        )
 
 # %% ../nbs/07_reward.ipynb #efb71051
 class Episodes(Protocol):
@@ -787,14 +824,15 @@ class Judges:
                 f"reward_weights is {weights} and there are {len(given)} judges: give a finite "
                 "number for each."
             )
-        self.tokenizer = tokenizer
+        self.given, self.tokenizer = given, tokenizer
         self.judges: dict[str, nn.Module | Rewarder] = {}
         self.weights: dict[str, float] = {}
         judge: Any
         for judge, weight in zip(given, weights):
-            if isinstance(judge, (str, nn.Module)):
-                given_model: Any = load_judge(judge) if isinstance(judge, str) else judge
-                judge = load_scorer(given_model).eval().requires_grad_(False)
+            if isinstance(judge, (str, Path, nn.Module)):
+                named = not isinstance(judge, nn.Module)
+                judge = load_judge(str(judge)) if named else load_scorer(judge)
+                _check_reads_last(judge.eval().requires_grad_(False))
             if not callable(judge):
                 raise ValueError(
                     f"reward_model is {judge!r}: give a model, its name or folder, a function "
@@ -837,6 +875,7 @@ class Judges:
                 score = self.placed[name](partial(read, prompts=r.prompts, answers=r.responses))
             else:
                 score = self.placed[name](partial(score_rollout, r=r, forward=forward))
+            _check_finite(judge, score, r.responses)
             scores[name] = score.to(r.mask.device).float()
         return scores
 
@@ -865,7 +904,9 @@ class Judges:
 
         for name, judge in self.judges.items():
             if isinstance(judge, nn.Module):
-                total = total + self.weights[name] * self.placed[name](read)
+                scores = self.placed[name](read)
+                _check_finite(judge, scores, answers)
+                total = total + self.weights[name] * scores
             elif answers:
                 total = total + self.weights[name] * call_reward(judge, prompts, answers, columns)
         return total

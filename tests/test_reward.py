@@ -267,7 +267,6 @@ def returning(value):
         np.array([1, 2.5]),
         torch.tensor([1, 2.5]),
         [torch.tensor(1), np.float64(2.5)],
-        iter([1, 2.5]),
     ],
 )
 def test_a_reward_function_may_return(value):

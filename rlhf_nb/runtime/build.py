@@ -20,6 +20,7 @@ from rlhf_nb.models import (
     check_vocabulary,
     fit_embeddings,
     frozen,
+    grown_for_pad,
     load_policy,
     load_scorer,
     scorer_from,
@@ -29,6 +30,7 @@ from rlhf_nb.models import (
 from rlhf_nb.reward import Judges
 from rlhf_nb.rollout import has_cache
 from rlhf_nb.runtime.config import PPOConfig
+from rlhf_nb.runtime.custom import CustomScorer
 from rlhf_nb.runtime.layout import Layout, Placed, zero3_is_live
 from rlhf_nb.runtime.opened import embedding_rows, opened
 from rlhf_nb.runtime.precision import in_words
@@ -57,7 +59,7 @@ def build_models(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
             "out, and a frozen copy is made."
         )
-    if value_model is not None and any(value_model is judge for judge in judges.models):
+    if isinstance(value_model, nn.Module) and any(value_model is x for x in judges.given):
         raise ValueError(
             "reward_model and value_model are the same object, and the reward model is never "
             "trained: leave value_model out, and a copy is made."
@@ -89,6 +91,7 @@ def build_models(
             with_rows(judge, vocabulary)
         if not own:
             check_same_ids(judge, tokenizer)
+            grown_for_pad(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
     if args.share_value_trunk:
@@ -99,6 +102,7 @@ def build_models(
         return without_dropout(PolicyAndValue(policy, ValueHead(policy))), reference
     if value_model is None:
         like: Any = judges.models[0] if judges.models and not own else None
+        like = None if isinstance(like, CustomScorer) else like  # it may be a rule, and not learn
         first = reward_model[0] if isinstance(reward_model, (list, tuple)) else reward_model
         value_model = once_more(
             "value_model",
@@ -109,7 +113,7 @@ def build_models(
     scorer = load_scorer(value_model)
     if args.resize_embeddings:
         with_rows(scorer, vocabulary)
-    check_vocabulary(scorer, tokenizer, "value model", vocabulary)
+    check_vocabulary(grown_for_pad(scorer, tokenizer), tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
     return without_dropout(PolicyAndValue(policy, value)), reference
 

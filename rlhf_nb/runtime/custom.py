@@ -1,0 +1,101 @@
+"""Which modules can be a reward or value model: sequence classifiers, and modules of one's own in
+the form of the published PPO trainer, whose `base_model_prefix` names a body and whose
+`score(hidden_states)` gives a number for each token."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+HEADS = ("score", "classifier", "v_head")
+
+
+def linear_head(model: Any) -> nn.Linear | None:
+    "The layer that turns a hidden state into one number; under an adapter it is wrapped."
+    for name in HEADS:
+        head = getattr(model, name, None)
+        if isinstance(getattr(head, "original_module", head), (nn.Linear, nn.Identity)):
+            return head
+    return None
+
+
+def as_scorer(model: Any) -> Any:
+    "A sequence classifier as it is, another module in one's place. Raises ValueError on any other."
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    known = isinstance(inner, (PreTrainedModel, CustomScorer)) and linear_head(inner) is not None
+    return model if known else CustomScorer(model)
+
+
+class ScoredBody(nn.Module):
+    "Body and score of a module; its scores are where a body has its hidden states."
+
+    def __init__(self, given: Any):
+        super().__init__()
+        self.given = given
+
+    @property
+    def body(self) -> Any:
+        return getattr(self.given, self.given.base_model_prefix)
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [B, L]
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool = False,
+    ) -> SimpleNamespace:
+        output = self.body(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            return_dict=True,
+            output_hidden_states=True,
+            use_cache=use_cache,
+        )
+        scores = self.given.score(output.hidden_states[-1])
+        if scores.shape != (*input_ids.shape, 1):
+            raise ValueError(
+                f"score of {type(self.given).__name__} returned {list(scores.shape)} for "
+                f"{list(input_ids.shape)} tokens: return a number for each, [B, T, 1]."
+            )
+        return SimpleNamespace(last_hidden_state=scores)
+
+
+class CustomScorer(nn.Module):
+    "A module of one's own in the place of a sequence classifier. Raises ValueError on other forms."
+
+    def __init__(self, given: Any):
+        super().__init__()
+        body = getattr(given, getattr(given, "base_model_prefix", None) or "", None)
+        if body is None or body is given or not callable(getattr(given, "score", None)):
+            raise ValueError(
+                f"{type(given).__name__} is no sequence classifier and has no score(hidden_states) "
+                "beside a body that base_model_prefix names: give a function f(prompts, responses, "
+                "**columns), or a classifier."
+            )
+        self.base_model, self.score = ScoredBody(given), nn.Identity()
+        config = getattr(body, "config", None)
+        self.config = config if isinstance(config, PreTrainedConfig) else PreTrainedConfig()
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.parameters()), torch.float32)
+
+    def get_input_embeddings(self) -> Any:
+        "The body's; one without may read any id."
+        get = getattr(self.base_model.body, "get_input_embeddings", None)
+        return SimpleNamespace(num_embeddings=2**31) if get is None else get()
+
+    def resize_token_embeddings(self, rows: int) -> None:
+        self.base_model.body.resize_token_embeddings(rows)
+
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        self.base_model.body.activation_checkpointing_enable(**kwargs)
