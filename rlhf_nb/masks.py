@@ -50,11 +50,12 @@ def left_pad(
 def right_pad(
     rows: list[list[int]],  # token ids, one list a row, of any lengths
     pad_id: int,  # what goes into the empty places
+    multiple: int = 1,  # the width is rounded up to a multiple of this
 ) -> tuple[Tensor, Tensor]:  # ids [B, T] long, mask [B, T] true on real tokens
     "Responses into a rectangle, padded on the right. Raises ValueError on an empty row or no rows."
     _check_rows(rows, pad_id)
     lengths = torch.tensor([[len(row)] for row in rows])
-    width = int(lengths.max())
+    width = -(-int(lengths.max()) // multiple) * multiple
     ids = torch.tensor(
         [list(row) + [pad_id] * (width - len(row)) for row in rows], dtype=torch.long
     )

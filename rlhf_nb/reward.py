@@ -11,12 +11,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 import torch
 from datasets import Dataset
@@ -30,6 +31,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
+    TrainingArguments,
 )
 
 from .masks import position_ids, right_pad
@@ -39,26 +41,39 @@ from rlhf_nb.models import (
     fit_embeddings,
     inside,
     load_scorer,
-    load_tokenizer,
     response_values,
     scorer_from,
     scorer_head,
     sequence_scores,
     with_adapter,
 )
-from .runtime.config import CheckedArguments
-from .runtime.fields import Count, NotNegative
+from .runtime.fields import NotNegative, setting
 from .runtime.last_layer import read_at
 from .runtime.layout import Layout, Measure, Placed, gathered, whole, zero3_is_live
 from .runtime.loading import pretrained
 from .runtime.loop import SealedTrainer
+from .runtime.opened import without_dropout
+from .runtime.prompts import rows_of
 from .runtime.reporting import hub_name
+from rlhf_nb.runtime.supervised import (
+    SupervisedConfig,
+    check_finite,
+    check_ids,
+    columns_of,
+    config_of,
+    each,
+    mapped,
+    numbered,
+    tokenizer_with,
+)
 from rlhf_nb.sft import (
     adapter_for,
     check_lengths,
+    cut_prompt,
     quiet_bars,
     render,
     render_pair,
+    template_settings,
     tokenizer_of,
     without_stop,
 )
@@ -89,11 +104,13 @@ def pair_texts(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[str, str, str]:
     "Prompt, chosen and rejected as text. Without a prompt it is '', and both answers are whole."
+    settings = template_settings(row)
     if row.get("prompt") is None:
-        first, second = (without_stop(tokenizer, render(tokenizer, row[a])) for a in ANSWERS)
+        whole = (render(tokenizer, row[name], **settings) for name in ANSWERS)
+        first, second = (without_stop(tokenizer, text) for text in whole)
         return "", first, second
     (prompt, chosen), (other, rejected) = (
-        render_pair(tokenizer, row["prompt"], row[name]) for name in ANSWERS
+        render_pair(tokenizer, row["prompt"], row[name], **settings) for name in ANSWERS
     )
     return (
         (prompt, chosen, rejected) if prompt == other else ("", prompt + chosen, other + rejected)
@@ -101,7 +118,11 @@ def pair_texts(
 
 # %% ../nbs/07_reward.ipynb #00d79c69
 def answer_ids(
-    prompt: list[int], answer: list[int], stop_id: int, max_length: int | None = None
+    prompt: list[int],
+    answer: list[int],
+    stop_id: int,
+    max_length: int | None = None,
+    bos: int = 0,  # first tokens of the prompt that stay
 ) -> list[int]:
     "Prompt, answer and the stop token, the prompt cut on its left where it must be."
     answer = [*answer, stop_id]
@@ -111,7 +132,9 @@ def answer_ids(
             "raise "
             "max_length or drop the row."
         )
-    return (prompt if max_length is None else prompt[-(max_length - len(answer)) :]) + answer
+    if max_length is not None:
+        prompt = cut_prompt(prompt, max_length - len(answer), bos)
+    return prompt + answer
 
 # %% ../nbs/07_reward.ipynb #9330c30f
 def _refuse(row: int, what: str, fix: str = "drop the row") -> None:
@@ -126,7 +149,12 @@ def _shared(first: list[int], second: list[int]) -> int:
 
 
 def _pair_ids(
-    ids: list[list[int]], implicit: bool, number: int, stop: int, max_length: int | None
+    ids: list[list[int]],
+    implicit: bool,
+    number: int,
+    stop: int,
+    max_length: int | None,
+    bos: int = 0,
 ) -> list[list[int]]:
     """Chosen and rejected with what is left of their prompt. Raises ValueError on a pair that
     cannot teach."""
@@ -149,13 +177,9 @@ def _pair_ids(
             "drop such rows, they teach nothing",
         )
     longer = max(answers, key=len)
-    try:
-        kept = (
-            len(answer_ids(prompt, longer, stop, max_length)) - len(longer) - 1
-        )  # of the prompt, for both alike
-    except ValueError as error:
-        raise ValueError(f"row {number}: {error}") from None
-    return [answer_ids(prompt[len(prompt) - kept :], answer, stop) for answer in answers]
+    cut = numbered(number, answer_ids, prompt, longer, stop, max_length, bos)
+    prompt = cut[: len(cut) - len(longer) - 1]  # the same for both
+    return [answer_ids(prompt, answer, stop) for answer in answers]
 
 
 def _margin(value: Any, number: int) -> float:
@@ -166,11 +190,11 @@ def _margin(value: Any, number: int) -> float:
 
 # %% ../nbs/07_reward.ipynb #0abf42d1
 def decided_pairs(
-    data: Dataset,  # chosen, rejected; of `label_preferences` also choice, again, pair
-) -> Dataset:
+    data: Any,  # chosen, rejected; of `label_preferences` also choice, again, pair
+) -> Any:
     """Of such lines the first choices that stand and were no tie; any other data as they are.
     Raises ValueError where none is left, or where lines are missing."""
-    if not {"choice", "again", "pair", *ANSWERS} <= set(data.column_names):
+    if not {"choice", "again", "pair", *ANSWERS} <= set(columns_of(data)):
         return data
     standing: list[tuple[int, str, bool, int]] = []
     for i, row in enumerate(zip(data["choice"], data["again"], data["pair"])):
@@ -193,58 +217,83 @@ def decided_pairs(
     return data.select(kept)
 
 # %% ../nbs/07_reward.ipynb #553b0d0d
+def _given_pairs(
+    rows: dict[str, list],  # columns chosen_ids and rejected_ids
+    numbers: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+) -> list[list[list[int]]]:
+    "Pairs of ids as they are. Raises ValueError on wrong ids and on rows that are too long."
+    both = [list(pair) for pair in zip(*(rows[f"{name}_ids"] for name in ANSWERS))]
+    for number, pair in zip(numbers, both):
+        for ids in pair:
+            numbered(number, check_ids, ids, tokenizer)
+        if max_length is not None and (longest := max(map(len, pair))) > max_length:
+            _refuse(number, f"it has {longest} tokens, max_length is {max_length}")
+    return both
+
+
 def encode_pairs(
-    data: Dataset,  # columns chosen, rejected; prompt, where it is not in both; perhaps margin
+    data: Any,  # chosen, rejected; prompt, where it is not in both; perhaps margin
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
-) -> Dataset:  # columns chosen_ids, rejected_ids, length; margin, where it was given
-    """Prompt, answer and stop token as ids, both ways. Raises ValueError on missing columns and on
-    rows that cannot teach."""
+    num_proc: int | None = None,
+) -> Any:  # columns chosen_ids, rejected_ids, length; margin, where it was given
+    """Prompt, answer and stop token as ids, both ways; columns chosen_ids and rejected_ids are
+    taken as they are. Raises ValueError on missing columns and on rows that cannot teach."""
     data = decided_pairs(data.with_format(None))
-    if missing := [c for c in ANSWERS if c not in data.column_names]:
+    old = {f"{a}_input_ids": f"{a}_ids" for a in ANSWERS if f"{a}_input_ids" in columns_of(data)}
+    data = data.rename_columns(old) if old else data
+    columns = columns_of(data)
+    given = {f"{name}_ids" for name in ANSWERS} <= set(columns)
+    if not given and (missing := [c for c in ANSWERS if c not in columns]):
         raise ValueError(
-            f"the data set has columns {data.column_names} and lacks {missing}: a reward model is "
-            "trained "
-            "on prompt, chosen and rejected."
+            f"the data set has columns {columns} and lacks {missing}: a reward model is trained on "
+            "prompt, chosen and rejected."
         )
-    names = [name for name in ("prompt", *ANSWERS) if name in data.column_names]
+    names = [name for name in ("prompt", *ANSWERS) if name in columns]
+    bos = len(encode_prompts([""], tokenizer)[0])
 
-    def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
+    def text_pairs(rows: dict[str, list], numbers: list[int]) -> list[list[list[int]]]:
         texts = []
-        for number, *parts in zip(numbers, *(rows[name] for name in names)):
-            row = dict(zip(names, parts))
-            empty = [name for name in names if row[name] is None or len(row[name]) == 0]
-            if empty:
-                _refuse(
-                    number,
-                    f"{empty[0]} is {'missing (None)' if row[empty[0]] is None else 'empty'}",
-                )
+        for number, row in zip(numbers, rows_of(rows)):
+            for name in names:
+                if row[name] is None or len(row[name]) == 0:
+                    what = "missing (None)" if row[name] is None else "empty"
+                    _refuse(number, f"{name} is {what}")
             texts.append(pair_texts(row, tokenizer))
         begun, *answers = zip(*texts)
         plain = (tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in answers)
         ids = zip(encode_prompts(begun, tokenizer), *plain)
-        both = [
-            _pair_ids(list(row), not text[0], number, tokenizer.eos_token_id, max_length)
+        stop = tokenizer.eos_token_id
+        return [
+            _pair_ids(list(row), not text[0], number, stop, max_length, bos)
             for number, row, text in zip(numbers, ids, texts)
         ]
+
+    def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
+        if given:
+            both = _given_pairs(rows, numbers, tokenizer, max_length)
+        else:
+            both = text_pairs(rows, numbers)
         found = dict(zip(("chosen_ids", "rejected_ids"), map(list, zip(*both))))
         if "margin" in rows:
             found["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
         return {**found, "length": [max(map(len, pair)) for pair in both]}
 
-    return data.map(encode, batched=True, with_indices=True, remove_columns=data.column_names)
+    return mapped(data, encode, num_proc)
 
 # %% ../nbs/07_reward.ipynb #ad0a41b5
 def pair_batch(
     rows: list[dict],  # of `encode_pairs`
     pad_id: int,
+    multiple: int = 1,  # of the width
 ) -> dict[
     str, Tensor
 ]:  # input_ids and attention_mask [2B, L]: the chosen ones, then the rejected ones; margin [B]
     "Both answers of every pair in one batch, padded on the right."
-    ids, mask = right_pad(
-        [row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows], pad_id
-    )
+    both = [row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows]
+    ids, mask = right_pad(both, pad_id, multiple)
     batch = dict(input_ids=ids, attention_mask=mask)
     if "margin" in rows[0]:
         batch["margin"] = torch.tensor([float(row["margin"]) for row in rows])
@@ -336,6 +385,7 @@ def _fresh_head(model: PreTrainedModel, seed: int) -> None:
 def load_reward_model(
     model: Any,  # a classifier with one label, a causal model, or the name or folder of either
     seed: int = 0,  # of a head that has to be made
+    **kwargs: Any,  # of `from_pretrained`
 ) -> PreTrainedModel:
     "A reward model; where there was no head, it has a new one, N(0, 1/sqrt(d + 1))."
     if not isinstance(model, (str, Path)):
@@ -344,7 +394,7 @@ def load_reward_model(
             if inside(model).get_output_embeddings() is not None
             else load_scorer(model)
         )
-    found, has_head = _with_head(str(model), torch.float32)
+    found, has_head = _with_head(str(model), **kwargs)
     if not has_head:
         _fresh_head(found, seed)
     return found
@@ -353,7 +403,7 @@ def load_reward_model(
 def load_judge(name: str) -> PreTrainedModel:
     """A trained reward model, in the precision it was saved in. Raises ValueError where it has no
     head: its scores would be those of random weights."""
-    found, has_head = _with_head(name, "auto")
+    found, has_head = _with_head(name, dtype="auto")
     if not has_head:
         raise ValueError(
             f"{name} has no reward head, so its scores would be random: it is a language model. "
@@ -363,42 +413,26 @@ def load_judge(name: str) -> PreTrainedModel:
     return found
 
 
-def _with_head(name: str, dtype: Any) -> tuple[PreTrainedModel, bool]:
-    "A classifier by name or folder, and whether its head was there."
+def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
+    "A classifier by name or folder, float32 without a `dtype`, and whether its head was there."
+    kwargs.setdefault("dtype", torch.float32)
     if (Path(name) / "adapter_config.json").is_file():
-        return load_scorer(name, dtype=dtype), True
-    found, has_head = pretrained(
-        AutoModelForSequenceClassification, name, num_labels=1, dtype=dtype
-    )
+        return load_scorer(name, **kwargs), True
+    found, has_head = pretrained(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
     return load_scorer(found), has_head
 
 # %% ../nbs/07_reward.ipynb #971385e2
 @dataclass
-class RewardConfig(CheckedArguments):
-    "`transformers.TrainingArguments` and what a reward model needs more."
+class RewardConfig(SupervisedConfig):
+    "The settings of `RewardTrainer`. Raises ValueError on what it does not support."
 
-    max_length: Count | None = field(
-        default=None,
-        metadata={
-            "help": "Most tokens of prompt and answer together; the prompt is cut on "
-            "its left. None: no limit."
-        },
+    center_rewards_coefficient: NotNegative | None = setting(
+        None,
+        "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
+        "(Eisenstein et al. 2023). None: 0.",
     )
-    center_rewards_coefficient: NotNegative = field(
-        default=0.0,
-        metadata={
-            "help": "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
-            "(Eisenstein et al. 2023)."
-        },
-    )
-    learning_rate: NotNegative = field(default=1e-5, metadata={"help": "Peak learning rate."})
-    train_sampling_strategy: str = field(
-        default="group_by_length",
-        metadata={"help": "Rows of like length share a batch: little padding."},
-    )
-    length_column_name: str = field(
-        default="length", metadata={"help": "Column with the tokens of a row."}
-    )
+    disable_dropout: bool = setting(True, "Train without the model's dropout.")
+    learning_rate: NotNegative = setting(1e-5, "Peak learning rate.")
 
 # %% ../nbs/07_reward.ipynb #b6b5fc62
 def reversed_labels(
@@ -488,38 +522,54 @@ class RewardTrainer(SealedTrainer):
     def __init__(
         self,
         model: PreTrainedModel | str,  # a classifier with one label, a causal model, or a name
-        args: RewardConfig | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | None = None,
+        args: TrainingArguments | None = None,  # a RewardConfig
+        train_dataset: Any = None,  # a Dataset or an IterableDataset
+        eval_dataset: Any = None,  # the same, or a dictionary of them
         processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
         peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter and the head
+        data_collator: Callable[[list[dict]], dict[str, Any]] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,  # beside `measure`
+        quantization_config: Any = None,  # of a model given by name
+        **more: Any,  # of transformers.Trainer
     ):
-        args = args or RewardConfig(output_dir="reward")
-        tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
-        model = fit_embeddings(load_reward_model(model, args.seed), tokenizer)
+        args = config_of(RewardConfig, args, "reward")
+        tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
+        how = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
+        scorer = fit_embeddings(load_reward_model(model, args.seed, **how), tokenizer)
 
-        def encode(data: Dataset | None) -> Dataset | None:
-            if data is None:
-                return None
-            return check_lengths(encode_pairs(data, tokenizer, args.max_length), model)
+        def encode(data: Any) -> Any:
+            rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)
+            return check_lengths(rows, scorer)
 
+        self.encode, self.own_metrics = encode, compute_metrics
         with quiet_bars(args.disable_tqdm):
-            train_dataset, eval_dataset = encode(train_dataset), encode(eval_dataset)
+            train_dataset = each(train_dataset, encode, "train_dataset", several=False)
+            eval_dataset = each(eval_dataset, encode, "eval_dataset")
         self.scores_since_log: list[Tensor] = []  # [B, 2] each
         self.logs, self.warned = 0, False
+        trained = with_adapter(scorer, adapter_for("SEQ_CLS", peft_config))
+        pairs = partial(
+            pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
+        )
         super().__init__(
-            with_adapter(model, adapter_for("SEQ_CLS", peft_config)),
+            without_dropout(trained) if args.disable_dropout else trained,
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            data_collator=lambda rows: pair_batch(rows, tokenizer.pad_token_id),
+            data_collator=data_collator or pairs,
             processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
             compute_metrics=self.measure,
+            **more,
         )
+
+    def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
+        "Trainer's, on the pairs that the trainer was given, or on others in any of their forms."
+        data = each(eval_dataset, self.encode, "eval_dataset")
+        return super().evaluate(data, *given, **named)
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, through whatever the model is wrapped in."
@@ -546,7 +596,7 @@ class RewardTrainer(SealedTrainer):
             2
         )
         losses = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
-        centering = self.args.center_rewards_coefficient * (chosen + rejected).square()
+        centering = (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected).square()
         scores = torch.stack([chosen, rejected], 1)
         loss = losses.mean() + centering.mean()
         if model.training:
@@ -568,6 +618,7 @@ class RewardTrainer(SealedTrainer):
         loss = f"{named.get('metric_key_prefix', 'eval')}_loss"
         if output.label_ids is not None and loss in output.metrics:
             output.metrics[loss] = float(output.label_ids.mean())
+        check_finite(output.metrics, loss)
         return output
 
     def measure(self, output: EvalPrediction) -> dict[str, float]:
@@ -576,7 +627,11 @@ class RewardTrainer(SealedTrainer):
         self.warn_if_reversed(chosen, rejected)
         known = not (chosen.isnan() | rejected.isnan()).any()
         error = calibration_error(calibration(chosen, rejected)) if known else math.nan
-        return {**preference_metrics(chosen, rejected), "calibration_error": error}
+        found = {**preference_metrics(chosen, rejected), "calibration_error": error}
+        if self.own_metrics is not None:  # column 0 should win
+            labels = np.zeros(len(chosen), dtype=int)
+            found |= self.own_metrics(EvalPrediction(output.predictions, labels))
+        return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         "The training metrics since the last log, of all ranks, join the loss."
@@ -640,7 +695,8 @@ def score_texts(
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     begun = encode_prompts(prompts, tokenizer)
     ended = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
-    rows = [answer_ids(p, a, stop, max_length) for p, a in zip(begun, ended, strict=True)]
+    bos = len(encode_prompts([""], tokenizer)[0])
+    rows = [answer_ids(p, a, stop, max_length, bos) for p, a in zip(begun, ended, strict=True)]
     if stopped is not None:
         rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from datasets import (
-    Dataset,
+    IterableDataset,
     are_progress_bars_disabled,
     disable_progress_bars,
     enable_progress_bars,
@@ -25,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
+    TrainingArguments,
 )
 
 from .masks import right_pad
@@ -33,18 +37,29 @@ from rlhf_nb.models import (
     fit_embeddings,
     inside,
     load_policy,
-    load_tokenizer,
     with_adapter,
 )
-from .runtime.config import CheckedArguments
-from .runtime.fields import Count, NotNegative
+from .runtime.fields import NotNegative, setting
 from .runtime.last_layer import read_at
 from .runtime.layout import gathered
 from .runtime.loop import SealedTrainer
 from .runtime.opened import embedding_rows, reads_end_to_end
+from .runtime.prompts import as_text, rows_of
+from rlhf_nb.runtime.supervised import (
+    SupervisedConfig,
+    check_finite,
+    check_ids,
+    columns_of,
+    config_of,
+    each,
+    mapped,
+    numbered,
+    tokenizer_with,
+)
 
 # %% auto #0
-__all__ = ['Turns', 'render', 'without_stop', 'common_start', 'render_pair', 'encode_completions', 'completion_batch',
+__all__ = ['Turns', 'Pieces', 'render', 'without_stop', 'common_start', 'render_pair', 'template_settings', 'spoken',
+           'row_pieces', 'piece_ids', 'cut_prompt', 'fit_row', 'given_labels', 'encode_rows', 'completion_batch',
            'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of',
            'row_losses', 'counted_part', 'SFTTrainer']
 
@@ -58,19 +73,11 @@ def render(
     tokenizer: PreTrainedTokenizerBase,
     turns: Turns,
     opened: bool = False,  # end with the mark that opens an answer
+    **settings: Any,  # of the chat template, such as tools
 ) -> str:
     """A conversation through the tokenizer's chat template; text as it is. Raises ValueError on
     anything else."""
-    if isinstance(turns, str):
-        return turns
-    if not turns or not all(isinstance(turn, dict) for turn in turns):
-        raise ValueError(
-            f"{turns!r} is neither text nor a conversation: give a string, or turns such as "
-            "[{'role': 'user', 'content': '...'}]."
-        )
-    return str(
-        tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=opened)
-    )
+    return as_text(turns, tokenizer, "the text", add_generation_prompt=opened, **settings)
 
 
 def without_stop(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
@@ -87,7 +94,7 @@ def common_start(first: str, second: str) -> str:
 
 
 def render_pair(
-    tokenizer: PreTrainedTokenizerBase, prompt: Turns, answer: Turns
+    tokenizer: PreTrainedTokenizerBase, prompt: Turns, answer: Turns, **settings: Any
 ) -> tuple[str, str]:
     """Prompt and answer as text, the stop token taken off; an answer in text to a conversation is
     the assistant's."""
@@ -98,73 +105,188 @@ def render_pair(
             "the prompt is text and the answer a conversation: give both as turns, or both as text."
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else answer
-    whole = render(tokenizer, [*prompt, *reply])
+    whole = render(tokenizer, [*prompt, *reply], **settings)
     # some templates close what they opened
-    start = common_start(render(tokenizer, prompt, opened=True), whole)
+    start = common_start(render(tokenizer, prompt, opened=True, **settings), whole)
     return start, without_stop(tokenizer, whole[len(start) :])
 
-# %% ../nbs/06_sft.ipynb #cb4da106
-def encode_completions(
-    data: Dataset,  # columns prompt and completion, texts or conversations
+# %% ../nbs/06_sft.ipynb #7d542b9d
+Pieces = list[tuple[str, bool]]  # of a row: text, and whether it counts
+
+
+def template_settings(row: dict[str, Any]) -> dict[str, Any]:
+    "What the columns tools and chat_template_kwargs of a row give to its chat template."
+    tools = row.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return dict(row.get("chat_template_kwargs") or {}, **({"tools": tools} if tools else {}))
+
+
+def spoken(
     tokenizer: PreTrainedTokenizerBase,
-    max_length: int
-    | None = None,  # of both together; the prompt is cut on its left, never the stop token
-) -> Dataset:  # columns input_ids, prompt_length, length
-    """Prompt, completion and the stop token as ids. Raises ValueError on missing columns and on a
-    completion longer than max_length."""
-    if missing := [c for c in ("prompt", "completion") if c not in data.column_names]:
+    turns: Sequence[dict[str, str]],
+    first: int = 0,  # what is said before this turn does not count
+    **settings: Any,  # of the chat template
+) -> Pieces:
+    "What the assistant says in a conversation counts. Raises ValueError where it says nothing."
+    whole, done = render(tokenizer, turns, **settings), 0
+    pieces: Pieces = []
+    for i in range(first, len(turns)):
+        if turns[i]["role"] == "assistant":
+            before = render(tokenizer, turns[:i], opened=True, **settings) if i else ""
+            start = len(common_start(before, whole))
+            end = len(common_start(render(tokenizer, turns[: i + 1], **settings), whole))
+            pieces += [(whole[done:start], False), (whole[start:end], True)]
+            done = end
+    if not pieces:
+        raise ValueError("no turn of it is the assistant's: drop it.")
+    return [*pieces, (whole[done:], False)] if whole[done:].strip() else pieces
+
+
+def row_pieces(
+    row: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    text_field: str = "text",  # the column of plain texts
+    completion_only: bool | None = None,  # of a completion; None: True
+    assistant_only: bool = False,
+    format_row: Callable[[dict], str] | None = None,  # makes the text of a row
+) -> Pieces:
+    "A completion, a conversation or a text in pieces. Raises ValueError on anything else."
+    settings, first = template_settings(row), 0
+    turns: Any = next((row[x] for x in ("messages", "conversations", text_field) if x in row), None)
+    if format_row is not None:
+        turns = format_row(row)
+    elif {"prompt", "completion"} <= set(row):
+        both = row["prompt"], row["completion"]
+        if None in both:
+            raise ValueError("it has no prompt or no completion (None): drop it.")
+        if not assistant_only:
+            prompt, answer = render_pair(tokenizer, *both, **settings)
+            return [(prompt, completion_only is False), (answer, True)]
+        first, turns = len(both[0]), both[0] + both[1]
+    if not turns:
+        raise ValueError(f"its text is {turns!r}: drop it.")
+    if isinstance(turns, list) and isinstance(turns[0], dict) and "from" in turns[0]:
+        turns = [dict(role=turn["from"], content=turn["value"]) for turn in turns]
+    if not assistant_only:
+        return [(render(tokenizer, turns, **settings), True)]
+    if isinstance(turns, str):
+        raise ValueError("it is no conversation, and assistant_only_loss is True.")
+    return spoken(tokenizer, turns, first, **settings)
+
+# %% ../nbs/06_sft.ipynb #cb4da106
+def piece_ids(
+    rows: list[Pieces], tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[list[int], list[int]]]:  # ids and labels of each row
+    "Pieces as ids, each for itself; behind the last one, where it counts, the stop token."
+    stop, front = tokenizer.eos_token_id, encode_prompts([""], tokenizer)[0]
+    last = [without_stop(tokenizer, row[-1][0]) for row in rows]
+    texts = [text for row, end in zip(rows, last) for text in [*(t for t, _ in row[:-1]), end]]
+    plain = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
+    found = []
+    for row in rows:
+        pairs = [(i, i if counts else -100) for _, counts in row for i in next(plain)]
+        if [i for i, _ in pairs[: len(front)]] != front:  # BOS, once
+            pairs[:0] = [(i, -100) for i in front]
+        ids, labels = zip(*pairs, *[(stop, stop)] * row[-1][1])
+        found.append((list(ids), list(labels)))
+    return found
+
+
+def cut_prompt(
+    ids: list[int],
+    room: int,  # tokens that it may have
+    kept: int = 0,  # first tokens that stay, such as BOS
+) -> list[int]:
+    "A prompt, cut on its left where it must be."
+    over, kept = len(ids) - room, min(kept, room)
+    return ids if over <= 0 else [*ids[:kept], *ids[kept + over :]]
+
+
+def fit_row(
+    ids: list[int],
+    labels: list[int],
+    max_length: int | None,
+    bos: int | None = None,  # tokens in front of a prompt that stay; None: there is no prompt
+) -> tuple[list[int], list[int]]:
+    """A row cut to max_length: a prompt loses its beginning, any other text its end. Raises
+    ValueError on a completion that does not fit, and where nothing is left to learn."""
+    if max_length is not None and len(ids) > max_length and bos is not None:
+        start = next(i for i, label in enumerate(labels) if label != -100)
+        if (answer := len(ids) - start) >= max_length:
+            raise ValueError(
+                f"its completion has {answer} tokens with its stop token, max_length is "
+                f"{max_length}: raise max_length or drop the row."
+            )
+        prompt = cut_prompt(ids[:start], max_length - answer, bos)
+        ids, labels = prompt + ids[start:], [-100] * len(prompt) + labels[start:]
+    if all(label == -100 for label in labels[1:max_length]):
+        raise ValueError("no token of it counts: raise max_length, or drop the row.")
+    return ids[:max_length], labels[:max_length]
+
+
+def given_labels(row: dict[str, Any]) -> list[int]:
+    "Of a row of ids: its labels, or the ids that all its masks count."
+    masks = [row[name] for name in ("completion_mask", "assistant_masks") if name in row]
+    counted = (i if all(keep) else -100 for i, *keep in zip(row["input_ids"], *masks))
+    return row["labels"] if "labels" in row else list(counted)
+
+
+def encode_rows(
+    data: Any,  # a Dataset or an IterableDataset
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,  # a prompt is cut on its left, never a completion
+    num_proc: int | None = None,
+    **how: Any,  # of `row_pieces`
+) -> Any:  # columns input_ids, labels (-100 on what does not count), length
+    """Rows of any form as ids. Raises ValueError on columns of no such form, and names a row that
+    cannot teach."""
+    columns, text = columns_of(data), how.get("text_field", "text")
+    pairs = {"prompt", "completion"} <= set(columns) and how.get("format_row") is None
+    known = {"messages", "conversations", "input_ids", text} & set(columns)
+    if not (pairs or known or how.get("format_row")):
         raise ValueError(
-            f"the data set has columns {data.column_names} and lacks {missing}: supervised "
-            "fine-tuning "
-            "needs prompt and completion."
+            f"the data set has columns {columns}: supervised fine-tuning needs prompt and "
+            f"completion, messages, input_ids, or {text}, which dataset_text_field names."
         )
+    if how.get("completion_only") and not (pairs or "completion_mask" in columns):
+        raise ValueError(
+            "completion_only_loss is True: give prompt and completion, and no formatting_func."
+        )
+    bos = len(encode_prompts([""], tokenizer)[0])
+    prompted = bos if pairs and how.get("completion_only") is not False else None
 
     def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
-        if None in rows["prompt"] or None in rows["completion"]:
-            number = next(
-                n for n, *both in zip(numbers, rows["prompt"], rows["completion"]) if None in both
-            )
-            raise ValueError(f"row {number} has no prompt or no completion (None): drop it.")
-        texts = [render_pair(tokenizer, *both) for both in zip(rows["prompt"], rows["completion"])]
-        begun, ended = zip(*texts)
-        prompts = encode_prompts(begun, tokenizer)
-        answers = tokenizer(list(ended), add_special_tokens=False)["input_ids"]
-        answers = [[*ids, tokenizer.eos_token_id] for ids in answers]
-        if max_length is not None:
-            if (longest := max(map(len, answers))) >= max_length:
-                raise ValueError(
-                    f"row {numbers[list(map(len, answers)).index(longest)]}: its completion has "
-                    f"{longest} "
-                    f"tokens with its stop token, max_length is {max_length}: raise max_length or "
-                    "drop "
-                    "the row."
-                )
-            prompts = [ids[-(max_length - len(answer)) :] for ids, answer in zip(prompts, answers)]
-        return dict(
-            input_ids=[p + a for p, a in zip(prompts, answers)],
-            prompt_length=list(map(len, prompts)),
-            length=[len(p) + len(a) for p, a in zip(prompts, answers)],
-        )
+        with_numbers = list(zip(numbers, rows_of(rows)))
+        if "input_ids" in rows:
+            for number, row in with_numbers:
+                numbered(number, check_ids, row["input_ids"], tokenizer)
+            made = [(row["input_ids"], given_labels(row)) for _, row in with_numbers]
+        else:
+            pieces = [numbered(n, row_pieces, row, tokenizer, **how) for n, row in with_numbers]
+            made = piece_ids(pieces, tokenizer)
+        kept = [numbered(n, fit_row, *row, max_length, prompted) for n, row in zip(numbers, made)]
+        ids, labels = map(list, zip(*kept))
+        return dict(input_ids=ids, labels=labels, length=[*map(len, ids)])
 
-    data = data.with_format(None)  # of Python, whatever it was read as
-    return data.map(encode, batched=True, with_indices=True, remove_columns=data.column_names)
+    return mapped(data, encode, num_proc)
 
 # %% ../nbs/06_sft.ipynb #c1a156ef
 def completion_batch(
-    rows: list[dict],  # of `encode_completions`
+    rows: list[dict],  # of `encode_rows`
     pad_id: int,
+    multiple: int = 1,  # of the width
 ) -> dict[str, Tensor]:  # input_ids, attention_mask, labels [B, L]
-    "Rows padded on the right; labels are -100 on prompt and padding."
-    ids, mask = right_pad([row["input_ids"] for row in rows], pad_id)
-    starts = torch.tensor([row["prompt_length"] for row in rows]).unsqueeze(1)
-    counts = mask & (torch.arange(ids.shape[1]) >= starts)
-    return dict(input_ids=ids, attention_mask=mask.long(), labels=ids.masked_fill(~counts, -100))
+    "Rows padded on the right; labels are -100 where nothing counts."
+    ids, mask = right_pad([row["input_ids"] for row in rows], pad_id, multiple)
+    labels, _ = right_pad([[-100, *row["labels"][1:]] for row in rows], -100, multiple)
+    return dict(input_ids=ids, attention_mask=mask.long(), labels=labels)
 
 # %% ../nbs/06_sft.ipynb #c3c22e97
 def packed_batch(
-    rows: list[dict],  # of `encode_completions`
+    rows: list[dict],  # of `encode_rows`
     fill_id: int,  # for what is left of a line; not the pad token, about which models warn
     width: int = 0,  # tokens of a line; at least the longest row
+    multiple: int = 1,  # of the width of the batch
 ) -> dict[str, Any]:  # input_ids, position_ids, labels [lines, L]; use_cache
     """Rows end to end in as few lines as first-fit finds, positions starting anew at each; no
     attention mask."""
@@ -180,15 +302,15 @@ def packed_batch(
         if line is None:
             lines.append(line := [])
         line.append(row)
-    ids, _ = right_pad([[i for row in line for i in row["input_ids"]] for line in lines], fill_id)
+    joined = [[i for row in line for i in row["input_ids"]] for line in lines]
+    ids, _ = right_pad(joined, fill_id, multiple)
     positions, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
     for n, line in enumerate(lines):
         lengths = [len(row["input_ids"]) for row in line]
         lengths.append(ids.shape[1] - sum(lengths))  # what is left over stands by itself too
         positions[n] = torch.cat([torch.arange(length) for length in lengths])
-        starts = torch.tensor([max(row["prompt_length"], 1) for row in line] + [ids.shape[1]])
-        counts = positions[n] >= starts.repeat_interleave(torch.tensor(lengths))
-        labels[n] = ids[n].masked_fill(~counts, -100)
+        counted = [i for row in line for i in (-100, *row["labels"][1:])]
+        labels[n, : len(counted)] = torch.tensor(counted)
     return dict(input_ids=ids, position_ids=positions, labels=labels, use_cache=False)
 
 # %% ../nbs/06_sft.ipynb #7a83dcf9
@@ -198,9 +320,7 @@ def check_packing(model: PreTrainedModel) -> None:
     training, vocabulary = model.training, embedding_rows(model)
     model.eval()
     first, second = ([i % vocabulary for i in ids] for ids in ((7, 3, 5, 2, 6, 4), (4, 7, 1, 5)))
-    line = packed_batch(
-        [dict(input_ids=ids, prompt_length=1) for ids in (first, second)], 0, width=10
-    )
+    line = packed_batch([dict(input_ids=ids, labels=ids) for ids in (first, second)], 0, width=10)
     inputs = {name: value.to(model.device) for name, value in line.items() if name.endswith("_ids")}
     alone = model(input_ids=inputs["input_ids"][:, 6:], use_cache=False).logits.float()
     behind = model(**inputs, use_cache=False).logits[:, 6:].float()
@@ -215,31 +335,28 @@ def check_packing(model: PreTrainedModel) -> None:
 
 # %% ../nbs/06_sft.ipynb #58dacf73
 @dataclass
-class SFTConfig(CheckedArguments):
-    "`transformers.TrainingArguments` and a few fields more."
+class SFTConfig(SupervisedConfig):
+    "The settings of `SFTTrainer`. Of fields with one value no other is supported."
 
-    max_length: Count | None = field(
-        default=None,
-        metadata={
-            "help": "Most tokens of prompt and completion together; the prompt is cut "
-            "on its left. None: no limit."
-        },
+    packing: bool = setting(
+        False, "Lay the rows of a batch end to end instead of padding them; the loss is the same."
     )
-    packing: bool = field(
-        default=False,
-        metadata={
-            "help": "Lay the rows of a batch end to end instead of padding "
-            "them; the loss is the same."
-        },
+    learning_rate: NotNegative = setting(2e-5, "Peak learning rate.")
+    dataset_text_field: str = setting("text", "The column of plain texts.")
+    completion_only_loss: bool | None = setting(
+        None, "False: prompts count too. None: True where there are completions."
     )
-    learning_rate: NotNegative = field(default=2e-5, metadata={"help": "Peak learning rate."})
-    train_sampling_strategy: str = field(
-        default="group_by_length",
-        metadata={"help": "Rows of like length share a batch: little padding."},
+    assistant_only_loss: bool = setting(
+        False, "Of conversations, only what the assistant says counts."
     )
-    length_column_name: str = field(
-        default="length", metadata={"help": "Column with the tokens of a row."}
-    )
+    packing_strategy: Literal["bfd"] = setting("bfd", "Rows are never cut to fill a line.")
+    eval_packing: Literal[False] | None = setting(None, "An evaluation has its rows apart.")
+    padding_free: Literal[False] = setting(False, "Use packing.")
+    truncation_mode: Literal["keep_start"] = setting("keep_start", "Of texts without a prompt.")
+    shuffle_dataset: Literal[False] = setting(False, "The sampler shuffles.")
+    dataset_kwargs: None = setting(None, "Give input_ids and labels instead.")
+    loss_type: Literal["nll", "chunked_nll"] | None = setting(None, "The loss is the model's own.")
+    router_aux_loss_coef: None = setting(None, "Set it in model_init_kwargs.")
 
 # %% ../nbs/06_sft.ipynb #e66973e7
 @contextmanager
@@ -256,20 +373,24 @@ def quiet_bars(quiet: bool | None) -> Iterator[None]:
 
 # %% ../nbs/06_sft.ipynb #3ca169c6
 def check_lengths(
-    data: Dataset,  # with a column length
+    data: Any,  # with a column length; a Dataset, or an IterableDataset, checked as it is read
     model: PreTrainedModel,
-) -> Dataset:  # the same
+) -> Any:  # the same
     "Raises ValueError on a row with more tokens than the model has positions."
-    lengths, limit = (
-        data["length"][:],
-        getattr(model.config.get_text_config(), "max_position_embeddings", None),
-    )
-    if limit is not None and len(lengths) and (longest := max(lengths)) > limit:
-        raise ValueError(
-            f"row {lengths.index(longest)} has {longest} tokens and the model {limit} positions: "
-            "set "
-            f"max_length={limit}, which cuts prompts on their left, or drop the row."
-        )
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def check(lengths: list[int], numbers: Sequence[int]) -> dict[str, list]:
+        if limit is not None and len(lengths) and (longest := max(lengths)) > limit:
+            raise ValueError(
+                f"row {numbers[lengths.index(longest)]} has {longest} tokens and the model {limit} "
+                f"positions: set max_length={limit}, which cuts prompts on their left, or drop the "
+                "row."
+            )
+        return dict(length=lengths)
+
+    if isinstance(data, IterableDataset):
+        return data.map(check, batched=True, with_indices=True, input_columns="length")
+    check(data["length"][:], range(len(data)))
     return data
 
 # %% ../nbs/06_sft.ipynb #084e3c9f
@@ -293,15 +414,16 @@ def adapter_for(
 
 
 def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | str | None) -> Any:
-    """The tokenizer given, or the name that the model goes by. Raises ValueError where there is
-    neither."""
-    if given is None and not isinstance(model, str):
+    """The tokenizer given, or the name that the model was loaded from. Raises ValueError where
+    there is neither."""
+    named = isinstance(model, (str, Path))
+    name = str(model) if named else inside(model).config.name_or_path
+    if given is None and not name:
         raise ValueError(
-            "processing_class is None and the model is an object, which does not know its "
-            "tokenizer: give "
-            "processing_class, a tokenizer or its name."
+            "processing_class is None and the model was made, not loaded, so it does not know its "
+            "tokenizer: give processing_class, a tokenizer or its name."
         )
-    return model if given is None else given
+    return name if given is None else given
 
 # %% ../nbs/06_sft.ipynb #8bdd8470
 def row_losses(
@@ -326,36 +448,57 @@ def counted_part(
 
 # %% ../nbs/06_sft.ipynb #c6c179e7
 class SFTTrainer(SealedTrainer):
-    """Completion-only fine-tuning on columns `prompt` and `completion`: Hugging Face's Trainer with
-    the tokenisation and collation above."""
+    """Fine-tuning on completions, conversations or texts, see `encode_rows`: Hugging Face's Trainer
+    with the tokenisation and collation above."""
 
     model: Any  # a causal language model, with an adapter or without
 
     def __init__(
         self,
         model: PreTrainedModel | str,  # or a name or folder
-        args: SFTConfig | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | None = None,
+        args: TrainingArguments | None = None,  # an SFTConfig
+        train_dataset: Any = None,  # a Dataset or an IterableDataset
+        eval_dataset: Any = None,  # the same, or a dictionary of them
         processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
         peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter alone
+        formatting_func: Callable[[dict], str] | None = None,  # makes the text of a row
+        data_collator: Callable[[list[dict]], dict[str, Any]] | None = None,
+        quantization_config: Any = None,  # of a model given by name
+        **more: Any,  # of transformers.Trainer, such as compute_metrics
     ):
-        args = args or SFTConfig(output_dir="sft")
-        tokenizer = load_tokenizer(tokenizer_of(model, processing_class))
-        model = fit_embeddings(load_policy(model), tokenizer)
+        args = config_of(SFTConfig, args, "sft")
+        tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
+        if isinstance(model, (str, Path)):
+            model = load_policy(model, **args.loading(quantization_config))
+        model = fit_embeddings(model, tokenizer)
 
-        def encode(data: Dataset | None) -> Dataset | None:
-            if data is None:
-                return None
-            return check_lengths(encode_completions(data, tokenizer, args.max_length), model)
+        def encode(data: Any) -> Any:
+            rows = encode_rows(
+                data,
+                tokenizer,
+                args.max_length,
+                args.dataset_num_proc,
+                text_field=args.dataset_text_field,
+                completion_only=args.completion_only_loss,
+                assistant_only=args.assistant_only_loss,
+                format_row=formatting_func,
+            )
+            return check_lengths(rows, model)
 
+        self.encode = encode
         with quiet_bars(args.disable_tqdm):
-            train_dataset, eval_dataset = encode(train_dataset), encode(eval_dataset)
-        self.padded = lambda rows: completion_batch(rows, tokenizer.pad_token_id)
+            train_dataset = each(train_dataset, encode, "train_dataset", several=False)
+            eval_dataset = each(eval_dataset, encode, "eval_dataset")
+        multiple = args.pad_to_multiple_of or 1
+        self.padded = data_collator or partial(
+            completion_batch, pad_id=tokenizer.pad_token_id, multiple=multiple
+        )
         width = 10**9 if reads_end_to_end(model) else 0  # such attention reads a single line alone
-        packed = lambda rows: packed_batch(rows, tokenizer.eos_token_id, width)
+        packed = partial(
+            packed_batch, fill_id=tokenizer.eos_token_id, width=width, multiple=multiple
+        )
         super().__init__(
             with_adapter(model, adapter_for("CAUSAL_LM", peft_config)),
             args,
@@ -365,10 +508,16 @@ class SFTTrainer(SealedTrainer):
             processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
+            **more,
         )
         if args.packing:
             with self.accelerator.autocast(), gathered(self.model):
                 check_packing(self.model)
+
+    def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
+        "Trainer's, on the rows given, as they were given to the trainer, or on `eval_dataset`."
+        data = each(eval_dataset, self.encode, "eval_dataset")
+        return super().evaluate(data, *given, **named)
 
     def compute_loss(
         self,
@@ -384,7 +533,8 @@ class SFTTrainer(SealedTrainer):
         inner, labels = inside(self.model), inputs["labels"]
         other_loss = self.label_smoother is not None or self.compute_loss_func is not None
         takes = inspect.signature(inner.forward).parameters
-        plain = return_outputs or other_loss or self.args.n_gpu > 1
+        virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+        plain = return_outputs or other_loss or self.args.n_gpu > 1 or virtual
         if plain or "logits_to_keep" not in takes or not (labels[:, 1:] != -100).any():
             return super().compute_loss(model, inputs, **given)
         first, places = counted_part(labels)
@@ -409,7 +559,8 @@ class SFTTrainer(SealedTrainer):
         inputs = self.to_device(inputs)
         labels = inputs.pop("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
-            rows = row_losses(model(**inputs).logits, labels)
+            logits = model(**inputs).logits[:, -labels.shape[1] :]  # no virtual tokens of a prompt
+            rows = row_losses(logits, labels)
         return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
 
     def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
@@ -419,4 +570,5 @@ class SFTTrainer(SealedTrainer):
         if output.label_ids is not None and output.predictions is None:
             nats, tokens = output.label_ids.sum(0, dtype="float64")
             output.metrics[loss] = float(nats / tokens)
+        check_finite(output.metrics, loss)
         return output

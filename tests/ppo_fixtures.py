@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,26 @@ def damage(folder: Path, how: str) -> str:
         (folder / MANIFEST).unlink()
         return rf"{folder.name} has no {MANIFEST}: it is not a checkpoint"
     return rf"{folder.name} is damaged: {file.name}"
+
+
+def check_damaged(trained: Callable[..., Trainer], how: str) -> None:
+    "A run of three steps resumes from its first checkpoint, and not from a second that is damaged."
+    settings = dict(max_steps=3, save_strategy="steps", save_steps=1)
+    whole = trained(**settings)
+    whole.train()
+    folder = Path(whole.args.output_dir)
+    paths = sorted(folder.glob("checkpoint-*"))
+    assert [path.name for path in paths] == [f"checkpoint-{step}" for step in (1, 2, 3)]
+    for path in paths:
+        verify(path)
+    named, other = damage(folder / "checkpoint-2", how), trained(**settings)
+    before = weights(other)
+    with pytest.raises(ValueError, match=named):
+        other.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert not unlike(before, weights(other))
+    again = trained(**settings)
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert not unlike(weights(whole), weights(again))
 
 
 class Events(TrainerCallback):

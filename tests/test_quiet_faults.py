@@ -17,7 +17,7 @@ from rlhf_nb.cli.ppo_models import scorers
 from rlhf_nb.evaluate import complete
 from rlhf_nb.models import encode_prompts, scorer_from, sequence_scores, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
-from rlhf_nb.sft import SFTConfig, SFTTrainer, encode_completions
+from rlhf_nb.sft import SFTConfig, SFTTrainer, encode_rows
 from rlhf_nb.trainer import PPOConfig
 
 PAIRS = dict(prompt=["ab"] * 4, chosen=["c"] * 4, rejected=["d"] * 4)
@@ -166,7 +166,7 @@ def test_prompts_begin_as_their_tokenizer_says(ppo, letters, small_args):
     rows = [ids[keep].tolist() for ids, keep in zip(r.prompt_ids, r.prompt_mask)]
     assert rows == [[11, 2, 3], [11, 4], [11, 5, 6], [11, 7]]
     rows = Dataset.from_dict(dict(prompt=["ab"], completion=["c"]))
-    assert encode_completions(rows, words)["input_ids"] == [[11, 2, 3, 4, 1]]
+    assert encode_rows(rows, words)["input_ids"] == [[11, 2, 3, 4, 1]]
     explicit, implicit = (
         encode_pairs(Dataset.from_dict(columns), words)[0]
         for columns in (
@@ -176,6 +176,23 @@ def test_prompts_begin_as_their_tokenizer_says(ppo, letters, small_args):
     )
     assert explicit["chosen_ids"] == implicit["chosen_ids"] == [11, 2, 3, 4, 1]
     assert explicit["rejected_ids"] == implicit["rejected_ids"] == [11, 2, 3, 5, 1]
+
+
+# catches: a prompt that max_length cuts on its left, and its BOS with it
+@pytest.mark.parametrize("most, left", [(3, []), (4, [3]), (5, [2, 3]), (6, [5, 2, 3])])
+def test_a_prompt_that_is_cut_keeps_its_bos(letters, most, left):
+    words = with_bos(letters)
+    texts = dict(prompt=["dab"], completion=["c"], chosen=["c"], rejected=["e"])
+    data, wanted = Dataset.from_dict(texts), [11, *left]
+    assert encode_rows(data, words, most)["input_ids"] == [[*wanted, 4, 1]]
+    pair = encode_pairs(data, words, most)[0]
+    assert (pair["chosen_ids"], pair["rejected_ids"]) == ([*wanted, 4, 1], [*wanted, 6, 1])
+    whole = dict(chosen=["dabc"], rejected=["dabe"])
+    assert encode_pairs(Dataset.from_dict(whole), words, most)[0] == pair
+    scorer = scorer_from(tiny_policy(letters, 0, **SIZES), 0)
+    ids = torch.tensor([[*wanted, 4, 1]])
+    scores = score_texts(scorer, words, ["dab"], ["c"], max_length=most)
+    torch.testing.assert_close(scores, sequence_scores(scorer, ids, torch.ones_like(ids)))
 
 
 # catches: an evaluation, or a reward model with a tokenizer of its own, that reads something else

@@ -3,20 +3,18 @@ nothing after, packed or padded, at once or resumed."""
 
 import copy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
-from ppo_fixtures import BEST, check_best, damage, unlike, weights
+from ppo_fixtures import BEST, check_best, check_damaged
 
-from rlhf_nb.checkpoint import verify
 from rlhf_nb.sft import (
     SFTConfig,
     SFTTrainer,
     check_packing,
     completion_batch,
-    encode_completions,
+    encode_rows,
     packed_batch,
     render_pair,
 )
@@ -43,14 +41,14 @@ def trained(tiny, tokenizer, world, small_args):
 # catches: a stop token that is missing or comes twice, prompt and completion glued before they are
 # cut into tokens
 def test_encoding_by_hand(world, tokenizer):
-    row, found = world["train"][0], encode_completions(world["train"], tokenizer)[0]
+    row, found = world["train"][0], encode_rows(world["train"], tokenizer)[0]
     prompt, answer = (
         tokenizer(row[name], add_special_tokens=False).input_ids
         for name in ("prompt", "completion")
     )
     assert found == dict(
         input_ids=prompt + answer + [tokenizer.eos_token_id],
-        prompt_length=len(prompt),
+        labels=[-100] * len(prompt) + answer + [tokenizer.eos_token_id],
         length=len(prompt) + len(answer) + 1,
     )
 
@@ -58,45 +56,41 @@ def test_encoding_by_hand(world, tokenizer):
 # catches: truncation on the right, which cuts the very token that teaches a model to stop
 @pytest.mark.parametrize("spare", [1, 5, 1000])
 def test_the_stop_token_is_never_cut(world, tokenizer, spare):
-    whole = encode_completions(world["train"], tokenizer)
-    longest = max(row["length"] - row["prompt_length"] for row in whole)
-    for full, cut in zip(whole, encode_completions(world["train"], tokenizer, longest + spare)):
+    whole = encode_rows(world["train"], tokenizer)
+    learned = lambda row: [label for label in row["labels"] if label != -100]
+    longest = max(len(learned(row)) for row in whole)
+    for full, cut in zip(whole, encode_rows(world["train"], tokenizer, longest + spare)):
         assert (
             cut["input_ids"] == full["input_ids"][-(longest + spare) :]
             and cut["input_ids"][-1] == tokenizer.eos_token_id
         )
-        assert (
-            cut["length"] == len(cut["input_ids"])
-            and cut["length"] - cut["prompt_length"] == full["length"] - full["prompt_length"]
-        )
+        assert cut["length"] == len(cut["input_ids"]) and learned(cut) == learned(full)
     with pytest.raises(ValueError, match=f"max_length is {longest}: raise max_length"):
-        encode_completions(world["train"], tokenizer, longest)
+        encode_rows(world["train"], tokenizer, longest)
 
 
 def test_an_empty_completion_still_teaches_to_stop(tokenizer):
-    row = encode_completions(Dataset.from_dict(dict(prompt=["help"], completion=[""])), tokenizer)[
-        0
-    ]
+    row = encode_rows(Dataset.from_dict(dict(prompt=["help"], completion=[""])), tokenizer)[0]
     labels = completion_batch([row], tokenizer.pad_token_id)["labels"][0]
     assert labels[labels != -100].tolist() == [tokenizer.eos_token_id]
 
 
 @pytest.mark.parametrize(
     "rows, lacking",
-    [(dict(prompt=["a"], answer=["b"]), "completion"), (dict(text=["a"]), "prompt")],
+    [(dict(prompt=["a"], answer=["b"]), "completion"), (dict(title=["a"]), "prompt")],
 )
 def test_a_missing_column_is_named(rows, lacking, tokenizer):
-    with pytest.raises(ValueError, match=f"lacks .*{lacking}"):
-        encode_completions(Dataset.from_dict(rows), tokenizer)
+    with pytest.raises(ValueError, match=f"columns .*: supervised fine-tuning needs .*{lacking}"):
+        encode_rows(Dataset.from_dict(rows), tokenizer)
 
 
 # catches: labels one place off, labels on the prompt or on padding, a pad token in a completion
 # taken for padding
 def test_labels_stand_on_the_completion():
     rows = [
-        dict(input_ids=[5, 6, 7, 8, 1], prompt_length=3),
-        dict(input_ids=[9, 4, 0, 1], prompt_length=1),
-        dict(input_ids=[3, 1], prompt_length=1),
+        dict(input_ids=[5, 6, 7, 8, 1], labels=[-100, -100, -100, 8, 1]),
+        dict(input_ids=[9, 4, 0, 1], labels=[9, 4, 0, 1]),
+        dict(input_ids=[3, 1], labels=[-100, 1]),
     ]
     batch = completion_batch(rows, 0)
     assert batch["labels"].tolist() == [
@@ -118,7 +112,8 @@ def by_hand(model, rows) -> float:
         logp = model(torch.tensor([row["input_ids"]])).logits[0].log_softmax(-1)
         losses += [
             -logp[t - 1, row["input_ids"][t]].item()
-            for t in range(row["prompt_length"], row["length"])
+            for t in range(1, row["length"])
+            if row["labels"][t] != -100
         ]
     return sum(losses) / len(losses)
 
@@ -197,8 +192,8 @@ def test_a_conversation_is_the_text_its_template_writes(chatty):
         dict(prompt=[[turn("user", "my cat")]], completion=[[turn("assistant", "help")]])
     )
     text = Dataset.from_dict(dict(prompt=["[user]my cat[assistant]"], completion=["help"]))
-    assert encode_completions(talk, chatty)[:] == encode_completions(text, chatty)[:]
-    assert encode_completions(talk, chatty)[0]["input_ids"].count(chatty.eos_token_id) == 1
+    assert encode_rows(talk, chatty)[:] == encode_rows(text, chatty)[:]
+    assert encode_rows(talk, chatty)[0]["input_ids"].count(chatty.eos_token_id) == 1
     assert render_pair(chatty, [turn("user", "a")], "b") == render_pair(
         chatty, [turn("user", "a")], [turn("assistant", "b")]
     )
@@ -216,16 +211,16 @@ def test_a_template_that_takes_back_what_it_opened(chatty):
     "prompt, completion, complaint",
     [
         ("a", [turn("assistant", "b")], "both as turns"),
-        ([], "b", "neither text nor"),
-        (["a"], "b", "neither text nor"),
-        (None, "b", "row 0 has no prompt"),
+        ([], "b", "the text is .*: give text, or turns"),
+        (["a"], "b", "the text is .*: give text, or turns"),
+        (None, "b", "row 0: it has no prompt"),
         ("a", None, "no completion"),
     ],
 )
 def test_what_is_no_text_is_named(chatty, prompt, completion, complaint):
     data = Dataset.from_list([dict(prompt=prompt, completion=completion)])
     with pytest.raises(ValueError, match=complaint):
-        encode_completions(data, chatty)
+        encode_rows(data, chatty)
 
 
 # ---- Packing ----
@@ -329,9 +324,9 @@ def test_packing_changes_no_loss(tokenizer, uneven, tmp_path, kind):
 # empty prompt), or on what fills a line
 def test_lines_by_hand():
     rows = [
-        dict(input_ids=[2, 3, 1], prompt_length=0),
-        dict(input_ids=[4, 5, 6, 7, 1], prompt_length=3),
-        dict(input_ids=[8, 1], prompt_length=1),
+        dict(input_ids=[2, 3, 1], labels=[2, 3, 1]),
+        dict(input_ids=[4, 5, 6, 7, 1], labels=[-100, -100, -100, 7, 1]),
+        dict(input_ids=[8, 1], labels=[-100, 1]),
     ]
     batch = packed_batch(rows, 9)
     assert batch["input_ids"].tolist() == [[4, 5, 6, 7, 1], [2, 3, 1, 8, 1]] and batch[
@@ -475,23 +470,7 @@ def test_the_best_checkpoint_is_named_and_loaded(trained):
 # catches: a checkpoint that is half written and looks whole, a resume from one that is damaged
 @pytest.mark.parametrize("how", ["truncated", "changed", "missing", "unsealed"])
 def test_a_damaged_checkpoint_is_refused_by_name(trained, how):
-    settings = dict(max_steps=3, save_strategy="steps", save_steps=1)
-    whole = trained(**settings)
-    whole.train()
-    folder = Path(whole.args.output_dir)
-    assert sorted(path.name for path in folder.glob("checkpoint-*")) == [
-        f"checkpoint-{step}" for step in (1, 2, 3)
-    ]
-    for path in folder.glob("checkpoint-*"):
-        verify(path)
-    named, other = damage(folder / "checkpoint-2", how), trained(**settings)
-    before = weights(other)
-    with pytest.raises(ValueError, match=named):
-        other.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    assert not unlike(before, weights(other))
-    again = trained(**settings)
-    again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
-    assert not unlike(weights(whole), weights(again))
+    check_damaged(trained, how)
 
 
 # catches: a whole model saved beside the adapter, base weights that move, an adapter that does not

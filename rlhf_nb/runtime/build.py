@@ -32,7 +32,7 @@ from rlhf_nb.rollout import has_cache
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.custom import CustomScorer
 from rlhf_nb.runtime.layout import Layout, Placed, zero3_is_live
-from rlhf_nb.runtime.opened import embedding_rows, opened
+from rlhf_nb.runtime.opened import embedding_rows, opened, without_dropout
 from rlhf_nb.runtime.precision import in_words
 
 logger = logging.get_logger(__name__)
@@ -171,16 +171,6 @@ def once_more(
         f"under DeepSpeed ZeRO-3 a model's weights are sharded and cannot be copied: give {name}, "
         "or the model that it is made from, by its name or folder."
     )
-
-
-def without_dropout(model: PolicyAndValue) -> PolicyAndValue:
-    "The same model; dropout would make the ratio differ from 1 before any step."
-    for module in model.modules():
-        for name, value in [*vars(module).items()]:
-            drops = "dropout" in name or (isinstance(module, nn.Dropout) and name == "p")
-            if isinstance(value, float) and drops:
-                setattr(module, name, 0.0)
-    return model
 
 
 def choose_adapter(policy: Any, args: PPOConfig) -> None:

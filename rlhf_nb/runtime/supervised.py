@@ -1,0 +1,139 @@
+"""What supervised fine-tuning and reward training share: settings, the tokenizer that belongs to a
+model, and data of any container through one encoding."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from datasets import Dataset, IterableDataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
+
+from rlhf_nb.models import load_tokenizer
+from rlhf_nb.runtime.config import CheckedArguments
+from rlhf_nb.runtime.fields import Count, setting
+from rlhf_nb.runtime.prompts import as_data
+
+
+@dataclass
+class SupervisedConfig(CheckedArguments):
+    "`transformers.TrainingArguments` and what `SFTTrainer` and `RewardTrainer` need more."
+
+    max_length: Count | None = setting(
+        None,
+        "Most tokens of prompt and answer together; the prompt is cut on its left. None: no limit.",
+    )
+    logging_steps: float = setting(10, "Steps between two logs.")
+    train_sampling_strategy: str = setting(
+        "group_by_length", "Rows of like length share a batch: little padding."
+    )
+    length_column_name: str = setting("length", "Column with the tokens of a row.")
+    dataset_num_proc: Count | None = setting(None, "Processes that tokenise the data.")
+    pad_to_multiple_of: Count | None = setting(None, "Batches are padded to a multiple of this.")
+    eos_token: str | None = setting(None, "The token that ends a text. None: the tokenizer's own.")
+    pad_token: str | None = setting(None, "The pad token. None: the tokenizer's own.")
+    chat_template_path: str | None = setting(
+        None, "A .jinja file, or the name of a tokenizer whose chat template is taken."
+    )
+    model_init_kwargs: dict[str, Any] | str | None = setting(
+        None, "For from_pretrained, where the model is given by name."
+    )
+    trust_remote_code: bool = setting(False, "Run code from the folder of a model given by name.")
+    activation_offloading: Literal[False] = setting(False, "Use gradient_checkpointing instead.")
+
+    def loading(self, quantization_config: Any = None) -> dict[str, Any]:
+        "What `from_pretrained` gets."
+        given = self.model_init_kwargs or {}
+        given = json.loads(given) if isinstance(given, str) else given
+        how = dict(trust_remote_code=self.trust_remote_code, **given)
+        return how | (dict(quantization_config=quantization_config) if quantization_config else {})
+
+
+Config = TypeVar("Config", bound=SupervisedConfig)
+T = TypeVar("T")
+
+
+def config_of(kind: type[Config], args: TrainingArguments | None, folder: str) -> Config:
+    "The settings given, as the trainer's own kind."
+    if isinstance(args, kind):
+        return args
+    if args is None:
+        return kind(output_dir=folder)
+    return kind(**{f.name: getattr(args, f.name) for f in fields(args) if f.init})
+
+
+def tokenizer_with(
+    args: SupervisedConfig, found: PreTrainedTokenizerBase | str
+) -> PreTrainedTokenizerBase:
+    """A tokenizer, or the one of that name, with the tokens and the template of the settings.
+    Raises ValueError on a token that it does not have."""
+    how = {x: y for x, y in args.loading().items() if x in ("revision", "trust_remote_code")}
+    if isinstance(found, str):
+        found = AutoTokenizer.from_pretrained(found, padding_side="left", **how)
+    for name in ("eos_token", "pad_token"):
+        if (token := getattr(args, name)) is not None:
+            if token not in found.get_vocab():
+                raise ValueError(f"{name} is {token!r}: give a token that the tokenizer has.")
+            setattr(found, name, token)
+    if (path := args.chat_template_path) is not None:
+        template = Path(path).read_text("utf-8") if Path(path).is_file() else None
+        found.chat_template = template or AutoTokenizer.from_pretrained(path).chat_template
+    return load_tokenizer(found)
+
+
+def columns_of(data: Any) -> list[str]:
+    "Also of a stream, which may know them from its first row alone."
+    return list(data.column_names or next(iter(data), {}))
+
+
+def numbered(number: int, function: Callable[..., T], *given: Any, **named: Any) -> T:
+    "What the function returns; a ValueError gets the number of the row."
+    try:
+        return function(*given, **named)
+    except ValueError as error:
+        raise ValueError(f"row {number}: {error}") from None
+
+
+def mapped(
+    data: Any,  # a Dataset or an IterableDataset
+    encode: Callable[[dict[str, list], list[int]], dict[str, list]],  # of columns and row numbers
+    num_proc: int | None = None,
+) -> Any:
+    "The data with new columns in place of all others."
+    how: dict[str, Any] = dict(num_proc=num_proc) if isinstance(data, Dataset) else {}
+    how |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
+    return data.with_format(None).map(encode, **how)
+
+
+def each(data: Any, encode: Callable[[Any], Any], name: str, several: bool = True) -> Any:
+    "Data encoded, or each of a dictionary of them. Raises TypeError on anything else."
+    if data is None or isinstance(data, str):  # a name: one of those encoded before
+        return data
+    if isinstance(data, dict) and several:
+        return {key: each(part, encode, f"{name}[{key!r}]", False) for key, part in data.items()}
+    if isinstance(data, dict):
+        split = f"{name}[{next(iter(data), 'train')!r}]"
+        raise TypeError(f"{name} is a {type(data).__name__}: give a Dataset, such as {split}.")
+    return encode(data if isinstance(data, IterableDataset) else as_data(data, name))
+
+
+def check_ids(row: list, tokenizer: PreTrainedTokenizerBase) -> None:
+    "Raises ValueError on a row of ids that is empty, or has one that the tokenizer lacks."
+    wrong = [i for i in row or [None] if type(i) is not int or not 0 <= i < len(tokenizer)]
+    if wrong:
+        raise ValueError(
+            f"it has the id {wrong[0]}: the tokenizer's are 0 to {len(tokenizer) - 1}."
+        )
+
+
+def check_finite(metrics: dict[str, float], name: str) -> None:
+    "Raises FloatingPointError where the loss of an evaluation is no number."
+    if not math.isfinite(metrics.get(name, 0.0)):
+        raise FloatingPointError(
+            f"{name} is {metrics[name]}: weights or scores are not finite. Go back to an earlier "
+            "checkpoint and lower learning_rate."
+        )
