@@ -9,7 +9,6 @@ import copy
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from .models import inside
 from .runtime.layout import load_full
+from .runtime.markdown import inline, on_hub, two_columns
 
 # %% auto #0
 __all__ = ['PARTIAL', 'MANIFEST', 'staged', 'seal', 'verify', 'save_policy', 'model_card', 'save_weights', 'load_weights']
@@ -178,29 +178,19 @@ def model_card(
     sections: dict[str, dict[str, Any]] | None = None,  # more tables, by title: data, seeds
 ) -> str:
     "Markdown with the metadata block that the hub reads."
-
-    def cell(x: Any) -> str:
-        text = f"{x:.4g}" if isinstance(x, float) else str(x)
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    def table(entries: dict[str, Any]) -> str:
-        lines = [f"| {cell(key)} | {cell(value)} |" for key, value in entries.items()]
-        return "\n".join(["| | |", "|---|---|", *lines])
-
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists()
     head = [
         "library_name: transformers",
-        *[f"base_model: {base}"] * bool(on_hub),
+        *[f"base_model: {base}"] * ("/" in base and on_hub(base)),
         "pipeline_tag: text-generation",
         "tags: [rlhf, ppo, rlhf_nb]",
     ]
-    start = f", started from `{base}`" if base else ""
+    start = f", started from `{inline(base)}`" if base else ""
     tables = {"Recipe": recipe, **(sections or {}), "Last metrics": results}
     body = [
         f"A policy trained with PPO by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb){start}.",
-        *[f"## {title}\n\n{table(entries)}" for title, entries in tables.items()],
+        *[f"## {inline(title)}\n\n{two_columns(entries)}" for title, entries in tables.items()],
     ]
-    return "\n".join(["---", *head, "---", "", f"# {name}", "", "\n\n".join(body), ""])
+    return "\n".join(["---", *head, "---", "", f"# {inline(name)}", "", "\n\n".join(body), ""])
 
 # %% ../nbs/13_checkpoint.ipynb #e21c1193
 def save_weights(

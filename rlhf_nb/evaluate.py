@@ -32,7 +32,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
@@ -43,6 +42,7 @@ from .models import encode_prompts
 from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
+from .runtime.terminal import terminal_text
 from .tldr import Verdict, gold_judge, win_rate
 from .viz import Html, curves, visible
 
@@ -156,18 +156,20 @@ def print_table(
     rows: int = 5,
     console: Console | None = None,
 ) -> None:
-    """The first rows in the terminal, by Rich. Text is shown as it is: nothing in it is read as
-    markup."""
-    table = Table(title=title or None, show_lines=True)
+    """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and what would
+    steer the terminal is shown as an escape."""
+    console = console or Console()
+    table = Table(title=terminal_text(title, console) if title else None, show_lines=True)
     for name in frame.columns:
         table.add_column(
-            str(name),
+            terminal_text(str(name), console),
             justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left",
             overflow="fold",
         )
     for row in frame.head(rows).itertuples(index=False):
-        table.add_row(*[Text(f"{x:+.2f}" if isinstance(x, float) else str(x)) for x in row])
-    (console or Console()).print(table)
+        texts = [f"{x:+.2f}" if isinstance(x, float) else str(x) for x in row]
+        table.add_row(*[terminal_text(text, console) for text in texts])
+    console.print(table)
 
 # %% ../nbs/14_evaluate.ipynb #5f0704da
 def wilson_interval(

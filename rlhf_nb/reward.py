@@ -52,6 +52,7 @@ from .runtime.last_layer import read_at
 from .runtime.layout import Layout, Measure, Placed, gathered, whole, zero3_is_live
 from .runtime.loading import pretrained
 from .runtime.loop import SealedTrainer
+from .runtime.markdown import inline, on_hub, two_columns
 from .runtime.opened import without_dropout
 from .runtime.prompts import rows_of
 from .runtime.reporting import hub_name
@@ -483,17 +484,7 @@ def reward_card(
     adapter: bool = False,  # whether the folder holds an adapter alone
 ) -> str:
     "Markdown with the metadata block that the hub reads."
-    table = lambda rows: "\n".join(
-        [
-            "| | |",
-            "|---|---|",
-            *[
-                f"| {k} | {v:.4g} |" if isinstance(v, float) else f"| {k} | {v} |"
-                for k, v in rows.items()
-            ],
-        ]
-    )
-    known = f"\nbase_model: {base}" if base else ""
+    known = f"\nbase_model: {base}" if base and on_hub(base) else ""
     load = (
         "AutoPeftModelForSequenceClassification"
         if adapter
@@ -501,14 +492,12 @@ def reward_card(
     )
     return (
         f"---\nlibrary_name: {'peft' if adapter else 'transformers'}\npipeline_tag: "
-        f"text-classification{known}\n"
-        f"tags: [reward-model, rlhf, rlhf_nb]\n---\n\n# {name}\n\nA reward model trained on "
-        "preferences "
-        "(Bradley-Terry) by [rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer "
-        "is the logit at "
-        f"its stop token, less `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` "
-        "loads it.\n\n"
-        f"## Recipe\n\n{table(recipe)}\n\n## Last metrics\n\n{table(results)}\n"
+        f"text-classification{known}\ntags: [reward-model, rlhf, rlhf_nb]\n---\n\n"
+        f"# {inline(name)}\n\nA reward model trained on preferences (Bradley-Terry) by "
+        "[rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer is the logit at its "
+        f"stop token, less `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` loads "
+        f"it.\n\n## Recipe\n\n{two_columns(recipe)}\n\n## Last metrics\n\n"
+        f"{two_columns(results)}\n"
     )
 
 # %% ../nbs/07_reward.ipynb #d406f827

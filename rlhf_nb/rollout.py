@@ -310,22 +310,46 @@ def save_rollout(r: Rollout, path: Path) -> Path:
     return beside.replace(path)
 
 
+def _misfit(r: Rollout) -> str | None:
+    "The first field that does not fit the others."
+    rows, _ = r.mask.shape
+    sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("response_ids", *SIGNALS), r.mask.shape)
+    sizes |= dict.fromkeys(("prompt_ids", "prompt_mask"), (rows, r.prompt_ids.shape[-1]))
+    sizes |= dict.fromkeys(("stopped", "raw_scores", "scores"), (rows,))
+    tensors = {name: getattr(r, name) for name in sizes}
+    wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
+    for name, kind in dict(prompts=str, responses=str, tokens=list).items():
+        texts = getattr(r, name)
+        if len(texts) not in (0, rows) or not all(isinstance(x, kind) for x in texts):
+            wrong.append(name)
+    short = any(len(x) < n for x, n in zip(r.tokens, r.mask.sum(1).tolist()))
+    columns = r.columns if isinstance(r.columns, dict) else {"columns": ()}
+    wrong += [name for name, column in columns.items() if len(column) != rows]
+    wrong += ["tokens"] * short + ["info"] * (not isinstance(r.info, dict))
+    return next(iter(wrong), None)
+
+
 def load_rollout(path: Path) -> Rollout:
     "What `save_rollout` wrote. Raises ValueError where the file is damaged or something else."
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
+        if header.get("schema") == SCHEMA:
+            found = Rollout(**tensors, **from_json(header["described"]))
+            if (wrong := _misfit(found)) is not None:
+                raise ValueError(f"{wrong} does not fit the other fields")
+            return found
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged ({error}): take another rollout, or sample it again."
         ) from error
-    if header.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written "
-            "by Rollout.save."
-        )
-    return Rollout(**tensors, **from_json(header["described"]))
+    raise ValueError(
+        f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written by "
+        "Rollout.save."
+    )
 
 # %% ../nbs/08_rollout.ipynb #09373054
 @dataclass(frozen=True, repr=False)

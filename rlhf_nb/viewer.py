@@ -38,7 +38,7 @@ from .kl import estimate_kl
 from .losses import policy_diagnostics
 from .masks import whiten
 from .rollout import SIGNALS, TENSORS, Rollout
-from .runtime.files import read_jsonl, write_text_atomic
+from .runtime.files import log_history, read_jsonl, write_text_atomic
 from .shaping import penalize_missing_eos, shape_rewards, slot_mask
 from .ui.assets import asset
 from rlhf_nb.ui.controls import (
@@ -1462,7 +1462,7 @@ def _log_of(path: Path) -> pd.DataFrame:
     ]
     for file in states:
         if not lines and file.is_file():
-            lines = _read_json(file).get("log_history", [])
+            lines = log_history(file)
     frame = _ppo_lines(lines)
     if not len(frame) or "step" not in frame:
         return pd.DataFrame()

@@ -5,22 +5,40 @@ something else."""
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from datasets import Dataset, DatasetDict
 from ppo_fixtures import PROMPTS, SIZES, likes_c
+from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import HfArgumentParser
 
-from rlhf_nb.models import tiny_policy, train_tokenizer
-from rlhf_nb.reward import RewardConfig
+from rlhf_nb import cli
+from rlhf_nb.checkpoint import model_card
+from rlhf_nb.evaluate import print_table
+from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.fields import INHERITED, Count, hints_of, in_words
-from rlhf_nb.sft import SFTConfig
+from rlhf_nb.runtime.terminal import harmless
+from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.trainer import PPOTrainer
 
 nan, inf = math.nan, math.inf
 
@@ -384,3 +402,295 @@ def strict(prompts, responses):
 def test_what_cannot_judge_is_refused(ppo, reward, complaint):
     with pytest.raises(ValueError, match=complaint):
         ppo(reward, data=Dataset.from_dict(dict(prompt=PROMPTS, extra=PROMPTS)))
+
+
+# ---- Work that would be none ----
+
+PAIRS = dict(prompt=PROMPTS, chosen=["ab"] * 24, rejected=["c"] * 24, completion=["ab"] * 24)
+
+
+@pytest.mark.parametrize("kind, config", [(SFTTrainer, SFTConfig), (RewardTrainer, RewardConfig)])
+def test_a_supervised_run_that_would_do_nothing_is_refused(kind, config, letters, small_args):
+    model, data = scorer_from(tiny_policy(letters, 0, **SIZES), 0), Dataset.from_dict(PAIRS)
+    if kind is SFTTrainer:
+        model = tiny_policy(letters, 0, **SIZES)
+    args = small_args(config, max_steps=1, dataloader_drop_last=True)
+    given = dict(processing_class=letters)
+    with pytest.raises(ValueError, match="none of the model's weights learns"):
+        kind(model.requires_grad_(False), args, data, **given).train()
+    with pytest.raises(ValueError, match="train_dataset has fewer rows than a batch"):
+        kind(model.requires_grad_(True), args, data.select(range(2)), **given).train()
+
+
+def test_a_tokenizer_that_is_none(tmp_path, letters):
+    tiny_policy(letters, 0, **SIZES).save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(TypeError, match="processing_class is int: give a tokenizer"):
+        load_tokenizer(3)
+    with pytest.raises(TypeError, match=r"args is dict: give PPOConfig\(output_dir"):
+        PPOTrainer({}, letters)
+
+
+# ---- Files ----
+
+
+@pytest.fixture(scope="module")
+def rollout(tmp_path_factory) -> Path:
+    "A file of two episodes."
+    mask, ids = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(), torch.ones(2, 3).long()
+    made = Rollout(ids, mask, ids, mask, torch.tensor([False, True]), kl=torch.zeros(2, 3))
+    texts = dict(prompts=["a", "b"], responses=["abc", "d"], tokens=[["a", "b", "c"], ["d"]])
+    return made.with_(**texts).save(tmp_path_factory.mktemp("kept") / "update-00000.safetensors")
+
+
+DAMAGE = {  # what is done to tensors, lists or header of a file
+    "no described": lambda t, d, h: h.pop("described"),
+    "no JSON": lambda t, d, h: h.update(described="{"),
+    "a list": lambda t, d, h: h.update(described="[]"),
+    "a tensor less": lambda t, d, h: t.pop("mask"),
+    "a tensor more": lambda t, d, h: t.update(other=torch.ones(3)),
+    "another shape": lambda t, d, h: t.update(kl=torch.ones(2, 2)),
+    "flat": lambda t, d, h: t.update(mask=torch.ones(6).bool()),
+    "fewer prompts": lambda t, d, h: d.update(prompts=["a"]),
+    "numbers for texts": lambda t, d, h: d.update(responses=[1, 2]),
+    "fewer tokens": lambda t, d, h: d.update(tokens=[["a"], ["b"]]),
+    "columns a list": lambda t, d, h: d.update(columns=[1]),
+    "a short column": lambda t, d, h: d.update(columns=dict(x=[1])),
+    "info a list": lambda t, d, h: d.update(info=[1]),
+    "a field more": lambda t, d, h: d.update(other=1),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_rollout_is_named(rollout, tmp_path, how):
+    with safe_open(rollout, "pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    lists = json.loads(header["described"])
+    before = header["described"]
+    DAMAGE[how](tensors, lists, header)
+    if header.get("described") == before:
+        header["described"] = json.dumps(lists)
+    save_file(tensors, tmp_path / rollout.name, metadata=header)
+    with pytest.raises(ValueError, match=rf"{rollout.name} is damaged \(.*\): take another"):
+        Rollout.load(tmp_path / rollout.name)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match="is damaged"):
+        Rollout.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Rollout.load(tmp_path / "nowhere")
+
+
+# ---- Words on the command line ----
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory, letters) -> Path:
+    "Models and files, whole and broken."
+    folder = tmp_path_factory.mktemp("parts")
+    policy = tiny_policy(letters, 0, **SIZES)
+    for name, model in dict(sft=policy, rm=scorer_from(policy, 0)).items():
+        model.save_pretrained(folder / name)
+        letters.save_pretrained(folder / name)
+    shutil.copytree(folder / "sft", folder / "torn")
+    weights = folder / "torn" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    shutil.copytree(folder / "sft", folder / "config")
+    (folder / "config" / "config.json").write_text("{")
+    policy.save_pretrained(folder / "bare")
+    (folder / "empty").mkdir()
+    rows = [json.dumps(dict(prompt=p, completion="ab")) for p in PROMPTS]
+    pair = json.dumps(dict(prompt="a", chosen="b", rejected=None))
+    files = {
+        "rows.jsonl": "\n".join(rows),
+        "broken.jsonl": "\n".join([*rows[:5], "{oops", *rows[6:]]),
+        "none.jsonl": "",
+        "lists.jsonl": "[1]\n" * 9,
+        "other.jsonl": '{"text": "a"}\n' * 9,
+        "pair.jsonl": (pair + "\n") * 9,
+        "bad.json": "{",
+        "bad.csv": 'a,b\n"x',
+        "bad.parquet": "PAR1",
+        "note.txt": "hello",
+        "key.yaml": "kl_coeff: 1",
+        "value.yaml": "kl_coef: [1, 2]",
+        "word.yaml": "response_length: many",
+        "null.yaml": "response_length: null",
+        "twice.yaml": "kl_coef: 1\nkl_coef: 2",
+        "tab.yaml": "a:\n\t- b",
+        "list.yaml": "- a",
+        "tag.yaml": "kl_coef: !!python/object:os.system x",
+        "r.py": "def out(p, r, **c): raise KeyError('x')\nx = 5",
+        "syntax.py": "def f(:",
+        "zero.py": "1 / 0",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "latin.jsonl").write_bytes('{"prompt": "\xe9"}\n'.encode("latin-1") * 9)
+    for name, state in dict(hist='{"log_history": 5}', list="[]", json="{").items():
+        (folder / f"run-{name}").mkdir()
+        (folder / f"run-{name}" / "trainer_state.json").write_text(state)
+    return folder
+
+
+PPO = (
+    "ppo --dataset_name rows.jsonl --model_name_or_path sft --reward_model_path rm --output_dir out "
+    "--total_episodes 8 --response_length 4 --use_cpu --report_to none --disable_tqdm "
+    "--per_device_train_batch_size 8 --save_strategy no --num_sample_generations 0 "
+)
+SFT = "sft --dataset_name rows.jsonl --model_name_or_path sft --output_dir out --use_cpu "
+JUDGE = "judge --dataset_name rows.jsonl --model_name_or_path sft --judge_model rm --use_cpu "
+LINES = [  # words, what the line must say
+    *[
+        (f"{command}--dataset_name {name}", name)
+        for name in ("none.jsonl", "lists.jsonl", "bad.json", "bad.csv", "bad.parquet", "note.txt")
+        for command in (SFT, PPO)
+    ],
+    (SFT + "--dataset_name broken.jsonl", "broken.jsonl, line 6 is not JSON"),
+    (SFT + "--dataset_name latin.jsonl", "latin.jsonl, line 1"),
+    (SFT + "--dataset_name nofile.jsonl", "no such file"),
+    (SFT + "--dataset_name ''", "dataset_name is missing"),
+    (SFT + "--dataset_name sft", "dataset_name sft"),
+    (SFT + "--dataset_name '[red]x[/red]'", "[red]x[/red]"),
+    (SFT + "--dataset_name mini_tldrr", "Did you mean mini_tldr?"),
+    (SFT + "--dataset_name other.jsonl", "completion"),
+    (PPO + "--dataset_name other.jsonl", "no prompt"),
+    (SFT.replace("sft ", "reward ", 1) + "--dataset_name pair.jsonl", "row 0"),
+    *[
+        (f"{command}--model_name_or_path {name}", f"--model_name_or_path {name}")
+        for name in ("nowhere", "empty", "torn", "config", "bare", "a/b/c", "'[bold]'")
+        for command in (SFT, PPO)
+        if name != "bare" and name != "'[bold]'"
+    ],
+    (SFT + "--model_name_or_path bare", "has no tokenizer"),
+    (SFT + "--model_name_or_path '[bold]'", "[bold]"),
+    *[(PPO + f"--reward_model_path {x}", f"--reward_model_path {x}") for x in ("nowhere", "torn")],
+    *[(JUDGE + f"--judge_model {name}", name) for name in ("torn", "empty")],
+    (PPO + "--value_model_path torn", "--value_model_path torn"),
+    (PPO + "--reward_tokenizer_name_or_path nowhere", "--reward_tokenizer_name_or_path nowhere"),
+    (PPO + "--tokenizer_name_or_path empty", "--tokenizer_name_or_path empty"),
+    (PPO + "--reward_function r.py:out", "failed: KeyError: 'x' ("),
+    (PPO + "--reward_function r.py:x", "has no function x"),
+    (PPO + "--reward_function syntax.py:f", "SyntaxError"),
+    (PPO + "--reward_function zero.py:f", "ZeroDivisionError"),
+    (PPO + "--config key.yaml", "Did you mean kl_coef?"),
+    (PPO + "--config value.yaml", "kl_coef takes one value"),
+    (PPO + "--config word.yaml", "invalid int value: 'many'"),
+    (PPO + "--config null.yaml", "response_length"),
+    (PPO + "--config twice.yaml", "kl_coef is set twice"),
+    (PPO + "--config tab.yaml", "tab.yaml"),
+    (PPO + "--config list.yaml", "expected lines such as"),
+    (PPO + "--config tag.yaml", "kl_coef"),
+    (PPO + "--kl_coef -1", "--kl_coef is -1.0: give a finite number of at least 0"),
+    (PPO + "--per_device_train_batch_size 0", "--per_device_train_batch_size is 0"),
+    (PPO + "--optim adamm", "(choose from adamw_torch, "),
+    (PPO + "--optim adamm", "...)"),
+    (PPO + "--stop_token x", "stop_token"),
+    (PPO + "--lora_dropout 2 --use_peft", "--lora_dropout is 2.0"),
+    (PPO + "--use_vllm", "vLLM cannot be imported"),
+    (PPO + "--resume_from_checkpoint nowhere", "nowhere"),
+    (PPO + "--output_dir rows.jsonl/x", "rows.jsonl"),
+    (SFT + "--num_train_epochs 0", "--num_train_epochs is 0"),
+    (
+        SFT.replace("--model_name_or_path sft", "--from_scratch") + "--hidden_size 15",
+        "--hidden_size is 15",
+    ),
+    (JUDGE + "--prices 1", "--prices is [1.0]: give two"),
+    (JUDGE + "--output empty", "--output empty is a folder"),
+    (JUDGE + "--concurrency 0", "--concurrency is 0"),
+    ("view empty", "empty keeps no rollouts"),
+    ("view nowhere --episodes 0", "--episodes is 0"),
+    ("plot empty", "empty cannot be drawn"),
+    *[(f"plot run-{name}", f"run-{name}") for name in ("hist", "list", "json")],
+    ("plot '[red]'", "[red]"),
+    ("demo --batch 0", "--batch is 0"),
+    ("demo --output_dir rows.jsonl", "rows.jsonl"),
+]
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+# catches: a traceback, a page of somebody else's advice, an option that is not named, a folder or a
+# half-written file that a refused command leaves
+@pytest.mark.parametrize("line, named", LINES)
+def test_a_refused_command_says_why_on_one_line(parts, monkeypatch, capsys, line, named):
+    monkeypatch.chdir(parts)
+    before = files_in(parts)
+    try:
+        code = cli.main(shlex.split(line))
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr().err
+    assert code in (1, 2) and "Traceback" not in said
+    assert said.startswith("rlhf-nb ") and said.count("\n") == 1 and len(said) < 700, said
+    assert named in said and files_in(parts) == before
+
+
+# ---- Terminals, markup and cards ----
+
+
+def test_nothing_in_a_text_steers_the_terminal():
+    assert harmless("a\x1b[2Jb\x07\u202ec") == "a\\x1b[2Jb\\x07\\u202ec"
+    assert harmless("plain é 漢字 👩\u200d🚀\n\tx") == "plain é 漢字 👩\u200d🚀\n\tx"
+    out = io.StringIO()
+    texts = ["\x1b[31mred", "[bold]bold[/bold]", "\u202eabc", "a\rb"]
+    console = Console(file=out, width=60, force_terminal=False)
+    print_table(pd.DataFrame({"[red]text": texts}), "after [dim]x", console=console)
+    shown = out.getvalue()
+    assert "\x1b" not in shown and "\r" not in shown and "\u202e" not in shown
+    for text in ("\\x1b[31mred", "[bold]bold[/bold]", "\\u202eabc", "[red]text", "after [dim]x"):
+        assert text in shown
+
+
+# catches: a character that the terminal's encoding lacks, which ends a run in the middle
+@pytest.mark.parametrize("words", [["view", "run", "--terminal"], ["no\u2013command"]])
+def test_an_ascii_terminal_will_do(tmp_path, rollout, words):
+    kept = tmp_path / "run" / "rollouts"
+    kept.mkdir(parents=True)
+    Rollout.load(rollout).with_(responses=["é – 漢", "\x1b[2J"]).save(kept / rollout.name)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlhf_nb.cli", *words],
+        cwd=tmp_path,
+        env=os.environ | dict(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0"),
+        capture_output=True,
+        timeout=120,
+    )
+    assert b"Traceback" not in done.stderr and b"\x1b" not in done.stdout
+    assert done.returncode == (0 if words[0] == "view" else 2)
+    (done.stdout + done.stderr).decode("ascii")
+
+
+class Ascii(io.TextIOWrapper):
+    "A stream as a terminal without other letters gives it."
+
+
+def test_a_table_on_an_ascii_stream():
+    stream = Ascii(io.BytesIO(), encoding="ascii")
+    print_table(pd.DataFrame(dict(text=["é – 漢"])), console=Console(file=stream, width=60))
+    stream.flush()
+    assert b"\\xe9 \\u2013 \\u6f22" in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b", "a\nb: c", "---\nx: [", "`x`<script>", "[x](http://y)", "a: 'b", "-"]
+)
+def test_a_name_cannot_change_a_card(name):
+    for card in (
+        model_card(name, {"note": name}, {name: 1.0}, name, {name: {name: name}}),
+        reward_card(name, {"note": name}, {name: 1.0}, name),
+    ):
+        head, body = card.removeprefix("---\n").split("\n---\n", 1)
+        assert (yaml.safe_load(head)["tags"] and "base_model" not in head) or name == "-"
+        assert "<script>" not in body and "](http://y" not in body.replace("](https://github", "")
+        tables = [line for line in body.splitlines() if line.startswith("|")]
+        assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in tables)
+        assert sum(line.startswith("# ") for line in body.splitlines()) == 1

@@ -551,8 +551,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(parts, capsys, monkeypatch, li
     )
 
 
-# catches: a user's own mistake told as if the words were wrong, without the line that failed
-def test_a_reward_function_that_fails_shows_its_traceback(parts, capsys):
+# catches: a user's own mistake told without the line that failed, or as a page of our own calls
+def test_a_reward_function_that_fails_names_its_line(parts, capsys, monkeypatch):
     Path("mine.py").write_text(
         "def f(prompts, responses, **columns): return [int(r) for r in responses]\ndef "
         "short(prompts, responses, **columns): return [1.0]"
@@ -562,11 +562,14 @@ def test_a_reward_function_that_fails_shows_its_traceback(parts, capsys):
         f"--per_device_train_batch_size 8 --response_length 3 {COMMON} --reward_function "
         "mine.py:"
     )
-    with pytest.raises(
-        RuntimeError, match="reward function mine.py:f failed: invalid literal"
-    ) as caught:
+    code, _, err = say(capsys, line + "f")
+    assert code == 2 and "reward function mine.py:f failed: ValueError: invalid literal" in err
+    assert "mine.py, line 1)" in err and "RLHF_NB_DEBUG=1" in err
+    monkeypatch.setenv("RLHF_NB_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="mine.py:f failed") as caught:
         cli.main(shlex.split(line + "f"))
     assert isinstance(caught.value.__cause__, ValueError)
+    monkeypatch.delenv("RLHF_NB_DEBUG")
     code, _, err = say(capsys, line + "short")
     assert code == 2 and "returned 1 scores for 8 responses" in err
 
@@ -667,7 +670,7 @@ def test_ppo_is_given_what_the_flags_say(parts, monkeypatch, tmp_path):
     assert (
         len(seen["train_dataset"]) == 24
         and len(seen["eval_dataset"]) == 5
-        and seen["reward_processing_class"] == f"{parts}/reward"
+        and seen["reward_processing_class"].name_or_path == f"{parts}/reward"
         and "facts" in seen["train_dataset"].column_names
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import textwrap
 from importlib import import_module
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from rlhf_nb import __version__
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.terminal import harmless
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 
@@ -55,8 +58,11 @@ def overview() -> str:
 
 def main(words: list[str] | None = None) -> int:
     """The program. Exit code: 0 done, 1 diverged or will not fit, 2 wrong options or input, 130
-    interrupted."""
+    interrupted. An error is one line; RLHF_NB_DEBUG=1 in the environment shows its traceback."""
     words = sys.argv[1:] if words is None else list(words)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an ASCII terminal shows the rest as escapes
+            stream.reconfigure(errors="backslashreplace")
     name = words[0] if words else ""
     if name in ("", "-h", "--help"):
         print(overview())
@@ -82,6 +88,8 @@ def main(words: list[str] | None = None) -> int:
         left = of_training or f"stopped. {STOPPED.get(name, '')}".rstrip()
         print(f"\nrlhf-nb {name}: {left}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"rlhf-nb {name}: {' '.join(str(error).split())}", file=sys.stderr)
+    except (ValueError, OSError, ImportError, FloatingPointError, RuntimeError) as error:
+        if os.environ.get("RLHF_NB_DEBUG"):  # the traceback too
+            raise
+        print(f"rlhf-nb {name}: {harmless(' '.join(str(error).split()))}", file=sys.stderr)
         return 1 if isinstance(error, FloatingPointError) else 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,14 +17,17 @@ from datasets import (
     load_dataset,
     load_from_disk,
 )
+from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
 from rlhf_nb.models import drop_long_rows
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.files import read_jsonl
 from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
 
+KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 EMBEDDED = ("mini_tldr", "docstrings")
 
 
@@ -46,26 +51,30 @@ def load_rows(
     splits: Sequence[str] = (),  # those that are needed; none: all
 ) -> DatasetDict:
     "The splits by name. Raises ValueError where no data set has that name."
-    if name is None:
+    if not name:
         raise ValueError(
             "--dataset_name is missing: give a name on the hub, a folder, a file, or "
             f"{' or '.join(EMBEDDED)}."
         )
     if name in EMBEDDED:
         return embedded(name, seed, splits)
-    path = Path(name)
-    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-    if path.suffix in kinds:
-        if not path.is_file():
-            raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
-        return load_dataset(kinds[path.suffix], data_files={"train": str(path)})
+    path, kind = Path(name), KINDS.get(Path(name).suffix)
+    if kind and not path.is_file():
+        raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
     try:
+        if kind in ("json", "csv"):
+            deque(path.open(encoding="utf-8"), 0)  # Arrow would find other bytes later
+        if kind:
+            return load_dataset(kind, data_files={"train": str(path)})
         data = load_from_disk(name) if saved else load_dataset(name, config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, StopIteration, DatasetsError) as error:
+        if path.suffix == ".jsonl":
+            read_jsonl(path)  # names the line
+        what = f"it cannot be read as {kind}" if kind else "no folder of save_to_disk"
+        why = textwrap.shorten(str(error.__cause__ or error), 300) or "it is empty"
         raise ValueError(
-            f"--dataset_name {name}: {error}. No folder of save_to_disk has that name either."
-            + did_you_mean(name, EMBEDDED)
+            f"--dataset_name {name}: {what}: {why}.{did_you_mean(name, EMBEDDED)}"
         ) from error
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 

@@ -84,7 +84,7 @@ def verdict_table(
             row["model"],
             f"{row['temperature']:g}",
             f"{row['win_rate']:.1%}",
-            f"{row['low']:.1%}–{row['high']:.1%}",
+            f"{row['low']:.1%}-{row['high']:.1%}",
             f"{row['covered']:.2f}",
             f"{row['invented']:.3f}",
             f"{row['malformed']:.1%}",
@@ -127,7 +127,7 @@ def stages(run: Run) -> dict[str, Any]:
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
     run_curves(run.logs()).savefig(run.folder / "curves.png", dpi=130)
     run.console.print(verdict_table(rows, results["reward"]))
-    run.console.print(f"open {report(run.folder)}", soft_wrap=True)
+    run.console.print(f"open {report(run.folder)}", markup=False, soft_wrap=True)
     return results
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from datasets import Dataset
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +33,8 @@ from rlhf_nb.evaluate import (
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
 from rlhf_nb.runtime.fields import Count, NotNegative, Positive, Seed, setting
-from rlhf_nb.sft import render, render_pair
+from rlhf_nb.runtime.prompts import as_text
+from rlhf_nb.sft import render_pair
 
 
 @dataclass
@@ -121,10 +123,6 @@ def make_judge(options: JudgeArguments) -> Any:
     beside = len(path.parts) > 1 and path.parent.is_dir()
     if path.expanduser().is_absolute() or name.startswith(".") or beside:
         raise FileNotFoundError(f"--judge_model {name}: there is no such folder.")
-    if options.prices is not None and len(options.prices) != 2:
-        raise ValueError(
-            f"--prices is {options.prices}: give two, of a million tokens in, and out."
-        )
     return EndpointJudge(
         name,
         options.judge_base_url,
@@ -158,7 +156,7 @@ def answers_of(
     batches = iter(
         track(
             range(-(-len(prompts) // options.batch_size)),
-            f"answers of {name}",
+            escape(f"answers of {name}"),
             transient=True,
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),
@@ -171,7 +169,10 @@ def answers_of(
     return tokenizer, complete(
         model,
         tokenizer,
-        [render(tokenizer, prompt, opened=True) for prompt in prompts],
+        [
+            as_text(prompt, tokenizer, f"prompt {i}", add_generation_prompt=True)
+            for i, prompt in enumerate(prompts)
+        ],
         options.response_length,
         options.temperature,
         [ends] if isinstance(ends, int) else ends,
@@ -212,6 +213,12 @@ def rows_to_judge(data: DataArguments, options: JudgeArguments) -> Dataset:
 def judge_command(words: Sequence[str]) -> None:
     "`rlhf-nb judge`."
     data, models, options = judge_parser().settings(words)
+    if options.prices is not None and len(options.prices) != 2:
+        raise ValueError(
+            f"--prices is {options.prices}: give two, of a million tokens in, and out."
+        )
+    if options.output is not None and Path(options.output).is_dir():
+        raise ValueError(f"--output {options.output} is a folder: give the name of a CSV file.")
     rows = rows_to_judge(data, options)
     judge = make_judge(options)
     rows = drop_long(rows, tokenizer_of(models), data.max_prompt_length)

@@ -37,14 +37,16 @@ def named(
     name: str | None,  # its value
     quiet: bool = False,  # as of `no_bars`
 ) -> Iterator[str]:
-    "The name, to load from. Raises ValueError where there is none; an OSError gets the option."
-    if name is None:
+    "The name, to load from. Raises ValueError where there is none; an error gets the option."
+    if not name:
         raise ValueError(f"{flag} is missing: give a name on the hub, or a folder.")
     try:
         with no_bars(quiet):
             yield name
     except OSError as error:
         raise OSError(f"{flag} {name}: there is no such model. {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{flag} {name}: {error}") from error
 
 
 def loading(models: ModelArguments) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.runtime.compat import CONFIG
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.fields import complaint, hints_of
+from rlhf_nb.runtime.terminal import harmless
 
 
 def kinds_of(hint: Any) -> list[Any]:
@@ -99,9 +100,11 @@ class Parser(HfArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
             message += "." + self.meant(unknown[1].removeprefix("--"), "--")
         elif wrong := re.match(r"argument --(\w+).*: invalid choice: '([^']*)'", message):
-            choices = self.known[wrong[1]].choices or []
-            message += "." + did_you_mean(wrong[2], map(str, choices))
-        message = " ".join(f"{self.recipe}{message}".split()).rstrip(".")
+            choices = list(map(str, self.known[wrong[1]].choices or []))
+            some = ", ".join(choices[:8]) + ", ..." * (len(choices) > 8)
+            message = re.sub(r"\(choose from .*", f"(choose from {some})", message, flags=re.DOTALL)
+            message += "." + did_you_mean(wrong[2], choices)
+        message = harmless(" ".join(f"{self.recipe}{message}".split()).rstrip("."))
         stop = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{stop} See {self.prog} --help\n")
 

@@ -11,7 +11,13 @@ from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.plan import dry_run
-from rlhf_nb.cli.ppo_models import policy_name, reference_of, scorers, value_model_of
+from rlhf_nb.cli.ppo_models import (
+    policy_name,
+    reference_of,
+    reward_tokenizer_of,
+    scorers,
+    value_model_of,
+)
 from rlhf_nb.cli.training import finish, in_folder
 from rlhf_nb.models import load_policy
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
@@ -91,11 +97,12 @@ def ppo_command(words: Sequence[str]) -> int | None:
     data, models, args = ppo_parser().settings(words)
     with in_folder(args):
         name = policy_name(models.model_name_or_path, args.sft_model_path)
+        given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"
         models.model_name_or_path = models.model_name_or_path or name
         judges = scorers(models, args)
         train, test = splits_of(data, hold_out=100)
         tokenizer = tokenizer_of(models)
-        with named("--sft_model_path", name):
+        with named(f"--{given}", name):
             policy = load_policy(name, **loading(models))
         trainer = PPOTrainer(
             args,
@@ -106,7 +113,7 @@ def ppo_command(words: Sequence[str]) -> int | None:
             train_dataset=drop_long(train, tokenizer, data.max_prompt_length),
             eval_dataset=test and drop_long(test, tokenizer, data.max_prompt_length),
             value_model=value_model_of(models, judges, policy, args),
-            reward_processing_class=models.reward_tokenizer_name_or_path,
+            reward_processing_class=reward_tokenizer_of(models),
             peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
             value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
         )

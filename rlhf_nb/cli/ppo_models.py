@@ -7,13 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from torch.nn import Module
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
-from rlhf_nb.models import load_policy, load_scorer, scorer_from, zero_head
+from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
 from rlhf_nb.reward import load_judge, load_reward_model
 from rlhf_nb.trainer import PPOConfig
 
@@ -64,6 +64,14 @@ def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
         with named("--reward_model_path", args.reward_model_path):
             loaded = [in_dtype(load_judge(args.reward_model_path), models)]
     return loaded + functions
+
+
+def reward_tokenizer_of(models: PPOModelArguments) -> PreTrainedTokenizerBase | None:
+    "The reward model's own tokenizer, where it has one."
+    if (name := models.reward_tokenizer_name_or_path) is None:
+        return None
+    with named("--reward_tokenizer_name_or_path", name):
+        return load_tokenizer(name)
 
 
 def value_model_of(

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -70,8 +71,9 @@ def load_reward_function(
         )
     try:
         module = module_at(place)
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise ValueError(f"--reward_function {name}: {error}.") from error
+    except Exception as error:  # whatever the file does as it is imported
+        kind = "" if isinstance(error, (ImportError, OSError)) else f"{type(error).__name__}: "
+        raise ValueError(f"--reward_function {name}: {kind}{error}.") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ValueError(
@@ -82,13 +84,17 @@ def load_reward_function(
 
 
 def with_name(function: Callable[..., list[float]], name: str) -> Callable[..., list[float]]:
-    "The same function; an error in it becomes a RuntimeError, which the program does not catch."
+    "The same function; an error in it becomes a RuntimeError that names its line."
 
     @wraps(function)
     def call(*args: Any, **columns: Any) -> list[float]:
         try:
             return function(*args, **columns)
         except Exception as error:
-            raise RuntimeError(f"reward function {name} failed: {error}") from error
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            raise RuntimeError(
+                f"reward function {name} failed: {type(error).__name__}: {error} ({at.filename}, "
+                f"line {at.lineno}). RLHF_NB_DEBUG=1 shows the traceback."
+            ) from error
 
     return call

@@ -96,6 +96,11 @@ def starting_point(
         tokenizer = train_tokenizer(texts)
     else:
         tokenizer = train_bpe_tokenizer(texts, models.vocab_size)
+    if models.hidden_size % models.num_attention_heads:
+        raise ValueError(
+            f"--hidden_size is {models.hidden_size} and --num_attention_heads "
+            f"{models.num_attention_heads}: give a width that the heads divide."
+        )
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     model = tiny_policy(tokenizer, seed, **{size: getattr(models, size) for size in sizes})
     return model, tokenizer

@@ -16,6 +16,7 @@ from rich.text import Text
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Count, Index, setting
+from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
@@ -61,7 +62,7 @@ def coloured(
     text = Text()
     for token, nats in zip(tokens, kl):
         style = "bold dark_orange" if nats > 0.5 else "bold dodger_blue2" if nats < -0.5 else ""
-        text.append(token + gap, style)
+        text.append(harmless(token + gap), style)
     return text
 
 
@@ -69,7 +70,7 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     "The first episodes of a rollout, for a terminal."
     info = {k: v for k, v in rollout.info.items() if k in ("update", "episode")}
     table = Table(
-        title=", ".join(f"{k} {v}" for k, v in info.items()), box=SIMPLE_HEAD, show_lines=True
+        title=Text(", ".join(f"{k} {v}" for k, v in info.items())), box=SIMPLE_HEAD, show_lines=True
     )
     for name in ("prompt", "response", "score", "KL", "tokens", "end"):
         number = name in ("score", "KL", "tokens")
@@ -80,7 +81,7 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
         tokens = rollout.tokens[i] if rollout.tokens else [rollout.responses[i]]
         words = rollout.responses[i] not in "".join(tokens)  # tokens that bring no space along
         table.add_row(
-            Text(rollout.prompts[i][-160:] if rollout.prompts else ""),
+            Text(harmless(rollout.prompts[i][-160:]) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
             "" if rollout.scores is None else f"{float(rollout.scores[i]):+.2f}",
             f"{sum(kl):+.2f}",

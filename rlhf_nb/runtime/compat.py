@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.markdown import inline
 
 
 def renames(pairs: str) -> dict[str, str]:
@@ -168,7 +169,7 @@ def with_metadata(
         metadata["datasets"] = listed(data)
     metadata["tags"] = [*dict.fromkeys(metadata.get("tags", []) + listed(tags))]
     if name:
-        body = re.sub(r"(?m)^# .*", lambda _: f"# {name}", body, count=1)
+        body = re.sub(r"(?m)^# .*", lambda _: f"# {inline(name)}", body, count=1)
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n{body}"
 
 

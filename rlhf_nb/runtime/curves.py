@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -16,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.files import read_jsonl
+from rlhf_nb.runtime.files import log_history, read_jsonl
 from rlhf_nb.viz import curves
 
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
@@ -54,7 +53,7 @@ def logged_rows(run: Path) -> list[dict[str, Any]]:
     )
     for state in (run / "trainer_state.json", *reversed(states)):
         if state.is_file():
-            return json.loads(state.read_text(encoding="utf-8"))["log_history"]
+            return log_history(state)
     if not (run / "metrics.jsonl").is_file():
         raise ValueError(
             "it has neither trainer_state.json nor metrics.jsonl. Give the --output_dir of a "

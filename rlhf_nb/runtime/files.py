@@ -44,6 +44,19 @@ def read_jsonl(
     return rows
 
 
+def log_history(
+    path: Path,  # a trainer_state.json
+) -> list[dict[str, Any]]:
+    "What a run logged. Raises ValueError where the file is damaged."
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("its log_history is no list of objects")
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it") from error
+    return rows
+
+
 def append_jsonl(
     path: str | Path,
     row: dict[str, Any],

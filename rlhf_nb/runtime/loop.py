@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.trainer import skip_first_batches
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import rotate_checkpoints, set_seed
+from transformers.trainer_utils import has_length, rotate_checkpoints, set_seed
 from transformers.utils import logging
 
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
@@ -179,6 +179,21 @@ class SealedTrainer(Trainer):
                 "checkpoint is whole."
             )
         return loss
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple:
+        "Trainer's. Raises ValueError where a run would do nothing."
+        model: Any = self.model
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise ValueError(
+                "none of the model's weights learns: call model.requires_grad_(True), or give "
+                "peft_config to train an adapter."
+            )
+        if has_length(dataloader) and not len(dataloader):
+            raise ValueError(
+                "train_dataset has fewer rows than a batch, and dataloader_drop_last is True: give "
+                "more rows, or a smaller per_device_train_batch_size."
+            )
+        return super().set_initial_training_values(args, dataloader)
 
     # ---- for subclasses ----
 
