@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import rlhf_nb.runtime.opened as opened
 from rlhf_nb.forward import Forward, PolicyAndValue
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import ValueHead, load_policy
@@ -310,6 +311,33 @@ def test_sampled_and_scored_as_alone_or_refused(family, tmp_path):
         assert load_policy(model) is model
         check_family(model)
         assert has_cache(model) is (family not in UNCACHED)
+
+
+# catches: attention that never gets the positions, so that rows laid end to end read each other, as
+# with flash attention in GPTBigCode; here transformers builds its masks from them, or does not
+@pytest.mark.parametrize("family, apart", [("llama", True), ("qwen2", True), ("opt", False)])
+def test_rows_lie_end_to_end_where_they_do_not_see_each_other(family, apart, monkeypatch):
+    monkeypatch.setattr(opened, "PACKED_ATTENTION", ("sdpa",))
+    monkeypatch.setattr(opened, "_mixing", set())
+    model = tiny(family)
+    assert opened.reads_end_to_end(model)
+    check_family(model)
+    assert opened.reads_end_to_end(model) is apart
+
+
+@pytest.mark.parametrize("family", ["jamba", "lfm2", "qwen3_next", "zamba2"])
+def test_rows_of_a_hybrid_never_lie_end_to_end(family, monkeypatch):
+    monkeypatch.setattr(opened, "PACKED_ATTENTION", ("sdpa", "eager"))
+    assert not opened.reads_end_to_end(tiny(family))
+
+
+# catches: log-probs of the update that are not those of the rollout, in another precision too
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("family", ["jamba", "mamba2", "recurrent_gemma", "rwkv"])
+def test_the_ratio_is_one_before_the_first_step(ppo, family, bf16):
+    once = dict(num_ppo_epochs=1, num_mini_batches=1, share_value_trunk=True)
+    metrics = ppo(model=tiny(family), bf16=bf16, **once).step()
+    assert metrics["val/ratio"] == 1.0 and metrics["policy/approxkl_avg"] < 1e-9
 
 
 # catches: a value head that ends in an AttributeError in the first rollout

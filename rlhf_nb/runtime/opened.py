@@ -33,6 +33,7 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 ROUNDING, COARSE_ROUNDING = 0.02, 0.25
 _agreement: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _cached: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_mixing: set[str] = set()  # types of models in which rows that lie end to end see each other
 
 
 def reads_end_to_end(model: nn.Module) -> bool:
@@ -40,7 +41,8 @@ def reads_end_to_end(model: nn.Module) -> bool:
     position ids, without a mask of N x N; a convolution or a recurrent layer would not."""
     config = getattr(model, "config", None)
     packed = getattr(config, "_attn_implementation", None) in PACKED_ATTENTION
-    return packed and {*(getattr(config, "layer_types", None) or ())} <= ATTENTION_LAYERS
+    attends = {*(getattr(config, "layer_types", None) or ())} <= ATTENTION_LAYERS
+    return packed and attends and getattr(config, "model_type", None) not in _mixing
 
 
 def embedding_rows(model: Any) -> int:
@@ -96,6 +98,8 @@ def uses_cache(
         with torch.autocast(weight.device.type, enabled=False) if fine else nullcontext():
             limit = ROUNDING if fine else COARSE_ROUNDING
             _cached[inner] = _try_cache(partial(gap, model), limit, type(inner).__name__)
+            if reads_end_to_end(inner) and not _rows_apart(inner):
+                _mixing.add(inner.config.model_type)
         model.train(was_training)
     return _cached[inner]
 
@@ -125,6 +129,21 @@ def _try_cache(gap: Callable[[bool], float], limit: float, name: str) -> bool:
         f"({reasons[-1]}). Give a causal language model; BERT and the like need is_decoder=True "
         "in their config."
     )
+
+
+@torch.no_grad()
+def _rows_apart(model: PreTrainedModel) -> bool:
+    "Whether the second of two rows that lie end to end has the states that it has alone."
+    body, device = body_of(model), next(model.parameters()).device
+    if body is None:  # it is called whole, and never end to end
+        return True
+    ids = torch.arange(7, device=device)[None] % embedding_rows(model)
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=device)
+    both, alone = (
+        body(input_ids=ids[:, i:], position_ids=places[:, i:], use_cache=False).last_hidden_state
+        for i in (0, 3)
+    )
+    return bool((both[:, 3:] - alone).abs().mean() <= COARSE_ROUNDING * alone.std())
 
 
 def masks_left_padding(model: Any) -> bool:
