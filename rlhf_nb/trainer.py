@@ -40,7 +40,7 @@ from rlhf_nb.ppo import (
 from .reward import Judges
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .runtime.build import as_reference, build_models, readers, split_groups, try_models
-from .runtime.compat import check_step, old_names
+from .runtime.compat import old_names, refuse_step
 from .runtime.completions import report_completions
 from .runtime.config import PPOConfig, check_args
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
@@ -207,7 +207,8 @@ class PPOTrainer(UpdateTrainer):
 
     def step(self, batch: Mapping[str, Any] | Sequence[str] | None = None, *old: Any) -> Metrics:
         "One update, timed. Without a batch, on the next one of the training prompts."
-        check_step(old)
+        if old:
+            refuse_step()
         self.prepare()
         batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
         r = self.rollout(batch)

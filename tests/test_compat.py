@@ -3,8 +3,10 @@ names what took their place."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -432,3 +434,73 @@ def test_the_card_stays_ours(ppo):
     assert metadata["datasets"] == ["d/one", "d/two"]
     assert metadata["tags"] == ["rlhf", "ppo", "rlhf_nb", "new"]
     assert json.dumps(metadata)  # plain text and lists
+
+
+# ---- What scripts parse ----
+
+
+def test_a_parser_reads_yaml_below_what_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "c.yaml").write_text(
+        "env: {MY_VARIABLE: 7}\nkl_coef: 0.5\nlearning_rate: 3e-4\nuse_peft: true\n"
+        "lora_target_modules: [a, b]\nstop_token: null\nnum_mini_batches: 2\n"
+    )
+    monkeypatch.setenv("MY_VARIABLE", "1")
+    parser = rlhf_nb.TrlParser((rlhf_nb.ScriptArguments, PPOConfig, rlhf_nb.ModelConfig))
+    words = ["--kl_coef", "0.25", "--config", str(tmp_path / "c.yaml"), "--output_dir", "o"]
+    script, args, model = parser.parse_args_and_config([*words, "--use_cpu", "--dataset_name", "d"])
+    assert (args.kl_coef, args.learning_rate, args.num_mini_batches) == (0.25, 3e-4, 2)
+    assert (script.dataset_name, model.use_peft, model.lora_target_modules) == (
+        "d",
+        True,
+        ["a", "b"],
+    )
+    assert os.environ["MY_VARIABLE"] == "7"
+    (tmp_path / "c.yaml").write_text("kl_coeff: 0.5\n")
+    with pytest.raises(ValueError, match="kl_coeff=0.5"):
+        parser.parse_args_and_config(words)
+    *_, left = parser.parse_args_and_config(words, return_remaining_strings=True)
+    assert left == ["--kl_coeff=0.5"]
+    (tmp_path / "c.yaml").write_text("- a\n")
+    with pytest.raises(ValueError, match="expected lines such as"):
+        parser.parse_args_and_config(words)
+
+
+def test_an_adapter_and_a_quantisation_from_a_model_config():
+    make = rlhf_nb.ModelConfig
+    assert rlhf_nb.get_peft_config(make()) is None
+    config = rlhf_nb.get_peft_config(
+        make(use_peft=True, lora_r=4, lora_target_modules=["all-linear"], use_rslora=True)
+    )
+    assert (config.r, config.target_modules, config.use_rslora) == (4, "all-linear", True)
+    assert rlhf_nb.get_quantization_config(make()) is None
+    four = rlhf_nb.get_quantization_config(make(load_in_4bit=True, dtype="bfloat16"))
+    assert four.load_in_4bit and four.bnb_4bit_compute_dtype == torch.bfloat16
+    assert rlhf_nb.get_quantization_config(make(load_in_8bit=True)).load_in_8bit
+    with pytest.raises(ValueError, match="keep one of them"):
+        make(load_in_4bit=True, load_in_8bit=True)
+    assert make(dtype="float16").torch_dtype == "float16"
+    assert torch.cuda.is_available() or rlhf_nb.get_kbit_device_map() is None
+
+
+def test_the_chat_template_for_tokenizers_without_one(letters):
+
+    tokenizer = copy.deepcopy(letters)
+    tokenizer.chat_template = rlhf_nb.SIMPLE_CHAT_TEMPLATE
+    turns = [dict(role="user", content="ab"), dict(role="assistant", content="c")]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "User: ab\nAssistant: c\nAssistant:"
+
+
+# catches: an episode count that starts again, or is missing, after a resume
+def test_episodes_after_a_resume(ppo):
+    first = ppo(save_strategy="steps", save_steps=1)
+    first.train()
+    seen = []
+
+    class Begin(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            seen.append(state.episode)
+
+    again = ppo(save_strategy="steps", save_steps=1, callbacks=[Begin()])
+    again.train(resume_from_checkpoint=str(first.output_dir / "checkpoint-1"))
+    assert seen == [4] and again.state.episode == 8

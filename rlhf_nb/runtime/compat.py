@@ -173,14 +173,13 @@ def with_metadata(
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n{body}"
 
 
-def check_step(old: Sequence[Any]) -> None:
+def refuse_step() -> None:
     "Raises TypeError for `step(queries, responses, scores)`."
-    if old:
-        raise TypeError(
-            "step(queries, responses, scores) is of an older trainer: step(prompts) samples the "
-            "responses itself and scores them with the trainer's reward_model, which may be a "
-            "function f(prompts, responses, **columns)."
-        )
+    raise TypeError(
+        "step(queries, responses, scores) is of an older trainer: step(prompts) samples the "
+        "responses itself and scores them with the trainer's reward_model, which may be a function "
+        "f(prompts, responses, **columns)."
+    )
 
 
 def check_sizes(args: Any) -> None:
