@@ -49,7 +49,7 @@ def models(tmp_path_factory, letters):
 def script(models, tmp_path, monkeypatch):
     "Run a script with its import lines changed, and other changes where they are given."
 
-    def run(name, *flags, changes=(), text=None):
+    def run(name, *flags, changes=(), text=None, files=()):
         shutil.copytree(models, tmp_path, dirs_exist_ok=True)
         monkeypatch.chdir(tmp_path)
         text = text or (SCRIPTS / f"{name}.py").read_text()
@@ -60,6 +60,9 @@ def script(models, tmp_path, monkeypatch):
             text = text.replace(old, new)
         assert not re.search(r"\btrl\b", "\n".join(re.findall("(?m)^ *(?:import|from) .*", text)))
         (tmp_path / "script.py").write_text(text)
+        for module, source in dict(files).items():
+            (tmp_path / f"{module}.py").write_text(source)
+            monkeypatch.syspath_prepend(tmp_path)
         words = [*FLAGS, *flags] if name in PARSED else ["rows.jsonl", "sft", "reward", "out"]
         monkeypatch.setattr(sys, "argv", ["script.py", *words])
         runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
@@ -104,6 +107,60 @@ def test_a_public_script_runs_with_its_import_lines_changed(name, script, models
     assert (out / "completions").exists() == (name not in ("no_evaluation", "callback")), (
         "tables where there are evaluation rows and they are wanted"
     )
+
+
+# The published scripts' own line, where the embedding has no row to spare: Llama 3, GPT-2.
+@pytest.mark.parametrize("name", ["three_dataclasses", "no_evaluation"])
+def test_a_pad_token_beyond_the_embedding(name, script, models, letters, tmp_path):
+    exact = AutoModelForCausalLM.from_pretrained(models / "sft")
+    exact.resize_token_embeddings(len(letters))
+    exact.save_pretrained(tmp_path / "exact")
+    letters.save_pretrained(tmp_path / "exact")
+    out = script(name, *NINE[name], "--sft_model_path", "exact")
+    assert trained(out, tmp_path / "exact")
+    rows = AutoModelForCausalLM.from_pretrained(out).get_input_embeddings().weight.shape[0]
+    assert rows >= len(letters) + 1
+
+
+# A reward by rules in the form that the published trainer wants, and a value model of one's own.
+def test_a_reward_model_of_rules(script, models):
+    text = changed(
+        "callback",
+        (
+            "episodes, owner = [], {}\n",
+            "episodes, owner = [], {}\n"
+            "from rules import CountsLetters\n"
+            "judge = CountsLetters(tokenizer)\n",
+        ),
+    )
+    rules = """
+import torch
+from torch import nn
+
+
+class Reader(nn.Module):
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def forward(self, input_ids, attention_mask=None, **more):
+        texts = self.tokenizer.batch_decode(input_ids, skip_special_tokens=True)
+        counts = torch.tensor([[[float(t.count("c"))]] for t in texts])
+        hidden = counts.expand(-1, input_ids.shape[1], -1)
+        return type("Output", (), dict(hidden_states=(hidden,)))()
+
+
+class CountsLetters(nn.Module):
+    base_model_prefix = "reader"
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.reader = Reader(tokenizer)
+
+    def score(self, hidden):
+        return hidden
+"""
+    assert trained(script("", text=text, files=dict(rules=rules)), models / "sft")
 
 
 # ---- More calls, and the line that each needs ----
