@@ -264,7 +264,7 @@ MORE = {  # text -> what the error says, and the changes that follow from it
         [
             (
                 ValueError,
-                "AutoModelForSequenceClassification|is no reward model|reward model",
+                "GPTNeoXForCausalLM is no sequence classifier .* or a classifier",
                 [
                     (
                         "judge = AutoModelForCausalLM.from_pretrained(reward)",
