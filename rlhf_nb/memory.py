@@ -30,7 +30,7 @@ GIB = 2**30  # what GPUs are sold as GB, near enough: 80 "GB" are 80 GiB, less w
 # %% auto #0
 __all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize', 'model_size', 'Precision',
            'layer_activations', 'model_activations', 'logits_bytes', 'kv_cache', 'PPOSetup', 'states', 'gathered',
-           'MemoryPlan', 'Change', 'plan_memory']
+           'MemoryPlan', 'Change', 'plan_memory', 'network_bytes']
 
 # %% ../nbs/16_memory.ipynb #cd887a38
 def _count(model: nn.Module) -> int:
@@ -849,3 +849,34 @@ def plan_memory(
     )
     _check(setup)
     return _plan(setup)
+
+# %% ../nbs/16_memory.ipynb #9150759e
+def network_bytes(
+    setup: PPOSetup,
+    num_ppo_epochs: int = 4,
+) -> dict[str, float]:
+    """Bytes that each GPU sends in one update, by what they are, with collectives that run in
+    rings; it receives as many. Patarasu and Yuan 2009; Rajbhandari et al. 2020, section 7."""
+    policy, _, frozen = setup.sizes
+    n, layout, b = setup.num_processes, setup.layout, setup.form.weights
+    all_, learns = sum(m.params for m in setup.trained), sum(m.trained for m in setup.trained)
+    steps = num_ppo_epochs * setup.num_mini_batches
+    passes = steps * setup.micro_batches
+    part = b * (n - 1) / n  # to gather a number; to add it up on every GPU takes twice that
+    if layout in ("alone", "ddp"):
+        return dict(gradients=2 * part * steps * learns)
+    if layout == "zero2":
+        return dict(gradients=2 * part * passes * learns, update=part * steps * learns)
+    batch = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
+    calls = math.ceil(batch / setup.rows)  # of a model, to read what was written
+    sampled = gathered(setup, "rollout") / b
+    if not setup.gather_for_generation:
+        sampled = policy.params * calls * setup.response_length
+    outside = sum(m.params - m.layer * m.layers for m in frozen)  # FSDP2 keeps it between calls
+    kept = outside * (calls - 1) if layout == "fsdp2" else 0
+    return dict(
+        gradients=part * (steps if layout == "fsdp2" else passes) * learns,
+        update=2 * part * passes * all_,
+        sampling=part * sampled,
+        scoring=part * (calls * (all_ + sum(m.params for m in frozen)) - kept),
+    )

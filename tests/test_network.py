@@ -1,0 +1,58 @@
+"""Bytes that `network_bytes` says an update sends, against what two processes exchange."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import forks
+import pytest
+from ppo_fixtures import need_deepspeed
+from test_two_processes import LAYOUTS
+from transformers import AutoConfig
+
+from rlhf_nb.memory import network_bytes, plan_memory
+from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+
+WORKER = Path(__file__).with_name("network_worker.py")
+
+
+# catches: micro-batches that are exchanged and not counted, or the reverse; a model left out; half
+# of a ring; gathering for the rollout, for scoring or for the backward pass forgotten
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine")
+@pytest.mark.parametrize(
+    "layout", ["ddp", *[pytest.param(x, marks=pytest.mark.slow) for x in ("zero2", "fsdp2")]]
+)
+def test_an_update_sends_what_the_formula_says(layout, tmp_path):
+    if layout == "zero2":
+        need_deepspeed()
+    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
+    sizes = dict(num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16)
+    policy = tiny_policy(tokenizer, 0, hidden_size=32, **sizes)
+    for name, model in dict(base=policy, scorer=scorer_from(policy, 3)).items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    done = forks.run(WORKER, str(tmp_path), folder=tmp_path, ranks=2, **LAYOUTS[layout])
+    assert done.returncode == 0, done.stdout[-4000:]
+    seen = json.loads((tmp_path / "numbers.json").read_text())
+    plan = plan_memory(
+        AutoConfig.from_pretrained(tmp_path / "base"),
+        AutoConfig.from_pretrained(tmp_path / "base"),
+        layout=layout,
+        num_processes=2,
+        prompt_length=8,
+        response_length=6,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        num_mini_batches=2,
+        local_rollout_forward_batch_size=4,
+        precision="float32",
+    )
+    sent = network_bytes(plan.setup, num_ppo_epochs=3)
+    half = 4 / 2  # of 4 bytes: what each of two sends for a number that is gathered
+    # without a GPU, FSDP2 adds up everywhere and then keeps its part: here it counts as scattered
+    twice = 1 if layout == "fsdp2" else 2
+    close = pytest.approx if layout != "fsdp2" else lambda x: pytest.approx(x, rel=0.02)  # padding
+    assert twice * half * seen["gloo:all_reduce"] == close(sent.pop("gradients"))
+    assert half * seen.get("gloo:all_gather", 0) == close(sum(sent.values()))
