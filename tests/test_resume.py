@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
+from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
 from transformers import TrainerCallback
 
 from rlhf_nb.models import scorer_from, tiny_policy
@@ -20,6 +20,7 @@ from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.runtime.resume import of_data, of_function
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 
+EVALUATED = dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))
 SAVED = dict(save_strategy="steps", save_steps=1, total_episodes=24, save_rollouts=True)
 
 
@@ -212,11 +213,11 @@ def supervised(request, letters, tmp_path):
         if request.param == "sft":
             data = Dataset.from_dict(dict(prompt=words, completion=words[::-1]))
             args = SFTConfig(str(tmp_path / folder), **settings)
-            return SFTTrainer(model, args, data, processing_class=letters)
+            return SFTTrainer(model, args, data, data, processing_class=letters)
         rejected = [word[::-1] + "j" for word in words]
         data = Dataset.from_dict(dict(prompt=words, chosen=words[::-1], rejected=rejected))
         args = RewardConfig(str(tmp_path / folder), **settings)
-        return RewardTrainer(model, args, data, processing_class=letters)
+        return RewardTrainer(model, args, data, data, processing_class=letters)
 
     return make
 
@@ -272,6 +273,33 @@ def test_weights_alone_cannot_be_resumed(supervised):
         ValueError, match="save_only_model: it holds weights, and neither optimizer"
     ):
         supervised().train(resume_from_checkpoint=True)
+
+
+# ---- The best checkpoint ----
+
+
+class SpoilsTheBest(TrainerCallback):
+    "A byte of the best checkpoint's weights changes before the end of the run."
+
+    def on_save(self, args, state, control, **_):
+        if state.global_step == state.max_steps:
+            file = Path(state.best_model_checkpoint) / "model.safetensors"
+            file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+
+# catches: damaged weights that a run ends with
+def test_a_damaged_best_is_an_error(ppo):
+    best = dict(metric_for_best_model="eval_score", greater_is_better=True, **BEST)
+    trainer = ppo(total_episodes=16, **best, parts=dict(callbacks=[SpoilsTheBest()]) | EVALUATED)
+    with pytest.raises(ValueError, match=r"checkpoint-\d is damaged: model.safetensors"):
+        trainer.train()
+
+
+def test_a_damaged_best_is_an_error_in_supervised_runs_too(supervised):
+    trainer = supervised(max_steps=2, **BEST)
+    trainer.add_callback(SpoilsTheBest())
+    with pytest.raises(ValueError, match=r"checkpoint-\d is damaged: model.safetensors"):
+        trainer.train()
 
 
 # ---- The folder ----

@@ -91,3 +91,18 @@ def test_a_rank_that_dies_ends_the_run_and_the_run_goes_on(alone, out, kills):
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     told = [json.loads((alone / name / "done.json").read_text()) for name in ("alone", out)]
     assert told[0] == told[1] and len(told[0]) >= 6
+
+
+# catches: a signal to one rank that the others wait for, and a checkpoint that wants as many ranks
+@pytest.mark.parametrize("kind", ["sft", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on(tmp_path, kind):
+    worker, folder = Path(WORKER).with_name("stopped_worker.py"), tmp_path / "run"
+    done = forks.run(worker, str(folder), kind, "stop", folder=tmp_path, ranks=2, **CPU)
+    assert done.args == [143, 143], done.stdout[-3000:]
+    assert "SIGTERM: stopped after step 3. The last whole checkpoint is" in done.stdout
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-3"]
+    done = forks.run(worker, str(folder), kind, "never", folder=tmp_path, ranks=1, **CPU)
+    assert done.args == [0], done.stdout[-3000:]
+    told = json.loads((folder / "done.json").read_text())
+    assert told["steps"] == [1, 2, 3, 4, 5]
+    assert "world_size 1 (was 2); not bit for bit" in told["changes"]["after step 3"]

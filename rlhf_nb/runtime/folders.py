@@ -155,21 +155,10 @@ class Stop:
             os.write(2, line.encode())
 
 
-class Terminated(SystemExit):
-    "A run was ended by SIGTERM; uncaught, the exit code is 143."
-
-    def __init__(self, text: str):
-        super().__init__(128 + signal.SIGTERM)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
 @contextmanager
 def ended_early(folder: Path, stop: Stop) -> Iterator[None]:
     """An interrupt and a disk that takes no more end with one line that names what is safe. Raises
-    KeyboardInterrupt, Terminated or OSError."""
+    KeyboardInterrupt, SystemExit (143, after SIGTERM) or OSError."""
     try:
         with writing(folder), stop:
             yield
@@ -180,7 +169,7 @@ def ended_early(folder: Path, stop: Stop) -> Iterator[None]:
         if stop.number == signal.SIGTERM:
             if is_first_rank():
                 os.write(2, f"\nSIGTERM: {text}\n".encode())
-            raise Terminated(text) from error
+            raise SystemExit(128 + stop.number) from error
         raise KeyboardInterrupt(text) from error
 
 
