@@ -259,6 +259,7 @@ def main(words: list[str] | None = None) -> int:
     "The command line."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50, help="of each trainer's runs")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="which trainers")
     parser.add_argument("--seed", default="2026", help="of the moments")
     default = Path(__file__).parent / "results" / "kills.json"
     parser.add_argument("--output", type=Path, default=default)
@@ -266,7 +267,7 @@ def main(words: list[str] | None = None) -> int:
     if asked.kills < 1:
         parser.error(f"--kills is {asked.kills}: give a positive number")
     began, results = time.time(), {}
-    for kind in KINDS:
+    for kind in asked.kinds:
         with tempfile.TemporaryDirectory() as root:
             rows = many(kind, asked.kills, asked.seed, Path(root))
         same = sum(not row["wrong"] for row in rows)

@@ -239,6 +239,16 @@ def test_supervised_runs_go_on_bit_for_bit(supervised):
     assert not any((x != weights(again)[k]).any() for k, x in weights(whole).items())
 
 
+# catches: one step more of a run that was finished, with a rate that is not 0 at its end
+def test_a_finished_supervised_run_does_nothing_more(supervised):
+    whole = supervised(lr_scheduler_type="constant")
+    whole.train()
+    again = supervised(lr_scheduler_type="constant")
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6 and told(again) == told(whole)
+    assert not any((x != weights(again)[k]).any() for k, x in weights(whole).items())
+
+
 @pytest.mark.parametrize(
     "name, changes",
     [

@@ -345,6 +345,13 @@ class SealedTrainer(Trainer):
             finally:
                 self.stop, self.earlier = None, logs_in(folder)
 
+    def _run_epoch(self, *given: Any, **more: Any) -> None:
+        "Trainer's, which would make one more step of a run that was finished before."
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*given, **more)
+
     def save_if_stopped(self) -> None:
         """Between two steps: where any rank was sent a signal, save a checkpoint, and raise
         KeyboardInterrupt."""
