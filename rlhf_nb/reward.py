@@ -185,7 +185,9 @@ def _pair_ids(
 
 def _margin(value: Any, number: int) -> float:
     "The margin of a row, checked."
-    if not (isinstance(value, Real) and 0 <= float(value) < math.inf):
+    if not (
+        isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
+    ):
         _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
     return float(value)
 
@@ -259,10 +261,10 @@ def encode_pairs(
         texts = []
         for number, row in zip(numbers, rows_of(rows)):
             for name in names:
-                if row[name] is None or len(row[name]) == 0:
+                if row[name] is None or row[name] in ("", []):
                     what = "missing (None)" if row[name] is None else "empty"
                     _refuse(number, f"{name} is {what}")
-            texts.append(pair_texts(row, tokenizer))
+            texts.append(numbered(number, pair_texts, row, tokenizer))
         begun, *answers = zip(*texts)
         plain = (tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in answers)
         ids = zip(encode_prompts(begun, tokenizer), *plain)
@@ -390,11 +392,10 @@ def load_reward_model(
 ) -> PreTrainedModel:
     "A reward model; where there was no head, it has a new one, N(0, 1/sqrt(d + 1))."
     if not isinstance(model, (str, Path)):
-        return (
-            scorer_from(model, seed)
-            if inside(model).get_output_embeddings() is not None
-            else load_scorer(model)
-        )
+        given: Any = inside(model)
+        known = hasattr(given, "get_output_embeddings")
+        causal = known and given.get_output_embeddings() is not None
+        return scorer_from(model, seed) if causal else load_scorer(model)
     found, has_head = _with_head(str(model), **kwargs)
     if not has_head:
         _fresh_head(found, seed)

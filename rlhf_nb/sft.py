@@ -44,7 +44,7 @@ from .runtime.last_layer import read_at
 from .runtime.layout import gathered
 from .runtime.loop import SealedTrainer
 from .runtime.opened import embedding_rows, reads_end_to_end
-from .runtime.prompts import as_text, rows_of
+from .runtime.prompts import as_text, check_turns, rows_of
 from rlhf_nb.runtime.supervised import (
     SupervisedConfig,
     check_finite,
@@ -98,6 +98,9 @@ def render_pair(
 ) -> tuple[str, str]:
     """Prompt and answer as text, the stop token taken off; an answer in text to a conversation is
     the assistant's."""
+    for name, x in (("the prompt", prompt), ("the answer", answer)):
+        if not isinstance(x, str):
+            check_turns(x, name)
     if isinstance(prompt, str):
         if isinstance(answer, str):
             return prompt, answer
@@ -417,7 +420,8 @@ def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | 
     """The tokenizer given, or the name that the model was loaded from. Raises ValueError where
     there is neither."""
     named = isinstance(model, (str, Path))
-    name = str(model) if named else inside(model).config.name_or_path
+    config = getattr(inside(model), "config", None)
+    name = str(model) if named else getattr(config, "name_or_path", None)
     if given is None and not name:
         raise ValueError(
             "processing_class is None and the model was made, not loaded, so it does not know its "
@@ -470,9 +474,8 @@ class SFTTrainer(SealedTrainer):
     ):
         args = config_of(SFTConfig, args, "sft")
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
-        if isinstance(model, (str, Path)):
-            model = load_policy(model, **args.loading(quantization_config))
-        model = fit_embeddings(model, tokenizer)
+        how = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
+        model = fit_embeddings(load_policy(model, **how), tokenizer)
 
         def encode(data: Any) -> Any:
             rows = encode_rows(

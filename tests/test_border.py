@@ -133,7 +133,7 @@ def test_a_wrong_setting_is_named_with_what_it_may_be(kind, name, value):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", ["0.1", None, nan, -1.0, True])
+@pytest.mark.parametrize("value", ["0.1", nan, -1.0, True])
 def test_of_the_reward_model_too(value):
     with pytest.raises(ValueError, match="^center_rewards_coefficient is .*of at least 0"):
         RewardConfig("unused", use_cpu=True, center_rewards_coefficient=value)
@@ -422,6 +422,46 @@ def test_a_supervised_run_that_would_do_nothing_is_refused(kind, config, letters
         kind(model.requires_grad_(True), args, data.select(range(2)), **given).train()
 
 
+@pytest.mark.parametrize("kind, config", [(SFTTrainer, SFTConfig), (RewardTrainer, RewardConfig)])
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        (dict(prompt=list(range(24))), "row 0: the prompt is 0: give text"),
+        (dict(prompt=[*PROMPTS[:-1], None]), "row 23"),
+        (dict(chosen=[nan] * 24, completion=[nan] * 24), "row 0: the answer is nan: give text"),
+        (dict(chosen=[["a"]] * 24, completion=[["a"]] * 24), r"row 0: the answer is \['a'\]"),
+        (dict(prompt=told(dict(content="a"))), "row 0: the prompt has the turn"),
+        (dict(prompt=told(dict(role="user", content="a"))), "no chat_template"),
+        ({name: [] for name in PAIRS}, "train_dataset has 0 rows"),
+        (5, "train_dataset is 5"),
+        ("rows.jsonl", "train_dataset is 'rows.jsonl'"),
+    ],
+)
+def test_wrong_rows_of_supervised_training_are_named(
+    kind, config, changes, complaint, letters, small_args
+):
+    data = Dataset.from_dict(PAIRS | changes) if isinstance(changes, dict) else changes
+    with pytest.raises(ValueError, match=complaint):
+        kind(tiny_policy(letters, 0, **SIZES), small_args(config), data, processing_class=letters)
+
+
+@pytest.mark.parametrize("kind, config", [(SFTTrainer, SFTConfig), (RewardTrainer, RewardConfig)])
+def test_what_is_no_part_of_supervised_training_is_named(kind, config, letters, small_args):
+    data, model = Dataset.from_dict(PAIRS), tiny_policy(letters, 0, **SIZES)
+    with pytest.raises(TypeError, match="args is dict: give"):
+        kind(model, {}, data, processing_class=letters)
+    with pytest.raises(TypeError, match="is 5: give a model"):
+        kind(5, small_args(config), data, processing_class=letters)
+    with pytest.raises(TypeError, match="processing_class is int"):
+        kind(model, small_args(config), data, processing_class=3)
+    eos, letters.eos_token = letters.eos_token, None
+    try:
+        with pytest.raises(ValueError, match="no EOS token"):
+            kind(model, small_args(config), data, processing_class=letters)
+    finally:
+        letters.eos_token = eos
+
+
 def test_a_tokenizer_that_is_none(tmp_path, letters):
     tiny_policy(letters, 0, **SIZES).save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="has no tokenizer"):
@@ -509,7 +549,7 @@ def parts(tmp_path_factory, letters) -> Path:
         "broken.jsonl": "\n".join([*rows[:5], "{oops", *rows[6:]]),
         "none.jsonl": "",
         "lists.jsonl": "[1]\n" * 9,
-        "other.jsonl": '{"text": "a"}\n' * 9,
+        "other.jsonl": '{"body": "a"}\n' * 9,
         "pair.jsonl": (pair + "\n") * 9,
         "bad.json": "{",
         "bad.csv": 'a,b\n"x',

@@ -211,8 +211,8 @@ def test_a_template_that_takes_back_what_it_opened(chatty):
     "prompt, completion, complaint",
     [
         ("a", [turn("assistant", "b")], "both as turns"),
-        ([], "b", "the text is .*: give text, or turns"),
-        (["a"], "b", "the text is .*: give text, or turns"),
+        ([], "b", "the prompt is .*: give text, or turns"),
+        (["a"], "b", "the prompt is .*: give text, or turns"),
         (None, "b", "row 0: it has no prompt"),
         ("a", None, "no completion"),
     ],

@@ -29,6 +29,21 @@ def as_text(
     anything else."""
     if isinstance(x, str):
         return x
+    turns, shown = check_turns(x, name), reprlib.repr(x)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"{name} is a conversation and the tokenizer has no chat_template: set "
+            "tokenizer.chat_template, or give text."
+        )
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, **settings))
+    except Exception as error:  # whatever a template raises
+        text = " ".join(str(error).split())
+        raise ValueError(f"{name}: the chat_template refuses {shown}: {text}.") from error
+
+
+def check_turns(x: Any, name: str) -> list[Any]:
+    "A conversation as a list. Raises ValueError that names it where it is none."
     shown, turns = reprlib.repr(x), list(x) if isinstance(x, (list, tuple)) else []
     if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError(
@@ -42,16 +57,7 @@ def as_text(
                 f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
                 "turns such as {'role': 'user', 'content': '...'}."
             )
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"{name} is a conversation and the tokenizer has no chat_template: set "
-            "tokenizer.chat_template, or give text."
-        )
-    try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, **settings))
-    except Exception as error:  # whatever a template raises
-        text = " ".join(str(error).split())
-        raise ValueError(f"{name}: the chat_template refuses {shown}: {text}.") from error
+    return turns
 
 
 def plain(x: Any) -> Any:

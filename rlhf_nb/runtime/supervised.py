@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
 from rlhf_nb.models import load_tokenizer
-from rlhf_nb.runtime.config import CheckedArguments
+from rlhf_nb.runtime.config import CheckedArguments, check_args
 from rlhf_nb.runtime.fields import Count, setting
 from rlhf_nb.runtime.prompts import as_data
 
@@ -63,6 +63,7 @@ def config_of(kind: type[Config], args: TrainingArguments | None, folder: str) -
         return args
     if args is None:
         return kind(output_dir=folder)
+    check_args(args, TrainingArguments if isinstance(args, TrainingArguments) else kind)
     return kind(**{f.name: getattr(args, f.name) for f in fields(args) if f.init})
 
 
@@ -82,6 +83,11 @@ def tokenizer_with(
     if (path := args.chat_template_path) is not None:
         template = Path(path).read_text("utf-8") if Path(path).is_file() else None
         found.chat_template = template or AutoTokenizer.from_pretrained(path).chat_template
+    if getattr(found, "eos_token", "") is None:  # what is no tokenizer is refused below
+        raise ValueError(
+            "the tokenizer has no EOS token, so no answer would end: set tokenizer.eos_token, or "
+            "eos_token in the settings."
+        )
     return load_tokenizer(found)
 
 
@@ -111,14 +117,17 @@ def mapped(
 
 def each(data: Any, encode: Callable[[Any], Any], name: str, several: bool = True) -> Any:
     "Data encoded, or each of a dictionary of them. Raises TypeError on anything else."
-    if data is None or isinstance(data, str):  # a name: one of those encoded before
+    if data is None or (isinstance(data, str) and several):  # a name: one encoded before
         return data
     if isinstance(data, dict) and several:
         return {key: each(part, encode, f"{name}[{key!r}]", False) for key, part in data.items()}
     if isinstance(data, dict):
         split = f"{name}[{next(iter(data), 'train')!r}]"
         raise TypeError(f"{name} is a {type(data).__name__}: give a Dataset, such as {split}.")
-    return encode(data if isinstance(data, IterableDataset) else as_data(data, name))
+    rows = data if isinstance(data, IterableDataset) else as_data(data, name)
+    if not isinstance(rows, IterableDataset) and not len(rows):
+        raise ValueError(f"{name} has 0 rows: give at least one.")
+    return encode(rows)
 
 
 def check_ids(row: list, tokenizer: PreTrainedTokenizerBase) -> None:
