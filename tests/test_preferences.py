@@ -606,7 +606,7 @@ def test_other_models_are_refused(letters, judge, tiny):
         pad_token_id=0,
     )
     for model, said in (
-        (tiny_policy(letters), "num_labels=2"),
+        (tiny_policy(letters), "is no reward model"),
         (torch.nn.Linear(2, 1), "Linear"),
         (BertForSequenceClassification(BertConfig(**sizes, num_labels=1)), "reads both ways"),
     ):

@@ -73,9 +73,9 @@ class CustomScorer(nn.Module):
         body = getattr(given, getattr(given, "base_model_prefix", None) or "", None)
         if body is None or body is given or not callable(getattr(given, "score", None)):
             raise ValueError(
-                f"{type(given).__name__} is no sequence classifier and has no score(hidden_states) "
-                "beside a body that base_model_prefix names: give a function f(prompts, responses, "
-                "**columns), or a classifier."
+                f"{type(given).__name__} is no reward model and no value model: it is no sequence "
+                "classifier, and has no score(hidden_states) beside a body that base_model_prefix "
+                "names. Give one of these, or give a function f(prompts, responses, **columns)."
             )
         self.base_model, self.score = ScoredBody(given), nn.Identity()
         config = getattr(body, "config", None)
