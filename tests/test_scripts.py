@@ -264,7 +264,7 @@ MORE = {  # text -> what the error says, and the changes that follow from it
         [
             (
                 ValueError,
-                "GPTNeoXForCausalLM is no sequence classifier .* or a classifier",
+                "GPTNeoXForCausalLM is no reward model .* give a function",
                 [
                     (
                         "judge = AutoModelForCausalLM.from_pretrained(reward)",
