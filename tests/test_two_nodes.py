@@ -83,6 +83,17 @@ def children(pid: int) -> list[int]:
     return []
 
 
+def save_base(folder: Path, max_position_embeddings: int) -> None:
+    "A tiny model."
+    from rlhf_nb.models import tiny_policy, train_tokenizer
+
+    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    policy = tiny_policy(tokenizer, 0, **sizes, max_position_embeddings=max_position_embeddings)
+    for part in (policy, tokenizer):
+        part.save_pretrained(folder / "base")
+
+
 def files_in(folder: Path, rank: int) -> set[str]:
     "Paths of a machine's files, without the number of its rank."
     names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
@@ -125,6 +136,21 @@ def test_two_machines_train_resume_and_save_as_one_does(launcher, kind, tmp_path
         torch.testing.assert_close(models[-1](ids).logits, logits, atol=1e-6, rtol=0)
 
 
+# catches: the order of an epoch that one machine alone has on its disk, and the other waits for
+@pytest.mark.slow
+def test_two_machines_train_sft_and_reward_models(tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        save_base(folder, max_position_embeddings=32)
+    env = dict(ACCELERATE_USE_CPU="true", EACH_NODE="1")
+    machines = Machines(folders, "torchrun", "supervised_worker.py", ".", "plain", **env)
+    codes, texts = machines.wait(), machines.texts()
+    assert codes == [0, 0] and "right: plain" in texts[0], (texts[0] + texts[1])[-6000:]
+    for what in ("whole-sft", "whole-reward", "saved-sft", "saved-reward"):
+        first, second = (files_in(folder / what, n) for n, folder in enumerate(folders))
+        assert second == first - {"metrics.jsonl"} and second
+
+
 # catches: machines that write into one folder each as if it were its own, a checkpoint without what
 # another machine wrote, a rank that waits for one that has raised, ranks that resume from other steps
 def test_machines_agree_about_disks_and_checkpoints(tmp_path):
@@ -138,13 +164,8 @@ def test_machines_agree_about_disks_and_checkpoints(tmp_path):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     "A folder with a model, and a run of two machines that was left alone."
-    from rlhf_nb.models import tiny_policy, train_tokenizer
-
     folder = tmp_path_factory.mktemp("nodes")
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
-    sizes = dict(num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
-    tiny_policy(tokenizer, 0, hidden_size=16, **sizes).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    save_base(folder, max_position_embeddings=16)
     machines, _ = start(folder, folder / "alone", "never")
     assert machines.wait() == [0, 0], machines.texts()
     return folder
