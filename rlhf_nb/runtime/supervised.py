@@ -45,6 +45,12 @@ class SupervisedConfig(CheckedArguments):
     trust_remote_code: bool = setting(False, "Run code from the folder of a model given by name.")
     activation_offloading: Literal[False] = setting(False, "Use gradient_checkpointing instead.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config: Any = self.accelerator_config
+        if config.dispatch_batches is None:  # each rank reads its own part of a stream
+            config.dispatch_batches = False
+
     def loading(self, quantization_config: Any = None) -> dict[str, Any]:
         "What `from_pretrained` gets."
         given = self.model_init_kwargs or {}
