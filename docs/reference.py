@@ -258,7 +258,7 @@ def value_text(module: str, name: str, obj: Any) -> list[str]:
         ),
         "",
     )
-    size = f"{type(obj).__name__} of {len(obj)}." if hasattr(obj, "__len__") else ""
+    size = f"{type(obj).__name__} of {len(obj)}." if hasattr(type(obj), "__len__") else ""
     return [plain(words), "", short or plain(size)]
 
 
