@@ -59,11 +59,11 @@ class SupervisedConfig(CheckedArguments):
         return how | (dict(quantization_config=quantization_config) if quantization_config else {})
 
 
-Config = TypeVar("Config", bound=SupervisedConfig)
+C = TypeVar("C", bound=SupervisedConfig)
 T = TypeVar("T")
 
 
-def config_of(kind: type[Config], args: TrainingArguments | None, folder: str) -> Config:
+def config_of(kind: type[C], args: TrainingArguments | None, folder: str) -> C:
     "The settings given, as the trainer's own kind."
     if isinstance(args, kind):
         return args
