@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
@@ -42,6 +41,7 @@ ROUNDING = set(
     "per_device_train_batch_size gradient_accumulation_steps world_size bf16 fp16 tf32 "
     "micro_batch_tokens trim_padding local_rollout_forward_batch_size use_vllm vllm_mode".split()
 )
+NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}
 
 
@@ -55,11 +55,11 @@ def digest(*parts: bytes) -> str:
 
 def as_bytes(column: Any) -> bytes:
     "What an Arrow array holds, however it is laid out in memory."
-    if isinstance(column, pa.ChunkedArray):
+    if hasattr(column, "combine_chunks"):
         column = column.combine_chunks()
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        return as_bytes(pc.list_value_length(column)) + as_bytes(pc.list_flatten(column))
-    if pa.types.is_primitive(column.type) and not column.null_count:
+    if hasattr(column, "value_lengths"):  # lists
+        return as_bytes(column.value_lengths()) + as_bytes(column.flatten())
+    if NUMBER.match(str(column.type)) and not column.null_count:
         return column.to_numpy(zero_copy_only=False).tobytes()
     return repr(column.to_pylist()).encode()
 
