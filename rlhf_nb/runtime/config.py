@@ -47,7 +47,7 @@ class CheckedArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.learning_rate == 0:
-            logger.warning("learning_rate is 0: nothing will be learnt.")
+            logger.warning_once("learning_rate is 0: nothing will be learnt.")
         super().__post_init__()
 
 
