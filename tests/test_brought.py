@@ -79,7 +79,7 @@ NO_SCORES = [[1.0], [1.0, 2.0, 3.0], [1.0, None], [1.0, "2"], [1.0, float("nan")
 
 
 # catches: a dict whose keys are taken for scores, a set in any order, a string of digits
-@pytest.mark.parametrize("returned", [*NO_LIST, *NO_SCORES], ids=lambda x: repr(x)[:20])
+@pytest.mark.parametrize("returned", [*NO_LIST, *NO_SCORES], ids=lambda x: type(x).__name__)
 def test_what_is_no_list_of_scores_is_refused(returned):
     with pytest.raises(ValueError, match="^reward function judge returned .*: return ") as error:
         call_reward(named(lambda prompts, responses: returned), TEXTS, TEXTS, {})
