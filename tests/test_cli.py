@@ -420,9 +420,12 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ),
         (
             "sft --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft " + COMMON,
+            "columns ['prompt']: supervised fine-tuning needs prompt and completion",
+        ),
+        (
+            "sft --dataset_name {p}/prompts.jsonl --from_scratch " + COMMON,
             "lacks ['completion']",
         ),
-        ("sft --dataset_name {p}/prompts.jsonl --from_scratch " + COMMON, "lacks ['completion']"),
         (
             "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --from_scratch "
             + COMMON,

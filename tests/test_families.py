@@ -205,7 +205,8 @@ FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(UNBUILT))
 
 
 # whose own cache gives other logits than their forward over the whole row, which PPO scores with
-OWN_CACHE = "MiniMaxForCausalLM xLSTMForCausalLM".split()
+# (RecurrentGemma: after a prompt of one token)
+OWN_CACHE = "MiniMaxForCausalLM RecurrentGemmaForCausalLM xLSTMForCausalLM".split()
 # whose body is not to be had apart: no value head on it
 NO_BODY = "llama4_text modernbert-decoder reformer".split()
 
@@ -221,6 +222,7 @@ def tiny_config(family: str) -> PreTrainedConfig:
 
 def tiny(family: str) -> nn.Module:
     "With weights so large that every token matters to the next."
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config(family)).eval()
     assert sum(p.numel() for p in model.parameters()) < 1.5e6, "not tiny"
     noise = torch.Generator().manual_seed(0)

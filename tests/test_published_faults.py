@@ -934,13 +934,20 @@ def test_fault_12_the_policy_is_resized_on_request(ppo, letters, padded_outside,
         )
 
 
-# catches: an embedding that grows, or an IndexError, without a word
-def test_fault_12_a_pad_id_outside_is_refused(ppo, padded_outside):
-    with pytest.raises(
-        ValueError,
-        match=r"ids 0 to 12 \(pad: 12\) and the model's embedding rows 0 to 11: set "
-        r"resize_embeddings=True",
-    ):
+# catches: an IndexError, or embeddings that grow without a word
+def test_fault_12_a_pad_id_outside_alone_gets_a_row(ppo, padded_outside, caplog):
+    trainer = ppo(parts=dict(processing_class=padded_outside))
+    assert "the pad token has id 12" in caplog.text and "a row was added" in caplog.text
+    rows = {m.get_input_embeddings().num_embeddings for m in (trainer.policy, trainer.ref_model)}
+    assert rows == {13}
+    assert math.isfinite(trainer.step()["objective/kl"])
+
+
+# catches: any id outside that is taken for a pad token, and a row for it that nobody trained
+def test_fault_12_other_ids_outside_are_refused(ppo, padded_outside):
+    padded_outside.add_tokens(["[MORE]"])
+    wanted = r"ids 0 to 13 .*embedding rows 0 to 11: set resize_embeddings=True"
+    with pytest.raises(ValueError, match=wanted):
         ppo(parts=dict(processing_class=padded_outside))
 
 

@@ -520,5 +520,7 @@ def test_what_a_model_is_given(ppo, how, trims):
 
 # catches: a positive number that is not asked for, said too late or without its name
 def test_a_budget_is_positive(ppo):
-    with pytest.raises(ValueError, match="micro_batch_tokens is 0: give a positive number"):
+    with pytest.raises(
+        ValueError, match="micro_batch_tokens is 0: give a whole number of at least 1"
+    ):
         ppo(micro_batch_tokens=0)
