@@ -151,7 +151,8 @@ class Run:
         for path in stages:
             demo, known = self.stage_of(path.name)
             inside = [p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()]
-            others = [name for name in inside if name not in (*known, MANIFEST)]
+            cached = {p.relative_to(path).as_posix() for p in path.rglob("cache-*.arrow")}
+            others = [x for x in inside if x not in {*known, MANIFEST} | cached]  # of datasets
             if others or demo != self.name or path.is_symlink():
                 what = path / others[0] if others else path
                 raise ValueError(

@@ -119,9 +119,11 @@ class Parser(HfArgumentParser):
         if path and "config" in self.known:
             self.recipe = f"{path}: "
             settings = self.values(read_recipe(path, self.prog.split()[1]))
-            asked = [word for word in words if word not in ("-h", "--help", "--help-all")]
-            self.recipe, now = "", vars(self.parse_args(asked))
-            typed = {word.partition("=")[0].lstrip("-") for word in asked if word[:2] == "--"}
+            without_help = [word for word in words if word not in ("-h", "--help", "--help-all")]
+            self.recipe, now = "", vars(self.parse_args(without_help))
+            typed = {
+                word.partition("=")[0].lstrip("-") for word in without_help if word[:2] == "--"
+            }
             typed = {name for name in typed if now.get(name) not in (None, False)}
             for group in OPPOSITES:
                 if typed & {*group.split()}:

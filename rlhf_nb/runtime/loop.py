@@ -258,7 +258,8 @@ class SealedTrainer(Trainer):
         if card is not None:
             (folder / "README.md").write_text(card, encoding="utf-8")
 
-    def create_model_card(  # type: ignore[override]  # by position it is the published trainer's
+    # by position its arguments are the published trainer's, and not Trainer's
+    def create_model_card(  # type: ignore[override]
         self,
         model_name: str | None = None,
         dataset_name: str | list[str] | None = None,

@@ -254,9 +254,9 @@ def check_prompts(
     texts, rows = read_prompts(columns, tokenizer)
     check([len(ids) for ids in rows])
     if "prompt" in columns and "input_ids" in columns:
-        said = read_prompts(dict(prompt=columns["prompt"]), tokenizer)[1]
+        of_text = read_prompts(dict(prompt=columns["prompt"]), tokenizer)[1]
         bare = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
-        for i, (ours, ids) in enumerate(zip(rows, said)):
+        for i, (ours, ids) in enumerate(zip(rows, of_text)):
             if ours != ids and bare(ours) != bare(ids):
                 raise ValueError(
                     f"prompt {i} is {reprlib.repr(columns['prompt'][i])} and its input_ids are "
