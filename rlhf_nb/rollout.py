@@ -119,20 +119,20 @@ class Writing:
         self.model, self.unread, self.mask = model, ids, mask.bool()
         self.places = position_ids(self.mask)
         self.cache: Any = DynamicCache(config=model.config) if cached else None
+        self.of_mamba = "cache_params" in inspect.signature(unwrapped(model).forward).parameters
 
     def logits(self) -> Tensor:  # [B, V]
         "Of the next token."
         if self.cache is None:
             return self.whole_logits()
-        of_mamba = "cache_params" in inspect.signature(unwrapped(self.model).forward).parameters
-        mask = self.mask[:, -self.unread.shape[1] :] if of_mamba else self.mask
+        mask = self.mask[:, -self.unread.shape[1] :] if self.of_mamba else self.mask
         return self.model(
             input_ids=self.unread,
             attention_mask=mask.long(),
             position_ids=self.places,
             use_cache=True,
             logits_to_keep=1,
-            **{"cache_params" if of_mamba else "past_key_values": self.cache},
+            **{"cache_params" if self.of_mamba else "past_key_values": self.cache},
         ).logits[:, -1]
 
     def whole_logits(self) -> Tensor:  # [B, V]

@@ -367,6 +367,18 @@ def test_metrics_have_one_line_a_step_after_a_resume(ppo):
     assert (file.parent / "checkpoint-4.later-1").is_dir()
 
 
+# catches: later checkpoints that are renamed for a resume that is then refused
+def test_a_refused_resume_leaves_the_folder_as_it_was(ppo):
+    settings = dict(total_episodes=32, save_strategy="steps", save_steps=2)
+    first = ppo(**settings)
+    first.train()
+    folder = Path(first.args.output_dir)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ValueError, match="belongs to another run: its seed"):
+        ppo(**settings, seed=5).train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_an_unfinished_checkpoint_is_skipped_with_a_line(ppo, caplog):
     settings = dict(total_episodes=24, save_strategy="steps", save_steps=1)
     first = ppo(**settings)

@@ -75,7 +75,6 @@ def start_of(
             raise ValueError(f"{what_is_safe(folder)} Start without resume_from_checkpoint.")
         return str(last)
     if resume and Path(resume).resolve().parent == folder.resolve():
-        set_aside(folder, Path(resume).name)
         return str(resume)
     there = checkpoints(folder)
     if there and not overwrite:
@@ -110,8 +109,9 @@ def beside(path: Path) -> Path:
     return next(p for n in count(1) if not (p := path.with_name(f"{path.name}-{n}")).exists())
 
 
-def set_aside(folder: Path, name: str) -> None:
+def set_aside(folder: Path, resume: Path) -> None:
     "Checkpoints later than the one that a run begins with are of other steps: they are renamed."
+    name = resume.name if resume.resolve().parent == folder.resolve() else ""
     names = [path.name for path in checkpoints(folder)]
     for later in names[names.index(name) + 1 :] if name in names else []:
         aside = (folder / later).rename(beside(folder / f"{later}.later"))

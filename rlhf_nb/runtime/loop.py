@@ -38,7 +38,7 @@ from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.compat import published, with_metadata
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.files import append_jsonl, write_text_atomic
-from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, start_of, writing
+from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, set_aside, start_of, writing
 from rlhf_nb.runtime.layout import full_tensor, of_first_rank, on_ranks, whole_state
 from rlhf_nb.runtime.lock import locked
 from rlhf_nb.runtime.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
@@ -338,6 +338,7 @@ class SealedTrainer(Trainer):
             resume = on_ranks(args.should_save, begin)
             if resume is not None:
                 on_ranks(True, partial(self.check_checkpoint, Path(resume)))
+                on_ranks(args.should_save, partial(set_aside, folder, Path(resume)))
             self.stop, self.saved_step = stop, 0
             try:
                 output = super().train(resume, *given, **more)
