@@ -48,7 +48,7 @@ check-widgets: dev  ## part of test: no notebook keeps widget state
 
 check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 	@echo "nbdev_test:" && $(TEST_ENV) $(BIN)/nbdev_test --n_workers 2 --timing \
-		|| { echo "nbdev_test: the notebooks named above fail. Try one alone with '$(BIN)/nbdev_test --path nbs/NAME.ipynb', fix it in '$(BIN)/jupyter lab nbs'." >&2; exit 1; }
+		|| { echo "nbdev_test: the notebooks named above fail. Try one alone with '$(BIN)/nbdev_test --path nbs/FOLDER/NAME.ipynb', fix it in '$(BIN)/jupyter lab nbs'." >&2; exit 1; }
 
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme

@@ -20,15 +20,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from markdown_it import MarkdownIt
 
-# Numbers of the notebooks, in the order of the menu. A page that is named stands where its name
-# does.
-SECTIONS: dict[str, tuple[str, ...] | range] = {
-    "Start here": ("index", "00_tour"),
-    "The components": range(13),
-    "Training and judging": range(13, 16),
-    "Tools": range(16, 20),
-    "Labs": range(20, 100),
-}
+# The sections of the menu, in their order, and the folder below nbs/ that each one shows.
+SECTIONS = {"Start here": ".", "The course": "course", "Labs": "labs", "Reference": "reference"}
+FIRST = ("index", "course")  # pages that come before the others of their section
 # Folders of plain modules, which no notebook exports.
 HAND_WRITTEN = ("runtime", "cli", "ui", "exercises")
 UNSEEN = {"hide", "default_exp"}  # cells of these directives are no part of the page
@@ -72,21 +66,41 @@ class Project:
         return self.root / self.settings["lib_path"]
 
     @cached_property
-    def notebooks(self) -> dict[str, dict]:
-        "Name -> content, by number."
+    def paths(self) -> dict[str, Path]:
+        "Name -> file, in the order of the names; the site has no folders."
+        found = [p for p in self.nbs.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts]
         return {
-            path.stem: json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted(self.nbs.glob("*.ipynb"))
+            path.stem: path for path in sorted(found, key=lambda p: (p.stem not in FIRST, p.stem))
         }
 
     @cached_property
+    def notebooks(self) -> dict[str, dict]:
+        "Name -> content, by number."
+        return {
+            name: json.loads(path.read_text(encoding="utf-8")) for name, path in self.paths.items()
+        }
+
+    def written(self, name: str) -> str:
+        "A page's file, seen from the top of the repository."
+        return self.paths[name].relative_to(self.root).as_posix()
+
+    @cached_property
     def makers(self) -> dict[str, str]:
-        "Module -> the notebook that exports it, in the order of the notebooks."
+        "Module -> the notebook that begins it, in the order of the notebooks."
         named = {
             name: re.search(r"^#\|\s*default_exp\s+(\S+)", code_of(nb), re.M)
             for name, nb in self.notebooks.items()
         }
         return {found[1]: name for name, found in named.items() if found}
+
+    @cached_property
+    def added(self) -> dict[str, str]:
+        "Notebook -> the module that it goes on with, begun by another."
+        named = {
+            name: re.search(r"^#\|\s*exports?\s+(\w+)\s*$", code_of(nb), re.M)
+            for name, nb in self.notebooks.items()
+        }
+        return {name: found[1] for name, found in named.items() if found}
 
     @cached_property
     def exports(self) -> dict[str, dict[str, str]]:
@@ -241,33 +255,24 @@ def names_on(project: Project, page: str) -> dict[str, str]:
 # ---- The menu ----
 
 
-def section_of(name: str) -> str:
-    """The section that a notebook's name or number puts it in. Raises ValueError for a name that
-    says neither."""
-    for section, members in SECTIONS.items():
-        number = re.match(r"(\d\d)_", name)
-        if name in members or (isinstance(members, range) and number and int(number[1]) in members):
-            return section
-    raise ValueError(
-        f"nbs/{name}.ipynb has no place in the menu: call it NN_name.ipynb, with the number of "
-        "its section, or name it in SECTIONS of docs/collect.py."
-    )
-
-
 def menu(project: Project) -> dict[str, list[str]]:
     "Section -> names of its notebooks, in their order."
     found: dict[str, list[str]] = {section: [] for section in SECTIONS}
-    for name in project.notebooks:
-        try:
-            found[section_of(name)].append(name)
-        except ValueError as error:
-            project.complaints.append(str(error))
-    found["Start here"].sort(key=SECTIONS["Start here"].index)
+    sections = {folder: section for section, folder in SECTIONS.items()}
+    for name, path in project.paths.items():
+        folder = path.parent.relative_to(project.nbs).as_posix()
+        if folder in sections:
+            found[sections[folder]].append(name)
+        else:
+            project.complaints.append(
+                f"{project.written(name)} has no place in the menu: put it into one of "
+                f"{', '.join(sections)}, or add its folder to SECTIONS of docs/collect.py."
+            )
     return {section: names for section, names in found.items() if names}
 
 
 def label(name: str, nb: dict) -> str:
-    "`09_kl` and its title -> `09 KL: how far from home?`"
+    "`08_kl` and its title -> `08 KL: how far from home?`"
     number = re.match(r"\d\d", name)
     return f"{number[0]} {title(nb)}" if number else title(nb)
 
@@ -323,12 +328,12 @@ def redirected(project: Project, page: str, href: str, as_image: bool, out: Path
     parts = urlsplit(href)
     if parts.scheme or parts.netloc or not parts.path:
         return href
-    target = (project.nbs / unquote(parts.path)).resolve()
-    if target.parent == project.nbs and target.suffix == ".ipynb":
+    target = (project.paths[page].parent / unquote(parts.path)).resolve()
+    if target.is_relative_to(project.nbs) and target.suffix == ".ipynb":
         return target.name + (f"#{parts.fragment}" if parts.fragment else "")
     if not target.exists() or not target.is_relative_to(project.root) or project.is_ignored(target):
         project.complaints.append(
-            f"nbs/{page}.ipynb links to {href}: there is no such file in the repository."
+            f"{project.written(page)} links to {href}: there is no such file in the repository."
         )
         return href
     if not as_image:
@@ -391,16 +396,17 @@ def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]
 
 def about(project: Project, name: str) -> str:
     "Where a page comes from, and what is made on it."
-    module = next((module for module, maker in project.makers.items() if maker == name), None)
+    begun = next((module for module, maker in project.makers.items() if maker == name), None)
+    module = begun or project.added.get(name)
     made = (
-        " The cells with a bar at their left are the module "
+        f" The cells with a bar at their left are {'' if begun else 'the rest of '}the module "
         f"[`{project.lib.name}.{module}`](api/{module}.rst)."
         if module
         else ""
     )
     return (
         f":::{{container}} about\nThis page is the notebook "
-        f"[{name}.ipynb]({project.url(project.nbs / f'{name}.ipynb')}).{made}\n:::"
+        f"[{name}.ipynb]({project.url(project.paths[name])}).{made}\n:::"
     )
 
 
@@ -414,7 +420,7 @@ def page(project: Project, name: str, out: Path, tail: str = "") -> dict:
             cells.append(markdown_cell(relinked(project, name, text(cell), out)))
     if not title(nb):
         project.complaints.append(
-            f"nbs/{name}.ipynb has no title: its first cell should open with '# Title'."
+            f"{project.written(name)} has no title: its first cell should open with '# Title'."
         )
     if name != "index":
         cells.insert(1, markdown_cell(about(project, name)))
@@ -437,8 +443,11 @@ def underlined(heading: str) -> str:
 def module_page(project: Project, module: str) -> str:
     "The page of one module. What it says is in the docstrings."
     full, maker = f"{project.lib.name}.{module}", project.makers.get(module)
+    pages = [maker, *(page for page, part in project.added.items() if part == module)]
     made = (
-        f"How it is made, step by step: :doc:`{label(maker, project.notebooks[maker])} </{maker}>`."
+        "How it is made, step by step: "
+        + ", ".join(f":doc:`{label(page, project.notebooks[page])} </{page}>`" for page in pages)
+        + "."
         if maker
         else "A plain module, written by hand."
     )

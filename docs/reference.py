@@ -300,7 +300,7 @@ def cells(module: str) -> list[tuple[int, str, str]]:
         (i, re.match(r"# %% \.\./nbs/(\S+)\.ipynb #(\w+)$", line))
         for i, line in enumerate(lines, 1)
     )
-    return [(i, match[1], match[2]) for i, match in found if match]
+    return [(i, match[1].split("/")[-1], match[2]) for i, match in found if match]
 
 
 def place(module: str, name: str) -> tuple[str, int] | None:

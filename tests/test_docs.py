@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import pytest
 from bs4 import BeautifulSoup, Tag
 from markdown_it import MarkdownIt
+from notebooks import NOTEBOOKS
 from test_package import constraint_problems, settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 import links
 import reference
 
-PAGES = sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb"))
+PAGES = list(NOTEBOOKS)
+SECTIONS = {"Start here": "nbs", "The course": "course", "Labs": "labs", "Reference": "reference"}
 MODULES = sorted(
     path.stem for path in (ROOT / LIB).glob("*.py") if path.stem not in ("__init__", "_modidx")
 )
@@ -136,37 +138,18 @@ def test_the_menu_has_every_page_in_its_place(soups):
         and list(found)[-1] == "API"
         and found["API"] == ["api/index", *(f"api/{m}" for m in [*in_order(), *PLAIN])]
     )
-    assert found["Start here"][1:] == ["00_tour"] and set(PAGES) == {
-        "index",
-        *(
-            name
-            for section, names in found.items()
-            if section != "API"
-            for name in names
-            if name != "#"
-        ),
-    }
-    for section, numbers in {
-        "The components": range(13),
-        "Training and judging": range(13, 16),
-        "Tools": range(16, 20),
-        "Labs": range(20, 100),
-    }.items():
-        wanted = [
-            name
-            for name in PAGES
-            if name[:2].isdigit() and int(name[:2]) in numbers and name != "00_tour"
-        ]
-        assert found.get(section, []) == wanted, section
+    for section, folder in SECTIONS.items():
+        names = [name for name in PAGES if NOTEBOOKS[name].parent.name == folder]
+        wanted = sorted(names, key=lambda name: (name not in ("index", "course"), name))
+        got = ["index" if name == "#" else name for name in found.get(section, [])]
+        assert got == wanted, section
     assert set(soups) == {*PAGES, "api/index", *(f"api/{m}" for m in [*MODULES, *PLAIN])}
 
 
 def in_order() -> list[str]:
     "Modules in the order of the notebooks that export them."
     named = [
-        re.search(
-            r"#\| default_exp (\w+)", (ROOT / "nbs" / f"{name}.ipynb").read_text(encoding="utf-8")
-        )
+        re.search(r"#\| default_exp (\w+)", NOTEBOOKS[name].read_text(encoding="utf-8"))
         for name in PAGES
     ]
     return [match[1] for match in named if match]
@@ -182,7 +165,7 @@ def test_no_word_of_a_page_is_lost(soups, page):
         return " ".join(re.findall(r"[A-Za-z]{2,}", html.unescape(re.sub(r"<[^>]+>", " ", text))))
 
     shown = words(str(soups[page].select_one("article")))
-    for cell in json.loads((ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]:
+    for cell in json.loads(NOTEBOOKS[page].read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] != "markdown":
             continue
         for part in re.split(r"\$\$.*?\$\$|\$[^$\n]+\$|\n\n", "".join(cell["source"]), flags=re.S):
@@ -196,9 +179,7 @@ def test_the_code_of_a_page_is_shown(soups, page):
     shown = [cell.get_text().strip() for cell in soups[page].select("div.cell_input pre")]
     cells = [
         ("".join(cell["source"]), cell)
-        for cell in json.loads((ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8"))[
-            "cells"
-        ]
+        for cell in json.loads(NOTEBOOKS[page].read_text(encoding="utf-8"))["cells"]
         if cell["cell_type"] == "code"
     ]
     seen = [
@@ -344,17 +325,15 @@ def test_source_leads_to_the_cell_that_makes_it(soups, module):
 # what they make, names in prose that lead nowhere
 def test_pages_and_reference_lead_to_each_other(soups):
     for page in PAGES:
-        made = re.search(
-            r"#\| default_exp (\w+)", (ROOT / "nbs" / f"{page}.ipynb").read_text(encoding="utf-8")
-        )
+        made = re.search(r"#\| default_exp (\w+)", NOTEBOOKS[page].read_text(encoding="utf-8"))
         if made:
             assert soups[page].select(f"article .about a[href='api/{made[1]}.html']"), page
             assert soups[f"api/{made[1]}"].select(f"article a[href='../{page}.html']"), page
         if page != "index":
-            assert soups[page].select(f"article .about a[href$='/blob/main/nbs/{page}.ipynb']"), (
-                page
-            )
-    assert soups["11_gae"].select(f"article p a[href='api/gae.html#{LIB}.gae.td_errors'] code")
+            assert soups[page].select(
+                f"article .about a[href$='/{NOTEBOOKS[page].relative_to(ROOT)}']"
+            ), page
+    assert soups["10_gae"].select(f"article p a[href='api/gae.html#{LIB}.gae.td_errors'] code")
 
 
 # catches: an absolute path in a docstring's default, a constant or an output
@@ -426,9 +405,9 @@ def small(root: Path, **pages: dict) -> Path:
         "01_good": good,
         **pages,
     }.items():
-        (root / "nbs" / f"{name.removeprefix('n')}.ipynb").write_text(
-            json.dumps(page), encoding="utf-8"
-        )
+        path = root / "nbs" / f"{name.removeprefix('n')}.ipynb"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(page), encoding="utf-8")
     (root / "runs").mkdir()
     for path, text in {
         "runs/a.txt": "on this machine alone",
@@ -459,7 +438,10 @@ PLANTS = {
     "a picture that is not there": (bad("![x](../none.png)"), "none.png"),
     "a warning": (bad("#### Four levels down"), "Non-consecutive header level"),
     "markup that is unknown": (bad("```{nothing}\n```"), "Unknown directive type"),
-    "a page without a number": (dict(extra=notebook("# Extra")), "has no place in the menu"),
+    "a page in a folder without a section": (
+        {"odd/extra": notebook("# Extra")},
+        "odd/extra.ipynb has no place in the menu",
+    ),
     "a page without a title": (dict(n02_bad=notebook("Words.")), "has no title"),
     "a link in an output": (
         dict(n02_bad=notebook("# Bad", output('<a href="gone.html">x</a>'))),
@@ -622,7 +604,7 @@ def opened(browser, address: str, theme: str = "light"):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(
     "name",
-    ["index", "00_tour", "09_kl", "11_gae", "15_trainer", "16_viewer", "api/kl", "api/trainer"],
+    ["index", "00_tour", "08_kl", "10_gae", "48_trainer", "50_viewer", "api/kl", "api/trainer"],
 )
 def test_a_page_asks_nothing_of_a_network(site, browser, name, theme):
     page, asked, failed = opened(browser, (site / f"{name}.html").as_uri(), theme)
@@ -637,7 +619,7 @@ def test_a_page_asks_nothing_of_a_network(site, browser, name, theme):
                 "[...document.fonts].some(f => f.family.includes('MJX') && f.status === 'loaded')"
             )
             assert not page.locator("mjx-merror").count()
-        assert bool(formulas) == (name in ("00_tour", "09_kl", "11_gae", "15_trainer", "16_viewer"))
+        assert bool(formulas) == (name in ("00_tour", "08_kl", "10_gae", "48_trainer", "50_viewer"))
         assert "$$" not in page.inner_text("article") and "\\(" not in page.inner_text("article")
         assert page.evaluate(PAPER) == 0
         for width in (1280, 800, 400):
@@ -650,7 +632,7 @@ def test_a_page_asks_nothing_of_a_network(site, browser, name, theme):
 
 # catches: an index that is fetched, which a page from disk may not do; a search that finds nothing
 def test_search_works_from_disk(site, browser):
-    page, asked, failed = opened(browser, (site / "09_kl.html").as_uri())
+    page, asked, failed = opened(browser, (site / "08_kl.html").as_uri())
     try:
         page.fill("input[name=q]", "AdaptiveKLController")
         page.keyboard.press("Enter")

@@ -14,12 +14,13 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from notebooks import NOTEBOOKS, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 LIB = "rlhf_nb"
-LABS = 20  # notebooks from this number on export nothing
 
 # (page, rule): why this page need not keep this rule. Nothing else is let off.
 EXEMPT = {
@@ -32,10 +33,10 @@ EXEMPT = {
     (
         "00_tour",
         "exports_its_module",
-    ): "a walk through rooms that are built later: it exports nothing",
-    ("15_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
-    ("17_migration", "exports_its_module"): "names of other trainers: rlhf_nb/runtime/compat.py",
-    ("17_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
+    ): "a walk through parts that are built later: it exports nothing",
+    ("47_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
+    ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/runtime/compat.py",
+    ("53_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
 }
 
 
@@ -109,15 +110,14 @@ def is_check(call: ast.Call) -> bool:
 class Page:
     "A notebook, read."
 
-    def __init__(self, name: str, nb: dict):
-        self.name, self.nb = name, nb
+    def __init__(self, name: str, nb: dict, folder: str = "course"):
+        self.name, self.nb, self.folder = name, nb, folder
         self.cells = [
             Cell(c["cell_type"], "".join(c["source"]), c.get("outputs", []), c.get("id"))
             for c in nb["cells"]
         ]
         self.code = [c for c in self.cells if c.kind == "code"]
         self.lessons = [c for c in self.code if c.is_lesson]
-        self.number = int(name[:2]) if re.match(r"\d\d_", name) else None
 
 
 # ---- The rules of a page ----
@@ -136,20 +136,27 @@ def opens_with_a_promise(page: Page) -> list[str]:
 
 
 def exports_its_module(page: Page) -> list[str]:
-    """`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell; labs export
-    nothing."""
-    found = [
+    """`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell. A page of
+    reference/ may instead add to a module that a page of the course begins, with `#| export
+    logprobs`. Labs export nothing."""
+    begun = [
         m for c in page.code for m in re.findall(r"^#\|\s*default_exp\s+(\S+)", c.source, re.M)
     ]
-    if page.number is not None and page.number >= LABS:
-        return [f"a lab exports {found[0]}: labs export nothing"] if found else []
-    if (
-        len(page.cells) > 1
-        and found == [page.name[3:]]
-        and "default_exp" in page.cells[1].directives
-    ):
+    added = {
+        m for c in page.code for m in re.findall(r"^#\|\s*exports?\s+(\w+)\s*$", c.source, re.M)
+    }
+    if page.folder == "labs":
+        problem = f"a lab exports {', '.join([*begun, *added])}: labs export nothing"
+        return [problem] if begun or added else []
+    second = page.cells[1].directives if len(page.cells) > 1 else set()
+    if not added and begun == [page.name[3:]] and "default_exp" in second:
         return []
-    return [f"its second cell is not `#| default_exp {page.name[3:]}` (found: {found or 'none'})"]
+    if page.folder == "reference" and not begun and len(added) == 1:
+        return []
+    return [
+        f"its second cell is not `#| default_exp {page.name[3:]}` (begins: {begun or 'none'}, "
+        f"adds to: {sorted(added) or 'none'})"
+    ]
 
 
 def exports_are_shown(page: Page) -> list[str]:
@@ -294,7 +301,7 @@ RULES = [
     keeps_no_widgets,
     is_run_as_a_whole,
 ]
-PAGES = sorted((ROOT / "nbs").glob("*.ipynb"))
+PAGES = list(NOTEBOOKS.values())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -302,13 +309,21 @@ PAGES = sorted((ROOT / "nbs").glob("*.ipynb"))
 def test_page(path, rule):
     if why := EXEMPT.get((path.stem, rule.__name__)):
         pytest.skip(why)
-    problems = rule(Page(path.stem, json.loads(path.read_text(encoding="utf-8"))))
+    page = Page(path.stem, json.loads(path.read_text(encoding="utf-8")), path.parent.name)
+    problems = rule(page)
     assert not problems, f"{path.name}: " + "; ".join(problems)
 
 
 def test_there_are_pages():
     "nbdev_test calls an empty folder a success."
     assert len(PAGES) >= 10
+    folders = {path.parent.relative_to(ROOT / "nbs").as_posix() for path in PAGES}
+    assert folders == {".", "course", "labs", "reference"}
+    everywhere = [
+        path.stem for path in (ROOT / "nbs").rglob("*.ipynb") if ".ipy" not in path.parent.name
+    ]
+    numbers = [name[:2] for name in everywhere if name[:2].isdigit()]
+    assert len(numbers) == len(set(numbers)) and len(everywhere) == len(set(everywhere))
     names = {rule.__name__ for rule in RULES}
     assert all(rule in names for _, rule in EXEMPT), "an exemption from a rule that does not exist"
 
@@ -364,8 +379,8 @@ def rebuilt(change) -> Page:
     "The good page after a change to its notebook."
     nb = copy.deepcopy(good_page().nb)
     cell = {c["id"]: c for c in nb["cells"]}
-    name = change(nb, cell) or "07_twice"
-    return Page(name, nb)
+    folder = change(nb, cell) or "course"
+    return Page("07_twice", nb, folder)
 
 
 def source(id, text):
@@ -376,8 +391,8 @@ def silent(*ids):
     return lambda nb, cell: [cell[i].update(outputs=[]) for i in ids] and None
 
 
-def rename(name):
-    return lambda nb, cell: name
+def move(folder):
+    return lambda nb, cell: folder
 
 
 def delay(nb, cell):
@@ -407,7 +422,8 @@ WRONG = [
     ),
     (exports_its_module, source("b", "#| default_exp thrice")),
     (exports_its_module, lambda nb, cell: nb["cells"].append(nb["cells"].pop(1))),
-    (exports_its_module, rename("21_twice")),
+    (exports_its_module, source("b", "#| default_exp twice\n#| export thrice")),
+    (exports_its_module, move("labs")),
     (exports_are_shown, delay),
     (exports_are_shown, only_redefined),
     (exports_are_shown, source("h", "pair = make()\npair")),
@@ -477,12 +493,19 @@ SERVING, ON_TOP = ("runtime", "ui", "exercises"), "cli"
 ABOVE_RUNTIME = {"trainer", ON_TOP}  # what runtime must never import
 
 
-def numbers(nbs: Path) -> dict[str, int]:
-    "Module -> the number of its notebook, where it exports one."
+class Place(NamedTuple):
+    "Where the page that begins a module is."
+
+    folder: str  # course or reference
+    number: int
+
+
+def places(nbs: Path) -> dict[str, Place]:
+    "Module -> the place of the page that begins it."
     return {
-        p.stem[3:]: int(p.stem[:2])
-        for p in nbs.glob("[0-9][0-9]_*.ipynb")
-        if re.search(r"#\|\s*default_exp", p.read_text(encoding="utf-8"))
+        name[3:]: Place(path.parent.name, int(name[:2]))
+        for name, path in notebooks(nbs).items()
+        if re.search(r"#\|\s*default_exp", path.read_text(encoding="utf-8"))
     }
 
 
@@ -512,8 +535,10 @@ def imported_modules(source: str) -> set[str]:
     }
 
 
-def upward(name: str, source: str, number: dict[str, int]) -> list[str]:
-    "What a module imports that it must not. `name` is `gae`, or `runtime.files` of a plain module."
+def upward(name: str, source: str, place: dict[str, Place]) -> list[str]:
+    """What a module imports that it must not. `name` is `gae`, or `runtime.files` of a plain
+    module. Between the pages of one folder only lower numbers may be imported; between two
+    folders, whatever makes no circle (test_modules_do_not_import_in_a_circle)."""
     problems, folder = [], name.split(".")[0]
     for other in sorted(imported_modules(source)):
         top = other.split(".")[0]
@@ -525,16 +550,20 @@ def upward(name: str, source: str, number: dict[str, int]) -> list[str]:
             problems.append(f"{name} imports {other}: runtime never imports {top}")
         elif top in (*SERVING, ON_TOP):
             continue
-        elif top not in number:
+        elif top not in place:
             if not (folder == ON_TOP and not top):  # __version__
                 problems.append(
                     f"{name} imports {other or 'the package itself'}, which is no module: import "
                     "from the module that defines it"
                 )
-        elif folder in number and number[top] >= number[folder]:
+        elif (
+            folder in place
+            and place[top].folder == place[folder].folder
+            and place[top].number >= place[folder].number
+        ):
             problems.append(
-                f"{name} ({number[name]:02d}) imports {other} ({number[top]:02d}): only lower "
-                "numbers may be imported"
+                f"{name} ({place[name].number:02d}) imports {other} ({place[top].number:02d}): "
+                "only lower numbers of its folder may be imported"
             )
     return problems
 
@@ -560,12 +589,12 @@ PLAIN = sorted(p for folder in (*SERVING, ON_TOP) for p in (ROOT / LIB / folder)
 
 @pytest.mark.parametrize("path", [*EXPORTED, *PLAIN], ids=module_of)
 def test_imports_go_down(path):
-    number = numbers(ROOT / "nbs")
-    assert path in PLAIN or path.stem in number, (
+    place = places(ROOT / "nbs")
+    assert path in PLAIN or path.stem in place, (
         f"{path.name} has no notebook NN_{path.stem}.ipynb: export it from one, or put it into "
         f"{LIB}/runtime, {LIB}/ui or {LIB}/cli"
     )
-    problems = upward(module_of(path), path.read_text(encoding="utf-8"), number)
+    problems = upward(module_of(path), path.read_text(encoding="utf-8"), place)
     assert not problems, "; ".join(problems)
 
 
@@ -586,8 +615,15 @@ def test_ruff_knows_which_modules_are_exported():
     assert patterns and all(set(pattern.split(",")) == wanted for pattern in patterns)
 
 
-def test_modules_of_one_number_do_not_import_each_other():
-    assert len(upward("viz", "from rlhf_nb.explore import Explorer", dict(explore=2, viz=2))) == 1
+FEW = dict(masks=Place("course", 1), gae=Place("course", 11), trainer=Place("course", 15))
+
+
+def test_folders_may_import_from_each_other():
+    "catches: a page of the course that may not use what a page of the reference begins"
+    line = "from rlhf_nb.trainer import PPOTrainer"
+    assert upward("gae", line, FEW | dict(trainer=Place("reference", 48))) == []
+    both = dict(gae=Place("reference", 40), trainer=Place("reference", 48))
+    assert len(upward("gae", line, both)) == 1
 
 
 @pytest.mark.parametrize(
@@ -614,8 +650,7 @@ def test_modules_of_one_number_do_not_import_each_other():
     ],
 )
 def test_an_import_upwards_is_caught(line):
-    number = dict(masks=1, gae=11, trainer=15)
-    assert len(upward("gae", "from .masks import whiten\n" + line, number)) == 1
+    assert len(upward("gae", "from .masks import whiten\n" + line, FEW)) == 1
 
 
 @pytest.mark.parametrize(
@@ -629,18 +664,17 @@ def test_an_import_upwards_is_caught(line):
     ],
 )
 def test_a_plain_module_that_imports_too_much_is_caught(name, line):
-    assert len(upward(name, line, dict(masks=1, gae=11, trainer=15))) == 1
+    assert len(upward(name, line, FEW)) == 1
 
 
 def test_an_import_downwards_is_none():
-    number = dict(masks=1, gae=11, trainer=15)
     source = (
         "import os, torch.nn\nfrom rlhf_nb.masks import whiten\nfrom .masks import "
         "whiten\nfrom . import masks\nfrom ._modidx import d\nfrom rlhf_nb.runtime.files import "
         "read_jsonl\nfrom rlhf_nb.ui import pages\nimport rlhf_nbs\n'rlhf_nb.trainer'"
     )
-    assert upward("gae", source, number) == []
+    assert upward("gae", source, FEW) == []
     below = "from rlhf_nb.masks import whiten\nfrom rlhf_nb.runtime.files import read_jsonl"
-    assert upward("runtime.curves", below, number) == upward("ui.pages", below, number) == []
+    assert upward("runtime.curves", below, FEW) == upward("ui.pages", below, FEW) == []
     above = below + "\nfrom rlhf_nb.trainer import PPOTrainer\nfrom rlhf_nb import __version__"
-    assert upward("cli.ppo", above, number) == []
+    assert upward("cli.ppo", above, FEW) == []

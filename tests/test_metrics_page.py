@@ -8,17 +8,17 @@ import json
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import vllm_stand_in
 from datasets import Dataset
+from notebooks import NOTEBOOKS
 
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-PAGE = Path(__file__).resolve().parent.parent / "nbs" / "15_metrics.ipynb"
+PAGE = NOTEBOOKS["47_metrics"]
 HEADER = ("name", "formula", "healthy", "if not")
 TRANSFORMERS = re.compile(
     r"(epoch|step|total_flos|train_.*|loss|grad_norm|learning_rate|eval_(runtime|samples_per_second|steps_per_second))"

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
+from notebooks import NOTEBOOKS
 from peft import LoraConfig
 from transformers import GPTNeoXConfig
 
@@ -24,7 +25,7 @@ from rlhf_nb import cli
 from rlhf_nb.cli import ppo
 from rlhf_nb.memory import model_size, plan_memory
 
-PAGE = Path(__file__).resolve().parent.parent / "nbs" / "24_tldr_pythia.ipynb"
+PAGE = NOTEBOOKS["24_tldr_pythia"]
 CELLS = json.loads(PAGE.read_text(encoding="utf-8"))["cells"]
 KEPT = {
     "MODELS",

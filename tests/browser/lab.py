@@ -354,7 +354,7 @@ def leave_out(folder: Path) -> None:
     from nbdev.config import get_config
 
     never = {"eval: false", *get_config(path=ROOT).tst_flags.split()}
-    for path in folder.glob("*.ipynb"):
+    for path in folder.rglob("*.ipynb"):
         nb = json.loads(path.read_text(encoding="utf-8"))
         for cell in nb["cells"]:
             marks = {

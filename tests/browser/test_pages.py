@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 from controls import Widget, nameless, photograph, still, violations, widgets
 from lab import ROOT, Lab, Notebook
+from notebooks import NOTEBOOKS
 
 # Pages that `make test` looks at too: sliders, choices and boxes, and one that plants a fault. All
 # of them are looked at by `make test-all`.
-OFTEN = ("02_explore", "10_shaping")
-PAGES = [
-    pytest.param(path.stem, marks=[] if path.stem in OFTEN else pytest.mark.slow)
-    for path in sorted((ROOT / "nbs").glob("*.ipynb"))
-]
+OFTEN = ("32_explore", "09_shaping")
+PAGES = [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in NOTEBOOKS]
 
 # ---- What is let off, and why. Nothing else is; and what need not be let off any more fails too.
 # ----
@@ -29,7 +27,7 @@ PAGES = [
 # (page, part of the message) of what the kernel says: why it is no fault.
 PLANTED = {
     (
-        "02_explore",
+        "32_explore",
         "ValueError: this picture was never drawn",
     ): "the page plants it, to show what widgets.interactive keeps to itself"
 }
@@ -46,6 +44,11 @@ def lines(problems: list[str], page: str) -> str:
     return "\n".join(f"{page}: {told}" for told in problems if not forgiven(told, page))
 
 
+def path_of(name: str) -> str:
+    "Where a page is, seen from nbs/."
+    return NOTEBOOKS[name].relative_to(ROOT / "nbs").as_posix()
+
+
 @pytest.fixture(scope="module", params=PAGES)
 def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
     "A page whose cells have all run. The next ones run while this one is looked at."
@@ -55,11 +58,11 @@ def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Notebook]:
             for item in request.session.items
             if hasattr(item, "callspec")
         ]
-        lab.queue = [f"{name}.ipynb" for name in dict.fromkeys(filter(None, chosen))]
-    page = lab.notebook(f"{request.param}.ipynb")
+        lab.queue = [path_of(name) for name in dict.fromkeys(filter(None, chosen))]
+    page = lab.notebook(path_of(request.param))
     page.bare()
     yield page
-    lab.close(f"{request.param}.ipynb")
+    lab.close(path_of(request.param))
     assert not (told := lab.traceback()), told  # of the server, or in a kernel's own log
 
 
@@ -69,7 +72,7 @@ def shown(notebook: Notebook) -> list[Widget]:
 
 
 def page_of(notebook: Notebook) -> str:
-    return notebook.name.removesuffix(".ipynb")
+    return Path(notebook.name).stem
 
 
 # catches: a page that runs under nbdev_test but not in a kernel, and a kernel that dies on the way

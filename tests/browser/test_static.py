@@ -17,7 +17,8 @@ import nbformat
 import pytest
 import torch
 from controls import CUT, Widget, nameless, violations, widgets
-from lab import ROOT, Lab
+from lab import Lab
+from notebooks import NOTEBOOKS
 from playwright.sync_api import Browser
 from test_viewer import write_run
 
@@ -508,9 +509,9 @@ def test_hostile_text_in_jupyterlab(lab: Lab, axe: str, tmp_path: Path):
 
 # catches: a kept output that runs a script, fetches something, or cannot be read without colours, a
 # kernel or good eyes
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "nbs").glob("*.ipynb")))
+@pytest.mark.parametrize("name", list(NOTEBOOKS))
 def test_kept_outputs(tmp_path: Path, read: Callable, axe: str, name: str):
-    cells = json.loads((ROOT / "nbs" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(NOTEBOOKS[name].read_text(encoding="utf-8"))["cells"]
     kept = [
         "".join(output.get("data", {}).get("text/html", ""))
         for cell in cells
