@@ -225,7 +225,7 @@ def names_on(project: Project, page: str) -> dict[str, str]:
     made = [
         (module, name)
         for module, maker in project.makers.items()
-        if maker == page
+        if page == maker or project.added.get(page) == module
         for name in project.exports.get(module, {})
     ]
     used = [
@@ -375,12 +375,17 @@ def directives(source: str) -> set[str]:
 
 
 def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]:
-    """A cell of code as it is shown: without directives; one that makes part of the package bears a
-    mark, and an anchor that the reference leads to."""
+    """A cell of code as it is shown: without directives, folded where it is folded in JupyterLab; one
+    that makes part of the package bears a mark, and an anchor that the reference leads to."""
     said = directives(text(cell))
     if said & UNSEEN:
         return []
-    tags = ["remove-input"] * ("echo: false" in said) + ["exported"] * bool(said & EXPORTS)
+    folded = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+    tags = (
+        ["remove-input"] * ("echo: false" in said)
+        + ["hide-input"] * folded
+        + ["exported"] * bool(said & EXPORTS)
+    )
     for output in cell["outputs"]:
         if "text/markdown" in output.get("data", {}):
             output["data"]["text/markdown"] = relinked(
