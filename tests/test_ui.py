@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations, pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import ipywidgets as widgets
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from rlhf_nb.explore import ChoiceSlider
 from rlhf_nb.ui.assets import STATIC, asset
@@ -29,6 +33,7 @@ from rlhf_nb.ui.html import (
     script_page,
     section_page,
 )
+from rlhf_nb.ui.loop import STEPS, WIDTH, loop_picture
 from rlhf_nb.viz import Html
 
 HOSTILE = "</script><script>alert(1)</script>\u202e"
@@ -124,3 +129,152 @@ def test_the_texts_of_a_choice_slider_follow_its_options(options, texts):
     slider.options = options
     assert slider.choices == texts
     assert "choices" in slider.keys and Path(STATIC, "slider.js").read_text().count("choices") > 2
+
+
+# ---- The picture of the loop ----
+
+PICTURES = {"large": None} | {step.name: step.name for step in STEPS}
+# Sizes on a narrow screen, from static/loop.css: of a title in a box, in a low box, in a model's.
+NARROW = dict(step=24, small=18, model=15)
+
+
+def elements(picture, kind):
+    "Every element of a kind, with the classes of the group that it is in."
+    root = ElementTree.fromstring(picture)
+    for part in root.iter():
+        for child in part:
+            if child.tag.endswith(f"}}{kind}"):
+                yield child, part.get("class", "").split()
+
+
+def edges(box):
+    "Left, top, right, bottom."
+    x, y, w, h = (float(box.get(name)) for name in ("x", "y", "width", "height"))
+    return x, y, x + w, y + h
+
+
+def width(text, size):
+    "In the widest of the fonts that the picture names."
+    bold = "bold" if text.get("font-weight") else "normal"
+    shape = TextPath(
+        (0, 0), "".join(text.itertext()), size, prop=FontProperties(family="DejaVu Sans", weight=bold)
+    )
+    return shape.get_extents().width
+
+
+def overlap(one, other):
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def on_edge(point, box):
+    (x, y), (left, top, right, bottom) = point, box
+    within = left <= x <= right and top <= y <= bottom
+    return within and (x in (left, right) or y in (top, bottom))
+
+
+def boxes(picture):
+    return [edges(rect) for rect, _ in elements(picture, "rect") if "box" in rect.get("class")]
+
+
+# catches: a label that has grown out of its box, on a wide or on a narrow screen
+@pytest.mark.parametrize("step", PICTURES.values(), ids=PICTURES)
+def test_every_text_of_the_loop_is_inside_its_box(step):
+    root = ElementTree.fromstring(loop_picture(step))
+    for group in root.iter("{http://www.w3.org/2000/svg}g"):
+        kinds = group.get("class").split()
+        rect, *others = group
+        left, top, right, bottom = edges(rect)
+        for text in others:
+            sizes = [float(text.get("font-size"))]
+            if text.get("class") == "title":
+                sizes.append(NARROW["small" if "small" in kinds else kinds[0]])
+            for size in sizes:
+                w, x, y = width(text, size), float(text.get("x")), float(text.get("y"))
+                middle = (left + right) / 2 if size != sizes[0] else x
+                start = x if text.get("text-anchor") == "start" else middle - w / 2
+                assert left < start and start + w < right, "".join(text.itertext())
+                assert top < y - 0.7 * float(text.get("font-size")) and y + 3 < bottom
+    for text, _ in elements(loop_picture(step), "text"):
+        w, x = width(text, float(text.get("font-size"))), float(text.get("x"))
+        assert x + w * (0.5 if text.get("text-anchor") == "middle" else 1) < WIDTH
+
+
+# catches: boxes that cover one another, an arrow that runs through a box or ends nowhere
+@pytest.mark.parametrize("step", [None, "gae"])
+def test_boxes_of_the_loop_do_not_overlap_and_arrows_run_between_them(step):
+    picture = loop_picture(step)
+    for one, other in combinations(boxes(picture), 2):
+        assert not overlap(one, other)
+    arrows = [line.get("points") for line, _ in elements(picture, "polyline")]
+    heads = [head.get("points").split()[0] for head, _ in elements(picture, "polygon")]
+    assert len(arrows) == len(heads) >= 10
+    for points, head in zip(arrows, heads, strict=True):
+        path = [tuple(map(float, point.split(","))) for point in [*points.split(), head]]
+        for (x0, y0), (x1, y1) in pairwise(path):
+            assert x0 == x1 or y0 == y1
+            line = min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1)
+            assert not any(overlap(line, box) for box in boxes(picture))
+        touched = [any(on_edge(end, box) for box in boxes(picture)) for end in (path[0], path[-1])]
+        assert touched == [True, True]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_the_strip_marks_its_step_and_says_so(step):
+    picture = loop_picture(step.name)
+    assert picture == loop_picture(step.page) == loop_picture(step.page[3:])
+    root = ElementTree.fromstring(picture)
+    marked = [
+        "".join(text.itertext())
+        for text, kinds in elements(picture, "text")
+        if "marked" in kinds and text.get("class") == "title"
+    ]
+    assert marked == [step.title] and float(root.get("height")) <= 110
+    assert root.get("role") == "img" and f"This page: {step.title}" in root.get("aria-label")
+    assert repr(picture) == root.get("aria-label") and picture._repr_svg_() == picture
+    titles = [
+        "".join(t.itertext()) for t, _ in elements(picture, "text") if t.get("class") == "title"
+    ]
+    assert sorted(titles) == sorted(other.title for other in STEPS)
+
+
+def test_the_large_picture_has_every_step_and_no_mark():
+    picture = loop_picture()
+    text = " ".join("".join(text.itertext()) for text, _ in elements(picture, "text"))
+    assert all(step.title in text and step.number in text for step in STEPS)
+    assert "marked" not in re.sub(r"<style>.*?</style>", "", picture, flags=re.S)
+    label = ElementTree.fromstring(picture).get("aria-label")
+    assert all(word in label for word in ("SFT", "rollout", "KL", "GAE", "judge"))
+
+
+# catches: a picture that is dark on dark where style sheets are stripped or the theme is dark
+def test_the_loop_reads_in_light_and_in_dark():
+    def brightness(color):
+        return sum(int(color[i : i + 2], 16) for i in (1, 3, 5)) / 765
+
+    picture = loop_picture("gae")
+    assert (
+        "<script" not in picture
+        and "url(" not in picture
+        and "http://www.w3.org/2000/svg" in picture
+    )
+    assert all(tag.get("fill") for tag, _ in elements(picture, "rect"))
+    light = {
+        rect.get("class"): rect.get("fill")
+        for rect, kinds in elements(picture, "rect")
+        if "marked" not in kinds
+    }
+    assert brightness(light["card"]) > 0.9 and brightness(light["box"]) > 0.9
+    dark = re.search(r"prefers-color-scheme: dark\) \{(.*?)\n@media", asset("loop.css"), re.S)[1]
+    fills = dict(re.findall(r"\.rlhf-loop (\S+) \{ fill: (#\w{6})", dark))
+    assert (
+        brightness(fills["text"]) - max(brightness(fills[k]) for k in (".card", ".box", ".trained"))
+        > 0.6
+    )
+    assert all(
+        rule.strip().startswith(".rlhf-loop") for rule in re.findall(r"[^{},]+(?=[,{])", dark)
+    )
+
+
+def test_a_step_that_is_not_in_the_loop_is_named():
+    with pytest.raises(ValueError, match="no step 'critic'.*masks, prompts.*evaluate"):
+        loop_picture("critic")

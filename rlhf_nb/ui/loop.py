@@ -1,0 +1,316 @@
+"""The loop of RLHF with PPO in one picture: a large one for the index of the course, and a strip
+for the top of each page, in which that page's step is marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rlhf_nb.ui.assets import asset
+
+# Light colours are attributes of the elements, so that they survive where style sheets are
+# stripped. static/loop.css replaces them in a dark theme.
+CARD, EDGE, PAPER, LINE = "#f6f8fa", "#d0d7de", "#ffffff", "#7d8793"
+INK, MUTED, ACCENT = "#1f2328", "#57606a", "#1f5fa8"
+TRAINED, FROZEN, PLUS, MINUS = "#dbe9f7", "#e9ecef", "#1f5fa8", "#c2570c"
+WIDTH = 800
+
+
+@dataclass(frozen=True)
+class Step:
+    "A step of the loop: what it is called, where the course builds it, and what it does."
+
+    name: str
+    page: str  # the notebook in nbs/course, without its extension
+    title: str
+    lines: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> str:
+        return self.page[:2]
+
+
+STEPS = (
+    Step("masks", "02_masks", "tokens", ("one response: T tokens, then padding",)),
+    Step("prompts", "03_tldr", "prompts", ("posts to summarise", "B prompts of P tokens")),
+    Step("models", "04_models", "models"),
+    Step(
+        "logprobs", "05_logprobs", "log-probs", ("policy and reference:", "log π and log π_{ref}")
+    ),
+    Step("reward", "06_reward", "reward", ("the reward model gives", "a response its score s")),
+    Step("rollout", "07_rollout", "rollout", ("the policy samples a", "response per prompt")),
+    Step("kl", "08_kl", "KL", ("how far from π_{ref}", "is π at each token?")),
+    Step("shaping", "09_shaping", "shaping", ("r_{t} = −β KL_{t}, and s", "added at the end")),
+    Step("gae", "10_gae", "GAE", ("r_{t}, V_{t} → advantages", "A_{t} and returns R_{t}")),
+    Step(
+        "losses", "11_losses", "losses", ("for π: clipped ratio ρ_{t}", "for V: distance to R_{t}")
+    ),
+    Step("ppo", "12_ppo", "update", ("epochs × minibatches", "of optimizer steps")),
+    Step("training_loop", "13_training_loop", "training loop"),
+    Step("evaluate", "14_evaluate", "evaluate", ("a judge compares summaries of posts held out",)),
+)
+BY_NAME = {step.name: step for step in STEPS}
+SUMMARY = (
+    "The RLHF-PPO loop. Prompts go to the policy, which samples responses (rollout). Policy and "
+    "reference give log-probs, the reward model gives scores, and the KL penalty and the score are "
+    "shaped into a reward per token. With the value model, GAE turns these into advantages and "
+    "returns; clipped losses over epochs and minibatches update the policy, which samples again. "
+    "The policy and the frozen reference start from the SFT model, the value model from the reward "
+    "model. A judge evaluates apart from the loop."
+)
+
+
+class Picture(str):
+    "An SVG that a notebook shows; in a terminal it is its text alternative."
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        label = re.search(r'aria-label="([^"]*)"', self)
+        return label[1] if label else "a picture"
+
+
+# ---- Parts ----
+
+
+def words(
+    x: float,
+    y: float,
+    text: str,
+    kind: str,  # title, line or page
+    size: float,
+    anchor: str = "middle",
+    color: str = "",
+) -> str:
+    "A line of text, in which `V_{t}` has a subscript. Titles are bold, the rest is muted."
+    first, *rest = re.split(r"_\{(\w+)\}", text)
+    inner = escape(first)
+    for below, after in zip(rest[::2], rest[1::2], strict=True):
+        inner += (
+            f'<tspan dy="3" font-size="75%">{below}</tspan><tspan dy="-3">{escape(after)}</tspan>'
+        )
+    weight = ' font-weight="600"' if kind == "title" else ""
+    color = color or (INK if kind == "title" else MUTED)
+    return (
+        f'<text class="{kind}" x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{color}"'
+        f' text-anchor="{anchor}"{weight}>{inner}</text>'
+    )
+
+
+def rectangle(
+    x: float,
+    y: float,
+    w: float,
+    h: float,
+    kind: str,
+    fill: str = PAPER,
+    stroke: str = LINE,
+    thick: float = 1,
+) -> str:
+    "A rounded rectangle."
+    return (
+        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="7"'
+        f' fill="{fill}" stroke="{stroke}" stroke-width="{thick:g}"/>'
+    )
+
+
+def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
+    "A line through the points with a head at the last one; each part is horizontal or vertical."
+    (x0, y0), (x, y) = points[-2:]
+    dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
+    back = x - 8 * dx, y - 8 * dy
+    line = " ".join(f"{a:g},{b:g}" for a, b in [*points[:-1], back])
+    sides = [(back[0] + s * 4.5 * dy, back[1] + s * 4.5 * dx) for s in (1, -1)]
+    head = " ".join(f"{a:g},{b:g}" for a, b in [(x, y), *sides])
+    dash = ' stroke-dasharray="5 4"' if dashed else ""
+    return (
+        f'<polyline class="arrow" points="{line}" fill="none" stroke="{MUTED}"'
+        f' stroke-width="1.6"{dash}/><polygon class="head" points="{head}" fill="{MUTED}"/>'
+    )
+
+
+def group(kind: str, *parts: str) -> str:
+    return f'<g class="{kind}">{"".join(parts)}</g>'
+
+
+def sheet(height: float, label: str, *parts: str) -> Picture:
+    "The whole picture, on a card of its own colour so that it reads on white and on black."
+    style = asset("loop.css")
+    card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
+    return Picture(
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="rlhf-loop" role="img"'
+        f' aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}"'
+        f' height="{height:g}" style="max-width:100%;height:auto"'
+        f" font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif\">"
+        f"<style>{style}</style>{card}{''.join(parts)}"
+        "</svg>"
+    )
+
+
+def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = False) -> str:
+    "A step as a box: its page's number, its title and, where the box is high enough, its lines."
+    small = h < 50
+    fill, stroke, thick = (ACCENT, INK, 2.5) if marked else (PAPER, LINE, 1)
+    color = PAPER if marked else ""
+    middle, baseline = (x + w / 2 + 7, y + h / 2 + 5) if small else (x + w / 2, y + 25)
+    parts = [
+        rectangle(x, y, w, h, "box", fill, stroke, thick),
+        words(x + 8, y + h / 2 + 4 if small else y + 17, step.number, "page", 11, "start", color),
+        words(middle, baseline, step.title, "title", 14 if small else 16, color=color),
+    ]
+    if not small:
+        lines = enumerate(step.lines)
+        parts += [words(x + w / 2, y + 46 + 18 * i, line, "line", 13) for i, line in lines]
+    return group(f"step{' small' * small}{' marked' * marked}", *parts)
+
+
+def loop_frame(x: float, y: float, w: float, h: float, marked: bool = False) -> str:
+    "The frame around the steps that are repeated."
+    stroke, thick = (ACCENT, 3) if marked else (LINE, 1.2)
+    frame = rectangle(x, y, w, h, "frame", "none", stroke, thick)
+    return group("around" + " marked" * marked, frame)
+
+
+# ---- The strip ----
+
+
+def strip(marked: str) -> Picture:
+    "Two lines of steps that close to a loop, one of them marked. 800 by 108."
+    w, h, top, bottom = 116.0, 30.0, 10.0, 68.0
+    at = [10 + 132.8 * column for column in range(6)]
+    places = dict(masks=(0, top), prompts=(1, top), rollout=(2, top), logprobs=(3, top))
+    places |= dict(reward=(4, top), kl=(5, top), shaping=(5, bottom), gae=(4, bottom))
+    places |= dict(losses=(3, bottom), ppo=(2, bottom), evaluate=(1, bottom), models=(0, bottom))
+    boxes = [
+        step_box(BY_NAME[name], at[column], y, w, h, name == marked)
+        for name, (column, y) in places.items()
+    ]
+    boxes.append(step_box(BY_NAME["training_loop"], 480, 43, 160, 22, marked == "training_loop"))
+    right = [arrow([(at[i] + w, top + 15), (at[i + 1], top + 15)]) for i in range(1, 5)]
+    left = [
+        arrow([(at[i], bottom + 15), (at[i - 1] + w, bottom + 15)], dashed=i == 2)
+        for i in (5, 4, 3, 2)
+    ]
+    turns = [
+        arrow([(at[5] + w / 2, top + h), (at[5] + w / 2, bottom)]),
+        arrow([(at[2] + w / 2, bottom), (at[2] + w / 2, top + h)]),
+    ]
+    frame = loop_frame(at[2] - 6, 4, at[5] + w - at[2] + 12, 100, marked == "training_loop")
+    step = BY_NAME[marked]
+    label = (
+        "The RLHF-PPO loop: prompts, rollout, log-probs, reward, KL, shaping, GAE, losses, update, "
+        f"and again; evaluation is apart. This page: {step.title} ({step.number})."
+    )
+    return sheet(108, label, frame, *right, *left, *turns, *boxes)
+
+
+# ---- The large picture ----
+
+MODELS = (
+    ("policy π", "the SFT model,", "then trained", TRAINED),
+    ("reference π_{ref}", "the SFT model,", "frozen", FROZEN),
+    ("reward model", "from comparisons,", "frozen", FROZEN),
+    ("value model V", "the reward model,", "then trained", TRAINED),
+)
+RESPONSE = dict(she=-4, sold=-2, the=-7, car=-3, eos=26)  # token -> height of its reward's bar
+
+
+def heading(x: float, y: float, step: Step) -> str:
+    "A step's number and title where it has no box of its own."
+    number = words(x, y, step.number, "page", 11, "start")
+    return number + words(x + 20, y, step.title, "title", 16, "start")
+
+
+def model_boxes(x: float, y: float) -> str:
+    "What each of the four models starts from; tints tell the trained ones from the frozen ones."
+    parts = []
+    for i, (title, start, then, fill) in enumerate(MODELS):
+        left = x + 147 * i
+        kind = "trained" if fill == TRAINED else "frozen"
+        box = rectangle(left, y, 137, 62, f"box {kind}", fill)
+        lines = words(left + 68, y + 39, start, "line", 12)
+        lines += words(left + 68, y + 54, then, "line", 12)
+        parts.append(group("model", box, words(left + 68, y + 20, title, "title", 13), lines))
+    return "".join(parts)
+
+
+def response_tokens(x: float, y: float) -> str:
+    "One response: its tokens, its padding, and a bar for the reward of each token."
+    parts = []
+    for i, token in enumerate([*RESPONSE, "pad", "pad"]):
+        left, fill = x + 48 * i, FROZEN if token == "pad" else PAPER
+        box = rectangle(left, y, 44, 22, "box frozen" if token == "pad" else "box", fill)
+        parts.append(group("token", box, words(left + 22, y + 15, token, "line", 12)))
+    zero = y + 54
+    for i, height in enumerate(RESPONSE.values()):
+        kind, fill = ("minus", MINUS) if height < 0 else ("plus", PLUS)
+        parts.append(
+            f'<rect class="{kind}" x="{x + 48 * i + 12:g}" y="{zero - max(height, 0):g}"'
+            f' width="20" height="{abs(height)}" fill="{fill}"/>'
+        )
+    note = words(x + 238, zero - 9, "r_{t}: a penalty on", "line", 12, "start")
+    note += words(x + 238, zero + 6, "each, s on the last", "line", 12, "start")
+    return "".join(parts) + note
+
+
+def large() -> Picture:
+    "The whole loop, with the models above it and the evaluation below. 800 by 536."
+    w, h, top, bottom = 168.0, 80.0, 142.0, 348.0
+    at = [24 + 194.5 * column for column in range(4)]
+    above, below = ("rollout", "logprobs", "reward", "kl"), ("ppo", "losses", "gae", "shaping")
+    boxes = [step_box(BY_NAME["prompts"], at[0], 20, w, h)]
+    boxes += [step_box(BY_NAME[name], at[i], top, w, h) for i, name in enumerate(above)]
+    boxes += [step_box(BY_NAME[name], at[i], bottom, w, h) for i, name in enumerate(below)]
+    boxes += [
+        step_box(BY_NAME["training_loop"], at[3] + 8, 109, 160, 22),
+        step_box(BY_NAME["evaluate"], at[0], 462, 2 * w + 26.5, 62),
+    ]
+    middle = at[0] + w / 2
+    arrows = [
+        *(arrow([(at[i] + w, top + 40), (at[i + 1], top + 40)]) for i in range(3)),
+        *(arrow([(at[i + 1], bottom + 40), (at[i] + w, bottom + 40)]) for i in range(3)),
+        arrow([(at[3] + w / 2, top + h), (at[3] + w / 2, bottom)]),
+        arrow([(middle, bottom), (middle, top + h)]),
+        arrow([(middle, 100), (middle, top)]),
+        arrow([(middle, bottom + h), (middle, 462)], dashed=True),
+    ]
+    back = words(middle + 12, 280, "updated π and V,", "line", 13, "start")
+    back += words(middle + 12, 298, "next batch", "line", 13, "start")
+    return sheet(
+        536,
+        SUMMARY,
+        loop_frame(12, 120, 776, 320),
+        *arrows,
+        *boxes,
+        heading(206, 32, BY_NAME["models"]),
+        model_boxes(206, 40),
+        back,
+        heading(290, 248, BY_NAME["masks"]),
+        words(376, 248, BY_NAME["masks"].lines[0], "line", 13, "start"),
+        response_tokens(290, 260),
+    )
+
+
+# ---- In use ----
+
+
+def find_step(name: str) -> Step:
+    "A step by its name or by its page's, such as `gae` or `tldr`. Raises ValueError for another."
+    for step in STEPS:
+        if name in (step.name, step.page, step.page[3:]):
+            return step
+    raise ValueError(
+        f"there is no step {name!r} in the loop: give one of {', '.join(BY_NAME)}, or no name for "
+        "the large picture."
+    )
+
+
+def loop_picture(
+    step: str | None = None,  # a step's name, such as "gae"; None for the large picture
+) -> Picture:
+    """The loop of RLHF with PPO as an SVG: the large picture, or a strip in which one step is
+    marked. Raises ValueError for a step that is not in the loop."""
+    return large() if step is None else strip(find_step(step).name)
