@@ -157,7 +157,10 @@ def width(text, size):
     "In the widest of the fonts that the picture names."
     bold = "bold" if text.get("font-weight") else "normal"
     shape = TextPath(
-        (0, 0), "".join(text.itertext()), size, prop=FontProperties(family="DejaVu Sans", weight=bold)
+        (0, 0),
+        "".join(text.itertext()),
+        size,
+        prop=FontProperties(family="DejaVu Sans", weight=bold),
     )
     return shape.get_extents().width
 
@@ -278,3 +281,10 @@ def test_the_loop_reads_in_light_and_in_dark():
 def test_a_step_that_is_not_in_the_loop_is_named():
     with pytest.raises(ValueError, match="no step 'critic'.*masks, prompts.*evaluate"):
         loop_picture("critic")
+
+
+# catches: a page that was renumbered while the picture kept its old number
+def test_the_steps_are_the_pages_of_the_course():
+    pages = {path.stem for path in (STATIC.parents[2] / "nbs" / "course").glob("[0-9]*.ipynb")}
+    about_the_whole = {"00_tour", "01_policy_gradients"}
+    assert pages - about_the_whole <= {step.page for step in STEPS}
