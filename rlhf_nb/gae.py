@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .masks import only_real
+from .runtime.signals import check_share, check_signals
 
 # %% auto #0
 __all__ = ['td_errors', 'gae', 'gae_matrix', 'returns_from']
@@ -24,7 +25,8 @@ def td_errors(
 ) -> Tensor:  # [B, T] delta, zero on padding, float32 or wider
     """Temporal-difference errors. Schulman et al. 2016, section 3. Raises ValueError for shapes
     that differ or a mask with a hole."""
-    _check_signals(rewards, values, mask, gamma, bootstrap)
+    check_signals(rewards, values, mask, bootstrap)
+    check_share("gamma", gamma)
     mask = mask.bool()
     values = only_real(values, mask)
     after = pad(values[:, 1:], (0, 1))
@@ -32,37 +34,6 @@ def td_errors(
         is_last = mask & ~pad(mask[:, 1:], (0, 1))
         after = torch.where(is_last, bootstrap[:, None], after)
     return torch.where(mask, rewards + gamma * after - values, 0.0)
-
-
-def _check_signals(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, bootstrap: Tensor | None
-) -> None:
-    "Refuse what would broadcast into nonsense or run backwards over a gap."
-    if not rewards.shape == values.shape == mask.shape:
-        raise ValueError(
-            f"rewards {list(rewards.shape)}, values {list(values.shape)} and mask "
-            f"{list(mask.shape)} differ: give [B, T] each. "
-            "A value head's [B, T, 1] needs squeeze(-1)."
-        )
-    if bootstrap is not None and bootstrap.shape != mask.shape[:1]:
-        raise ValueError(
-            f"bootstrap {list(bootstrap.shape)}: give one value a row, [{len(mask)}], "
-            "and 0 for a row that ended by itself."
-        )
-    gap = (mask[:, 1:].bool() & ~mask[:, :-1].bool()).any(1)
-    if gap.any():
-        raise ValueError(
-            f"row {gap.nonzero()[0].item()} of the mask has a real token after padding: "
-            "responses are padded on the right. Leave the prompt out, and take what was not "
-            "sampled out of the row."
-        )
-    _check_unit("gamma", gamma)
-
-
-def _check_unit(name: str, x: float) -> None:
-    "Discounts are fractions."
-    if not 0 <= x <= 1:
-        raise ValueError(f"{name}={x}: give a number from 0 to 1.")
 
 # %% ../nbs/course/10_gae.ipynb #56ac7a06
 def gae(
@@ -74,7 +45,7 @@ def gae(
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] advantages, not whitened, zero on padding
     "Generalised advantage estimates. Schulman et al. 2016, eq. 16. Raises as `td_errors` does."
-    _check_unit("lam", lam)
+    check_share("lam", lam)
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
     advantage, advantages = torch.zeros_like(delta[:, 0]), []
     for t in reversed(range(delta.shape[1])):
@@ -92,15 +63,11 @@ def gae_matrix(
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] the advantages of `gae`, up to rounding
     "GAE as a product with the triangular matrix of (gamma * lam)^(l - t). Schulman 2016, eq. 16."
+    check_share("lam", lam)
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
-    return delta @ _credit(delta.shape[1], gamma, lam).to(delta.dtype).to(delta.device).T
-
-
-def _credit(T: int, gamma: float, lam: float) -> Tensor:
-    "Weights [T, T], float64: row t is the part of each surprise that token t inherits."
-    _check_unit("lam", lam)
-    step = torch.arange(T, dtype=torch.float64)
-    return ((gamma * lam) ** (step[None, :] - step[:, None])).triu()
+    step = torch.arange(delta.shape[1], dtype=torch.float64)
+    credit = ((gamma * lam) ** (step - step[:, None])).triu()
+    return delta @ credit.to(delta.dtype).to(delta.device).T
 
 # %% ../nbs/course/10_gae.ipynb #b041995f
 def returns_from(
