@@ -11,28 +11,13 @@ import torch
 from torch import Tensor
 
 from .masks import log_ratio, masked_sum, masked_var, only_real
+from .runtime.signals import check_clip, check_clip_value
 
 # %% auto #0
 __all__ = ['LOG_RATIO_CAP', 'policy_loss', 'value_loss', 'policy_diagnostics', 'value_diagnostics', 'explained_variance']
 
 # %% ../nbs/course/11_losses.ipynb #d42a9865
 LOG_RATIO_CAP = 20.0  # a token 485 million times as likely as before: a larger number adds nothing
-
-# %% ../nbs/course/11_losses.ipynb #269f9cb4
-def _surrogates(
-    ratio: Tensor,  # [B, T] new probability over old
-    advantages: Tensor,  # [B, T]
-    cliprange: float,  # how far below 1
-    cliprange_high: float | None,  # how far above 1; None: as far as below
-) -> tuple[Tensor, Tensor]:  # [B, T] the plain loss and the clipped one
-    "Both sides of the maximum. Schulman et al. 2017, equation 7, with the sign of a loss."
-    high = cliprange if cliprange_high is None else cliprange_high
-    if not (0 <= cliprange <= 1 and high >= 0):
-        raise ValueError(
-            f"cliprange is {cliprange} and cliprange_high {cliprange_high}: "
-            "give a share between 0 and 1, such as 0.2, and a high one of at least 0."
-        )
-    return -advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high)
 
 # %% ../nbs/course/11_losses.ipynb #1adfb051
 def policy_loss(
@@ -46,35 +31,15 @@ def policy_loss(
 ) -> Tensor:  # scalar: the sum over real tokens
     """PPO's clipped loss, Schulman et al. 2017, eq. 7; dual clip: Ye et al. 2019 (1912.09729).
     Divide by the real tokens of the whole mini-batch."""
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(
-            f"dual_clip is {dual_clip}: give a number above 1, such as 3, or None to turn it off."
-        )
+    check_clip(cliprange, cliprange_high, dual_clip)
+    high = cliprange if cliprange_high is None else cliprange_high
     advantages = only_real(advantages, mask)
     ratio = log_ratio(logprobs, old_logprobs, mask, cap=LOG_RATIO_CAP).exp()
-    plain, clipped = _surrogates(ratio, advantages, cliprange, cliprange_high)
+    plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high)
     loss = torch.maximum(plain, clipped)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
     return masked_sum(loss, mask)
-
-# %% ../nbs/course/11_losses.ipynb #e8db5334
-def _value_errors(
-    values: Tensor,  # [B, T] of the value model now
-    old_values: Tensor,  # [B, T] of the value model at the rollout
-    returns: Tensor,  # [B, T]
-    mask: Tensor,  # [B, T] true on real tokens
-    cliprange_value: float,  # how far a value may move from the old one
-) -> tuple[Tensor, Tensor]:  # [B, T] squared errors, plain and clipped
-    "Both sides of the maximum."
-    if not cliprange_value >= 0:
-        raise ValueError(
-            f"cliprange_value is {cliprange_value}: give a number of at least 0, such as 0.2; "
-            "float('inf') turns clipping off."
-        )
-    values, old_values, returns = (only_real(x, mask) for x in (values, old_values, returns))
-    near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
-    return (values - returns).square(), (near - returns).square()
 
 # %% ../nbs/course/11_losses.ipynb #b31a775b
 def value_loss(
@@ -86,7 +51,10 @@ def value_loss(
 ) -> Tensor:  # scalar: the sum over real tokens
     """Half the larger of the plain and the clipped squared error; 2403.17031. Divide by the real
     tokens of the whole mini-batch."""
-    plain, clipped = _value_errors(values, old_values, returns, mask, cliprange_value)
+    check_clip_value(cliprange_value)
+    values, old_values, returns = (only_real(x, mask) for x in (values, old_values, returns))
+    near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
+    plain, clipped = (values - returns).square(), (near - returns).square()
     return 0.5 * masked_sum(torch.maximum(plain, clipped), mask)
 
 # %% ../nbs/course/11_losses.ipynb #4cd7f13d
@@ -100,10 +68,13 @@ def policy_diagnostics(
     cliprange_high: float | None = None,  # as in policy_loss
 ) -> dict[str, Tensor]:  # sums over real tokens: ratio, ratio_sq, clipfrac, approxkl, tokens
     "The policy loss in numbers: sums to add over micro-batches and ranks, then divide by tokens."
+    check_clip(cliprange, cliprange_high)
+    high = cliprange if cliprange_high is None else cliprange_high
     logr = log_ratio(logprobs, old_logprobs, mask, cap=LOG_RATIO_CAP)
-    plain, clipped = _surrogates(logr.exp(), only_real(advantages, mask), cliprange, cliprange_high)
+    ratio, advantages = logr.exp(), only_real(advantages, mask)
+    plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high)
     sums = dict(
-        ratio=logr.exp(),
+        ratio=ratio,
         ratio_sq=(2 * logr).exp(),
         clipfrac=(clipped > plain).float(),
         approxkl=0.5 * logr.square(),
@@ -121,7 +92,10 @@ def value_diagnostics(
     cliprange_value: float = 0.2,  # as in value_loss
 ) -> dict[str, Tensor]:  # sums over real tokens: clipfrac, error_sq, tokens
     "The value loss in numbers: sums to add over micro-batches and ranks, then divide by tokens."
-    plain, clipped = _value_errors(values, old_values, returns, mask, cliprange_value)
+    check_clip_value(cliprange_value)
+    values, old_values, returns = (only_real(x, mask) for x in (values, old_values, returns))
+    near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
+    plain, clipped = (values - returns).square(), (near - returns).square()
     sums = dict(clipfrac=(clipped > plain).float(), error_sq=plain, tokens=torch.ones_like(plain))
     return {name: masked_sum(x, mask) for name, x in sums.items()}
 
