@@ -15,6 +15,7 @@ from configparser import ConfigParser
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha1
+from html import unescape
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -374,8 +375,15 @@ def directives(source: str) -> set[str]:
     return {*found, *(words.split()[0] for words in found if words)}
 
 
+def described(outputs: list[dict]) -> dict:
+    "Settings of a cell that give a drawing in its output the text that the drawing has for itself."
+    drawings = ["".join(o.get("data", {}).get("image/svg+xml", "")) for o in outputs]
+    label = re.search(r'<svg[^>]*\baria-label="([^"]*)"', "".join(drawings))
+    return dict(mystnb=dict(image=dict(alt=unescape(label[1])))) if label else {}
+
+
 def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]:
-    """A cell of code as it is shown: without directives, folded where it is folded in JupyterLab; one
+    """A cell of code as it is shown: without directives, folded where JupyterLab folds it. One
     that makes part of the package bears a mark, and an anchor that the reference leads to."""
     said = directives(text(cell))
     if said & UNSEEN:
@@ -393,7 +401,7 @@ def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]
             )
     shown = cell | dict(
         source=re.sub(r"^#\|.*\n?", "", text(cell), flags=re.M).strip("\n"),
-        metadata=dict(tags=tags),
+        metadata=dict(tags=tags) | described(cell["outputs"]),
     )
     anchor = markdown_cell(f'<div id="cell-{cell.get("id")}"></div>')
     return [anchor, shown] if "exported" in tags else [shown]

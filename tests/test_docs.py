@@ -172,6 +172,17 @@ def test_no_word_of_a_page_is_lost(soups, page):
             assert words(re.sub(r"\$[^$]*\$", "", markdown.render(part))) in shown
 
 
+# catches: a drawing that a reader who cannot see it is not told about
+@pytest.mark.parametrize("page", PAGES)
+def test_the_picture_of_the_loop_has_its_words(soups, page):
+    cells = json.loads(NOTEBOOKS[page].read_text(encoding="utf-8"))["cells"]
+    outputs = [o.get("data", {}) for cell in cells for o in cell.get("outputs", [])]
+    drawings = ["".join(data["image/svg+xml"]) for data in outputs if "image/svg+xml" in data]
+    labels = [html.unescape(re.search(r'aria-label="([^"]*)"', d)[1]) for d in drawings]
+    shown = soups[page].select("div.cell_output img[src$='.svg']")
+    assert [img["alt"] for img in shown] == labels
+
+
 # catches: code of a page that is not shown, directives that are, a hidden cell that is shown, an
 # output that is lost
 @pytest.mark.parametrize("page", PAGES)
