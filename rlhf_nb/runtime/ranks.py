@@ -13,7 +13,8 @@ def on_ranks(
     *parts: Any,  # what each rank holds
 ) -> list[Any]:  # what each rank returned
     "work(part, reduce) on one thread for each part; reduce(value) is its sum over the threads."
-    meet, slots = Barrier(len(parts), timeout=60), [None] * len(parts)
+    meet = Barrier(len(parts), timeout=60)
+    slots: list[Any] = [None] * len(parts)
 
     def rank(i: int) -> Any:
         def reduce(value: Any) -> Any:
