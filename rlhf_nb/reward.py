@@ -5,6 +5,54 @@
 # %% ../nbs/course/06_reward.ipynb #a7d1e8a6
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from .masks import right_pad
+
+# %% auto #0
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'calibration_plot', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout']
+
+# %% ../nbs/course/06_reward.ipynb #00d6e5c3
+def bradley_terry_loss(
+    chosen: Tensor,  # [B] scores of the answers that people chose
+    rejected: Tensor,  # [B] of the others
+    margin: Tensor | float = 0.0,  # [B] how much better the chosen one must be
+) -> Tensor:  # [B] nats
+    "Negative log-likelihood of the choices. Stiennon et al. 2020; margin: Touvron et al. 2023."
+    return -logsigmoid(chosen - rejected - margin)
+
+# %% ../nbs/course/06_reward.ipynb #ad0a41b5
+def pair_batch(
+    rows: list[dict],  # of `encode_pairs`
+    pad_id: int,
+    multiple: int = 1,  # of the width
+) -> dict[str, Tensor]:  # input_ids and attention_mask [2B, L]: chosen, then rejected; margin [B]
+    "Both answers of every pair in one batch, padded on the right."
+    both = [row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows]
+    ids, mask = right_pad(both, pad_id, multiple)
+    batch = dict(input_ids=ids, attention_mask=mask)
+    if "margin" in rows[0]:
+        batch["margin"] = torch.tensor([float(row["margin"]) for row in rows])
+    return batch
+
+# %% ../nbs/course/06_reward.ipynb #b59d798e
+def preference_metrics(
+    chosen: Tensor,  # [N] scores
+    rejected: Tensor,  # [N]
+) -> dict[str, float]:
+    "Share of pairs in the right order, and how far apart they are."
+    both = torch.cat([chosen, rejected])
+    return dict(
+        accuracy=(chosen > rejected).float().mean().item(),
+        margin=(chosen - rejected).mean().item(),
+        min_reward=both.min().item(),
+        mean_reward=both.mean().item(),
+        max_reward=both.max().item(),
+    )
+
+# %% ../nbs/reference/38_reward_training.ipynb #2411569c
 import copy
 import json
 import math
@@ -19,12 +67,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
-import torch
 from datasets import Dataset
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
     EvalPrediction,
@@ -34,7 +80,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from .masks import position_ids, right_pad
+from .masks import position_ids
 from rlhf_nb.models import (
     CENTER,
     encode_prompts,
@@ -79,24 +125,7 @@ from rlhf_nb.sft import (
     without_stop,
 )
 
-# %% auto #0
-__all__ = ['ANSWERS', 'READ_LAST', 'Rewarder', 'bradley_terry_loss', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs',
-           'pair_batch', 'preference_metrics', 'calibration', 'calibration_error', 'calibration_plot',
-           'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card',
-           'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name',
-           'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout']
-
-# %% ../nbs/course/06_reward.ipynb #00d6e5c3
-def bradley_terry_loss(
-    chosen: Tensor,  # [B] scores of the answers that people chose
-    rejected: Tensor,  # [B] of the others
-    margin: Tensor
-    | float = 0.0,  # [B] how much better the chosen one must be (Touvron et al. 2023, eq. 2)
-) -> Tensor:  # [B] nats
-    "Negative log-likelihood of the choices."
-    return -logsigmoid(chosen - rejected - margin)
-
-# %% ../nbs/course/06_reward.ipynb #196e3eb7
+# %% ../nbs/reference/38_reward_training.ipynb #196e3eb7
 ANSWERS = ("chosen", "rejected")
 
 
@@ -117,7 +146,7 @@ def pair_texts(
         (prompt, chosen, rejected) if prompt == other else ("", prompt + chosen, other + rejected)
     )
 
-# %% ../nbs/course/06_reward.ipynb #00d79c69
+# %% ../nbs/reference/38_reward_training.ipynb #00d79c69
 def answer_ids(
     prompt: list[int],
     answer: list[int],
@@ -137,7 +166,7 @@ def answer_ids(
         prompt = cut_prompt(prompt, max_length - len(answer), bos)
     return prompt + answer
 
-# %% ../nbs/course/06_reward.ipynb #9330c30f
+# %% ../nbs/reference/38_reward_training.ipynb #9330c30f
 def _refuse(row: int, what: str, fix: str = "drop the row") -> None:
     raise ValueError(f"row {row}: {what}: {fix}.")
 
@@ -191,7 +220,7 @@ def _margin(value: Any, number: int) -> float:
         _refuse(number, f"its margin is {value!r}", "give a finite number that is not negative")
     return float(value)
 
-# %% ../nbs/course/06_reward.ipynb #0abf42d1
+# %% ../nbs/reference/38_reward_training.ipynb #0abf42d1
 def decided_pairs(
     data: Any,  # chosen, rejected; of `label_preferences` also choice, again, pair
 ) -> Any:
@@ -219,7 +248,7 @@ def decided_pairs(
         )
     return data.select(kept)
 
-# %% ../nbs/course/06_reward.ipynb #553b0d0d
+# %% ../nbs/reference/38_reward_training.ipynb #553b0d0d
 def _given_pairs(
     rows: dict[str, list],  # columns chosen_ids and rejected_ids
     numbers: list[int],
@@ -286,38 +315,7 @@ def encode_pairs(
 
     return mapped(data, encode, num_proc)
 
-# %% ../nbs/course/06_reward.ipynb #ad0a41b5
-def pair_batch(
-    rows: list[dict],  # of `encode_pairs`
-    pad_id: int,
-    multiple: int = 1,  # of the width
-) -> dict[
-    str, Tensor
-]:  # input_ids and attention_mask [2B, L]: the chosen ones, then the rejected ones; margin [B]
-    "Both answers of every pair in one batch, padded on the right."
-    both = [row["chosen_ids"] for row in rows] + [row["rejected_ids"] for row in rows]
-    ids, mask = right_pad(both, pad_id, multiple)
-    batch = dict(input_ids=ids, attention_mask=mask)
-    if "margin" in rows[0]:
-        batch["margin"] = torch.tensor([float(row["margin"]) for row in rows])
-    return batch
-
-# %% ../nbs/course/06_reward.ipynb #b59d798e
-def preference_metrics(
-    chosen: Tensor,  # [N] scores
-    rejected: Tensor,  # [N]
-) -> dict[str, float]:
-    "Share of pairs in the right order, and how far apart they are."
-    both = torch.cat([chosen, rejected])
-    return dict(
-        accuracy=(chosen > rejected).float().mean().item(),
-        margin=(chosen - rejected).mean().item(),
-        min_reward=both.min().item(),
-        mean_reward=both.mean().item(),
-        max_reward=both.max().item(),
-    )
-
-# %% ../nbs/course/06_reward.ipynb #e82f2e49
+# %% ../nbs/reference/38_reward_training.ipynb #e82f2e49
 def calibration(
     chosen: Tensor,  # [N] scores
     rejected: Tensor,  # [N]
@@ -347,7 +345,7 @@ def calibration_error(
     "Expected calibration error: |predicted - observed|, each bin weighed by its pairs."
     return float(((table.predicted - table.observed).abs() * table.pairs).sum() / table.pairs.sum())
 
-# %% ../nbs/course/06_reward.ipynb #ea7e9a80
+# %% ../nbs/reference/38_reward_training.ipynb #ea7e9a80
 def calibration_plot(
     table: pd.DataFrame,  # of `calibration`
 ) -> Figure:
@@ -374,7 +372,7 @@ def calibration_plot(
     axis.legend(frameon=False)
     return figure
 
-# %% ../nbs/course/06_reward.ipynb #bc2b2af7
+# %% ../nbs/reference/38_reward_training.ipynb #bc2b2af7
 def _fresh_head(model: PreTrainedModel, seed: int) -> None:
     "N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random state is left as it was."
     head = scorer_head(model)
@@ -423,7 +421,7 @@ def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     found, has_head = pretrained(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
     return load_scorer(found), has_head
 
-# %% ../nbs/course/06_reward.ipynb #971385e2
+# %% ../nbs/reference/38_reward_training.ipynb #971385e2
 @dataclass
 class RewardConfig(SupervisedConfig):
     "The settings of `RewardTrainer`. Raises ValueError on what it does not support."
@@ -436,7 +434,7 @@ class RewardConfig(SupervisedConfig):
     disable_dropout: bool = setting(True, "Train without the model's dropout.")
     learning_rate: NotNegative = setting(1e-5, "Peak learning rate.")
 
-# %% ../nbs/course/06_reward.ipynb #b6b5fc62
+# %% ../nbs/reference/38_reward_training.ipynb #b6b5fc62
 def reversed_labels(
     chosen: Tensor,  # [N] scores
     rejected: Tensor,  # [N]
@@ -456,7 +454,7 @@ def reversed_labels(
         "before going on. (A model that was never trained may do this too.)"
     )
 
-# %% ../nbs/course/06_reward.ipynb #019c55dc
+# %% ../nbs/reference/38_reward_training.ipynb #019c55dc
 READ_LAST = {
     "GenericForSequenceClassification",
     "GPTNeoXForSequenceClassification",
@@ -476,7 +474,7 @@ def places_read(
     rows, columns = (torch.arange(n, device=input_ids.device) for n in input_ids.shape)
     return (columns * (input_ids != pad_id)).argmax(1) + rows * len(columns)
 
-# %% ../nbs/course/06_reward.ipynb #045b7278
+# %% ../nbs/reference/38_reward_training.ipynb #045b7278
 def reward_card(
     name: str,
     recipe: dict[str, Any],  # settings that matter
@@ -501,7 +499,7 @@ def reward_card(
         f"{two_columns(results)}\n"
     )
 
-# %% ../nbs/course/06_reward.ipynb #d406f827
+# %% ../nbs/reference/38_reward_training.ipynb #d406f827
 class RewardTrainer(SealedTrainer):
     """Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or
     conversations."""
@@ -668,7 +666,7 @@ class RewardTrainer(SealedTrainer):
         adapter = hasattr(self.model, "peft_config")
         return reward_card(folder.resolve().name, recipe, results, hub_name(self.model), adapter)
 
-# %% ../nbs/course/06_reward.ipynb #5b66a752
+# %% ../nbs/reference/38_reward_training.ipynb #5b66a752
 @torch.no_grad()
 def score_texts(
     model: PreTrainedModel,
@@ -702,7 +700,7 @@ def score_texts(
     model.train(was_training)
     return scores
 
-# %% ../nbs/course/06_reward.ipynb #f3abaf27
+# %% ../nbs/reference/38_reward_training.ipynb #f3abaf27
 def pair_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -720,7 +718,7 @@ def pair_accuracy(
     gap = torch.tensor(data["gold_chosen"]) - torch.tensor(data["gold_rejected"])
     return ((first - second).sign() == gap.sign())[gap != 0]
 
-# %% ../nbs/course/06_reward.ipynb #28b3f43c
+# %% ../nbs/reference/38_reward_training.ipynb #28b3f43c
 def center_rewards(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -741,7 +739,7 @@ def center_rewards(
     model.config.reward_center = scores.mean().item()
     return model.config.reward_center
 
-# %% ../nbs/course/06_reward.ipynb #2d6dbdad
+# %% ../nbs/reference/38_reward_training.ipynb #2d6dbdad
 Rewarder = Callable[..., list[float]]
 
 
@@ -821,7 +819,7 @@ def _check_reads_last(judge: Any) -> None:
             "responses, **columns) that calls it."
         )
 
-# %% ../nbs/course/06_reward.ipynb #efb71051
+# %% ../nbs/reference/38_reward_training.ipynb #efb71051
 class Episodes(Protocol):
     "What judges read of a `Rollout`."
 
@@ -957,10 +955,10 @@ class Judges:
                 total = total + self.weights[name] * call_reward(judge, prompts, answers, columns)
         return total
 
-# %% ../nbs/course/06_reward.ipynb #a20eef33
+# %% ../nbs/reference/38_reward_training.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     """Scores [B] of a rollout by a reward model that reads the policy's own tokens: what its head
-    says after the last one."""
+    gives after the last one."""
 
     def measure(some: Episodes) -> tuple[Tensor]:
         after = response_values(model, *some.sequences, align=forward.align)
