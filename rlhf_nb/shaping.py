@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -15,8 +13,7 @@ from torch import Tensor
 from .masks import last_index, only_real
 
 # %% auto #0
-__all__ = ['score_index', 'shape_rewards', 'slot_mask', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores',
-           'merge_moments', 'batch_moments', 'RunningMoments']
+__all__ = ['score_index', 'shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'slot_mask', 'merge_moments', 'batch_moments', 'RunningMoments']
 
 # %% ../nbs/course/09_shaping.ipynb #2a368724
 def score_index(
@@ -57,21 +54,15 @@ def shape_rewards(
     non_score_rewards = -kl_coef * only_real(kl, mask)
     return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
 
-# %% ../nbs/course/09_shaping.ipynb #32402669
-def slot_mask(
-    mask: Tensor,  # [B, T] true on real tokens
-    reward_slot: str = "last",  # the one given to `shape_rewards`
-) -> Tensor:  # [B, T] true on real tokens and on the slot of the score
-    """Where rewards, values and returns count: `mask` itself for 'last', one column more (where
-    there is one) for 'after_eos'."""
-    column = torch.arange(mask.shape[1], device=mask.device)
-    paid = column == score_index(mask, reward_slot)[:, None]
-    return mask.bool() | (paid & mask.bool().any(1, keepdim=True))
-
 # %% ../nbs/course/09_shaping.ipynb #a2b5edbd
-def _wide(x: Tensor) -> Tensor:
-    "float32 at least, so that bf16 scores and whole numbers keep their digits."
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _checked(scores: Tensor, reached_stop: Tensor) -> Tensor:
+    "Scores in float32 at least. A [B, T] mask in the place of reached_stop would broadcast."
+    if scores.shape != reached_stop.shape or scores.dim() != 1:
+        raise ValueError(
+            f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
+            "give [B] and [B], one entry a row."
+        )
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def penalize_missing_eos(
@@ -81,22 +72,13 @@ def penalize_missing_eos(
 ) -> Tensor:  # [B] new scores, lower where the row was cut off
     """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
     or non-finite penalty."""
-    _check_stop(scores, reached_stop)
+    scores = _checked(scores, reached_stop)
     if not 0 <= missing_eos_penalty < math.inf:
         raise ValueError(
             f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, "
             "so give a finite number, zero or more."
         )
-    return torch.where(reached_stop.bool(), _wide(scores), _wide(scores) - missing_eos_penalty)
-
-
-def _check_stop(scores: Tensor, reached_stop: Tensor) -> None:
-    "One entry a row: a [B, T] mask in its place would broadcast."
-    if scores.shape != reached_stop.shape or scores.dim() != 1:
-        raise ValueError(
-            f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
-            "give [B] and [B], one entry a row."
-        )
+    return torch.where(reached_stop.bool(), scores, scores - missing_eos_penalty)
 
 # %% ../nbs/course/09_shaping.ipynb #060c4271
 def replace_missing_eos(
@@ -106,13 +88,12 @@ def replace_missing_eos(
 ) -> Tensor:  # [B] new scores, one fixed value where the row was cut off
     """Replace the score where the row did not stop by itself (the EOS trick, arXiv 2403.17031).
     Raises ValueError if not finite."""
-    _check_stop(scores, reached_stop)
     if not math.isfinite(penalty_reward_value):
         raise ValueError(
             f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most "
             "scores."
         )
-    return torch.where(reached_stop.bool(), _wide(scores), penalty_reward_value)
+    return torch.where(reached_stop.bool(), _checked(scores, reached_stop), penalty_reward_value)
 
 # %% ../nbs/course/09_shaping.ipynb #31725ec2
 def clip_scores(
@@ -124,7 +105,22 @@ def clip_scores(
         raise ValueError(f"score_clip={score_clip}: give a positive finite number, or do not clip.")
     return scores.clamp(-score_clip, score_clip)
 
-# %% ../nbs/course/09_shaping.ipynb #7d1ce22e
+# %% ../nbs/reference/43_rewards.ipynb #a1d37c52
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+# %% ../nbs/reference/43_rewards.ipynb #32402669
+def slot_mask(
+    mask: Tensor,  # [B, T] true on real tokens
+    reward_slot: str = "last",  # the one given to `shape_rewards`
+) -> Tensor:  # [B, T] true on real tokens and on the slot of the score
+    """Where rewards, values and returns count: `mask` itself for 'last', one column more (where
+    there is one) for 'after_eos'."""
+    column = torch.arange(mask.shape[1], device=mask.device)
+    paid = column == score_index(mask, reward_slot)[:, None]
+    return mask.bool() | (paid & mask.bool().any(1, keepdim=True))
+
+# %% ../nbs/reference/43_rewards.ipynb #7d1ce22e
 def merge_moments(
     a: tuple[int, float, float],  # count, mean and M of one set
     b: tuple[int, float, float],  # the same of another
@@ -136,7 +132,7 @@ def merge_moments(
     n, d = n_a + n_b, mean_b - mean_a
     return n, mean_a + d * n_b / n, m_a + m_b + d**2 * n_a * n_b / n
 
-# %% ../nbs/course/09_shaping.ipynb #1dad97c6
+# %% ../nbs/reference/43_rewards.ipynb #1dad97c6
 def batch_moments(
     x: Tensor,  # [N] the numbers on this rank; none at all is fine
     reduce: Callable[[Tensor], Tensor] | None = None,  # sums over ranks; None: this rank alone
@@ -153,7 +149,7 @@ def batch_moments(
     mean = total / max(count, 1)
     return int(count), mean, over_ranks((x - mean).square().sum()).item()
 
-# %% ../nbs/course/09_shaping.ipynb #a4706c92
+# %% ../nbs/reference/43_rewards.ipynb #a4706c92
 @dataclass
 class RunningMoments:
     "Mean and standard deviation of all scores seen so far, on all ranks."
@@ -182,7 +178,8 @@ class RunningMoments:
         x: Tensor,  # [N] scores
     ) -> Tensor:  # [N] (x - mean) / std, with a std of at least 1e-8
         "Scores in units of what was seen so far; x - mean while that is fewer than two."
-        return (_wide(x) - self.mean) / max(self.std, 1e-8)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # bf16 keeps its digits
+        return (wide - self.mean) / max(self.std, 1e-8)
 
     def state_dict(self) -> dict[str, float]:
         "Three plain numbers."
