@@ -244,8 +244,8 @@ def value_text(module: str, name: str, obj: Any) -> list[str]:
     expression, words, _ = assignments(module)[name]
     if type(obj).__name__ == "Exercise":
         return [
-            f"Checks your ``{obj.name}`` against {len(obj.cases)} cases, and knows "
-            f"{len(obj.mistakes)} mistakes by name."
+            f"Checks your ``{obj.name}`` on cases drawn anew, and knows {len(obj.mistakes)} "
+            "mistakes by name."
         ]
     shown = [expression] + [repr(obj)] * (
         not re.search(r"<| at 0x|/", repr(obj))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import html
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,36 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .exercises import Task, gae, kl, logprobs, losses, masks, preferences, shaping, viz
+from .exercises import gae, kl, logprobs, losses, masks, preferences, shaping, viz
+from .exercises.engine import Verdict
+from .exercises.progress import Progress
 
 # %% auto #0
-__all__ = ['check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_tint', 'check_cell', 'check_vmax', 'check_logprobs',
-           'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge',
-           'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss',
-           'check_minibatch_loss', 'check_lean', 'EXERCISES', 'Verdict', 'outcome', 'same', 'difference', 'Mistake',
-           'Exercise']
-
-# %% ../nbs/reference/30_checks.ipynb #9ed02d6e
-@dataclass(frozen=True)
-class Verdict:
-    "The result of a check: true or false, and a sentence."
-
-    ok: bool
-    text: str
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def __repr__(self) -> str:
-        return f"{'✓' if self.ok else '✗'} {self.text}"
-
-    def _repr_html_(self) -> str:
-        ground = "#dbe9f9" if self.ok else "#fdebd7"
-        mark = "✓ right" if self.ok else "✗ not yet"
-        return (
-            f'<p style="background:{ground};color:#111;padding:6px 10px;margin:0"><b>{mark}</b> '
-            f"{html.escape(self.text)}</p>"
-        )
+__all__ = ['check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_logprobs', 'check_entropy', 'check_k3',
+           'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge', 'check_gae', 'check_deltas',
+           'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss', 'check_tint', 'check_cell',
+           'check_vmax', 'check_lean', 'EXERCISES', 'outcome', 'same', 'difference', 'Mistake', 'Exercise', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #bb6897fa
 def _run(program: Callable, given: tuple) -> Any:
@@ -158,80 +136,31 @@ class Exercise:
             return f"No mistake that I know. {difference(result, want)}"
         raise AssertionError("an answer without a difference is right")
 
-# %% ../nbs/reference/30_checks.ipynb #1646f9bd
-def _exercise(name: str, task: Task) -> Exercise:
-    "The checker of a task."
-    mistakes = tuple(Mistake(wrong, message) for message, wrong in task.mistakes.items())
-    return Exercise(name, task.right, task.cases, mistakes, task.praise)
-
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
-check_mean = _exercise("my_mean", masks.MEAN)
-
-# %% ../nbs/reference/30_checks.ipynb #4188d23e
-check_response_mask = _exercise("my_response_mask", masks.RESPONSE_MASK)
-
-# %% ../nbs/reference/30_checks.ipynb #b93e6497
-check_whiten_ranks = _exercise("my_whiten", masks.WHITEN_RANKS)
-
-# %% ../nbs/reference/30_checks.ipynb #3449c703
-check_tint = _exercise("my_tint", viz.TINT)
-
-# %% ../nbs/reference/30_checks.ipynb #8002469c
-check_cell = _exercise("my_cell", viz.CELL)
-
-# %% ../nbs/reference/30_checks.ipynb #462cbe0e
-check_vmax = _exercise("my_vmax", viz.VMAX)
-
-# %% ../nbs/reference/30_checks.ipynb #168d015e
-check_logprobs = _exercise("my_logprobs", logprobs.LOGPROBS)
-
-# %% ../nbs/reference/30_checks.ipynb #0a3b0ac4
-check_entropy = _exercise("my_entropy", logprobs.ENTROPY)
-
-# %% ../nbs/reference/30_checks.ipynb #d5292ada
-check_k3 = _exercise("my_k3", kl.K3)
-
-# %% ../nbs/reference/30_checks.ipynb #72ac9dbf
-check_kl_gradient = _exercise("my_kl_gradient", kl.KL_GRADIENT)
-
-# %% ../nbs/reference/30_checks.ipynb #26d8de84
-check_shaping = _exercise("my_shaping", shaping.SHAPING)
-
-# %% ../nbs/reference/30_checks.ipynb #27c2d96b
-check_final_scores = _exercise("my_final_scores", shaping.FINAL_SCORES)
-
-# %% ../nbs/reference/30_checks.ipynb #a46d303a
-check_merge = _exercise("my_merge", shaping.MERGE)
-
-# %% ../nbs/reference/30_checks.ipynb #99dd1a4e
-check_gae = _exercise("my_gae", gae.GAE)
-
-# %% ../nbs/reference/30_checks.ipynb #fc9be61d
-check_deltas = _exercise("my_deltas", gae.DELTAS)
-
-# %% ../nbs/reference/30_checks.ipynb #50e1690f
-check_targets = _exercise("my_targets", gae.TARGETS)
-
-# %% ../nbs/reference/30_checks.ipynb #1d0f9ae2
-check_policy_loss = _exercise("my_policy_loss", losses.POLICY_LOSS)
-
-# %% ../nbs/reference/30_checks.ipynb #7ba5710c
-check_value_loss = _exercise("my_value_loss", losses.VALUE_LOSS)
-
-# %% ../nbs/reference/30_checks.ipynb #1c11e486
-check_minibatch_loss = _exercise("my_minibatch_loss", losses.MINIBATCH_LOSS)
-
-# %% ../nbs/reference/30_checks.ipynb #d7e0448d
-check_lean = _exercise("my_lean", preferences.LEAN)
-
-# %% ../nbs/reference/30_checks.ipynb #7efd7df2
+check_mean = masks.MEAN
+check_response_mask = masks.RESPONSE_MASK
+check_whiten_ranks = masks.WHITEN_RANKS
+check_logprobs = logprobs.LOGPROBS
+check_entropy = logprobs.ENTROPY
+check_k3 = kl.K3
+check_kl_gradient = kl.KL_GRADIENT
+check_shaping = shaping.SHAPING
+check_final_scores = shaping.FINAL_SCORES
+check_merge = shaping.MERGE
+check_gae = gae.GAE
+check_deltas = gae.DELTAS
+check_targets = gae.TARGETS
+check_policy_loss = losses.POLICY_LOSS
+check_value_loss = losses.VALUE_LOSS
+check_minibatch_loss = losses.MINIBATCH_LOSS
+check_tint = viz.TINT
+check_cell = viz.CELL
+check_vmax = viz.VMAX
+check_lean = preferences.LEAN
 EXERCISES = (
     check_mean,
     check_response_mask,
     check_whiten_ranks,
-    check_tint,
-    check_cell,
-    check_vmax,
     check_logprobs,
     check_entropy,
     check_k3,
@@ -245,5 +174,13 @@ EXERCISES = (
     check_policy_loss,
     check_value_loss,
     check_minibatch_loss,
+    check_tint,
+    check_cell,
+    check_vmax,
     check_lean,
 )
+
+# %% ../nbs/reference/30_checks.ipynb #4c01a013
+def progress() -> Progress:
+    "Which exercises were solved in this copy: a view in a notebook, a text elsewhere."
+    return Progress([one.name for one in EXERCISES])

@@ -332,7 +332,7 @@ def test_the_checkers_agree_with_the_module():
     assert check_gae(gae) and check_gae(gae_matrix) and check_deltas(td_errors)
     assert check_targets(lambda a, v, m: (whiten(a, m), returns_from(a, v, m)))
     generic = check_gae(lambda r, v, m, g, l: torch.zeros_like(r))
-    assert not generic and "was wanted" in generic.text
+    assert not generic and "wanted" in repr(generic)
     assert "in place" in check_gae(lambda r, v, m, g, l: v.mul_(0)).text
     assert "tensor" in check_gae(lambda r, v, m, g, l: None).text
     assert "as a tuple" in check_targets(lambda a, v, m: a).text

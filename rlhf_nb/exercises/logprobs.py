@@ -3,114 +3,172 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from rlhf_nb.exercises import Task, clear
+from rlhf_nb.exercises.draw import lengths, normal, pick, ragged, whole
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
 
 # ---- The log-prob of each response token ----
 
 
-def _logprobs(
-    start: int = -1, taken: int = 0, log: bool = True, exp: bool = False, padding: str = "where"
-) -> Callable:
-    """An answer that reads columns from prompt_width + start, and gathers the tokens from
-    prompt_width + taken."""
-
-    def answer(logits: Tensor, ids: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
-        width, first = mask.shape[1], prompt_width + start
-        z = (logits.log_softmax(-1) if log else logits)[:, first : first + width]
-        tokens = ids[:, prompt_width + taken :][:, :width, None]
-        chosen = z.gather(-1, tokens).squeeze(-1)
-        return clear(chosen.exp() if exp else chosen, mask, padding)
-
-    return answer
+def my_logprobs(logits: Tensor, ids: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
+    logp = logits[:, prompt_width - 1 : -1].log_softmax(-1)
+    tokens = ids[:, prompt_width:]
+    found = logp.gather(-1, tokens[:, :, None]).squeeze(-1)
+    return torch.where(mask, found, 0.0)
 
 
-def _logprobs_case(dirt: float) -> tuple:
-    """Two rows, prompts of 3 and 2 tokens, responses of 4 and 2; `dirt` fills the columns that
-    chose no token."""
-    mask = torch.tensor([[True] * 4, [True, True, False, False]])
-    logits = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0))
-    logits[:, -1], logits[1, 0], logits[1, 4:] = dirt, dirt, dirt
-    return logits, torch.tensor([[1, 4, 2, 0, 3, 1, 4], [0, 3, 1, 2, 4, 0, 0]]), 3, mask
+def _logprobs_cases(g: Generator) -> list[Case]:
+    def case(prompt_width: int, mask: Tensor, dirt: float) -> Case:
+        width = prompt_width + mask.shape[1]
+        logits = normal(g, len(mask), width, 3)
+        logits[:, prompt_width - 1 : -1][~mask] = dirt
+        logits[:, -1] = dirt
+        return dict(
+            logits=logits,
+            ids=whole(g, 0, 2, len(mask), width),
+            prompt_width=prompt_width,
+            mask=mask,
+        )
+
+    return [
+        case(3, lengths(4, 2, width=4), 9.0),
+        case(2, lengths(3, 0, width=3), 4.0),
+        case(pick(g, [1, 4]), ragged(g, 3, 3), math.nan),
+        case(2, lengths(2, width=2), 0.5),
+    ]
 
 
-LOGPROBS = Task(
-    _logprobs(),
-    (_logprobs_case(9.0), _logprobs_case(math.nan)),
+TAKEN = "logp.gather(-1, tokens[:, :, None]).squeeze(-1)"
+
+LOGPROBS = Exercise(
+    "my_logprobs",
+    my_logprobs,
+    _logprobs_cases,
     "Each token from the column before it, and nothing from the padding.",
     {
-        "You read the column of the token itself: that one chose the token after it.": _logprobs(
-            start=0
+        "You read the column of the token itself: that one chose the token after it. Its index "
+        "is off by one.": (
+            "prompt_width - 1 : -1",
+            "prompt_width:",
         ),
-        "One column too early: you skipped the last prompt column.": _logprobs(start=-2),
-        "The columns are right and the tokens are not: you looked up the one before.": _logprobs(
-            taken=-1
+        "One column too early: you skipped the last prompt column.": (
+            "logits[:, prompt_width - 1 : -1]",
+            "logits.roll(1, 1)[:, prompt_width - 1 : -1]",
         ),
-        "These are logits: subtract the log of the sum over the vocabulary.": _logprobs(log=False),
-        "These are probabilities: PPO wants their logarithm.": _logprobs(exp=True),
-        "Zero times NaN is NaN: choose with torch.where rather than multiply.": _logprobs(
-            padding="times"
+        "The columns are right and the tokens are not: you looked up the one before.": (
+            "ids[:, prompt_width:]",
+            "ids[:, prompt_width - 1 : -1]",
         ),
-        "The padding still has log-probs: it should be 0, so that a sum is a sum.": _logprobs(
-            padding="none"
+        "These are logits: subtract the log of the sum over the vocabulary.": (
+            ".log_softmax(-1)",
+            "",
         ),
+        "These are probabilities: PPO wants their logarithm.": (TAKEN, TAKEN + ".exp()"),
+        "softmax gives probabilities: PPO wants their logarithm, log_softmax.": (
+            "log_softmax(-1)",
+            "softmax(-1)",
+            "torch.where(mask, found, 0.0)",
+            "torch.where(mask, found, 1.0)",
+        ),
+        "The softmax is over the columns: it belongs over the vocabulary, the last axis.": (
+            "log_softmax(-1)",
+            "log_softmax(1)",
+        ),
+        "These are the log-probs of the likeliest token: gather that of the token that came.": (
+            TAKEN,
+            "logp.amax(-1)",
+        ),
+        "Zero times NaN is NaN: choose with torch.where, do not multiply by the mask.": (
+            "torch.where(mask, found, 0.0)",
+            "found * mask",
+        ),
+        "The padding still has log-probs: it should be 0, by the mask, so that a sum is a sum.": (
+            "torch.where(mask, found, 0.0)",
+            "found",
+        ),
+        "The log-probs have no gradient: they are detached.": (TAKEN, TAKEN + ".detach()"),
     },
+    grads=("logits",),
 )
 
 # ---- The mean entropy ----
 
 
-def _entropy(
-    power: int = -1, floor: float = -1e4, unit: float = 1.0, mean: str = "tokens"
-) -> Callable:
-    """An answer that multiplies the logits by temperature ** power, and averages in one of several
-    ways."""
-
-    def answer(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
-        logp = (logits * temperature**power).log_softmax(-1)
-        each = -(logp.exp() * logp.clamp(min=floor)).sum(-1) * unit
-        clean, count = clear(each, mask), mask.sum(-1)
-        return {
-            "tokens": clean.sum() / count.sum(),
-            "times": (each * mask).sum() / count.sum(),
-            "columns": clean.mean(),
-            "rows": (clean.sum(-1) / count).mean(),
-            "raw": each.mean(),
-        }[mean]
-
-    return answer
+def my_entropy(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    logp = (logits[mask] / temperature).log_softmax(-1)
+    return -(logp.exp() * logp.clamp(min=-1e4)).sum(-1).mean()
 
 
-def _entropy_case(dirt: float, banned: float) -> tuple:
-    "Rows of 3 tokens and 1; `banned` is one token's logit, `dirt` is on the padding."
-    logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 1.0], [1.0, 1.0, 4.0]]] * 2)
-    logits[0, 1, 1], logits[1, 0], logits[1, 1:] = banned, torch.tensor([2.0, 2.0, 0.0]), dirt
-    return logits, torch.tensor([[True, True, True], [True, False, False]]), 0.7
+def _entropy_cases(g: Generator) -> list[Case]:
+    def case(mask: Tensor, temperature: float, dirt: float, banned: float = 0.5) -> Case:
+        logits = normal(g, *mask.shape, 3, scale=2.0)
+        logits[0, 0, 1] = banned
+        logits[~mask] = dirt
+        return dict(logits=logits, mask=mask, temperature=temperature)
+
+    return [
+        case(lengths(3, 1, width=3), 0.7, math.nan),
+        case(lengths(2, 3, 0, width=3), pick(g, [0.5, 0.6]), 5.0, -math.inf),
+        case(ragged(g, 3, 4), pick(g, [1.5, 2.0]), 3.0),
+        case(lengths(2, width=2), 1.0, 0.0),
+    ]
 
 
-ENTROPY = Task(
-    _entropy(),
-    (_entropy_case(math.nan, 0.0), _entropy_case(5.0, -math.inf)),
+PLOGP = "(logp.exp() * logp.clamp(min=-1e4))"
+MEAN = "-(logp.exp() * logp.clamp(min=-1e4)).sum(-1).mean()"
+EACH = "    logp = (torch.where(mask[:, :, None], logits, 0.0) / temperature).log_softmax(-1)\n"
+OWN = "    logp = (logits[mask] / temperature).log_softmax(-1)\n"
+
+ENTROPY = Exercise(
+    "my_entropy",
+    my_entropy,
+    _entropy_cases,
     "In nats, at the sampler's temperature, over the tokens that are real.",
     {
-        "You left the temperature out: the sampler divided its logits by it.": _entropy(power=0),
-        "You multiplied by the temperature: divide, hotter is flatter.": _entropy(power=1),
-        "The sign is turned: an entropy is never negative.": _entropy(unit=-1.0),
-        "These are bits: use the natural logarithm, as all of this book.": _entropy(
-            unit=1 / math.log(2)
+        "The temperature makes no difference: the sampler divided its logits by it.": (
+            " / temperature",
+            "",
         ),
-        "A banned token gives NaN: 0 times -inf. It should add nothing.": _entropy(floor=-math.inf),
-        "Zero times NaN is NaN: take the real tokens by the mask, do not multiply.": _entropy(
-            mean="times"
+        "You multiplied by the temperature: divide, hotter is flatter.": (
+            " / temperature",
+            " * temperature",
         ),
-        "You divided by all columns: count the real tokens.": _entropy(mean="columns"),
-        "You averaged the rows' means: a token of a short row then weighs more.": _entropy(
-            mean="rows"
+        "The sign is turned: an entropy is never negative.": ("return -", "return "),
+        "These are bits: use the natural logarithm, a constant factor of log 2.": (
+            MEAN,
+            MEAN + " / 0.6931471805599453",
         ),
-        "You averaged over the padding too: use the mask.": _entropy(mean="raw"),
+        "A banned token gives NaN: 0 times -inf. It should add nothing.": (".clamp(min=-1e4)", ""),
+        "Zero times NaN is NaN: take the real tokens by the mask, do not multiply by it.": (
+            OWN,
+            "    logp = (logits / temperature).log_softmax(-1)\n",
+            MEAN,
+            "-(" + PLOGP + ".sum(-1) * mask).sum() / mask.sum()",
+        ),
+        "You divided by all columns: count the real tokens, by the mask.": (
+            OWN,
+            EACH,
+            MEAN,
+            "-(" + PLOGP + ".sum(-1) * mask).sum() / mask.numel()",
+        ),
+        "You averaged the rows' means: a token of a short row then weighs more.": (
+            OWN,
+            EACH,
+            MEAN,
+            "-(("
+            + PLOGP
+            + ".sum(-1) * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum()",
+        ),
+        "You averaged over the padding too: use the mask.": ("logits[mask]", "logits"),
+        "The mean is over the vocabulary too: an entropy is a sum over its tokens.": (
+            ".sum(-1).mean()",
+            ".mean()",
+        ),
+        "The entropy has no gradient: it is detached.": (MEAN, MEAN + ".detach()"),
     },
+    grads=("logits",),
 )

@@ -3,209 +3,331 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from rlhf_nb.exercises import Task, reduced
-
-Choice = Callable[[Tensor, Tensor], Tensor]
+from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
 
 # ---- The policy loss ----
 
 
-def _policy_loss(
-    choose: Choice = torch.maximum,
-    reduce: str = "real",
-    sign: int = 1,
-    link: Callable[[Tensor], Tensor] = torch.exp,
-    fixed: float | None = None,  # in the place of cliprange
-) -> Callable:
-    "A policy loss with parts that can be exchanged; by default it is right."
-
-    def answer(
-        logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, cliprange: float
-    ) -> Tensor:
-        ratio, width = link(sign * (logprobs - old_logprobs)), fixed or cliprange
-        plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - width, 1 + width)
-        return reduced(choose(plain, clipped), mask, reduce)
-
-    return answer
+def my_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, cliprange: float
+) -> Tensor:
+    ratio = torch.exp(logprobs - old_logprobs)
+    clipped = ratio.clamp(1 - cliprange, 1 + cliprange)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    return loss[mask].sum()
 
 
-def _policy_case(dirt: float, cliprange: float) -> tuple:
-    """Ratios on both sides of the range with advantages of both signs; `dirt` for log-probs on the
-    padding."""
-    mask = torch.tensor([[True] * 4, [True, True, False, False]])
-    old = torch.tensor([[-1.0, -2.0, -1.5, -0.7], [-0.9, -3.0, dirt, dirt]])
-    ratio = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
-    advantages = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 7.0, 7.0]])
-    return old + ratio.log(), old, advantages, mask, cliprange
+def _policy_cases(g: Generator) -> list[Case]:
+    def case(
+        ratio: Tensor, advantages: Tensor, mask: Tensor, dirt: float, cliprange: float
+    ) -> Case:
+        old = dirty(between(g, -3, -0.2, *mask.shape), mask, dirt)
+        return dict(
+            logprobs=dirty(old + ratio.log(), mask, dirt),
+            old_logprobs=old,
+            advantages=dirty(advantages, mask, 7.0),
+            mask=mask,
+            cliprange=cliprange,
+        )
+
+    def drawn(mask: Tensor, dirt: float, cliprange: float) -> Case:
+        return case(
+            between(g, 0.3, 1.9, *mask.shape), normal(g, *mask.shape), mask, dirt, cliprange
+        )
+
+    both = torch.tensor([[0.5, 1.5, 1.1, 1.7], [0.4, 0.9, 1.0, 1.0]])
+    signs = torch.tensor([[1.0, 2.0, -0.5, -1.5], [-0.8, 0.6, 0.0, 0.0]])
+    return [
+        case(both, signs, lengths(4, 2, width=4), -1.0, 0.2),
+        drawn(lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
+        drawn(ragged(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
+        drawn(lengths(3, width=3), 0.0, 0.3),
+    ]
 
 
-POLICY_LOSS = Task(
-    _policy_loss(),
-    (_policy_case(-1.0, 0.2), _policy_case(-math.inf, 0.2), _policy_case(-1.0, 0.3)),
+POLICY_LOSS = Exercise(
+    "my_policy_loss",
+    my_policy_loss,
+    _policy_cases,
     "It stops a step that went far enough, and never one that has to come back.",
     {
-        "Nothing is clipped: the ratio may run as far as it likes.": _policy_loss(
-            lambda plain, clipped: plain
+        "Nothing is clipped: the ratio may move as far as it likes.": (
+            "-advantages * clipped",
+            "-advantages * ratio",
         ),
-        "That is the smaller loss, the optimist's choice: take the maximum.": _policy_loss(
-            torch.minimum
+        "That is the smaller loss, the optimist's choice: take the maximum.": (
+            "maximum",
+            "minimum",
         ),
-        "You clip whichever way it moved: a good token that became rarer gets no pull back. Take "
-        "the maximum of both.": _policy_loss(lambda plain, clipped: clipped),
-        "The sign of the result is turned: an optimizer goes downhill, so give the "
-        "loss.": _policy_loss(lambda plain, clipped: -torch.maximum(plain, clipped)),
-        "The ratio is upside down: now over then, logprobs - old_logprobs.": _policy_loss(sign=-1),
-        "That is the log of the ratio: take its exponential.": _policy_loss(link=torch.clone),
-        "Padding counts in your sum: choose the real tokens by the mask.": _policy_loss(
-            reduce="all"
+        "You clip whichever direction it moved: a good token that became rarer gets no pull "
+        "back. Take the maximum of both.": (
+            "torch.maximum(-advantages * ratio, -advantages * clipped)",
+            "-advantages * clipped",
         ),
-        "Zero times NaN is NaN: choose by the mask, do not multiply by it.": _policy_loss(
-            reduce="times"
+        "The sign of the result is turned: an optimizer goes downhill, so return the loss.": (
+            "return loss",
+            "return -loss",
         ),
-        "You return a mean: return the sum, the caller knows the count.": _policy_loss(
-            reduce="mean"
+        "The advantages have lost their minus sign: the loss is -advantages * ratio.": (
+            "-advantages",
+            "advantages",
         ),
-        "You average row by row: a token in a short row weighs more. Return the sum.": _policy_loss(
-            reduce="rows"
+        "The ratio is upside down: it is new over old, logprobs - old_logprobs. The two are "
+        "swapped.": (
+            "logprobs - old_logprobs",
+            "old_logprobs - logprobs",
         ),
-        "You wrote 0.2 into the function: use cliprange.": _policy_loss(fixed=0.2),
+        "That is the log of the ratio: take its exponential.": (
+            "torch.exp(logprobs - old_logprobs)",
+            "logprobs - old_logprobs",
+        ),
+        "You clip the log-ratio at 1 - cliprange and 1 + cliprange: clip the ratio, after exp.": (
+            "ratio.clamp(1 - cliprange, 1 + cliprange)",
+            "ratio.log().clamp(1 - cliprange, 1 + cliprange).exp()",
+        ),
+        "You clip the log-ratio at -cliprange and cliprange: clip the ratio between 1 - "
+        "cliprange and 1 + cliprange, which is not quite the same.": (
+            "ratio.clamp(1 - cliprange, 1 + cliprange)",
+            "ratio.log().clamp(-cliprange, cliprange).exp()",
+        ),
+        "A one-sided clip: the lower bound, 1 - cliprange, is missing.": (
+            "clamp(1 - cliprange, 1 + cliprange)",
+            "clamp(max=1 + cliprange)",
+        ),
+        "A one-sided clip: the upper bound, 1 + cliprange, is missing.": (
+            "clamp(1 - cliprange, 1 + cliprange)",
+            "clamp(min=1 - cliprange)",
+        ),
+        "Padding counts in your sum: choose the real tokens by the mask.": (
+            "loss[mask].sum()",
+            "loss.sum()",
+        ),
+        "Zero times NaN is NaN: choose by the mask, do not multiply by it.": (
+            "loss[mask].sum()",
+            "(loss * mask).sum()",
+        ),
+        "You return a mean: return the sum, the caller knows the count.": (
+            "loss[mask].sum()",
+            "loss[mask].mean()",
+        ),
+        "You average row by row: a token in a short row weighs more. Return the sum.": (
+            "loss[mask].sum()",
+            "torch.stack([row[keep].sum() / keep.sum().clamp(min=1) for row, keep in zip(loss, "
+            "mask)]).mean()",
+        ),
+        "Your loss has no gradient: the ratio is detached, so that nothing can be learned from "
+        "it.": (
+            "torch.exp(logprobs - old_logprobs)",
+            "torch.exp(logprobs - old_logprobs).detach()",
+        ),
+        "The ratio that is not clipped is detached: the gradient has to flow through it.": (
+            "-advantages * ratio,",
+            "-advantages * ratio.detach(),",
+        ),
     },
+    grads=("logprobs",),
 )
 
 # ---- The value loss ----
 
 
-def _value_loss(
-    choose: Choice = torch.maximum,
-    around: Callable[[Tensor], Tensor] = torch.clone,  # of the old values: the centre of the clip
-    half: float = 0.5,
-    reduce: str = "real",
-) -> Callable:
-    "A value loss with parts that can be exchanged; by default it is right."
-
-    def answer(
-        values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float
-    ) -> Tensor:
-        centre = around(old_values)
-        moved = values.clamp(centre - cliprange_value, centre + cliprange_value)
-        errors = choose((values - returns) ** 2, (moved - returns) ** 2)
-        return half * reduced(errors, mask, reduce)
-
-    return answer
-
-
-def _squared_late(
+def my_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float
 ) -> Tensor:
-    moved = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
-    return 0.5 * (torch.maximum(values - returns, moved - returns) ** 2)[mask].sum()
+    near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
+    loss = torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+    return 0.5 * loss[mask].sum()
 
 
-def _value_case(dirt: float) -> tuple:
-    "Values that moved towards the return and away from it, up and down; `dirt` on the padding."
-    return (
-        torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, dirt, dirt, dirt]]),
-        torch.tensor([[0.0, 0.0, 0.5, 0.4], [0.7, 0.0, 0.0, 0.0]]),
-        torch.tensor([[2.0, 2.0, 1.0, -1.5], [0.3, 1.0, 1.0, 1.0]]),
-        torch.tensor([[True] * 4, [True, False, False, False]]),
-        0.2,
-    )
+def _value_cases(g: Generator) -> list[Case]:
+    def case(
+        values: Tensor, old: Tensor, returns: Tensor, mask: Tensor, dirt: float, cliprange: float
+    ) -> Case:
+        return dict(
+            values=dirty(values, mask, dirt),
+            old_values=old,
+            returns=returns,
+            mask=mask,
+            cliprange_value=cliprange,
+        )
+
+    def drawn(mask: Tensor, dirt: float, cliprange: float) -> Case:
+        old = normal(g, *mask.shape)
+        moved, returns = normal(g, *mask.shape, scale=0.7), normal(g, *mask.shape, scale=1.5)
+        return case(old + moved, old, returns, mask, dirt, cliprange)
+
+    return [
+        case(
+            torch.tensor([[1.0, -1.0, 0.6, -0.4], [0.1, 0.0, 0.0, 0.0]]),
+            torch.tensor([[0.0, 0.0, 0.5, 0.4], [0.7, 0.0, 0.0, 0.0]]),
+            torch.tensor([[2.0, 2.0, 1.0, -1.5], [0.3, 1.0, 1.0, 1.0]]),
+            lengths(4, 1, width=4),
+            9.0,
+            0.2,
+        ),
+        drawn(lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
+        drawn(ragged(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
+        drawn(lengths(3, width=3), 0.0, 0.3),
+    ]
 
 
-VALUE_LOSS = Task(
-    _value_loss(),
-    (_value_case(9.0), _value_case(math.inf)),
+NEAR = "values.clamp(old_values - cliprange_value, old_values + cliprange_value)"
+WORSE = "torch.maximum((values - returns) ** 2, (near - returns) ** 2)"
+
+VALUE_LOSS = Exercise(
+    "my_value_loss",
+    my_value_loss,
+    _value_cases,
     "The worse of two errors: what went too far waits, what went astray comes back.",
     {
-        "Nothing is clipped: that is the squared error alone.": _value_loss(
-            lambda plain, moved: plain
-        ),
-        "The smaller error lets a value that ran away go: take the larger.": _value_loss(
-            torch.minimum
+        "Nothing is clipped: that is the squared error alone.": (WORSE, "(values - returns) ** 2"),
+        "The smaller error lets a value that ran away go: take the larger, the maximum.": (
+            "maximum",
+            "minimum",
         ),
         "Only the clipped error: a value that moved away from its return gets no pull back. Take "
-        "the larger of both.": _value_loss(lambda plain, moved: moved),
-        "You clip the value itself: clip how far it moved, around the old value.": _value_loss(
-            around=torch.zeros_like
+        "the larger of both, the maximum.": (WORSE, "(near - returns) ** 2"),
+        "You clip the value itself: clip how far it moved, around the old value.": (
+            NEAR,
+            "values.clamp(-cliprange_value, cliprange_value)",
         ),
-        "You took the maximum of signed errors, and squared that: square first.": _squared_late,
-        "The half is missing: the gradient is twice what vf_coef was set for.": _value_loss(
-            half=1.0
+        "You clip the old value around the new one, swapped: it is the new value that is held "
+        "back.": (
+            NEAR,
+            "old_values.clamp(values - cliprange_value, values + cliprange_value)",
         ),
-        "Padding counts in your sum: choose the real tokens by the mask.": _value_loss(
-            reduce="all"
+        "A one-sided clip: the lower bound, old_values - cliprange_value, is missing.": (
+            NEAR,
+            "values.clamp(max=old_values + cliprange_value)",
         ),
-        "Zero times infinity is NaN: choose by the mask, do not multiply by it.": _value_loss(
-            reduce="times"
+        "A one-sided clip: the upper bound, old_values + cliprange_value, is missing.": (
+            NEAR,
+            "values.clamp(min=old_values - cliprange_value)",
         ),
-        "You return a mean: return the sum, the caller knows the count.": _value_loss(
-            reduce="mean"
+        "You took the maximum of signed errors, and squared that: square first.": (
+            WORSE,
+            "torch.maximum(values - returns, near - returns) ** 2",
+        ),
+        "These are absolute errors: square them.": (
+            WORSE,
+            "torch.maximum((values - returns).abs(), (near - returns).abs())",
+        ),
+        "The half is missing: the gradient is twice what vf_coef was set for.": ("0.5 * ", ""),
+        "Padding counts in your sum: choose the real tokens by the mask.": (
+            "loss[mask].sum()",
+            "loss.sum()",
+        ),
+        "Zero times infinity is NaN: choose by the mask, do not multiply by it.": (
+            "loss[mask].sum()",
+            "(loss * mask).sum()",
+        ),
+        "You return a mean: return the sum, the caller knows the count.": (
+            "loss[mask].sum()",
+            "loss[mask].mean()",
+        ),
+        "The clipped value is detached: near the old value the gradient has to flow through it "
+        "as well, and beyond the clip it stops by itself.": (NEAR, NEAR + ".detach()"),
+        "Your loss has no gradient: the values are detached, so that nothing can be learned from "
+        "it.": (
+            "loss[mask].sum()",
+            "loss[mask].sum().detach()",
         ),
     },
+    grads=("values",),
 )
 
 # ---- One number of several micro-batches ----
 
-MicroBatches = list[tuple[Tensor, Tensor]]  # a loss per token and its mask, of each
+
+def my_minibatch_loss(micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor | float:
+    total = sum(loss[mask].sum() for loss, mask in micro_batches)
+    count = sum(mask.sum() for loss, mask in micro_batches)
+    return total / count
 
 
-def _tokens(micro_batches: MicroBatches) -> int:
-    return sum(int(mask.sum()) for _, mask in micro_batches)
+def _minibatch_cases(g: Generator) -> list[Case]:
+    def case(dirt: float, *rows: tuple[int, ...]) -> Case:
+        masks = [lengths(*each, width=4) for each in rows]
+        losses = [dirty(between(g, 0.1, 3, *mask.shape), mask, dirt) for mask in masks]
+        return dict(micro_batches=list(zip(losses, masks)))
+
+    a, b, c = torch.randint(1, 5, (3,), generator=g).tolist()
+    return [
+        case(5.0, (1, 3), (4, 2)),
+        case(1.5, (a,), (0,), (b, 4)),
+        case(math.nan, (4,), (0, c), (2,)),
+        case(2.5, (2, 4, 1)),
+    ]
 
 
-def _minibatch_loss(
-    reduce: str = "real", divide: Callable[[MicroBatches], float] = _tokens
-) -> Callable[[MicroBatches], Tensor]:
-    """An answer that makes one number of each micro-batch, adds them, and divides by
-    divide(micro_batches)."""
+PER_BATCH = "sum(loss[mask].sum() for loss, mask in micro_batches)"
+MEANS = "sum(loss[mask].sum() / mask.sum().clamp(min=1) for loss, mask in micro_batches)"
 
-    def answer(micro_batches: MicroBatches) -> Tensor:
-        numbers = [reduced(loss, mask, reduce) for loss, mask in micro_batches]
-        return torch.stack(numbers).sum() / divide(micro_batches)
-
-    return answer
-
-
-def _minibatch_case(dirt: float, *lengths: tuple[int, ...]) -> tuple:
-    """A micro-batch for each tuple of row lengths, with losses that all differ; `dirt` on the
-    padding."""
-    micro_batches = []
-    for i, rows in enumerate(lengths):
-        mask = torch.arange(4) < torch.tensor(rows)[:, None]
-        loss = (torch.arange(mask.numel()).view(mask.shape) - 2.5 * i) ** 2 / 8
-        micro_batches.append((loss.masked_fill(~mask, dirt), mask))
-    return (micro_batches,)
-
-
-MINIBATCH_LOSS = Task(
-    _minibatch_loss(),
-    (_minibatch_case(5.0, (1, 3), (4, 2)), _minibatch_case(math.nan, (4,), (0,), (2,))),
+MINIBATCH_LOSS = Exercise(
+    "my_minibatch_loss",
+    my_minibatch_loss,
+    _minibatch_cases,
     "Every real token weighs the same, however the batch was cut.",
     {
-        "A mean of means: a token in a small micro-batch weighs more. Add everything, then divide "
-        "once.": _minibatch_loss("mean", len),
+        "A mean of means: a token in a small micro-batch weighs more. Add everything, then "
+        "divide once.": (
+            PER_BATCH,
+            MEANS,
+            "total / count",
+            "total / len(micro_batches)",
+        ),
+        "A mean of means, with NaN for a micro-batch without a real token. Add everything, then "
+        "divide once.": (
+            PER_BATCH,
+            MEANS.replace(".clamp(min=1)", ""),
+            "total / count",
+            "total / len(micro_batches)",
+        ),
         "You add up means: the loss grows with the number of micro-batches. Divide once, by all "
-        "real tokens.": _minibatch_loss("mean", lambda micro_batches: 1),
-        "A mean of row means: a token in a short row weighs more. Divide by tokens, not "
-        "rows.": _minibatch_loss("rows", len),
-        "You divided by the number of micro-batches: divide by the real tokens.": _minibatch_loss(
-            divide=len
+        "real tokens.": (
+            PER_BATCH,
+            MEANS,
+            "total / count",
+            "total",
         ),
-        "A sum: divide it by the real tokens of all micro-batches.": _minibatch_loss(
-            divide=lambda micro_batches: 1
+        "A mean of row means: a token in a short row weighs more. Divide by tokens, not rows.": (
+            PER_BATCH,
+            "sum((torch.where(mask, loss, 0.0).sum(1) / mask.sum(1).clamp(min=1)).sum() for "
+            "loss, mask in micro_batches)",
+            "mask.sum() for",
+            "len(mask) for",
         ),
-        "You divided by every column, padding included: count the mask.": _minibatch_loss(
-            divide=lambda micro_batches: sum(mask.numel() for _, mask in micro_batches)
+        "You divided by the number of micro-batches: divide by the real tokens.": (
+            "total / count",
+            "total / len(micro_batches)",
         ),
-        "You divided by the tokens of the last micro-batch: count those of all.": _minibatch_loss(
-            divide=lambda micro_batches: _tokens(micro_batches[-1:])
+        "You return a sum: divide it by the real tokens of all micro-batches.": (
+            "total / count",
+            "total",
         ),
-        "The padding's loss is in the sum: choose by the mask.": _minibatch_loss("all"),
-        "Zero times NaN is NaN: choose by the mask.": _minibatch_loss("times"),
+        "You divided by every column, padding included: count the mask.": (
+            "mask.sum() for",
+            "mask.numel() for",
+        ),
+        "You divided by the tokens of the last micro-batch: count those of all.": (
+            "count = sum(mask.sum() for loss, mask in micro_batches)",
+            "count = micro_batches[-1][1].sum()",
+        ),
+        "The padding's loss is in the sum: choose by the mask.": ("loss[mask].sum()", "loss.sum()"),
+        "Zero times NaN is NaN: choose by the mask, do not multiply by it.": (
+            "loss[mask].sum()",
+            "(loss * mask).sum()",
+        ),
+        "Your loss has no gradient: it is detached, or item made a plain number of it.": (
+            "total / count",
+            "total.detach() / count",
+        ),
     },
+    grads=("micro_batches",),
 )

@@ -3,54 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from rlhf_nb.exercises import Task, clear
+from rlhf_nb.exercises.draw import dirty, lengths, normal, pick, ragged, whole
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
 
 # ---- The mean over real tokens ----
 
-_ROWS = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
-_KEEP = torch.tensor([[True, True, True], [True, False, False]])
+
+def my_mean(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    return clear(x, mask).sum() / mask.sum().clamp(min=1)
+def _mean_cases(g: Generator) -> list[Case]:
+    def case(mask: Tensor, dirt: float) -> Case:
+        return dict(x=dirty(normal(g, *mask.shape) + 1, mask, dirt), mask=mask)
+
+    rows = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
+    return [
+        dict(x=rows, mask=lengths(3, 1, width=3)),
+        case(lengths(4, 2, 1, width=4), 5.0),
+        case(ragged(g, 3, 4), math.inf),
+        case(lengths(0, 0, width=3), 7.0),
+        case(lengths(0, 1, width=3), 0.0),
+    ]
 
 
-MEAN = Task(
-    _mean,
-    (
-        (_ROWS, _KEEP),
-        (_ROWS.masked_fill(~_KEEP, math.inf), _KEEP),
-        (_ROWS, torch.zeros(2, 3, dtype=torch.bool)),
-    ),
+SUM = "torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)"
+ROWS = "torch.where(mask, x, 0.0).sum(1) / mask.sum(1).clamp(min=1)"
+
+MEAN = Exercise(
+    "my_mean",
+    my_mean,
+    _mean_cases,
     "Every real token weighs the same, and padding weighs nothing, whatever value it holds.",
     {
-        "The mask does nothing here: the padding goes into your mean.": lambda x, m: x.mean(),
-        "You divided by 6. Two of those six are padding: count the trues of "
-        "the mask.": lambda x, m: clear(x, m).mean(),
-        "You divided by 6. Two of those six are padding: count the trues of the mask. And 0 times "
-        "infinity is no number: replace the padding, do not multiply "
-        "it by zero.": lambda x, m: (x * m).mean(),
-        "With infinity on the padding you return nan, since 0 times infinity is no number: "
-        "replace the padding, do not multiply "
-        "it by zero.": lambda x, m: (x * m).sum() / m.sum().clamp(min=1),
-        "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 "
-        "times infinity is nan, so replace the padding; 0 divided by 0 is nan too, so keep the "
-        "count at 1 or more.": lambda x, m: (x * m).sum() / m.sum(),
-        "With no real token at all you divide 0 by 0: keep the count at 1 or more.": lambda x, m: x[
-            m
-        ].mean(),
-        "You averaged the rows first (2 and 9 make 5.5). That is the sequence mean: let every "
-        "token weigh the same.": lambda x, m: torch.stack(
-            [_mean(*row) for row in zip(x, m)]
-        ).mean(),
-        "You averaged the rows first (2 and 9 make 5.5). That is the sequence mean: let every "
-        "token weigh the same. A row without a token would have no mean at all.": lambda x, m: (
-            torch.stack([row[keep].mean() for row, keep in zip(x, m)]).mean()
+        "The mask makes no difference: the padding goes into your mean.": (SUM, "x.mean()"),
+        "You divided by all columns, padding included: count the trues of the mask.": (
+            SUM,
+            "torch.where(mask, x, 0.0).mean()",
+        ),
+        "You divided by all columns, padding included: count the trues of the mask. And 0 times "
+        "infinity is NaN: replace the padding, do not multiply it by "
+        "zero.": (SUM, "(x * mask).mean()"),
+        "With infinity on the padding you return NaN, since 0 times infinity is no number: "
+        "replace the padding by the mask, do not multiply it by "
+        "zero.": ("torch.where(mask, x, 0.0)", "(x * mask)"),
+        "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 times "
+        "infinity is NaN, so replace the padding; 0 divided by 0 is NaN too, so keep the count "
+        "at 1 or more.": (
+            SUM,
+            "(x * mask).sum() / mask.sum()",
+        ),
+        "With no real token at all you divide 0 by 0: keep the count at 1 or more.": (
+            SUM,
+            "x[mask].mean()",
+        ),
+        "You return the sum: divide by the number of real tokens.": (SUM, "x[mask].sum()"),
+        "You averaged the rows first. That is the sequence mean: let every token weigh the same.": (
+            SUM,
+            f"({ROWS}).mean()",
+        ),
+        "You averaged the rows first, those that have a token. That is the sequence mean: let "
+        "every token weigh the same.": (SUM, f"({ROWS}).sum() / mask.any(1).sum().clamp(min=1)"),
+        "You averaged the rows first. That is the sequence mean: let every token weigh the same. "
+        "A row without a token would have no mean at all.": (
+            SUM,
+            "torch.stack([row[keep].mean() for row, keep in zip(x, mask)]).mean()",
         ),
     },
 )
@@ -58,118 +80,149 @@ MEAN = Task(
 # ---- Where a response ends ----
 
 
-def _stops(ids: Tensor, stop_ids: list[int]) -> Tensor:
-    return torch.isin(ids, torch.tensor(stop_ids))
-
-
-def _response_mask(ids: Tensor, stop_ids: list[int]) -> Tensor:
-    is_stop = _stops(ids, stop_ids).long()
+def my_response_mask(response_ids: Tensor, stop_ids: list[int]) -> Tensor:
+    is_stop = torch.isin(response_ids, torch.tensor(stop_ids)).long()
     return is_stop.cumsum(1) - is_stop == 0
 
 
-def _to_the_last_stop(ids: Tensor, stop_ids: list[int]) -> Tensor:
-    is_stop = _stops(ids, stop_ids)
-    return (is_stop.flip(1).cumsum(1).flip(1) > 0) | ~is_stop.any(1, keepdim=True)
+def _response_mask_cases(g: Generator) -> list[Case]:
+    def case(rows: list[list[int]] | Tensor, *stop_ids: int) -> Case:
+        return dict(response_ids=torch.as_tensor(rows), stop_ids=list(stop_ids))
+
+    return [
+        case([[7, 9, 8, 9], [7, 7, 8, 8], [9, 7, 7, 7]], 9),
+        case([[7, 4, 8, 9], [7, 9, 4, 8]], 9, 4),
+        case([[9, 9, 9], [8, 8, 9]], 9),
+        case(whole(g, 3, 6, 4, 5), *pick(g, [(3,), (4, 6), (5, 3)])),
+        case(whole(g, 1, 3, 3, 6), *pick(g, [(1,), (2,), (1, 2)])),
+    ]
 
 
-def _to_argmax(ids: Tensor, stop_ids: list[int]) -> Tensor:
-    first = _stops(ids, stop_ids).int().argmax(1, keepdim=True)
-    return torch.arange(ids.shape[1]) <= first
+OUT = "is_stop.cumsum(1) - is_stop == 0"
 
-
-RESPONSE_MASK = Task(
-    _response_mask,
-    (
-        (torch.tensor([[7, 9, 8, 9], [7, 7, 8, 8], [9, 7, 7, 7]]), [9]),
-        (torch.tensor([[7, 4, 8, 9], [7, 9, 4, 8]]), [9, 4]),
-    ),
+RESPONSE_MASK = Exercise(
+    "my_response_mask",
+    my_response_mask,
+    _response_mask_cases,
     "Up to the first stop token and including it; without one, to the end.",
     {
         "You leave out the stop token. The policy chose it, and learns from it when to stop: a "
-        "token is out if a stop token came *before* it.": lambda ids, stop_ids: (
-            _stops(ids, stop_ids).cumsum(1) == 0
-        ),
+        "token is out if a stop token came before it.": (OUT, "is_stop.cumsum(1) == 0"),
         "You leave out stop tokens alone, and keep what was drawn after them: count how many "
-        "have come so far.": lambda ids, stop_ids: ~_stops(ids, stop_ids),
-        "You go on to the last stop token of the row: the first one ends it.": _to_the_last_stop,
-        "You go on behind the first stop token, to just before the second: a token stays if *no* "
-        "stop token came before it.": lambda ids, stop_ids: _stops(ids, stop_ids).cumsum(1) <= 1,
-        "You look for the first of stop_ids alone: any of them ends a row.": lambda ids, stop_ids: (
-            _response_mask(ids, stop_ids[:1])
+        "have come so far.": (
+            OUT,
+            "is_stop == 0",
+        ),
+        "You go on to the last stop token of the row: the first one ends it.": (
+            OUT,
+            "(is_stop.flip(1).cumsum(1).flip(1) > 0) | (is_stop.sum(1, keepdim=True) == 0)",
+        ),
+        "You go on behind the first stop token, to just before the second: a token stays if no "
+        "stop token came before it.": (OUT, "is_stop.cumsum(1) <= 1"),
+        "You look for the first of stop_ids alone: any of them ends a row.": (
+            "stop_ids)",
+            "stop_ids[:1])",
         ),
         "argmax of a row without a true is 0, so a response that never stopped is cut to one "
-        "token: such a row is true throughout.": _to_argmax,
+        "token: such a row is true throughout.": (
+            OUT,
+            "torch.arange(response_ids.shape[1]) <= is_stop.argmax(1, keepdim=True)",
+        ),
+        "Turned round: true is for the tokens that count, up to the stop token.": (
+            OUT,
+            "is_stop.cumsum(1) - is_stop != 0",
+        ),
+        "One token too many: the token behind the first stop token is no part of the response.": (
+            OUT,
+            "(is_stop.cumsum(1) - is_stop).roll(1, 1) * (torch.arange(response_ids.shape[1]) > "
+            "0) == 0",
+        ),
+        "The count runs down the columns: count the stop tokens along each row.": (
+            "cumsum(1)",
+            "cumsum(0)",
+        ),
+        "Everything is true: what was drawn after a stop token is padding.": (OUT, "is_stop >= 0"),
     },
 )
 
 # ---- Whitening over ranks ----
 
 
-def _whiten(
-    mean: Callable[[list[Tensor]], Tensor] = lambda real: torch.cat(real).mean(),
-    var: Callable[[list[Tensor]], Tensor] = lambda real: torch.cat(real).var(),
-    alone: str = "",  # what each rank takes from its own tokens: "mean", "var" or both
-    padding: str = "where",
-    counted: bool = False,  # the padding too
-) -> Callable:
-    "An answer that subtracts mean(real tokens by rank) and divides by the root of var(them)."
-
-    def answer(parts: list[Tensor], masks: list[Tensor]) -> tuple[Tensor, ...]:
-        real = [x.flatten() if counted else x[mask] for x, mask in zip(parts, masks)]
-        white = []
-        for x, mask, own in zip(parts, masks, real):
-            centre = own.mean() if "mean" in alone else mean(real)
-            spread = own.var() if "var" in alone else var(real)
-            white.append(clear((x - centre) / (spread + 1e-8).sqrt(), mask, padding))
-        return tuple(white)
-
-    return answer
+def my_whiten(parts: list[Tensor], masks: list[Tensor]) -> tuple[Tensor, ...]:
+    count = sum(mask.sum() for mask in masks)
+    mean = sum(x[mask].sum() for x, mask in zip(parts, masks)) / count
+    var = sum((x[mask] - mean).square().sum() for x, mask in zip(parts, masks)) / (count - 1)
+    return tuple(torch.where(mask, (x - mean) / var**0.5, 0.0) for x, mask in zip(parts, masks))
 
 
-def _mean_of_means(real: list[Tensor]) -> Tensor:
-    return torch.stack([x.mean() for x in real]).mean()
+def _whiten_cases(g: Generator) -> list[Case]:
+    def case(dirt: float, *masks: Tensor) -> Case:
+        parts = [
+            dirty(normal(g, *m.shape, scale=2.0) + 1.5 * i, m, dirt * (-1) ** i)
+            for i, m in enumerate(masks)
+        ]
+        return dict(parts=parts, masks=list(masks))
+
+    return [
+        case(50.0, lengths(3, 2, width=3), lengths(2, width=3)),
+        case(20.0, lengths(2, 0, width=2), lengths(2, 2, 1, width=2), lengths(2, width=2)),
+        case(math.inf, ragged(g, 3, 3), lengths(3, width=3)),
+    ]
 
 
-def _about_the_mean_of_means(real: list[Tensor]) -> Tensor:
-    every = torch.cat(real)
-    return (every - _mean_of_means(real)).square().sum() / (len(every) - 1)
+ALL_MEAN = "sum(x[mask].sum() for x, mask in zip(parts, masks)) / count"
+ALL_VAR = "sum((x[mask] - mean).square().sum() for x, mask in zip(parts, masks)) / (count - 1)"
 
-
-_MASKS = [
-    torch.tensor([[True, True, True], [True, True, False]]),
-    torch.tensor([[True, True, False]]),
-]
-_PARTS = [torch.tensor([[-1.0, 0.0, 1.0], [2.0, -3.0, 50.0]]), torch.tensor([[4.0, 8.0, -70.0]])]
-WHITEN_RANKS = Task(
-    _whiten(),
-    (
-        (_PARTS, _MASKS),
-        ([x.masked_fill(~mask, math.inf) for x, mask in zip(_PARTS, _MASKS)], _MASKS),
-    ),
+WHITEN_RANKS = Exercise(
+    "my_whiten",
+    my_whiten,
+    _whiten_cases,
     "One mean and one variance over all real tokens of all ranks: how the batch was divided does "
     "not show.",
     {
         "Each rank is whitened by itself, so a rank whose tokens did better than those of "
-        "another looks just like it: add up over all ranks first.": _whiten(alone="mean var"),
+        "another looks just like it: add up over all ranks first.": (
+            "(x - mean) / var**0.5",
+            "(x - x[mask].mean()) / x[mask].std()",
+        ),
         "Your mean is the mean of the ranks' means: a rank with few tokens counts as much as one "
-        "with many. Add up sums and counts, and divide last.": _whiten(
-            _mean_of_means, _about_the_mean_of_means
+        "with many. Add up sums and counts, and divide last.": (
+            ALL_MEAN,
+            "sum(x[mask].mean() for x, mask in zip(parts, masks)) / len(parts)",
         ),
-        "The mean is that of all ranks, but each rank divides by its own spread.": _whiten(
-            alone="var"
+        "The mean is that of all ranks, but each rank divides by its own spread.": (
+            "var**0.5",
+            "x[mask].std()",
         ),
-        "You averaged the ranks' variances. That leaves out how far apart the ranks are: take the "
-        "squares about the common mean.": _whiten(
-            var=lambda real: torch.stack([x.var() for x in real]).mean()
+        "The spread is that of all ranks, but each rank subtracts its own mean.": (
+            "(x - mean) /",
+            "(x - x[mask].mean()) /",
         ),
-        "You divided the squares by N: this page divides by N - 1.": _whiten(
-            var=lambda real: torch.cat(real).var(correction=0)
+        "You averaged the ranks' variances. That leaves out how far apart the ranks are: take "
+        "the squares about the common mean.": (
+            ALL_VAR,
+            "sum(x[mask].var() for x, mask in zip(parts, masks)) / len(parts)",
         ),
-        "Padding goes into your mean and variance: choose by the mask first.": _whiten(
-            counted=True
+        "You divided the squares by N: this page divides by N - 1.": ("(count - 1)", "count"),
+        "You divided by the variance: take its root.": ("var**0.5", "var"),
+        "The mean is not subtracted: whitened numbers have mean 0.": (
+            "(x - mean) / var",
+            "x / var",
         ),
-        "Real tokens are right, but the padding is not zero afterwards.": _whiten(padding="none"),
-        "With infinity on the padding you leave nan there: replace it by zero, do not "
-        "multiply.": _whiten(padding="times"),
+        "Padding goes into your mean and variance: choose by the mask first.": (
+            "mask.sum() for",
+            "mask.numel() for",
+            "x[mask]",
+            "x",
+        ),
+        "Real tokens are right, but the padding is not zero afterwards.": (
+            "torch.where(mask, (x - mean) / var**0.5, 0.0)",
+            "(x - mean) / var**0.5",
+        ),
+        "With infinity on the padding you leave NaN there: replace it by zero, do not multiply "
+        "by the mask.": (
+            "torch.where(mask, (x - mean) / var**0.5, 0.0)",
+            "(x - mean) / var**0.5 * mask",
+        ),
     },
 )

@@ -3,140 +3,203 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from rlhf_nb.exercises import Task, clear
+from rlhf_nb.exercises.draw import between, dirty, lengths, normal, one, pick, ragged
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
 
 # ---- Rewards: a price on each token, and one payment ----
 
 
-def _payments(scores: Tensor, mask: Tensor, place: str) -> Tensor:
-    "The scores [B] as [B, T]: on the last real token, or where people put them instead."
-    column, last = torch.arange(mask.shape[1]), mask.sum(1, keepdim=True) - 1
-    paid = {
-        "last": column == last,
-        "column": column == len(column) - 1,
-        "index": column == last % len(column),
-        "late": column == (last + 1).clamp(max=len(column) - 1),
-        "every": mask,
-        "nobody": mask & ~mask,
-    }[place]
-    return torch.where(paid, scores[:, None], 0.0)
+def my_shaping(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    price = torch.where(mask, -kl_coef * kl, 0.0)
+    last = torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1
+    return price + torch.where(last, scores[:, None], 0.0)
 
 
-def _shaping(
-    unit: float = -1.0, coef: bool = True, place: str = "last", padding: str = "where"
-) -> Callable:
-    "An answer with some sign, coefficient, and token that is paid."
+def _shaping_cases(g: Generator) -> list[Case]:
+    def case(mask: Tensor, dirt: float, kl_coef: float) -> Case:
+        kl = dirty(normal(g, *mask.shape), mask, dirt)
+        scores = between(g, 1, 4, len(mask)) * torch.tensor([1.0, -1.0, 1.0])[: len(mask)]
+        return dict(scores=scores, kl=kl, mask=mask, kl_coef=kl_coef)
 
-    def answer(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-        price = unit * (kl_coef if coef else 1.0) * kl
-        return clear(price, mask, padding) + _payments(scores, mask, place)
-
-    return answer
-
-
-def _all_on_the_last(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    return _payments(scores - kl_coef * clear(kl, mask).sum(1), mask, "last")
+    return [
+        case(lengths(3, 4, 0, width=4), 9.0, 0.5),
+        case(lengths(1, 3, width=3), 2.0, pick(g, [0.1, 0.2])),
+        case(ragged(g, 3, 4), math.nan, pick(g, [0.3, 0.7, 0.8])),
+        case(lengths(3, 2, 0, width=3), -math.inf, 1.0),
+    ]
 
 
-def _last_for_free(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
-    last = _payments(torch.ones_like(scores), mask, "last") > 0
-    return torch.where(last, scores[:, None], clear(-kl_coef * kl, mask))
+PAID = "torch.where(last, scores[:, None], 0.0)"
+LAST = "torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1"
+RETURN = f"    return price + {PAID}\n"
 
-
-def _shaping_case(*dirt: float) -> tuple:
-    "Rows of 3, 5 and 0 tokens; `dirt` is what the padding holds."
-    mask = torch.arange(5) < torch.tensor([[3], [5], [0]])
-    kl = torch.tensor([[0.5, -1.0, 2.0, *dirt], [1.0, 0.25, 0.5, -0.75, 4.0], [*dirt, *dirt, 0.5]])
-    return torch.tensor([3.0, -2.0, 7.0]), kl, mask, 0.5
-
-
-SHAPING = Task(
-    _shaping(),
-    (_shaping_case(9.0, 8.0), _shaping_case(math.inf, math.nan)),
+SHAPING = Exercise(
+    "my_shaping",
+    my_shaping,
+    _shaping_cases,
     "Each real token pays for its KL, and the last one collects the score.",
     {
         "The score is in the last column, also where that column is padding: look for the last "
-        "real token.": _shaping(place="column"),
-        "The score is one slot after the last real token: the stop token itself should get "
-        "it.": _shaping(place="late"),
-        "Every token collects the score: it is paid once a row.": _shaping(place="every"),
-        "Nobody collects the score: add it to the last real token.": _shaping(place="nobody"),
-        "A row without tokens is paid in its last column: its last index is -1, and -1 counts "
-        "from the right. Compare columns rather than index.": _shaping(place="index"),
-        "Drift from the reference is rewarded: the KL is a price, so it needs a minus.": _shaping(
-            unit=1.0
+        "real token.": (
+            "== mask.sum(1, keepdim=True) - 1",
+            "== mask.shape[1] - 1",
         ),
-        "kl_coef makes no difference: did you multiply the KL by it?": _shaping(coef=False),
-        "Padding is charged for KL: nobody chose those tokens.": _shaping(padding="none"),
-        "Zero times infinity is NaN: choose with torch.where rather than multiply by the "
-        "mask.": _shaping(padding="times"),
+        "The score is one slot after the last real token: the stop token itself should get it.": (
+            "mask.sum(1, keepdim=True) - 1",
+            "mask.sum(1, keepdim=True).clamp(max=mask.shape[1] - 1)",
+        ),
+        "The score is on the first token: pay it to the last real one.": (
+            LAST,
+            "mask & (torch.arange(mask.shape[1]) == 0)",
+        ),
+        "Every token collects the score: it is paid once a row, on the last real token.": (
+            PAID,
+            "torch.where(mask, scores[:, None], 0.0)",
+        ),
+        "The score is spread over the tokens: it is paid once a row, on the last real token.": (
+            PAID,
+            "torch.where(mask, scores[:, None] / mask.sum(1, keepdim=True).clamp(min=1), 0.0)",
+        ),
+        "Nobody collects the score: add the scores to the last real token.": (f" + {PAID}", ""),
+        "Only the score is paid: the KL has its price on every real token.": (
+            f"price + {PAID}",
+            PAID,
+        ),
+        "A row without tokens is paid in its last column: its last index is -1, and -1 counts "
+        "from the right. Compare columns, do not index.": (
+            LAST,
+            "torch.arange(mask.shape[1]) == (mask.sum(1, keepdim=True) - 1) % mask.shape[1]",
+        ),
+        "A row without tokens is paid in its first column: its last index is -1, and it is "
+        "clamped to 0.": (
+            "mask.sum(1, keepdim=True) - 1",
+            "(mask.sum(1, keepdim=True) - 1).clamp(min=0)",
+        ),
+        "Drift from the reference is rewarded: the KL is a price, so it needs a minus sign.": (
+            "-kl_coef",
+            "kl_coef",
+        ),
+        "The score is charged and not paid: its sign is turned.": (
+            PAID,
+            PAID.replace("scores", "-scores"),
+        ),
+        "kl_coef makes no difference: did you multiply the KL by it?": ("-kl_coef * kl", "-kl"),
+        "You divided the KL by kl_coef: multiply by it.": ("-kl_coef * kl", "-kl / kl_coef"),
+        "kl_coef multiplies the scores too: it is the price of the KL alone.": (
+            "scores[:, None]",
+            "kl_coef * scores[:, None]",
+        ),
+        "Padding is charged for KL: nobody chose those tokens.": (
+            "torch.where(mask, -kl_coef * kl, 0.0)",
+            "-kl_coef * kl",
+        ),
+        "Zero times infinity is NaN: choose with torch.where, do not multiply by the mask.": (
+            "torch.where(mask, -kl_coef * kl, 0.0)",
+            "-kl_coef * kl * mask",
+        ),
         "All the KL is charged on the last token: let each token pay for its own, so that it "
-        "learns which one it was.": _all_on_the_last,
+        "learns which one it was.": (
+            RETURN,
+            "    return torch.where(last, scores[:, None] + price.sum(1, keepdim=True), 0.0)\n",
+        ),
         "The last token collects the score and pays no KL: add the score to its price, do not "
-        "replace it.": _last_for_free,
+        "replace it.": (
+            RETURN,
+            "    return torch.where(last, scores[:, None], price)\n",
+        ),
     },
 )
 
 # ---- The clip and the penalty, which have an order ----
 
 
-def _final_scores(
-    low: float = -1.0,
-    high: float = 1.0,
-    unit: float = -1.0,
-    charged: Callable[[Tensor], Tensor] = torch.logical_not,
-) -> Callable:
-    "An answer with some bounds, in units of score_clip, and some rows that pay the penalty."
-
-    def answer(scores: Tensor, reached_stop: Tensor, score_clip: float, penalty: float) -> Tensor:
-        clipped = scores.clamp(low * score_clip, high * score_clip)
-        return clipped + unit * penalty * charged(reached_stop).float()
-
-    return answer
+def my_final_scores(
+    scores: Tensor, reached_stop: Tensor, score_clip: float, missing_eos_penalty: float
+) -> Tensor:
+    clipped = scores.clamp(-score_clip, score_clip)
+    return torch.where(reached_stop, clipped, clipped - missing_eos_penalty)
 
 
-FINAL_SCORES = Task(
-    _final_scores(),
-    (
-        (
-            torch.tensor([6.0, 6.0, -5.0, 0.5, 0.5]),
-            torch.tensor([True, False, False, True, False]),
-            3.0,
-            1.0,
-        ),
-    ),
+def _final_scores_cases(g: Generator) -> list[Case]:
+    def case(
+        scores: list[float] | Tensor, stopped: list[bool], clip: float, penalty: float
+    ) -> Case:
+        return dict(
+            scores=torch.as_tensor(scores),
+            reached_stop=torch.tensor(stopped),
+            score_clip=clip,
+            missing_eos_penalty=penalty,
+        )
+
+    both = [True, False, True, False, True, False]
+    return [
+        case([6.0, 6.0, -5.0, -5.0, 0.5, 0.5], both, 3.0, 1.0),
+        case(normal(g, 6, scale=3.0), both, pick(g, [1.0, 2.0, 2.5]), pick(g, [0.5, 1.5, 2.0])),
+        case(normal(g, 6, scale=8.0), both, pick(g, [4.0, 5.0]), pick(g, [0.25, 3.0])),
+        case([2.0, -2.0], [True, True], 5.0, 1.0),
+    ]
+
+
+CLIP = "scores.clamp(-score_clip, score_clip)"
+PENALISED = "torch.where(reached_stop, clipped, clipped - missing_eos_penalty)"
+
+FINAL_SCORES = Exercise(
+    "my_final_scores",
+    my_final_scores,
+    _final_scores_cases,
     "Clipped first, so that the penalty always counts.",
     {
         "You clipped last, so that the clip swallows the penalty of a very good response without "
-        "an end: clip first.": lambda scores, stopped, clip, penalty: (
-            scores - penalty * (~stopped).float()
-        ).clamp(-clip, clip),
-        "You replaced the score of a row that was cut off: that is the older trick. Subtract "
-        "here.": lambda scores, stopped, clip, penalty: torch.where(
-            stopped, scores.clamp(-clip, clip), -penalty
+        "an end: clip first.": (
+            CLIP,
+            "scores",
+            PENALISED,
+            f"{PENALISED}.clamp(-score_clip, score_clip)",
         ),
-        "Rows without a stop token are paid for it: the penalty is subtracted.": _final_scores(
-            unit=1.0
+        "You replaced the score of a row that was cut off: that is the older trick. Subtract the "
+        "penalty here.": (
+            "clipped - missing_eos_penalty)",
+            "-missing_eos_penalty)",
         ),
-        "A row that was cut off costs nothing: subtract the penalty there.": _final_scores(
-            unit=0.0
+        "Rows without a stop token are paid for it: the penalty is subtracted.": (
+            "clipped - missing",
+            "clipped + missing",
         ),
-        "You charge the rows that did stop: turn the condition round.": _final_scores(
-            charged=torch.clone
+        "missing_eos_penalty makes no difference: a row that was cut off has to pay it.": (
+            "clipped - missing_eos_penalty",
+            "clipped",
         ),
-        "You charge every row: only one that did not stop pays.": _final_scores(
-            charged=torch.ones_like
+        "You charge the rows that did stop: turn the condition round, by reached_stop.": (
+            "clipped, clipped - missing_eos_penalty",
+            "clipped - missing_eos_penalty, clipped",
         ),
-        "You clipped above and not below: -score_clip is a bound too.": _final_scores(
-            low=-math.inf
+        "You charge every row: only one that did not stop pays, by reached_stop.": (
+            PENALISED,
+            "clipped - missing_eos_penalty",
         ),
-        "Nothing is clipped: keep each score between -score_clip and score_clip.": _final_scores(
-            low=-math.inf, high=math.inf
+        "A one-sided clip: you clipped above and not below. -score_clip is a bound too.": (
+            CLIP,
+            "scores.clamp(max=score_clip)",
+        ),
+        "A one-sided clip: you clipped below and not above. score_clip is a bound too.": (
+            CLIP,
+            "scores.clamp(min=-score_clip)",
+        ),
+        "The lower bound is 0: a bad score is negative, down to -score_clip.": (
+            CLIP,
+            "scores.clamp(0, score_clip)",
+        ),
+        "Nothing is clipped: keep each score between -score_clip and score_clip.": (CLIP, "scores"),
+        "score_clip and missing_eos_penalty are swapped.": (
+            CLIP,
+            "scores.clamp(-missing_eos_penalty, missing_eos_penalty)",
+            "clipped - missing_eos_penalty",
+            "clipped - score_clip",
         ),
     },
 )
@@ -146,51 +209,116 @@ FINAL_SCORES = Task(
 Moments = tuple[int, float, float]  # count, mean, sum of squared distances from the mean
 
 
-def _merge(
-    share: Callable[[int, int], float] = lambda n_a, n_b: n_b / (n_a + n_b),
-    between: Callable[..., float] = lambda d, n_a, n_b: d**2 * n_a * n_b / (n_a + n_b),
-    old: float = 1.0,
-    guard: bool = True,
-) -> Callable[[Moments, Moments], Moments]:
-    "An answer whose mean moves by `share` of the distance d, which adds between(d, ...) to M."
-
-    def answer(a: Moments, b: Moments) -> Moments:
-        (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
-        if guard and n_b == 0:
-            return a
-        d = mean_b - mean_a
-        step = d * share(n_a, n_b)
-        return n_a + n_b, mean_a + step, old * m_a + m_b + between(d, n_a, n_b)
-
-    return answer
+def my_merge(a: Moments, b: Moments) -> Moments:
+    (n_a, mean_a, m_a), (n_b, mean_b, m_b) = a, b
+    if n_b == 0:
+        return a
+    n = n_a + n_b
+    mean = (n_a * mean_a + n_b * mean_b) / n
+    return n, mean, m_a + m_b + n_a * (mean_a - mean) ** 2 + n_b * (mean_b - mean) ** 2
 
 
-MERGE = Task(
-    _merge(),
-    (
-        ((2, 2.0, 2.0), (3, 7.0, 6.0)),
-        ((4, 4.0, 18.0), (0, 0.0, 0.0)),
-        ((0, 0.0, 0.0), (0, 0.0, 0.0)),
-    ),
+def _merge_cases(g: Generator) -> list[Case]:
+    def drawn() -> Moments:
+        n = one(g, 1, 6)
+        return n, float(normal(g, 1, scale=3.0)), float(between(g, 0.5, 6, 1)) if n > 1 else 0.0
+
+    return [
+        dict(a=(2, 2.0, 2.0), b=(3, 7.0, 6.0)),
+        dict(a=(4, 4.0, 18.0), b=(0, 0.0, 0.0)),
+        dict(a=(0, 0.0, 0.0), b=(0, 0.0, 0.0)),
+        dict(a=(0, 0.0, 0.0), b=(3, -1.0, 5.0)),
+        dict(a=drawn(), b=drawn()),
+        dict(a=drawn(), b=drawn()),
+    ]
+
+
+BETWEEN = " + n_a * (mean_a - mean) ** 2 + n_b * (mean_b - mean) ** 2"
+
+MERGE = Exercise(
+    "my_merge",
+    my_merge,
+    _merge_cases,
     "Three numbers are enough, however the scores were cut into batches.",
     {
-        "You added the two M alone: how far the means lie apart is spread as well.": _merge(
-            between=lambda d, n_a, n_b: 0.0
+        "You added the two M alone: how far the means lie apart is spread as well.": (BETWEEN, ""),
+        "You took the middle of the two means: the larger set weighs more, by n_a and n_b.": (
+            "(n_a * mean_a + n_b * mean_b) / n",
+            "(mean_a + mean_b) / 2",
         ),
-        "You took the middle of the two means: the larger set weighs more.": _merge(
-            lambda n_a, n_b: 0.5
+        "The weights of the mean are crossed, n_a and n_b swapped: the step towards b is n_b / "
+        "n.": (
+            "(n_a * mean_a + n_b * mean_b) / n",
+            "(n_b * mean_a + n_a * mean_b) / n",
         ),
-        "The weights of the mean are crossed: the step towards b is n_b / n.": _merge(
-            lambda n_a, n_b: n_a / (n_a + n_b)
-        ),
-        "The distance of the means counts squared: M is a sum of squares.": _merge(
-            between=lambda d, n_a, n_b: d * n_a * n_b / (n_a + n_b)
+        "The distance of the means counts squared: M is a sum of squares.": (
+            BETWEEN,
+            " + (mean_b - mean_a) * n_a * n_b / n",
         ),
         "You took the distances of b from the old mean: the mean of both is nearer, so that the "
-        "term is d ** 2 * n_a * n_b / n.": _merge(between=lambda d, n_a, n_b: d**2 * n_b),
-        "The spread of the first set is lost: add its M.": _merge(old=0.0),
-        "Two empty sets divide 0 by 0: give the first back where the second is empty.": _merge(
-            guard=False
+        "term is d ** 2 * n_a * n_b / n.": (BETWEEN, " + n_b * (mean_b - mean_a) ** 2"),
+        "The distances of the two means are not weighted: each counts n_a or n_b times.": (
+            BETWEEN,
+            " + (mean_a - mean) ** 2 + (mean_b - mean) ** 2",
+        ),
+        "Only the distance of a is in M: that of b counts as well.": (
+            " + n_b * (mean_b - mean) ** 2",
+            "",
+        ),
+        "Only the distance of b is in M: that of a counts as well.": (
+            " + n_a * (mean_a - mean) ** 2",
+            "",
+        ),
+        "You add the common mean where the distance from it is wanted: subtract it from mean_a.": (
+            "(mean_a - mean)",
+            "(mean_a + mean)",
+        ),
+        "You add the common mean where the distance from it is wanted: subtract it from mean_b.": (
+            "(mean_b - mean)",
+            "(mean_b + mean)",
+        ),
+        "You subtract the distances of mean_a: every distance adds to M.": (
+            "+ n_a * (mean_a - mean) ** 2",
+            "- n_a * (mean_a - mean) ** 2",
+        ),
+        "You subtract the distances of mean_b: every distance adds to M.": (
+            "+ n_b * (mean_b - mean) ** 2",
+            "- n_b * (mean_b - mean) ** 2",
+        ),
+        "The distance of mean_a counts squared: M is a sum of squares.": (
+            "(mean_a - mean) ** 2",
+            "(mean_a - mean) * 2",
+        ),
+        "The distance of mean_b counts squared: M is a sum of squares.": (
+            "(mean_b - mean) ** 2",
+            "(mean_b - mean) * 2",
+        ),
+        "You subtract the two M: both add to that of the whole.": ("m_a + m_b", "m_a - m_b"),
+        "You subtract the two means where they are added up, each n_a or n_b times.": (
+            "n_a * mean_a + n_b * mean_b",
+            "n_a * mean_a - n_b * mean_b",
+        ),
+        "A sum of all scores is not divided by their number n: the mean is missing.": (
+            "(n_a * mean_a + n_b * mean_b) / n",
+            "n_a * mean_a + n_b * mean_b",
+        ),
+        "The condition is turned round: where n_b is 0 the first set is returned as it is.": (
+            "n_b == 0",
+            "n_b != 0",
+        ),
+        "The spread of the first set is lost: add its M.": ("m_a + m_b", "m_b"),
+        "The spread of the second set is lost: add its M.": ("m_a + m_b", "m_a"),
+        "That is a variance, and M is the sum of squares: do not divide by n.": (
+            "return n, mean, m_a + m_b" + BETWEEN,
+            "return n, mean, (m_a + m_b" + BETWEEN + ") / n",
+        ),
+        "Two empty sets divide 0 by 0: return the first where the second is empty.": (
+            "    if n_b == 0:\n        return a\n",
+            "",
+        ),
+        "The second set is lost: the count is n_a + n_b.": (
+            "    n = n_a + n_b\n",
+            "    return a\n",
         ),
     },
 )

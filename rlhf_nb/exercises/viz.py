@@ -3,160 +3,228 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from rlhf_nb.exercises import Task
+from rlhf_nb.exercises.draw import between, normal, one, pick
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
 
 # ---- The colour of a number ----
 
-_PURPLE, _GREEN = (138, 96, 200), (96, 176, 112)
+
+def my_tint(value: float, vmax: float) -> str:
+    share = min(abs(value) / vmax, 1) if vmax > 0 else 0
+    end = (96, 176, 112) if value > 0 else (138, 96, 200)
+    return "#" + "".join(f"{round(255 + share * (c - 255)):02x}" for c in end)
 
 
-def _clamped(value: float, vmax: float) -> float:
-    return min(abs(value) / vmax, 1) if vmax > 0 else 0
+def _tint_cases(g: Generator) -> list[Case]:
+    fixed = [(-1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (5.0, 1.0), (0.3, 2.0), (-0.3, 2.0), (0.0, 0.0)]
+    drawn = [
+        (sign * float(between(g, 0.1, 0.9, 1)) * vmax, vmax)
+        for sign in (1, -1)
+        for vmax in (pick(g, [0.5, 1.5]), pick(g, [3.0, 4.0]))
+    ]
+    return [dict(value=value, vmax=vmax) for value, vmax in fixed + drawn]
 
 
-def _tint(
-    share: Callable[[float, float], float] = _clamped,
-    sign: Callable[[float], float] = lambda value: value,
-    whole: Callable[[float], int] = round,
-) -> Callable[[float, float], str]:
-    "An answer that goes share(value, vmax) of the way from white to the end of sign(value)."
-
-    def answer(value: float, vmax: float) -> str:
-        end, part = _GREEN if sign(value) > 0 else _PURPLE, share(value, vmax)
-        return "#" + "".join(f"{whole(255 + part * (channel - 255)):02x}" for channel in end)
-
-    return answer
+def _lower(x: Any) -> Any:
+    return x.lower() if type(x) is str else x
 
 
-TINT = Task(
-    _tint(),
-    ((-1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (5.0, 1.0), (0.3, 2.0), (-0.3, 2.0), (0.0, 0.0)),
+LINE = "min(abs(value) / vmax, 1) if vmax > 0 else 0"
+
+TINT = Exercise(
+    "my_tint",
+    my_tint,
+    _tint_cases,
     "White at zero, one end for each sign, and a share that stays between 0 and 1.",
     {
-        "Positive is purple: the two ends are swapped.": _tint(sign=lambda value: -value),
-        "Zero has full colour, and the largest number none: the share runs the wrong way.": _tint(
-            lambda value, vmax: 1 - _clamped(value, vmax) if vmax > 0 else 0
+        "Positive is purple: the two ends are swapped, by the sign of value.": (
+            "if value > 0",
+            "if value <= 0",
         ),
-        "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1.": _tint(
-            lambda value, vmax: abs(value) / vmax if vmax > 0 else 0
+        "Zero has full colour, and the largest number none: the share runs the wrong way.": (
+            LINE,
+            "1 - min(abs(value) / vmax, 1) if vmax > 0 else 0",
         ),
-        "A row of zeros has vmax 0, and you divide by it: make that row white.": _tint(
-            lambda value, vmax: min(abs(value) / vmax, 1)
+        "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1, its "
+        "maximum.": (
+            LINE,
+            "abs(value) / vmax if vmax > 0 else 0",
         ),
-        "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1. And a row of "
-        "zeros has vmax 0: do not divide by it.": _tint(lambda value, vmax: abs(value) / vmax),
-        "vmax does nothing here: 0.3 has the same colour on every scale.": _tint(
-            lambda value, vmax: min(abs(value), 1)
+        "A row of zeros has vmax 0, and you divide by it: make that row white.": (
+            LINE,
+            "min(abs(value) / vmax, 1)",
         ),
-        "Every number goes to green: the sign has to choose the end.": _tint(sign=abs),
-        "You are off by one in a channel or two: int cuts the fraction off, round does not.": _tint(
-            whole=int
+        "A row of zeros has vmax 0: make it white, not fully coloured.": (
+            LINE,
+            LINE.replace("else 0", "else 1"),
         ),
+        "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1. And a row "
+        "of zeros has vmax 0: do not divide by it.": (LINE, "abs(value) / vmax"),
+        "vmax makes no difference: 0.3 has the same colour on every scale.": (
+            LINE,
+            "min(abs(value), 1)",
+        ),
+        "value is not made positive: a share needs abs, and the sign chooses the end.": (
+            LINE,
+            LINE.replace("abs(value)", "value"),
+        ),
+        "Every number goes to green: the sign of value has to choose the end.": (
+            "if value > 0",
+            "if value > -1e9",
+        ),
+        "Every number goes to purple: the sign of value has to choose the end.": (
+            "if value > 0",
+            "if value > 1e9",
+        ),
+        "You are off by one in a channel or two: int cuts the fraction off, round does not.": (
+            "round(",
+            "int(",
+        ),
+        "You start at black: at zero the colour is white, 255 in each channel.": (
+            "255 + share * (c - 255)",
+            "share * c",
+        ),
+        "The sharp sign is missing: a colour starts with #.": ('"#" + ', ""),
     },
+    read=_lower,
 )
 
 # ---- A token on a page ----
 
 
-def _seen(token: str) -> str:
-    return token.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
+def my_cell(token: str) -> str:
+    seen = token.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
+    escaped = seen.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<td>{escaped}</td>"
 
 
-def _angles(text: str) -> str:
-    return text.replace("<", "&lt;").replace(">", "&gt;")
+def _cell_cases(g: Generator) -> list[Case]:
+    fixed = ["cat", "</s>", "a<b>c</b>", "AT&T", "&lt;", " cat", "\n", "\t", ""]
+    drawn = ["".join(pick(g, "ab <>&\n\t") for _ in range(one(g, 4, 9))) for _ in range(2)]
+    return [dict(token=token) for token in fixed + drawn]
 
 
-def _escaped(text: str) -> str:
-    return _angles(text.replace("&", "&amp;"))
+SEEN = 'token.replace(" ", "␣").replace("\\n", "↵").replace("\\t", "⇥") or "∅"'
+AMP = '.replace("&", "&amp;")'
+ANGLES = '.replace("<", "&lt;").replace(">", "&gt;")'
 
-
-def _cell(token: str) -> str:
-    return f"<td>{_escaped(_seen(token))}</td>"
-
-
-def _without_tags(token: str) -> str:
-    while "<" in token and ">" in token:
-        token = token[: token.index("<")] + token[token.index(">") + 1 :]
-    return _cell(token)
-
-
-CELL = Task(
-    _cell,
-    (("cat",), ("</s>",), ("a<b>c</b>",), ("AT&T",), ("&lt;",), (" cat",), ("\n",), ("\t",), ("",)),
+CELL = Exercise(
+    "my_cell",
+    my_cell,
+    _cell_cases,
     "Every token can be seen, and none of them can be taken for markup.",
     {
-        "Nothing is escaped: to a browser </s> is a tag, and it shows nothing.": lambda token: (
-            f"<td>{_seen(token)}</td>"
+        "Nothing is escaped: to a browser </s> is a tag, and it shows nothing.": (
+            "seen" + AMP + ANGLES,
+            "seen",
         ),
-        "You escape < and > alone: the token &lt; is then shown as <. Escape & "
-        "too.": lambda token: f"<td>{_angles(_seen(token))}</td>",
-        "You escape & last, and with it the & of your own &lt;: escape it first.": lambda token: (
-            f"<td>{_angles(_seen(token)).replace('&', '&amp;')}</td>"
+        "You escape < and > alone: the token &lt; is then shown as <. Escape & too.": (AMP, ""),
+        "You escape & alone: < and > are what a browser takes for a tag.": (ANGLES, ""),
+        "You escape & last, and with it the & of your own &lt;: escape it first.": (
+            AMP + ANGLES,
+            ANGLES + AMP,
         ),
-        "You escaped your own <td> as well: escape the token, then put the cell around "
-        "it.": lambda token: _escaped(f"<td>{_seen(token)}</td>"),
-        "You take tags out of the text. What a model wrote has to be seen: escape "
-        "it.": _without_tags,
-        "You strip white space: ' cat' and 'cat' are two tokens, and look like "
-        "one.": lambda token: _cell(token.strip()),
-        "A token that decodes to nothing leaves an empty cell: write ∅.": lambda token: (
-            _cell(token) if token else "<td></td>"
+        "You escaped your own <td> as well: escape the token, then put the cell around it.": (
+            AMP + ANGLES,
+            "",
+            'f"<td>{escaped}</td>"',
+            'f"<td>{escaped}</td>"' + AMP + ANGLES,
         ),
-        "Spaces, line breaks, tabs and empty tokens cannot be seen: write ␣, ↵, ⇥ and "
-        "∅.": lambda token: f"<td>{_escaped(token)}</td>",
+        "You take tags out of the text. What a model wrote has to be seen: escape it.": (
+            "    seen = ",
+            '    while "<" in token and ">" in token[token.index("<") :]:\n        token = '
+            'token[: token.index("<")] + token[token.index("<") :].split(">", 1)[1]\n    seen = ',
+        ),
+        "You strip white space: ' cat' and 'cat' are two tokens, and look like one.": (
+            " = token",
+            " = token.strip()",
+        ),
+        "A token that decodes to nothing leaves an empty cell: write ∅.": (' or "∅"', ""),
+        "Spaces, line breaks, tabs and empty tokens cannot be seen: write ␣, ↵, ⇥ and ∅.": (
+            SEEN,
+            "token",
+        ),
+        "Spaces cannot be seen: write ␣.": ('.replace(" ", "␣")', ""),
+        "Line breaks cannot be seen: write ↵.": ('.replace("\\n", "↵")', ""),
+        "Tabs cannot be seen: write ⇥.": ('.replace("\\t", "⇥")', ""),
+        "The cell around the token is missing: <td>, the token, </td>.": (
+            'f"<td>{escaped}</td>"',
+            "escaped",
+        ),
     },
 )
 
 # ---- The number that gets full colour ----
 
 
-def _vmax(
-    keep: Callable[[Tensor, Tensor], Tensor] = lambda x, mask: mask & x.isfinite(),
-    size: Callable[[Tensor], Tensor] = torch.abs,
-    empty: bool = True,  # 0 where there is nothing to choose from
-) -> Callable[[Tensor, Tensor], Tensor]:
-    def answer(values: Tensor, mask: Tensor) -> Tensor:
-        real = values[keep(values, mask)]
-        return size(real).max() if len(real) or not empty else torch.tensor(0.0)
-
-    return answer
+def my_vmax(values: Tensor, mask: Tensor) -> Tensor:
+    real = values[mask & values.isfinite()]
+    return real.abs().amax() if len(real) else torch.tensor(0.0)
 
 
-_MASK = torch.tensor([True, True, True, False, False])
-VMAX = Task(
-    _vmax(),
-    (
-        (torch.tensor([0.5, -3.0, 1.0, 50.0, math.inf]), _MASK),
-        (torch.tensor([0.5, -3.0, math.inf, 50.0, 60.0]), _MASK),
-        (torch.tensor([0.5, math.nan, 1.0, 50.0, 60.0]), _MASK),
-        (torch.tensor([0.5, -3.0]), torch.zeros(2, dtype=torch.bool)),
-    ),
+def _vmax_cases(g: Generator) -> list[Case]:
+    def case(values: list[float] | Tensor, real: int) -> Case:
+        values = torch.as_tensor(values)
+        return dict(values=values, mask=torch.arange(len(values)) < real)
+
+    drawn = normal(g, 6)
+    drawn[4] = 9.0
+    return [
+        case([0.5, -3.0, 1.0, 50.0, math.inf], 3),
+        case([0.5, -3.0, math.inf, 50.0, 60.0], 3),
+        case([0.5, math.nan, 1.0, 50.0, 60.0], 3),
+        case([0.5, -3.0], 0),
+        case(drawn, 4),
+        case(-drawn.abs(), one(g, 2, 4)),
+    ]
+
+
+REAL = "values[mask & values.isfinite()]"
+LARGEST = "real.abs().amax() if len(real) else torch.tensor(0.0)"
+
+VMAX = Exercise(
+    "my_vmax",
+    my_vmax,
+    _vmax_cases,
     "The largest magnitude among real, finite numbers; 0 where there is none.",
     {
-        "The mask does nothing here, so an infinity on the padding sets your "
-        "scale.": lambda values, mask: values.abs().max(),
-        "Padding sets your scale (50 in the first case): every real token would look white.": _vmax(
-            lambda x, mask: x.isfinite()
+        "The mask makes no difference, so an infinity on the padding sets your scale.": (
+            REAL,
+            "values",
         ),
-        "You take the largest number, and -3 is far from zero too: take magnitudes.": _vmax(
-            size=torch.clone
+        "Padding sets your scale (50 in the first case): every real token would look white. Use "
+        "the mask.": (
+            REAL,
+            "values[values.isfinite()]",
         ),
-        "One infinite or nan value sets the scale, and all the others lose their colour.": _vmax(
-            lambda x, mask: mask
+        "You take the largest number, and -3 is far from zero too: take magnitudes.": (
+            "real.abs()",
+            "real",
         ),
-        "Two cases are missing: a value that is infinite or nan, which must not set the scale, and "
-        "a row without a real token, where max has nothing to choose "
-        "from.": _vmax(lambda x, mask: mask, empty=False),
-        "Infinity times zero is nan, and so the padding sets your scale after all: choose the "
-        "real and finite values, do not "
-        "multiply.": lambda values, mask: (values * mask).abs().max(),
-        "In a row without a real token max has nothing to choose from: return 0.": _vmax(
-            empty=False
+        "You take the smallest magnitude: full colour belongs to the largest.": ("amax", "amin"),
+        "That is a mean: full colour belongs to the largest magnitude.": ("amax", "mean"),
+        "One infinite or NaN value sets the scale, and all the others lose their colour.": (
+            REAL,
+            "values[mask]",
+        ),
+        "Two cases are missing: a value that is infinite or NaN, which must not set the scale, "
+        "and a row without a real token, where max has nothing to choose from.": (
+            REAL,
+            "values[mask]",
+            LARGEST,
+            "real.abs().amax()",
+        ),
+        "Infinity times zero is NaN, and so the padding sets your scale after all: choose the "
+        "real and finite values, do not multiply by the mask.": (REAL, "values * mask"),
+        "In a row without a real token max has nothing to choose from: return 0.": (
+            LARGEST,
+            "real.abs().amax()",
         ),
     },
 )

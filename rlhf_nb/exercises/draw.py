@@ -1,0 +1,64 @@
+"""What the cases of an exercise are drawn from. Two digits after the point, so that they are short
+to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Generator, Tensor
+
+T = TypeVar("T")
+
+
+def normal(g: Generator, *shape: int, scale: float = 1.0) -> Tensor:
+    "Normal numbers, rounded."
+    return (torch.randn(shape, generator=g) * scale * 100).round() / 100
+
+
+def between(g: Generator, low: float, high: float, *shape: int) -> Tensor:
+    "Uniform numbers, rounded."
+    return ((low + (high - low) * torch.rand(shape, generator=g)) * 100).round() / 100
+
+
+def whole(g: Generator, low: int, high: int, *shape: int) -> Tensor:
+    "Integers from low to high, both included."
+    return torch.randint(low, high + 1, shape, generator=g)
+
+
+def one(g: Generator, low: int, high: int) -> int:
+    "One integer from low to high, both included."
+    return int(whole(g, low, high))
+
+
+def pick(g: Generator, options: Sequence[T]) -> T:
+    "One of several."
+    return options[one(g, 0, len(options) - 1)]
+
+
+def two(g: Generator, options: Sequence[T]) -> tuple[T, T]:
+    "Two different ones of several."
+    i, j = torch.randperm(len(options), generator=g)[:2].tolist()
+    return options[i], options[j]
+
+
+def lengths(*rows: int, width: int) -> Tensor:
+    "The mask [B, width] of responses of these lengths."
+    return torch.arange(width) < torch.tensor(rows)[:, None]
+
+
+def ragged(g: Generator, rows: int, width: int, empty: bool = True) -> Tensor:
+    """A mask of responses: one fills its row, one has a single token less, the others are random;
+    the last one is empty if `empty`."""
+    each = [width, width - 1, *whole(g, 1, width, max(rows - 2, 0)).tolist()]
+    if empty:
+        each[rows - 1] = 0
+    order = [0] if rows == 1 else [*torch.randperm(rows - 1, generator=g).tolist(), rows - 1]
+    return lengths(*(each[i] for i in order), width=width)
+
+
+def dirty(x: Tensor, mask: Tensor, dirt: float = math.nan) -> Tensor:
+    "x with dirt on the padding."
+    return torch.where(mask, x, torch.full_like(x, dirt))

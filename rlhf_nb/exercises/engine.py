@@ -1,0 +1,278 @@
+"""A checker runs a reader's function on cases drawn anew, beside one right answer.
+
+Where the two differ it names the mistake: first from the exercise's own catalogue of wrong
+programs, then by properties (`probes`). Then it shows the inputs, what came and what was wanted.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import random
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_nb.exercises import probes, progress
+from rlhf_nb.exercises.values import (
+    Case,
+    Raised,
+    attempt,
+    close,
+    fresh,
+    leaves,
+    numbers,
+    same,
+    shown,
+)
+
+Wrong = Callable | tuple[str, ...]  # a program, or edits of the right one: old, new, old, new ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    "The result of a check: true or false, a sentence, and for a wrong answer what was seen."
+
+    ok: bool
+    text: str  # the praise, or the name of the mistake
+    seen: str = ""  # inputs, result and what was wanted, one a line
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        return f"{'✓' if self.ok else '✗'} {self.text}" + (f"\n{self.seen}" if self.seen else "")
+
+    def _repr_html_(self) -> str:
+        ground = "#dbe9f9" if self.ok else "#fdebd7"
+        mark = "✓ right" if self.ok else "✗ not yet"
+        style = "margin:4px 0 0;white-space:pre-wrap;background:none;color:inherit"
+        seen = f'<pre style="{style}">{html.escape(self.seen)}</pre>' if self.seen else ""
+        return (
+            f'<div style="background:{ground};color:#111;padding:6px 10px"><b>{mark}</b> '
+            f"{html.escape(self.text)}{seen}</div>"
+        )
+
+
+def rewritten(right: Callable, edits: tuple[str, ...]) -> Callable:
+    "The right answer with pieces of its source replaced: old, new, old, new ..."
+    source = textwrap.dedent(inspect.getsource(right))
+    for old, new in zip(edits[::2], edits[1::2]):
+        if old not in source:
+            raise ValueError(f"{old!r} does not occur in {right.__name__}: correct the edit.")
+        source = source.replace(old, new)
+    scope = dict(right.__globals__)
+    exec(compile(source, f"<{right.__name__} with a mistake>", "exec"), scope)
+    return scope[right.__name__]
+
+
+def _same_case(a: Case, b: Case) -> bool:
+    return len(leaves(a)) == len(leaves(b)) and all(
+        x.shape == y.shape and close(x.double(), y.double(), 0.0)
+        if isinstance(x, Tensor) and isinstance(y, Tensor)
+        else x is y or (type(x) is type(y) and x == y)
+        for x, y in zip(leaves(a), leaves(b))
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Exercise:
+    """A checker: call it with your function. `cases` draws the arguments of a few calls from a
+    generator, in the order in which the function takes them."""
+
+    name: str  # of the function that the reader writes
+    right: Callable  # one answer, as a reader would write it
+    cases: Callable[[torch.Generator], list[Case]]
+    praise: str  # what the reader has understood
+    mistakes: Mapping[str, Wrong]  # what to say of a mistake: a program that makes it
+    grads: tuple[str, ...] = ()  # the arguments whose gradients are compared
+    read: Callable[[Any], Any] = lambda result: result  # of what is returned, before comparing
+    _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
+
+    def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
+        "Whether the answer is right, and if not, which mistake it makes. Never raises."
+        seed = random.SystemRandom().getrandbits(31) if seed is None else seed
+        refused = self._no_function(answer)
+        if refused:
+            return Verdict(False, refused)
+        state = torch.get_rng_state()
+        try:
+            verdict = self._judge(answer, self.draw(seed), seed)
+        finally:
+            torch.set_rng_state(state)
+        if verdict:
+            progress.record(self.name, answer)
+        return verdict
+
+    def draw(self, seed: int) -> list[Case]:
+        "The cases of one check."
+        return self.cases(torch.Generator().manual_seed(seed))
+
+    def wrong(self, message: str) -> Callable:
+        "The program of the catalogue that makes a mistake."
+        if message not in self._programs:
+            wrong = self.mistakes[message]
+            self._programs[message] = (
+                rewritten(self.right, wrong) if isinstance(wrong, tuple) else wrong
+            )
+        return self._programs[message]
+
+    def _no_function(self, answer: Any) -> str:
+        if answer is None:
+            return f"{self.name} is still None: write the function, then run this cell again."
+        if inspect.isclass(answer) or not callable(answer):
+            kind = f"class {answer.__name__}" if inspect.isclass(answer) else type(answer).__name__
+            return f"Give the function itself, without calling it: a {kind} came."
+        return ""
+
+    def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
+        got = []
+        for case in cases:
+            given = fresh(case)
+            got.append(self.result(answer, given))
+            if not _same_case(given, case):
+                return Verdict(
+                    False,
+                    "You changed an argument in place. It is needed again: build a new tensor.",
+                    self._seen(case, got[-1]),
+                )
+        want = [self.result(self.right, fresh(case)) for case in cases]
+        failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
+        weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
+        failing += [i for i in weights if self._gradients_differ(answer, cases[i])]
+        if not failing:
+            return Verdict(True, self.praise)
+        worst = min(failing, key=lambda i: (not _finite(cases[i]), _size(cases[i])))
+        seen = self._seen(cases[worst], got[worst], want[worst], bool(weights) and answer)
+        for message in self.mistakes:
+            if self._agree(self.wrong(message), answer, cases, got):
+                return Verdict(False, message, seen)
+        if weights:
+            return Verdict(False, self._gradient_mistake(answer, [cases[i] for i in failing]), seen)
+        trial = probes.Trial(self, answer, cases, got, want, failing, worst, seed)
+        return Verdict(False, probes.name(trial), seen)
+
+    def result(self, program: Callable, given: Case) -> Any:
+        "What a program returns on a case, as it is compared."
+        found = attempt(program, *given.values())
+        return found if isinstance(found, Raised) else self.read(found)
+
+    def _agree(
+        self, program: Callable, answer: Callable, cases: list[Case], got: list[Any]
+    ) -> bool:
+        "Whether a program of the catalogue does what the answer does, gradients included."
+        if not all(same(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
+            return False
+        return all(
+            _same_gradients(self.gradients(program, c), self.gradients(answer, c))
+            for c in cases
+            if self.flows(c)
+        )
+
+    # ---- Gradients ----
+
+    def flows(self, case: Case) -> bool:
+        "Whether gradients are compared on this case: where all its numbers are finite."
+        return bool(self.grads) and _finite(case)
+
+    def gradients(self, program: Callable, case: Case) -> dict[str, Tensor] | None:
+        """The gradients of a randomly weighted sum of the results; None where the program fails.
+        An argument that nothing flows to has zeros."""
+        given = fresh(case)
+        inputs = {name: [x for x in leaves(given[name]) if _is_float(x)] for name in self.grads}
+        every = [x for xs in inputs.values() for x in xs]
+        for one in every:
+            one.requires_grad_()
+        found = self.result(program, given)
+        if isinstance(found, Raised):
+            return None
+        generator = torch.Generator().manual_seed(0)
+        total = torch.zeros((), dtype=torch.float64)
+        for part in found if isinstance(found, (tuple, list)) else [found]:
+            number = numbers(part)
+            if number is None or not number.requires_grad:
+                continue
+            weight = torch.rand(number.numel(), generator=generator, dtype=torch.float64) + 0.5
+            total = total + (weight * number.double().reshape(-1)).sum()
+        try:
+            grads = (
+                torch.autograd.grad(total, every, allow_unused=True)
+                if (total.requires_grad)
+                else [None] * len(every)
+            )
+        except RuntimeError:  # changed in place after it was used
+            return None
+        rest = iter(torch.zeros_like(x) if one is None else one for x, one in zip(every, grads))
+        flat = {name: [next(rest) for _ in xs] for name, xs in inputs.items()}
+        return {
+            name: xs[0] if len(xs) == 1 else torch.cat([x.reshape(-1) for x in xs])
+            for name, xs in flat.items()
+        }
+
+    def _gradients_differ(self, answer: Callable, case: Case) -> bool:
+        return not _same_gradients(self.gradients(answer, case), self.gradients(self.right, case))
+
+    def _gradient_mistake(self, answer: Callable, cases: list[Case]) -> str:
+        got, want = self.gradients(answer, cases[0]), self.gradients(self.right, cases[0])
+        if got is None or want is None:
+            return (
+                "The numbers are right, but your function fails on tensors that need a gradient: "
+                "stay within torch, and change nothing in place."
+            )
+        for name in self.grads:
+            if bool(want[name].any()) and not bool(got[name].any()):
+                return (
+                    f"The numbers are right, but no gradient reaches {name}: a detach too much, or "
+                    "no_grad, item, tolist or numpy on its way."
+                )
+            if bool(got[name].any()) and not bool(want[name].any()):
+                return (
+                    f"The numbers are right, but a gradient flows into {name}, which has to be "
+                    "taken as a constant: a detach is missing."
+                )
+        name = next(n for n in self.grads if not same(got[n], want[n]))
+        larger = float(got[name].abs().sum()) > float(want[name].abs().sum())
+        return (
+            f"The numbers are right, but the gradient with respect to {name} is not: "
+            + ("it has a part too many, so look for a missing detach," if larger else "")
+            + ("a part of it is missing, so look for a detach too much," if not larger else "")
+            + " or for a tensor that was made new from numbers."
+        )
+
+    # ---- What is shown ----
+
+    def _seen(
+        self, case: Case, got: Any, want: Any = None, gradients: Callable | bool = False
+    ) -> str:
+        lines = [f"{name} = {shown(x)}" for name, x in case.items()]
+        lines.append(f"you returned {shown(got)}")
+        if want is not None:
+            lines.append(f"wanted       {shown(want)}")
+        if gradients and callable(gradients):
+            yours, right = self.gradients(gradients, case), self.gradients(self.right, case)
+            for name in self.grads:
+                lines.append(f"your gradient for {name}: {shown(yours and yours[name])}")
+                lines.append(f"wanted: {shown(right and right[name])}")
+        return "\n".join(f"  {line}" for line in lines)
+
+
+def _size(case: Case) -> int:
+    return sum(x.numel() if isinstance(x, Tensor) else 1 for x in leaves(case))
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _finite(case: Case) -> bool:
+    return all(bool(x.isfinite().all()) for x in filter(_is_float, leaves(case)))
+
+
+def _same_gradients(a: dict[str, Tensor] | None, b: dict[str, Tensor] | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return all(same(a[name], b[name], 1e-4) for name in b)

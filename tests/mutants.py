@@ -1,0 +1,393 @@
+"""Wrong answers made from a right one, by changes of its syntax tree.
+
+Each mutant has one change: a hyperparameter frozen, a number changed, a detach added or removed, a
+mask dropped, a reduction changed, an operator flipped, two arguments swapped, an index shifted.
+`Mutant.named` holds what a checker says against that change.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_nb.exercises.values import mapped
+
+# What has to occur in a message, if no name from the changed expression does.
+WORDS = {
+    "freeze": (),  # the name of the parameter, always
+    "literal": "constant factor|square|exponent|has to be 0|is not 0|times|half|twice|bound|clip|off by|index|exponent|power|square",
+    "detach": "detach|gradient",
+    "mask": "mask|padding|real token|empty row|without a|all-padding|every column|all columns",
+    "reduction": "sum|mean|average|maxim|minim|larg|small|bound|clip|clamp|divide|dim|axis|shape|any|every"
+    "|each|variance|deviation|exponential|log_softmax|softmax|spread|count|number of|running",
+    "operator": "sign|minus|plus|added|add|subtract|upside|swapped|exchang|turned|times|factor"
+    "|multipl|divid|division|square|root|bound|condition|other way|negative|smaller|larger",
+    "swap": "swapped|exchang|upside|other way|wrong way|turned|cross",
+    "shift": "shift|index|off by one|column|first|last|next|before|after|previous|earlier|later"
+    "|one too",
+}
+# Sentences that say where a result differs, and not why. They never count.
+GENERIC = (
+    "numbers are wrong. At",
+    "was wanted, for these inputs",
+    "not what was wanted",
+    "wherever it is wrong",
+)
+FLIPS: dict[type, tuple[type, ...]] = {
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult,),
+    ast.Pow: (ast.Mult,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.GtE),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.LtE),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+REDUCTIONS = {
+    "sum": ("mean", "amax"),
+    "mean": ("sum",),
+    "amax": ("amin",),
+    "amin": ("amax",),
+    "max": ("min",),
+    "min": ("max",),
+    "argmax": ("argmin",),
+    "argmin": ("argmax",),
+    "maximum": ("minimum",),
+    "minimum": ("maximum",),
+    "any": ("all",),
+    "all": ("any",),
+    "var": ("std",),
+    "std": ("var",),
+    "cumsum": ("cumprod",),
+    "softmax": ("log_softmax",),
+    "log_softmax": ("softmax",),
+    "ceil": ("floor",),
+    "floor": ("ceil",),
+    "sorted": ("list",),
+}
+DIMMED = {
+    "cat",
+    "stack",
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "any",
+    "all",
+    "cumsum",
+    "softmax",
+    "log_softmax",
+    "argmax",
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    "A right answer with one change."
+
+    kind: str
+    what: str  # the change, as source: old → new
+    names: frozenset[str]  # in the changed expression
+    program: Callable
+
+    def named(self, text: str) -> bool:
+        "Whether a message speaks of this change."
+        if any(one in text for one in GENERIC):
+            return False
+        speaks_of = lambda name: re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+        if self.kind == "freeze":
+            return all(map(speaks_of, self.names))
+        if WORDS[self.kind] and re.search(WORDS[self.kind], text, re.IGNORECASE):
+            return True
+        spoken = [name for name in self.names if len(name) > 2 and speaks_of(name)]
+        return len(spoken) >= (2 if self.kind == "swap" else 1)
+
+
+class NoMutant(Exception):
+    "A change that turned out to be of another kind."
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    return frozenset(
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in ("torch", "math")
+    )
+
+
+def _call(name: str, *given: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), list(given), [])
+
+
+def _edits(tree: ast.FunctionDef, case: dict[str, Any]) -> Iterator[tuple[str, int, Any, ast.AST]]:
+    "Each change as: its kind, the index of a node in ast.walk, the new node, and its expression."
+    nodes = list(ast.walk(tree))
+    parent = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    scalars = {k for k, x in case.items() if isinstance(x, (int, float, str))}
+    masks = {k for k, x in case.items() if isinstance(x, Tensor) and x.dtype == torch.bool}
+
+    def around(node: ast.AST) -> ast.AST:
+        "The expression that a change of this node shows in."
+        up = parent[node]
+        while isinstance(up, (ast.Tuple, ast.Slice, ast.UnaryOp, ast.keyword, ast.List)):
+            up = parent[up]
+        return up if isinstance(up, ast.expr) else node
+
+    def in_a_slice(node: ast.AST) -> bool:
+        up = parent.get(node)
+        while isinstance(up, (ast.UnaryOp, ast.Tuple, ast.BinOp)):
+            node, up = up, parent.get(up)
+        return isinstance(up, ast.Slice) or (isinstance(up, ast.Subscript) and up.slice is node)
+
+    for i, node in enumerate(nodes):
+        make = lambda new: copy.deepcopy(new)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if node.id in scalars:
+                yield "freeze", i, ast.Constant(case[node.id]), ast.Name(node.id, ast.Load())
+            if node.id in masks:
+                yield "mask", i, _call("_ones", make(node)), around(node)
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            kind = "shift" if in_a_slice(node) else "literal"
+            up = parent[node]
+            if isinstance(up, ast.UnaryOp):
+                up = parent[up]
+            of = up if isinstance(up, ast.keyword) else None
+            in_call = parent[of] if of is not None else up
+            if isinstance(in_call, ast.Call) and getattr(in_call.func, "attr", "") in DIMMED:
+                kind = "reduction"
+            yield kind, i, ast.Constant(node.value + 1), around(node)
+            if isinstance(node.value, float) and node.value not in (0.0, 1.0):
+                yield kind, i, ast.Constant(node.value * 2), around(node)
+            if kind == "shift" or node.value == 1:
+                yield kind, i, ast.Constant(node.value - 1), around(node)
+        if isinstance(node, ast.BinOp):
+            for new in FLIPS.get(type(node.op), ()):
+                yield "operator", i, ast.BinOp(make(node.left), new(), make(node.right)), node
+            if isinstance(node.op, ast.Mult):
+                yield "mask", i, _call("_unmasked", make(node.left), make(node.right)), node
+        if isinstance(node, ast.BoolOp):
+            for new in FLIPS[type(node.op)]:
+                yield "operator", i, ast.BoolOp(new(), make(node.values)), node
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            for new in FLIPS.get(type(node.ops[0]), ()):
+                yield (
+                    "operator",
+                    i,
+                    ast.Compare(make(node.left), [new()], make(node.comparators)),
+                    node,
+                )
+        if isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+            yield "operator", i, make(node.operand), node
+        if isinstance(node, ast.IfExp):
+            yield "operator", i, make(node.body), node
+            yield "operator", i, make(node.orelse), node
+        if (
+            isinstance(node, ast.Subscript)
+            and not isinstance(node.slice, (ast.Constant, ast.Slice))
+            and isinstance(node.ctx, ast.Load)
+        ):
+            yield "mask", i, _call("_all", make(node.value), _as_value(node.slice)), node
+        if isinstance(node, ast.Call):
+            yield from _calls(node, i)
+
+
+def _as_value(node: ast.expr) -> ast.expr:
+    return (
+        ast.Constant(None)
+        if any(isinstance(n, ast.Slice) for n in ast.walk(node))
+        else (copy.deepcopy(node))
+    )
+
+
+def _calls(node: ast.Call, i: int) -> Iterator[tuple[str, int, Any, ast.AST]]:
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+    def renamed(new: str) -> ast.Call:
+        other = copy.deepcopy(node)
+        if isinstance(other.func, ast.Attribute):
+            other.func.attr = new
+        else:
+            other.func.id = new
+        return other
+
+    of = node.func.value if isinstance(node.func, ast.Attribute) else None
+    for new in (
+        REDUCTIONS.get(name, ())
+        if of is not None or name in ("max", "min", "sorted", "any", "all")
+        else ()
+    ):
+        yield "reduction", i, renamed(new), node
+    if (
+        name in DIMMED - {"cat", "stack"}
+        and of is not None
+        and (node.args or node.keywords)
+        and name != "cumsum"
+    ):
+        other = copy.deepcopy(node)
+        other.args = other.args[:1] if ast.unparse(of) == "torch" else []
+        other.keywords = [k for k in other.keywords if k.arg not in ("dim", "keepdim")]
+        yield "reduction", i, other, node
+    if name == "clamp":
+        for kept in range(2) if len(node.args) == 2 else ():
+            bound = ast.keyword(("min", "max")[kept], copy.deepcopy(node.args[kept]))
+            yield "reduction", i, ast.Call(copy.deepcopy(node.func), [], [bound]), node
+        if len(node.args) + len(node.keywords) == 1:
+            yield "reduction", i, copy.deepcopy(of), node
+    plain = ("flip", "abs", "log", "exp", "sqrt", "square", "round", "float")
+    if name in plain and of is not None and ast.unparse(of) not in ("torch", "math"):
+        yield "reduction" if name != "flip" else "shift", i, copy.deepcopy(of), node
+    if name == "where" and len(node.args) == 3:
+        yield "mask", i, copy.deepcopy(node.args[1]), node
+    if name == "masked_fill":
+        yield "mask", i, copy.deepcopy(of), node
+    if name == "detach" and of is not None:
+        yield "detach", i, copy.deepcopy(of), node
+
+
+def _detached_everywhere(tree: ast.FunctionDef) -> Iterator[tuple[int, ast.expr]]:
+    "A detach around each expression."
+    for i, node in enumerate(ast.walk(tree)):
+        loaded = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+        if loaded and isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Call, ast.Subscript, ast.Name)):
+            yield i, _call("_detached", copy.deepcopy(node))
+
+
+class _Put(ast.NodeTransformer):
+    "The tree with another node in the place of one."
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self.new if node is self.old else super().visit(node)
+
+
+def _program(right: Callable, tree: ast.FunctionDef, helpers: dict[str, Any]) -> Callable:
+    scope = {**right.__globals__, **helpers}
+    module = ast.fix_missing_locations(ast.Module([tree], []))
+    exec(compile(module, f"<mutant of {tree.name}>", "exec"), scope)
+    return scope[tree.name]
+
+
+def _ones(mask: Tensor) -> Tensor:
+    return torch.ones_like(mask)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.bool
+
+
+def _unmasked(a: Any, b: Any) -> Any:
+    if _is_bool(b):
+        return a
+    if _is_bool(a):
+        return b
+    raise NoMutant
+
+
+def _all(x: Any, index: Any) -> Any:
+    if not _is_bool(index) or not isinstance(x, Tensor):
+        raise NoMutant
+    return x.reshape(-1, *x.shape[index.ndim :])
+
+
+def mutants(right: Callable, cases: list[dict[str, Any]], grads: tuple[str, ...]) -> list[Mutant]:
+    "Every mutant of a right answer that runs on some case."
+    tree = ast.parse(textwrap.dedent(inspect.getsource(right))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    tree.returns, tree.decorator_list = None, []
+    for one in tree.args.args:
+        one.annotation = None
+    case = cases[0]
+    found: dict[str, Mutant] = {}
+
+    def add(kind: str, what: str, names: frozenset[str], program: Callable) -> None:
+        while what in found:
+            what += " (again)"
+        if runs(program, cases):
+            found[what] = Mutant(kind, what, names, program)
+
+    helpers = {"_ones": _ones, "_unmasked": _unmasked, "_all": _all}
+    for kind, i, new, around in _edits(tree, case):
+        other = copy.deepcopy(tree)
+        old = list(ast.walk(other))[i]
+        changed = _Put(old, new).visit(other)
+        what = f"{kind}: {ast.unparse(around)} | {ast.unparse(old)} → {ast.unparse(new)}"
+        add(kind, what, _names(around), _program(right, changed, helpers))
+    for name, x in case.items():  # every use of a hyperparameter frozen at once
+        if isinstance(x, (int, float, str)):
+            position = list(case).index(name)
+            frozen = lambda *given, k=position, x=x: right(*given[:k], x, *given[k + 1 :])
+            add("freeze", f"freeze: {name} = {x!r} everywhere", frozenset([name]), frozen)
+    for one, two in itertools.combinations(case, 2):
+        a, b = case[one], case[two]
+        alike = type(a) is type(b) and (
+            not isinstance(a, Tensor) or (a.dtype == b.dtype and a.shape == b.shape)
+        )
+        if alike:
+            j, k = list(case).index(one), list(case).index(two)
+
+            def swapped(*given: Any, j: int = j, k: int = k) -> Any:
+                given = list(given)
+                given[j], given[k] = given[k], given[j]
+                return right(*given)
+
+            add("swap", f"swap: {one}, {two}", frozenset([one, two]), swapped)
+    if grads:
+        for i, new in _detached_everywhere(tree):
+            other = copy.deepcopy(tree)
+            old = list(ast.walk(other))[i]
+            matters: list[bool] = []
+
+            def _detached(x: Any, matters: list[bool] = matters) -> Any:
+                if not isinstance(x, Tensor):
+                    return x
+                matters.append(x.requires_grad)
+                return x.detach()
+
+            changed = _program(right, _Put(old, new).visit(other), {"_detached": _detached})
+            for one in cases:
+                given = copy.deepcopy(one)
+                for k in grads:
+                    mapped(given[k], lambda x: x.requires_grad_() if _is_float(x) else x)
+                with contextlib.suppress(Exception):
+                    changed(*given.values())
+            if any(matters):  # a detach of what carries no gradient is no change
+                add("detach", f"detach: {ast.unparse(old)}.detach()", _names(old), changed)
+    return list(found.values())
+
+
+def runs(program: Callable, cases: list[dict[str, Any]]) -> bool:
+    "Whether a program gives a result on some case: one that never does is no wrong answer."
+    for case in cases:
+        try:
+            program(*copy.deepcopy(case).values())
+            return True
+        except NoMutant:
+            return False
+        except Exception:
+            continue
+    return False
