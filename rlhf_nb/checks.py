@@ -13,15 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .exercises import gae, kl, logprobs, losses, masks, preferences, shaping, viz
+from rlhf_nb.exercises import (
+    gae,
+    kl,
+    logprobs,
+    losses,
+    masks,
+    policy_gradients,
+    preferences,
+    shaping,
+    viz,
+)
 from .exercises.engine import Verdict
 from .exercises.progress import Progress
 
 # %% auto #0
-__all__ = ['check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_logprobs', 'check_entropy', 'check_k3',
-           'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge', 'check_gae', 'check_deltas',
-           'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss', 'check_tint', 'check_cell',
-           'check_vmax', 'check_lean', 'EXERCISES', 'outcome', 'same', 'difference', 'Mistake', 'Exercise', 'progress']
+__all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_logprobs',
+           'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge',
+           'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss',
+           'check_minibatch_loss', 'check_tint', 'check_cell', 'check_vmax', 'check_lean', 'EXERCISES', 'outcome',
+           'same', 'difference', 'Mistake', 'Exercise', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #bb6897fa
 def _run(program: Callable, given: tuple) -> Any:
@@ -137,6 +148,8 @@ class Exercise:
         raise AssertionError("an answer without a difference is right")
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
+check_rloo_loss = policy_gradients.RLOO_LOSS
+check_surrogate = policy_gradients.SURROGATE
 check_mean = masks.MEAN
 check_response_mask = masks.RESPONSE_MASK
 check_whiten_ranks = masks.WHITEN_RANKS
@@ -158,6 +171,8 @@ check_cell = viz.CELL
 check_vmax = viz.VMAX
 check_lean = preferences.LEAN
 EXERCISES = (
+    check_rloo_loss,
+    check_surrogate,
     check_mean,
     check_response_mask,
     check_whiten_ranks,

@@ -56,6 +56,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "detach: logp.clamp(min=-10000.0).detach()": "the gradient of a sum of probabilities is 0",
         "detach: logp.detach() (again)": "the gradient of a sum of probabilities is 0",
     },
+    "my_rloo_loss": {
+        "swap: logprobs, rewards": "with its baseline the loss is a covariance, which is symmetric",
+    },
     "my_merge": {"swap: a, b": "two sets together are the same, whichever comes first"},
     "my_tint": {"operator: value > 0 | value > 0 → value >= 0": "at 0 both ends give white"},
 }

@@ -1,0 +1,155 @@
+"Exercises of the page on policy gradients."
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from rlhf_nb.exercises.draw import between, normal, one
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
+
+# ---- REINFORCE with a baseline from the other samples ----
+
+
+def my_rloo_loss(logprobs: Tensor, rewards: Tensor) -> Tensor:
+    baseline = (rewards.sum() - rewards) / (len(rewards) - 1)
+    advantages = rewards - baseline
+    return -(advantages * logprobs).mean()
+
+
+def _rloo_cases(g: Generator) -> list[Case]:
+    def case(count: int, shift: float) -> Case:
+        rewards = normal(g, count) + shift
+        return dict(logprobs=between(g, -4, -0.1, count), rewards=rewards)
+
+    return [case(3, 0.0), case(2, 1.0), case(one(g, 4, 6), 5.0)]
+
+
+RLOO_LOSS = Exercise(
+    "my_rloo_loss",
+    my_rloo_loss,
+    _rloo_cases,
+    "The gradient of REINFORCE, and a baseline that costs no second model.",
+    {
+        "The sign is turned: an optimizer minimises, so the loss is minus the objective.": (
+            "return -",
+            "return ",
+        ),
+        "There is no baseline: subtract from each reward the mean of the others.": (
+            "rewards - baseline",
+            "rewards",
+        ),
+        "The baseline is the mean of all rewards, its own one included: take the mean of the "
+        "others, over N - 1.": (
+            "(rewards.sum() - rewards) / (len(rewards) - 1)",
+            "rewards.mean()",
+        ),
+        "The sum of the others is divided by N: they are N - 1.": (
+            "(len(rewards) - 1)",
+            "len(rewards)",
+        ),
+        "The sum of all rewards is divided by N - 1: leave out the response's own reward.": (
+            "(rewards.sum() - rewards)",
+            "rewards.sum()",
+        ),
+        "The baseline is not divided: you subtract the sum of the other rewards, not their mean.": (
+            " / (len(rewards) - 1)",
+            "",
+        ),
+        "The baseline is added, and has to be subtracted.": (
+            "rewards - baseline",
+            "rewards + baseline",
+        ),
+        "You return a sum: return the mean over the responses.": (".mean()\n", ".sum()\n"),
+        "The advantages are divided by their standard deviation, as in GRPO: RLOO leaves them as "
+        "they are.": (
+            "advantages * logprobs",
+            "advantages / (rewards.std() + 1e-8) * logprobs",
+        ),
+        "These are probabilities: the gradient of REINFORCE is that of the log-probs.": (
+            "advantages * logprobs",
+            "advantages * logprobs.exp()",
+        ),
+        "You return the loss of each response: return their mean.": (".mean()\n", "\n"),
+        "The log-probs have lost their gradient: only the advantages are constants. Remove the "
+        "detach.": ("advantages * logprobs", "advantages * logprobs.detach()"),
+    },
+    grads=("logprobs",),
+)
+
+# ---- Samples of an older policy ----
+
+
+def my_surrogate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tensor:
+    ratio = torch.exp(logprobs - old_logprobs)
+    return (ratio * advantages).mean()
+
+
+def _surrogate_cases(g: Generator) -> list[Case]:
+    def case(count: int, scale: float) -> Case:
+        old = between(g, -3, -0.3, count)
+        return dict(
+            logprobs=old + normal(g, count, scale=scale),
+            old_logprobs=old,
+            advantages=normal(g, count) + 0.3,
+        )
+
+    return [case(3, 0.6), case(one(g, 4, 6), 0.4), case(1, 0.5), case(2, 0.0)]
+
+
+SURROGATE = Exercise(
+    "my_surrogate",
+    my_surrogate,
+    _surrogate_cases,
+    "Old samples, weighted by their ratio, give the objective of the new policy.",
+    {
+        "The ratio is missing: samples of the old policy count as if the new one had drawn them.": (
+            "ratio * advantages",
+            "advantages",
+        ),
+        "The ratio is upside down: it is new over old. The two log-probs are swapped.": (
+            "logprobs - old_logprobs",
+            "old_logprobs - logprobs",
+        ),
+        "That is the log of the ratio: take its exponential.": (
+            "torch.exp(logprobs - old_logprobs)",
+            "logprobs - old_logprobs",
+        ),
+        "You divide log-probs: the ratio is that of the probabilities, the exponential of a "
+        "difference.": ("torch.exp(logprobs - old_logprobs)", "logprobs / old_logprobs"),
+        "The weight is the new probability: divide it by the old one.": (
+            "logprobs - old_logprobs)",
+            "logprobs)",
+        ),
+        "The log-probs are added: a ratio is the exponential of their difference.": (
+            "logprobs - old_logprobs",
+            "logprobs + old_logprobs",
+        ),
+        "You divide by the sum of the ratios, which makes the estimate biased: divide by the "
+        "number of samples.": (
+            "(ratio * advantages).mean()",
+            "(ratio * advantages).sum() / ratio.sum()",
+        ),
+        "You return a sum: return the mean over the samples.": (".mean()\n", ".sum()\n"),
+        "You return a value for each sample: return their mean.": (".mean()\n", "\n"),
+        "The sign is turned: this is the objective, to be maximised. A loss would be minus that.": (
+            "return ",
+            "return -",
+        ),
+        "The ratio is clipped: that comes two sections later, and it is biased on purpose.": (
+            "ratio * advantages",
+            "torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)",
+        ),
+        "The ratio has lost its gradient, and with it the whole objective: remove the detach.": (
+            "ratio * advantages",
+            "ratio.detach() * advantages",
+        ),
+        "The gradient is that of the log-prob and the ratio is a constant: differentiate the ratio "
+        "itself.": (
+            "ratio * advantages",
+            "ratio.detach() * advantages + advantages * (logprobs - logprobs.detach())",
+        ),
+    },
+    grads=("logprobs",),
+)
