@@ -46,10 +46,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "my_shaping": {
         "mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape",
     },
-    "my_kl_gradient": {
-        "reduction: logits.log_softmax(-1) | 1 → 0": "a vector has one axis",
-        "reduction: ref_logits.log_softmax(-1) | 1 → 0": "a vector has one axis",
-    },
     "my_entropy": {
         "literal: logp.clamp(min=-10000.0) | 10000.0 → 10001.0": "exp of either is 0",
         "literal: logp.clamp(min=-10000.0) | 10000.0 → 20000.0": "exp of either is 0",

@@ -341,6 +341,63 @@ def test_which_gradient_follows_the_kl(seed, scale):
     assert torch.allclose(in_reward("k3"), home - other, atol=1e-8)
 
 
+# catches: a page that calls a penalty right for responses which is right for one token alone (Tang
+# and Munos 2025): token by token in the loss, the effect of a token on later KL is missing
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 4))
+def test_which_gradient_follows_the_kl_of_a_response(seed, steps):
+    g, size = torch.Generator().manual_seed(seed), 2
+    z, ref = torch.randn(2, 1 + size, size, generator=g, dtype=torch.float64)
+    z.requires_grad_()
+    every = torch.cartesian_prod(*[torch.arange(size)] * steps)
+    rows = torch.cat([torch.zeros(len(every), 1, dtype=torch.long), every[:, :-1] + 1], 1)
+    logp, logq = (x.log_softmax(-1)[rows, every] for x in (z, ref))
+    chance = logp.sum(1, keepdim=True).exp()
+    p = chance.detach()
+
+    def grad(loss):
+        return torch.autograd.grad(loss, z, retain_graph=True)[0]
+
+    def in_reward(name):
+        kl = estimate_kl(logp, logq, name).detach()
+        return grad((p * kl.flip(1).cumsum(1).flip(1) * logp).sum())
+
+    whole = [x.sum(1, keepdim=True) for x in (logp, logq)]
+    own = full_kl(z, ref)[rows]
+    wanted = grad((chance * (whole[0] - whole[1])).sum())
+    assert torch.allclose(in_reward("k1"), wanted, atol=1e-10)
+    assert torch.allclose(grad((p * estimate_kl(*whole, "k2")).sum()), wanted, atol=1e-10)
+    by_token = grad((p * estimate_kl(logp, logq, "k2")).sum())
+    assert torch.allclose(by_token, grad((p * own).sum()), atol=1e-10)
+    later = grad((p * own.detach().flip(1).cumsum(1).flip(1) * logp).sum())
+    assert torch.allclose(by_token + later, wanted, atol=1e-10)
+    assert not torch.allclose(by_token, wanted, atol=1e-6)
+
+
+# catches: other figures than those of the page, whose first choice is even and leads to a KL
+def test_two_even_choices_and_one_that_is_not():
+    first = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    second = tensor([2.0, -2.0], dtype=torch.float64, requires_grad=True)
+    even = torch.zeros(2, dtype=torch.float64)
+    one, two, after_b = (x.log_softmax(-1) for x in (first, second, even))
+    logp = torch.stack([one[[0, 0, 1, 1]], torch.cat([two, after_b])], 1)
+    p, x = logp.detach().sum(1, keepdim=True).exp(), logp - math.log(0.5)
+
+    def grads(loss):
+        a, b = torch.autograd.grad(loss, (first, second), retain_graph=True)
+        return [round(a[0].item(), 3), round(2 * b[0].item(), 3)]
+
+    def in_reward(kl):
+        return grads((p * kl.detach().flip(1).cumsum(1).flip(1) * logp).sum())
+
+    ref = torch.full_like(logp, math.log(0.5))
+    assert grads((logp.sum(1).exp() * x.sum(1)).sum()) == [0.151, 0.071]
+    assert in_reward(k1(logp, ref)) == [0.151, 0.071]
+    assert in_reward(k3(logp, ref)) == [0.151, -0.411]
+    assert grads((p * k2(logp, ref)).sum()) == [0.0, 0.071]
+    assert grads((p[:, 0] * k2(logp.sum(1), ref.sum(1))).sum()) == [0.151, 0.071]
+
+
 def test_full_kl_gradcheck():
     logits, ref = torch.randn(
         2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)

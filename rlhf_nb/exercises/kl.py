@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
@@ -16,8 +15,8 @@ from rlhf_nb.exercises.values import Case
 
 
 def my_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
-    logr = torch.where(mask, ref_logprobs - logprobs, 0.0)
-    return torch.expm1(logr) - logr
+    x = torch.where(mask, logprobs - ref_logprobs, 0.0)
+    return torch.expm1(-x) + x
 
 
 def _k3_cases(g: Generator) -> list[Case]:
@@ -36,8 +35,9 @@ def _k3_cases(g: Generator) -> list[Case]:
     ]
 
 
-EXPM1 = "torch.expm1(logr) - logr"
-WHERE = "torch.where(mask, ref_logprobs - logprobs, 0.0)"
+EXPM1 = "torch.expm1(-x) + x"
+WHERE = "torch.where(mask, logprobs - ref_logprobs, 0.0)"
+BARE = "logprobs - ref_logprobs"
 
 K3 = Exercise(
     "my_k3",
@@ -45,153 +45,186 @@ K3 = Exercise(
     _k3_cases,
     "Never negative, right on average, and 0 on padding.",
     {
-        "logr is the wrong way round, logprobs and ref_logprobs are swapped: it is reference minus "
-        "policy.": ("ref_logprobs - logprobs", "logprobs - ref_logprobs"),
-        "exp(logr) - logr starts at 1: subtract 1, or use expm1.": (
+        "The log-ratio x is the wrong way round, logprobs and ref_logprobs are swapped: it is "
+        "policy minus reference.": (BARE, "ref_logprobs - logprobs"),
+        "exp(-x) + x starts at 1: subtract 1, or use expm1.": (
             EXPM1,
-            "torch.where(mask, logr.exp() - logr, 0.0)",
+            "torch.where(mask, (-x).exp() + x, 0.0)",
         ),
-        "exp(logr) - logr starts at 1: subtract 1, or use expm1. The padding has that 1 too, and "
-        "should be 0.": (EXPM1, "logr.exp() - logr"),
-        "The last sign is turned: subtract logr.": (EXPM1, "torch.expm1(logr) + logr"),
-        "logr is not subtracted: without it the number may be negative.": (
+        "exp(-x) + x starts at 1: subtract 1, or use expm1. The padding has that 1 too, and should "
+        "be 0.": (EXPM1, "(-x).exp() + x"),
+        "The last sign is turned: add x.": (EXPM1, "torch.expm1(-x) - x"),
+        "The minus sign in the exponent is missing: it is exp(-x).": (EXPM1, "torch.expm1(x) + x"),
+        "x is not added: without it the number may be negative.": (EXPM1, "torch.expm1(-x)"),
+        "The sign is turned: k3 is never negative.": (EXPM1, "-x - torch.expm1(-x)"),
+        "That is k2, half the square of x: near zero they agree, and only there.": (
             EXPM1,
-            "torch.expm1(logr)",
+            "x.square() / 2",
         ),
-        "The sign is turned: k3 is never negative.": (EXPM1, "logr - torch.expm1(logr)"),
-        "That is k2, half the square of logr: near zero they agree, and only there.": (
-            EXPM1,
-            "logr.square() / 2",
-        ),
-        "That is k1, minus logr: unbiased too, but of either sign.": (EXPM1, "-logr"),
-        "Zero times infinity is NaN: use torch.where on logr, do not multiply by the mask.": (
+        "That is k1, x itself: unbiased too, but of either sign.": (EXPM1, "x"),
+        "Zero times infinity is NaN: use torch.where on x, do not multiply by the mask.": (
             WHERE,
-            "ref_logprobs - logprobs",
+            BARE,
             EXPM1,
-            "(torch.expm1(logr) - logr) * mask",
+            "(torch.expm1(-x) + x) * mask",
         ),
-        "The padding has a KL: it should be 0 there, by the mask.": (
-            WHERE,
-            "ref_logprobs - logprobs",
-        ),
+        "The padding has a KL: it should be 0 there, by the mask.": (WHERE, BARE),
         "The numbers are right, and the gradient is NaN: torch.where came after the exponential, "
-        "which had overflowed on the padding, and 0 times infinity is NaN on the way back. Mask "
-        "logr itself.": (
-            WHERE,
-            "ref_logprobs - logprobs",
-            EXPM1,
-            "torch.where(mask, torch.expm1(logr) - logr, 0.0)",
-        ),
+        "which had overflowed on the padding, and 0 times infinity is NaN on the way back. Mask x "
+        "itself.": (WHERE, BARE, EXPM1, "torch.where(mask, torch.expm1(-x) + x, 0.0)"),
         "Return one number a token, not a mean: who averages decides how.": (
             EXPM1,
-            "(torch.expm1(logr) - logr).mean()",
+            "(torch.expm1(-x) + x).mean()",
         ),
     },
     grads=("logprobs",),
 )
 
-# ---- The gradient of the exact KL by the logits ----
+# ---- The gradient of the KL of a response by the logits ----
 
 
-def my_kl_gradient(logits: Tensor, ref_logits: Tensor) -> Tensor:
+def my_kl_gradient(logits: Tensor, ref_logits: Tensor, length: int) -> Tensor:
+    logits = logits.clone().requires_grad_()
     logp, logq = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    kl = (logp.exp() * (logp - logq)).sum()
-    return logp.exp() * (logp - logq - kl)
+    chance = logp.exp()
+    own = (chance * (logp - logq)).sum(-1)
+    to_go = torch.zeros_like(own)
+    for _ in range(length):
+        to_go = own + chance @ to_go[1:]
+    (gradient,) = torch.autograd.grad(to_go[0], logits)
+    return gradient
 
 
 def _kl_gradient_cases(g: Generator) -> list[Case]:
-    def case(logits: Tensor, ref_logits: Tensor) -> Case:
-        return dict(logits=logits, ref_logits=ref_logits)
+    def case(logits: Tensor, ref_logits: Tensor, length: int) -> Case:
+        return dict(logits=logits, ref_logits=ref_logits, length=length)
 
-    size = one(g, 3, 5)
+    def drawn(size: int, length: int) -> Case:
+        return case(normal(g, size + 1, size), normal(g, size + 1, size), length)
+
+    tree = torch.tensor([[0.0, 0.0], [2.0, -2.0], [0.0, 0.0]])  # of the page
     return [
-        case(torch.tensor([0.0, math.log(3)]), torch.zeros(2)),
-        case(torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0.5, 1.0, -2.0])),
-        case(normal(g, size), normal(g, size)),
-        case(normal(g, 4), normal(g, 4)),
+        case(tree, torch.zeros(3, 2), 2),
+        drawn(2, 1),
+        drawn(one(g, 3, 5), 3),
+        drawn(3, one(g, 4, 6)),
     ]
 
 
-def _estimated(kind: str, formula: Callable[[Tensor], Tensor]) -> Callable:
-    """The average gradient of an estimator of the log-ratio x, as a detached reward or as a loss,
-    over what the policy draws."""
-
-    def answer(logits: Tensor, ref_logits: Tensor) -> Tensor:
-        logits = logits.detach().clone().requires_grad_()
-        logp = logits.log_softmax(-1)
-        kl = formula(logp - ref_logits.log_softmax(-1))
-        each = kl if kind == "loss" else kl.detach() * logp
-        return torch.autograd.grad((logp.detach().exp() * each).sum(), logits)[0]
-
-    return answer
-
-
-HOME = "logp.exp() * (logp - logq - kl)"
+OWN = "(chance * (logp - logq)).sum(-1)"
+NEXT = "own + chance @ to_go[1:]"
 
 KL_GRADIENT = Exercise(
     "my_kl_gradient",
     my_kl_gradient,
     _kl_gradient_cases,
-    "k1 as a reward or k2 as a loss: for one token both pull home, exactly, on average.",
+    "Each token answers for its own KL and for where it leads: k1 in the reward does that too, on "
+    "average, and no penalty token by token in the loss.",
     {
-        "All zeros: that is k1 as a loss. Detach it, times the log-prob.": _estimated(
-            "loss", lambda x: x
+        "What comes next is weighed with detached probabilities: that is a KL, or k2, token by "
+        "token in the loss, which forgets where an early token leads. Remove the detach.": (
+            NEXT,
+            "own + chance.detach() @ to_go[1:]",
         ),
-        "k3 as a loss: that is the gradient of the KL the other way round, log π and log π_ref "
-        "swapped.": _estimated("loss", lambda x: torch.expm1(-x) + x),
-        "That is k3 as a reward: k1 belongs there.": _estimated(
-            "reward", lambda x: torch.expm1(-x) + x
+        "Only the KL that follows is charged, as with an exact KL in the reward: a token's own KL "
+        "is detached. Remove that detach.": (NEXT, "own.detach() + chance @ to_go[1:]"),
+        "All zeros: that is k1 in the loss, whose mean gradient is 0. The probabilities are "
+        "detached, and they are what the gradient goes through.": (
+            OWN,
+            "(chance.detach() * (logp - logq)).sum(-1)",
+            NEXT,
+            "own + chance.detach() @ to_go[1:]",
         ),
-        "That is k2 as a reward: it belongs in the loss.": _estimated(
-            "reward", lambda x: x.square() / 2
+        "That is k3 in the loss, token by token: the gradient of the KL the other way round, log π "
+        "and log π_ref swapped, which also forgets where an early token leads.": (
+            OWN,
+            "(logq.exp() * (logq - logp)).sum(-1)",
+            NEXT,
+            "own + chance.detach() @ to_go[1:]",
         ),
-        "That is |log-ratio| as a loss: half its square is what pulls right.": _estimated(
-            "loss", torch.abs
+        "The KL is the other way round, log π and log π_ref swapped: the policy's probabilities "
+        "weigh log π - log π_ref.": (OWN, "(logq.exp() * (logq - logp)).sum(-1)"),
+        "That is k3 in the reward: far from the reference it pushes further away. k1 belongs "
+        "there.": (OWN, "(chance * (torch.expm1(logq - logp) + logp - logq).detach()).sum(-1)"),
+        "That is k2 in the reward: k1 belongs there.": (
+            OWN,
+            "(chance * ((logp - logq).square() / 2).detach()).sum(-1)",
         ),
-        "The square of the log-ratio as a loss is twice too large: take half of it.": _estimated(
-            "loss", torch.square
+        "k2 has the right gradient for a token's own KL, and the wrong value to weigh the earlier "
+        "tokens with: take the KL itself.": (
+            OWN,
+            "(chance.detach() * (logp - logq).square() / 2).sum(-1)",
         ),
-        "The sign is turned: k1 is log policy minus log reference.": (
-            HOME,
-            "logp.exp() * (kl - logp + logq)",
+        "That is only the KL of the first token: length makes no difference.": (
+            "range(length)",
+            "range(1)",
         ),
-        "It does not add up to 0, as a gradient by logits must: the KL is not subtracted from "
-        "the log-ratio.": (
-            HOME,
-            "logp.exp() * (logp - logq)",
+        "That is one token too few, off by one: the loop runs length times.": (
+            "range(length)",
+            "range(length - 1)",
         ),
-        "The KL is added, and it has to be subtracted: a gradient by logits adds up to 0.": (
-            HOME,
-            "logp.exp() * (logp - logq + kl)",
+        "That is one token too many, off by one: the loop runs length times.": (
+            "range(length)",
+            "range(length + 1)",
         ),
-        "The policy's probabilities are missing as weights: multiply by them.": (
-            HOME,
-            "logp - logq - kl",
+        "That is the KL per token: it was divided by length.": (
+            "to_go[0], ",
+            "to_go[0] / length, ",
         ),
-        "You weight by the reference's probabilities: the policy's belong there.": (
-            HOME,
-            "logq.exp() * (logp - logq - kl)",
+        "Every row is counted as a beginning, by a sum: a response begins with row 0.": (
+            "to_go[0]",
+            "to_go.sum()",
         ),
-        "The KL is a sum over the tokens, each with the policy's probability: you took the mean.": (
-            ".sum()",
-            ".mean()",
+        "The rows are shifted by one: after token a comes row 1 + a.": ("to_go[1:]", "to_go[:-1]"),
+        "The sign is turned: the log-ratio is log π minus log π_ref.": (
+            "(logp - logq)",
+            "(logq - logp)",
         ),
-        "You add log π_ref in the KL: subtract it, because the log-ratio is a difference.": (
-            "(logp - logq)).sum()",
-            "(logp + logq)).sum()",
+        "log π_ref is added, and it has to be subtracted: the log-ratio is a difference.": (
+            "(logp - logq)",
+            "(logp + logq)",
         ),
-        "You add log π_ref to log π: subtract it, because the log-ratio is a difference.": (
-            "(logp - logq - kl)",
-            "(logp + logq - kl)",
+        "What follows is subtracted: the KL of later tokens adds to a token's own.": (
+            NEXT,
+            "own - chance @ to_go[1:]",
         ),
-        "The weights of the KL are log-probs: take their exponential, exp, for probabilities.": (
-            "(logp.exp() * (logp - logq)).sum()",
-            "(logp * (logp - logq)).sum()",
+        "The KL of a row is a sum over its tokens, each with its probability: you took the mean.": (
+            ".sum(-1)",
+            ".mean(-1)",
         ),
-        "The weights of the gradient are log-probs: take their exponential, exp.": (
-            "logp.exp() * (logp - logq - kl)",
-            "logp * (logp - logq - kl)",
+        "You weigh by the reference's probabilities: the policy's belong there.": (
+            "chance = logp.exp()",
+            "chance = logq.exp()",
         ),
+        "The weights are log-probs: take their exponential, exp, for probabilities.": (
+            "chance = logp.exp()",
+            "chance = logp",
+        ),
+        "Each row is a distribution of its own: take log_softmax over the last axis, -1, of "
+        "logits.": (
+            "logp, logq = logits.log_softmax(-1)",
+            "logp, logq = logits.log_softmax(0)",
+        ),
+        "Each row is a distribution of its own: take log_softmax over the last axis, -1, of "
+        "ref_logits.": ("ref_logits.log_softmax(-1)", "ref_logits.log_softmax(0)"),
+        "softmax of logits gives probabilities where log-probs are wanted: take log_softmax.": (
+            "logp, logq = logits.log_softmax",
+            "logp, logq = logits.softmax",
+        ),
+        "softmax of ref_logits gives probabilities where log-probs are wanted: take log_softmax.": (
+            "ref_logits.log_softmax",
+            "ref_logits.softmax",
+        ),
+        "You took the largest part of a row: its KL is the sum.": (".sum(-1)", ".amax(-1)"),
+        "You divide by the log-ratio: each token counts its log-ratio times its probability.": (
+            "chance * (logp",
+            "chance / (logp",
+        ),
+        "The response begins in row 1: row 0 is the first, and row 1 comes after token 0.": (
+            "to_go[0]",
+            "to_go[1]",
+        ),
+        "The response begins in the last row: row 0 is the first.": ("to_go[0]", "to_go[-1]"),
         "You left out log_softmax: logits have no scale until they are normalised.": (
             "logits.log_softmax(-1), ref_logits.log_softmax(-1)",
             "logits, ref_logits",

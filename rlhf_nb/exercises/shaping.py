@@ -53,6 +53,19 @@ SHAPING = Exercise(
             "mask.sum(1, keepdim=True) - 1",
             "mask.sum(1, keepdim=True).clamp(max=mask.shape[1] - 1)",
         ),
+        "The score is one token too early, an index off by one: pay it to the last real one.": (
+            "mask.sum(1, keepdim=True) - 1",
+            "mask.sum(1, keepdim=True) - 2",
+        ),
+        "The score is one slot too late, an index off by one: it is lost where a row fills its "
+        "columns.": (
+            "mask.sum(1, keepdim=True) - 1",
+            "mask.sum(1, keepdim=True)",
+        ),
+        "Every other token is paid 1: what is not the last token collects 0.": (
+            "scores[:, None], 0.0",
+            "scores[:, None], 1.0",
+        ),
         "The score is on the first token: pay it to the last real one.": (
             LAST,
             "mask & (torch.arange(mask.shape[1]) == 0)",
@@ -292,6 +305,26 @@ MERGE = Exercise(
         "The distance of mean_b counts squared: M is a sum of squares.": (
             "(mean_b - mean) ** 2",
             "(mean_b - mean) * 2",
+        ),
+        "n_a is divided by the squared distance: it multiplies it, once for each score of a.": (
+            "n_a * (mean_a - mean) ** 2",
+            "n_a / (mean_a - mean) ** 2",
+        ),
+        "n_b is divided by the squared distance: it multiplies it, once for each score of b.": (
+            "n_b * (mean_b - mean) ** 2",
+            "n_b / (mean_b - mean) ** 2",
+        ),
+        "The distance of mean_a counts squared, and the exponent is larger: M is a sum of "
+        "squares.": ("(mean_a - mean) ** 2", "(mean_a - mean) ** 3"),
+        "The distance of mean_b counts squared, and the exponent is larger: M is a sum of "
+        "squares.": ("(mean_b - mean) ** 2", "(mean_b - mean) ** 3"),
+        "n_a is divided by mean_a: the scores of a sum to n_a times their mean.": (
+            "n_a * mean_a",
+            "n_a / mean_a",
+        ),
+        "n_b is divided by mean_b: the scores of b sum to n_b times their mean.": (
+            "n_b * mean_b",
+            "n_b / mean_b",
         ),
         "You subtract the two M: both add to that of the whole.": ("m_a + m_b", "m_a - m_b"),
         "You subtract the two means where they are added up, each n_a or n_b times.": (
