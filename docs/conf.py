@@ -26,6 +26,8 @@ extensions = [
 # Notebooks: outputs are kept in them, nothing runs here.
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 nb_render_markdown_format = "myst"  # a table in an output is a table
 nb_ipywidgets_js = {}  # no page holds a widget, and these would be fetched from the web
 myst_enable_extensions = ["dollarmath", "colon_fence"]
