@@ -20,6 +20,7 @@ from rlhf_nb.exercises import (
     losses,
     masks,
     policy_gradients,
+    ppo,
     preferences,
     shaping,
     viz,
@@ -31,8 +32,8 @@ from .exercises.progress import Progress
 __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_logprobs',
            'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge',
            'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss',
-           'check_minibatch_loss', 'check_tint', 'check_cell', 'check_vmax', 'check_lean', 'EXERCISES', 'outcome',
-           'same', 'difference', 'Mistake', 'Exercise', 'progress']
+           'check_minibatch_loss', 'check_advantages', 'check_tint', 'check_cell', 'check_vmax', 'check_lean',
+           'EXERCISES', 'outcome', 'same', 'difference', 'Mistake', 'Exercise', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #bb6897fa
 def _run(program: Callable, given: tuple) -> Any:
@@ -166,6 +167,7 @@ check_targets = gae.TARGETS
 check_policy_loss = losses.POLICY_LOSS
 check_value_loss = losses.VALUE_LOSS
 check_minibatch_loss = losses.MINIBATCH_LOSS
+check_advantages = ppo.ADVANTAGES
 check_tint = viz.TINT
 check_cell = viz.CELL
 check_vmax = viz.VMAX
@@ -189,6 +191,7 @@ EXERCISES = (
     check_policy_loss,
     check_value_loss,
     check_minibatch_loss,
+    check_advantages,
     check_tint,
     check_cell,
     check_vmax,

@@ -43,6 +43,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "my_deltas": {
         "mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape",
     },
+    "my_advantages": {
+        "mask: torch.zeros_like(mask) | mask → _ones(mask)": "zeros have the shape of either",
+    },
     "my_shaping": {
         "mask: mask.shape | mask → _ones(mask)": "a mask of ones has the same shape",
     },
