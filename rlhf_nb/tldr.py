@@ -5,30 +5,11 @@
 # %% ../nbs/course/03_tldr.ipynb #7adfdf03
 from __future__ import annotations
 
-import ast
-import gc
-import hashlib
-import json
-import math
-import os
-import random
 import re
-import site
-import sysconfig
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 
 # %% auto #0
-__all__ = ['FACTS', 'CORE', 'EXTRA', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLES', 'CLAUSES', 'OPENINGS', 'FORM', 'SLOT',
-           'EDITS', 'TLDR', 'TLDR_PREFERENCE', 'DOCSTRING_ASKS', 'split_of', 'draw_facts', 'wrong_facts', 'write_post',
-           'write_summary', 'write_reference', 'Verdict', 'gold_judge', 'win_rate', 'mini_tldr', 'prefers_first',
-           'swap_fact', 'edit_pair', 'preference_pairs', 'edit_pairs', 'probe_pairs', 'load_tldr',
-           'load_tldr_preferences', 'source_files', 'docstrings_in', 'docstrings', 'docstring_pairs',
-           'words_from_prompt']
+__all__ = ['FACTS', 'CORE', 'EXTRA', 'SLOT', 'OPENINGS', 'FORM', 'Verdict', 'gold_judge', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLES', 'CLAUSES', 'EDITS', 'TLDR', 'TLDR_PREFERENCE', 'DOCSTRING_ASKS', 'split_of', 'draw_facts', 'wrong_facts', 'write_post', 'write_summary', 'write_reference', 'win_rate', 'mini_tldr', 'prefers_first', 'swap_fact', 'edit_pair', 'preference_pairs', 'edit_pairs', 'probe_pairs', 'load_tldr', 'load_tldr_preferences', 'source_files', 'docstrings_in', 'docstrings', 'docstring_pairs', 'words_from_prompt']
 
 # %% ../nbs/course/03_tldr.ipynb #dc6bf28c
 FACTS = dict(
@@ -44,8 +25,73 @@ FACTS = dict(
     question="leave apologise sue complain forgive move pay call wait talk".split(),
 )
 CORE, EXTRA = ("who", "did", "what"), ("when", "why", "feeling", "question")
+SLOT = {value: slot for slot, values in FACTS.items() for value in values}
+OPENINGS = ("so basically, ", "long story short, ", "well, ")
 
-# %% ../nbs/course/03_tldr.ipynb #64dc7ee0
+# %% ../nbs/course/03_tldr.ipynb #533c678d
+_ANY = {slot: f"(?:{'|'.join(values)})" for slot, values in FACTS.items()}
+FORM = re.compile(
+    "(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?"
+    "(?: because they were {why})?"
+    r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY)
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    "What the gold judge saw in one summary."
+
+    covered: int
+    invented: int
+    repeated: int
+    malformed: bool
+    rambling: bool
+    words: int
+    stopped: bool
+
+    @property
+    def gold(self) -> float:
+        "Points: up to 7 for a perfect summary."
+        cost = 2.0 * self.invented + self.repeated + self.malformed + 0.5 * self.rambling
+        return self.covered - cost - 0.2 * max(0, self.words - 22) - 2.0 * (not self.stopped)
+
+
+def gold_judge(
+    summary: str,  # the text, special tokens removed
+    facts: dict[str, str],  # the truth
+    stopped: bool = True,  # whether the writer reached the stop token
+) -> Verdict:
+    "Judge one summary against the facts. It labels pairs and evaluates; training never sees it."
+    words = re.findall(r"\w+", summary)
+    stated = [word for word in words if word in SLOT]
+    right = {word for word in stated if facts[SLOT[word]] == word}
+    return Verdict(
+        covered=len(right),
+        invented=len(set(stated) - right),
+        repeated=len(stated) - len(set(stated)),
+        malformed=not FORM.fullmatch(summary.strip()),
+        rambling=summary.strip().startswith(tuple(o.strip() for o in OPENINGS)),
+        words=len(words),
+        stopped=stopped,
+    )
+
+# %% ../nbs/reference/34_world.ipynb #1de19919
+import ast
+import gc
+import hashlib
+import json
+import math
+import os
+import random
+import site
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
+
+# %% ../nbs/reference/34_world.ipynb #64dc7ee0
 def split_of(
     facts: dict[str, str],  # one value for each slot of FACTS
 ) -> str:  # "train" (80 %), "validation" or "test" (10 % each)
@@ -53,7 +99,7 @@ def split_of(
     who, did, what = (FACTS[slot].index(facts[slot]) for slot in CORE)
     return {8: "validation", 9: "test"}.get((who + 7 * did + 5 * what) % 10, "train")
 
-# %% ../nbs/course/03_tldr.ipynb #2d94dcc3
+# %% ../nbs/reference/34_world.ipynb #2d94dcc3
 def draw_facts(
     rng: random.Random,
     split: str,  # "train", "validation" or "test"
@@ -64,7 +110,7 @@ def draw_facts(
         if split_of(facts) == split:
             return facts
 
-# %% ../nbs/course/03_tldr.ipynb #05b88b61
+# %% ../nbs/reference/34_world.ipynb #05b88b61
 TOLD = dict(
     core=(
         "my {who} {did} my {what}.",
@@ -92,7 +138,7 @@ TITLES = (
     "please be honest",
 )
 
-# %% ../nbs/course/03_tldr.ipynb #cd951568
+# %% ../nbs/reference/34_world.ipynb #cd951568
 def wrong_facts(
     facts: dict[str, str],
     rng: random.Random,
@@ -102,7 +148,7 @@ def wrong_facts(
         slot: rng.choice([v for v in FACTS[slot] if v != value]) for slot, value in facts.items()
     }
 
-# %% ../nbs/course/03_tldr.ipynb #4b3e52d7
+# %% ../nbs/reference/34_world.ipynb #4b3e52d7
 def write_post(
     facts: dict[str, str],
     rng: random.Random,
@@ -121,7 +167,7 @@ def write_post(
     head = f"SUBREDDIT: r/{rng.choice(SUBREDDITS)}\n\nTITLE: {rng.choice(TITLES)}"
     return f"{head}\n\nPOST: {' '.join(sentences)}\n\nTL;DR:", shown
 
-# %% ../nbs/course/03_tldr.ipynb #9df16048
+# %% ../nbs/reference/34_world.ipynb #9df16048
 CLAUSES = dict(
     core=("my {who} {did} my {what}",),
     when=(" on {when}",),
@@ -129,7 +175,6 @@ CLAUSES = dict(
     feeling=(", i feel {feeling}", ", now i feel {feeling}"),
     question=(". should i {question}?",),
 )
-OPENINGS = ("so basically, ", "long story short, ", "well, ")
 
 
 def write_summary(
@@ -145,7 +190,7 @@ def write_summary(
     )
     return " " + opening + text.format(**facts) + ("" if "question" in keep else ".")
 
-# %% ../nbs/course/03_tldr.ipynb #86e5e64b
+# %% ../nbs/reference/34_world.ipynb #86e5e64b
 def write_reference(
     facts: dict[str, str],
     shown: dict[str, str],  # what the distractors of this post say
@@ -161,62 +206,7 @@ def write_reference(
         facts = {**facts, slot: shown.get(slot) or wrong_facts(facts, rng)[slot]}
     return write_summary(facts, rng, keep, rng.choice(OPENINGS) if rng.random() < ramble else "")
 
-# %% ../nbs/course/03_tldr.ipynb #533c678d
-_ANY = {slot: f"(?:{'|'.join(values)})" for slot, values in FACTS.items()}
-FORM = re.compile(
-    "(?:(?:so basically|long story short|well), )?my {who} {did} my {what}(?: on {when})?"
-    "(?: because they were {why})?"
-    r"(?:, (?:now )?i feel {feeling})?\.(?: should i {question}\?)?".format(**_ANY)
-)
-SLOT = {value: slot for slot, values in FACTS.items() for value in values}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    "What the gold judge saw in one summary."
-
-    covered: int
-    invented: int
-    repeated: int
-    malformed: bool
-    rambling: bool
-    words: int
-    stopped: bool
-
-    @property
-    def gold(self) -> float:
-        "Points: up to 7 for a perfect summary."
-        return (
-            self.covered
-            - 2.0 * self.invented
-            - self.repeated
-            - self.malformed
-            - 0.5 * self.rambling
-            - 0.2 * max(0, self.words - 22)
-            - 2.0 * (not self.stopped)
-        )
-
-
-def gold_judge(
-    summary: str,  # the text, special tokens removed
-    facts: dict[str, str],  # the truth
-    stopped: bool = True,  # whether the writer reached the stop token
-) -> Verdict:
-    "Judge one summary against the facts. It labels pairs and evaluates; training never sees it."
-    words = re.findall(r"\w+", summary)
-    stated = [word for word in words if word in SLOT]
-    right = {word for word in stated if facts[SLOT[word]] == word}
-    return Verdict(
-        len(right),
-        len(set(stated) - right),
-        len(stated) - len(set(stated)),
-        not FORM.fullmatch(summary.strip()),
-        summary.strip().startswith(tuple(o.strip() for o in OPENINGS)),
-        len(words),
-        stopped,
-    )
-
-# %% ../nbs/course/03_tldr.ipynb #16a25f94
+# %% ../nbs/reference/34_world.ipynb #16a25f94
 def win_rate(
     ours: Sequence[float],  # gold points of our summaries
     theirs: Sequence[float],  # of the others, post by post
@@ -229,7 +219,7 @@ def win_rate(
         )
     return sum((a > b) + 0.5 * (a == b) for a, b in zip(ours, theirs)) / len(ours)
 
-# %% ../nbs/course/03_tldr.ipynb #f35ce2a7
+# %% ../nbs/reference/34_world.ipynb #f35ce2a7
 def mini_tldr(
     seed: int = 0,
     train: int = 24_000,  # posts
@@ -258,7 +248,7 @@ def mini_tldr(
         }
     )
 
-# %% ../nbs/course/03_tldr.ipynb #12105761
+# %% ../nbs/reference/34_world.ipynb #12105761
 def prefers_first(
     gold_first: float,
     gold_second: float,
@@ -269,7 +259,7 @@ def prefers_first(
     # the sigmoid of the difference, written so that it cannot overflow
     return rng.random() < 0.5 + 0.5 * math.tanh((gold_first - gold_second) / (2 * noise))
 
-# %% ../nbs/course/03_tldr.ipynb #2ef6a7a3
+# %% ../nbs/reference/34_world.ipynb #2ef6a7a3
 def swap_fact(
     facts: dict[str, str],
     shown: dict[str, str],  # wrong values that the post contains
@@ -282,7 +272,7 @@ def swap_fact(
     value = shown[slot] if slot in shown and rng.random() < 0.6 else wrong_facts(facts, rng)[slot]
     return {**facts, slot: value}
 
-# %% ../nbs/course/03_tldr.ipynb #ea2918cb
+# %% ../nbs/reference/34_world.ipynb #ea2918cb
 # how often labellers are shown which: facts are what is hard to check
 EDITS = ("swap",) * 24 + ("drop",) * 4 + ("opening", "repeat")
 
@@ -312,7 +302,7 @@ def edit_pair(
         kind, changed = "swap", write(swap_fact(facts, shown, [*CORE, *keep], rng), keep)
     return (whole, changed, kind) if rng.random() < 0.5 else (changed, whole, kind)
 
-# %% ../nbs/course/03_tldr.ipynb #98972e78
+# %% ../nbs/reference/34_world.ipynb #98972e78
 def preference_pairs(
     posts: Dataset,  # rows of `mini_tldr`
     answers: Iterable[
@@ -345,7 +335,7 @@ def preference_pairs(
         )
     return Dataset.from_list(rows)
 
-# %% ../nbs/course/03_tldr.ipynb #e13ad140
+# %% ../nbs/reference/34_world.ipynb #e13ad140
 def edit_pairs(
     posts: Dataset,  # rows of `mini_tldr`
     seed: int = 0,
@@ -360,7 +350,7 @@ def edit_pairs(
     ]
     return preference_pairs(posts, answers, seed=seed, noise=noise)
 
-# %% ../nbs/course/03_tldr.ipynb #297a5a6f
+# %% ../nbs/reference/34_world.ipynb #297a5a6f
 def probe_pairs(
     posts: Dataset,  # rows of `mini_tldr`, held out
     seed: int = 0,
@@ -381,7 +371,7 @@ def probe_pairs(
         )
     return Dataset.from_list(rows)
 
-# %% ../nbs/course/03_tldr.ipynb #ce2173af
+# %% ../nbs/reference/34_world.ipynb #ce2173af
 TLDR, TLDR_PREFERENCE = "trl-lib/tldr", "trl-lib/tldr-preference"
 
 
@@ -412,7 +402,7 @@ def load_tldr_preferences(name_or_path: str = TLDR_PREFERENCE) -> DatasetDict:
     "Posts with two summaries, the better one known: columns prompt, chosen and rejected."
     return _load_columns(name_or_path, ("prompt", "chosen", "rejected"))
 
-# %% ../nbs/course/03_tldr.ipynb #6f68da3f
+# %% ../nbs/reference/34_world.ipynb #6f68da3f
 def source_files(
     packages: Sequence[str]
     | None = None,  # top-level names, such as "json"; None: whatever is installed
@@ -437,7 +427,7 @@ def source_files(
         )
     return {name: path for name, path in files.items() if package_of[name] in packages}
 
-# %% ../nbs/course/03_tldr.ipynb #e8950821
+# %% ../nbs/reference/34_world.ipynb #e8950821
 _PARTS = re.compile(r"(\S[^\n]*)\n[ \t]*\n\s*(\S.*)", re.S)  # first line, empty line, body
 
 
@@ -471,7 +461,7 @@ def docstrings_in(
         nodes += reversed(inner)
     return docstrings
 
-# %% ../nbs/course/03_tldr.ipynb #555534b8
+# %% ../nbs/reference/34_world.ipynb #555534b8
 DOCSTRING_ASKS = "\n\nSummary:"  # ends a prompt, as "TL;DR:" does
 
 
@@ -496,7 +486,7 @@ def _docstring_rows(
             if owner.setdefault(_text_key(body), split) == split:
                 yield split, dict(prompt=body + DOCSTRING_ASKS, completion=" " + line, source=name)
 
-# %% ../nbs/course/03_tldr.ipynb #48c12502
+# %% ../nbs/reference/34_world.ipynb #48c12502
 def docstrings(
     seed: int = 0,
     train: int = 3_000,  # rows
@@ -539,7 +529,7 @@ def docstrings(
     }
     return DatasetDict({split: Dataset.from_dict(x, columns) for split, x in listed.items()})
 
-# %% ../nbs/course/03_tldr.ipynb #f4b2a436
+# %% ../nbs/reference/34_world.ipynb #f4b2a436
 def docstring_pairs(
     data: Dataset,  # columns prompt and completion: a split of `docstrings`
     seed: int = 0,
@@ -561,7 +551,7 @@ def docstring_pairs(
         rows.append(dict(prompt=prompt, chosen=line, rejected=other))
     return Dataset.from_list(rows)
 
-# %% ../nbs/course/03_tldr.ipynb #41a25fcb
+# %% ../nbs/reference/34_world.ipynb #41a25fcb
 def words_from_prompt(
     prompts: Sequence[str],
     responses: Sequence[str],
