@@ -19,6 +19,7 @@ from rlhf_nb.exercises import (
     logprobs,
     losses,
     masks,
+    models,
     policy_gradients,
     ppo,
     preferences,
@@ -29,11 +30,11 @@ from .exercises.engine import Verdict
 from .exercises.progress import Progress
 
 # %% auto #0
-__all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_logprobs',
-           'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge',
-           'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss',
-           'check_minibatch_loss', 'check_advantages', 'check_tint', 'check_cell', 'check_vmax', 'check_lean',
-           'EXERCISES', 'outcome', 'same', 'difference', 'Mistake', 'Exercise', 'progress']
+__all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_last',
+           'check_values', 'check_logprobs', 'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping',
+           'check_final_scores', 'check_merge', 'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss',
+           'check_value_loss', 'check_minibatch_loss', 'check_advantages', 'check_tint', 'check_cell', 'check_vmax',
+           'check_lean', 'EXERCISES', 'outcome', 'same', 'difference', 'Mistake', 'Exercise', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #bb6897fa
 def _run(program: Callable, given: tuple) -> Any:
@@ -154,6 +155,8 @@ check_surrogate = policy_gradients.SURROGATE
 check_mean = masks.MEAN
 check_response_mask = masks.RESPONSE_MASK
 check_whiten_ranks = masks.WHITEN_RANKS
+check_last = models.LAST
+check_values = models.VALUES
 check_logprobs = logprobs.LOGPROBS
 check_entropy = logprobs.ENTROPY
 check_k3 = kl.K3
@@ -178,6 +181,8 @@ EXERCISES = (
     check_mean,
     check_response_mask,
     check_whiten_ranks,
+    check_last,
+    check_values,
     check_logprobs,
     check_entropy,
     check_k3,

@@ -23,6 +23,16 @@ def linear_head(model: Any) -> nn.Linear | None:
     return None
 
 
+def body_weights(model: Any) -> dict[str, Tensor]:
+    "The weights of a model's body, without its adapter and under the names they have then."
+    weights = model.base_model.state_dict()
+    return {
+        name.replace(".base_layer", ""): weight
+        for name, weight in weights.items()
+        if ".lora_" not in name
+    }
+
+
 def as_scorer(model: Any) -> Any:
     "A sequence classifier as it is, another module in one's place. Raises ValueError on any other."
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

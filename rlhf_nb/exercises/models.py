@@ -1,0 +1,167 @@
+"Exercises of the page on models."
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from rlhf_nb.exercises.draw import lengths, normal, one, ragged, whole
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
+
+# ---- The number at the last real token ----
+
+
+def my_last(scores: Tensor, mask: Tensor) -> Tensor:
+    places = torch.arange(scores.shape[1])
+    last = (places * mask).argmax(1, keepdim=True)
+    return scores.gather(1, last).squeeze(1)
+
+
+def _last_cases(g: Generator) -> list[Case]:
+    def case(mask: Tensor, dirt: float) -> Case:
+        scores = normal(g, *mask.shape, scale=3.0)
+        return dict(scores=torch.where(mask, scores, torch.full_like(scores, dirt)), mask=mask)
+
+    def drawn(rows: int, width: int) -> Tensor:
+        "Rows of at least one token, on either side."
+        right = lengths(*whole(g, 1, width, rows).tolist(), width=width)
+        return torch.stack([row.flip(0) if i % 2 else row for i, row in enumerate(right)])
+
+    both = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
+    return [
+        case(both.bool(), 9.0),
+        case(lengths(2, 3, width=3).flip(1), 8.0),
+        case(lengths(3, 1, width=4), -7.0),
+        case(drawn(3, 5), math.nan),
+    ]
+
+
+TAKEN = "scores.gather(1, last).squeeze(1)"
+
+LAST = Exercise(
+    "my_last",
+    my_last,
+    _last_cases,
+    "The last real token, whichever side the padding is on.",
+    {
+        "This is the last column: on a row padded on the right it is padding.": (
+            TAKEN,
+            "scores[:, -1]",
+        ),
+        "You count the real tokens: on a row padded on the left, the count is not the index.": (
+            "(places * mask).argmax(1, keepdim=True)",
+            "mask.sum(1, keepdim=True) - 1",
+        ),
+        "One late: the count of real tokens is the index of the one behind them.": (
+            "(places * mask).argmax(1, keepdim=True)",
+            "mask.sum(1, keepdim=True).clamp(max=scores.shape[1] - 1)",
+        ),
+        "This is the first real token: argmax of a mask finds the first of equals. Multiply the "
+        "mask by the column numbers.": ("(places * mask)", "mask.long()"),
+        "This is a mean over the tokens: only the last one has seen the whole response.": (
+            TAKEN,
+            "torch.where(mask, scores, 0.0).sum(1) / mask.sum(1)",
+        ),
+        "This is a sum over the tokens: only the last one has seen the whole response.": (
+            TAKEN,
+            "torch.where(mask, scores, 0.0).sum(1)",
+        ),
+        "This is the largest number of the row: take the one in the largest column that is real.": (
+            TAKEN,
+            "scores.masked_fill(~mask, -torch.inf).amax(1)",
+        ),
+        "The mask makes no difference: padding counts as a token.": ("places * mask", "places"),
+        "You return one number in a list for each row, [B, 1]: take the last axis away.": (
+            ".squeeze(1)",
+            "",
+        ),
+        "You return the column, not the number in it.": (TAKEN, "last.squeeze(1)"),
+    },
+)
+
+# ---- The value before each token ----
+
+
+def my_values(numbers: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
+    columns = torch.arange(prompt_width - 1, numbers.shape[1])
+    before = numbers[:, columns]
+    real = torch.nn.functional.pad(mask, (1, 0), value=True)
+    return torch.where(real, before, 0.0)
+
+
+def _values_cases(g: Generator) -> list[Case]:
+    def case(prompt_width: int, mask: Tensor, dirt: float) -> Case:
+        numbers = normal(g, len(mask), prompt_width + mask.shape[1])
+        numbers[:, prompt_width:][~mask] = dirt
+        return dict(numbers=numbers, prompt_width=prompt_width, mask=mask)
+
+    return [
+        case(3, lengths(4, 2, width=4), 5.0),
+        case(2, lengths(3, 0, width=3), 0.5),
+        case(1, lengths(1, 2, width=3), math.inf),
+        case(one(g, 2, 5), ragged(g, 3, 3), math.nan),
+    ]
+
+
+BEFORE = "numbers[:, columns]"
+REAL = "torch.nn.functional.pad(mask, (1, 0), value=True)"
+KEPT = "torch.where(real, before, 0.0)"
+
+VALUES = Exercise(
+    "my_values",
+    my_values,
+    _values_cases,
+    "Each value from the column before its token, where the choice is still open.",
+    {
+        "You read the column of the token itself: there the model has seen the choice. Its index "
+        "is off by one.": (
+            KEPT,
+            "torch.where(mask, numbers[:, prompt_width:], 0.0)",
+        ),
+        "You read each token's own column, and put a 0 behind: V is read one column before.": (
+            BEFORE,
+            "torch.nn.functional.pad(numbers[:, prompt_width:], (0, 1))",
+            REAL,
+            "torch.nn.functional.pad(mask, (0, 1))",
+        ),
+        "One column too early: the first value is read in the last prompt column.": (
+            BEFORE,
+            "numbers[:, columns - 1]",
+        ),
+        "You left out the value behind the last token: return one column more than there are "
+        "tokens, T + 1.": (
+            KEPT,
+            "torch.where(mask, before[:, :-1], 0.0)",
+        ),
+        "The value behind the last token is 0 here: it is read at the last token, so keep it.": (
+            REAL,
+            "torch.nn.functional.pad(mask, (0, 1))",
+        ),
+        "Where a response has no token, its first value is still the prompt's: put a true in "
+        "front of the mask.": (
+            REAL,
+            "torch.cat([mask[:, :1], mask], 1)",
+        ),
+        "The padding is not zero afterwards: apply the mask.": (KEPT, "before"),
+        "With infinity or NaN on the padding you leave NaN there: replace it by zero, do not "
+        "multiply by the mask.": (KEPT, "before * real"),
+        "The padding has to be 0, so that a sum over a row is a sum over its tokens.": (
+            "0.0)",
+            "1.0)",
+        ),
+        "You return one column more than T + 1, the first of them before the last prompt column: "
+        "the index is off by one.": (
+            "torch.arange(prompt_width - 1, ",
+            "torch.arange(prompt_width - 2, ",
+            "torch.where(real, before, 0.0)",
+            "torch.where(torch.nn.functional.pad(real, (1, 0), value=True), before, 0.0)",
+        ),
+        "The prompt's values are in it: begin at column P - 1.": (
+            KEPT,
+            "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
+        ),
+    },
+)
