@@ -5,36 +5,16 @@
 # %% ../nbs/course/07_rollout.ipynb #f85c15f6
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 
-from .masks import check_left_padded, left_pad, pack, position_ids
-from .runtime.files import from_json, to_json
-from rlhf_nb.runtime.opened import (
-    accepted,
-    embedding_rows,
-    opened,
-    project,
-    unwrapped,
-    uses_cache,
-)
-from .viz import episode_table
+from .masks import check_left_padded
 
 # %% auto #0
-__all__ = ['STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'truncate_logits', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap',
-           'has_cache', 'Sample', 'sample', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout',
-           'Rollout']
+__all__ = ['truncate_logits', 'Sample', 'sample', 'STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
 
 # %% ../nbs/course/07_rollout.ipynb #54510149
 def truncate_logits(
@@ -54,7 +34,73 @@ def truncate_logits(
         )
     return logits
 
-# %% ../nbs/course/07_rollout.ipynb #21241ad8
+# %% ../nbs/course/07_rollout.ipynb #d312f009
+class Sample(NamedTuple):
+    "What a policy wrote."
+
+    response_ids: Tensor  # [B, T], the pad token after the end
+    mask: Tensor  # [B, T] true up to and on the stop token
+    stopped: Tensor  # [B] true where the row reached its stop token
+
+# %% ../nbs/course/07_rollout.ipynb #46ef995a
+@torch.no_grad()
+def sample(
+    model: Any,  # a causal language model, with an adapter or without
+    prompt_ids: Tensor,  # [B, P] padded on the left
+    prompt_mask: Tensor,  # [B, P] true on real tokens
+    how: Sampling,
+    generator: torch.Generator | None = None,  # None: torch's global random state
+) -> Sample:
+    "Sample a response to each prompt. The model's own generation config plays no part."
+    check_left_padded(prompt_mask)
+    rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
+    ids = torch.full((len(rows), how.response_length), how.pad_id, device=device)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    stopped = torch.zeros_like(rows, dtype=torch.bool)
+    ends = torch.tensor(list(how.stop_ids), device=device)
+    writing = Writing(model, prompt_ids, prompt_mask, has_cache(model))
+    for t in range(how.response_length):
+        logits = writing.logits().float().div_(how.temperature)
+        if how.top_k or how.top_p < 1:
+            logits = truncate_logits(logits, how.top_k, how.top_p)
+        probs = logits.softmax(-1)
+        del logits  # of a large vocabulary, one copy at a time
+        token = draw_tokens(probs, generator)
+        ids[rows, t], mask[rows, t] = token[:, 0], True
+        done = torch.isin(token[:, 0], ends)
+        if how.stop_strings is not None:
+            done |= how.stop_strings(ids[rows, : t + 1], None).to(device)
+        stopped[rows[done]] = True
+        if done.all():
+            break
+        writing.add(token, ~done)
+        rows = rows[~done]
+    return Sample(ids, mask, stopped)
+
+# %% ../nbs/reference/39_sampling.ipynb #b8a100f9
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import pandas as pd
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
+
+from .masks import left_pad, pack, position_ids
+from .runtime.files import from_json, to_json
+from rlhf_nb.runtime.opened import (
+    accepted,
+    embedding_rows,
+    opened,
+    project,
+    unwrapped,
+    uses_cache,
+)
+from .viz import episode_table
+
+# %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
     probs: Tensor,  # [B, V], not negative; a row that does not add up to 1 is scaled
     generator: torch.Generator | None = None,  # None: torch's global random state
@@ -77,7 +123,7 @@ def draw_tokens(
         tokens.append(torch.searchsorted(line, short_of, right=True))
     return torch.cat(tokens)
 
-# %% ../nbs/course/07_rollout.ipynb #f8c097db
+# %% ../nbs/reference/39_sampling.ipynb #f8c097db
 @dataclass(frozen=True)
 class Sampling:
     "How to sample. Raises ValueError on settings that no sampler could carry out."
@@ -105,7 +151,7 @@ class Sampling:
                 "tokens) and a top_p above 0, up to 1 (1: all tokens)."
             )
 
-# %% ../nbs/course/07_rollout.ipynb #23bdd113
+# %% ../nbs/reference/39_sampling.ipynb #23bdd113
 class Writing:
     "Rows that a model is writing, token by token, and what it remembers of them."
 
@@ -158,7 +204,7 @@ class Writing:
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
         self.places = self.places[:, -1:] + 1
 
-# %% ../nbs/course/07_rollout.ipynb #fc193576
+# %% ../nbs/reference/39_sampling.ipynb #fc193576
 STEPS = 3  # tokens in `cache_gap`
 
 
@@ -199,50 +245,7 @@ def has_cache(model: Any) -> bool:
     out once a model. Raises ValueError where whole rows do not give them either."""
     return uses_cache(model, cache_gap)
 
-# %% ../nbs/course/07_rollout.ipynb #d312f009
-class Sample(NamedTuple):
-    "What a policy wrote."
-
-    response_ids: Tensor  # [B, T], the pad token after the end
-    mask: Tensor  # [B, T] true up to and on the stop token
-    stopped: Tensor  # [B] true where the row reached its stop token
-
-# %% ../nbs/course/07_rollout.ipynb #46ef995a
-@torch.no_grad()
-def sample(
-    model: Any,  # a causal language model, with an adapter or without
-    prompt_ids: Tensor,  # [B, P] padded on the left
-    prompt_mask: Tensor,  # [B, P] true on real tokens
-    how: Sampling,
-    generator: torch.Generator | None = None,  # None: torch's global random state
-) -> Sample:
-    "Sample a response to each prompt. The model's own generation config plays no part."
-    check_left_padded(prompt_mask)
-    rows, device = torch.arange(len(prompt_ids), device=prompt_ids.device), prompt_ids.device
-    ids = torch.full((len(rows), how.response_length), how.pad_id, device=device)
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    stopped = torch.zeros_like(rows, dtype=torch.bool)
-    ends = torch.tensor(list(how.stop_ids), device=device)
-    writing = Writing(model, prompt_ids, prompt_mask, has_cache(model))
-    for t in range(how.response_length):
-        logits = writing.logits().float().div_(how.temperature)
-        if how.top_k or how.top_p < 1:
-            logits = truncate_logits(logits, how.top_k, how.top_p)
-        probs = logits.softmax(-1)
-        del logits  # of a large vocabulary, one copy at a time
-        token = draw_tokens(probs, generator)
-        ids[rows, t], mask[rows, t] = token[:, 0], True
-        done = torch.isin(token[:, 0], ends)
-        if how.stop_strings is not None:
-            done |= how.stop_strings(ids[rows, : t + 1], None).to(device)
-        stopped[rows[done]] = True
-        if done.all():
-            break
-        writing.add(token, ~done)
-        rows = rows[~done]
-    return Sample(ids, mask, stopped)
-
-# %% ../nbs/course/07_rollout.ipynb #f30648cd
+# %% ../nbs/reference/39_sampling.ipynb #f30648cd
 def texts_of(
     tokenizer: PreTrainedTokenizerBase,
     drawn: Sample,
@@ -258,7 +261,7 @@ def texts_of(
         texts.append(str(tokenizer.decode(row[:-1] if ended else row)))
     return texts, [[str(tokenizer.decode([i])) for i in row] for row in rows]
 
-# %% ../nbs/course/07_rollout.ipynb #b241bbe4
+# %% ../nbs/reference/39_sampling.ipynb #b241bbe4
 TENSORS = (
     "prompt_ids prompt_mask response_ids mask stopped logprobs ref_logprobs kl values rewards "
     "advantages returns raw_scores scores engine_logprobs"
@@ -267,7 +270,7 @@ SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_lo
 SCHEMA = "rlhf_nb.rollout/1"
 LATER: Any = None  # filled by a later phase; until then None, so that nothing averages a zero in
 
-# %% ../nbs/course/07_rollout.ipynb #0bc2ef6d
+# %% ../nbs/reference/39_sampling.ipynb #0bc2ef6d
 def by_episode(r: Rollout) -> pd.DataFrame:
     "One row an episode: the texts, score, KL, length, and the columns that came with the prompts."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
@@ -295,7 +298,7 @@ def by_token(r: Rollout) -> pd.DataFrame:
             frame[name] = getattr(r, name)[r.mask].tolist()
     return pd.DataFrame(frame)
 
-# %% ../nbs/course/07_rollout.ipynb #6895f27f
+# %% ../nbs/reference/39_sampling.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
     "Everything in one safetensors file; texts, columns and the schema's name are in its header."
     lists = ("prompts", "responses", "tokens", "columns", "info")
@@ -351,7 +354,7 @@ def load_rollout(path: Path) -> Rollout:
         "Rollout.save."
     )
 
-# %% ../nbs/course/07_rollout.ipynb #09373054
+# %% ../nbs/reference/39_sampling.ipynb #09373054
 @dataclass(frozen=True, repr=False)
 class Rollout:
     """Episodes of one update: B prompts of P tokens, responses of at most T. Phases fill copies of
