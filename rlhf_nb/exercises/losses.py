@@ -48,6 +48,7 @@ def _policy_cases(g: Generator) -> list[Case]:
         drawn(lengths(4, 3, 0, width=4), -0.5, pick(g, [0.1, 0.15])),
         drawn(ragged(g, 3, 4), -math.inf, pick(g, [0.3, 0.4, 0.5])),
         drawn(lengths(3, width=3), 0.0, 0.3),
+        case(both, signs, lengths(4, 2, width=4), 0.0, pick(g, [0.3, 0.4])),  # both edges count
     ]
 
 
@@ -174,6 +175,14 @@ def _value_cases(g: Generator) -> list[Case]:
         drawn(lengths(4, 3, 0, width=4), 3.0, pick(g, [0.1, 0.15])),
         drawn(ragged(g, 3, 4), math.inf, pick(g, [0.3, 0.4, 0.5])),
         drawn(lengths(3, width=3), 0.0, 0.3),
+        case(  # both edges count, whatever was drawn above
+            torch.tensor([[1.0, -1.0]]),
+            torch.zeros(1, 2),
+            torch.tensor([[2.0, -2.0]]),
+            lengths(2, width=2),
+            0.0,
+            pick(g, [0.3, 0.4]),
+        ),
     ]
 
 
