@@ -972,6 +972,16 @@ def _stretch(low: float, high: float, half: bool = True) -> Html:
     return Html(f'<span class="bar" aria-hidden="true" style="{style}">{spans}</span>')
 
 # %% ../nbs/reference/50_viewer.ipynb #ec776087
+def _difference(row: Mapping[str, float]) -> str:
+    "PPO less SFT on the same posts, and what its interval does not know."
+    points = [f"{100 * row[name]:+.1f}".replace("-", "−") for name in ("difference", "low", "high")]
+    return (
+        f"<p>On the same posts PPO less SFT: {points[0]} points (95 % paired interval {points[1]} "
+        f"to {points[2]}). That is for this one run. Between training seeds the rate moves by more: "
+        "from 79.8 to 98.7 % in ten runs of the demo.</p>"
+    )
+
+
 def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
     "The outcome at the lowest temperature, in a few sentences."
     best = {
@@ -994,6 +1004,8 @@ def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
         f"Facts {name} went from {_number(sft.get(name))} to {_number(ppo.get(name))} a summary."
         for name in ("covered", "invented")
     ]
+    paired = {row["temperature"]: row for row in results.get("paired", [])}
+    difference = _difference(paired[ppo["temperature"]]) if ppo["temperature"] in paired else ""
     warning = (
         " This was a quick run: it shows that everything works, not how good it gets."
         if quick
@@ -1004,6 +1016,7 @@ def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
         f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, "
         "prefers the model's summary to the reference; "
         f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>"
+        f"{difference}"
     )
 
 

@@ -133,7 +133,14 @@ def test_the_numbers_are_kept(run):
     assert [log["objective/kl"] for log in logs(folder) if "objective/kl" in log] and [
         log for log in logs(folder) if "gold/win_rate" in log
     ]
-    verdict = json.loads((folder / "results.json").read_text())["verdict"]
+    results = json.loads((folder / "results.json").read_text())
+    verdict = results["verdict"]
+    rates = {(row["model"], row["temperature"]): row["win_rate"] for row in verdict}
+    assert [row["temperature"] for row in results["paired"]] == [0.01, 1.0]
+    for row in results["paired"]:
+        t = row["temperature"]
+        assert row["difference"] == pytest.approx(rates["ppo", t] - rates["sft", t])
+        assert -1 <= row["low"] < row["difference"] < row["high"] <= 1 and row["posts"] == 40
     assert [(row["model"], row["temperature"]) for row in verdict] == [
         ("sft", 0.01),
         ("sft", 1.0),

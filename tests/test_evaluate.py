@@ -32,6 +32,8 @@ from rlhf_nb.evaluate import (
     judge_completions,
     judge_pairs,
     judging_box,
+    outcomes,
+    paired_interval,
     parse_verdict,
     plot_frontier,
     repetition,
@@ -99,6 +101,64 @@ def test_the_interval_covers_the_truth(n, win, tie):
         if (ends := win_rate_interval(*row))[0] <= truth <= ends[1]
     )
     assert 0.93 <= held / 4000 <= 0.97
+
+
+# catches: sides exchanged, a tie that counts 1 or 0, lists that do not pair up
+def test_outcomes():
+    assert outcomes([3, 3, 3], [2, 3, 4]) == [1.0, 0.5, 0.0]
+    assert sum(outcomes([1, 2, 2], [2, 2, 1])) / 3 == win_rate([1, 2, 2], [2, 2, 1])
+    for bad in (([], []), ([1.0], [1.0, 2.0])):
+        with pytest.raises(ValueError, match="one of each"):
+            outcomes(*bad)
+
+
+# catches: a number other than the one worked out by hand, sides exchanged, an interval of no width
+# or beyond what a difference can be
+def test_the_paired_interval_by_hand():
+    # ten posts: better on six, worse on two, equal on two, and the two posts that are added
+    ours, theirs = [1] * 6 + [0] * 2 + [0.5] * 2, [0] * 6 + [1] * 2 + [0.5] * 2
+    spread = 1.96 * math.sqrt((10 / 12 - (4 / 12) ** 2) / 12)
+    assert spread == pytest.approx(0.4808, abs=1e-4)
+    assert paired_interval(ours, theirs) == pytest.approx((1 / 3 - spread, 1 / 3 + spread))
+    assert paired_interval(theirs, ours) == pytest.approx((-1 / 3 - spread, -1 / 3 + spread))
+    # half points: d = 1/2 on two of two posts; the mean is 1/4, the mean square 2.5 / 4
+    half = 1.96 * math.sqrt((2.5 / 4 - 1 / 16) / 4)
+    assert paired_interval([1, 0.5], [0.5, 0]) == pytest.approx((0.25 - half, 0.25 + half))
+    low, high = paired_interval([1.0] * 40, [1.0] * 40)
+    assert -0.1 < low < 0 < high < 0.1
+    assert paired_interval([1.0], [0.0])[1] == 1.0
+    for bad in (([], []), ([1.0], [1.0, 0.0])):
+        with pytest.raises(ValueError, match="one of each"):
+            paired_interval(*bad)
+
+
+# catches: an interval that misses the true difference too often, posts that are taken for
+# independent of each other in the two models (much too wide), ties that are forgotten
+@pytest.mark.parametrize("n", [40, 400])
+@pytest.mark.parametrize("lead, tie", [(0.0, 0.0), (0.1, 0.0), (0.1, 0.4), (0.3, 0.2)])
+def test_the_paired_interval_covers_the_truth(n, lead, tie):
+    draw, held, widths, apart = np.random.default_rng(n), 0, [], []
+    for _ in range(2000):
+        easy = draw.choice([0.1, 0.6], size=n)  # a hard post is hard for both
+        scores = []
+        for chance in (easy + lead, easy):
+            tied = draw.random(n) < tie
+            scores.append(np.where(tied, 0.5, draw.random(n) < chance))
+        low, high = paired_interval(*(x.tolist() for x in scores))
+        held += int(low <= lead * (1 - tie) <= high)
+        widths.append(high - low)
+        apart.append(2 * 1.96 * math.sqrt(sum(x.var() for x in scores) / n))
+    assert 0.93 <= held / 2000 <= 0.98
+    assert n == 40 or np.mean(widths) < np.mean(apart)
+
+
+# catches: the interval of the report that forgets the ties
+def test_the_report_has_the_interval_with_ties(world):
+    posts = world["test"]
+    n = len(posts)
+    same = Completions(posts["prompt"], posts["completion"], [True] * n, [9] * n)
+    report, _ = judge_completions(same, posts, 0.0)
+    assert (report.low, report.high) == win_rate_interval(0, n, 0)
 
 
 # catches: judgings of one prompt counted as so many prompts (coverage 0.74 here), prompts resampled

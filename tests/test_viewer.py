@@ -1302,7 +1302,13 @@ def test_the_verdict(run, sft, ppo, said):
         judged("sft", 0.01, sum(sft) / 2, *sft),
     ]
     (run / "results.json").write_text(json.dumps(dict(verdict=rows)))
-    assert said in check_page(report(run).read_text()).text.split("Results")[0]
+    text = check_page(report(run).read_text()).text.split("Results")[0]
+    assert said in text and "On the same posts" not in text
+    paired = [dict(temperature=t, difference=t / 10, low=-t, high=t) for t in (1.0, 0.01)]
+    (run / "results.json").write_text(json.dumps(dict(verdict=rows, paired=paired)))
+    text = check_page(report(run).read_text()).text.split("Results")[0]
+    assert "PPO less SFT: +0.1 points (95 % paired interval −1.0 to +1.0)" in text
+    assert "Between training seeds" in text
     (run / "results.json").write_text(json.dumps(dict(verdict=rows[2:])))
     assert "No verdict yet" in check_page(report(run).read_text()).text
 

@@ -59,8 +59,11 @@ def demo_parser() -> Parser:
 def verdict_table(
     rows: list[dict[str, Any]],  # of results.json
     reward: dict[str, Any] | None = None,  # of the reward model's report.json
+    paired: Sequence[dict[str, float]] = (),  # of results.json
 ) -> Table:
-    "Gold win rate against the references, with its 95 % interval, a row for each model."
+    """Gold win rate against the references, with its 95 % interval, a row for each model; and the
+    difference on the same posts."""
+    from rlhf_nb.runtime.ranges import BETWEEN_SEEDS
     from rlhf_nb.tldr import FACTS
 
     title = (
@@ -73,6 +76,8 @@ def verdict_table(
             f"reward model: {reward['accuracy']:.1%} of held-out pairs in gold order, "
             f"{reward['probe']:.1%} of the probe"
         )
+    if paired:
+        caption = f"{caption}\n{BETWEEN_SEEDS}" if caption else BETWEEN_SEEDS
     table = Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption
     )
@@ -89,6 +94,13 @@ def verdict_table(
             f"{row['invented']:.3f}",
             f"{row['malformed']:.1%}",
             f"{row['length']:.1f}",
+        )
+    for row in paired:
+        table.add_row(
+            "ppo - sft",
+            f"{row['temperature']:g}",
+            f"{row['difference']:+.1%}",
+            f"{row['low']:+.1%} to {row['high']:+.1%}",
         )
     return table
 
@@ -126,7 +138,7 @@ def stages(run: Run) -> dict[str, Any]:
             rows = demo_stages.judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
     run_curves(run.logs()).savefig(run.folder / "curves.png", dpi=130)
-    run.console.print(verdict_table(rows, results["reward"]))
+    run.console.print(verdict_table(rows, results["reward"], results.get("paired", ())))
     run.console.print(f"open {report(run.folder)}", markup=False, soft_wrap=True)
     return results
 

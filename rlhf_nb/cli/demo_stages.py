@@ -34,7 +34,14 @@ from transformers.utils import logging
 
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import DemoSettings, Run
-from rlhf_nb.evaluate import complete, completions_table, judge_completions, print_table
+from rlhf_nb.evaluate import (
+    complete,
+    completions_table,
+    judge_completions,
+    outcomes,
+    paired_interval,
+    print_table,
+)
 from rlhf_nb.models import (
     load_policy,
     load_scorer,
@@ -52,7 +59,7 @@ from rlhf_nb.reward import (
 )
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.sft import SFTConfig, SFTTrainer
-from rlhf_nb.tldr import edit_pairs, mini_tldr, preference_pairs, probe_pairs
+from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 
@@ -375,11 +382,21 @@ def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) 
         trainer.save_model(str(folder))
 
 
+def paired_row(ppo: list[float], sft: list[float], temperature: float) -> dict[str, float]:
+    "The win rate of PPO less that of SFT on the same posts, with its paired interval."
+    low, high = paired_interval(ppo, sft)
+    difference = (sum(ppo) - sum(sft)) / len(ppo)
+    return dict(temperature=temperature, difference=difference, low=low, high=high, posts=len(ppo))
+
+
 def judge_stage(
     run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, Any]]:
     "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
     s, posts, rows = run.settings, world["test"], []
+    truths = [json.loads(facts) for facts in posts["facts"]]
+    theirs = [gold_judge(text, truth).gold for text, truth in zip(posts["completion"], truths)]
+    won: dict[tuple[str, float], list[float]] = {}
     reward_model = load_scorer(str(run.folder / "reward"))
     (run.folder / "completions").mkdir(exist_ok=True)
     for name in ("sft", "ppo"):
@@ -388,6 +405,7 @@ def judge_stage(
             completions = complete(policy, tokenizer, posts["prompt"], 32, temperature, seed=s.seed)
             verdict, golds = judge_completions(completions, posts, temperature)
             rows.append(dict(model=name, **asdict(verdict)))
+            won[name, temperature] = outcomes([v.gold for v in golds], theirs)
             if temperature != 0.01:
                 continue
             scores = score_texts(
@@ -405,7 +423,12 @@ def judge_stage(
                 frame, f"{name}: near-greedy completions of test posts", console=run.console
             )
     results = dict(
-        reward=json.loads((run.folder / "reward" / "report.json").read_text()), verdict=rows
+        reward=json.loads((run.folder / "reward" / "report.json").read_text()),
+        verdict=rows,
+        paired=[
+            paired_row(won["ppo", temperature], won["sft", temperature], temperature)
+            for temperature in (0.01, 1.0)
+        ],
     )
     write_text_atomic(run.folder / "results.json", json.dumps(results, indent=1))
     return rows

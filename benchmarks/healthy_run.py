@@ -1,0 +1,57 @@
+"""The healthy run of the page on metrics, on seeds that chose nothing.
+
+    python benchmarks/healthy_run.py                # seeds 21 to 25
+    python benchmarks/healthy_run.py --seeds 0      # the page's own
+
+The recipe is the page's: its first cells are run as they are, with another seed of the models, the
+sampling and the training (the world is the same). Prints what the last update logged and how the
+near-greedy answers to 64 posts end, and writes benchmarks/results/healthy_run.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "nbs" / "reference" / "47_metrics.ipynb"
+CELLS = ("1c53e424", "666542a5", "33aeb95c", "5d5c4104")  # imports, policy, settings, the run
+SHOWN = (
+    "objective/scores",
+    "objective/kl",
+    "policy/clipfrac_avg",
+    "val/explained_variance",
+    "val/num_eos_tokens",
+)
+
+
+def run(seed: int) -> dict[str, float]:
+    "What the page's run ends in, with another seed."
+    cells = {cell["id"]: cell for cell in json.loads(PAGE.read_text(encoding="utf-8"))["cells"]}
+    space: dict = {}
+    for name in CELLS:
+        source = "".join(cells[name]["source"]).replace("test=16", "test=64")
+        exec(source.replace("SEED = 0", f"SEED = {seed}"), space)
+    log = space["healthy_run"]
+    found = {name: float(log[name].iloc[-1]) for name in SHOWN}
+    learned = log[log["policy/clipfrac_avg"].gt(0).cummax()]
+    found["least explained variance"] = float(learned["val/explained_variance"].min())
+    found["largest clip fraction, first"] = float(learned["policy/clipfrac_avg"].iloc[0])
+    found["largest clip fraction, later"] = float(learned["policy/clipfrac_avg"].iloc[1:].max())
+    return found | {name: float(x) for name, x in space["well"].evaluate().items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23, 24, 25])
+    seeds = parser.parse_args().seeds
+    runs = {seed: run(seed) for seed in seeds}
+    print(pd.DataFrame(runs).round(3).to_string())
+    (HERE / "results" / "healthy_run.json").write_text(json.dumps(runs, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
