@@ -67,13 +67,12 @@ def paired_interval(
 # %% ../nbs/reference/46_judging.ipynb #7e460001
 import hashlib
 import json
-import math
 import os
 import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -103,7 +102,7 @@ from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
 from .runtime.terminal import terminal_text
-from .tldr import Verdict, gold_judge, win_rate
+from .tldr import Verdict, gold_judge
 from .viz import Html, curves, visible
 
 # %% ../nbs/reference/46_judging.ipynb #7e334582
