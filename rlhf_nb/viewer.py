@@ -977,8 +977,8 @@ def _difference(row: Mapping[str, float]) -> str:
     points = [f"{100 * row[name]:+.1f}".replace("-", "−") for name in ("difference", "low", "high")]
     return (
         f"<p>On the same posts PPO less SFT: {points[0]} points (95 % paired interval {points[1]} "
-        f"to {points[2]}). That is for this one run. Between training seeds the rate moves by more: "
-        "from 79.8 to 98.7 % in ten runs of the demo.</p>"
+        f"to {points[2]}). That is for this one run. Between training seeds the rate moves by "
+        "more: from 79.8 to 98.7 % in ten runs of the demo.</p>"
     )
 
 
