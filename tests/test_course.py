@@ -1,0 +1,786 @@
+"""The course keeps its promises: five hours, pages of half an hour that open with something to look
+at, exercises before their solutions, links that lead somewhere.
+
+As in test_house, each rule is a function from a page to a list of complaints, and each has a wrong
+page here that it must catch.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import contextlib
+import copy
+import inspect
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+
+from rlhf_nb.checks import EXERCISES
+from rlhf_nb.runtime.course import (
+    EXERCISE,
+    course_pages,
+    course_table,
+    exercise_minutes,
+    reading_minutes,
+)
+from rlhf_nb.ui.loop import BY_NAME, STEPS
+
+ROOT = Path(__file__).resolve().parent.parent
+COURSE = ROOT / "nbs" / "course"
+PATHS = sorted(COURSE.glob("[0-9][0-9]_*.ipynb"))
+NOTEBOOKS = sorted(
+    p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
+)
+CHECKERS = {exercise.name: exercise for exercise in EXERCISES}
+HALF_AN_HOUR, FIVE_HOURS = 30, 300  # minutes
+SHARE_OF_PRIVATE = 0.1
+
+
+# ---- Reading a page ----
+
+
+class Cell:
+    "One cell, and what the rules need to know of it."
+
+    def __init__(self, number: int, cell: dict) -> None:
+        self.number, self.kind, self.source = number, cell["cell_type"], "".join(cell["source"])
+        self.folded = cell["metadata"].get("jupyter", {}).get("source_hidden", False)
+        self.outputs = [o.get("data", {}) for o in cell.get("outputs", [])]
+
+    @cached_property
+    def exports(self) -> bool:
+        return bool(re.search(r"^#\|\s*exports?\b", self.source, re.M))
+
+    @cached_property
+    def body(self) -> list[ast.stmt]:
+        return parsed(self.source) if self.kind == "code" else []
+
+    @cached_property
+    def unfolded(self) -> str:
+        "A text without what is folded."
+        return re.sub(r"<details>.*?</details>", "", self.source, flags=re.S)
+
+    @cached_property
+    def shown_code(self) -> list[list[ast.stmt]]:
+        "Programs that a reader sees: an unfolded cell of code, or unfolded code in a text."
+        if self.kind == "code":
+            return [] if self.folded else [self.body]
+        return [parsed(code) for code in fenced(self.unfolded)]
+
+    def __str__(self) -> str:
+        return f"cell {self.number} ({self.source.strip()[:50]!r})"
+
+
+def parsed(code: str) -> list[ast.stmt]:
+    "Its statements; none where it is no Python."
+    try:
+        return ast.parse(re.sub(r"^(\s*)[!%].*$", r"\1pass", code, flags=re.M)).body
+    except SyntaxError:
+        return []
+
+
+def fenced(text: str) -> list[str]:
+    return re.findall(r"^```(?:python)?\n(.*?)^```", text, re.S | re.M)
+
+
+class Page:
+    "A notebook of the course."
+
+    def __init__(self, name: str, nb: dict) -> None:
+        self.name, self.nb = name, nb
+        self.cells = [Cell(i, cell) for i, cell in enumerate(nb["cells"])]
+
+    @property
+    def code(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.kind == "code"]
+
+    @property
+    def texts(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.kind == "markdown"]
+
+
+@cache
+def page(path: Path) -> Page:
+    return Page(path.stem, json.loads(path.read_text(encoding="utf-8")))
+
+
+# ---- Time ----
+
+
+def formatted(nb: dict) -> dict:
+    "A notebook as ruff formats it at 100 columns."
+    ruff = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "100"]
+    given = dict(capture_output=True, text=True, check=True, input=json.dumps(nb))
+    done = subprocess.run([*ruff, "--stdin-filename", "page.ipynb", "-"], **given)
+    return json.loads(done.stdout)
+
+
+def takes_half_an_hour(page: Page) -> list[str]:
+    minutes = reading_minutes(formatted(page.nb))
+    return [f"{minutes:.1f} minutes to read: {HALF_AN_HOUR} at most"] * (minutes > HALF_AN_HOUR)
+
+
+# ---- What is in the way ----
+
+
+def defined(node: ast.stmt) -> str:
+    "The name that a statement gives to something, if any."
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return node.name
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def lines_of(node: ast.AST, source: str) -> int:
+    return sum(bool(x.strip()) for x in source.splitlines()[node.lineno - 1 : node.end_lineno])
+
+
+def private_lines(nodes: list[ast.stmt], source: str) -> int:
+    "Lines that define names with one underscore, methods of public classes included."
+    count = 0
+    for node in nodes:
+        name = defined(node)
+        if re.match(r"_(?!_|repr_)", name):
+            count += lines_of(node, source)
+        elif isinstance(node, ast.ClassDef):
+            count += private_lines(node.body, source)
+    return count
+
+
+def little_is_private(page: Page) -> list[str]:
+    exported = [cell for cell in page.code if cell.exports]
+    total = sum(bool(x) and not x.startswith("#|") for c in exported for x in c.source.splitlines())
+    private = sum(private_lines(cell.body, cell.source) for cell in exported)
+    too_many = private > SHARE_OF_PRIVATE * total
+    return [f"{private} of {total} exported lines define private names: one in ten"] * too_many
+
+
+def imports_are_folded(page: Page) -> list[str]:
+    "Cells of imports alone, and the one that names the module."
+    kinds = (ast.Import, ast.ImportFrom)
+    return [
+        f"{cell} is not folded"
+        for cell in page.code
+        if not cell.folded and not re.search(r"^#\|\s*hide\b", cell.source, re.M)
+        if all(isinstance(s, kinds) for s in cell.body) and "#| export" not in cell.source
+        if cell.source.strip()
+    ]
+
+
+# ---- What one sees ----
+
+
+def is_loop(data: dict) -> bool:
+    return 'aria-label="The RLHF-PPO loop' in "".join(data.get("image/svg+xml", ""))
+
+
+def is_view(data: dict) -> bool:
+    "A picture, or HTML that is neither a plain table of numbers nor a checker's verdict."
+    html = "".join(data.get("text/html", ""))
+    plain = 'class="dataframe"' in html or "not yet</b>" in html or "right</b>" in html
+    picture = any(kind.startswith("image/") for kind in data) and not is_loop(data)
+    return picture or (bool(html) and not plain) or "<svg" in html or "<img" in html
+
+
+def keeps_two_views(page: Page) -> list[str]:
+    count = sum(is_view(data) for cell in page.code for data in cell.outputs)
+    return [f"{count} pictures or views are kept: two at least"] * (count < 2)
+
+
+def opens_with_a_view(page: Page) -> list[str]:
+    "Before the first heading below the title there is something to look at."
+    for cell in page.cells[1:]:
+        if any(is_view(data) or is_loop(data) for data in cell.outputs):
+            return []
+        if cell.kind == "markdown" and re.search(r"^##\s", cell.source, re.M):
+            break
+    return ["nothing to look at comes before the first heading"]
+
+
+def shows_the_loop(page: Page) -> list[str]:
+    "The strip with the page's own step marked; 00 and 01 are about the whole."
+    loops = ["".join(d["image/svg+xml"]) for c in page.code for d in c.outputs if is_loop(d)]
+    if not loops:
+        return ["no picture of the loop is kept"]
+    title = next((step.title for step in STEPS if step.page == page.name), None)
+    number = f"This page: {title} ({page.name[:2]})."
+    return [f"the loop does not mark {title}"] if title and number not in loops[0] else []
+
+
+# ---- Exercises ----
+
+
+def exercises(page: Page) -> Iterator[tuple[int, str, str]]:
+    "Each exercise: the index of its cell, the function it asks for, and its text up to the next."
+    for cell in page.texts:
+        parts = re.split(r"(?=^\*\*Exercise\*\*)", cell.source, flags=re.M)[1:]
+        for i, text in enumerate(parts):
+            if i == len(parts) - 1:  # hints may be in the cells of text that follow
+                for other in page.cells[cell.number + 1 : cell.number + 4]:
+                    if "**Exercise**" in other.source or re.match(r"## ", other.source):
+                        break
+                    text += "\n" + other.source * (other.kind == "markdown")
+            name = re.search(r"`(my_\w+)\(", text)
+            yield cell.number, name[1] if name else "", text
+
+
+def exercises_are_announced(page: Page) -> list[str]:
+    "Level, minutes, a reason, two hints; a checker for a function, a solution for the rest."
+    problems = []
+    for number, name, text in exercises(page):
+        if not EXERCISE.match(text):
+            problems.append(f"cell {number}: write **Exercise** · level · N minutes · reason")
+        hints = len(re.findall(r"<details>\s*<summary>Hint", text))
+        if hints != 2:
+            problems.append(f"cell {number}: {hints} hints, and two are wanted")
+        after = [c.source for c in page.cells[number + 1 : number + 5] if c.kind == "code"]
+        if name and not any(re.search(rf"check_\w+\({name}\)", code) for code in after):
+            problems.append(f"cell {number}: no cell below calls a checker on {name}")
+        if not name and "<summary>Solution" not in text:
+            problems.append(f"cell {number}: it asks for no function, and has no folded solution")
+    return problems
+
+
+def asks_after_all(page: Page) -> list[str]:
+    return [] if any(exercises(page)) else ["no exercise"]
+
+
+# ---- Solutions ----
+
+SMALL = 9  # nodes: a shorter expression may occur by chance
+
+
+class _Plain(ast.NodeTransformer):
+    "Variables are numbered in the order in which they occur; annotations and docstrings go."
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if node.id in ("torch", "math", "range", "len", "zip", "enumerate", "sum", "min", "max"):
+            return ast.Name(node.id, ast.Load())
+        return ast.Name(self.names.setdefault(node.id, f"v{len(self.names)}"), ast.Load())
+
+
+def normal(nodes: list[ast.stmt] | ast.expr) -> str:
+    "Code in which only the names of variables were replaced."
+    plain = _Plain()
+    several = nodes if isinstance(nodes, list) else [nodes]
+    trees = [plain.visit(copy.deepcopy(node)) for node in several]
+    return " ".join(ast.dump(node) for node in trees)
+
+
+def statements(function: ast.FunctionDef) -> list[ast.stmt]:
+    "What a function does: its body without the docstring; annotated assignments as plain ones."
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return [
+        ast.Assign([s.target], s.value) if isinstance(s, ast.AnnAssign) and s.value else s
+        for s in body
+    ]
+
+
+def size(node: ast.AST) -> int:
+    return sum(not isinstance(n, (ast.Load, ast.Store)) for n in ast.walk(node))
+
+
+def functions(nodes: list[ast.stmt]) -> list[ast.FunctionDef]:
+    return [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.FunctionDef)]
+
+
+def reveals(nodes: list[ast.stmt], solution: ast.FunctionDef) -> bool:
+    """Whether code has the solution in it: a function with its body, its statements one after
+    another, or the expression that it returns, whatever the names are."""
+    body = statements(solution)
+    if not body or sum(map(size, body)) < SMALL:
+        return False
+    if any(normal(statements(one)) == normal(body) for one in functions(nodes) if one.body):
+        return True
+    blocks = [n.body for node in nodes for n in ast.walk(node) if hasattr(n, "body")]
+    blocks = [nodes, *(block for block in blocks if isinstance(block, list))]
+    *steps, last = body
+    value = last.value if isinstance(last, ast.Return) else None
+    if steps:
+        k, wanted = len(steps), normal(steps)
+        return sum(map(size, steps)) >= SMALL and any(
+            normal(block[i : i + k]) == wanted for block in blocks for i in range(len(block))
+        )
+    if value is None or size(value) < SMALL:
+        return False
+    wanted = normal(value)
+    return any(
+        normal(node) == wanted
+        for one in nodes
+        for node in ast.walk(one)
+        if type(node) is type(value) and size(node) == size(value)
+    )
+
+
+def solutions(page: Page, number: int, name: str) -> list[ast.FunctionDef]:
+    """Every program that answers an exercise: the folded ones, the checker's own, and the function
+    of that name that the page exports."""
+    folded = [
+        code
+        for cell in page.texts
+        for details in re.findall(r"<details>.*?</details>", cell.source, re.S)
+        for code in fenced(details)
+    ]
+    programs = [parsed(code) for code in folded]
+    if name in CHECKERS:
+        programs.append(parsed(textwrap.dedent(inspect.getsource(CHECKERS[name].right))))
+    found = [f for program in programs for f in functions(program) if f.name == name]
+    exported = [s for c in page.code if c.exports for s in c.body]
+    return found + [
+        s for s in exported if isinstance(s, ast.FunctionDef) and f"my_{s.name}" == name
+    ]
+
+
+def defined_functions(page: Page) -> dict[str, Callable]:
+    "The functions that the code of a page defines, made without running anything else of it."
+    scope: dict = dict(__name__="page")
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
+    later = __future__.annotations.compiler_flag
+    for cell in page.code:
+        for node in cell.body:
+            if isinstance(node, (*kinds, ast.Assign) if cell.exports else kinds):
+                with contextlib.suppress(Exception):  # a default that the page computes
+                    exec(compile(ast.Module([node], []), "<page>", "exec", later), scope)
+    return {name: value for name, value in scope.items() if inspect.isfunction(value)}
+
+
+def passing(page: Page, name: str) -> set[str]:
+    "The functions of a page that the checker of an exercise accepts."
+    checker = CHECKERS.get(name)
+    if checker is None:
+        return set()
+    count = checker.right.__code__.co_argcount
+    return {
+        other
+        for other, function in defined_functions(page).items()
+        if function.__code__.co_argcount >= count and checker(function, seed=0)
+    }
+
+
+def solutions_come_after(page: Page) -> list[str]:
+    """No solution of an exercise is shown above it, folded code excepted, nor within four cells
+    below it, unless that is the export: neither the code of a known one nor, where a checker can
+    tell, another function that is right."""
+    problems = []
+    for number, name, _ in exercises(page):
+        above = page.cells[: number + 1]
+        near = [cell for cell in page.cells[number + 1 : number + 5] if not cell.exports]
+        accepted = passing(page, name)
+        problems += [
+            f"{cell} defines {f.name}, which solves {name} (cell {number})"
+            for cell in [*above, *near]
+            for code in cell.shown_code
+            for f in functions(code)
+            if f.name in accepted
+        ]
+        for solution in solutions(page, number, name):
+            problems += [
+                f"{cell} shows a solution of {name} (cell {number})"
+                for cell in [*above, *near]
+                if any(reveals(code, solution) for code in cell.shown_code)
+            ]
+    return sorted(set(problems))
+
+
+# ---- Questions ----
+
+
+def questions(page: Page) -> list[tuple[str, str]]:
+    "Question and answer of each folded block under the heading Quiz or Questions."
+    text = "\n\n".join(cell.source for cell in page.texts)
+    part = re.search(r"^## (?:Quiz|Questions)\s*$(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if not part:
+        return []
+    pieces = re.split(r"<details>(.*?)</details>", part[1], flags=re.S)
+    found = []
+    for before, details in zip(pieces[::2], pieces[1::2]):
+        summary, _, answer = details.partition("</summary>")
+        found.append((before + summary, answer))
+    return found
+
+
+OPTION = re.compile(r"\(([a-d])\)|(?:^|· )([A-D])\. ", re.M)  # (a) or A.
+
+
+def asks_two_or_three_questions(page: Page) -> list[str]:
+    "And each answer speaks of every option."
+    found = questions(page)
+    problems = [f"{len(found)} quiz questions: two or three"] * (len(found) not in (2, 3))
+    for number, (question, answer) in enumerate(found, 1):
+        options = {x or y for x, y in OPTION.findall(question)}
+        unexplained = [
+            x
+            for x in sorted(options)
+            if not re.search(rf"\({x}\)" if x.islower() else rf"\b{x}\b", answer)
+        ]
+        if len(options) < 2:
+            problems.append(f"question {number} has no options (a), (b) ...")
+        if unexplained:
+            problems.append(f"question {number} does not explain {', '.join(unexplained)}")
+    return problems
+
+
+RULES: list[Callable[[Page], list[str]]] = [
+    takes_half_an_hour,
+    little_is_private,
+    imports_are_folded,
+    keeps_two_views,
+    opens_with_a_view,
+    shows_the_loop,
+    exercises_are_announced,
+    asks_after_all,
+    solutions_come_after,
+    asks_two_or_three_questions,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_page_of_the_course(path, rule):
+    problems = rule(page(path))
+    assert not problems, f"{path.name}: " + "; ".join(problems)
+
+
+# catches: a solution above an exercise of a lab or of the reference
+@pytest.mark.parametrize(
+    "path", [p for p in NOTEBOOKS if p not in PATHS], ids=lambda path: path.stem
+)
+def test_no_other_page_shows_a_solution_early(path):
+    problems = solutions_come_after(page(path))
+    assert not problems, f"{path.name}: " + "; ".join(problems)
+
+
+# ---- The course as a whole ----
+
+
+def test_the_course_takes_five_hours():
+    minutes = {path.stem: reading_minutes(formatted(page(path).nb)) for path in PATHS}
+    assert len(minutes) == 15 and sum(minutes.values()) <= FIVE_HOURS, minutes
+    assert {step.page for step in STEPS} < minutes.keys()
+
+
+# catches: a page that changed after the table was made
+def test_the_index_shows_the_minutes_of_the_pages():
+    cells = page(COURSE / "course.ipynb").code
+    tables = ["".join(d["text/markdown"]) for c in cells for d in c.outputs if "text/markdown" in d]
+    assert tables == [course_table(COURSE)], "run nbs/course/course.ipynb again, and keep its table"
+
+
+def test_minutes_are_counted_as_announced():
+    text = "**Exercise** · easy · 5 minutes · it matters. Write `my_x`.\n\n"
+    text += "**Exercise** · hard · 15 minutes · it matters more.\n\n" + "word " * (200 - 17)
+    cells = [prose(text), code("#| export\n\nx = 1\n" * 10)]
+    nb = dict(cells=cells)
+    assert reading_minutes(nb) == pytest.approx(len(text.split()) / 200 + 0.5)
+    assert exercise_minutes(nb) == 20
+
+
+def test_a_folder_without_pages_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="give the folder nbs/course"):
+        course_pages(tmp_path)
+
+
+# ---- Links, in all notebooks ----
+
+
+def anchors(nb: dict) -> set[str]:
+    "What a link may name after `#`: the headings, as GitHub writes them, and ids."
+    text = "\n".join("".join(c["source"]) for c in nb["cells"] if c["cell_type"] == "markdown")
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    found = set(re.findall(r'\bid="([^"]+)"', outside))
+    for heading in re.findall(r"^#{1,6} (.+?)\s*$", outside, re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return found
+
+
+def links(nb: dict) -> list[str]:
+    "Destinations of links and pictures, in texts and in kept Markdown."
+    texts = ["".join(c["source"]) for c in nb["cells"] if c["cell_type"] == "markdown"]
+    outputs = [o.get("data", {}) for c in nb["cells"] for o in c.get("outputs", [])]
+    texts += ["".join(data["text/markdown"]) for data in outputs if "text/markdown" in data]
+    found = []
+    for text in texts:
+        for token in MarkdownIt("commonmark").enable("table").parse(text):
+            for child in token.children or []:
+                found += [child.attrs[k] for k in ("href", "src") if k in child.attrs]
+        found += re.findall(r'<(?:a|img)\b[^>]*?\b(?:href|src)="([^"]+)"', text)
+    return [str(link) for link in found]
+
+
+def broken(nb: dict, folder: Path, read: Callable[[Path], dict]) -> list[str]:
+    "Links to files that are not there, or to headings that a notebook has not."
+    problems = []
+    for link in dict.fromkeys(links(nb)):
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            continue
+        target = (folder / unquote(parts.path)).resolve() if parts.path else None
+        if target and not target.exists():
+            problems.append(f"{link}: no such file")
+        elif parts.fragment and (target is None or target.suffix == ".ipynb"):
+            there = anchors(read(target) if target else nb)
+            problems += [f"{link}: no such heading"] * (
+                unquote(parts.fragment).lower() not in there
+            )
+    return problems
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_link_is_broken(path):
+    problems = broken(page(path).nb, path.parent, lambda target: page(target).nb)
+    assert not problems, f"{path.name}: " + "; ".join(problems)
+
+
+@pytest.mark.parametrize(
+    "link, complaint",
+    [
+        ("[x](10_gae.ipynb)", ""),
+        ("[x](10_gae.ipynb#recap)", ""),
+        ("[x](#a-part-two)", ""),
+        ("<details>\n\n[x](../reference/48_trainer.ipynb)\n\n</details>", ""),
+        ("[x](https://example.org/y#z)", ""),
+        ("[x](77_gae.ipynb)", "no such file"),
+        ("[x](10_gae.ipynb#nowhere)", "no such heading"),
+        ("[x](#a-part)", "no such heading"),
+        ('<a href="../gone.md">x</a>', "no such file"),
+        ("| a |\n|---|\n| ![x](gone.png) |", "no such file"),
+        ("<details>\n\n[x](gone.ipynb)\n\n</details>", "no such file"),
+    ],
+)
+def test_a_broken_link_is_caught(link, complaint):
+    nb = dict(cells=[prose("# T\n\n## A *part*: two\n\n" + link)])
+    problems = broken(nb, COURSE, lambda target: page(target).nb)
+    assert bool(problems) == bool(complaint) and complaint in "".join(problems)
+
+
+# ---- A page that keeps the rules, and wrong ones ----
+
+
+def code(source: str, *outputs: dict, folded: bool = False) -> dict:
+    return dict(
+        cell_type="code",
+        source=source,
+        metadata=dict(jupyter=dict(source_hidden=True)) if folded else {},
+        outputs=[dict(output_type="display_data", data=data, metadata={}) for data in outputs],
+        execution_count=None,
+    )
+
+
+def prose(source: str) -> dict:
+    return dict(cell_type="markdown", source=source, metadata={})
+
+
+def good_page() -> dict:
+    strip = f'<svg aria-label="The RLHF-PPO loop. This page: {BY_NAME["gae"].title} (10).">'
+    exercise = """**Exercise** · easy · 5 minutes · it matters. Write `my_twice(x)`.
+
+<details><summary>Hint 1</summary>
+
+Once more.
+
+</details>
+<details>
+<summary>Hint 2</summary>
+
+```python
+x + x
+```
+
+</details>
+
+<details><summary>Solution</summary>
+
+```python
+def my_twice(x):
+    doubled = x + x
+    doubled = torch.where(doubled > 0, doubled, 0.0)
+    return doubled.sum()
+```
+
+</details>
+"""
+    quiz = "".join(
+        f"**{i}.** Which? (a) x (b) y\n\n<details><summary>Answer</summary>\n\n(a). (b) is y.\n\n"
+        "</details>\n\n"
+        for i in (1, 2)
+    )
+    export = """#| export
+def twice(x: Tensor) -> Tensor:
+    "Twice."
+    y: Tensor = x + x
+    y = torch.where(y > 0, y, 0.0)
+    return y.sum()
+
+
+def _private(): pass
+"""
+    filler = "#| export\n" + "\n".join(f"x{i} = {i}" for i in range(20))
+    cells = [
+        prose("# T\n\n> A promise."),
+        code("#| default_exp gae", folded=True),
+        code("import torch", folded=True),
+        code("loop_picture()", {"image/svg+xml": strip}),
+        code("show()", {"image/png": "x"}),
+        prose("## One\n\n```python\ny = x + x\nother(y)\n```\n"),
+        code("y = x + x\ny.sum()", {"text/html": "<p>a view</p>"}),
+        prose(exercise),
+        code("my_twice = None  # your turn\ncheck_twice(my_twice)"),
+        code(export),
+        code(filler),
+        prose("## Quiz\n\n" + quiz + "## Recap\n\n<details>no question</details>"),
+    ]
+    return dict(cells=cells, nbformat=4, nbformat_minor=5, metadata={})
+
+
+def changed(at: int, old: str, new: str) -> Callable[[dict], None]:
+    def change(nb: dict) -> None:
+        assert old in nb["cells"][at]["source"]
+        nb["cells"][at]["source"] = nb["cells"][at]["source"].replace(old, new)
+
+    return change
+
+
+def inserted(at: int, cell: dict) -> Callable[[dict], None]:
+    return lambda nb: nb["cells"].insert(at, cell)
+
+
+def silent(at: int) -> Callable[[dict], None]:
+    return lambda nb: nb["cells"][at].update(outputs=[])
+
+
+SPOILER = """def other(values):
+    result = values + values
+    result = torch.where(result > 0, result, 0.0)
+    return result.sum()
+"""
+WRONG: list[tuple[Callable, Callable]] = [
+    (takes_half_an_hour, inserted(5, prose("word " * 6000))),
+    (takes_half_an_hour, inserted(5, code("f(" + ", ".join(["argument"] * 600) + ")"))),
+    (
+        little_is_private,
+        changed(9, "_private(): pass", "_private():\n    x = 1\n    y = 2\n    z = 3"),
+    ),
+    (
+        little_is_private,
+        changed(10, "x0 = 0", "class A:\n    def _b(self):\n        x = 1\n        y = 2"),
+    ),
+    (imports_are_folded, lambda nb: nb["cells"][2].update(metadata={})),
+    (imports_are_folded, lambda nb: nb["cells"][1].update(metadata={})),
+    (keeps_two_views, silent(6)),
+    (
+        keeps_two_views,
+        lambda nb: nb["cells"][6]["outputs"][0].update(
+            data={"text/html": '<table class="dataframe">'}
+        ),
+    ),
+    (opens_with_a_view, lambda nb: nb["cells"].insert(1, prose("## Words first"))),
+    (shows_the_loop, silent(3)),
+    (
+        shows_the_loop,
+        lambda nb: nb["cells"][3]["outputs"][0].update(
+            data={"image/svg+xml": '<svg aria-label="The RLHF-PPO loop">'}
+        ),
+    ),
+    (exercises_are_announced, changed(7, " · it matters", "")),
+    (exercises_are_announced, changed(7, "5 minutes", "some minutes")),
+    (exercises_are_announced, changed(7, "Hint 2", "Help")),
+    (exercises_are_announced, changed(8, "check_twice(my_twice)", "")),
+    (
+        exercises_are_announced,
+        lambda nb: [
+            changed(7, "my_twice", "twice")(nb),
+            changed(7, "Solution", "More")(nb),
+        ],
+    ),
+    (asks_after_all, changed(7, "**Exercise**", "Exercise")),
+    (solutions_come_after, inserted(5, code(SPOILER))),
+    (solutions_come_after, inserted(5, prose(f"```python\n{SPOILER}```"))),
+    (solutions_come_after, inserted(9, code(SPOILER))),
+    (solutions_come_after, inserted(5, code("b = a + a\nb = torch.where(b > 0, b, 0.0)\nb.sum()"))),
+    (solutions_come_after, lambda nb: nb["cells"].insert(5, nb["cells"].pop(9))),
+    (asks_two_or_three_questions, changed(11, "## Quiz", "## Quizzes")),
+    (asks_two_or_three_questions, changed(11, "(b) is y.", "")),
+    (asks_two_or_three_questions, changed(11, "(a) x (b) y", "x or y")),
+]
+
+
+def test_a_good_page_keeps_every_rule():
+    good = Page("10_gae", good_page())
+    assert {rule.__name__: rule(good) for rule in RULES} == {rule.__name__: [] for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    "rule, change", WRONG, ids=[f"{r.__name__}-{i}" for i, (r, _) in enumerate(WRONG)]
+)
+def test_a_wrong_page_is_caught(rule, change):
+    nb = good_page()
+    change(nb)
+    assert rule(Page("10_gae", nb)), "the rule lets it pass"
+
+
+# catches: a solution in other words, which no comparison of code finds
+def test_a_function_that_the_checker_accepts_is_a_solution():
+    nb = dict(
+        cells=[
+            code("import torch", folded=True),
+            code(
+                "def average(x, mask):\n    return torch.where(mask, x, 0.0).sum() / max(int(mask.sum()), 1)"
+            ),
+            code("def padded(x, mask):\n    return (x * mask).sum() / x.numel()"),
+            prose("**Exercise** · easy · 5 minutes · it matters. Write `my_mean(x, mask)`."),
+        ]
+    )
+    (problem,) = solutions_come_after(Page("02_masks", nb))
+    assert "defines average, which solves my_mean" in problem
+
+
+def test_every_rule_has_a_wrong_page():
+    assert {rule for rule, _ in WRONG} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    "answer, shown, seen",
+    [
+        ("return (x * mask).sum() / mask.sum()", "mean = (a * b).sum() / b.sum()", True),
+        ("return (x * mask).sum() / mask.sum()", "mean = (a * b).sum() / c.sum()", False),
+        ("return (x * mask).sum() / mask.sum()", "total = (a * b).sum()", False),
+        ("return x + 1", "y = x + 1", False),  # too short to be a solution
+        (
+            "'One.'\nreturn (x * mask).sum() / mask.sum()",
+            "def f(u, v): return (u * v).sum() / v.sum()",
+            True,
+        ),
+        (
+            "y = x.exp() * mask\nz = y.sum() + x\nreturn z",
+            "b = a.exp() * m\nc = b.sum() + a\nc",
+            True,
+        ),
+        (
+            "y = x.exp() * mask\nz = y.sum() + x\nreturn z",
+            "b = a.exp() * m\nd = 1\nc = b.sum() + a",
+            False,
+        ),
+        (
+            "y = x.exp() * mask\nz = y.sum() + x\nreturn z",
+            "for i in k:\n    b = a.exp() * m\n    c = b.sum() + a",
+            True,
+        ),
+    ],
+)
+def test_what_counts_as_the_solution(answer, shown, seen):
+    solution = parsed("def my_x(x, mask):\n" + textwrap.indent(answer, "    "))[0]
+    assert reveals(parsed(shown), solution) == seen
