@@ -14,7 +14,7 @@ from rlhf_nb.ui.assets import asset
 # stripped. static/loop.css replaces them in a dark theme.
 CARD, EDGE, PAPER, LINE = "#f6f8fa", "#d0d7de", "#ffffff", "#7d8793"
 INK, MUTED, ACCENT = "#1f2328", "#57606a", "#1f5fa8"
-TRAINED, FROZEN, PLUS, MINUS = "#dbe9f7", "#e9ecef", "#1f5fa8", "#c2570c"
+TRAINED, FROZEN, PLUS, MINUS = "#dbe9f7", "#e9ecef", "#c2570c", "#1f5fa8"
 WIDTH = 800
 
 
