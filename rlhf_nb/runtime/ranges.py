@@ -16,7 +16,7 @@ DEMO = "five runs of `rlhf-nb demo`, seeds 10 to 14 (`benchmarks/healthy_ranges.
 DEFINED = "by definition"
 
 
-class Range(NamedTuple):
+class HealthyRange(NamedTuple):
     "What a metric is in a healthy run; a rule of thumb, and where it comes from."
 
     healthy: str
@@ -27,12 +27,12 @@ class Range(NamedTuple):
 
 
 RANGES = {
-    "objective/raw_scores": Range(
+    "objective/raw_scores": HealthyRange(
         "rises",
         "flat: look whether the judge tells answers apart at all; only then at `learning_rate`",
         DEFINED,
     ),
-    "objective/kl": Range(
+    "objective/kl": HealthyRange(
         "0 in the first update, then slowly up to a few nats; at most 10",
         "above 10: raise `kl_coef`, lower `learning_rate`; clearly negative: two temperatures or "
         "precisions are being compared",
@@ -40,7 +40,7 @@ RANGES = {
         -0.1,
         10.0,
     ),
-    "val/ratio": Range(
+    "val/ratio": HealthyRange(
         "within 0.05 of 1",
         "further: sampling and update disagree (temperature, dropout, precision), or the steps are "
         "far too large",
@@ -48,14 +48,14 @@ RANGES = {
         0.95,
         1.05,
     ),
-    "val/ratio_var": Range(
+    "val/ratio_var": HealthyRange(
         "below 0.1",
         "some token became many times as likely: lower `learning_rate`",
         DEMO + "; single outliers far above it, which the clip takes out",
         0.0,
         0.1,
     ),
-    "policy/approxkl_avg": Range(
+    "policy/approxkl_avg": HealthyRange(
         "below 0.05, falling with the learning rate",
         "higher: lower `learning_rate`, set `target_kl`; exactly 0: nothing is being learned",
         "up to 0.023 in " + DEMO + ", 0.05 in the page's run; 0.003 to 0.008 in the 160m run of "
@@ -63,7 +63,7 @@ RANGES = {
         0.0,
         0.05,
     ),
-    "policy/clipfrac_avg": Range(
+    "policy/clipfrac_avg": HealthyRange(
         "below 0.15; up to 0.25 in the first update in which the policy learns",
         "higher: lower `learning_rate`, take fewer `num_ppo_epochs`, set `target_kl`",
         "up to 0.06 in " + DEMO + "; 0.025 to 0.073 in the 160m run of "
@@ -71,7 +71,7 @@ RANGES = {
         0.0,
         0.15,
     ),
-    "val/explained_variance": Range(
+    "val/explained_variance": HealthyRange(
         "above 0 once the value model has warmed up, and rising",
         "below 0: set `value_warmup_updates`, raise `value_learning_rate`, start from the reward "
         "model",
@@ -79,18 +79,18 @@ RANGES = {
         0.0,
         1.0,
     ),
-    "policy/entropy_avg": Range(
+    "policy/entropy_avg": HealthyRange(
         "falls slowly, to no less than a quarter of its start",
         "collapsing: raise `kl_coef`, or `entropy_coef` a little; read the answers",
         "a third or more of the start in " + DEMO,
     ),
-    "val/num_eos_tokens": Range(
+    "val/num_eos_tokens": HealthyRange(
         "nearly all: 0.9 of the share at the start, or more",
         "few: set `missing_eos_penalty`, allow a longer `response_length`, ask whether the reward "
         "pays for length",
         "0.99 or more in " + DEMO,
     ),
-    "tokens/response_length": Range(
+    "tokens/response_length": HealthyRange(
         "settles, at most 2.25 times its start",
         "runs to `response_length` or to 1: the reward can be had by length alone",
         "up to twice the start in " + DEMO + ", which have four facts more to tell",
