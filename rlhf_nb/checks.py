@@ -14,27 +14,42 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.exercises import (
+    checkpoint,
+    dashboard,
+    engines,
+    evaluate,
     gae,
     kl,
+    labs,
     logprobs,
     losses,
     masks,
+    memory,
+    metrics,
     models,
     policy_gradients,
     ppo,
     preferences,
+    reward,
+    rollout,
+    sft,
     shaping,
+    tldr,
+    viewer,
     viz,
 )
 from .exercises.engine import Verdict
 from .exercises.progress import Progress
 
 # %% auto #0
-__all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_last',
-           'check_values', 'check_logprobs', 'check_entropy', 'check_k3', 'check_kl_gradient', 'check_shaping',
-           'check_final_scores', 'check_merge', 'check_gae', 'check_deltas', 'check_targets', 'check_policy_loss',
-           'check_value_loss', 'check_minibatch_loss', 'check_advantages', 'check_tint', 'check_cell', 'check_vmax',
-           'check_lean', 'EXERCISES', 'outcome', 'same', 'difference', 'Mistake', 'Exercise', 'progress']
+__all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_points',
+           'check_last', 'check_values', 'check_logprobs', 'check_entropy', 'check_loss', 'check_fair', 'check_top_p',
+           'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge', 'check_gae',
+           'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
+           'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
+           'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
+           'check_thin', 'check_lean', 'check_update', 'check_split', 'EXERCISES', 'outcome', 'same', 'difference',
+           'Mistake', 'Exercise', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #bb6897fa
 def _run(program: Callable, given: tuple) -> Any:
@@ -155,10 +170,14 @@ check_surrogate = policy_gradients.SURROGATE
 check_mean = masks.MEAN
 check_response_mask = masks.RESPONSE_MASK
 check_whiten_ranks = masks.WHITEN_RANKS
+check_points = tldr.POINTS
 check_last = models.LAST
 check_values = models.VALUES
 check_logprobs = logprobs.LOGPROBS
 check_entropy = logprobs.ENTROPY
+check_loss = reward.LOSS
+check_fair = reward.FAIR
+check_top_p = rollout.TOP_P
 check_k3 = kl.K3
 check_kl_gradient = kl.KL_GRADIENT
 check_shaping = shaping.SHAPING
@@ -171,20 +190,35 @@ check_policy_loss = losses.POLICY_LOSS
 check_value_loss = losses.VALUE_LOSS
 check_minibatch_loss = losses.MINIBATCH_LOSS
 check_advantages = ppo.ADVANTAGES
+check_posts_needed = evaluate.POSTS_NEEDED
+check_best_of_n = evaluate.BEST_OF_N
 check_tint = viz.TINT
 check_cell = viz.CELL
 check_vmax = viz.VMAX
+check_labels = sft.LABELS
+check_weights = engines.WEIGHTS
+check_state = checkpoint.STATE
+check_diagnosis = metrics.DIAGNOSIS
+check_largest = memory.LARGEST
+check_compare = viewer.COMPARE
+check_thin = dashboard.THIN
 check_lean = preferences.LEAN
+check_update = labs.UPDATE
+check_split = labs.SPLIT
 EXERCISES = (
     check_rloo_loss,
     check_surrogate,
     check_mean,
     check_response_mask,
     check_whiten_ranks,
+    check_points,
     check_last,
     check_values,
     check_logprobs,
     check_entropy,
+    check_loss,
+    check_fair,
+    check_top_p,
     check_k3,
     check_kl_gradient,
     check_shaping,
@@ -197,10 +231,21 @@ EXERCISES = (
     check_value_loss,
     check_minibatch_loss,
     check_advantages,
+    check_posts_needed,
+    check_best_of_n,
     check_tint,
     check_cell,
     check_vmax,
+    check_labels,
+    check_weights,
+    check_state,
+    check_diagnosis,
+    check_largest,
+    check_compare,
+    check_thin,
     check_lean,
+    check_update,
+    check_split,
 )
 
 # %% ../nbs/reference/30_checks.ipynb #4c01a013

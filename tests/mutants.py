@@ -13,6 +13,7 @@ import copy
 import inspect
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,21 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_nb.exercises.values import mapped
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Raised, mapped
 
 # What has to occur in a message, if no name from the changed expression does.
 WORDS = {
     "freeze": (),  # the name of the parameter, always
-    "literal": "constant factor|square|exponent|has to be 0|is not 0|times|half|twice|bound|clip|off by|index|exponent|power|square",
+    "literal": "constant factor|constant|square|exponent|has to be 0|is not 0|times|half|twice|bound|clip|off by|index|exponent|power|square",
     "detach": "detach|gradient",
     "mask": "mask|padding|real token|empty row|without a|all-padding|every column|all columns",
     "reduction": "sum|mean|average|maxim|minim|larg|small|bound|clip|clamp|divide|dim|axis|shape|any|every"
-    "|each|variance|deviation|exponential|log_softmax|softmax|spread|count|number of|running",
+    "|each|variance|deviation|exponential|probabilit|logarithm|log_softmax|softmax|spread|count|number of|running",
     "operator": "sign|minus|plus|added|add|subtract|upside|swapped|exchang|turned|times|factor"
     "|multipl|divid|division|square|root|bound|condition|other way|negative|smaller|larger",
     "swap": "swapped|exchang|upside|other way|wrong way|turned|cross",
     "shift": "shift|index|off by one|column|first|last|next|before|after|previous|earlier|later"
-    "|one too",
+    "|one too|late|early|low end|high end",
 }
 # Sentences that say where a result differs, and not why. They never count.
 GENERIC = (
@@ -115,7 +117,7 @@ class Mutant:
         "Whether a message speaks of this change."
         if any(one in text for one in GENERIC):
             return False
-        speaks_of = lambda name: re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+        speaks_of = lambda name: re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
         if self.kind == "freeze":
             return all(map(speaks_of, self.names))
         if WORDS[self.kind] and re.search(WORDS[self.kind], text, re.IGNORECASE):
@@ -129,9 +131,13 @@ class NoMutant(Exception):
 
 
 def _names(node: ast.AST) -> frozenset[str]:
-    return frozenset(
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in ("torch", "math")
-    )
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {"torch", "math"}
+    fields = {
+        f"{n.value.id}.{n.attr}"
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in names
+    }
+    return frozenset(names | fields)
 
 
 def _call(name: str, *given: ast.expr) -> ast.expr:
@@ -314,20 +320,27 @@ def _all(x: Any, index: Any) -> Any:
     return x.reshape(-1, *x.shape[index.ndim :])
 
 
-def mutants(right: Callable, cases: list[dict[str, Any]], grads: tuple[str, ...]) -> list[Mutant]:
-    "Every mutant of a right answer that runs on some case."
+def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
+    "Every mutant of the right answer that runs on some case of one draw."
+    right, cases, grads = exercise.right, exercise.draw(seed), exercise.grads
     tree = ast.parse(textwrap.dedent(inspect.getsource(right))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     tree.returns, tree.decorator_list = None, []
+    for node in ast.walk(tree):
+        for annotated in [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.AnnAssign)]:
+            assert annotated.value is not None
+            plain = ast.Assign([annotated.target], annotated.value)
+            node.body[node.body.index(annotated)] = plain  # type: ignore[attr-defined]
     for one in tree.args.args:
         one.annotation = None
-    case = cases[0]
+    names = [one.arg for one in tree.args.args]
+    case = {name: x for name, x in cases[0].items() if name in names}
     found: dict[str, Mutant] = {}
 
     def add(kind: str, what: str, names: frozenset[str], program: Callable) -> None:
         while what in found:
             what += " (again)"
-        if runs(program, cases):
+        if runs(exercise, program, cases):
             found[what] = Mutant(kind, what, names, program)
 
     helpers = {"_ones": _ones, "_unmasked": _unmasked, "_all": _all}
@@ -356,7 +369,8 @@ def mutants(right: Callable, cases: list[dict[str, Any]], grads: tuple[str, ...]
                 return right(*given)
 
             add("swap", f"swap: {one}, {two}", frozenset([one, two]), swapped)
-    if grads:
+    flows = [exercise.gradients(right, one) for one in cases if exercise.flows(one)]
+    if any(bool(grad.any()) for found_here in flows for grad in (found_here or {}).values()):
         for i, new in _detached_everywhere(tree):
             other = copy.deepcopy(tree)
             old = list(ast.walk(other))[i]
@@ -374,20 +388,40 @@ def mutants(right: Callable, cases: list[dict[str, Any]], grads: tuple[str, ...]
                 for k in grads:
                     mapped(given[k], lambda x: x.requires_grad_() if _is_float(x) else x)
                 with contextlib.suppress(Exception):
-                    changed(*given.values())
+                    exercise.result(changed, given)
             if any(matters):  # a detach of what carries no gradient is no change
                 add("detach", f"detach: {ast.unparse(old)}.detach()", _names(old), changed)
     return list(found.values())
 
 
-def runs(program: Callable, cases: list[dict[str, Any]]) -> bool:
-    "Whether a program gives a result on some case: one that never does is no wrong answer."
+def runs(exercise: Exercise, program: Callable, cases: list[dict[str, Any]]) -> bool:
+    """Whether a program gives a result on some case, and ends on all of them: one that never does is
+    no wrong answer."""
+    some = False
     for case in cases:
-        try:
-            program(*copy.deepcopy(case).values())
-            return True
-        except NoMutant:
+        found = exercise.result(lambda *given: ended(program, *given), copy.deepcopy(case))
+        if isinstance(found, Raised) and isinstance(found.error, (NoMutant, Endless)):
             return False
-        except Exception:
-            continue
-    return False
+        some = some or not isinstance(found, Raised)
+    return some
+
+
+class Endless(BaseException):
+    "A loop that does not end."
+
+
+def ended(program: Callable, *given: Any) -> Any:
+    "What a program returns, if it takes fewer than 20,000 steps."
+    steps = itertools.count()
+
+    def step(frame: Any, event: str, arg: Any) -> Any:
+        if next(steps) > 20_000:
+            raise Endless
+        return step if frame.f_code.co_filename.startswith("<mutant") else None
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        return program(*given)
+    finally:
+        sys.settrace(before)

@@ -91,6 +91,9 @@ class Exercise:
     mistakes: Mapping[str, Wrong]  # what to say of a mistake: a program that makes it
     grads: tuple[str, ...] = ()  # the arguments whose gradients are compared
     read: Callable[[Any], Any] = lambda result: result  # of what is returned, before comparing
+    use: Callable[..., Any] | None = None  # runs the function on a case, where it isn't just called
+    any_value: bool = True  # whether hyperparameters may be 0 or 1, or have the other sign
+    results: tuple[str, ...] = ()  # the names of several results
     _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
 
     def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
@@ -158,7 +161,8 @@ class Exercise:
 
     def result(self, program: Callable, given: Case) -> Any:
         "What a program returns on a case, as it is compared."
-        found = attempt(program, *given.values())
+        values = given.values()
+        found = attempt(self.use, program, *values) if self.use else attempt(program, *values)
         return found if isinstance(found, Raised) else self.read(found)
 
     def _agree(

@@ -40,6 +40,12 @@ class Judged(Protocol):
     @property
     def right(self) -> Callable: ...
 
+    @property
+    def results(self) -> tuple[str, ...]: ...
+
+    @property
+    def any_value(self) -> bool: ...
+
     def draw(self, seed: int) -> list[Case]: ...
 
     def result(self, program: Callable, given: Case) -> Any: ...
@@ -80,13 +86,25 @@ class Trial:
             same(self.mine(change(case)), self.right((beside or change)(case))) for case in order
         )
 
+    def agrees_and_says(self, change: Change) -> bool:
+        "Whether the answer agrees on changed cases, and the right one is not 0 on all of them."
+        found = [self.right(change(case)) for case in self.cases]
+        says = lambda x: (y := plain(x)) is None or bool(y.nan_to_num().any())
+        return any(not isinstance(x, Raised) and says(x) for x in found) and self.agrees(change)
+
+    @cached_property
+    def taken(self) -> list[str]:
+        "The arguments that the function itself takes: some exercises run it in a program."
+        names = inspect.signature(self.exercise.right).parameters
+        return [name for name in self.cases[0] if name in names]
+
     @cached_property
     def scalars(self) -> list[str]:
         "The names of hyperparameters: numbers that are neither bool nor in a tensor."
         return [
             name
             for name, x in self.cases[0].items()
-            if isinstance(x, (int, float)) and not isinstance(x, bool)
+            if isinstance(x, (int, float)) and not isinstance(x, bool) and name in self.taken
         ]
 
     @cached_property
@@ -96,18 +114,14 @@ class Trial:
 
     @cached_property
     def masks(self) -> list[str]:
-        return [
-            name for name, x in self.cases[0].items() if leaves(x) and all(map(_is_mask, leaves(x)))
-        ]
+        return [name for name, x in self.cases[0].items() if "mask" in name and _is_mask(x)]
 
     @cached_property
     def seen(self) -> dict[str, list[float]]:
         "Every value that a hyperparameter takes in a few draws."
-        draws = [self.cases, *(self.exercise.draw(self.seed + 1 + k) for k in range(6))]
-        return {
-            name: list(dict.fromkeys(case[name] for cases in draws for case in cases))
-            for name in self.scalars
-        }
+        more = [case for k in range(6) for case in self.exercise.draw(self.seed + 1 + k)]
+        every = [*self.cases, *more]
+        return {name: list(dict.fromkeys(case[name] for case in every)) for name in self.scalars}
 
     @cached_property
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
@@ -131,6 +145,16 @@ def _is_mask(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype == torch.bool
 
 
+def masks_in(case: Case) -> list[Tensor]:
+    "The masks of a case: booleans beside other tensors in a list, or with that name."
+    return [
+        mask
+        for name, x in case.items()
+        for mask in filter(_is_mask, leaves(x))
+        if "mask" in name or x is not mask
+    ]
+
+
 def put(name: str, value: Any) -> Change:
     "The case with another value of one argument."
     return lambda case: {**case, name: value}
@@ -144,7 +168,7 @@ def changed(name: str, how: Callable[[Any], Any]) -> Change:
 def on_padding(case: Case, value: float) -> Case:
     """The case with `value` wherever a mask is false in a tensor of floats of its shape. Each
     tensor goes with the only mask, or with the mask of its own index."""
-    masks = [x for x in leaves(case) if _is_mask(x)]
+    masks = masks_in(case)
     floats = [x for x in leaves(case) if _is_float(x)]
     if not masks or (len(masks) > 1 and len(masks) != len(floats)):
         return case
@@ -162,7 +186,7 @@ def on_padding(case: Case, value: float) -> Case:
 
 def without_empty_rows(case: Case) -> Case:
     "The case without the rows whose mask is all false."
-    mask = next((x for x in case.values() if _is_mask(x) and x.ndim == 2), None)
+    mask = next((x for x in masks_in(case) if x.ndim == 2), None)
     if mask is None or bool(mask.any(1).all()) or not bool(mask.any()):
         return case
     keep = mask.any(1)
@@ -179,7 +203,7 @@ def _signature(t: Trial) -> str | None:
     found = t.got[t.worst]
     if not isinstance(found, Raised):
         return None
-    names = list(t.cases[0])
+    names = list(inspect.signature(t.exercise.right).parameters)
     try:
         inspect.signature(t.answer).bind(*names)
     except TypeError:
@@ -220,7 +244,7 @@ def _kind(t: Trial) -> str | None:
             return f"Return a dict: a {type(got).__name__} came."
         if isinstance(want, str) and not isinstance(got, str):
             return f"Return a string: a {type(got).__name__} came."
-    elif plain(got) is None:
+    elif plain(got) is None and not (isinstance(want, list) and isinstance(got, (list, tuple))):
         return f"Return a tensor or a number: a {type(got).__name__} came."
     return None
 
@@ -240,6 +264,8 @@ def _chance(t: Trial) -> str | None:
 
 def _shape(t: Trial) -> str | None:
     for i in t.failing:
+        if isinstance(t.piece(t.want[i]), list):
+            return None
         a, b = plain(t.piece(t.got[i])), plain(t.piece(t.want[i]))
         if a is None or b is None or a.shape == b.shape or a.numel() == b.numel() == 1:
             continue
@@ -277,7 +303,8 @@ def _not_finite(t: Trial) -> str | None:
                 return True
         return False
 
-    if not odd(lambda c: c):
+    wanted = [plain(t.piece(x)) for x in t.want]
+    if any(x is not None and bool(x.isinf().any()) for x in wanted) or not odd(lambda c: c):
         return None
     if not odd(lambda c: on_padding(c, 0.5)):
         return (
@@ -290,7 +317,7 @@ def _not_finite(t: Trial) -> str | None:
             "choose the rows that have tokens."
         )
     for name in t.scalars:
-        for value in (1.0, 0.0, *t.seen[name]):
+        for value in _candidates(t, name):
             if not odd(put(name, value)):
                 return (
                     f"Your result is NaN or infinite, unless {name} = {value:g}: look at what "
@@ -326,14 +353,14 @@ def _noticed(t: Trial, changes: list[Change]) -> tuple[bool, bool]:
 
 def _ignored(t: Trial) -> str | None:
     silent = []
-    for name in t.cases[0]:
+    for name in t.taken:
         changes = list(_others(t, name))
         mine, right = _noticed(t, changes) if changes else (True, True)
         if right and not mine:
             silent.append(name)
     if not silent:
         return None
-    every = [name for name in t.cases[0] if list(_others(t, name))]
+    every = [name for name in t.taken if list(_others(t, name))]
     if len(silent) == len(every) > 1:
         return f"Your result is always the same: {', '.join(silent)} make no difference to it."
     for name in silent:
@@ -378,12 +405,14 @@ def _others(t: Trial, name: str) -> Iterator[Change]:
 def _candidates(t: Trial, name: str) -> list[float]:
     if name not in t.scalars:
         return []
+    if not t.exercise.any_value:
+        return t.seen[name]
     whole = all(isinstance(x, int) for x in t.seen[name])
     return list(dict.fromkeys([1, 0, *t.seen[name]] if whole else [1.0, 0.0, *t.seen[name]]))
 
 
 def _swapped(t: Trial) -> str | None:
-    for one, two in combinations(t.cases[0], 2):
+    for one, two in combinations(t.taken, 2):
         swap = lambda case: {**case, one: case[two], two: case[one]}  # noqa: B023
         if any(_alike(c[one], c[two]) for c in t.cases) and t.agrees(lambda c: c, swap):
             return f"{one} and {two} are swapped: your result is right where they change places."
@@ -509,6 +538,11 @@ def _factor(known: list[tuple[float, Case]], t: Trial) -> str | None:
                         "Your result is the mean where a sum is wanted: do not divide by the "
                         f"number of {what}."
                     )
+    for what, count in _counts(t.cases[0]).items():
+        if all(abs(f - count(c) ** 2) < 1e-3 * abs(f) for f, c in known):
+            return f"You multiply by the number of {what} where you have to divide by it."
+        if all(abs(f * count(c) ** 2 - 1) < 1e-3 for f, c in known):
+            return f"You divide by the number of {what} where you have to multiply by it."
     names = list(_counts(t.cases[0]).items())
     for (what, count), (other, divisor) in [(a, b) for a in names for b in names if a is not b]:
         if all(divisor(c) and abs(f - count(c) / divisor(c)) < 1e-3 * abs(f) for f, c in known):
@@ -543,12 +577,12 @@ def _counts(case: Case) -> dict[str, Callable[[Case], float]]:
     "What a mean may be over."
 
     def over(f: Callable[[Tensor], float], least: float = 1.0) -> Callable[[Case], float]:
-        return lambda c: max(sum(float(f(m)) for m in leaves(c) if _is_mask(m)), least)
+        return lambda c: max(sum(float(f(m)) for m in masks_in(c)), least)
 
     def of(name: str, f: Callable[[Any], float]) -> Callable[[Case], float]:
         return lambda c: float(f(c[name]))
 
-    if any(map(_is_mask, leaves(case))):
+    if masks_in(case):
         return {
             "real tokens": over(lambda m: float(m.sum())),
             "all columns, padding included": over(Tensor.numel),
@@ -589,7 +623,7 @@ def _constant(t: Trial) -> str | None:
 
 
 def _sign_of_argument(t: Trial) -> str | None:
-    for name in [*t.tensors, *t.scalars]:
+    for name in [*t.tensors, *(t.scalars if t.exercise.any_value else [])]:
         negate = changed(name, lambda x: -x if _is_float(x) or isinstance(x, (int, float)) else x)
         if t.agrees(lambda c: c, negate):
             return (
@@ -601,7 +635,7 @@ def _sign_of_argument(t: Trial) -> str | None:
 
 def _padding(t: Trial) -> str | None:
     "What is on the padding changes the result."
-    if not t.masks and not any(_is_mask(x) for c in t.cases for x in leaves(c)):
+    if not any(map(masks_in, t.cases)):
         return None
     leaks = only_padding = False
     for case in t.cases:
@@ -653,12 +687,12 @@ def _shifted(t: Trial) -> str | None:
 
 def _neutral(t: Trial) -> str | None:
     "Right where one argument holds one number alone: the mistake is in what is done with it."
-    for name in t.scalars:
-        if t.agrees(put(name, 0.0)):
+    for name in t.scalars if t.exercise.any_value else []:
+        if t.agrees_and_says(put(name, 0)):
             return f"Right only where {name} = 0: the mistake is in what you do with {name}."
     for name in t.tensors:
         zero = changed(name, lambda x: torch.zeros_like(x) if _is_float(x) else x)
-        if t.agrees(zero):
+        if t.agrees_and_says(zero):
             return f"Right only where {name} is 0: the mistake is in what you do with {name}."
     for name in t.tensors:
         if t.agrees(changed(name, lambda x: torch.ones_like(x) if _is_float(x) else x)):
@@ -822,6 +856,45 @@ def _by_comparison(t: Trial) -> str | None:
     return None
 
 
+def _listed(t: Trial) -> str | None:
+    "What is missing in a list, or too much."
+    missing, extra = set(), set()
+    for i in t.failing:
+        got, want = t.piece(t.got[i]), t.piece(t.want[i])
+        if not isinstance(want, list) or not isinstance(got, (list, tuple)):
+            return None
+        if want and not all(isinstance(x, str) for x in want):
+            return f"Your list has {len(got)} elements where {len(want)} were wanted: " + (
+                "something is left out."
+                if len(got) < len(want)
+                else "something is in it twice or too much."
+                if len(got) > len(want)
+                else "their order, or which ones are taken, is wrong."
+            )
+        names = [x for x in got if isinstance(x, str)]
+        missing |= {x for x in want if x not in names}
+        extra |= {x for x in names if x not in want}
+    if len(missing | extra) == 1:
+        name = next(iter(missing | extra))
+        said = (
+            "is missing where it belongs, so its bound is too far off"
+            if not extra
+            else "is there where it does not belong, so its bound is too near"
+            if not missing
+            else "is there where it does not belong, and missing where it does"
+        )
+        return (
+            f"Only {name!r} is wrong in your lists: it {said}, its condition is another one, or it "
+            "is taken from the wrong place (an index) of the log."
+        )
+    if missing or extra:
+        return (
+            f"Missing in your lists: {', '.join(sorted(missing)) or 'nothing'}. Too much: "
+            f"{', '.join(sorted(extra)) or 'nothing'}."
+        )
+    return "Your lists hold what they should, in another order." if t.failing else None
+
+
 def _plainly(t: Trial) -> str:
     "Where the results differ first, for want of a name."
     a, b = plain(t.piece(t.got[t.worst])), plain(t.piece(t.want[t.worst]))
@@ -874,6 +947,7 @@ ON_EASY_CASES = (
     _neutral,
     _padding,
     _region,
+    _listed,
     _by_comparison,
 )
 
@@ -889,7 +963,8 @@ def name(t: Trial) -> str:
         several = parts(t.got[t.worst]) or []
         wrong = [i for i, (a, b) in enumerate(zip(several, want)) if not same(a, b)]
         t.part = wrong[0] if wrong else None
-        which = f"Result {wrong[0] + 1} of {len(want)}: " if len(wrong) == 1 else ""
+        names = t.exercise.results or [f"result {i + 1} of {len(want)}" for i in range(len(want))]
+        which = f"In {names[wrong[0]]}: " if wrong else ""
     tamed = _tamed(t)
     for probe in ON_EASY_CASES if tamed else ON_HARD_CASES:
         if text := probe(tamed or t):

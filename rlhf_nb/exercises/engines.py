@@ -1,0 +1,99 @@
+"The exercise of the page on other engines."
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from rlhf_nb.exercises.draw import between, dirty, lengths, one, pick
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
+
+
+def my_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
+    gap = logprobs - engine_logprobs
+    weights = gap.exp().clamp(max=cap)
+    return torch.where(mask, weights, 0.0).detach()
+
+
+def _weights_cases(g: Generator) -> list[Case]:
+    def case(mask: Tensor, dirt: float, cap: float) -> Case:
+        theirs = between(g, -3, -0.2, *mask.shape)
+        ours = theirs + between(g, -1.5, 1.5, *mask.shape)
+        ours[0, :2] = theirs[0, :2] + torch.tensor([2.5, -0.8])
+        return dict(
+            logprobs=dirty(ours, mask, dirt),
+            engine_logprobs=dirty(theirs, mask, dirt),
+            mask=mask,
+            cap=cap,
+        )
+
+    return [
+        case(lengths(3, 2, width=3), -1.0, 2.0),
+        case(lengths(4, 1, 0, width=4), -9.0, pick(g, [1.5, 2.5])),
+        case(lengths(3, one(g, 1, 3), 0, width=3), -math.inf, pick(g, [3.0, 4.0])),
+    ]
+
+
+CUT = ".clamp(max=cap)"
+
+WEIGHTS = Exercise(
+    "my_weights",
+    my_weights,
+    _weights_cases,
+    "What was drawn too often counts less, and no token counts for more than the cap.",
+    {
+        "Upside down, the two are swapped: the trainer's probability over the engine's, logprobs "
+        "- engine_logprobs.": (
+            "logprobs - engine_logprobs",
+            "engine_logprobs - logprobs",
+        ),
+        "That is the log of the weight: take its exponential.": ("gap.exp()", "gap"),
+        "cap makes no difference, and nothing is truncated: a weight is cap at most.": (CUT, ""),
+        "You clip the log of the weight at cap: take the exponential first.": (
+            "gap.exp().clamp(max=cap)",
+            "gap.clamp(max=cap).exp()",
+        ),
+        "You raise small weights too: a token that the engine drew too often must count less. "
+        "Truncate from above alone, without a lower bound.": (CUT, ".clamp(1 / cap, cap)"),
+        "You raise small weights to cap: it is the largest that a weight may be, a maximum and "
+        "no minimum.": (
+            CUT,
+            ".clamp(min=cap)",
+        ),
+        "No weight is over 1: it may be as large as cap.": (CUT, ".clamp(max=1.0)"),
+        "Beyond the cap you drop the token: truncating keeps it, with the weight cap.": (
+            "gap.exp().clamp(max=cap)",
+            "torch.where(gap.exp() > cap, 0.0, gap.exp())",
+        ),
+        "Zero times NaN is NaN: choose by the mask, do not multiply by it.": (
+            "torch.where(mask, weights, 0.0)",
+            "(weights * mask)",
+        ),
+        "The padding has the weight 1, the exponential of 0: it should be 0 there, by the mask.": (
+            "gap = logprobs - engine_logprobs",
+            "gap = torch.where(mask, logprobs - engine_logprobs, 0.0)",
+            "torch.where(mask, weights, 0.0)",
+            "weights",
+        ),
+        "The padding has a weight: it should be 0 there, by the mask.": (
+            "torch.where(mask, weights, 0.0)",
+            "weights",
+        ),
+        "One weight for the whole row: each token has its own.": (
+            "gap.exp()",
+            "torch.where(mask, gap, 0.0).sum(1, keepdim=True).expand_as(gap).exp()",
+        ),
+        "The mean of the weights is made 1: each is a ratio, as it is.": (
+            "torch.where(mask, weights, 0.0)",
+            "torch.where(mask, weights / weights[mask].mean(), 0.0)",
+        ),
+        "The weights carry a gradient: a weight is a constant of the loss. A detach is missing.": (
+            ".detach()",
+            "",
+        ),
+    },
+    grads=("logprobs",),
+)

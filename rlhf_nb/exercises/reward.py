@@ -1,0 +1,152 @@
+"Exercises of the page on the reward model."
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from rlhf_nb.exercises.draw import normal, one, whole
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
+
+# ---- The loss of a pair ----
+
+
+def my_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    return torch.logaddexp(torch.zeros_like(chosen), rejected - chosen)
+
+
+def _loss_cases(g: Generator) -> list[Case]:
+    return [
+        dict(chosen=torch.tensor([2.0, 0.5, -1.0]), rejected=torch.tensor([0.5, 0.5, 1.0])),
+        dict(chosen=torch.tensor([-150.0, 60.0]), rejected=torch.tensor([50.0, -60.0])),
+        dict(chosen=normal(g, 4, scale=2.0), rejected=normal(g, 4, scale=2.0)),
+        dict(chosen=normal(g, 1), rejected=normal(g, 1)),
+    ]
+
+
+LOSS_OF = "torch.logaddexp(torch.zeros_like(chosen), rejected - chosen)"
+
+LOSS = Exercise(
+    "my_loss",
+    my_loss,
+    _loss_cases,
+    "The negative log-likelihood of each choice, however wrong the model is.",
+    {
+        "The rejected answer is preferred, chosen and rejected are swapped: take chosen minus "
+        "rejected.": (
+            "rejected - chosen",
+            "chosen - rejected",
+        ),
+        "The scores are added: only their difference counts, chosen minus rejected.": (
+            "rejected - chosen",
+            "rejected + chosen",
+        ),
+        "This is the log-likelihood: a loss is its negative, with a minus sign.": (
+            "return torch",
+            "return -torch",
+        ),
+        "This is a probability: the likelihood wants its logarithm.": (
+            LOSS_OF,
+            "torch.sigmoid(chosen - rejected)",
+        ),
+        "This is minus a probability: the likelihood wants its logarithm.": (
+            LOSS_OF,
+            "-torch.sigmoid(chosen - rejected)",
+        ),
+        "A pair in very wrong order is infinite: a tiny sigmoid is rounded to 0 before its "
+        "logarithm, and a large exponential overflows. logaddexp and logsigmoid do neither.": (
+            LOSS_OF,
+            "-torch.sigmoid(chosen - rejected).log()",
+        ),
+        "Each score is judged alone: only differences count.": (
+            LOSS_OF,
+            "-torch.nn.functional.logsigmoid(chosen) - torch.nn.functional.logsigmoid(-rejected)",
+        ),
+        "That is a hinge: it stops at a margin, and the likelihood does not.": (
+            LOSS_OF,
+            "(1 + rejected - chosen).clamp(min=0)",
+        ),
+        "That is a difference of scores: the likelihood of a choice is the sigmoid of it.": (
+            LOSS_OF,
+            "rejected - chosen",
+        ),
+        "One number came back, the mean: return one for each pair.": (LOSS_OF, LOSS_OF + ".mean()"),
+        "One number came back, the sum: return one for each pair.": (LOSS_OF, LOSS_OF + ".sum()"),
+        "The loss has no gradient: it is detached.": (LOSS_OF, LOSS_OF + ".detach()"),
+    },
+    grads=("chosen", "rejected"),
+)
+
+# ---- An accuracy that length cannot win ----
+
+
+def my_fair_accuracy(right: Tensor, gap: Tensor) -> Tensor:
+    longer = right[gap > 0].float().mean()
+    shorter = right[gap < 0].float().mean()
+    return (longer + shorter) / 2
+
+
+def _fair_accuracy_cases(g: Generator) -> list[Case]:
+    def case(n: int) -> Case:
+        gap = whole(g, -2, 2, n).float()
+        gap[:4] = torch.tensor([1.0, -1.0, 0.0, 3.0])
+        return dict(right=torch.rand(n, generator=g) < 0.5, gap=gap)
+
+    fixed = [3.0, 1.0, 2.0, 5.0, 1.0, 0.0, 0.0, 0.0, -2.0, -1.0, -1.0]
+    return [
+        dict(right=torch.tensor([1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0]) > 0, gap=torch.tensor(fixed)),
+        dict(
+            right=torch.tensor([0, 1, 1, 0, 1]) > 0, gap=torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
+        ),
+        case(one(g, 5, 7)),
+        case(one(g, 8, 12)),
+    ]
+
+
+BOTH = "(longer + shorter) / 2"
+
+FAIR = Exercise(
+    "my_fair_accuracy",
+    my_fair_accuracy,
+    _fair_accuracy_cases,
+    "A rule about length alone gets one half, whichever way it goes.",
+    {
+        "This is the plain accuracy: gap makes no difference, and the larger group outweighs the "
+        "other.": (
+            BOTH,
+            "right.float().mean()",
+        ),
+        "Ties are out, but the groups are pooled: make two means first.": (
+            BOTH,
+            "right[gap != 0].float().mean()",
+        ),
+        "Only pairs whose better answer is longer, gap > 0, are in it: take the mean of both "
+        "groups.": (
+            BOTH,
+            "longer",
+        ),
+        "Only pairs whose better answer is shorter, gap < 0, are in it: take the mean of both "
+        "groups.": (
+            BOTH,
+            "shorter",
+        ),
+        "Ties count as shorter: leave out a gap of 0.": ("gap < 0", "gap <= 0"),
+        "Ties count as longer: leave out a gap of 0.": ("gap > 0", "gap >= 0"),
+        "This is the sum of the two: halve it.": (BOTH, "longer + shorter"),
+        "This is the difference of the two: take their mean.": (BOTH, "(longer - shorter) / 2"),
+        "These are numbers of pairs: take the mean of each group.": (
+            "float().mean()",
+            "float().sum()",
+        ),
+        "This is the share of wrong ones: right says which pairs were ordered rightly.": (
+            BOTH,
+            f"1 - {BOTH}",
+        ),
+        "The pairs are weighted by the size of their gap: every pair of a group weighs the same.": (
+            BOTH,
+            "((right * gap.clamp(min=0)).sum() / gap.clamp(min=0).sum() + (right * "
+            "gap.clamp(max=0)).sum() / gap.clamp(max=0).sum()) / 2",
+        ),
+    },
+)

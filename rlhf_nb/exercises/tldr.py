@@ -1,0 +1,102 @@
+"The exercise of the page on posts and summaries."
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Generator
+
+from rlhf_nb.exercises.draw import one, pick
+from rlhf_nb.exercises.engine import Exercise
+from rlhf_nb.exercises.values import Case
+
+# Some of the page's facts, each with its slot: the page has more of them.
+FACTS = dict(
+    who=["boss", "sister", "uncle"],
+    did=["sold", "lost", "painted"],
+    what=["car", "bike", "phone"],
+    when=["monday", "easter", "friday"],
+    why=["careless", "bored", "jealous"],
+    feeling=["sad", "angry", "hurt"],
+    question=["leave", "call", "pay"],
+)
+SLOT = {value: slot for slot, values in FACTS.items() for value in values}
+
+
+def my_points(summary: str, facts: dict[str, str]) -> int:
+    stated = {word for word in re.findall(r"\w+", summary) if word in SLOT}
+    right = {word for word in stated if facts[SLOT[word]] == word}
+    return len(right) - 2 * len(stated - right)
+
+
+def _points_cases(g: Generator) -> list[Case]:
+    truth = dict(
+        who="boss",
+        did="sold",
+        what="car",
+        when="monday",
+        why="careless",
+        feeling="sad",
+        question="leave",
+    )
+
+    def drawn() -> Case:
+        facts = {slot: pick(g, values) for slot, values in FACTS.items()}
+        told = [pick(g, values) for values in FACTS.values() if one(g, 0, 3)]
+        told += [pick(g, list(facts.values())) for _ in range(2)]
+        order = torch.randperm(len(told), generator=g).tolist()
+        return dict(summary="my " + ", ".join(told[i] for i in order) + ".", facts=facts)
+
+    fixed = [
+        "my boss sold my car on monday.",
+        "my boss sold my bike because they were careless.",
+        "my boss. my boss.",
+        "my uncle sold my car, i feel angry.",
+        "my boss sold my car. should i leave?",
+        "",
+        "bike, bike, bike",
+    ]
+    return [dict(summary=text, facts=dict(truth)) for text in fixed] + [drawn(), drawn(), drawn()]
+
+
+POINTS = Exercise(
+    "my_points",
+    my_points,
+    _points_cases,
+    "Whole words, each of them once, and inventions cost two.",
+    {
+        "You counted `car` in `careless`: compare whole words, not pieces of the string.": (
+            'word for word in re.findall(r"\\w+", summary) if word in SLOT',
+            "word for word in SLOT if word in summary",
+        ),
+        "`monday.` is not `monday`: a split at spaces leaves the full stop on the word.": (
+            're.findall(r"\\w+", summary)',
+            "summary.split()",
+        ),
+        "A fact told twice counts twice: a policy would repeat it for ever. Use a set.": (
+            'stated = {word for word in re.findall(r"\\w+", summary) if word in SLOT}',
+            'stated = [word for word in re.findall(r"\\w+", summary) if word in SLOT]',
+            "right = {word for word in stated if facts[SLOT[word]] == word}",
+            "right = [word for word in stated if facts[SLOT[word]] == word]",
+            "len(stated - right)",
+            "(len(stated) - len(right))",
+        ),
+        "Inventions are free: naming every word of the world would win. Subtract two points for "
+        "each.": (
+            " - 2 * len(stated - right)",
+            "",
+        ),
+        "An invention costs one point, as much as a fact brings: it costs two.": ("2 * len", "len"),
+        "Inventions add points: the sign is the wrong way round.": ("- 2 *", "+ 2 *"),
+        "Every word that names a fact brings a point, true or not: compare it with facts.": (
+            "len(right) - 2 * len(stated - right)",
+            "len(stated)",
+        ),
+        "True words count as inventions: the condition is turned round.": ("== word", "!= word"),
+        "Facts that are not told cost points: only inventions do.": (
+            "2 * len(stated - right)",
+            "2 * len(stated - right) - (len(facts) - len(right))",
+        ),
+    },
+)
