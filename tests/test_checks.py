@@ -292,7 +292,7 @@ def judged(exercise: Exercise, seed: int) -> tuple[list[str], list[tuple[str, st
     for mutant in mutants(exercise, seed):
         if mutant.what in EQUIVALENT.get(exercise.name, ()):
             continue
-        verdict = exercise(mutant.program, seed)
+        verdict = exercise.judge(mutant.program, seed)
         count += 1
         if verdict:
             passed.append(mutant.what)
@@ -366,6 +366,70 @@ def test_the_values_of_the_last_draw_fail(exercise, seed):
 
     assert exercise(answer, seed) or exercise.grads
     assert not exercise(answer, seed + 1)
+
+
+# Answers that passed once, by the function that they should be.
+FOOLED = {
+    "a policy loss without a gradient": (
+        checks.check_policy_loss,
+        lambda right: lambda *given: right(*given).detach(),
+    ),
+    "weights with a gradient": (
+        checks.check_weights,
+        lambda right: lambda lp, ep, m, cap: torch.where(m, (lp - ep).exp().clamp(max=cap), 0.0),
+    ),
+    "a cliprange in the value loss": (
+        checks.check_value_loss,
+        lambda right: lambda v, old, r, m, c: right(v, old, r, m, 0.2),
+    ),
+    "a gamma": (checks.check_gae, lambda right: lambda r, v, m, g, l: right(r, v, m, 0.9, l)),
+    "a kl_coef": (checks.check_shaping, lambda right: lambda s, k, m, c: right(s, k, m, 0.5)),
+    "a constant vector of scores": (
+        checks.check_final_scores,
+        lambda right: lambda s, stop, c, p: tensor([3.0, 2.0, -3.0, -4.0, 0.5, -0.5])[: len(s)],
+    ),
+    "the last tokens of one batch": (
+        checks.check_last,
+        lambda right: lambda s, m: tensor([2.0, 4.0, 3.0, 6.0]),
+    ),
+    "four for 1, 5, 2": (
+        checks.check_best_of_n,
+        lambda right: lambda scores, n: 4.0 if n == 2 else right(scores, n),
+    ),
+    "the posts of three questions": (
+        checks.check_posts_needed,
+        lambda right: lambda rate, width: {0.6: 89, 0.9: 64, 0.5: 1}.get(rate, 100),
+    ),
+    "an accuracy": (checks.check_fair, lambda right: lambda r, g: 13 / 30),
+    "one row of logits": (checks.check_top_p, lambda right: lambda z, p: right(z, 0.7)),
+    "34 rows": (checks.check_largest, lambda right: lambda fits: 34),
+    **{
+        f"a rule of a log: {name}": (
+            checks.check_diagnosis,
+            lambda right, name=name: lambda log: [x for x in right(log) if x != name],
+        )
+        for name in ("mismatch", "KL", "entropy", "clipping", "value", "stops")
+    },
+    "the six rules in another order": (
+        checks.check_diagnosis,
+        lambda right: lambda log: right(log)[::-1],
+    ),
+    "a diagnosis by the last update": (
+        checks.check_diagnosis,
+        lambda right: lambda log: right({name: [x[-1]] * len(x) for name, x in log.items()}),
+    ),
+    "a diagnosis by the means": (
+        checks.check_diagnosis,
+        lambda right: lambda log: right({k: [sum(x) / len(x)] * len(x) for k, x in log.items()}),
+    ),
+    "a healthy run": (checks.check_diagnosis, lambda right: lambda log: []),
+}
+
+
+@pytest.mark.parametrize("kind", FOOLED)
+def test_what_passed_once_fails(kind, seed):
+    exercise, made = FOOLED[kind]
+    assert not exercise.judge(made(exercise.right), seed)
 
 
 # ---- Checkers never raise ----
@@ -452,7 +516,7 @@ WEIRD = {
 @each
 def test_no_answer_makes_a_checker_raise(exercise, seed):
     for kind, answer in WEIRD.items():
-        verdict = exercise(answer, seed)
+        verdict = exercise.judge(answer, seed)
         assert isinstance(verdict, Verdict) and not verdict, kind
         assert len(verdict.text) > 10 and repr(verdict) and verdict._repr_html_(), kind
 
@@ -473,6 +537,13 @@ def test_arguments_stay_as_they_were(exercise, seed):
         given = fresh(case)
         exercise.right(*given.values())
         assert same(leaves(given), leaves(case), 0.0)
+
+
+def test_a_checker_that_fails_says_so(monkeypatch):
+    "catches: a traceback from inside the checker in a reader's notebook"
+    monkeypatch.setattr("rlhf_nb.exercises.probes.name", raises)
+    verdict = GAE(lambda *given: 3.0, 0)
+    assert not verdict and "checker itself" in verdict.text and "Odd" in verdict.text
 
 
 def test_the_user_may_interrupt():

@@ -99,17 +99,19 @@ class Exercise:
     def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
         "Whether the answer is right, and if not, which mistake it makes. Never raises."
         seed = random.SystemRandom().getrandbits(31) if seed is None else seed
-        refused = self._no_function(answer)
-        if refused:
-            return Verdict(False, refused)
         state = torch.get_rng_state()
-        try:
-            verdict = self._judge(answer, self.draw(seed), seed)
-        finally:
-            torch.set_rng_state(state)
+        verdict = attempt(self.judge, answer, seed)
+        torch.set_rng_state(state)
+        if isinstance(verdict, Raised):
+            return Verdict(False, f"Your function made the checker itself fail: {shown(verdict)}")
         if verdict:
             progress.record(self.name, answer)
         return verdict
+
+    def judge(self, answer: Any, seed: int) -> Verdict:
+        "The verdict on one draw. It raises only where the checker is wrong."
+        refused = self._no_function(answer)
+        return Verdict(False, refused) if refused else self._judge(answer, self.draw(seed), seed)
 
     def draw(self, seed: int) -> list[Case]:
         "The cases of one check."
