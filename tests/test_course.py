@@ -246,8 +246,11 @@ def exercises_are_announced(page: Page) -> list[str]:
         after = [c.source for c in page.cells[number + 1 : number + 5] if c.kind == "code"]
         if name and not any(re.search(rf"check_\w+\({name}\)", code) for code in after):
             problems.append(f"cell {number}: no cell below calls a checker on {name}")
-        if not name and "<summary>Solution" not in text:
-            problems.append(f"cell {number}: it asks for no function, and has no folded solution")
+        statement = text.partition("<details>")[0]
+        if not name and "<summary>Solution" not in text and "below" not in statement:
+            problems.append(
+                f"cell {number}: no function is wanted, so fold a solution, or say it is below"
+            )
     return problems
 
 
@@ -399,9 +402,11 @@ def solutions_come_after(page: Page) -> list[str]:
 
 
 def questions(page: Page) -> list[tuple[str, str]]:
-    "Question and answer of each folded block under the heading Quiz or Questions."
+    "Question and answer of each folded block under a heading Quiz, or from **Quiz 1.** on."
     text = "\n\n".join(cell.source for cell in page.texts)
-    part = re.search(r"^## (?:Quiz|Questions)\s*$(.*?)(?=^## |\Z)", text, re.M | re.S)
+    part = re.search(
+        r"^(?:## (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^## |\Z)", text, re.M | re.S
+    )
     if not part:
         return []
     pieces = re.split(r"<details>(.*?)</details>", part[1], flags=re.S)
@@ -424,7 +429,7 @@ def asks_two_or_three_questions(page: Page) -> list[str]:
         unexplained = [
             x
             for x in sorted(options)
-            if not re.search(rf"\({x}\)" if x.islower() else rf"\b{x}\b", answer)
+            if not re.search(rf"\({x}\)|\*\*{x}\b" if x.islower() else rf"\b{x}\b", answer)
         ]
         if len(options) < 2:
             problems.append(f"question {number} has no options (a), (b) ...")
