@@ -136,6 +136,24 @@ BEST_OF_N = Exercise(
             WAYS,
             "math.comb(i, n)",
         ),
+        "You choose n + 1 of those below: subtract 1 from n, because the score itself is the "
+        "n-th.": (
+            WAYS,
+            "math.comb(i, n + 1)",
+        ),
+        "You choose n - 2 of those below, so you are off by one: n - 1 and the score itself are "
+        "n.": (
+            WAYS,
+            "math.comb(i, max(n - 2, 0))",
+        ),
+        "You divide the number of sets by the score: multiply each score by it.": (
+            "math.comb(i, n - 1) * score",
+            "math.comb(i, n - 1) / score",
+        ),
+        "You multiply by the number of all sets: divide by it.": (
+            f"total / {SETS}",
+            f"total * {SETS}",
+        ),
         "That is one set of n, the first scores: all sets count.": (
             f"total / {SETS}",
             "max(scores[:n])",

@@ -141,6 +141,12 @@ RESPONSE_MASK = Exercise(
             "cumsum(1)",
             "cumsum(0)",
         ),
+        "You keep what comes between the first stop token and the second: the count before a token "
+        "has to be 0, so you are off by one.": (OUT, "is_stop.cumsum(1) - is_stop == 1"),
+        "The stop tokens are multiplied, and have to be counted: cumsum, a running sum.": (
+            "cumsum",
+            "cumprod",
+        ),
         "Everything is true: what was drawn after a stop token is padding.": (OUT, "is_stop >= 0"),
     },
 )

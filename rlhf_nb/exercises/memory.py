@@ -79,6 +79,11 @@ LARGEST = Exercise(
             "    low, high = 1, 2\n    while fits(high):\n        low, high = high, high + 1\n   "
             " return high\n",
         ),
+        "The lower end has to fit: divide high by 2, do not multiply.": ("high // 2", "high * 2"),
+        "The search stops one too early, off by one: go on until high is the next after low.": (
+            "high - low > 1",
+            "high - low > 2",
+        ),
         "The halves are exchanged: where the middle fits, it is the lower end.": (
             "            low = middle\n        else:\n            high = middle",
             "            high = middle\n        else:\n            low = middle",
