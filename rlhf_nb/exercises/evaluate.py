@@ -103,11 +103,12 @@ def _best_of_n_cases(g: Generator) -> list[Case]:
     def case(size: int, n: int) -> Case:
         return dict(scores=[round(x, 2) for x in normal(g, size, scale=2.0).tolist()], n=n)
 
-    few, many = two(g, [2, 3, 4])
+    few, many = two(g, [1, 3, 4])
     return [
         dict(scores=[1.0, 5.0, 2.0], n=2),
         dict(scores=[0.3, -1.0, 4.0, 2.5, 0.0], n=3),
         dict(scores=[2.0, 7.0, 1.0, 3.0], n=1),
+        case(one(g, 5, 7), 2),
         case(one(g, 5, 7), few),
         case(one(g, 5, 7), many),
     ]
