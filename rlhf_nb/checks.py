@@ -5,14 +5,6 @@
 # %% ../nbs/reference/30_checks.ipynb #eb444386
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-
 from rlhf_nb.exercises import (
     checkpoint,
     dashboard,
@@ -38,8 +30,10 @@ from rlhf_nb.exercises import (
     viewer,
     viz,
 )
-from .exercises.engine import Verdict
+from .exercises.engine import Exercise, Verdict
 from .exercises.progress import Progress
+
+_all_ = ["Exercise", "Verdict"]  # part of this module too
 
 # %% auto #0
 __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_points',
@@ -48,121 +42,7 @@ __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_m
            'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
            'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
            'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_update', 'check_split', 'EXERCISES', 'outcome', 'same', 'difference',
-           'Mistake', 'Exercise', 'progress']
-
-# %% ../nbs/reference/30_checks.ipynb #bb6897fa
-def _run(program: Callable, given: tuple) -> Any:
-    try:
-        return program(*given)
-    except Exception as error:  # an exception is an outcome too, and is compared
-        return error
-
-
-def outcome(
-    program: Callable,
-    case: tuple,  # its arguments; they are copied first
-) -> Any:  # what it returned, or the exception that it raised
-    "Run a program on one case."
-    return _run(program, copy.deepcopy(case))
-
-
-def same(
-    a: Any,
-    b: Any,
-    tolerance: float = 1e-5,
-) -> bool:
-    """Whether two outcomes are the same: shape and values, part by part, or the type of the
-    exception."""
-    if isinstance(a, Exception) or isinstance(b, Exception):
-        return type(a) is type(b)
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
-    if not isinstance(a, (int, float, Tensor)) or not isinstance(b, (int, float, Tensor)):
-        return a is b or (isinstance(a, str) and a == b)
-    a, b = torch.as_tensor(a), torch.as_tensor(b)
-    return a.shape == b.shape and torch.allclose(
-        a.double(), b.double(), atol=tolerance, rtol=tolerance, equal_nan=True
-    )
-
-# %% ../nbs/reference/30_checks.ipynb #700e1385
-def difference(
-    got: Any,
-    want: Any,
-) -> str:
-    "One sentence on where two outcomes differ first."
-    if isinstance(want, Exception):
-        return f"An error was wanted here, a {type(want).__name__}: {got!r} came."
-    if isinstance(want, (tuple, list)):
-        if not isinstance(got, (tuple, list)) or len(got) != len(want):
-            return f"Return {len(want)} values, as a tuple."
-        return next(difference(a, b) for a, b in zip(got, want) if not same(a, b))
-    if isinstance(want, str):
-        return f"You have {got!r}, and {want!r} was wanted."
-    if not isinstance(got, (int, float, Tensor)):
-        return f"Return a tensor or a number: {type(got).__name__} came."
-    number, wanted = torch.as_tensor(got).double(), torch.as_tensor(want).double()
-    if number.shape != wanted.shape:
-        return f"The answer has shape {list(number.shape)}, and {list(wanted.shape)} was wanted."
-    if not wanted.ndim:
-        return f"The answer is {number:g}, and {wanted:g} was wanted."
-    wrong = ~torch.isclose(number, wanted, atol=1e-5, equal_nan=True)
-    place = tuple(wrong.nonzero()[0].tolist())
-    return f"At {list(place)} you have {number[place]:g}, and {wanted[place]:g} was wanted."
-
-# %% ../nbs/reference/30_checks.ipynb #79809f7e
-@dataclass(frozen=True)
-class Mistake:
-    "A mistake that people make, as a program that makes it."
-
-    wrong: Callable
-    message: str  # names the mistake and the way out
-
-# %% ../nbs/reference/30_checks.ipynb #8a8b518d
-@dataclass(frozen=True)
-class Exercise:
-    "Call it with your function: it says whether that is right, and if not, which mistake it sees."
-
-    name: str  # of the function that the reader writes
-    right: Callable  # one answer
-    cases: tuple[tuple, ...]  # arguments to try
-    mistakes: tuple[Mistake, ...]
-    praise: str  # what the reader has understood
-
-    def __call__(self, answer: Callable) -> Verdict:
-        if not callable(answer):
-            return Verdict(False, f"Give the function itself: a {type(answer).__name__} came.")
-        got = []
-        for case in self.cases:
-            given = copy.deepcopy(case)
-            got.append(_run(answer, given))
-            if not same(given, case, 0.0):
-                return Verdict(
-                    False,
-                    "You changed an argument in place. It is needed again: build a new tensor.",
-                )
-        if self._matches(self.right, got):
-            return Verdict(True, self.praise)
-        for mistake in self.mistakes:
-            if self._matches(mistake.wrong, got):
-                return Verdict(False, mistake.message)
-        return Verdict(False, self._first_difference(got))
-
-    def _matches(self, program: Callable, got: list) -> bool:
-        return all(same(outcome(program, case), result) for case, result in zip(self.cases, got))
-
-    def _first_difference(self, got: list) -> str:
-        "Where an answer that is no known mistake goes wrong first."
-        for case, result in zip(self.cases, got):
-            want = outcome(self.right, case)
-            if same(result, want):
-                continue
-            if isinstance(result, Exception):
-                return f"It raised {type(result).__name__}: {result}"
-            return f"No mistake that I know. {difference(result, want)}"
-        raise AssertionError("an answer without a difference is right")
+           'check_thin', 'check_lean', 'check_update', 'check_split', 'EXERCISES', 'progress', 'Exercise', 'Verdict']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 check_rloo_loss = policy_gradients.RLOO_LOSS
