@@ -30,10 +30,9 @@ from rlhf_nb.exercises import (
     viewer,
     viz,
 )
-from .exercises.engine import Exercise, Verdict
+from .exercises.engine import Exercise
+from .exercises.engine import Verdict as Verdict
 from .exercises.progress import Progress
-
-_all_ = ["Exercise", "Verdict"]  # part of this module too
 
 # %% auto #0
 __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_points',
@@ -42,7 +41,7 @@ __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_m
            'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
            'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
            'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_update', 'check_split', 'EXERCISES', 'progress', 'Exercise', 'Verdict']
+           'check_thin', 'check_lean', 'check_update', 'check_split', 'EXERCISES', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 check_rloo_loss = policy_gradients.RLOO_LOSS
@@ -85,7 +84,7 @@ check_thin = dashboard.THIN
 check_lean = preferences.LEAN
 check_update = labs.UPDATE
 check_split = labs.SPLIT
-EXERCISES = (
+EXERCISES: tuple[Exercise, ...] = (
     check_rloo_loss,
     check_surrogate,
     check_mean,

@@ -22,6 +22,7 @@ from peft import LoraConfig
 from transformers import GPTNeoXConfig
 
 from rlhf_nb import cli
+from rlhf_nb.checks import check_update
 from rlhf_nb.cli import ppo
 from rlhf_nb.memory import model_size, plan_memory
 
@@ -611,9 +612,10 @@ def test_the_checker_names_each_mistake():
         always_again=lambda w, t, e, again: right(w, t, e, True),
         other=lambda w, t, e, again: 7.0,
     )
-    assert page.check_update(page.solution) == "Right."
-    said = {name: page.check_update(one) for name, one in wrong.items()}
-    assert "Right." not in said.values() and len(set(said.values())) == len(said), said
+    assert check_update(right)
+    verdicts = {name: check_update(one) for name, one in wrong.items()}
+    said = {name: verdict.text for name, verdict in verdicts.items()}
+    assert not any(verdicts.values()) and len(set(said.values())) == len(said), said
     assert (
         "two operations" in said["multiplied"]
         and "epochs" in said["epochs"]
