@@ -251,6 +251,15 @@ def outputs_are_no_errors(page: Page) -> list[str]:
     ]
 
 
+def outputs_name_no_folder_of_a_machine(page: Page) -> list[str]:
+    "The path of a temporary or a home folder means nothing to a reader: show the name alone."
+    return [
+        f"{c} shows {path}: show the file's name alone"
+        for c in page.code
+        for path in re.findall(r"(?:/tmp/|/home/\w+/|/root/)\w[^\s\"\\<]*", json.dumps(c.outputs))
+    ]
+
+
 def lines_fit(page: Page) -> list[str]:
     "120 columns, as wide as a page shows; a docstring or a style sheet may go to 150."
 
@@ -300,6 +309,7 @@ RULES = [
     lessons_assert,
     outputs_are_kept,
     outputs_are_no_errors,
+    outputs_name_no_folder_of_a_machine,
     lines_fit,
     cells_have_ids,
     keeps_no_widgets,
@@ -458,6 +468,12 @@ WRONG = [
         outputs_are_no_errors,
         lambda nb, cell: cell["g"]["outputs"].append(
             dict(output_type="error", ename="E", evalue="", traceback=[])
+        ),
+    ),
+    (
+        outputs_name_no_folder_of_a_machine,
+        lambda nb, cell: cell["g"]["outputs"].append(
+            dict(output_type="stream", name="stderr", text=["saved to /tmp/tmp1a/checkpoint-4\n"])
         ),
     ),
     (cells_have_ids, lambda nb, cell: nb["cells"][3].pop("id") and None),

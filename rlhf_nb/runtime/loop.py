@@ -387,7 +387,7 @@ class SealedTrainer(Trainer):
             step = folder.name.removeprefix("checkpoint-")
             self.changes[f"after step {step}"] = in_words(changes)
             if self.is_world_process_zero():
-                logger.warning(f"resumed from {folder} with {in_words(changes)}.")
+                logger.warning(f"resumed from {folder.name} with {in_words(changes)}.")
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

@@ -4,7 +4,6 @@ as a tree, and a score beside its prices. Each is a function from numbers to an 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import torch
 from torch import Tensor
@@ -12,10 +11,10 @@ from torch import Tensor
 from rlhf_nb.kl import ESTIMATORS, estimate_kl, full_kl
 from rlhf_nb.ui import loop
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.loop import CARD, EDGE, INK, LINE, WIDTH, Picture, rectangle
+from rlhf_nb.ui.loop import INK, LINE, Picture, rectangle
 
 # Light colours are attributes, so that they survive where style sheets are stripped; static/kl.css
-# replaces them in a dark theme. Each colour comes with a dash or a sign of its own.
+# replaces them in a dark theme. Each colour comes with a dash or a sign as well.
 STROKES = dict(blue="#1f5fa8", orange="#c2570c", ink=INK, grey="#57606a")
 LINES = dict(k1=("blue", ""), k2=("orange", "7 3"), k3=("ink", "2 3"), abs=("grey", "9 3 2 3"))
 Point = tuple[float, float]
@@ -49,7 +48,7 @@ def axis(x0: float, x1: float, y: float) -> str:
 
 
 def bar(x: float, y: float, width: float, height: float, color: str) -> str:
-    "A filled bar, blue for what is above zero and orange for what is below."
+    "A filled bar, orange for what is above zero and blue for what is below."
     return (
         f'<rect class="{color}-area" x="{x:g}" y="{y:.1f}" width="{width:g}"'
         f' height="{height:.1f}" fill="{STROKES[color]}"/>'
@@ -57,15 +56,7 @@ def bar(x: float, y: float, width: float, height: float, color: str) -> str:
 
 
 def sheet(height: float, label: str, *parts: str) -> Picture:
-    "The whole picture, on a card of its own colour so that it reads on white and on black."
-    return Picture(
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="rlhf-kl" role="img"'
-        f' aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}"'
-        f' height="{height:g}" style="max-width:100%;height:auto"'
-        f" font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif\">"
-        f"<style>{asset('kl.css')}</style>"
-        f"{rectangle(1, 1, WIDTH - 2, height - 2, 'card', CARD, EDGE)}{''.join(parts)}</svg>"
-    )
+    return loop.sheet(height, label, f"<style>{asset('kl.css')}</style>", *parts)
 
 
 # ---- Two distributions, and what four estimators make of samples ----
@@ -94,7 +85,7 @@ def gap_panel(logprobs: Tensor, ref_logprobs: Tensor, drawn: Tensor) -> str:
         if at not in shown or gap == 0:
             continue
         x, ends = across(at), sorted(down(logs[at].item()) for logs in (logprobs, ref_logprobs))
-        parts.append(line([(x, ends[0]), (x, min(ends[1], 232))], "blue" if gap > 0 else "orange"))
+        parts.append(line([(x, ends[0]), (x, min(ends[1], 232))], "orange" if gap > 0 else "blue"))
         parts.append(words(x, 246, "+" if gap > 0 else "−", "text", 12, "middle"))
     for logs, color, dash in ((ref_logprobs, "grey", "5 3"), (logprobs, "ink", "")):
         points = [(across(i), down(logs[i].item())) for i in shown]
@@ -134,23 +125,23 @@ def kl_picture(
     drawn = torch.multinomial(logprobs.exp(), BATCHES * tokens, True, generator=generator)
     each = {name: estimate_kl(logprobs, ref_logprobs, name) for name in ESTIMATORS}
     averages = {name: x[drawn].view(BATCHES, tokens).mean(1) for name, x in each.items()}
-    legend, told = [], []
+    legend, labels = [], []
     for i, (name, x) in enumerate(each.items()):
         mean = (logprobs.exp() * x).sum()
         noise = (logprobs.exp() * (x - mean).square()).sum().sqrt().item() / tokens**0.5
         bias = round(mean.item() - exact, 3) + 0.0
         left, y = 404 + 190 * (i % 2), 54 + 20 * (i // 2)
-        told.append(f"{name}: bias {bias:.2f}, noise {noise:.2f}")
+        labels.append(f"{name}: bias {bias:.2f}, noise {noise:.2f}")
         legend += [
             line([(left, y - 4), (left + 24, y - 4)], *LINES[name]),
-            words(left + 30, y, told[-1], "text", 12),
+            words(left + 30, y, labels[-1], "text", 12),
         ]
     some = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
     return sheet(
         284,
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
-        f"batches of {some}: {'; '.join(told)}.",
+        f"batches of {some}: {'; '.join(labels)}.",
         words(24, 30, "k1 of a token: the gap log π − log π_{ref}", "title", 15),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
         *(words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
@@ -228,12 +219,12 @@ def prices_picture(
         axis(130, 780, 88),
         axis(130, 780, 176),
     ]
-    told = []
+    labels = []
     for i, (token, price) in enumerate(zip(tokens, prices, strict=True)):
         middle, last = 140 + step * (i + 0.5), i == len(tokens) - 1
         reward = price + score * last
         height = 150 * abs(price)
-        top, color = (88 - height, "blue") if price > 0 else (88, "orange")
+        top, color = (88 - height, "orange") if price > 0 else (88, "blue")
         parts += [
             rectangle(middle - step / 2 + 3, 40, step - 6, 26, "box"),
             words(middle, 58, token, "text", 13, "middle"),
@@ -242,15 +233,16 @@ def prices_picture(
             words(middle, 218, signed(reward), "title", 14, "middle"),
         ]
         if last:
+            tone = "orange" if score > 0 else "blue"
             parts += [
-                bar(middle - 12, 176 - 18 * abs(score), 24, 18 * abs(score), "blue"),
+                bar(middle - 12, 176 - 18 * max(score, 0), 24, 18 * abs(score), tone),
                 words(middle + 18, 164, signed(score), "text", 12),
             ]
-        told.append(f"{token} {signed(reward)}")
+        labels.append(f"{token} {signed(reward)}")
     return sheet(
         236,
         f"A score of {score:g} and kl_coef {kl_coef:g} become one reward per token: "
-        + ", ".join(told),
+        + ", ".join(labels),
         words(24, 26, "one score and a price per nat become a reward for every token", "title", 15),
         *parts,
     )

@@ -221,7 +221,7 @@ RESPONSE = dict(she=-4, sold=-2, the=-7, car=-3, eos=26)  # token -> height of i
 def heading(x: float, y: float, step: Step) -> str:
     "A step's number and title where it has no box of its own."
     number = words(x, y, step.number, "page", 11, "start")
-    return number + words(x + 20, y, step.title, "title", 16, "start")
+    return group("heading", number, words(x + 20, y, step.title, "title", 16, "start"))
 
 
 def model_boxes(x: float, y: float) -> str:
