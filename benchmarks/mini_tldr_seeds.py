@@ -188,8 +188,7 @@ def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dic
         last = lambda key, group=group: [run["gold"][-1][key] for run in group.values()]
         lines.append(
             f"| {name} | {', '.join(map(str, group))} | {spread(rise, False)} | "
-            f"{spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} "
-            "| "
+            f"{spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} | "
             f"{spread(last('gold/win_rate'))} | {spread(last('gold/invented'), False)} | "
             f"{spread([run['kl'][-1] for run in group.values()], False)} |"
         )

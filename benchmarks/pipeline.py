@@ -417,8 +417,7 @@ def tables(results: dict) -> list:
         "Phases: seconds as measured, shares of an update of 4 epochs. Stages: of the update "
         "phase.",
         "The last row holds attention too. What products and attention have beyond it: padding, "
-        "logits worked out again, "
-        "and rates below that one.",
+        "logits worked out again, and rates below that one.",
     )
     return [
         made("Where a PPO update's time goes", notes[0], phases, stages, roof),

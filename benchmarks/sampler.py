@@ -182,8 +182,7 @@ def check_lengths(side: str, rows: list[list[int]], wanted: list[int]) -> None:
     found = [len(row) for row in rows]
     assert sorted(found) == sorted(wanted), (
         f"{side} wrote {len(found)} responses, {sum(found)} tokens, wanted {len(wanted)} and "
-        f"{sum(wanted)}, "
-        f"lengths {sorted(found)[:8]}..., wanted {sorted(wanted)[:8]}..."
+        f"{sum(wanted)}, lengths {sorted(found)[:8]}..., wanted {sorted(wanted)[:8]}..."
     )
 
 

@@ -27,8 +27,7 @@ def tempered(
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(
             f"temperature is {temperature}: give a positive number, 1.0 for the model as it is, "
-            "0.01 for "
-            "nearly greedy."
+            "0.01 for nearly greedy."
         )
     return (logits if logits.dtype == torch.float64 else logits.float()) / temperature
 
@@ -43,8 +42,7 @@ def token_logprobs(
     if logits.shape[:-1] != ids.shape:
         raise ValueError(
             f"logits {list(logits.shape)} do not pair with ids {list(ids.shape)}: give one row of "
-            "logits "
-            "for each token."
+            "logits for each token."
         )
     z = tempered(logits, temperature)
     return z.gather(-1, ids.long().unsqueeze(-1)).squeeze(-1) - z.logsumexp(-1)

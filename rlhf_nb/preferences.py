@@ -605,8 +605,7 @@ def render_refit(
     return Html(
         on_white(
             f"<p><b>Refitted on {trained} labels in {refit.seconds:.1f} s:</b> "
-            f"{safe_text(refit.verdict())}.</p>"
-            f"{table or '<p>It agrees with every label.</p>'}"
+            f"{safe_text(refit.verdict())}.</p>{table or '<p>It agrees with every label.</p>'}"
         )
     )
 

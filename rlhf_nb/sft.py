@@ -332,8 +332,7 @@ def check_packing(model: PreTrainedModel) -> None:
     if not torch.allclose(behind, alone, rtol=near, atol=near * alone.abs().max().item()):
         raise ValueError(
             f"{type(model).__name__} lets the rows of a packed line see each other (logits differ "
-            "by up "
-            f"to {(behind - alone).abs().max():.2g}): train it with packing=False."
+            f"by up to {(behind - alone).abs().max():.2g}): train it with packing=False."
         )
 
 # %% ../nbs/reference/37_sft.ipynb #58dacf73
@@ -409,8 +408,7 @@ def adapter_for(
     if peft_config.task_type not in (None, task):
         raise ValueError(
             f"peft_config has task_type={peft_config.task_type!r} and this trainer wants "
-            f"{task!r}: set "
-            "it, or leave it out."
+            f"{task!r}: set it, or leave it out."
         )
     peft_config.task_type = task
     return peft_config

@@ -100,8 +100,7 @@ def check_export(root: Path) -> list[str]:
     if stale:
         problems.append(
             f"not what the notebooks say: {', '.join(stale)}. Put what was edited by hand into "
-            "the notebook, "
-            "run `nbdev_export`, and commit the result."
+            "the notebook, run `nbdev_export`, and commit the result."
         )
     if dirty:
         problems.append(f"not clean: {', '.join(dirty)}. Run `nbdev_clean`, and commit the result.")

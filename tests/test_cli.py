@@ -562,8 +562,7 @@ def test_a_reward_function_that_fails_names_its_line(parts, capsys, monkeypatch)
     )
     line = (
         f"ppo --dataset_name {parts}/rows.jsonl --model_name_or_path {parts}/sft "
-        f"--per_device_train_batch_size 8 --response_length 3 {COMMON} --reward_function "
-        "mine.py:"
+        f"--per_device_train_batch_size 8 --response_length 3 {COMMON} --reward_function mine.py:"
     )
     code, _, err = say(capsys, line + "f")
     assert code == 2 and "reward function mine.py:f failed: ValueError: invalid literal" in err

@@ -308,8 +308,7 @@ def test_the_package_opens_its_rooms_when_asked():
     program = (
         "import sys, rlhf_nb, rlhf_nb.cli; assert 'torch' not in sys.modules and "
         "'transformers' not in sys.modules; assert set(rlhf_nb.__all__) <= "
-        "set(dir(rlhf_nb)); assert all(getattr(rlhf_nb, n).__name__ == n for n in "
-        "rlhf_nb.__all__)"
+        "set(dir(rlhf_nb)); assert all(getattr(rlhf_nb, n).__name__ == n for n in rlhf_nb.__all__)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=900)
     import rlhf_nb

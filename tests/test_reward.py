@@ -410,8 +410,7 @@ def test_a_tie_is_no_right_order(trained, pairs, tokenizer):
 
 TEMPLATE = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if "
-    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif "
-    "%}"
+    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 

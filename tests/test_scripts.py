@@ -128,8 +128,7 @@ def test_a_reward_model_of_rules(script, models):
         "callback",
         (
             "episodes, owner = [], {}\n",
-            "episodes, owner = [], {}\n"
-            "from rules import CountsLetters\n"
+            "episodes, owner = [], {}\nfrom rules import CountsLetters\n"
             "judge = CountsLetters(tokenizer)\n",
         ),
     )

@@ -169,8 +169,7 @@ def test_training_lowers_the_loss_and_is_seeded(trained):
 
 TEMPLATE = (
     "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{{ eos_token + '\\n' if "
-    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif "
-    "%}"
+    "m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 

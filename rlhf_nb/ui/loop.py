@@ -145,8 +145,7 @@ def sheet(height: float, label: str, *parts: str) -> Picture:
         f' aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}"'
         f' height="{height:g}" style="max-width:100%;height:auto"'
         f" font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif\">"
-        f"<style>{style}</style>{card}{''.join(parts)}"
-        "</svg>"
+        f"<style>{style}</style>{card}{''.join(parts)}</svg>"
     )
 
 
