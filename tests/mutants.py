@@ -42,7 +42,7 @@ WORDS = {
 # Sentences that say where a result differs, and not why. They never count.
 GENERIC = (
     "numbers are wrong. At",
-    "was wanted, for these inputs",
+    "was wanted for these inputs",
     "not what was wanted",
     "wherever it is wrong",
 )

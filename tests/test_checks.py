@@ -11,6 +11,7 @@ import copy
 import html
 import json
 import random
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mutants import mutants
+from beginners import BEGINNERS
+from mutants import GENERIC, mutants
 from torch import tensor
 
 from rlhf_nb import checks
@@ -28,7 +30,8 @@ from rlhf_nb.exercises import progress as record
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.gae import GAE
 from rlhf_nb.exercises.losses import POLICY_LOSS
-from rlhf_nb.exercises.values import fresh, leaves, mapped, same
+from rlhf_nb.exercises.trial import Trial, put
+from rlhf_nb.exercises.values import Raised, attempt, fresh, leaves, mapped, same
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = [
@@ -342,6 +345,49 @@ def test_words_are_held_against_the_kind_of_mistake():
     assert {m.kind for m in made} >= {"freeze", "mask", "operator", "swap", "shift"}
     made = mutants(POLICY_LOSS, 0)
     assert {m.kind for m in made} >= {"detach", "reduction", "literal"}
+
+
+@pytest.mark.parametrize("kind", BEGINNERS)
+def test_a_beginners_mistake_is_named(kind, seed):
+    "catches: a message that is generic, or that names another mistake than the one that was made"
+    exercise, program, words = BEGINNERS[kind]
+    for k in range(4):
+        text = exercise.judge(program, seed + k).text
+        assert re.search(words, text, re.IGNORECASE | re.DOTALL), text
+        assert not any(one in text for one in (*GENERIC, "Right only where length = 0")), text
+
+
+def test_every_trait_is_seen_in_a_beginners_answer(seed):
+    "catches: a trait that no answer has, or that another message always precedes"
+    seen = {(b.checker.name, b.checker.judge(b.program, seed).text) for b in BEGINNERS.values()}
+    every = {(one.name, message) for one in EXERCISES for message in one.traits}
+    assert every <= seen, every - seen
+
+
+@each
+def test_no_right_result_has_a_trait(exercise, seed):
+    for case in exercise.draw(seed):
+        found = run(exercise, exercise.right, case)
+        assert not any(attempt(holds, case, found) is True for holds in exercise.traits.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+def test_a_mask_may_be_made_of_integers(dtype, seed):
+    masks = checks.check_response_mask
+    assert masks(lambda ids, stop_ids: masks.right(ids, stop_ids).to(dtype), seed)
+
+
+def test_two_failures_that_agree_mean_nothing(seed):
+    """catches: "right only where length = 0", said because the answer and the right one raise the
+    same error there"""
+    exercise = checks.check_kl_gradient
+    cases = exercise.draw(seed)
+    results = [
+        [run(exercise, program, c) for c in cases] for program in (torch.add, exercise.right)
+    ]
+    trial = Trial(exercise, lambda z, ref, n: 1 / n + z, cases, *results, [0], 0, seed)
+    assert isinstance(trial.right(put("length", 0)(cases[0])), Raised)
+    assert not trial.agrees(put("length", 0))
 
 
 def constants(exercise: Exercise, seed: int):

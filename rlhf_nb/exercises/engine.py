@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.exercises import probes, progress
+from rlhf_nb.exercises.trial import Trait, Trial
 from rlhf_nb.exercises.values import (
     Case,
     Raised,
@@ -94,6 +95,9 @@ class Exercise:
     use: Callable[..., Any] | None = None  # runs the function on a case, where it isn't just called
     any_value: bool = True  # whether hyperparameters may be 0 or 1, or have the other sign
     results: tuple[str, ...] = ()  # the names of several results
+    # What to say of a property that each wrong result has and no right one: a test of a case's
+    # result, which may be None where the case does not show it.
+    traits: Mapping[str, Trait] = field(default_factory=dict)
     _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
 
     def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
@@ -158,7 +162,7 @@ class Exercise:
                 return Verdict(False, message, seen)
         if weights:
             return Verdict(False, self._gradient_mistake(answer, [cases[i] for i in failing]), seen)
-        trial = probes.Trial(self, answer, cases, got, want, failing, worst, seed)
+        trial = Trial(self, answer, cases, got, want, failing, worst, seed)
         return Verdict(False, probes.name(trial), seen)
 
     def result(self, program: Callable, given: Case) -> Any:

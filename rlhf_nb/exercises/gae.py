@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from rlhf_nb.exercises.draw import dirty, lengths, normal, pick, ragged
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Case
+from rlhf_nb.exercises.values import Case, plain
 
 # ---- The recursion ----
 
@@ -174,13 +175,29 @@ def _deltas_cases(g: Generator) -> list[Case]:
 
 TAIL = "    return torch.where(mask, rewards + gamma * after - values, 0.0)\n"
 
+
+def _bootstrap_elsewhere(case: Case, result: Any) -> bool | None:
+    """Whether a token that is not the last real one is followed by the bootstrap, and the last one
+    is not. What follows a token is its surprise less r - V, over gamma."""
+    found, mask = plain(result), case["mask"]
+    rows = (mask.sum(1) > 1) & (case["bootstrap"].abs() > 1e-3)
+    if found is None or found.shape != mask.shape or not rows.any():
+        return None
+    after = (found - case["rewards"] + case["values"]) / case["gamma"]
+    is_bootstrap = torch.isclose(after, case["bootstrap"][:, None].double(), atol=1e-4)
+    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    elsewhere = (is_bootstrap & mask & ~last)[rows].any()
+    return bool(elsewhere and not (is_bootstrap & last)[rows].any())
+
+
 DELTAS = Exercise(
     "my_deltas",
     my_deltas,
     _deltas_cases,
     "After the end comes 0, and after a cut the bootstrap.",
     {
-        "bootstrap makes no difference: every row is taken as ended.": (
+        "bootstrap reaches no real token, so every row is treated as ended: is it missing, or is "
+        "an index or a condition wrong?": (
             "last, bootstrap[:, None]",
             "last, 0.0",
         ),
@@ -233,6 +250,15 @@ DELTAS = Exercise(
             TAIL,
             "    return (rewards + gamma * after - values) * mask\n",
         ),
+        "A row that fills its columns gets no bootstrap: its last token has no column after it, "
+        "and is followed by the bootstrap like that of any other row.": (
+            "torch.where(last, bootstrap[:, None], after)",
+            "torch.where(last, torch.where(mask.all(1), 0.0, bootstrap)[:, None], after)",
+        ),
+    },
+    traits={
+        "The bootstrap follows the wrong token: it belongs after the last real one. Is an index "
+        "off by one, or a condition the other way round?": _bootstrap_elsewhere,
     },
 )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from rlhf_nb.exercises.draw import between, dirty, lengths, normal, one, ragged
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Case
+from rlhf_nb.exercises.values import Case, plain
 
 # ---- k3 ----
 
@@ -114,6 +115,12 @@ def _kl_gradient_cases(g: Generator) -> list[Case]:
 OWN = "(chance * (logp - logq)).sum(-1)"
 NEXT = "own + chance @ to_go[1:]"
 
+
+def _not_of_the_shape_of_logits(case: Case, result: Any) -> bool:
+    found = plain(result)
+    return found is not None and found.shape in ((), (1,), case["logits"].shape[:1])
+
+
 KL_GRADIENT = Exercise(
     "my_kl_gradient",
     my_kl_gradient,
@@ -160,6 +167,13 @@ KL_GRADIENT = Exercise(
             "range(1)",
         ),
         "That is one token too few, off by one: the loop runs length times.": (
+            "range(length)",
+            "range(length - 1)",
+        ),
+        "That is one token too few, off by one, and no KL at all for a response of one token: the "
+        "loop runs length times.": (
+            "torch.zeros_like(own)",
+            "0 * own",
             "range(length)",
             "range(length - 1)",
         ),
@@ -229,5 +243,15 @@ KL_GRADIENT = Exercise(
             "logits.log_softmax(-1), ref_logits.log_softmax(-1)",
             "logits, ref_logits",
         ),
+        "That is the gradient of the rows' own KLs, added up: a response does not visit every row "
+        "once. Follow it from row 0 for length tokens, each row weighted by the probability that "
+        "it is reached.": ("to_go[0], ", "own.sum(), "),
+        "That is the gradient of the rows' own KLs, averaged: a response does not visit every row "
+        "equally often. Follow it from row 0 for length tokens, each row weighted by the "
+        "probability that it is reached.": ("to_go[0], ", "own.mean(), "),
+    },
+    traits={
+        "That is a KL, or one KL for each row, and its gradient was wanted: it has the shape of "
+        "logits. Let autograd differentiate the KL, or do it by hand.": _not_of_the_shape_of_logits,
     },
 )

@@ -78,6 +78,10 @@ LOGPROBS = Exercise(
             "log_softmax(-1)",
             "log_softmax(1)",
         ),
+        "The softmax is over the examples: it belongs over the vocabulary, the last axis.": (
+            "log_softmax(-1)",
+            "log_softmax(0)",
+        ),
         "These are the log-probs of the likeliest token: gather that of the token that came.": (
             TAKEN,
             "logp.amax(-1)",
@@ -164,6 +168,15 @@ ENTROPY = Exercise(
             + ".sum(-1) * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum()",
         ),
         "You averaged over the padding too: use the mask.": ("logits[mask]", "logits"),
+        "You averaged over all positions: the logits on padding are cleared, and their entropy "
+        "still counts. Average over real tokens, by the mask.": (
+            OWN,
+            EACH,
+            MEAN,
+            "-" + PLOGP + ".sum(-1).mean()",
+        ),
+        "That is the surprise of the likeliest token: an entropy is a sum over the whole "
+        "vocabulary, each token's surprise times its probability.": (MEAN, "-logp.amax(-1).mean()"),
         "The mean is over the vocabulary too: an entropy is a sum over its tokens.": (
             ".sum(-1).mean()",
             ".mean()",

@@ -298,6 +298,13 @@ MINIBATCH_LOSS = Exercise(
             "total / count",
             "total / len(micro_batches)",
         ),
+        "Each micro-batch's mean counts by its number of rows: count by its real tokens.": (
+            PER_BATCH,
+            "sum(loss[mask].sum() / mask.sum().clamp(min=1) * len(mask) for loss, mask in "
+            "micro_batches)",
+            "total / count",
+            "total / sum(len(mask) for loss, mask in micro_batches)",
+        ),
         "You add up means: the loss grows with the number of micro-batches. Divide once, by all "
         "real tokens.": (
             PER_BATCH,

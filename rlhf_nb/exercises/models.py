@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from rlhf_nb.exercises.draw import lengths, normal, one, ragged, whole
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Case
+from rlhf_nb.exercises.values import Case, close, plain
 
 # ---- The number at the last real token ----
 
@@ -110,6 +111,47 @@ BEFORE = "numbers[:, columns]"
 REAL = "torch.nn.functional.pad(mask, (1, 0), value=True)"
 KEPT = "torch.where(real, before, 0.0)"
 
+
+def _reads(case: Case, result: Any, offset: int) -> bool | None:
+    "Whether the result has, at each real token t, the number of column prompt_width + t + offset."
+    found, mask = plain(result), case["mask"]
+    if found is None or found.ndim != 2 or found.shape[1] < mask.shape[1] or not mask.any():
+        return None
+    start = case["prompt_width"] + offset
+    read = case["numbers"][:, start : start + mask.shape[1]]
+    return close(found[:, : mask.shape[1]][mask], read[mask].double())
+
+
+def _after_the_choice(case: Case, result: Any) -> bool | None:
+    return _reads(case, result, 0)
+
+
+def _one_column_short(case: Case, result: Any) -> bool | None:
+    found = plain(result)
+    return _reads(case, result, -1) and found is not None and found.shape == case["mask"].shape
+
+
+def _wide(case: Case, result: Any) -> Tensor | None:
+    "The result, if it has T + 1 columns."
+    found, width = plain(result), case["mask"].shape[1] + 1
+    return found if found is not None and found.ndim == 2 and found.shape[1] == width else None
+
+
+def _mask_not_shifted(case: Case, result: Any) -> bool | None:
+    "Right at each real token, and 0 where the value after the last real token belongs."
+    found, mask = _wide(case, result), case["mask"]
+    short = (mask.sum(1) < mask.shape[1]) & mask.any(1)
+    if found is None or not short.any():
+        return None if found is not None else False
+    after = found[short, mask[short].sum(1)]
+    return _reads(case, result, -1) and not bool(after.any())
+
+
+def _nothing_in_front(case: Case, result: Any) -> bool:
+    found = _wide(case, result)
+    return found is not None and not bool(found[:, 0].any())
+
+
 VALUES = Exercise(
     "my_values",
     my_values,
@@ -136,7 +178,7 @@ VALUES = Exercise(
             KEPT,
             "torch.where(mask, before[:, :-1], 0.0)",
         ),
-        "The value behind the last token is 0 here: it is read at the last token, so keep it.": (
+        "The value after the last token is 0 here: it is read at the last token, so keep it.": (
             REAL,
             "torch.nn.functional.pad(mask, (0, 1))",
         ),
@@ -163,5 +205,15 @@ VALUES = Exercise(
             KEPT,
             "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
         ),
+    },
+    traits={
+        "You read after the choice: at the token itself the model has already seen it. Read each "
+        "value one column earlier, before its token.": _after_the_choice,
+        "One column is missing: the values before the tokens are right, and the one after the last "
+        "token belongs to the result too, so that it has T + 1 columns.": _one_column_short,
+        "The mask is not shifted: it has a column for each token, and your result has one column "
+        "more. Put a column of true in front of the mask, not after it.": _mask_not_shifted,
+        "V_0 is missing: your first column is 0, where the value before the first token belongs. "
+        "It is read in the last column of the prompt.": _nothing_in_front,
     },
 )

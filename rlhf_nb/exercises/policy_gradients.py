@@ -57,6 +57,18 @@ RLOO_LOSS = Exercise(
             " / (len(rewards) - 1)",
             "",
         ),
+        "The sum of the other rewards is multiplied by N - 1: divide by it, for their mean.": (
+            ") / (len",
+            ") * (len",
+        ),
+        "The response's own reward is in the baseline twice: subtract it from the sum of all.": (
+            "rewards.sum() - rewards",
+            "rewards.sum() + rewards",
+        ),
+        "The sum of the others is divided by N + 1: they are N - 1.": (
+            "(len(rewards) - 1)",
+            "(len(rewards) + 1)",
+        ),
         "The baseline is added, and has to be subtracted.": (
             "rewards - baseline",
             "rewards + baseline",

@@ -164,4 +164,5 @@ ADVANTAGES = Exercise(
             "-kl_coef * kl * mask",
         ),
     },
+    results=("rewards", "advantages", "returns"),
 )

@@ -139,6 +139,22 @@ FAIR = Exercise(
             "float().mean()",
             "float().sum()",
         ),
+        "The pairs whose better answer is longer are counted: take their mean.": (
+            "right[gap > 0].float().mean()",
+            "right[gap > 0].float().sum()",
+        ),
+        "The pairs whose better answer is shorter are counted: take their mean.": (
+            "right[gap < 0].float().mean()",
+            "right[gap < 0].float().sum()",
+        ),
+        "All pairs are in the group of the longer answers: keep those with gap > 0.": (
+            "right[gap > 0]",
+            "right",
+        ),
+        "All pairs are in the group of the shorter answers: keep those with gap < 0.": (
+            "right[gap < 0]",
+            "right",
+        ),
         "This is the share of wrong ones: right says which pairs were ordered rightly.": (
             BOTH,
             f"1 - {BOTH}",

@@ -40,6 +40,8 @@ LABELS = Exercise(
     "The completions and their stop tokens, and nothing else.",
     {
         "The prompt counts: start at its length, prompt_lengths.": ("mask & completion", "mask"),
+        "Nothing is left out: a token counts where two conditions hold together, that of the mask "
+        "and that of prompt_lengths.": (PUT, "ids"),
         "Padding counts: look at the mask as well.": ("mask & completion", "completion"),
         "The stop token is gone: use the mask, not the pad id.": (
             "mask & completion",

@@ -1,0 +1,419 @@
+"""Wrong answers that beginners gave, in their own style: not edits of the right answer, and often
+with a second mistake beside the one that matters. Each has the words that its message must have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf_nb import checks
+from rlhf_nb.exercises.engine import Exercise
+
+
+class Beginner(NamedTuple):
+    "A wrong answer, and a pattern that its message must match."
+
+    checker: Exercise
+    program: Callable
+    words: str  # as a regular expression, whatever the case
+
+
+def _of(mask: Tensor, x: Tensor) -> Tensor:
+    return torch.where(mask, x, 0.0)
+
+
+# ---- The mean of micro-batches ----
+
+
+def mean_of_means_without_empty_ones(micro_batches):
+    means = [loss[mask].mean() for loss, mask in micro_batches if mask.any()]
+    return sum(means) / len(means)
+
+
+def mean_of_means_over_all(micro_batches):
+    means = [loss[mask].mean() for loss, mask in micro_batches if mask.any()]
+    return torch.stack(means).sum() / len(micro_batches)
+
+
+def means_weighted_by_rows(micro_batches):
+    rows = sum(len(mask) for _, mask in micro_batches)
+    return sum(loss[mask].mean() * len(mask) for loss, mask in micro_batches if mask.any()) / rows
+
+
+# ---- Rewards, advantages and returns ----
+
+
+def shape_rewards(scores, kl, mask, kl_coef):
+    "Returns two things, as that of the package does."
+    penalty = _of(mask, -kl_coef * kl)
+    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    return penalty + _of(last, scores[:, None].expand_as(kl)), penalty
+
+
+def rest(rewards, values, mask, gamma, lam):
+    advantages = checks.check_gae.right(rewards, values, mask, gamma, lam)
+    white, returns = checks.check_targets.right(advantages, _of(mask, values), mask)
+    return white, returns
+
+
+def rewards_not_unpacked(scores, kl, values, mask, kl_coef, gamma, lam):
+    rewards = shape_rewards(scores, kl, mask, kl_coef)
+    return rewards, *rest(rewards[0], values, mask, gamma, lam)
+
+
+def a_tuple_as_rewards(scores, kl, values, mask, kl_coef, gamma, lam):
+    rewards = shape_rewards(scores, kl, mask, kl_coef)
+    return rewards + gamma * values, values, values
+
+
+def rewards_whitened_too(scores, kl, values, mask, kl_coef, gamma, lam):
+    rewards, _ = shape_rewards(scores, kl, mask, kl_coef)
+    rewards = _of(mask, (rewards - rewards[mask].mean()) / rewards[mask].std())
+    return rewards, *rest(rewards, values, mask, gamma, lam)
+
+
+def rewards_divided_by_their_spread(scores, kl, values, mask, kl_coef, gamma, lam):
+    rewards, _ = shape_rewards(scores, kl, mask, kl_coef)
+    return rewards / rewards[mask].std(), *rest(rewards, values, mask, gamma, lam)
+
+
+# ---- The gradient of the KL ----
+
+
+def kl_gradient(of: Callable) -> Callable:
+    "An answer that differentiates, or returns, `of(own, chance, length)`."
+
+    def answer(logits, ref_logits, length):
+        logits = logits.clone().requires_grad_()
+        logp, logq = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+        found = of((logp.exp() * (logp - logq)).sum(-1), logp.exp(), length)
+        if isinstance(found, tuple):
+            return torch.autograd.grad(found[0], logits)[0]
+        return found.detach()
+
+    return answer
+
+
+def to_go(own, chance, length):
+    later = torch.zeros_like(own)
+    for _ in range(length):
+        later = own + chance @ later[1:]
+    return later
+
+
+def visited(own, chance, length):
+    "The KL, from how likely each row is reached, step by step."
+    reached, total = torch.eye(len(own))[0], 0.0
+    for _ in range(length):
+        total = total + (reached * own).sum()
+        reached = torch.cat([torch.zeros(1), reached @ chance])
+    return total
+
+
+# ---- GAE ----
+
+
+def returns_as_advantages(rewards, values, mask, gamma, lam):
+    return checks.check_gae.right(rewards, values, mask, gamma, lam) + values
+
+
+def advantages_and_returns(rewards, values, mask, gamma, lam):
+    advantages = checks.check_gae.right(rewards, values, mask, gamma, lam)
+    return advantages, advantages + _of(mask, values)
+
+
+# ---- Surprises with a bootstrap ----
+
+
+def deltas(after_of: Callable) -> Callable:
+    def answer(rewards, values, mask, gamma, bootstrap):
+        after = torch.zeros_like(values)
+        after[:, :-1] = values[:, 1:]
+        after = after_of(after, _of(mask, values), mask, bootstrap)
+        return _of(mask, rewards + gamma * after - values)
+
+    return answer
+
+
+def in_the_last_column(after, values, mask, bootstrap):
+    after[:, :-1], after[:, -1] = values[:, 1:], bootstrap * mask[:, -1]
+    return after
+
+
+def in_the_last_column_times_the_mask(after, values, mask, bootstrap):
+    return torch.cat([after[:, :-1] * mask[:, 1:], (bootstrap * mask[:, -1])[:, None]], 1)
+
+
+def in_the_last_column_times_the_padding(after, values, mask, bootstrap):
+    after[:, :-1], after[:, -1] = values[:, 1:], bootstrap * ~mask[:, -1]
+    return after
+
+
+def on_padding_columns_alone(after, values, mask, bootstrap):
+    after[:, :-1] = torch.where(mask[:, 1:], values[:, 1:], bootstrap[:, None])
+    return after
+
+
+def after_the_first_token(after, values, mask, bootstrap):
+    after = torch.cat([values[:, 1:], torch.zeros(len(values), 1)], 1)
+    after[:, 0] = bootstrap
+    return after
+
+
+# ---- Entropy ----
+
+
+def entropy(of: Callable) -> Callable:
+    "An answer that returns `of(p, mask)`."
+    return lambda logits, mask, temperature: of((logits / temperature).softmax(-1), mask)
+
+
+def plainly(p):
+    return -(p * p.log()).sum(-1)
+
+
+def cleared_and_averaged(logits, mask, temperature):
+    p = (torch.where(mask[:, :, None], logits, 0.0) / temperature).softmax(-1)
+    return torch.special.entr(p).sum(-1).mean()
+
+
+# ---- Values ----
+
+
+def values(of: Callable) -> Callable:
+    "An answer that returns `of(numbers in the columns from the last prompt column on, mask)`."
+    return lambda numbers, prompt_width, mask: of(numbers[:, prompt_width - 1 :], mask)
+
+
+def beside(mask: Tensor, real: bool) -> Tensor:
+    return torch.full((len(mask), 1), real)
+
+
+def after_padding_in_front(v, mask):
+    shown = torch.cat([v[:, 1:], v[:, -1:]], 1)
+    return _of(torch.cat([beside(mask, True), mask], 1), shown)
+
+
+# ---- Whitening over ranks ----
+
+
+def whitened(mean_of: Callable, var_of: Callable) -> Callable:
+    def answer(parts, masks):
+        real = [x[mask] for x, mask in zip(parts, masks)]
+        mean, var = mean_of(parts, masks, real), var_of(real)
+        return tuple(_of(mask, (x - mean) / var.sqrt()) for x, mask in zip(parts, masks))
+
+    return answer
+
+
+def rank_means(parts, masks, real):
+    return sum(x.mean() for x in real) / len(real)
+
+
+def row_means(parts, masks, real):
+    rows = [row[m] for x, mask in zip(parts, masks) for row, m in zip(x, mask) if m.any()]
+    return sum(row.mean() for row in rows) / len(rows)
+
+
+def means_of_columns(parts, masks, real):
+    return sum(_of(mask, x).mean() for x, mask in zip(parts, masks)) / len(parts)
+
+
+def all_together(real):
+    return torch.cat(real).var()
+
+
+MEAN_OF_MEANS = "mean of means"
+ROWS_ARE_NOT_VISITED_ONCE = "rows' own KLs"
+AFTER_THE_CHOICE = "after the choice|column of the token itself|each token's own column"
+NOT_SHIFTED = "mask is not shifted|value after the last token is 0"
+RANKS_MEANS = "mean of the ranks' means"
+
+BEGINNERS: dict[str, Beginner] = {
+    "micro-batches: mean of means, empty ones skipped": Beginner(
+        checks.check_minibatch_loss, mean_of_means_without_empty_ones, MEAN_OF_MEANS
+    ),
+    "micro-batches: mean of means, over all": Beginner(
+        checks.check_minibatch_loss, mean_of_means_over_all, MEAN_OF_MEANS
+    ),
+    "micro-batches: weighted by rows": Beginner(
+        checks.check_minibatch_loss, means_weighted_by_rows, "mean.*number of rows"
+    ),
+    "advantages: not unpacked": Beginner(
+        checks.check_advantages, rewards_not_unpacked, "in rewards: .*tuple.*unpack"
+    ),
+    "advantages: a tuple in a sum": Beginner(
+        checks.check_advantages, a_tuple_as_rewards, "raised TypeError.*tuple.*unpack"
+    ),
+    "advantages: rewards whitened too": Beginner(
+        checks.check_advantages, rewards_whitened_too, "in rewards: .*whitened"
+    ),
+    "advantages: rewards divided by their spread": Beginner(
+        checks.check_advantages,
+        rewards_divided_by_their_spread,
+        "in rewards: .*divided by its standard deviation",
+    ),
+    "KL: a step too many": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (to_go(own, p, n + 1)[0],)),
+        "one token too many",
+    ),
+    "KL: a step too many, row by row": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (visited(own, p, n + 1),)),
+        "one token too many",
+    ),
+    "KL: a step too few": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (visited(own, p, n - 1) + 0 * own.sum(),)),
+        "one token too few",
+    ),
+    "KL: itself": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: to_go(own, p, n)[0]),
+        "is a KL.*gradient was wanted",
+    ),
+    "KL: of each row": Beginner(
+        checks.check_kl_gradient, kl_gradient(to_go), "is a KL.*gradient was wanted"
+    ),
+    "KL: own KLs": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: own),
+        "is a KL.*gradient was wanted",
+    ),
+    "KL: sum of own KLs": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (own.sum(),)),
+        ROWS_ARE_NOT_VISITED_ONCE + ".*added up",
+    ),
+    "KL: mean of own KLs": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (own.mean(),)),
+        ROWS_ARE_NOT_VISITED_ONCE + ".*average",
+    ),
+    "KL: mean of own KLs, length times": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (n * own.mean(),)),
+        ROWS_ARE_NOT_VISITED_ONCE + ".*factor",
+    ),
+    "KL: mean over where it begins": Beginner(
+        checks.check_kl_gradient,
+        kl_gradient(lambda own, p, n: (to_go(own, p, n).mean(),)),
+        "begins with row 0.*factor",
+    ),
+    "gae: returns": Beginner(checks.check_gae, returns_as_advantages, "returns, A . V"),
+    "gae: both": Beginner(
+        checks.check_gae, advantages_and_returns, "2 results, and one.*number 1 of them is right"
+    ),
+    "deltas: bootstrap in the last column": Beginner(
+        checks.check_deltas, deltas(in_the_last_column), "only a row that fills its columns"
+    ),
+    "deltas: last column times the mask": Beginner(
+        checks.check_deltas,
+        deltas(in_the_last_column_times_the_mask),
+        "only a row that fills its columns",
+    ),
+    "deltas: last column times the padding": Beginner(
+        checks.check_deltas,
+        deltas(in_the_last_column_times_the_padding),
+        "bootstrap reaches no real token",
+    ),
+    "deltas: full rows left out": Beginner(
+        checks.check_deltas, deltas(on_padding_columns_alone), "fills its columns gets no bootstrap"
+    ),
+    "deltas: the first token": Beginner(
+        checks.check_deltas, deltas(after_the_first_token), "bootstrap follows the wrong token"
+    ),
+    "entropy: NaN on padding and at banned tokens": Beginner(
+        checks.check_entropy,
+        entropy(lambda p, mask: (plainly(p) * mask).sum() / mask.sum()),
+        "NaN or infinity in logits.*padding.*0 times infinity",
+    ),
+    "entropy: NaN at banned tokens": Beginner(
+        checks.check_entropy,
+        entropy(lambda p, mask: plainly(p[mask]).mean()),
+        "banned token gives NaN",
+    ),
+    "entropy: over all positions": Beginner(
+        checks.check_entropy,
+        entropy(lambda p, mask: torch.special.entr(p).sum(-1).mean()),
+        "averaged over.*padding.*mask",
+    ),
+    "entropy: over all positions, NaN too": Beginner(
+        checks.check_entropy,
+        entropy(lambda p, mask: plainly(p).mean()),
+        "averaged over.*padding.*mask",
+    ),
+    "entropy: cleared, then over all positions": Beginner(
+        checks.check_entropy, cleared_and_averaged, "averaged over all positions.*mask"
+    ),
+    "entropy: one number a token": Beginner(
+        checks.check_entropy,
+        entropy(lambda p, mask: _of(mask, torch.special.entr(p).sum(-1))),
+        "shape.*mean is missing.*real tokens",
+    ),
+    "values: at the token, [B, T]": Beginner(
+        checks.check_values, values(lambda v, m: _of(m, v[:, 1:])), AFTER_THE_CHOICE
+    ),
+    "values: at the token, padding kept": Beginner(
+        checks.check_values, values(lambda v, m: v[:, 1:]), AFTER_THE_CHOICE
+    ),
+    "values: at the token, times the mask": Beginner(
+        checks.check_values, values(lambda v, m: v[:, 1:] * m), AFTER_THE_CHOICE
+    ),
+    "values: at the token, [B, T + 1]": Beginner(
+        checks.check_values, values(after_padding_in_front), AFTER_THE_CHOICE
+    ),
+    "values: [B, T]": Beginner(
+        checks.check_values, values(lambda v, m: _of(m, v[:, :-1])), "T . 1"
+    ),
+    "values: [B, T], padding kept": Beginner(
+        checks.check_values, values(lambda v, m: v[:, :-1]), "T . 1"
+    ),
+    "values: mask not shifted": Beginner(
+        checks.check_values,
+        values(lambda v, m: _of(torch.cat([m, beside(m, False)], 1), v)),
+        NOT_SHIFTED,
+    ),
+    "values: mask not shifted, true at the end": Beginner(
+        checks.check_values,
+        values(lambda v, m: _of(torch.cat([m, beside(m, True)], 1), v)),
+        NOT_SHIFTED,
+    ),
+    "values: mask not shifted, last column again": Beginner(
+        checks.check_values, values(lambda v, m: _of(torch.cat([m, m[:, -1:]], 1), v)), NOT_SHIFTED
+    ),
+    "values: false in front of the mask": Beginner(
+        checks.check_values,
+        values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
+        "V_0 is missing",
+    ),
+    "values: 0 in front": Beginner(
+        checks.check_values,
+        values(lambda v, m: _of(torch.cat([beside(m, False), m], 1), v)),
+        "V_0 is missing",
+    ),
+    "whitening: ranks' means, the right variance": Beginner(
+        checks.check_whiten_ranks, whitened(rank_means, all_together), RANKS_MEANS
+    ),
+    "whitening: ranks' means and ranks' variances": Beginner(
+        checks.check_whiten_ranks,
+        whitened(rank_means, lambda real: sum(x.var() for x in real) / len(real)),
+        RANKS_MEANS,
+    ),
+    "whitening: rows' means": Beginner(
+        checks.check_whiten_ranks, whitened(row_means, all_together), "mean of the rows' means"
+    ),
+    "whitening: padding in the mean": Beginner(
+        checks.check_whiten_ranks, whitened(means_of_columns, all_together), "padding.*mean"
+    ),
+    "a prompt width of 3": Beginner(
+        checks.check_values,
+        lambda numbers, prompt_width, mask: checks.check_values.right(numbers, 3, mask),
+        "prompt_width = 3.*constant",
+    ),
+}
