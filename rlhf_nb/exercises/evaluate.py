@@ -13,14 +13,25 @@ from rlhf_nb.exercises.values import Case
 # ---- How many posts ----
 
 
-def _width(rate: float, n: int, z: float = 1.96) -> float:
-    "From end to end of Wilson's interval."
+def _ends(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    "Of Wilson's interval."
     middle, spread = (
         rate + z * z / (2 * n),
         z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)),
     )
     scale = 1 + z * z / n
-    return min(1.0, (middle + spread) / scale) - max(0.0, (middle - spread) / scale)
+    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+
+
+def _width(rate: float, n: int) -> float:
+    "From end to end of Wilson's interval."
+    low, high = _ends(rate, n)
+    return high - low
+
+
+def _above(rate: float, n: int) -> float:
+    "From the rate to the upper end of Wilson's interval."
+    return _ends(rate, n)[1] - rate
 
 
 def _textbook(rate: float, n: int) -> float:
@@ -54,6 +65,15 @@ POSTS_NEEDED = Exercise(
         "You measured from the middle to an end: from end to end is wanted, and half the width "
         "costs four times the posts.": ("> width", "> 2 * width"),
         "width is halved: it is from end to end already.": ("> width", "> width / 2"),
+        "You measured from the rate to the upper end, against half the width: Wilson's interval "
+        "is not centred on the rate, so subtract its low end.": (
+            "_width(rate, n) > width",
+            "_above(rate, n) > width / 2",
+        ),
+        "You measured from the rate to the upper end: from end to end is wanted.": (
+            "_width(rate, n) > width",
+            "_above(rate, n) > width",
+        ),
         "That is the textbook's interval: use wilson_interval.": ("_width(", "_textbook("),
         "rate makes no difference: a rate near 0 or 1 needs fewer posts than one half.": (
             "_width(rate",
@@ -133,6 +153,12 @@ BEST_OF_N = Exercise(
         ),
         "Counted from 0, the score at place i has i below it, not i + 1: an index off by one, "
         "and your weights add up to more than 1.": (WAYS, "math.comb(i + 1, n - 1)"),
+        "Counted from 0, the score at place i has i below it, not i - 1: an index off by one, "
+        "and your weights add up to less than 1.": (WAYS, "(math.comb(i - 1, n - 1) if i else 0)"),
+        "The arguments of math.comb are swapped: math.comb(k, m) chooses m of k.": (
+            WAYS,
+            "math.comb(n - 1, i)",
+        ),
         "Only n - 1 of those below are chosen: the score itself is the n-th.": (
             WAYS,
             "math.comb(i, n)",
