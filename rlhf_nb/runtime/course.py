@@ -69,5 +69,5 @@ def course_table(
     ]
     reading, exercises = sum(p.reading for p in pages), sum(p.exercises for p in pages)
     total = f"| | **all of it** | | **{reading:.0f}** | **{exercises}** |"
-    head = "| | page | | minutes to read | and for its exercises |\n|---|---|---|---|---|"
-    return "\n".join([head, *lines, total])
+    head = "| | page | what it does | minutes to read | minutes for its exercises |"
+    return "\n".join([head, "|---|---|---|---|---|", *lines, total])
