@@ -108,17 +108,17 @@ from .viz import Html, curves, visible
 # %% ../nbs/reference/46_judging.ipynb #7e334582
 @dataclass(frozen=True)
 class Completions:
-    "What a policy answered, prompt by prompt, in the order of the prompts."
+    "A policy's answers, in the order of the prompts."
 
     prompts: list[str]
-    texts: list[str]  # the stop token and what follows left out
+    texts: list[str]  # without the stop token
     stopped: list[bool]  # whether the stop token was reached
-    lengths: list[int]  # tokens, the stop token among them
+    lengths: list[int]  # in tokens, with the stop token
 
 # %% ../nbs/reference/46_judging.ipynb #46c2c6ad
 def _drawn_by(engine: Engine, ids: Tensor, mask: Tensor, how: Sampling, seed: int | None) -> Sample:
-    """An engine takes its rows' seeds from torch's global random state: with a seed of ours, it is
-    put back."""
+    """Sample with an engine, which takes its seeds from torch's global random state. If a seed is
+    given, that state is restored."""
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
@@ -129,7 +129,7 @@ def complete(
     model: nn.Module,  # a causal language model
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
-    response_length: int = 53,  # most tokens
+    response_length: int = 53,  # maximum tokens
     temperature: float = 0.01,
     stop_ids: Sequence[int] | None = None,  # None: the tokenizer's EOS
     batch_size: int = 256,
@@ -137,9 +137,9 @@ def complete(
     stop_strings: StopStringCriteria | None = None,  # texts that end an answer
     on_batch: Callable[[], None] = lambda: None,  # called after each batch, to show progress
     engine: Engine
-    | None = None,  # who writes, with the model's weights; None: the package's own sampler
+    | None = None,  # samples with the model's weights; None: the package's own sampler
 ) -> Completions:
-    "Sample one answer to every prompt. Prompts of like length share a batch; no row is dropped."
+    "Sample one answer to every prompt. Prompts of similar length share a batch."
     if not len(prompts):
         raise ValueError("there are 0 prompts to complete: give at least one.")
     stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
@@ -178,12 +178,12 @@ def complete(
 def interleaved(
     parts: Sequence[Sequence[Any]],  # of n ranks: rows 0, n, 2n, ...; rows 1, n + 1, ...; and so on
 ) -> list[Any]:
-    "All rows in their order. Raises ValueError where parts are not those of one list."
+    "All rows in order. Raises ValueError if the parts cannot come from one list."
     n, lengths = len(parts), [len(part) for part in parts]
     if sorted(lengths, reverse=True) != lengths or lengths[0] - lengths[-1] > 1:
         raise ValueError(
-            f"parts of {lengths} rows are not every {n}-th row of one list: give one part a rank, "
-            "in order."
+            f"parts of {lengths} rows are not every {n}-th row of one list: give one part per "
+            "rank, in order."
         )
     return [parts[i % n][i // n] for i in range(sum(lengths))]
 
@@ -192,7 +192,7 @@ def completions_table(
     completions: Completions,
     scores: Sequence[float],
 ) -> pd.DataFrame:  # columns query, model response, score
-    "The table that is shown, logged and kept."
+    "The table that an evaluation shows, logs and saves."
     return pd.DataFrame(
         {
             "query": completions.prompts,
@@ -208,8 +208,8 @@ def print_table(
     rows: int = 5,
     console: Console | None = None,
 ) -> None:
-    """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and what would
-    steer the terminal is shown as an escape."""
+    """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and control
+    characters are shown as escapes."""
     console = console or Console()
     table = Table(title=terminal_text(title, console) if title else None, show_lines=True)
     for name in frame.columns:
@@ -229,11 +229,11 @@ def wilson_interval(
     n: int,  # judgings
     z: float = 1.96,  # 1.96: 95 %
 ) -> tuple[float, float]:
-    """Wilson's score interval. With ties, whose variance is smaller, it is a little wider than need
-    be."""
+    """Wilson's score interval. With ties, whose variance is smaller, it is wider than
+    necessary."""
     if n < 1 or not 0 <= rate <= 1:
         raise ValueError(
-            f"got rate {rate} and n {n}: wanted a share between 0 and 1 of at least one judging."
+            f"got rate {rate} and n {n}: give a rate between 0 and 1, and at least one judging."
         )
     middle, spread = (
         rate + z * z / (2 * n),
@@ -246,11 +246,11 @@ def wilson_interval(
 # %% ../nbs/reference/46_judging.ipynb #a86d8724
 def bootstrap_interval(
     scores: Sequence[float],  # [N] 1 for a win, 0.5 for a tie, 0 for a loss
-    groups: Sequence[Hashable],  # [N] what they belong to: the prompt
+    groups: Sequence[Hashable],  # [N] the prompt of each score
     draws: int = 4000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """95 % interval of the mean score where several scores share a prompt: prompts are drawn with
+    """95 % interval of the mean score if several scores share a prompt: prompts are drawn with
     replacement."""
     if len(scores) != len(groups) or not len(scores):
         raise ValueError(
@@ -260,10 +260,10 @@ def bootstrap_interval(
     values, member = np.asarray(scores, dtype=float), np.array([places[group] for group in groups])
     if (
         values.min() == values.max()
-    ):  # nothing varies, so nothing can be drawn: one judging a prompt
+    ):  # nothing varies, so resampling shows nothing: count one judging per prompt
         return win_rate_interval(*[len(places) * int(values[0] == x) for x in (1.0, 0.5, 0.0)])
     if len(places) == 1:
-        return 0.0, 1.0  # one prompt says nothing of others
+        return 0.0, 1.0  # one prompt tells nothing about others
     sums, counts = np.bincount(member, values), np.bincount(member)
     drawn = np.random.default_rng(seed).multinomial(
         len(sums), np.full(len(sums), 1 / len(sums)), size=draws
@@ -320,28 +320,26 @@ def judge_completions(
 # %% ../nbs/reference/46_judging.ipynb #2ec3eae2
 @runtime_checkable
 class Judge(Protocol):
-    "Says for each prompt which of two answers is better. Any function of this shape is one."
+    "Decides for each prompt which of two answers is better. Any such function is a judge."
 
     def __call__(
         self,
         prompts: list[str],
-        pairs: list[
-            tuple[str, str]
-        ],  # two answers to each prompt, in the order in which they are shown
-        **columns: list,  # what came with the prompts, and `stopped` where it is known
+        pairs: list[tuple[str, str]],  # two answers to each prompt, in the order shown
+        **columns: list,  # other columns of the prompts, and `stopped` if known
     ) -> list[float | None]:
-        "For each: 0 the first is better, 1 the second is, 0.5 a tie, None no usable verdict."
+        "For each pair: 0 the first is better, 1 the second, 0.5 a tie, None no usable verdict."
 
 # %% ../nbs/reference/46_judging.ipynb #bd91b3e3
 def _better(first: float, second: float) -> float | None:
-    "The verdict of two scores; None where one is no number."
+    "The verdict of two scores; None if one is NaN."
     if math.isnan(first) or math.isnan(second):
         return None
     return 0.5 if first == second else float(second > first)
 
 # %% ../nbs/reference/46_judging.ipynb #c2dbc13a
 class GoldPairJudge:
-    "The gold judge of the mini world between two summaries. It needs the column `facts`."
+    "Compares two summaries by the gold judge of the mini world. It needs the column `facts`."
 
     name = "gold judge of the mini world"
 
@@ -354,7 +352,7 @@ class GoldPairJudge:
         | None = None,  # whether the two reached the stop token; None: both did
         **columns: list,
     ) -> list[float | None]:
-        "More gold points win. Raises ValueError without facts."
+        "The summary with more gold points wins. Raises ValueError without facts."
         if facts is None:
             raise ValueError(
                 "the gold judge needs the truth of every post: pass "
@@ -369,7 +367,7 @@ class GoldPairJudge:
 
 # %% ../nbs/reference/46_judging.ipynb #c9f4acb0
 class RewardModelJudge:
-    "A reward model between two answers: the higher score wins."
+    "Compares two answers by a reward model: the higher score wins."
 
     name = "reward model"
 
@@ -386,7 +384,7 @@ class RewardModelJudge:
         | None = None,  # whether the two reached the stop token; None: both did
         **columns: list,
     ) -> list[float | None]:
-        "The scores of `score_texts`, compared. A score that is not a number is no verdict."
+        "Compares scores of `score_texts`. A score of NaN gives no verdict."
         ends = zip(*(stopped or [(True, True)] * len(pairs)), strict=True)
         scores = [
             score_texts(self.model, self.tokenizer, prompts, answers, self.batch_size, end).tolist()
@@ -402,8 +400,8 @@ def _verdicts(
     columns: dict[str, list],
     shown: list[tuple[int, bool]],
 ) -> list[float | None]:
-    """What the judge says of the pairs as they are shown: (which, whether turned round). Raises
-    ValueError on no verdicts."""
+    """The judge's verdicts on pairs as shown: (index, whether swapped). Raises ValueError on
+    anything that is not a verdict."""
     turn = lambda pair, turned: tuple(pair[::-1]) if turned else tuple(pair)
     some = {
         name: [turn(values[i], t) if name == "stopped" else values[i] for i, t in shown]
@@ -420,33 +418,33 @@ def _verdicts(
     for verdict in verdicts:
         if verdict not in (0, 0.5, 1, None):
             raise ValueError(
-                f"the judge returned {verdict!r}: wanted 0 (the first is better), 1 (the second "
+                f"the judge returned {verdict!r}: expected 0 (the first is better), 1 (the second "
                 "is), 0.5 (a tie) or None (no usable verdict)."
             )
     return verdicts
 
 
 def _settle(verdicts: Sequence[float | None]) -> float | None:
-    """One score of all verdicts on a pair: theirs where they agree, a tie where they do not, None
-    where one is missing."""
+    """One score from all verdicts on a pair: the verdict if they agree, a tie if not, None if one
+    is missing."""
     if None in verdicts:
         return None
     return verdicts[0] if len(set(verdicts)) == 1 else 0.5
 
 # %% ../nbs/reference/46_judging.ipynb #2947e381
 def _check_judging(prompts: Sequence[str], columns: dict[str, Sequence]) -> None:
-    "Refuse what does not pair up. Raises ValueError, naming it."
+    "Raises ValueError if there are no prompts, or naming the lists of another length."
     wrong = {name: len(values) for name, values in columns.items() if len(values) != len(prompts)}
     if not len(prompts) or wrong:
         raise ValueError(
-            f"there are {len(prompts)} prompts and {wrong or 'nothing'} beside them: give at "
+            f"there are {len(prompts)} prompts, and other lengths are {wrong or 'right'}: give at "
             "least one prompt, and for every prompt one answer of each side and one entry of each "
             "column."
         )
 
 
 def _interval(scores: list[float], prompts: list[str], seed: int) -> tuple[float, float, str]:
-    "The interval that fits: one judging a prompt, or several."
+    "The interval for one judging per prompt, or for several."
     if len(set(prompts)) < len(prompts):
         return *bootstrap_interval(scores, prompts, seed=seed), "bootstrap over prompts"
     wins, ties, losses = (scores.count(x) for x in (1, 0.5, 0))
@@ -455,7 +453,7 @@ def _interval(scores: list[float], prompts: list[str], seed: int) -> tuple[float
 # %% ../nbs/reference/46_judging.ipynb #7b880fe5
 @dataclass(frozen=True, repr=False)
 class JudgeReport:
-    "A pairwise win rate, and what one must know to believe it."
+    "A pairwise win rate, and what is needed to judge it."
 
     judge: str
     win_rate: float  # of ours; a tie counts half
@@ -465,13 +463,13 @@ class JudgeReport:
     wins: int
     ties: int
     losses: int
-    invalid: int  # prompts without one: in no other number
-    # share of prompts whose verdict changed with the order (ties here); None: one order
+    invalid: int  # prompts without one; not counted elsewhere
+    # share of prompts whose verdict changed with the order (counted as ties); None: one order
     flipped: float | None
-    # share of all decided judgings that the answer shown first won; None: none was decided
+    # share of decided judgings won by the answer shown first; None: none was decided
     first: float | None
     method: str  # of the interval
-    usage: str  # what the judge reports of its work: tokens, cost
+    usage: str  # what the judge reports about its work: tokens, cost
     scores: list[float | None]  # per prompt: 1, 0.5, 0 or None
 
     def __str__(self) -> str:
@@ -510,13 +508,13 @@ def judge_pairs(
     prompts: Sequence[str],
     ours: Sequence[str],  # answers of the model
     theirs: Sequence[str],  # references, or another model's answers
-    columns: dict[str, list] | None = None,  # passed on to the judge, as facts to the gold judge
+    columns: dict[str, list] | None = None,  # passed to the judge, such as facts to the gold judge
     stopped: Sequence[tuple[bool, bool]]
     | None = None,  # whether ours and theirs reached the stop token
-    both_orders: bool = True,  # False: one order a pair, by chance
-    seed: int = 0,  # of that chance, and of the bootstrap where a prompt comes more than once
+    both_orders: bool = True,  # False: one order per pair, at random
+    seed: int = 0,  # of the random order, and of the bootstrap if prompts repeat
 ) -> JudgeReport:
-    """Pairwise win rate of ours with its interval. Raises ValueError on lists that do not pair up,
+    """Pairwise win rate of ours with its interval. Raises ValueError on lists of different lengths,
     or no usable verdict."""
     columns = {name: list(values) for name, values in (columns or {}).items()}
     if stopped is not None:
@@ -589,14 +587,14 @@ def parse_verdict(
 
 # %% ../nbs/reference/46_judging.ipynb #f13787fc
 def _read_judgings(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """The judgings of a cache file by their key, and how many of its lines are damaged. Damage
-    costs one judging and no run, so no line of it is an error."""
+    """The judgings of a cache file by their key, and how many of its lines are damaged. A damaged
+    line costs one judging and never stops a run."""
     judgings, damaged = {}, 0
     path.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     if text and not text.endswith("\n"):
         with open(path, "a", encoding="utf-8") as file:
-            file.write("\n")  # what is left of a line that was cut short stays alone
+            file.write("\n")  # keep a truncated line separate from what follows
     for line in filter(str.strip, text.split("\n")):
         try:
             row = json.loads(line)
@@ -610,7 +608,7 @@ def _read_judgings(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
 
 # %% ../nbs/reference/46_judging.ipynb #5d522a36
 class _Temporary(Exception):
-    "A request failed in a way that may pass; `wait` is the server's Retry-After in seconds."
+    "A temporary failure of a request; `wait` is the server's Retry-After in seconds."
 
     def __init__(self, reason: str, wait: float = 0.0):
         super().__init__(reason)
@@ -618,7 +616,7 @@ class _Temporary(Exception):
 
 
 class _Reply(NamedTuple):
-    "A chat completion, and the tokens that were billed; None where they are not reported."
+    "A chat completion, and the tokens billed; None if they are not reported."
 
     text: str
     prompt_tokens: int | None
@@ -626,12 +624,12 @@ class _Reply(NamedTuple):
 
 
 def _read_reply(body: str) -> _Reply:
-    "Read a chat completion. Raises _Temporary where the body is none."
+    "Read a chat completion. Raises _Temporary if the body is not one."
     try:
         reply = json.loads(body)
         text, usage = reply["choices"][0]["message"]["content"], reply.get("usage")
     except (ValueError, LookupError, TypeError) as error:
-        raise _Temporary(f"its reply is no chat completion: {body[:200]!r}") from error
+        raise _Temporary(f"its reply is not a chat completion: {body[:200]!r}") from error
     usage = usage if isinstance(usage, dict) else {}
     billed, answered = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
     return _Reply(
@@ -642,7 +640,7 @@ def _read_reply(body: str) -> _Reply:
 
 # %% ../nbs/reference/46_judging.ipynb #30528c2d
 def _address_and_key(base_url: str | None, api_key: str | None) -> tuple[str, str]:
-    "Both from the arguments or the environment. Raises ValueError; the key is in no message."
+    "Both, from arguments or environment. Raises ValueError; no message contains the key."
     url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
     url, key = url.strip().rstrip("/"), (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
     if not re.fullmatch(r"https?://[^\s@?#]+", url):
@@ -652,7 +650,7 @@ def _address_and_key(base_url: str | None, api_key: str | None) -> tuple[str, st
         )
     if not (key.isascii() and key.isprintable()):
         raise ValueError(
-            "api_key holds a character that no key has, perhaps a line break: copy it again."
+            "api_key contains an invalid character, perhaps a line break: copy it again."
         )
     if url == "https://api.openai.com/v1" and not key:
         raise ValueError(
@@ -684,15 +682,17 @@ class EndpointJudge:
 
     model: str  # its name at the endpoint
     base_url: str | None = None  # None: OPENAI_BASE_URL, else api.openai.com
-    api_key: str | None = field(default=None, repr=False)  # None: OPENAI_API_KEY; never written
-    timeout: float = 60.0  # seconds without a sign of life
-    attempts: int = 5  # to send one request, where it fails in a way that may pass
+    api_key: str | None = field(
+        default=None, repr=False
+    )  # None: OPENAI_API_KEY; never logged or saved
+    timeout: float = 60.0  # seconds without a response
+    attempts: int = 5  # per request, after temporary failures
     backoff: float = 1.0  # seconds before the second attempt, doubled before each later one
-    cache: str | Path | None = None  # JSON lines, one a judging; None: kept in memory alone
+    cache: str | Path | None = None  # JSON lines, one per judging; None: in memory only
     instructions: str = JUDGE_INSTRUCTIONS
     concurrency: int = 8  # requests at a time
-    tries: int = 3  # replies that hold no verdict before a judging is kept as invalid
-    prices: tuple[float, float] | None = None  # of a million tokens in, and out
+    tries: int = 3  # replies without a verdict before a judging counts as invalid
+    prices: tuple[float, float] | None = None  # per million tokens in, and out
     options: dict[str, Any] = field(default_factory=lambda: {"max_tokens": 16})  # of the request
 
     def __post_init__(self) -> None:
@@ -700,7 +700,7 @@ class EndpointJudge:
         if min(self.concurrency, self.tries, self.attempts) < 1:
             raise ValueError(
                 f"concurrency {self.concurrency}, tries {self.tries}, attempts {self.attempts}: "
-                "give 1 or more of each."
+                "each must be at least 1."
             )
         self.name, self.lock = self.model, Lock()
         self.judgings, damaged = _read_judgings(Path(self.cache)) if self.cache else ({}, 0)
@@ -713,8 +713,8 @@ class EndpointJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        """Verdicts; a judging that is known is not sent again. Raises ConnectionError where the
-        endpoint fails, after keeping what it judged."""
+        """Verdicts; a cached judging is not sent again. Raises ConnectionError if the endpoint
+        fails, after saving what it judged."""
         keys: list[str | None] = []  # None: equal answers
         missing: dict[str, dict[str, Any]] = {}  # what to send, by key
         for prompt, (first, second) in zip(prompts, pairs, strict=True):
@@ -733,7 +733,7 @@ class EndpointJudge:
         return [0.5 if key is None else self.judgings[key]["verdict"] for key in keys]
 
     def _judge_all(self, missing: dict[str, dict[str, Any]]) -> None:
-        "Several at a time; the first failure that will not pass stops all of them."
+        "Several at a time; the first permanent failure stops all of them."
         stop, failure = Event(), None
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         with (
@@ -771,7 +771,7 @@ class EndpointJudge:
             ) from failure
 
     def _judge(self, key: str, payload: dict[str, Any], client: httpx.Client, stop: Event) -> None:
-        "Judge one pair, repeating the question where the reply is no verdict, and keep the result."
+        "Judge one pair, repeating the question if the reply is not a verdict, and save the result."
         counts, texts, verdict = Counter(new=1), list[str](), None
         while verdict is None and len(texts) < self.tries:
             if stop.is_set():
@@ -820,8 +820,8 @@ class EndpointJudge:
         raise ConnectionError(f"{last}, tried {attempt} times")
 
     def _send(self, payload: dict[str, Any], client: httpx.Client) -> _Reply:
-        """One request. Raises _Temporary, or ConnectionError where a repetition cannot help; the
-        key is in no message."""
+        """One request. Raises _Temporary, or ConnectionError if a retry cannot help; no message
+        contains the key."""
         try:
             response = client.post(f"{self.base_url}/chat/completions", json=payload)
         except httpx.RequestError as error:
@@ -839,7 +839,7 @@ class EndpointJudge:
 
 # %% ../nbs/reference/46_judging.ipynb #25414904
 class PersonJudge:
-    "Collects a person's choices between two answers, one pair after the other; then it is a judge."
+    "Collects a person's choices between two answers, one pair at a time; then serves as a judge."
 
     name = "a person"
 
@@ -849,12 +849,10 @@ class PersonJudge:
             (prompt, tuple(pair if coin.random() < 0.5 else pair[::-1]))
             for prompt, pair in zip(prompts, pairs, strict=True)
         ]
-        self.chosen: list[
-            float
-        ] = []  # a verdict for each of the first rows, on the pair as it was shown
+        self.chosen: list[float] = []  # verdicts on the first rows, in the order shown
 
     def view(self) -> Html:
-        "The pair that waits for a choice."
+        "The next pair to judge."
         done, total = len(self.chosen), len(self.rows)
         if done == total:
             return Html(f"<p>All {total} pairs are judged: give this judge to judge_pairs.</p>")
@@ -868,12 +866,11 @@ class PersonJudge:
 
     def choose(self, key: str) -> None:
         """1: the first is better. 2: the second. 0: neither. Raises ValueError on another key, or
-        where all are judged."""
+        if all pairs are judged."""
         if key not in ("0", "1", "2") or len(self.chosen) == len(self.rows):
             raise ValueError(
                 f"key {key!r} after {len(self.chosen)} of {len(self.rows)} pairs: press 1, 2 or 0 "
-                "while a "
-                "pair is shown."
+                "while a pair is shown."
             )
         self.chosen.append({"0": 0.5, "1": 0.0, "2": 1.0}[key])
 
@@ -883,14 +880,14 @@ class PersonJudge:
     def __call__(
         self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
     ) -> list[float | None]:
-        "What was chosen, in whichever order the pair comes; None where nothing was."
+        "The choice for each pair, in either order; None if there is none."
         seen = {(prompt, *pair): v for (prompt, pair), v in zip(self.rows, self.chosen)}
         seen |= {(prompt, *pair[::-1]): 1 - v for (prompt, pair), v in zip(self.rows, self.chosen)}
         return [seen.get((prompt, *pair)) for prompt, pair in zip(prompts, pairs, strict=True)]
 
 # %% ../nbs/reference/46_judging.ipynb #480b6d77
 def judging_box(judge: PersonJudge) -> Any:  # an ipywidgets box
-    "Buttons, and a field that takes the keys 1, 2 and 0, under the pair that waits for a choice."
+    "The next pair to judge, with buttons and a field for the keys 1, 2 and 0."
     import ipywidgets as widgets  # here, so that a training run does not load it
 
     shown, field_ = (
@@ -921,18 +918,18 @@ def judging_box(judge: PersonJudge) -> Any:  # an ipywidgets box
 def best_of_n_kl(
     n: int,  # answers of which the best is kept
 ) -> float:  # nats
-    """KL of the best of n from the policy that wrote them, at most. Stiennon et al. 2020, appendix
-    G.3."""
+    """Upper bound on the KL of the best of n from the policy that wrote them. Stiennon et al. 2020,
+    appendix G.3."""
     if n < 1:
-        raise ValueError(f"n is {n}: the best of at least one answer is wanted.")
+        raise ValueError(f"n is {n}: give at least 1.")
     return math.log(n) - (n - 1) / n
 
 # %% ../nbs/reference/46_judging.ipynb #5af88093
 def _chance_of_best(row: np.ndarray, n: int) -> np.ndarray:
-    """For each of N scores the probability that it is the best of n of them; equal scores share
+    """For each of N scores, the probability that it is the best of n of them; equal scores share
     theirs."""
     _, place, counts = np.unique(row, return_inverse=True, return_counts=True)
-    # how many sets of n have a best that is no higher than each value
+    # number of sets of n whose best is at most each value
     sets = [0, *(math.comb(int(k), n) for k in counts.cumsum())]
     chance = np.array([(b - a) / sets[-1] for a, b in pairwise(sets)])
     return (chance / counts)[place]
@@ -958,9 +955,8 @@ def best_of_n_reward(
         or np.isnan(scores).any()
     ):
         raise ValueError(
-            f"scores {list(scores.shape)}, of {list(of.shape)}, n {n}: wanted [prompts, samples] "
-            "twice, "
-            "without NaN, and no n above the samples."
+            f"scores {list(scores.shape)}, of {list(of.shape)}, n {n}: expected [prompts, "
+            "samples] for both, without NaN, and n at most the number of samples."
         )
     return float(
         np.mean([(_chance_of_best(row, n) * values).sum() for row, values in zip(scores, of)])
@@ -969,17 +965,17 @@ def best_of_n_reward(
 # %% ../nbs/reference/46_judging.ipynb #b0b8e742
 def response_kl(
     policy: nn.Module,  # a causal language model
-    ref: nn.Module,  # the reference, of the same vocabulary
+    ref: nn.Module,  # the reference, with the same vocabulary
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
-    response_length: int = 53,  # most tokens
+    response_length: int = 53,  # maximum tokens
     stop_ids: Sequence[int] | None = None,  # None: the tokenizer's EOS
     batch_size: int = 64,
     seed: int = 0,  # of the sampling
     ref_context: Callable[
         [], AbstractContextManager
-    ] = nullcontext,  # policy.disable_adapter where ref is the policy
-) -> Tensor:  # [N] float32, nats a response, in the order of the prompts
+    ] = nullcontext,  # policy.disable_adapter if ref is the policy
+) -> Tensor:  # [N] float32, nats per response, in the order of the prompts
     """KL(policy || reference) of each response, sampled from the policy at temperature 1. Raises
     ValueError on no prompts."""
     if not len(prompts):
@@ -1020,12 +1016,12 @@ def response_kl(
 
 # %% ../nbs/reference/46_judging.ipynb #84860d38
 def frontier(
-    # one row a checkpoint: kl, and some of win_rate, gold, reward; update and run where known
+    # one row per checkpoint: kl; any of win_rate, gold, reward; update and run if known
     rows: pd.DataFrame,
-    by: str | None = None,  # what counts; None: win_rate where it is there, else gold, else reward
+    by: str | None = None,  # column to compare; None: win_rate, else gold, else reward
 ) -> pd.DataFrame:  # by KL, with a column `on_frontier`
-    """Checkpoints in the order of their KL; on the frontier is what nothing of as little KL beats.
-    Raises ValueError."""
+    """Checkpoints sorted by KL. One is on the frontier if none with as little KL beats it. Raises
+    ValueError without the columns."""
     by = by or next((name for name in ("win_rate", "gold", "reward") if name in rows), "win_rate")
     if absent := [name for name in ("kl", by) if name not in rows]:
         raise ValueError(
@@ -1039,7 +1035,7 @@ def frontier(
 
 # %% ../nbs/reference/46_judging.ipynb #06394231
 def _name_tops(figure: Figure, columns: Sequence[str], points: pd.DataFrame, x: str) -> None:
-    "Write beside the highest point of each line which it is."
+    "Label the highest point of each line with its n or update."
     for axis, column in zip(figure.axes, columns):
         axis.margins(y=0.12)
         for _, line in points.dropna(subset=[x, column]).groupby("run", sort=False):
@@ -1058,20 +1054,20 @@ def _name_tops(figure: Figure, columns: Sequence[str], points: pd.DataFrame, x: 
 
 # %% ../nbs/reference/46_judging.ipynb #c362f253
 def plot_frontier(
-    rows: pd.DataFrame,  # one row a checkpoint: kl, and some of reward, gold, win_rate; update, run
+    rows: pd.DataFrame,  # one row per checkpoint: kl; any of reward, gold, win_rate; update, run
     best_of: pd.DataFrame | None = None,  # the same for best-of-n, with a column n
 ) -> Figure:
-    """Reward, gold and win rate against KL, a line a run, best-of-n beside them. Raises ValueError
+    """Reward, gold and win rate against KL, one line per run, beside best-of-n. Raises ValueError
     without those columns."""
     parts = [rows if "run" in rows else rows.assign(run="checkpoints")]
     if best_of is not None:
         parts.append(best_of.assign(run="best of n"))
-    x, points = "KL, nats a response", pd.concat(parts, ignore_index=True)
+    x, points = "KL, nats per response", pd.concat(parts, ignore_index=True)
     titles = dict(reward="Learned reward", gold="Gold points", win_rate="Win rate")
     columns = [name for name in titles if name in points]
     if "kl" not in points or not columns:
         raise ValueError(
-            f"the columns are {list(points.columns)}: wanted kl, and reward, gold or win_rate."
+            f"the columns are {list(points.columns)}: give kl, and reward, gold or win_rate."
         )
     points = points.rename(columns={"kl": x})
     figure = curves(points, {titles[name]: name for name in columns}, x=x)
@@ -1080,7 +1076,7 @@ def plot_frontier(
 
 # %% ../nbs/reference/46_judging.ipynb #229fb842
 def _grams(text: str, n: int) -> list[tuple[str, ...]]:
-    "Runs of n words; a punctuation mark is a word."
+    "All sequences of n words; a punctuation mark is a word."
     words = re.findall(r"\w+|[^\w\s]", text)
     return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
 
@@ -1088,7 +1084,7 @@ def _grams(text: str, n: int) -> list[tuple[str, ...]]:
 def distinct_n(
     texts: Sequence[str],
     n: int,
-) -> float:  # between 0 and 1; 0 where there is no n-gram
+) -> float:  # between 0 and 1; 0 if there is no n-gram
     "Different n-grams over all n-grams of all texts. Li et al. 2016."
     grams = [gram for text in texts for gram in _grams(text, n)]
     return len(set(grams)) / len(grams) if grams else 0.0
@@ -1097,15 +1093,15 @@ def distinct_n(
 def repetition(
     text: str,
     n: int = 3,
-) -> float:  # between 0 and 1; 0 where it has fewer than n words
-    "Share of the n-grams of one answer that came before in it."
+) -> float:  # between 0 and 1; 0 if it has fewer than n words
+    "Share of the n-grams of one answer that occurred earlier in it."
     grams = _grams(text, n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 # %% ../nbs/reference/46_judging.ipynb #291dce11
 def text_statistics(completions: Completions) -> dict[str, float]:
-    """The form of what a policy wrote: lengths in tokens, shares between 0 and 1. Raises ValueError
-    where there is nothing."""
+    """The form of a policy's answers: length in tokens, the rest as shares. Raises ValueError if
+    there are none."""
     texts, count = completions.texts, len(completions.texts)
     if not count:
         raise ValueError("there are 0 completions: give at least one.")
@@ -1133,8 +1129,8 @@ _NAMES = dict(
 
 
 def _watched(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The curves that are watched, under their short names; rows without a score are other log
-    entries, and left out."""
+    """The monitored curves, under their short names; rows without a score are other log entries,
+    and are dropped."""
     there = {
         next(name for name in names if name in metrics): short
         for short, names in _NAMES.items()
@@ -1143,7 +1139,7 @@ def _watched(metrics: pd.DataFrame) -> pd.DataFrame:
     frame = metrics[list(there)].rename(columns=there)
     if "score" not in frame or not set(frame) - {"update", "score"}:
         raise ValueError(
-            f"the columns are {list(metrics.columns)}: wanted a score "
+            f"the columns are {list(metrics.columns)}: give a score "
             f"({', '.join(_NAMES['score'])}) and "
             f"one of {', '.join(name for short in list(_NAMES)[2:] for name in _NAMES[short])}."
         )
@@ -1164,18 +1160,18 @@ class Alarm:
 
 
 def hacking_alarms(
-    # one row an update, from the start of a run; names as the trainer logs them, or short
+    # one row per update, from the start of a run; names as the trainer logs them, or short
     metrics: pd.DataFrame,
-    window: int = 3,  # updates whose mean is compared: fewer are quick and noisy
+    window: int = 3,  # updates to average: fewer react faster and are noisier
     sure: float = 2.0,  # standard errors by which the score must have risen
     length_ratio: float = 2.25,  # times the length at the start
     repetition_rise: float = 0.05,  # share of repeated n-grams above the start
-    kl_most: float = 10.0,  # nats a response
+    kl_most: float = 10.0,  # nats per response
     stopped_ratio: float = 0.9,  # times the share that stopped at the start
     entropy_ratio: float = 0.25,  # times the entropy at the start
 ) -> list[Alarm]:
-    """What ran away while the score rose, in the order of time; an empty list is no proof of
-    health. Raises ValueError."""
+    """What ran away while the score rose, in the order of time. An empty list does not prove that a
+    run is healthy. Raises ValueError without the columns."""
     frame = _watched(metrics)
     start, now = frame[:window].mean(), frame.rolling(window, min_periods=1).mean()
     noise = (

@@ -117,7 +117,7 @@ class LogProbs(NamedTuple):
     "What a model returns for the response tokens, both zero on padding."
 
     logprobs: Tensor  # [B, T] float32, of the tokens that were chosen
-    entropy: Tensor | None  # [B, T] float32, over the vocabulary; None where it is not wanted
+    entropy: Tensor | None  # [B, T] float32, over the vocabulary; None if not wanted
 
 
 def chunked_logprobs(
@@ -125,10 +125,10 @@ def chunked_logprobs(
     head: Callable[[Tensor], Tensor],  # any head: states -> logits [N, V]
     ids: Tensor,  # [N] the tokens that were chosen
     temperature: float,
-    rows: int,  # most states at a time
+    rows: int,  # maximum number of states at a time
     entropy: str | None,  # "learn": with a gradient; "look": its value alone; None: not at all
 ) -> tuple[Tensor, Tensor | None]:
-    "Log-probs [N], and entropies [N] where wanted; a chunk's logits are not kept."
+    "Log-probs [N], and entropies [N] if wanted; a chunk's logits are not kept."
 
     def measure(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logits = head(states)
@@ -154,14 +154,14 @@ def response_logprobs(
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
     temperature: float = 1.0,  # what the sampler divided by
-    chunk_logits: int = 2**26,  # most logits at a time; 2**26 are 256 MB in float32
+    chunk_logits: int = 2**26,  # maximum number of logits at a time; 2**26 take 256 MB
     entropy: str | None = "learn",  # "learn": with a gradient; "look": its value; None: no entropy
     align: int | None = None,  # of `pack`: close rows up before the model reads them
 ) -> LogProbs:  # logprobs and entropy, [B, T] each
     "Log-prob and entropy of every response token: one function for the rollout and the update."
     if entropy not in ("learn", "look", None):
         raise ValueError(f"entropy is {entropy!r}: give 'learn', 'look', or None.")
-    tempered(torch.empty(0), temperature)  # raises where it is not positive
+    tempered(torch.empty(0), temperature)  # raises if it is not positive
     real = mask.bool()
     states, head, vocabulary = response_states(
         model, prompt_ids, prompt_mask, response_ids, mask, align

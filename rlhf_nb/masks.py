@@ -125,7 +125,7 @@ from typing import Any, NamedTuple
 def check_left_padded(
     prompt_mask: Tensor,  # [B, P] true on real tokens
 ) -> None:
-    "Raises ValueError where a prompt does not end in the last column."
+    "Raises ValueError if a prompt does not end in the last column."
     if prompt_mask.shape[1] == 0 or not bool(prompt_mask[:, -1].all()):
         raise ValueError(
             "a prompt does not end in the last column of prompt_mask: pad prompts on the left "
@@ -137,13 +137,13 @@ def reached_stop(
     response_ids: Tensor,  # [B, T] sampled tokens
     stop_ids: list[int],  # tokens that end a response
 ) -> Tensor:  # [B] true where the row holds a stop token
-    "Rows that ended by themselves, rather than at the length limit."
+    "Which responses ended with a stop token rather than at the length limit."
     return stop_places(response_ids, stop_ids).any(-1)
 
 # %% ../nbs/reference/33_packing.ipynb #2f3ad9de
 def last_index(
     mask: Tensor,  # [B, T] true on real tokens
-) -> Tensor:  # [B] long: the column of the last true, -1 where there is none
+) -> Tensor:  # [B] long: the column of the last true, -1 if there is none
     "The last real token of each row, where the score of the whole response is paid."
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask.bool(), columns, -1).amax(-1)
@@ -152,7 +152,7 @@ def last_index(
 def position_ids(
     mask: Tensor,  # [B, L] true on real tokens; prompt and response side by side are fine
 ) -> Tensor:  # [B, L] long: 0, 1, 2, .. over the real tokens, 0 on padding
-    "Positions that do not move when padding is added."
+    "Positions that do not depend on padding."
     mask = mask.bool()
     return (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
 
@@ -172,25 +172,25 @@ def response_columns(
     real: Tensor,  # [B, L] true on real tokens, prompt before response, in any columns
     prompt_mask: Tensor,  # [B, P] true on real tokens of the prompts
     count: int,  # response tokens
-) -> Tensor:  # [B, count] columns of real, the last one where the row ends before
-    "The column in front of each response token, whose logits choose that token."
+) -> Tensor:  # [B, count] columns of real, never beyond its last one
+    "The column in front of each response token, whose logits predict that token."
     tokens = prompt_mask.sum(1, keepdim=True)
     before = (real.long().cumsum(1) == tokens).long().argmax(1, keepdim=True)
     return (before + torch.arange(count, device=real.device)).clamp(max=real.shape[1] - 1)
 
 # %% ../nbs/reference/33_packing.ipynb #5dbfa8d3
 class Packed(NamedTuple):
-    """Prompts and responses as a model reads them: [B, W] cells, or [1, N] where rows lie end to
+    """Prompts and responses as a model reads them: [B, W], or [1, N] with all rows joined end to
     end."""
 
     input_ids: Tensor  # 0 on padding, so that the pad id may be outside a model's embedding
     position_ids: Tensor  # 0, 1, 2, ... along each row
-    attention_mask: Tensor | None  # 1 on real tokens; None where rows lie end to end
-    places: Tensor  # [B, T + 1] cells, flattened, in front of each response token; then the last
+    attention_mask: Tensor | None  # 1 on real tokens; None for rows joined end to end
+    places: Tensor  # [B, T + 1] flat indices: in front of each response token, then its last
 
     @property
     def inputs(self) -> dict[str, Any]:
-        "What a transformers model takes. Without a cache: rows end to end would leak through it."
+        "Arguments of a transformers model. No cache: rows joined end to end would leak through it."
         mask = {} if self.attention_mask is None else dict(attention_mask=self.attention_mask)
         return dict(
             input_ids=self.input_ids, position_ids=self.position_ids, use_cache=False, **mask
@@ -202,11 +202,11 @@ def pack(
     prompt_mask: Tensor,  # [B, P] true on real tokens
     response_ids: Tensor,  # [B, T] padded on the right
     mask: Tensor,  # [B, T] true on real tokens
-    # rows are closed up to a multiple of it; 0: in place; None: they stay padded on the left
+    # close rows up to a multiple of it; 0: to the old width; None: leave prompts padded on the left
     align: int | None = 16,
     end_to_end: bool = False,  # all real tokens in one row, for attention that reads positions
 ) -> Packed:
-    """Prompt and response side by side. Raises ValueError where shapes differ or a prompt ends
+    """Prompt and response side by side. Raises ValueError if shapes differ or a prompt ends
     early."""
     if prompt_ids.shape != prompt_mask.shape or response_ids.shape != mask.shape:
         raise ValueError(
@@ -223,7 +223,7 @@ def pack(
     positions, ids = position_ids(real), ids.masked_fill(~real, 0)
     if not end_to_end:
         return Packed(ids, positions, real.long(), places)
-    order = (real.flatten().cumsum(0) - 1).clamp(min=0)  # cell -> its place among real tokens
+    order = (real.flatten().cumsum(0) - 1).clamp(min=0)  # cell -> its index among the real tokens
     return Packed(ids[real][None], positions[real][None], None, order[places])
 
 # %% ../nbs/reference/33_packing.ipynb #8e2b5f31
@@ -239,7 +239,7 @@ def log_ratio(
     if not numerator.shape == denominator.shape == mask.shape:
         raise ValueError(
             f"log-probs {list(numerator.shape)} and {list(denominator.shape)}, mask "
-            f"{list(mask.shape)}: wanted [B, T] for each, one shape and the same tokens."
+            f"{list(mask.shape)}: expected one shape [B, T] for all, over the same tokens."
         )
     ratio = only_real(numerator, mask) - only_real(denominator, mask)
     return ratio if cap is None else ratio.clamp(-cap, cap)

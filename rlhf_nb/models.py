@@ -160,7 +160,7 @@ logger = logging.get_logger(__name__)
 
 # %% ../nbs/reference/35_model_loading.ipynb #55b2a589
 def train_tokenizer(
-    texts: Iterable[str],  # what the vocabulary is taken from
+    texts: Iterable[str],  # the vocabulary is built from them
 ) -> PreTrainedTokenizerFast:
     """A word-level tokenizer with <pad>, <eos> and <unk>; `TL;DR:`, `POST:` and `r/name` are one
     token each."""
@@ -184,11 +184,11 @@ def train_tokenizer(
 
 # %% ../nbs/reference/35_model_loading.ipynb #f164970e
 def train_bpe_tokenizer(
-    texts: Iterable[str],  # what the merges are taken from
+    texts: Iterable[str],  # the merges are learned from them
     vocab_size: int = 1024,  # 256 bytes, <pad>, <eos>, and merges
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with <pad> and <eos>; decoding gives back any text exactly. `<eos>` written in
-    a text stays text."""
+    """Byte-level BPE with <pad> and <eos>; decoding restores any text exactly. `<eos>` written in a
+    text stays text."""
     if vocab_size < 258:
         raise ValueError(
             f"vocab_size is {vocab_size}: give at least 258, for 256 bytes, <pad> and <eos>."
@@ -217,8 +217,8 @@ def encode_prompts(
     texts: Iterable[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[list[int]]:  # without padding
-    """Ids of texts that begin a sequence: once, what the tokenizer puts in front of a text, and
-    nothing behind it. `tokenizer.add_bos_token = False` leaves it out."""
+    """Ids of texts that begin a sequence. What the tokenizer puts in front (BOS) is added once, and
+    what it appends is not. `tokenizer.add_bos_token = False` leaves BOS out."""
     plain, whole = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
     starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
     front = whole[: starts[0]] if starts else []
@@ -229,10 +229,10 @@ def encode_prompts(
 def drop_long_rows(
     data: Dataset,  # prompt and completion, or prompt, chosen and rejected
     tokenizer: PreTrainedTokenizerBase,
-    prompt: int | None = None,  # most tokens of a prompt; None: no limit
-    answer: int | None = None,  # most tokens of an answer, its stop token among them
+    prompt: int | None = None,  # maximum tokens of a prompt; None: no limit
+    answer: int | None = None,  # maximum tokens of an answer, with its stop token
 ) -> Dataset:
-    "The rows whose texts fit. Raises ValueError where none does."
+    "The rows whose texts fit. Raises ValueError if none does."
     rest = None if answer is None else answer - 1
     limits = {
         name: most
@@ -258,17 +258,16 @@ def drop_long_rows(
     if len(data) and not len(kept):
         raise ValueError(
             f"none of {len(data)} rows fits into prompt={prompt} and answer={answer} tokens: "
-            "raise the "
-            "limits, or train a tokenizer with a larger vocabulary."
+            "raise the limits, or train a tokenizer with a larger vocabulary."
         )
     return kept
 
 # %% ../nbs/reference/35_model_loading.ipynb #8041da94
 def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
-    stop_ids: Iterable[int] = (),  # tokens that end a response, beside the tokenizer's own EOS
+    stop_ids: Iterable[int] = (),  # tokens that end a response, in addition to EOS
 ) -> None:
-    """Raises ValueError where the pad token is missing or is also a stop token: padding would be
+    """Raises ValueError if the pad token is missing or is also a stop token: padding would be
     read as the end of an answer."""
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -279,10 +278,8 @@ def check_tokenizer(
     if tokenizer.pad_token_id in {tokenizer.eos_token_id, *stop_ids}:
         raise ValueError(
             f"pad token {tokenizer.pad_token!r} (id {tokenizer.pad_token_id}) is also the stop "
-            "token: the "
-            "model would never learn to stop. "
-            "Add another, tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the "
-            "model's "
+            "token: the model would never learn to stop. Add another, "
+            "tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's "
             "embeddings to len(tokenizer)."
         )
 
@@ -322,8 +319,8 @@ def tiny_policy(
 
 # %% ../nbs/reference/35_model_loading.ipynb #538649e2
 def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
-    """A tokenizer that pads on the left, where prompts need it. One without a pad token is given
-    `[PAD]`; `check_tokenizer` holds."""
+    """A tokenizer that pads on the left, as prompts need. If it has no pad token, `[PAD]` is added.
+    Then `check_tokenizer` runs."""
     tokenizer = name_or_path
     if isinstance(tokenizer, (str, Path)):
         with loading(str(tokenizer), "tokenizer"):
@@ -338,14 +335,14 @@ def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
 
 
 def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    "The model, its embedding grown where the tokenizer has ids beyond it, its pad id set."
+    "The same model, its embedding grown to hold all ids of the tokenizer, its pad id set."
     model.config.pad_token_id = tokenizer.pad_token_id
     return with_rows(model, len(tokenizer))
 
 
 def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """The model, its embedding grown to `rows` where it has fewer; new rows are drawn alike each
-    time."""
+    """The same model, its embedding grown to `rows` if it has fewer; new rows are drawn from a
+    fixed seed."""
     if rows <= embedding_rows(model):
         return model
     with torch.random.fork_rng(devices=[]):
@@ -355,40 +352,39 @@ def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
 
 
 def grown_for_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    "The model, a row added and logged where the pad token alone is outside its embedding."
+    "The same model; if only the pad token is outside its embedding, a row is added and logged."
     rows, pad = embedding_rows(model), tokenizer.pad_token_id
     if {i for i in tokenizer.get_vocab().values() if i >= rows} == {pad} and pad == rows:
         logger.warning(
-            f"the pad token has id {pad}, one more than the embedding of {type(model).__name__} "
-            "has: a row was added for it."
+            f"the pad token's id {pad} is one past the embedding of {type(model).__name__}: "
+            "a row was added for it."
         )
         with_rows(model, rows + 1)
     return model
 
 
 def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The same model, its pad id set. Raises ValueError where the tokenizer has ids beyond the
+    """The same model, its pad id set. Raises ValueError if the tokenizer has ids beyond the
     embedding."""
     rows = embedding_rows(grown_for_pad(model, tokenizer))
     if len(tokenizer) > rows:
         raise ValueError(
             f"the tokenizer has ids 0 to {len(tokenizer) - 1} (pad: {tokenizer.pad_token_id}) and "
-            "the "
-            f"model's embedding rows 0 to {rows - 1}: set resize_embeddings=True, or call "
-            f"model.resize_token_embeddings({len(tokenizer)}) before."
+            f"the model's embedding rows 0 to {rows - 1}: set resize_embeddings=True, or call "
+            f"model.resize_token_embeddings({len(tokenizer)}) first."
         )
     model.config.pad_token_id = tokenizer.pad_token_id
     return model
 
 # %% ../nbs/reference/35_model_loading.ipynb #3715f58f
-# in an adapter's folder, which has no config of the model to keep the centre in
+# a file in an adapter's folder, which has no model config to store the centre in
 CENTER = "reward_center.json"
 
 
 def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
-    """A model by name or folder, in float32 unless `dtype` says otherwise; a folder with an adapter
-    gives the model under it, the adapter merged into its weights."""
-    kwargs.setdefault("dtype", torch.float32)  # transformers' default is what it was saved in
+    """A model by name or folder, in float32 unless `dtype` is given. An adapter's folder gives its
+    base model with the adapter merged in."""
+    kwargs.setdefault("dtype", torch.float32)  # transformers defaults to the saved dtype
     if not (Path(name_or_path) / "adapter_config.json").is_file():
         return pretrained(kind, name_or_path, **kwargs)[0]
     peft = _peft()
@@ -407,8 +403,8 @@ def _named(given: Any, what: str) -> str | None:
 
 def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     """A causal language model from a name, a folder, or itself. `kwargs` go to `from_pretrained`;
-    without a `dtype` among them the weights are float32, whatever they were saved in. Raises
-    ValueError on an encoder-decoder."""
+    without a `dtype` among them, weights are float32 however they were saved. Raises ValueError
+    on an encoder-decoder."""
     name = _named(name_or_path, "policy")
     model = name_or_path if name is None else _load(AutoModelForCausalLM, name, **kwargs)
     if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
@@ -417,9 +413,9 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
 
 
 def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
-    """A sequence classifier with one label: a reward or value model, loaded as `load_policy` does;
-    or a module with a `score` and a body that its `base_model_prefix` names. Raises ValueError on
-    another one, and where it has more labels."""
+    """A sequence classifier with one label: a reward or value model, loaded as by `load_policy`; or
+    a module with a `score` and a body named by its `base_model_prefix`. Raises ValueError on
+    anything else, and on more than one label."""
     name, model = _named(name_or_path, "reward or value model"), name_or_path
     if name is not None:
         kept = Path(name) / CENTER
@@ -429,15 +425,14 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     model = as_scorer(model)
     if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
         raise ValueError(
-            f"the reward or value model has num_labels={model.config.num_labels}: one number for "
-            "each "
-            "token is wanted; load it with num_labels=1."
+            f"the reward or value model has num_labels={model.config.num_labels}, but "
+            "it must return one number for each token: load it with num_labels=1."
         )
     return model
 
 # %% ../nbs/reference/35_model_loading.ipynb #0ecf55b9
 def _peft() -> Any:
-    "The library, where it is installed."
+    "The library peft. Raises ImportError if it is not installed."
     try:
         import peft
     except ImportError as error:
@@ -450,10 +445,10 @@ def _peft() -> Any:
 def with_adapter(
     model: PreTrainedModel,
     peft_config: Any,  # of peft, such as LoraConfig(task_type="CAUSAL_LM"); None: no adapter
-    seed: int = 0,  # of the adapter's first weights; the global random state is left as it was
-) -> nn.Module:  # a peft.PeftModel around the same model, whose own weights no longer learn
-    """The model with a fresh adapter. Raises ValueError where it has one already, TypeError where
-    peft_config is none of peft's."""
+    seed: int = 0,  # of the adapter's initial weights; the global random state is left as it was
+) -> nn.Module:  # a peft.PeftModel around the same model, whose own weights are frozen
+    """The model with a new adapter. Raises ValueError if it already has one, TypeError if
+    peft_config is not a configuration of peft."""
     if peft_config is None:
         return model
     if not isinstance(peft_config, _peft().PeftConfig):
@@ -463,51 +458,47 @@ def with_adapter(
         )
     if hasattr(model, "peft_config"):
         raise ValueError(
-            "the model has an adapter already and peft_config asks for another: leave peft_config "
-            "out to "
-            "train the one that is there, or merge it first, model.merge_and_unload()."
+            "the model already has an adapter and peft_config would add another: leave peft_config "
+            "out to train the one it has, or merge it first, model.merge_and_unload()."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _peft().get_peft_model(
-            model, copy.deepcopy(peft_config)
-        )  # it writes into what it is given
+        own = copy.deepcopy(peft_config)  # peft writes into it
+        return _peft().get_peft_model(model, own)
 
 # %% ../nbs/reference/35_model_loading.ipynb #384c1396
 def check_vocabulary(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     name: str,  # of the model, for the message
-    written: int = 0,  # how many ids a policy can write, where one writes for it
+    written: int = 0,  # how many ids the policy can generate, if there is one
 ) -> None:
-    """Raises ValueError where the tokenizer or the policy has ids that the model has no embedding
-    for; the pad token alone may lie outside."""
+    """Raises ValueError if the tokenizer or the policy has ids that the model has no embedding
+    for; only the pad token may be outside."""
     rows = embedding_rows(model)
     highest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
     if highest >= rows:
         raise ValueError(
-            f"the {name} has an embedding for ids 0 to {rows - 1} and the tokenizer goes to "
-            f"{highest}: it "
-            "was made for another tokenizer; take one that was trained with this tokenizer."
+            f"the {name} has an embedding for ids 0 to {rows - 1}, but the tokenizer's ids go up "
+            f"to {highest}: use a {name} that was trained with this tokenizer."
         )
     if written > rows:
         raise ValueError(
-            f"the {name} has an embedding for ids 0 to {rows - 1} and the policy can write ids up "
-            "to "
-            f"{written - 1}: set resize_embeddings=True, or call its "
+            f"the {name} has an embedding for ids 0 to {rows - 1}, but the policy can generate "
+            f"ids up to {written - 1}: set resize_embeddings=True, or call its "
             f"resize_token_embeddings({written})."
         )
 
 # %% ../nbs/reference/35_model_loading.ipynb #8b4a7333
 class ValueHead(nn.Module):
     """A value for each token from the policy's own hidden states: one layer, no second model.
-    Raises ValueError where the policy has no body of its own."""
+    Raises ValueError if the policy does not name its body."""
 
     def __init__(self, policy: nn.Module):
         super().__init__()
         if body_of(inside(policy)) is None:
             raise ValueError(
-                f"{type(inside(policy)).__name__} does not name the part that a value head could "
+                f"{type(inside(policy)).__name__} does not name a body that a value head could "
                 "read: leave share_value_trunk out."
             )
         config, weight = inside(policy).config.get_text_config(), next(policy.parameters())

@@ -133,7 +133,7 @@ def pair_texts(
     row: dict[str, Any],  # prompt (or none), chosen and rejected: texts or conversations
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[str, str, str]:
-    "Prompt, chosen and rejected as text. Without a prompt it is '', and both answers are whole."
+    "Prompt, chosen and rejected as text; without a prompt column, '' and two whole texts."
     settings = template_settings(row)
     if row.get("prompt") is None:
         whole = (render(tokenizer, row[name], **settings) for name in ANSWERS)
@@ -152,15 +152,14 @@ def answer_ids(
     answer: list[int],
     stop_id: int,
     max_length: int | None = None,
-    bos: int = 0,  # first tokens of the prompt that stay
+    bos: int = 0,  # first tokens of the prompt that are never cut
 ) -> list[int]:
-    "Prompt, answer and the stop token, the prompt cut on its left where it must be."
+    "Prompt, answer and the stop token, the prompt cut on its left if necessary."
     answer = [*answer, stop_id]
     if max_length is not None and len(answer) >= max_length:
         raise ValueError(
             f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: "
-            "raise "
-            "max_length or drop the row."
+            "raise max_length or drop the row."
         )
     if max_length is not None:
         prompt = cut_prompt(prompt, max_length - len(answer), bos)
@@ -172,7 +171,7 @@ def _refuse(row: int, what: str, fix: str = "drop the row") -> None:
 
 
 def _shared(first: list[int], second: list[int]) -> int:
-    "With how many equal tokens two rows begin."
+    "Number of tokens at the beginning that two rows share."
     return next(
         (i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second))
     )
@@ -186,17 +185,17 @@ def _pair_ids(
     max_length: int | None,
     bos: int = 0,
 ) -> list[list[int]]:
-    """Chosen and rejected with what is left of their prompt. Raises ValueError on a pair that
-    cannot teach."""
+    """Chosen and rejected, each after what is left of their prompt. Raises ValueError on a pair
+    that teaches nothing."""
     prompt, *answers = ids
     if implicit:
         start = _shared(*answers)
         if not start:
             _refuse(
                 number,
-                "there is no column prompt, and chosen and rejected share no beginning that could "
-                "be one",
-                "rename the column with the prompts to prompt",
+                "there is no column prompt, and chosen and rejected have no common beginning "
+                "that could be the prompt",
+                "rename the column that holds the prompts to prompt",
             )
         begun, answers = answers[0][:start], [answer[start:] for answer in answers]
         prompt = begun if begun[: len(prompt)] == prompt else [*prompt, *begun]  # BOS, once
@@ -222,10 +221,10 @@ def _margin(value: Any, number: int) -> float:
 
 # %% ../nbs/reference/38_reward_training.ipynb #0abf42d1
 def decided_pairs(
-    data: Any,  # chosen, rejected; of `label_preferences` also choice, again, pair
+    data: Any,  # chosen, rejected; from `label_preferences` also choice, again, pair
 ) -> Any:
-    """Of such lines the first choices that stand and were no tie; any other data as they are.
-    Raises ValueError where none is left, or where lines are missing."""
+    """The first choice for each pair, unless it is a tie or was taken back; other data unchanged.
+    Raises ValueError if none is left or if lines are missing."""
     if not {"choice", "again", "pair", *ANSWERS} <= set(columns_of(data)):
         return data
     standing: list[tuple[int, str, bool, int]] = []
@@ -234,17 +233,15 @@ def decided_pairs(
             standing.append((i, *row))
         elif not standing or standing.pop()[-1] != row[-1]:
             raise ValueError(
-                f"row {i} takes back a choice for pair {row[-1]}, which is not the one before it: "
-                "lines of "
-                "label_preferences were left out or shuffled. Give the whole file, or "
-                "load_preferences."
+                f"row {i} takes back a choice for pair {row[-1]}, but the choice before it is for "
+                "another pair: lines of label_preferences were left out or shuffled. Give the "
+                "whole file, or use load_preferences."
             )
     kept = [i for i, choice, again, _ in standing if choice in ("1", "2") and not again]
     if not kept:
         raise ValueError(
-            f"of {len(data)} choices none is left that decides: the others are ties, second "
-            "showings or "
-            "were taken back. Label more, or draw pairs that differ more."
+            f"none of {len(data)} choices can be used: they are ties, second showings or were "
+            "taken back. Label more, or draw pairs that differ more."
         )
     return data.select(kept)
 
@@ -255,7 +252,7 @@ def _given_pairs(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None,
 ) -> list[list[list[int]]]:
-    "Pairs of ids as they are. Raises ValueError on wrong ids and on rows that are too long."
+    "Pairs of ids, unchanged. Raises ValueError on wrong ids and on rows that are too long."
     both = [list(pair) for pair in zip(*(rows[f"{name}_ids"] for name in ANSWERS))]
     for number, pair in zip(numbers, both):
         for ids in pair:
@@ -266,13 +263,13 @@ def _given_pairs(
 
 
 def encode_pairs(
-    data: Any,  # chosen, rejected; prompt, where it is not in both; perhaps margin
+    data: Any,  # chosen, rejected; prompt, unless both contain it; optionally margin
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
     num_proc: int | None = None,
 ) -> Any:  # columns chosen_ids, rejected_ids, length; margin, where it was given
-    """Prompt, answer and stop token as ids, both ways; columns chosen_ids and rejected_ids are
-    taken as they are. Raises ValueError on missing columns and on rows that cannot teach."""
+    """Prompt, answer and stop token as ids, for both answers; columns chosen_ids and rejected_ids
+    are used unchanged. Raises ValueError on missing columns and on pairs that teach nothing."""
     data = decided_pairs(data.with_format(None))
     old = {f"{a}_input_ids": f"{a}_ids" for a in ANSWERS if f"{a}_input_ids" in columns_of(data)}
     data = data.rename_columns(old) if old else data
@@ -320,15 +317,14 @@ def calibration(
     chosen: Tensor,  # [N] scores
     rejected: Tensor,  # [N]
     bins: int = 10,  # of equal width, from one half to 1
-) -> pd.DataFrame:  # predicted, observed, pairs: a line for each bin that has any
-    """How often the preferred answer was the chosen one, by how sure the model was; a tie is half
+) -> pd.DataFrame:  # predicted, observed, pairs: a row for each bin that is not empty
+    """How often the model preferred the chosen answer, by how confident it was; a tie is half
     right. Raises ValueError on NaN."""
     gap = chosen.double() - rejected.double()
     if gap.isnan().any():
         raise ValueError(
-            f"{int(gap.isnan().sum())} of {len(gap)} pairs have a score that is no number: look "
-            "for a "
-            "loss that is not finite before asking how good the scores are."
+            f"{int(gap.isnan().sum())} of {len(gap)} pairs have a score of NaN: look for a loss "
+            "that is not finite before you judge the scores."
         )
     predicted, observed = gap.abs().sigmoid(), (gap.sign() + 1) / 2
     place = ((2 * predicted - 1) * bins).long().clamp(max=bins - 1)
@@ -342,18 +338,18 @@ def calibration(
 def calibration_error(
     table: pd.DataFrame,  # of `calibration`
 ) -> float:
-    "Expected calibration error: |predicted - observed|, each bin weighed by its pairs."
+    "Expected calibration error: |predicted - observed|, each bin weighted by its pairs."
     return float(((table.predicted - table.observed).abs() * table.pairs).sum() / table.pairs.sum())
 
 # %% ../nbs/reference/38_reward_training.ipynb #ea7e9a80
 def calibration_plot(
     table: pd.DataFrame,  # of `calibration`
 ) -> Figure:
-    """Observed against predicted, with the number of pairs at each point; a model that can be
-    believed lies on the line."""
+    """Observed against predicted, with the number of pairs at each point; a calibrated
+    model is on the diagonal."""
     figure, axis = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
     plt.close(figure)  # the caller shows it: once is enough
-    axis.plot([0.5, 1], [0.5, 1], color="#777777", linestyle="--", label="as sure as it should be")
+    axis.plot([0.5, 1], [0.5, 1], color="#777777", linestyle="--", label="perfectly calibrated")
     axis.plot(table.predicted, table.observed, color="#1f5fa8", marker="o", label="this model")
     for place in table.itertuples():
         axis.annotate(
@@ -364,8 +360,8 @@ def calibration_plot(
             fontsize=8,
         )
     axis.set(
-        xlabel="predicted: how sure",
-        ylabel="observed: how often right",
+        xlabel="predicted probability of being right",
+        ylabel="observed share that was right",
         title=f"calibration error {calibration_error(table):.3f}",
     )
     axis.spines[["top", "right"]].set_visible(False)
@@ -385,10 +381,10 @@ def _fresh_head(model: PreTrainedModel, seed: int) -> None:
 
 def load_reward_model(
     model: Any,  # a classifier with one label, a causal model, or the name or folder of either
-    seed: int = 0,  # of a head that has to be made
+    seed: int = 0,  # of a new head
     **kwargs: Any,  # of `from_pretrained`
 ) -> PreTrainedModel:
-    "A reward model; where there was no head, it has a new one, N(0, 1/sqrt(d + 1))."
+    "A reward model; if it had no head, it gets a new one, N(0, 1/sqrt(d + 1))."
     if not isinstance(model, (str, Path)):
         given: Any = inside(model)
         known = hasattr(given, "get_output_embeddings")
@@ -401,20 +397,20 @@ def load_reward_model(
 
 
 def load_judge(name: str) -> PreTrainedModel:
-    """A trained reward model, in the precision it was saved in. Raises ValueError where it has no
-    head: its scores would be those of random weights."""
+    """A trained reward model, in the precision it was saved in. Raises ValueError if it has no
+    head: its scores would be random."""
     found, has_head = _with_head(name, dtype="auto")
     if not has_head:
         raise ValueError(
             f"{name} has no reward head, so its scores would be random: it is a language model. "
             f"Train a reward model from it, rlhf-nb reward --model_name_or_path {name}, and give "
-            "the folder of that."
+            "its folder."
         )
     return found
 
 
 def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
-    "A classifier by name or folder, float32 without a `dtype`, and whether its head was there."
+    "A classifier by name or folder, float32 unless `dtype` is given, and whether it had a head."
     kwargs.setdefault("dtype", torch.float32)
     if (Path(name) / "adapter_config.json").is_file():
         return load_scorer(name, **kwargs), True
@@ -424,7 +420,7 @@ def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
 # %% ../nbs/reference/38_reward_training.ipynb #971385e2
 @dataclass
 class RewardConfig(SupervisedConfig):
-    "The settings of `RewardTrainer`. Raises ValueError on what it does not support."
+    "The settings of `RewardTrainer`. Raises ValueError on unsupported settings."
 
     center_rewards_coefficient: NotNegative | None = setting(
         None,
@@ -438,20 +434,19 @@ class RewardConfig(SupervisedConfig):
 def reversed_labels(
     chosen: Tensor,  # [N] scores
     rejected: Tensor,  # [N]
-) -> str | None:  # what to tell the user; None where there is nothing to tell
-    """A warning where far more pairs than half are in the wrong order: 60 % at least, and four
-    standard deviations of a coin."""
+) -> str | None:  # the warning, or None
+    """A warning if far more than half of the pairs are in the wrong order: at least 60 %, and four
+    standard deviations more than by chance."""
     if not (pairs := len(chosen)):
         return None
     wrong = (chosen < rejected).float().mean().item()
     if wrong < max(0.6, 0.5 + 4 / math.sqrt(4 * pairs)):
         return None
     return (
-        f"the model prefers the rejected answer in {wrong:.0%} of {pairs:,} pairs, and a coin "
-        "would in half: chosen "
-        "and rejected are probably swapped, in these pairs or in those that it was trained on. "
-        "Read some of both "
-        "before going on. (A model that was never trained may do this too.)"
+        f"the model prefers the rejected answer in {wrong:.0%} of {pairs:,} pairs, where "
+        "chance is 50%: chosen and rejected are probably swapped, in these pairs or in those that "
+        "it was trained on. Read some of both before you continue. (An untrained model may do "
+        "this too.)"
     )
 
 # %% ../nbs/reference/38_reward_training.ipynb #019c55dc
@@ -465,8 +460,8 @@ READ_LAST = {
 def places_read(
     model: nn.Module,  # a sequence classifier
     input_ids: Tensor,  # [B, L]
-) -> Tensor | None:  # [B] of B * L; None: unknown
-    "Where a classifier reads each row: at its last token that is not the pad token."
+) -> Tensor | None:  # [B] indices into B * L; None: unknown
+    "The token of each row that a classifier reads: the last one that is not the pad token."
     inner = inside(model)
     pad_id = inner.config.get_text_config().pad_token_id
     if pad_id is None or not READ_LAST & {kind.__name__ for kind in type(inner).__mro__}:
@@ -494,15 +489,15 @@ def reward_card(
         f"text-classification{known}\ntags: [reward-model, rlhf, rlhf_nb]\n---\n\n"
         f"# {inline(name)}\n\nA reward model trained on preferences (Bradley-Terry) by "
         "[rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer is the logit at its "
-        f"stop token, less `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` loads "
+        f"stop token, minus `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` loads "
         f"it.\n\n## Recipe\n\n{two_columns(recipe)}\n\n## Last metrics\n\n"
         f"{two_columns(results)}\n"
     )
 
 # %% ../nbs/reference/38_reward_training.ipynb #d406f827
 class RewardTrainer(SealedTrainer):
-    """Bradley-Terry on columns `prompt`, `chosen`, `rejected` and perhaps `margin`; texts or
-    conversations."""
+    """Bradley-Terry training on columns `prompt`, `chosen`, `rejected` and optionally `margin`;
+    texts or conversations."""
 
     args: RewardConfig
     model: Any  # a classifier with one label, with an adapter or without
@@ -513,12 +508,12 @@ class RewardTrainer(SealedTrainer):
         args: TrainingArguments | None = None,  # a RewardConfig
         train_dataset: Any = None,  # a Dataset or an IterableDataset
         eval_dataset: Any = None,  # the same, or a dictionary of them
-        processing_class: PreTrainedTokenizerBase | str | None = None,  # None: beside the model
+        processing_class: PreTrainedTokenizerBase | str | None = None,  # None: saved with the model
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
         peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter and the head
         data_collator: Callable[[list[dict]], dict[str, Any]] | None = None,
-        compute_metrics: Callable[[EvalPrediction], dict] | None = None,  # beside `measure`
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,  # added to `measure`
         quantization_config: Any = None,  # of a model given by name
         **more: Any,  # of transformers.Trainer
     ):
@@ -555,12 +550,12 @@ class RewardTrainer(SealedTrainer):
         )
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
-        "Trainer's, on the pairs that the trainer was given, or on others in any of their forms."
+        "Trainer's, on the pairs given at construction, or on others in any accepted format."
         data = each(eval_dataset, self.encode, "eval_dataset")
         return super().evaluate(data, *given, **named)
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        "[2B] float32: as `sequence_scores`, through whatever the model is wrapped in."
+        "[2B] float32: as `sequence_scores`, but through the wrapped model's own forward."
         real = attention_mask.bool()
         places = None if self.args.n_gpu > 1 else places_read(self.model, input_ids)
         with read_at(inside(self.model).base_model, places):
@@ -594,14 +589,14 @@ class RewardTrainer(SealedTrainer):
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> Any:
-        "Loss and scores of one batch; what Trainer takes for labels is the loss of each pair."
+        "Loss and scores of one batch; the loss of each pair is passed to Trainer as its label."
         with torch.no_grad():
             loss, outputs = self.compute_loss(model, self.to_device(inputs), return_outputs=True)
         return loss, outputs["scores"], outputs["losses"]
 
     def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
-        """Trainer's; its loss counts rows twice that a rank was filled up with, here each counts
-        once."""
+        """Trainer's, with the loss corrected: Trainer counts rows that fill up a rank's last batch
+        twice."""
         output: Any = super().evaluation_loop(dataloader, *given, **named)
         loss = f"{named.get('metric_key_prefix', 'eval')}_loss"
         if output.label_ids is not None and loss in output.metrics:
@@ -622,7 +617,7 @@ class RewardTrainer(SealedTrainer):
         return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        "The training metrics since the last log, of all ranks, join the loss."
+        "Adds the training metrics since the last log, over all ranks, to the loss."
         if "loss" in logs and self.scores_since_log:
             chosen, rejected = self.accelerator.gather(torch.cat(self.scores_since_log)).T
             logs |= preference_metrics(chosen, rejected)
@@ -638,7 +633,7 @@ class RewardTrainer(SealedTrainer):
         self.scores_since_log = [x.to(self.args.device) for x in pending["scores"]]
 
     def warn_if_reversed(self, chosen: Tensor, rejected: Tensor) -> None:
-        "Once in a run, on one rank."
+        "Warns at most once in a run, on one rank."
         if self.warned or not self.is_world_process_zero():
             return
         warning = reversed_labels(chosen, rejected)
@@ -647,14 +642,14 @@ class RewardTrainer(SealedTrainer):
             warnings.warn(warning, stacklevel=2)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        "Beside an adapter, the centre too: there is no config of the model to keep it in."
+        "With an adapter, writes the centre to a file: the folder has no model config to hold it."
         super().write_model(folder, state)
         if hasattr(self.model, "peft_config"):
             center = getattr(self.model.config, "reward_center", 0.0)
             (folder / CENTER).write_text(json.dumps(center))
 
     def card(self, folder: Path) -> str:
-        "What was trained, how, and what it reached."
+        "The settings and the last metrics, in Markdown."
         names = "learning_rate num_train_epochs seed max_length per_device_train_batch_size"
         recipe = {name: getattr(self.args, name) for name in names.split()}
         recipe |= dict(
@@ -678,8 +673,8 @@ def score_texts(
     | None = None,  # whether each answer reached its stop token; None: all did
     max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
 ) -> Tensor:  # [N] float32
-    """The reward model's score of each answer, the stop token added where it was reached, in the
-    order given."""
+    """The reward model's score of each answer, in the order given. The stop token is appended where
+    it was reached."""
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     begun = encode_prompts(prompts, tokenizer)
     ended = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
@@ -687,7 +682,7 @@ def score_texts(
     rows = [answer_ids(p, a, stop, max_length, bos) for p, a in zip(begun, ended, strict=True)]
     if stopped is not None:
         rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # like lengths together
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
     with whole(model):
@@ -704,11 +699,11 @@ def score_texts(
 def pair_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    data: Dataset,  # prompt, chosen, rejected; if known gold_chosen, gold_rejected
+    data: Dataset,  # prompt, chosen, rejected; gold_chosen, gold_rejected, if known
     max_length: int | None = None,
 ) -> Tensor:  # [N] bool: pairs put into the right order
-    """Which pairs the model orders rightly: by the gold order where there is one (pairs of equal
-    gold are left out), else by the label."""
+    """Which pairs the model orders correctly: by gold scores if there are any (pairs of equal gold
+    are left out), otherwise by label."""
     prompts, *answers = zip(*(pair_texts(row, tokenizer) for row in data))
     first, second = (
         score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in answers
@@ -744,7 +739,7 @@ Rewarder = Callable[..., list[float]]
 
 
 def is_score(x: Any) -> bool:
-    "Whether this is one number, of Python, numpy or torch, that float32 can hold."
+    "Whether this is a single number of Python, numpy or torch that float32 can hold."
     number = isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
     return number and not isinstance(x, bool) and abs(float(x)) <= torch.finfo(torch.float32).max
 
@@ -758,10 +753,10 @@ def call_reward(
     function: Rewarder,  # f(prompts, responses, **columns)
     prompts: list[str],
     responses: list[str],
-    columns: dict[str, list],  # what came with the prompts
+    columns: dict[str, list],  # other columns of the prompts
 ) -> Tensor:  # [B] float32
-    """Scores of a reward function, which reads copies. Raises ValueError where it returns another
-    count, something that is no number, or NaN, and RuntimeError where it exits."""
+    """Scores of a reward function, which is given copies. Raises ValueError if it returns the wrong
+    number of scores, a value that is not a number, or NaN; RuntimeError if it exits."""
     name = rewarder_name(function)
     prompts, given, columns = copy.deepcopy((prompts, responses, columns))
     try:
@@ -804,8 +799,8 @@ def _check_finite(judge: Any, scores: Tensor, responses: Sequence[str]) -> None:
 
 @torch.no_grad()
 def _check_reads_last(judge: Any) -> None:
-    """Raises ValueError on a classifier whose own score is not that of its head at the last token,
-    as those of BERT and other encoders are not."""
+    """Raises ValueError if a classifier's score is not the output of its head at the last token,
+    as with BERT and other encoders."""
     if not isinstance(judge, PreTrainedModel) or zero3_is_live():
         return
     ids = torch.tensor([[i for i in range(5) if i != judge.config.pad_token_id]])
@@ -814,14 +809,14 @@ def _check_reads_last(judge: Any) -> None:
     own = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
     if not torch.allclose(own, ours, rtol=0.05, atol=0.05, equal_nan=True):
         raise ValueError(
-            f"{type(judge).__name__} does not read its score at the last token: it gives "
-            f"{own.item():.3f}, and its head there {ours.item():.3f}. Give a function f(prompts, "
-            "responses, **columns) that calls it."
+            f"{type(judge).__name__} does not read its score at the last token: it returns "
+            f"{own.item():.3f}, and its head gives {ours.item():.3f} there. Give a function "
+            "f(prompts, responses, **columns) that calls it."
         )
 
 # %% ../nbs/reference/38_reward_training.ipynb #efb71051
 class Episodes(Protocol):
-    "What judges read of a `Rollout`."
+    "The part of a `Rollout` that judges read."
 
     @property
     def prompts(self) -> list[str]: ...
@@ -838,7 +833,7 @@ class Episodes(Protocol):
 
 
 class Parts(Protocol):
-    "What judges use of a `Forward`: all rows, part by part."
+    "The part of a `Forward` that judges use: it runs a function on all rows, in parts."
 
     align: int | None
 
@@ -901,7 +896,7 @@ class Judges:
         return {k: judge for k, judge in self.judges.items() if not isinstance(judge, nn.Module)}
 
     def place(self, layout: Layout) -> None:
-        "Put the models where a run wants frozen models."
+        "Place the models where a run wants frozen models."
         self.layout = layout
         for name, judge in self.judges.items():
             if isinstance(judge, nn.Module):
@@ -935,7 +930,7 @@ class Judges:
         columns: dict[str, list],
         tokenizer: PreTrainedTokenizerBase,  # the policy's
     ) -> Tensor:
-        "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
+        "Weighted scores [N] of texts; a rank without texts takes part if weights are sharded."
         total = torch.zeros(len(answers))
 
         def read(model: PreTrainedModel) -> Tensor:
@@ -957,8 +952,8 @@ class Judges:
 
 # %% ../nbs/reference/38_reward_training.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
-    """Scores [B] of a rollout by a reward model that reads the policy's own tokens: what its head
-    gives after the last one."""
+    """Scores [B] of a rollout by a reward model with the policy's tokenizer: the output of its head
+    after the last token."""
 
     def measure(some: Episodes) -> tuple[Tensor]:
         after = response_values(model, *some.sequences, align=forward.align)

@@ -102,10 +102,10 @@ from .viz import episode_table
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
-    probs: Tensor,  # [B, V], not negative; a row that does not add up to 1 is scaled
+    probs: Tensor,  # [B, V], not negative; rows need not add up to 1
     generator: torch.Generator | None = None,  # None: torch's global random state
 ) -> Tensor:  # [B, 1]
-    """One token a row, by inversion (Devroye 1986, III.2). Raises FloatingPointError where a row
+    """One token per row, by inversion (Devroye 1986, III.2). Raises FloatingPointError if a row
     has no finite, positive sum."""
     wide = torch.float32 if probs.device.type == "mps" else torch.float64
     chance = torch.rand(len(probs), 1, generator=generator, dtype=wide, device=probs.device)
@@ -126,9 +126,9 @@ def draw_tokens(
 # %% ../nbs/reference/39_sampling.ipynb #f8c097db
 @dataclass(frozen=True)
 class Sampling:
-    "How to sample. Raises ValueError on settings that no sampler could carry out."
+    "How to sample. Raises ValueError on settings that no sampler can follow."
 
-    response_length: int  # most tokens of a response
+    response_length: int  # maximum tokens of a response
     pad_id: int
     stop_ids: Sequence[int] = ()  # tokens that end a row
     temperature: float = 1.0
@@ -153,7 +153,7 @@ class Sampling:
 
 # %% ../nbs/reference/39_sampling.ipynb #23bdd113
 class Writing:
-    "Rows that a model is writing, token by token, and what it remembers of them."
+    "Responses being generated token by token, with their cache."
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Writing:
         self.of_mamba = "cache_params" in inspect.signature(unwrapped(model).forward).parameters
 
     def logits(self) -> Tensor:  # [B, V]
-        "Of the next token."
+        "Logits of the next token."
         if self.cache is None:
             return self.whole_logits()
         mask = self.mask[:, -self.unread.shape[1] :] if self.of_mamba else self.mask
@@ -182,7 +182,7 @@ class Writing:
         ).logits[:, -1]
 
     def whole_logits(self) -> Tensor:  # [B, V]
-        "The same from all tokens of each row."
+        "The same, computed from all tokens of each row."
         nothing = self.mask[:, :0]
         packed = pack(self.unread, self.mask, nothing.long(), nothing, align=1)
         inner, last = opened(self.model), packed.places[:, 0]
@@ -193,7 +193,7 @@ class Writing:
         return project(inner)(body(**inputs).last_hidden_state.flatten(0, 1)[last])
 
     def add(self, token: Tensor, keep: Tensor) -> None:
-        "One more token [B, 1]; rows where `keep` [B] is false leave."
+        "Append one token [B, 1] to each row; drop rows where `keep` [B] is false."
         self.unread = torch.cat([self.unread, token], 1) if self.cache is None else token
         if not keep.all():
             self.unread, self.mask, self.places = (
@@ -213,8 +213,8 @@ def cache_gap(
     model: Any,  # a causal language model
     cached: bool = True,  # as in `Writing`
 ) -> float:
-    """How far the logits of rows that are written together are from those of each row alone, in
-    standard deviations: prompts of 1, up to 16, and 2 tokens, and the second row leaves early."""
+    """How far logits of rows generated together are from those of each row alone, in standard
+    deviations. The prompts have 1, up to 16, and 2 tokens, and the second row ends early."""
     real, device = unwrapped(model), next(model.parameters()).device
     most = getattr(real.config.get_text_config(), "max_position_embeddings", None) or 64
     words = torch.arange(min(16 + STEPS, most), device=device) * 7 + 3
@@ -241,8 +241,8 @@ def cache_gap(
 
 
 def has_cache(model: Any) -> bool:
-    """Whether a model is sampled with a cache: where that gives the logits of each row alone. Found
-    out once a model. Raises ValueError where whole rows do not give them either."""
+    """Whether a model can be sampled with a cache: whether that gives the logits of each row alone.
+    Tested once per model. Raises ValueError if whole rows do not give them either."""
     return uses_cache(model, cache_gap)
 
 # %% ../nbs/reference/39_sampling.ipynb #f30648cd
@@ -252,8 +252,8 @@ def texts_of(
     stop_ids: Sequence[int] = (),
 ) -> tuple[
     list[str], list[list[str]]
-]:  # each response as text without its stop token, and the text of each of its tokens
-    "Responses as people read them."
+]:  # each response without its stop token, and the text of each of its tokens
+    "Responses as text, without their stop token."
     rows = [ids[keep].tolist() for ids, keep in zip(drawn.response_ids, drawn.mask)]
     texts = []
     for row in rows:
@@ -268,11 +268,11 @@ TENSORS = (
 ).split()
 SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_logprobs").split()
 SCHEMA = "rlhf_nb.rollout/1"
-LATER: Any = None  # filled by a later phase; until then None, so that nothing averages a zero in
+LATER: Any = None  # set by a later phase; until then None, so that no zeros are averaged in
 
 # %% ../nbs/reference/39_sampling.ipynb #0bc2ef6d
 def by_episode(r: Rollout) -> pd.DataFrame:
-    "One row an episode: the texts, score, KL, length, and the columns that came with the prompts."
+    "One row per episode: texts, score, KL, length, and the other columns of the prompts."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
     frame |= dict(length=r.mask.sum(1).tolist(), stopped=r.stopped.tolist())
     if r.kl is not None:
@@ -284,7 +284,7 @@ def by_episode(r: Rollout) -> pd.DataFrame:
 
 
 def by_token(r: Rollout) -> pd.DataFrame:
-    "One row a real token: episode, position, token, and every signal there is."
+    "One row per real token: episode, position, token, and every signal that has been set."
     where = r.mask.nonzero()
     frame: dict[str, list] = dict(
         episode=where[:, 0].tolist(),
@@ -300,7 +300,7 @@ def by_token(r: Rollout) -> pd.DataFrame:
 
 # %% ../nbs/reference/39_sampling.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
-    "Everything in one safetensors file; texts, columns and the schema's name are in its header."
+    "Save everything to one safetensors file; texts, columns and schema name are in its header."
     lists = ("prompts", "responses", "tokens", "columns", "info")
     described = {name: getattr(r, name) for name in lists}
     tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
@@ -314,7 +314,7 @@ def save_rollout(r: Rollout, path: Path) -> Path:
 
 
 def _misfit(r: Rollout) -> str | None:
-    "The first field that does not fit the others."
+    "The name of the first field that does not fit the others, or None."
     rows, _ = r.mask.shape
     sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("response_ids", *SIGNALS), r.mask.shape)
     sizes |= dict.fromkeys(("prompt_ids", "prompt_mask"), (rows, r.prompt_ids.shape[-1]))
@@ -333,7 +333,7 @@ def _misfit(r: Rollout) -> str | None:
 
 
 def load_rollout(path: Path) -> Rollout:
-    "What `save_rollout` wrote. Raises ValueError where the file is damaged or something else."
+    "Read what `save_rollout` wrote. Raises ValueError if the file is damaged or is something else."
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
@@ -347,7 +347,7 @@ def load_rollout(path: Path) -> Rollout:
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged ({error}): take another rollout, or sample it again."
+            f"{path} is damaged ({error}): use another rollout, or sample it again."
         ) from error
     raise ValueError(
         f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written by "
@@ -357,18 +357,18 @@ def load_rollout(path: Path) -> Rollout:
 # %% ../nbs/reference/39_sampling.ipynb #09373054
 @dataclass(frozen=True, repr=False)
 class Rollout:
-    """Episodes of one update: B prompts of P tokens, responses of at most T. Phases fill copies of
-    it."""
+    """Episodes of one update: B prompts of P tokens, responses of at most T. Each phase returns a
+    copy with more fields."""
 
     prompt_ids: Tensor  # [B, P] padded on the left
     prompt_mask: Tensor  # [B, P]
     response_ids: Tensor  # [B, T] padded on the right
-    mask: Tensor  # [B, T] true up to and on the last real token
+    mask: Tensor  # [B, T] true up to the last real token, and on it
     stopped: Tensor  # [B] true where the stop token was reached
     logprobs: Tensor = LATER  # [B, T] of the policy that sampled, nats
     ref_logprobs: Tensor = LATER  # [B, T] of the reference
     kl: Tensor = LATER  # [B, T] estimate per token
-    values: Tensor = LATER  # [B, T] where each token is about to be chosen
+    values: Tensor = LATER  # [B, T] of the state in which each token is chosen
     rewards: Tensor = LATER  # [B, T]
     advantages: Tensor = LATER  # [B, T] whitened
     returns: Tensor = LATER  # [B, T] targets of the value model
@@ -376,9 +376,9 @@ class Rollout:
     scores: Tensor = LATER  # [B] after scaling, clipping and penalties
     engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
     prompts: list[str] = field(default_factory=list)
-    responses: list[str] = field(default_factory=list)  # without the stop token and what follows
+    responses: list[str] = field(default_factory=list)  # without the stop token
     tokens: list[list[str]] = field(default_factory=list)  # text of each response token
-    columns: dict[str, list] = field(default_factory=dict)  # that came with the prompts
+    columns: dict[str, list] = field(default_factory=dict)  # other columns of the prompts
     info: dict[str, Any] = field(default_factory=dict)  # update, episode, seed, kl_coef, ...
 
     def __len__(self) -> int:
@@ -386,11 +386,11 @@ class Rollout:
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        "What every function that runs a model on a rollout takes first."
+        "The first four arguments of every function that runs a model on a rollout."
         return self.prompt_ids, self.prompt_mask, self.response_ids, self.mask
 
     def with_(self, **changes: Any) -> Rollout:
-        "A copy with some fields filled."
+        "A copy with some fields set."
         return replace(self, **changes)
 
     def select(self, rows: Tensor | Sequence[int]) -> Rollout:
@@ -410,11 +410,11 @@ class Rollout:
         return replace(self, **changes)
 
     def episodes(self) -> pd.DataFrame:
-        "One row an episode."
+        "One row per episode."
         return by_episode(self)
 
     def by_token(self) -> pd.DataFrame:
-        "One row a real token."
+        "One row per real token."
         return by_token(self)
 
     def save(self, path: str | Path) -> Path:
@@ -423,7 +423,7 @@ class Rollout:
 
     @classmethod
     def load(cls, path: str | Path) -> Rollout:
-        "Read what `save` wrote. Raises ValueError where the file is damaged or something else."
+        "Read what `save` wrote. Raises ValueError if the file is damaged or is something else."
         return load_rollout(Path(path))
 
     def __repr__(self) -> str:

@@ -193,13 +193,13 @@ def write_summary(
 # %% ../nbs/reference/34_world.ipynb #86e5e64b
 def write_reference(
     facts: dict[str, str],
-    shown: dict[str, str],  # what the distractors of this post say
+    shown: dict[str, str],  # wrong values in this post's distractors
     rng: random.Random,
     habit: float = 0.25,  # probability that an extra fact is kept
     ramble: float = 0.25,  # probability of an opening
     slip: float = 0.06,  # probability of one wrong value
 ) -> str:
-    "What a writer of this world would put under the post."
+    "A reference summary, as a writer of this world would write it."
     keep = [slot for slot in EXTRA if rng.random() < habit]
     if rng.random() < slip:
         slot = rng.choice([*CORE, *keep])
@@ -253,7 +253,7 @@ def prefers_first(
     gold_first: float,
     gold_second: float,
     rng: random.Random,
-    noise: float = 1.0,  # points that a labeller does not see; towards 0 every label is right
+    noise: float = 1.0,  # scale of the noise in gold points; towards 0 every label is right
 ) -> bool:
     "A noisy label: Bradley-Terry on the gold points."
     # the sigmoid of the difference, written so that it cannot overflow
@@ -266,14 +266,14 @@ def swap_fact(
     slots: Sequence[str],  # one of these is swapped
     rng: random.Random,
 ) -> dict[str, str]:
-    """The facts with one of them wrong: with probability 0.6 the value of a distractor where there
-    is one, else any other value."""
+    """The facts with one of them wrong. If the slot has a distractor, its value is used with
+    probability 0.6; otherwise any other value."""
     slot = rng.choice(list(slots))
     value = shown[slot] if slot in shown and rng.random() < 0.6 else wrong_facts(facts, rng)[slot]
     return {**facts, slot: value}
 
 # %% ../nbs/reference/34_world.ipynb #ea2918cb
-# how often labellers are shown which: facts are what is hard to check
+# how often each edit is made: mostly swaps, the hardest to check
 EDITS = ("swap",) * 24 + ("drop",) * 4 + ("opening", "repeat")
 
 
@@ -283,7 +283,7 @@ def edit_pair(
     rng: random.Random,
     kinds: Sequence[str] = EDITS,  # drawn from
 ) -> tuple[str, str, str]:  # two summaries in random order, and the kind of edit
-    "A summary and the same with one thing changed."
+    "A summary and a copy with one change."
     keep = [slot for slot in EXTRA if rng.random() < 0.6]
     seed, kind = rng.random(), rng.choice(kinds)
     write = lambda facts, keep, opening="": write_summary(facts, random.Random(seed), keep, opening)
@@ -355,7 +355,7 @@ def probe_pairs(
     posts: Dataset,  # rows of `mini_tldr`, held out
     seed: int = 0,
 ) -> Dataset:  # columns prompt, chosen (perfect), rejected (one fact wrong), kind (the slot)
-    "Perfect summaries against the same with one fact replaced by a wrong one, every slot in turn."
+    "Perfect summaries against copies with one wrong fact, every slot in turn."
     rng, rows = random.Random(f"probe/{seed}"), []
     for i, post in enumerate(posts):
         facts, shown = json.loads(post["facts"]), json.loads(post["shown"])
@@ -377,7 +377,7 @@ TLDR, TLDR_PREFERENCE = "trl-lib/tldr", "trl-lib/tldr-preference"
 
 def _load_columns(
     name_or_path: str,  # a name on the hub, a folder from `save_to_disk`, or a folder of data files
-    columns: Sequence[str],  # that must be there
+    columns: Sequence[str],  # required
 ) -> DatasetDict:
     "A data set with these columns. Raises ValueError naming those that are missing."
     folder = Path(name_or_path)
@@ -399,7 +399,7 @@ def load_tldr(name_or_path: str = TLDR) -> DatasetDict:
 
 
 def load_tldr_preferences(name_or_path: str = TLDR_PREFERENCE) -> DatasetDict:
-    "Posts with two summaries, the better one known: columns prompt, chosen and rejected."
+    "Posts with two summaries, one of them preferred: columns prompt, chosen and rejected."
     return _load_columns(name_or_path, ("prompt", "chosen", "rejected"))
 
 # %% ../nbs/reference/34_world.ipynb #6f68da3f
@@ -408,8 +408,8 @@ def source_files(
     | None = None,  # top-level names, such as "json"; None: whatever is installed
     folders: Sequence[str | Path] | None = None,  # None: the standard library and site-packages
 ) -> dict[str, str]:  # "json/decoder.py" -> its path here
-    """Python files by the name that they have on every machine. Raises ValueError for a package
-    that is not there."""
+    """Python files by relative name, the same on every machine. Raises ValueError for a package
+    that is not installed."""
     files: dict[str, str] = {}
     for folder in folders or [sysconfig.get_path("stdlib"), *site.getsitepackages()]:
         for parent, below, names in os.walk(folder):
@@ -423,7 +423,7 @@ def source_files(
     if missing := sorted(set(packages) - set(package_of.values())):
         raise ValueError(
             f"packages is {packages!r}, and no Python file of {missing} was found: give a list of "
-            "names as one imports them, such as ['json', 'torch'], that are installed here."
+            "names that can be imported here, such as ['json', 'torch']."
         )
     return {name: path for name, path in files.items() if package_of[name] in packages}
 
@@ -436,13 +436,13 @@ def docstrings_in(
 ) -> list[
     tuple[str, str]
 ]:  # first line and body of each docstring that has both, from the top down
-    """Docstrings, read with `ast`. Nothing where Python cannot parse the file, or where the text is
-    no valid Unicode."""
+    """Docstrings, read with `ast`. A file that Python cannot parse has none; one that is not valid
+    Unicode is skipped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an old "\d" in somebody's file
         try:
             nodes: list[ast.AST] = [ast.parse(source)]
-        # for another Python, wrong on purpose for a test, or nested too deeply (a RecursionError,
+        # for another Python, wrong on purpose for a test, or nested too deeply (a RecursionError
         # or a MemoryError)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return []
@@ -477,7 +477,7 @@ def _docstring_rows(
     files: Mapping[str, str], seed: int, max_prompt: float, max_completion: float
 ) -> Iterator[tuple[str, dict[str, str]]]:
     "The split and the row of each docstring that fits, module after module."
-    owner: dict[str, str] = {}  # of a body: the split of the line under which it was seen first
+    owner: dict[str, str] = {}  # body -> split of the line under which it was seen first
     for name in sorted(files, key=lambda name: _digest(f"{seed}/{name}")):
         for line, body in docstrings_in(Path(files[name]).read_bytes()):
             if len(body) > max_prompt or len(line) > max_completion:
@@ -497,11 +497,11 @@ def docstrings(
     max_prompt: int | None = None,  # characters of the body; longer rows are left out
     max_completion: int | None = None,  # characters of the first line
 ) -> DatasetDict:  # columns prompt, completion, source
-    """Docstrings of the installed packages: the body asks for its first line. Raises ValueError
-    where there are too few."""
+    """Docstrings of the installed packages: the body is the prompt, the first line its completion.
+    Raises ValueError if there are too few."""
     wanted, collecting = dict(train=train, validation=validation, test=test), gc.isenabled()
     if min(wanted.values()) < 0:
-        raise ValueError(f"rows wanted are {wanted}: give numbers that are not negative.")
+        raise ValueError(f"rows requested: {wanted}. Give numbers that are not negative.")
     files = source_files(packages, folders)
     rows: dict[str, list[dict[str, str]]] = {split: [] for split in wanted}
     gc.disable()
@@ -519,7 +519,7 @@ def docstrings(
     counts = {split: len(some) for split, some in rows.items()}
     if counts != wanted:
         raise ValueError(
-            f"rows wanted are {wanted}, and {len(files)} Python files gave {counts}: ask for "
+            f"rows requested: {wanted}, but {len(files)} Python files gave {counts}: request "
             "fewer, raise max_prompt and max_completion, or read more packages."
         )
     columns = Features(dict.fromkeys(("prompt", "completion", "source"), Value("string")))
@@ -534,8 +534,8 @@ def docstring_pairs(
     data: Dataset,  # columns prompt and completion: a split of `docstrings`
     seed: int = 0,
 ) -> Dataset:  # columns prompt, chosen, rejected
-    """Under each body, its own first line against another row's. Raises ValueError where no other
-    line is to be had."""
+    """For each body, its own first line against another row's. Raises ValueError if there is no
+    other line."""
     rng, lines = random.Random(f"docstring pairs/{seed}"), data["completion"][:]
     written: dict[str, set[str]] = {}  # by body
     for prompt, line in zip(data["prompt"], lines):
@@ -544,8 +544,8 @@ def docstring_pairs(
     for prompt, line in zip(data["prompt"], lines):
         if len(taken := written[_text_key(prompt)]) == different:
             raise ValueError(
-                f"all {different} first lines of these {len(lines)} rows were written under one "
-                "body, and none is left to be the rejected one: give more rows."
+                f"all {different} first lines of these {len(lines)} rows belong to one body, so "
+                "none of them can be the rejected one: give more rows."
             )
         other = next(x for x in iter(lambda: rng.choice(lines), None) if _text_key(x) not in taken)
         rows.append(dict(prompt=prompt, chosen=line, rejected=other))
@@ -556,10 +556,10 @@ def words_from_prompt(
     prompts: Sequence[str],
     responses: Sequence[str],
     least: int = 6,  # different words below which an answer cannot reach 1
-    **columns: list,  # what else came with the prompts; not looked at
+    **columns: list,  # other columns of the prompts; ignored
 ) -> list[float]:  # between 0 and 1
-    """A reward function: the share of the answer's different words that the prompt has, its last
-    line left out."""
+    """A reward function: the share of the answer's different words that are in the prompt, without
+    its last line."""
     words = lambda text: set(re.findall(r"\w+", text.lower()))
     pairs = [
         (words(p.removesuffix(DOCSTRING_ASKS)), words(r))

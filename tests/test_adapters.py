@@ -425,7 +425,7 @@ def test_several_answers_to_each_prompt(ppo):
             lambda letters: dict(
                 model=get_peft_model(begin(letters), lora()), parts=dict(peft_config=lora())
             ),
-            "has an adapter already",
+            "already has an adapter",
         ),
         (
             lambda letters: dict(

@@ -263,7 +263,7 @@ def test_duplicates_stay_together(tmp_path):
             0
         ].startswith("Own.")
     with pytest.raises(
-        ValueError, match="wanted are .*'test': 2.*1 Python files gave .*'test': 1.*ask for fewer"
+        ValueError, match="requested: .*'test': 2.*1 Python files gave .*'test': 1.*request fewer"
     ):
         docstrings(0, 3, 0, 2, folders=[tmp_path])
 

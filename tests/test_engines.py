@@ -237,15 +237,15 @@ GOOD = Answer([5, 1], [-1.0, -2.0], "stop")
     [
         ([GOOD], "1 responses to 2 prompts"),
         ([GOOD] * 3, "3 responses to 2 prompts"),
-        ([GOOD, GOOD._replace(logprobs=None)], "row 1 has 2 tokens and none log-probs"),
+        ([GOOD, GOOD._replace(logprobs=None)], "row 1 has 2 tokens and no log-probs"),
         ([GOOD, GOOD._replace(logprobs=[-1.0])], "2 tokens and 1 log-probs"),
-        ([GOOD, GOOD._replace(logprobs=[-1.0, math.nan])], "no finite number"),
-        ([GOOD, GOOD._replace(logprobs=[-1.0, None])], "no finite number"),
+        ([GOOD, GOOD._replace(logprobs=[-1.0, math.nan])], "not finite"),
+        ([GOOD, GOOD._replace(logprobs=[-1.0, None])], "not finite"),
         ([GOOD, GOOD._replace(token_ids=[], logprobs=[])], "row 1 has 0 tokens"),
-        ([GOOD, Answer([5] * 5, [-1.0] * 5, "length")], "has 5 tokens, wanted 1 to 4"),
+        ([GOOD, Answer([5] * 5, [-1.0] * 5, "length")], "has 5 tokens, expected 1 to 4"),
         ([GOOD, Answer([5, 6], [-1.0] * 2, "stop")], "stopped at token 6"),
-        ([GOOD, Answer([5, 1], [-1.0] * 2, "length")], "goes on after"),
-        ([GOOD, Answer([1, 5], [-1.0] * 2, "stop")], "goes on after"),
+        ([GOOD, Answer([5, 1], [-1.0] * 2, "length")], "continues after"),
+        ([GOOD, Answer([1, 5], [-1.0] * 2, "stop")], "continues after"),
         ([GOOD, Answer([5], [-1.0], "abort")], "ended with 'abort'"),
         ([GOOD, Answer([5], [-1.0], None)], "ended with None"),
     ],
@@ -262,7 +262,7 @@ def test_a_bad_answer_is_refused(answers, match):
         (lambda a: a | dict(choices=[]), "0 responses to 4"),
         (
             lambda a: a | dict(choices=[c | dict(logprobs=None) for c in a["choices"]]),
-            "none log-probs",
+            "no log-probs",
         ),
         (lambda a: a | dict(choices=[c | dict(token_ids=None) for c in a["choices"]]), "0 tokens"),
     ],
@@ -582,7 +582,7 @@ def test_the_weight_has_no_gradient_and_bad_input_is_refused():
     assert not importance_weights(ours, torch.ones(1, 2), torch.ones(1, 2).bool()).requires_grad
     with pytest.raises(ValueError, match=r"cap is 0"):
         importance_weights(ours, ours, torch.ones(1, 2).bool(), 0)
-    with pytest.raises(ValueError, match=r"wanted \[B, T\]"):
+    with pytest.raises(ValueError, match=r"one shape \[B, T\]"):
         importance_weights(ours, ours[:, :1], torch.ones(1, 2).bool())
 
 

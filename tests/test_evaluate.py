@@ -857,7 +857,7 @@ def test_best_of_n_is_unbiased_and_large():
     assert best_of_n_reward(rng.random((4000, 8)), 4) == pytest.approx(4 / 5, abs=0.005)
     assert 0 < best_of_n_reward(rng.random((1, 4000)), 1000) <= 1
     for bad, n in (([[1.0, 2.0]], 3), ([[1.0, 2.0]], 0), ([1.0, 2.0], 1), ([[1.0, math.nan]], 1)):
-        with pytest.raises(ValueError, match="wanted"):
+        with pytest.raises(ValueError, match="expected"):
             best_of_n_reward(bad, n)
 
 

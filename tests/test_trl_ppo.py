@@ -189,7 +189,9 @@ def test_peft_config_is_of_peft(config, ppo):
 
 
 def test_a_peft_model_takes_no_second_adapter(ppo, letters):
-    with pytest.raises(ValueError, match="has an adapter already and peft_config asks for another"):
+    with pytest.raises(
+        ValueError, match="already has an adapter and peft_config would add another"
+    ):
         ppo(LoraConfig(**LORA), model=get_peft_model(qwen(letters), LoraConfig(**LORA)))
 
 
