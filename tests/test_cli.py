@@ -27,7 +27,19 @@ from datasets import Dataset, DatasetDict
 
 import rlhf_nb
 from rlhf_nb import cli
-from rlhf_nb.cli import arguments, data, demo, judge, plot, ppo, reward, scoring, sft, view
+from rlhf_nb.cli import (
+    arguments,
+    data,
+    demo,
+    judge,
+    plot,
+    ppo,
+    progress,
+    reward,
+    scoring,
+    sft,
+    view,
+)
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
@@ -44,6 +56,7 @@ PARSERS = dict(
     judge=judge.judge_parser,
     plot=plot.plot_parser,
     view=view.view_parser,
+    progress=progress.progress_parser,
     demo=demo.demo_parser,
 )
 

@@ -85,42 +85,45 @@ STATE = Exercise(
     "my_state",
     my_state,
     _state_cases,
-    "It goes on as if it had never stopped.",
+    "It continues as if it had never stopped.",
     {
-        "It goes on without the weights: the key is model.": ("model=", "weights="),
-        "It goes on without the optimizer's moments: the key is optimizer.": (
+        "The resumed run starts without the weights: the key is model.": ("model=", "weights="),
+        "The resumed run starts without the optimizer's moments: the key is optimizer.": (
             "optimizer=",
             "adam=",
         ),
-        "It goes on without the random state: the key is rng.": ("rng=", "seed="),
-        "It goes on without the place in the data: the key is place.": ("place=run", "step=run"),
+        "The resumed run starts without the random state: the key is rng.": ("rng=", "seed="),
+        "The resumed run starts without its place in the data: the key is place.": (
+            "place=run",
+            "step=run",
+        ),
         "The dictionary is empty: it needs model, optimizer, rng and place.": (
             "copy.deepcopy(state)",
             "{}",
         ),
-        "It holds the weights alone: optimizer, rng and place are missing.": (
+        "The dictionary holds the weights alone: optimizer, rng and place are missing.": (
             "copy.deepcopy(state)",
             "dict(model=copy.deepcopy(state['model']))",
         ),
-        "It goes on without the optimizer's moments and without the random state.": (
+        "The resumed run starts without the optimizer's moments and without the random state.": (
             "optimizer=",
             "adam=",
             "rng=",
             "seed=",
         ),
-        "Something is wrong with the weights: state_dict() hands out the live tensors, which "
-        "train on. Copy them.": live("model"),
-        "Something is wrong with the optimizer's moments: state_dict() hands out the live "
-        "tensors, which train on. Copy them.": live("optimizer"),
-        "Nothing is copied: state_dict() hands out the live tensors, which train on.": (
+        "The weights are not copied: state_dict() returns the live tensors, which go on "
+        "training. Copy them.": live("model"),
+        "The optimizer's moments are not copied: state_dict() returns the live tensors, which "
+        "go on training. Copy them.": live("optimizer"),
+        "Nothing is copied: state_dict() returns the live tensors, which go on training.": (
             "copy.deepcopy(state)",
             "state",
         ),
-        "The random state is taken from a new seed, not from the run.": (
+        "The random state comes from a new seed, not from the run.": (
             "torch.get_rng_state()",
             "torch.Generator().manual_seed(0).get_state()",
         ),
-        "The place is one step behind: an index off by one.": (
+        "The place is one step behind the run: an index is off by one.": (
             "place=run.place",
             "place=run.place - 1",
         ),

@@ -43,52 +43,58 @@ THIN = Exercise(
     _thin_cases,
     "No spike is lost, and the line keeps its outline.",
     {
-        "Every so-many-th value: a spike between two of them is gone. Look into the stretch.": (
+        "You keep every size-th value and lose any spike between two of them: look at all "
+        "values of a stretch.": (
             PLACES,
             "{0}",
         ),
-        "The last value of each stretch: a spike before it is gone. Look into the stretch.": (
+        "You keep the last value of each stretch and lose any spike before it: look at all "
+        "values of a stretch.": (
             PLACES,
             "{len(part) - 1}",
         ),
-        "Only the largest: an entropy that collapses for one update falls down, and you lose it. "
-        "Keep the min, too.": (
+        "You keep only the largest value: an entropy that collapses for one update would be "
+        "lost. Keep the min, too.": (
             PLACES,
             "{part.index(max(part))}",
         ),
-        "Only the smallest: a peak is lost. Keep the max, too.": (
+        "You keep only the smallest value: a peak would be lost. Keep the max, too.": (
             PLACES,
             "{part.index(min(part))}",
         ),
-        "Smallest first, always: a peak that comes before a dip is drawn after it. Keep the "
-        "order of the places.": (
+        "You always put the smallest first: a peak that comes before a dip is drawn after it. "
+        "Keep the values in order.": (
             SORTED,
             "[min(part), max(part)][: len(places)]",
         ),
-        "Smallest first, always: a peak that comes before a dip is drawn after it, and equal "
-        "values come twice. Keep the order of the places.": (SORTED, "[min(part), max(part)]"),
-        "Equal values come twice: a stretch of one value gives it once.": (
+        "You always put the smallest first: a peak that comes before a dip is drawn after it, "
+        "and equal values come twice. Keep the values in order.": (
+            SORTED,
+            "[min(part), max(part)]",
+        ),
+        "Equal values come twice: a stretch in which all values are equal gives one.": (
             "sorted(places)",
             "sorted([part.index(min(part)), part.index(max(part))])",
         ),
-        "The last stretch is shorter, and you dropped it: the newest values are those that one "
-        "looks at.": (
+        "You dropped the last stretch, which is shorter: it holds the newest values, which "
+        "matter most.": (
             "range(0, len(values), size)",
             "range(0, len(values) - size + 1, size)",
         ),
-        "A mean smooths: a spike of 40 among a hundred values of 1 becomes 1.4.": (
+        "You take the mean, which hides spikes: a 40 among ninety-nine values of 1 becomes 1.4.": (
             SORTED,
             "[sum(part) / len(part)]",
         ),
-        "These are places: return the values there.": (
+        "You return indices: return the values there.": (
             SORTED,
             "[start + i for i in sorted(places)]",
         ),
-        "The first and last of each stretch: a spike between them is gone. Look for min and max.": (
+        "You keep the first and the last value of each stretch and lose any spike between "
+        "them: look for min and max.": (
             PLACES,
             "{0, len(part) - 1}",
         ),
-        "A list for each stretch: return one flat list.": (
+        "You return a list for each stretch: return one flat list.": (
             "kept += [part[i] for i in sorted(places)]",
             "kept.append([part[i] for i in sorted(places)])",
         ),

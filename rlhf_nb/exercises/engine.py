@@ -1,7 +1,7 @@
-"""A checker runs a reader's function on cases drawn anew, beside one right answer.
+"""A checker runs a reader's function on newly drawn cases, and compares it with a right answer.
 
-Where the two differ it names the mistake: first from the exercise's own catalogue of wrong
-programs, then by properties (`probes`). Then it shows the inputs, what came and what was wanted.
+If the two differ, it names the mistake: first from the exercise's own catalogue of wrong programs,
+then by properties (`probes`). It also shows the inputs, what was returned and what was wanted.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class Exercise:
     right: Callable  # one answer, as a reader would write it
     cases: Callable[[torch.Generator], list[Case]]
     praise: str  # what the reader has understood
-    mistakes: Mapping[str, Wrong]  # what to say of a mistake: a program that makes it
+    mistakes: Mapping[str, Wrong]  # the message for a mistake: a program that makes it
     grads: tuple[str, ...] = ()  # the arguments whose gradients are compared
     read: Callable[[Any], Any] = lambda result: result  # of what is returned, before comparing
     use: Callable[..., Any] | None = None  # runs the function on a case, where it isn't just called
     any_value: bool = True  # whether hyperparameters may be 0 or 1, or have the other sign
     results: tuple[str, ...] = ()  # the names of several results
-    # What to say of a property that each wrong result has and no right one: a test of a case's
-    # result, which may be None where the case does not show it.
+    # The message for a property that every wrong result has and no right one: a test of a case and
+    # its result, which returns None if the case cannot show it.
     traits: Mapping[str, Trait] = field(default_factory=dict)
     _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
 
@@ -135,7 +135,7 @@ class Exercise:
             return f"{self.name} is still None: write the function, then run this cell again."
         if inspect.isclass(answer) or not callable(answer):
             kind = f"class {answer.__name__}" if inspect.isclass(answer) else type(answer).__name__
-            return f"Give the function itself, without calling it: a {kind} came."
+            return f"Give the function itself, without calling it: you gave a {kind}."
         return ""
 
     def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
@@ -146,9 +146,11 @@ class Exercise:
             if not _same_case(given, case):
                 return Verdict(
                     False,
-                    "You changed an argument in place. It is needed again: build a new tensor.",
+                    "You changed an argument in place, and the caller needs it unchanged: copy it.",
                     self._seen(case, got[-1]),
                 )
+        if all(one is None for one in got):
+            return Verdict(False, f"{self.name} returns None: write its body, then run this cell.")
         want = [self.result(self.right, fresh(case)) for case in cases]
         failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
@@ -236,21 +238,21 @@ class Exercise:
         for name in self.grads:
             if bool(want[name].any()) and not bool(got[name].any()):
                 return (
-                    f"The numbers are right, but no gradient reaches {name}: a detach too much, or "
-                    "no_grad, item, tolist or numpy on its way."
+                    f"The numbers are right, but no gradient reaches {name}: look for a detach too "
+                    "many, or for no_grad, item, tolist or numpy on the way."
                 )
             if bool(got[name].any()) and not bool(want[name].any()):
                 return (
-                    f"The numbers are right, but a gradient flows into {name}, which has to be "
-                    "taken as a constant: a detach is missing."
+                    f"The numbers are right, but a gradient flows into {name}, which has to be a "
+                    "constant: a detach is missing."
                 )
         name = next(n for n in self.grads if not same(got[n], want[n]))
         larger = float(got[name].abs().sum()) > float(want[name].abs().sum())
         return (
             f"The numbers are right, but the gradient with respect to {name} is not: "
-            + ("it has a part too many, so look for a missing detach," if larger else "")
-            + ("a part of it is missing, so look for a detach too much," if not larger else "")
-            + " or for a tensor that was made new from numbers."
+            + ("it has a term too many, so look for a missing detach," if larger else "")
+            + ("a term of it is missing, so look for a detach too many," if not larger else "")
+            + " or for a new tensor made of numbers."
         )
 
     # ---- What is shown ----

@@ -60,48 +60,48 @@ POSTS_NEEDED = Exercise(
     "my_posts_needed",
     my_posts_needed,
     _posts_needed_cases,
-    "That many posts is what the answer costs.",
+    "That is how many posts the answer costs.",
     {
-        "You measured from the middle to an end: from end to end is wanted, and half the width "
-        "costs four times the posts.": ("> width", "> 2 * width"),
-        "width is halved: it is from end to end already.": ("> width", "> width / 2"),
+        "You measured from the middle to one end: the width is from end to end. Half the width "
+        "takes four times as many posts.": ("> width", "> 2 * width"),
+        "You halved width: it is already from end to end.": ("> width", "> width / 2"),
         "You measured from the rate to the upper end, against half the width: Wilson's interval "
         "is not centred on the rate, so subtract its low end.": (
             "_width(rate, n) > width",
             "_above(rate, n) > width / 2",
         ),
-        "You measured from the rate to the upper end: from end to end is wanted.": (
+        "You measured from the rate to the upper end: the width is from end to end.": (
             "_width(rate, n) > width",
             "_above(rate, n) > width",
         ),
-        "That is the textbook's interval: use wilson_interval.": ("_width(", "_textbook("),
+        "That is the textbook interval: use wilson_interval.": ("_width(", "_textbook("),
         "rate makes no difference: a rate near 0 or 1 needs fewer posts than one half.": (
             "_width(rate",
             "_width(0.5",
         ),
-        "One post less than needed: that interval is still too wide, so the number is off by "
-        "one.": (
+        "One post too few: with that many the interval is still too wide, so the number is off "
+        "by one.": (
             "return n",
             "return n - 1",
         ),
-        "One post more than needed: the one before it is narrow enough, so the number is off by "
-        "one.": (
+        "One post too many: with one less the interval is narrow enough, so the number is off "
+        "by one.": (
             "return n",
             "return n + 1",
         ),
-        "Enough, but not the fewest: step by one, not by ten.": (
+        "Enough posts, but not the fewest: increase n by one, not by ten.": (
             "n = 1",
             "n = 10",
             "n += 1",
             "n += 10",
         ),
-        "Enough, but not the fewest: step by one, not by a hundred.": (
+        "Enough posts, but not the fewest: increase n by one, not by a hundred.": (
             "n = 1",
             "n = 100",
             "n += 1",
             "n += 100",
         ),
-        "You double n: step by one to find the fewest.": ("n += 1", "n *= 2"),
+        "You double n: increase it by one to find the fewest.": ("n += 1", "n *= 2"),
         "That is the width of the interval: return the number of posts.": (
             "return n",
             "return _width(rate, n)",
@@ -141,9 +141,9 @@ BEST_OF_N = Exercise(
     "my_best_of_n",
     my_best_of_n,
     _best_of_n_cases,
-    "Every set of n has been looked at, and none was drawn.",
+    "You considered every set of n and sampled none.",
     {
-        "You weighted the scores as they came: sort them, smallest first.": (
+        "You weighted the scores in the order in which they came: sort them, smallest first.": (
             "sorted(scores)",
             "scores",
         ),
@@ -151,25 +151,28 @@ BEST_OF_N = Exercise(
             "sorted(scores)",
             "sorted(scores)[::-1]",
         ),
-        "Counted from 0, the score at place i has i below it, not i + 1: an index off by one, "
-        "and your weights add up to more than 1.": (WAYS, "math.comb(i + 1, n - 1)"),
-        "Counted from 0, the score at place i has i below it, not i - 1: an index off by one, "
-        "and your weights add up to less than 1.": (WAYS, "(math.comb(i - 1, n - 1) if i else 0)"),
+        "The score at index i, counted from 0, has i scores below it, not i + 1: your index is "
+        "off by one, and your weights add up to more than 1.": (WAYS, "math.comb(i + 1, n - 1)"),
+        "The score at index i, counted from 0, has i scores below it, not i - 1: your index is "
+        "off by one, and your weights add up to less than 1.": (
+            WAYS,
+            "(math.comb(i - 1, n - 1) if i else 0)",
+        ),
         "The arguments of math.comb are swapped: math.comb(k, m) chooses m of k.": (
             WAYS,
             "math.comb(n - 1, i)",
         ),
-        "Only n - 1 of those below are chosen: the score itself is the n-th.": (
+        "You choose n of the scores below: choose n - 1, because the score itself is the n-th.": (
             WAYS,
             "math.comb(i, n)",
         ),
-        "You choose n + 1 of those below: subtract 1 from n, because the score itself is the "
+        "You choose n + 1 of the scores below: choose n - 1, because the score itself is the "
         "n-th.": (
             WAYS,
             "math.comb(i, n + 1)",
         ),
-        "You choose n - 2 of those below, so you are off by one: n - 1 and the score itself are "
-        "n.": (
+        "You choose n - 2 of the scores below, so you are off by one: n - 1 of them and the "
+        "score itself make n.": (
             WAYS,
             "math.comb(i, max(n - 2, 0))",
         ),
@@ -177,11 +180,11 @@ BEST_OF_N = Exercise(
             "math.comb(i, n - 1) * score",
             "math.comb(i, n - 1) / score",
         ),
-        "You multiply by the number of all sets: divide by it.": (
+        "You multiply by the number of sets: divide by it.": (
             f"total / {SETS}",
             f"total * {SETS}",
         ),
-        "That is one set of n, the first scores: all sets count.": (
+        "That is the best of one set, the first n scores: average over all sets.": (
             f"total / {SETS}",
             "max(scores[:n])",
         ),
@@ -193,19 +196,20 @@ BEST_OF_N = Exercise(
             f"total / {SETS}",
             "sum(scores) / len(scores)",
         ),
-        "That is the mean of the n largest scores: all sets of n count, and of each the largest.": (
+        "That is the mean of the n largest scores: average, over all sets of n, the largest of "
+        "each.": (
             f"total / {SETS}",
             "sum(ordered[-n:]) / n",
         ),
-        "You drew with putting back: then one answer can fill a set alone, and the estimate is "
-        "too low.": (
+        "You sampled with replacement: one answer can then fill a set alone, and the estimate "
+        "is too low.": (
             WAYS,
             "((i + 1) ** n - i**n)",
             SETS,
             "len(scores) ** n",
         ),
-        "That is a sum: divide it by the number of sets, math.comb.": (f"total / {SETS}", "total"),
-        "You divided by the number of scores: divide by the number of sets, math.comb.": (
+        "That is a sum: divide it by the number of sets (math.comb).": (f"total / {SETS}", "total"),
+        "You divided by the number of scores: divide by the number of sets (math.comb).": (
             SETS,
             "len(scores)",
         ),

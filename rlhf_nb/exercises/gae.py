@@ -51,7 +51,7 @@ GAE = Exercise(
     "my_gae",
     my_gae,
     _gae_cases,
-    "Each token has its own surprise and its share of the later ones.",
+    "Each token has its own surprise and a share of the later ones.",
     {
         "lam makes no difference: the step back is gamma * lam.": (
             "gamma * lam * later",
@@ -63,11 +63,11 @@ GAE = Exercise(
             "gamma * lam",
             "lam",
         ),
-        "gamma is missing in the step back, which is gamma * lam, not lam alone.": (
+        "gamma is missing from the step back, which is gamma * lam, not lam alone.": (
             "gamma * lam",
             "lam",
         ),
-        "gamma is missing in the surprise: delta is r + gamma * V of the next token - V.": (
+        "gamma is missing from the surprise: delta = r + gamma * (V of the next token) - V.": (
             "gamma * after",
             "after",
         ),
@@ -83,55 +83,59 @@ GAE = Exercise(
             "+ gamma * lam * later",
             "",
         ),
-        "V_t is where V_{t+1} belongs: the surprise compares the value of this token with that "
-        "of the next.": (
+        "V_t is where V_{t+1} belongs: the surprise compares the value of this token with the "
+        "next token's.": (
             "gamma * after",
             "gamma * values",
         ),
-        "The surprise has no value after it: gamma * V_{t+1} is missing.": ("+ gamma * after ", ""),
-        "The value is not subtracted: delta is r + gamma * V_{t+1} - V_t.": (" - values\n", "\n"),
-        "The two values are exchanged, and with them their signs: V_{t+1} is added, V_t "
-        "subtracted.": (
+        "The value of the next token is missing from the surprise: add gamma * V_{t+1}.": (
+            "+ gamma * after ",
+            "",
+        ),
+        "The value is not subtracted: delta = r + gamma * V_{t+1} - V_t.": (" - values\n", "\n"),
+        "The two values are exchanged, and their signs with them: add V_{t+1}, subtract V_t.": (
             "+ gamma * after - values",
             "- gamma * after + values",
         ),
-        "You start at the first token: tokens inherit from those before them. Start at the last "
-        "one and go to the front.": ("reversed(range(deltas.shape[1]))", "range(deltas.shape[1])"),
-        "Padding leaks into real tokens: it was cleared after the recursion, and must be cleared "
-        "before.": (
+        "You start at the first token, so each token inherits from those before it. Start at "
+        "the last and work towards the front.": (
+            "reversed(range(deltas.shape[1]))",
+            "range(deltas.shape[1])",
+        ),
+        "Padding leaks into real tokens: you cleared it after the recursion. Clear it before.": (
             *DIRTY,
             LAST,
             "    return torch.where(mask, advantages, 0.0)\n",
         ),
         "The mask makes no difference: clear values and rewards on padding first.": DIRTY,
-        "The last real token of a short row sees a value on padding: after the end, the value is "
-        "0.": (
+        "The last real token of a short row uses a value on padding: after the end, the value "
+        "is 0.": (
             *CLEAR,
             "- values\n",
             "- values\n    deltas = torch.where(mask, deltas, 0.0)\n",
         ),
-        "The last token of a full row sees the value of the first: roll wraps around, so put a 0 "
-        "there.": (
+        "The last token of a full row uses the value of the first, because roll wraps around: "
+        "put a 0 there.": (
             "    after[:, :-1] = values[:, 1:]\n",
             "    after = values.roll(-1, 1)\n",
         ),
-        "The last token of a full row sees its own value as the next: after the end, the value "
-        "is 0.": (
+        "The last token of a full row uses its own value as the next one: after the end, the "
+        "value is 0.": (
             "torch.zeros_like(values)",
             "values.clone()",
         ),
-        "Zero times infinity is NaN: clear the padding with torch.where, do not multiply by the "
+        "Zero times infinity is NaN: clear padding with torch.where, do not multiply by the "
         "mask.": (
             "torch.where(mask, rewards, 0.0)",
             "rewards * mask",
             "torch.where(mask, values, 0.0)",
             "values * mask",
         ),
-        "These are the returns, A + V: an advantage is without the value.": (
+        "These are the returns, A + V: the advantages are without the value.": (
             LAST,
             "    return advantages + values\n",
         ),
-        "These are whitened: that comes later, because the returns need the advantages as they "
+        "These are whitened. That comes later, because the returns need the advantages as they "
         "are.": (
             LAST,
             "    real = advantages[mask]\n    return torch.where(mask, (advantages - "
@@ -201,57 +205,56 @@ DELTAS = Exercise(
             "last, bootstrap[:, None]",
             "last, 0.0",
         ),
-        "Only a row that fills its columns is bootstrapped: the place is after the last real "
+        "Only a row that fills its columns gets the bootstrap: put it after the last real "
         "token, not after the last column.": (
             "    after = torch.where(last, bootstrap[:, None], after)\n",
             "    after[:, :-1] = torch.where(mask[:, 1:], values[:, 1:], 0.0)\n    after[:, -1] "
             "= bootstrap\n",
         ),
-        "A short row sees a value on padding: what follows its last real token is its bootstrap.": (
+        "A short row uses a value on padding: what follows its last real token is its bootstrap.": (
             "    after = torch.where(last, bootstrap[:, None], after)\n",
             "    after[:, -1] = bootstrap\n",
         ),
-        "The bootstrap is not discounted: it is one step ahead like any other value, so gamma is "
-        "missing there.": (
+        "The bootstrap is not discounted: it is one step ahead, like any next value, so gamma "
+        "is missing there.": (
             "bootstrap[:, None]",
             "bootstrap[:, None] / gamma",
         ),
-        "gamma is missing within the row: every value that is one step ahead is discounted.": (
+        "gamma is missing within the row: every next value is one step ahead, and discounted.": (
             "= values[:, 1:]",
             "= values[:, 1:] / gamma",
         ),
-        "gamma makes no difference: both the next value and the bootstrap are discounted.": (
+        "gamma makes no difference: discount both the next value and the bootstrap.": (
             "gamma * after",
             "after",
         ),
-        "The last token is followed by its own value: take the bootstrap there.": (
+        "The last token uses its own value as the next one: use the bootstrap there.": (
             "bootstrap[:, None], after",
             "values, after",
         ),
-        "Every token gets the bootstrap: only the last real one looks behind the end.": (
+        "The bootstrap is added after every token: only the last real token is followed by it.": (
             "torch.where(last, bootstrap[:, None], after)",
             "torch.where(last, bootstrap[:, None], after + bootstrap[:, None])",
         ),
-        "The bootstrap is where every next value belongs: only the last real token looks behind "
-        "the end.": (
+        "The bootstrap replaces every next value: only the last real token is followed by it.": (
             "torch.where(last, bootstrap[:, None], after)",
             "bootstrap[:, None]",
         ),
-        "V_t is where V_{t+1} belongs: the surprise compares the value of this token with that "
-        "of the next.": (
+        "V_t is where V_{t+1} belongs: the surprise compares the value of this token with the "
+        "next token's.": (
             "    after[:, :-1] = values[:, 1:]\n",
             "    after = values\n",
         ),
-        "The padding is not 0: clear it at the end, by the mask.": (
+        "Padding is not 0: clear it at the end, by the mask.": (
             TAIL,
             "    return rewards + gamma * after - values\n",
         ),
-        "Zero times NaN is NaN: clear the padding with torch.where, do not multiply by the mask.": (
+        "Zero times NaN is NaN: clear padding with torch.where, do not multiply by the mask.": (
             TAIL,
             "    return (rewards + gamma * after - values) * mask\n",
         ),
-        "A row that fills its columns gets no bootstrap: its last token has no column after it, "
-        "and is followed by the bootstrap like that of any other row.": (
+        "A row that fills its columns gets no bootstrap: its last token has no column after "
+        "it, but the bootstrap follows it as in any other row.": (
             "torch.where(last, bootstrap[:, None], after)",
             "torch.where(last, torch.where(mask.all(1), 0.0, bootstrap)[:, None], after)",
         ),
@@ -292,59 +295,64 @@ TARGETS = Exercise(
     "my_targets",
     my_targets,
     _targets_cases,
-    "Targets as they are, and advantages on one scale.",
+    "The returns are as they came, and the advantages on one scale.",
     {
-        "The returns are made of whitened advantages: take the returns first, then whiten.": (
+        "The returns are computed from whitened advantages: compute the returns first, then "
+        "whiten.": (
             "advantages + values",
             "whitened + values",
         ),
-        "Returns without the value are advantages: add V.": ("advantages + values", "advantages"),
-        "The sign is turned: the value was too low by A, so add A to it.": (
+        "These returns are the advantages: add V.": ("advantages + values", "advantages"),
+        "The sign is wrong: the value was too low by A, so add A to it.": (
             "advantages + values",
             "values - advantages",
         ),
-        "The sign of the values is turned: the returns are A + V, so add the values.": (
+        "The sign of the values is wrong: the returns are A + V, so add the values.": (
             "advantages + values",
             "advantages - values",
         ),
-        "The two results are swapped: first the whitened advantages, then the returns.": (
+        "The two results are swapped: return the whitened advantages first, then the returns.": (
             BOTH,
             "    return torch.where(mask, returns, 0.0), torch.where(mask, whitened, 0.0)\n",
         ),
-        "The advantages are not whitened: mean 0 and standard deviation 1.": (WHITE, "advantages"),
-        "The zeros on padding took part in the mean and the spread: whiten over real tokens.": (
+        "The advantages are not whitened: they need mean 0 and standard deviation 1.": (
+            WHITE,
+            "advantages",
+        ),
+        "The zeros on padding are part of your mean and standard deviation: whiten over real "
+        "tokens, by the mask.": (
             "advantages[mask]",
             "advantages.reshape(-1)",
         ),
-        "Each row was whitened by itself: a good row and a bad one then look alike. Whiten over "
-        "all tokens, not row by row.": (
+        "Each row is whitened by itself, so a good row looks like a bad one. Whiten over all "
+        "tokens, not row by row.": (
             "    whitened = (advantages - real.mean()) / real.std()\n",
             "    whitened = torch.stack([(a - a[m].mean()) / a[m].std() for a, m in "
             "zip(advantages, mask)])\n",
         ),
-        "You divided by the spread and left the mean: subtract it.": (
+        "You divided by the standard deviation without subtracting the mean: subtract it first.": (
             WHITE,
             "advantages / real.std()",
         ),
-        "You subtracted the mean and left the spread: divide by the standard deviation.": (
+        "You subtracted the mean and did not divide by the standard deviation.": (
             WHITE,
             "advantages - real.mean()",
         ),
-        "You divided by the variance: take its root, the standard deviation.": (
+        "You divided by the variance: divide by its square root, the standard deviation.": (
             "real.std()",
             "real.var()",
         ),
-        "Your variance divides by n: without the correction, n - 1, the spread of a sample comes "
-        "out too small.": (
+        "Your variance divides by n: divide by n - 1, the correction for a sample, or the "
+        "spread comes out too small.": (
             "real.std()",
             "real.std(correction=0)",
         ),
-        "Padding is no longer 0 after whitening, since the mean was taken off there too: clear "
-        "it by the mask.": (
+        "Padding is no longer 0 after whitening, because the mean was subtracted there too: "
+        "clear it by the mask.": (
             "torch.where(mask, whitened, 0.0)",
             "whitened",
         ),
-        "Zero times NaN is NaN: clear the padding with torch.where, do not multiply by the mask.": (
+        "Zero times NaN is NaN: clear padding with torch.where, do not multiply by the mask.": (
             BOTH,
             "    return whitened * mask, returns * mask\n",
         ),

@@ -46,34 +46,34 @@ K3 = Exercise(
     _k3_cases,
     "Never negative, right on average, and 0 on padding.",
     {
-        "The log-ratio x is the wrong way round, logprobs and ref_logprobs are swapped: it is "
+        "The log-ratio x is the wrong way round, with logprobs and ref_logprobs swapped: it is "
         "policy minus reference.": (BARE, "ref_logprobs - logprobs"),
-        "exp(-x) + x starts at 1: subtract 1, or use expm1.": (
+        "exp(-x) + x is 1 at x = 0: subtract 1, or use expm1.": (
             EXPM1,
             "torch.where(mask, (-x).exp() + x, 0.0)",
         ),
-        "exp(-x) + x starts at 1: subtract 1, or use expm1. The padding has that 1 too, and should "
-        "be 0.": (EXPM1, "(-x).exp() + x"),
-        "The last sign is turned: add x.": (EXPM1, "torch.expm1(-x) - x"),
+        "exp(-x) + x is 1 at x = 0: subtract 1, or use expm1. Padding has that 1 too, and "
+        "should be 0.": (EXPM1, "(-x).exp() + x"),
+        "The last sign is wrong: add x.": (EXPM1, "torch.expm1(-x) - x"),
         "The minus sign in the exponent is missing: it is exp(-x).": (EXPM1, "torch.expm1(x) + x"),
-        "x is not added: without it the number may be negative.": (EXPM1, "torch.expm1(-x)"),
-        "The sign is turned: k3 is never negative.": (EXPM1, "-x - torch.expm1(-x)"),
-        "That is k2, half the square of x: near zero they agree, and only there.": (
+        "x is not added: without it, the result can be negative.": (EXPM1, "torch.expm1(-x)"),
+        "The sign is wrong: k3 is never negative.": (EXPM1, "-x - torch.expm1(-x)"),
+        "That is k2, half the square of x: it agrees with k3 near zero, and only there.": (
             EXPM1,
             "x.square() / 2",
         ),
-        "That is k1, x itself: unbiased too, but of either sign.": (EXPM1, "x"),
+        "That is k1, x itself: it is unbiased too, but can be negative.": (EXPM1, "x"),
         "Zero times infinity is NaN: use torch.where on x, do not multiply by the mask.": (
             WHERE,
             BARE,
             EXPM1,
             "(torch.expm1(-x) + x) * mask",
         ),
-        "The padding has a KL: it should be 0 there, by the mask.": (WHERE, BARE),
-        "The numbers are right, and the gradient is NaN: torch.where came after the exponential, "
-        "which had overflowed on the padding, and 0 times infinity is NaN on the way back. Mask x "
-        "itself.": (WHERE, BARE, EXPM1, "torch.where(mask, torch.expm1(-x) + x, 0.0)"),
-        "Return one number a token, not a mean: who averages decides how.": (
+        "Padding has a KL: it should be 0 there, by the mask.": (WHERE, BARE),
+        "The numbers are right, but the gradient is NaN: you called torch.where after the "
+        "exponential, which overflows on padding, and 0 times infinity is NaN in the backward "
+        "pass. Mask x itself.": (WHERE, BARE, EXPM1, "torch.where(mask, torch.expm1(-x) + x, 0.0)"),
+        "Return one number per token, not a mean: the caller decides how to average.": (
             EXPM1,
             "(torch.expm1(-x) + x).mean()",
         ),
@@ -116,7 +116,7 @@ OWN = "(chance * (logp - logq)).sum(-1)"
 NEXT = "own + chance @ to_go[1:]"
 
 
-def _not_of_the_shape_of_logits(case: Case, result: Any) -> bool:
+def _is_a_kl(case: Case, result: Any) -> bool:
     found = plain(result)
     return found is not None and found.shape in ((), (1,), case["logits"].shape[:1])
 
@@ -125,40 +125,43 @@ KL_GRADIENT = Exercise(
     "my_kl_gradient",
     my_kl_gradient,
     _kl_gradient_cases,
-    "Each token answers for its own KL and for where it leads: k1 in the reward does that too, on "
-    "average, and no penalty token by token in the loss.",
+    "Each token answers for its own KL and for where it leads. On average k1 in the reward "
+    "does that too, and no token-by-token penalty in the loss does.",
     {
-        "What comes next is weighed with detached probabilities: that is a KL, or k2, token by "
-        "token in the loss, which forgets where an early token leads. Remove the detach.": (
+        "The KL that follows is weighted by detached probabilities: that is a KL, or k2, token "
+        "by token in the loss, which forgets where an early token leads. Remove the detach.": (
             NEXT,
             "own + chance.detach() @ to_go[1:]",
         ),
-        "Only the KL that follows is charged, as with an exact KL in the reward: a token's own KL "
-        "is detached. Remove that detach.": (NEXT, "own.detach() + chance @ to_go[1:]"),
-        "All zeros: that is k1 in the loss, whose mean gradient is 0. The probabilities are "
-        "detached, and they are what the gradient goes through.": (
+        "A token's own KL is detached, so that only the KL that follows has a gradient: that "
+        "is an exact KL in the reward. Remove the detach.": (
+            NEXT,
+            "own.detach() + chance @ to_go[1:]",
+        ),
+        "All zeros: that is k1 in the loss, whose gradient is 0 on average. The probabilities "
+        "are detached, and the gradient has to flow through them.": (
             OWN,
             "(chance.detach() * (logp - logq)).sum(-1)",
             NEXT,
             "own + chance.detach() @ to_go[1:]",
         ),
-        "That is k3 in the loss, token by token: the gradient of the KL the other way round, log π "
-        "and log π_ref swapped, which also forgets where an early token leads.": (
+        "That is k3 in the loss, token by token: the gradient of the KL the other way round, "
+        "with log π and log π_ref swapped. It also forgets where an early token leads.": (
             OWN,
             "(logq.exp() * (logq - logp)).sum(-1)",
             NEXT,
             "own + chance.detach() @ to_go[1:]",
         ),
-        "The KL is the other way round, log π and log π_ref swapped: the policy's probabilities "
-        "weigh log π - log π_ref.": (OWN, "(logq.exp() * (logq - logp)).sum(-1)"),
+        "The KL is the other way round, with log π and log π_ref swapped: weight log π - log "
+        "π_ref by the policy's probabilities.": (OWN, "(logq.exp() * (logq - logp)).sum(-1)"),
         "That is k3 in the reward: far from the reference it pushes further away. k1 belongs "
         "there.": (OWN, "(chance * (torch.expm1(logq - logp) + logp - logq).detach()).sum(-1)"),
         "That is k2 in the reward: k1 belongs there.": (
             OWN,
             "(chance * ((logp - logq).square() / 2).detach()).sum(-1)",
         ),
-        "k2 has the right gradient for a token's own KL, and the wrong value to weigh the earlier "
-        "tokens with: take the KL itself.": (
+        "k2 has the right gradient for a token's own KL, but its value is the wrong weight for "
+        "earlier tokens: use the KL itself.": (
             OWN,
             "(chance.detach() * (logp - logq).square() / 2).sum(-1)",
         ),
@@ -181,7 +184,7 @@ KL_GRADIENT = Exercise(
             "range(length)",
             "range(length + 1)",
         ),
-        "That is the KL per token: it was divided by length.": (
+        "That is the KL per token: you divided by length.": (
             "to_go[0], ",
             "to_go[0] / length, ",
         ),
@@ -189,69 +192,72 @@ KL_GRADIENT = Exercise(
             "to_go[0]",
             "to_go.sum()",
         ),
-        "The rows are shifted by one: after token a comes row 1 + a.": ("to_go[1:]", "to_go[:-1]"),
-        "The sign is turned: the log-ratio is log π minus log π_ref.": (
+        "The rows are shifted by one: row 1 + a comes after token a.": ("to_go[1:]", "to_go[:-1]"),
+        "The sign is wrong: the log-ratio is log π minus log π_ref.": (
             "(logp - logq)",
             "(logq - logp)",
         ),
-        "log π_ref is added, and it has to be subtracted: the log-ratio is a difference.": (
+        "log π_ref is added: subtract it, because the log-ratio is a difference.": (
             "(logp - logq)",
             "(logp + logq)",
         ),
-        "What follows is subtracted: the KL of later tokens adds to a token's own.": (
+        "What follows is subtracted: add the KL of later tokens to a token's own.": (
             NEXT,
             "own - chance @ to_go[1:]",
         ),
-        "The KL of a row is a sum over its tokens, each with its probability: you took the mean.": (
+        "The KL of a row is a sum over its tokens, each weighted by its probability: you took "
+        "the mean.": (
             ".sum(-1)",
             ".mean(-1)",
         ),
-        "You weigh by the reference's probabilities: the policy's belong there.": (
+        "You weight by the reference's probabilities: use the policy's.": (
             "chance = logp.exp()",
             "chance = logq.exp()",
         ),
-        "The weights are log-probs: take their exponential, exp, for probabilities.": (
+        "You weight by log-probs: take their exponential, exp, for probabilities.": (
             "chance = logp.exp()",
             "chance = logp",
         ),
-        "Each row is a distribution of its own: take log_softmax over the last axis, -1, of "
-        "logits.": (
+        "Each row of logits is a distribution of its own: take log_softmax over the last axis, "
+        "-1.": (
             "logp, logq = logits.log_softmax(-1)",
             "logp, logq = logits.log_softmax(0)",
         ),
-        "Each row is a distribution of its own: take log_softmax over the last axis, -1, of "
-        "ref_logits.": ("ref_logits.log_softmax(-1)", "ref_logits.log_softmax(0)"),
-        "softmax of logits gives probabilities where log-probs are wanted: take log_softmax.": (
+        "Each row of ref_logits is a distribution of its own: take log_softmax over the last "
+        "axis, -1.": ("ref_logits.log_softmax(-1)", "ref_logits.log_softmax(0)"),
+        "You took the softmax of logits, which gives probabilities: take log_softmax, for "
+        "log-probs.": (
             "logp, logq = logits.log_softmax",
             "logp, logq = logits.softmax",
         ),
-        "softmax of ref_logits gives probabilities where log-probs are wanted: take log_softmax.": (
+        "You took the softmax of ref_logits, which gives probabilities: take log_softmax, for "
+        "log-probs.": (
             "ref_logits.log_softmax",
             "ref_logits.softmax",
         ),
-        "You took the largest part of a row: its KL is the sum.": (".sum(-1)", ".amax(-1)"),
-        "You divide by the log-ratio: each token counts its log-ratio times its probability.": (
+        "You took the largest term of a row: its KL is the sum.": (".sum(-1)", ".amax(-1)"),
+        "You divide by the log-ratio: multiply each token's log-ratio by its probability.": (
             "chance * (logp",
             "chance / (logp",
         ),
-        "The response begins in row 1: row 0 is the first, and row 1 comes after token 0.": (
+        "Your response begins in row 1: row 0 is the first, and row 1 comes after token 0.": (
             "to_go[0]",
             "to_go[1]",
         ),
-        "The response begins in the last row: row 0 is the first.": ("to_go[0]", "to_go[-1]"),
-        "You left out log_softmax: logits have no scale until they are normalised.": (
+        "Your response begins in the last row: row 0 is the first.": ("to_go[0]", "to_go[-1]"),
+        "log_softmax is missing: logits have to be normalised.": (
             "logits.log_softmax(-1), ref_logits.log_softmax(-1)",
             "logits, ref_logits",
         ),
-        "That is the gradient of the rows' own KLs, added up: a response does not visit every row "
-        "once. Follow it from row 0 for length tokens, each row weighted by the probability that "
-        "it is reached.": ("to_go[0], ", "own.sum(), "),
-        "That is the gradient of the rows' own KLs, averaged: a response does not visit every row "
-        "equally often. Follow it from row 0 for length tokens, each row weighted by the "
-        "probability that it is reached.": ("to_go[0], ", "own.mean(), "),
+        "That is the gradient of the rows' own KLs, added up: a response does not visit every "
+        "row once. Follow it from row 0 for length tokens, and weight each row by the "
+        "probability of reaching it.": ("to_go[0], ", "own.sum(), "),
+        "That is the gradient of the rows' own KLs, averaged: a response does not visit every "
+        "row equally often. Follow it from row 0 for length tokens, and weight each row by the "
+        "probability of reaching it.": ("to_go[0], ", "own.mean(), "),
     },
     traits={
-        "That is a KL, or one KL for each row, and its gradient was wanted: it has the shape of "
-        "logits. Let autograd differentiate the KL, or do it by hand.": _not_of_the_shape_of_logits,
+        "That is a KL, or one KL for each row, and its gradient was wanted: a gradient has the "
+        "shape of logits. Let autograd differentiate the KL, or do it by hand.": _is_a_kl,
     },
 )

@@ -35,44 +35,47 @@ UPDATE = Exercise(
     _update_cases,
     "Forward once, backward twice, and once more where activations are recomputed.",
     {
-        "A weight is multiplied and added: two operations for each token, a factor of 2.": (
+        "Each weight takes part in a multiplication and an addition: two operations per token, "
+        "a factor of 2.": (
             " * 2 *",
             " *",
         ),
-        "epochs makes no difference: each epoch reads and learns anew.": (
+        "epochs makes no difference: every epoch runs forward and backward again.": (
             "epochs * passes",
             "passes",
         ),
-        "tokens makes no difference: each token is multiplied with each weight.": (" * tokens", ""),
-        "That is the forward pass. Backward costs twice as much again.": (
+        "tokens makes no difference: each token is multiplied by each weight.": (" * tokens", ""),
+        "That is the forward pass alone: the backward pass costs twice as much again.": (
             "4 if recomputed else 3",
             "1",
         ),
-        "That is the forward pass, twice where it is recomputed. Backward costs two forward "
-        "passes.": (
+        "That is the forward pass, twice if it is recomputed: the backward pass costs two "
+        "forward passes more.": (
             "4 if recomputed else 3",
             "2 if recomputed else 1",
         ),
-        "Backward has two gradients, of the input and of the weights: it costs 2 forward passes, "
-        "not 1.": (
+        "The backward pass computes two gradients, for the input and for the weights: it costs "
+        "2 forward passes, not 1.": (
             "4 if recomputed else 3",
             "3 if recomputed else 2",
         ),
-        "That is the backward pass: the forward pass is missing.": ("4 if recomputed else 3", "2"),
-        "recomputed makes no difference: right without it, and with it one more forward pass.": (
+        "That is the backward pass alone: the forward pass is missing.": (
+            "4 if recomputed else 3",
+            "2",
+        ),
+        "recomputed makes no difference: you are right without it, and it adds one forward pass.": (
             "4 if recomputed else 3",
             "3",
         ),
-        "recomputed makes no difference: nothing is recomputed, and you count a forward pass too "
-        "many.": (
+        "recomputed makes no difference: without it, you count a forward pass too many.": (
             "4 if recomputed else 3",
             "4",
         ),
-        "The condition is turned round: one more forward pass where it is recomputed.": (
+        "The condition is the other way round: add a forward pass if activations are recomputed.": (
             "4 if recomputed else 3",
             "3 if recomputed else 4",
         ),
-        "Recomputing costs a forward pass, not all three: 4 in place of 3.": (
+        "Recomputing costs one forward pass, not all three again: 4 instead of 3.": (
             "4 if recomputed else 3",
             "6 if recomputed else 3",
         ),
@@ -114,51 +117,53 @@ SPLIT = Exercise(
     "my_split",
     my_split,
     _split_cases,
-    "Every row once, in as few parts as an order by length allows.",
+    "Every row appears once, in as few parts as sorting by length allows.",
     {
-        "You add up real tokens. Padding costs as much: a part costs its rows times its longest "
-        "row.": (
+        "You count real tokens only. Padding costs as much: a part costs its number of rows "
+        "times its longest row.": (
             FITS,
             "sum(lengths[j] for j in parts[-1]) + lengths[i] <= tokens",
         ),
-        "You take rows as they come, so short rows pay for a long one beside them: sort them "
-        "first.": (
+        "You take the rows in the order given, so short rows are padded to a long one: sort "
+        "them first.": (
             ORDER,
             "range(len(lengths))",
             FITS,
             "(len(parts[-1]) + 1) * max(lengths[i], *(lengths[j] for j in parts[-1])) <= tokens",
         ),
-        "You start with the longest row: the shortest come first, in ascending order.": (
+        "You start with the longest row: start with the shortest, in ascending order.": (
             ORDER,
             "sorted(range(len(lengths)), key=lambda i: -lengths[i])",
             FITS,
             "(len(parts[-1]) + 1) * lengths[parts[-1][0]] <= tokens",
         ),
-        "You look at what the part costs without the row that comes. Count it in: one row more.": (
+        "You check what the part costs before the new row is added: count it too, one row more.": (
             FITS,
             "len(parts[-1]) * lengths[i] <= tokens",
         ),
-        "A part may cost exactly tokens: at most is <=, not <.": (FITS, FITS.replace("<=", "<")),
-        "tokens is a number of rows for you: a part costs its rows times its longest row.": (
+        "A part may cost exactly tokens: use <=, not <.": (FITS, FITS.replace("<=", "<")),
+        "You treat tokens as a number of rows: a part costs its number of rows times its "
+        "longest row.": (
             FITS,
             "len(parts[-1]) + 1 <= tokens",
         ),
-        "Every row is a part alone: take as many as fit.": (FITS, "False"),
-        "All rows are one part: it costs its rows times its longest row, tokens at most.": (
+        "Every row is in a part of its own: put as many in a part as fit.": (FITS, "False"),
+        "All rows are in one part: it costs its number of rows times its longest row, and may "
+        "cost no more than tokens.": (
             FITS,
             "True",
         ),
-        "A row longer than the budget is lost, and nothing is learnt from it: let it be a part "
-        "alone.": (
+        "A row longer than the budget is lost, and nothing is learned from it: give it a part "
+        "of its own.": (
             "return parts",
             "return [part for part in parts if lengths[part[-1]] <= tokens]",
         ),
-        "Your numbers are places in the sorted order. Return the rows' own numbers.": (
+        "You return positions in the sorted order: return the indices of the rows as given.": (
             "return parts",
             "places = iter(range(len(lengths)))\n    return [[next(places) for _ in part] for "
             "part in parts]",
         ),
-        "These are lengths: return the numbers of the rows.": (
+        "You return lengths: return the indices of the rows.": (
             "return parts",
             "return [[lengths[i] for i in part] for part in parts]",
         ),

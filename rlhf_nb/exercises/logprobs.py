@@ -48,18 +48,19 @@ LOGPROBS = Exercise(
     "my_logprobs",
     my_logprobs,
     _logprobs_cases,
-    "Each token from the column before it, and nothing from the padding.",
+    "Each token from the column before it, and nothing from padding.",
     {
-        "You read the column of the token itself: that one chose the token after it. Its index "
-        "is off by one.": (
+        "You read the column of the token itself, which is about the token after it: your "
+        "index is off by one.": (
             "prompt_width - 1 : -1",
             "prompt_width:",
         ),
-        "One column too early: you skipped the last prompt column.": (
+        "You read one column too early: the first response token is chosen in the last prompt "
+        "column.": (
             "logits[:, prompt_width - 1 : -1]",
             "logits.roll(1, 1)[:, prompt_width - 1 : -1]",
         ),
-        "The columns are right and the tokens are not: you looked up the one before.": (
+        "The columns are right and the tokens are not: you looked up the tokens before.": (
             "ids[:, prompt_width:]",
             "ids[:, prompt_width - 1 : -1]",
         ),
@@ -67,30 +68,31 @@ LOGPROBS = Exercise(
             ".log_softmax(-1)",
             "",
         ),
-        "These are probabilities: PPO wants their logarithm.": (TAKEN, TAKEN + ".exp()"),
-        "softmax gives probabilities: PPO wants their logarithm, log_softmax.": (
+        "These are probabilities: take their logarithm.": (TAKEN, TAKEN + ".exp()"),
+        "softmax gives probabilities: take log_softmax, their logarithm.": (
             "log_softmax(-1)",
             "softmax(-1)",
             "torch.where(mask, found, 0.0)",
             "torch.where(mask, found, 1.0)",
         ),
-        "The softmax is over the columns: it belongs over the vocabulary, the last axis.": (
+        "The softmax is over the columns: take it over the vocabulary, the last axis.": (
             "log_softmax(-1)",
             "log_softmax(1)",
         ),
-        "The softmax is over the examples: it belongs over the vocabulary, the last axis.": (
+        "The softmax is over the examples: take it over the vocabulary, the last axis.": (
             "log_softmax(-1)",
             "log_softmax(0)",
         ),
-        "These are the log-probs of the likeliest token: gather that of the token that came.": (
+        "These are the log-probs of the likeliest token: gather that of the token in ids.": (
             TAKEN,
             "logp.amax(-1)",
         ),
-        "Zero times NaN is NaN: choose with torch.where, do not multiply by the mask.": (
+        "Zero times NaN is NaN: choose by the mask with torch.where, do not multiply by it.": (
             "torch.where(mask, found, 0.0)",
             "found * mask",
         ),
-        "The padding still has log-probs: it should be 0, by the mask, so that a sum is a sum.": (
+        "Padding still has log-probs: set it to 0, by the mask, so that the sum over a row is "
+        "the response's log-prob.": (
             "torch.where(mask, found, 0.0)",
             "found",
         ),
@@ -131,35 +133,37 @@ ENTROPY = Exercise(
     "my_entropy",
     my_entropy,
     _entropy_cases,
-    "In nats, at the sampler's temperature, over the tokens that are real.",
+    "In nats, at the sampler's temperature, over real tokens.",
     {
-        "The temperature makes no difference: the sampler divided its logits by it.": (
+        "The temperature makes no difference: divide the logits by it, as the sampler does.": (
             " / temperature",
             "",
         ),
-        "You multiplied by the temperature: divide, hotter is flatter.": (
+        "You multiplied by the temperature: divide by it. A higher temperature makes the "
+        "distribution flatter.": (
             " / temperature",
             " * temperature",
         ),
-        "The sign is turned: an entropy is never negative.": ("return -", "return "),
+        "The sign is wrong: an entropy is never negative.": ("return -", "return "),
         "These are bits: use the natural logarithm, a constant factor of log 2.": (
             MEAN,
             MEAN + " / 0.6931471805599453",
         ),
-        "A banned token gives NaN: 0 times -inf. It should add nothing.": (".clamp(min=-1e4)", ""),
-        "Zero times NaN is NaN: take the real tokens by the mask, do not multiply by it.": (
+        "A banned token gives NaN: its probability 0 times its log-prob -inf. It should add "
+        "nothing.": (".clamp(min=-1e4)", ""),
+        "Zero times NaN is NaN: choose the real tokens by the mask, do not multiply by it.": (
             OWN,
             "    logp = (logits / temperature).log_softmax(-1)\n",
             MEAN,
             "-(" + PLOGP + ".sum(-1) * mask).sum() / mask.sum()",
         ),
-        "You divided by all columns: count the real tokens, by the mask.": (
+        "You divided by the number of all columns: count the real tokens, by the mask.": (
             OWN,
             EACH,
             MEAN,
             "-(" + PLOGP + ".sum(-1) * mask).sum() / mask.numel()",
         ),
-        "You averaged the rows' means: a token of a short row then weighs more.": (
+        "You averaged the means of the rows: a token in a short row then weighs more.": (
             OWN,
             EACH,
             MEAN,
@@ -167,8 +171,8 @@ ENTROPY = Exercise(
             + PLOGP
             + ".sum(-1) * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum()",
         ),
-        "You averaged over the padding too: use the mask.": ("logits[mask]", "logits"),
-        "You averaged over all positions: the logits on padding are cleared, and their entropy "
+        "You averaged over padding too: use the mask.": ("logits[mask]", "logits"),
+        "You averaged over all positions: the logits on padding are cleared, but their entropy "
         "still counts. Average over real tokens, by the mask.": (
             OWN,
             EACH,
@@ -177,7 +181,7 @@ ENTROPY = Exercise(
         ),
         "That is the surprise of the likeliest token: an entropy is a sum over the whole "
         "vocabulary, each token's surprise times its probability.": (MEAN, "-logp.amax(-1).mean()"),
-        "The mean is over the vocabulary too: an entropy is a sum over its tokens.": (
+        "You averaged over the vocabulary: an entropy is a sum over the vocabulary.": (
             ".sum(-1).mean()",
             ".mean()",
         ),

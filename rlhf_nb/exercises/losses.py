@@ -62,25 +62,24 @@ POLICY_LOSS = Exercise(
             "-advantages * clipped",
             "-advantages * ratio",
         ),
-        "That is the smaller loss, the optimist's choice: take the maximum.": (
+        "That is the smaller of the two losses: take the larger, the maximum.": (
             "maximum",
             "minimum",
         ),
-        "You clip whichever direction it moved: a good token that became rarer gets no pull "
-        "back. Take the maximum of both.": (
+        "You clip in both directions: a good token that became rarer is not pulled back. Take "
+        "the maximum of the clipped and the unclipped loss.": (
             "torch.maximum(-advantages * ratio, -advantages * clipped)",
             "-advantages * clipped",
         ),
-        "The sign of the result is turned: an optimizer goes downhill, so return the loss.": (
+        "The sign of the result is wrong: an optimizer minimises, so return the loss.": (
             "return loss",
             "return -loss",
         ),
-        "The advantages have lost their minus sign: the loss is -advantages * ratio.": (
+        "The minus sign of the advantages is missing: the loss is -advantages * ratio.": (
             "-advantages",
             "advantages",
         ),
-        "The ratio is upside down: it is new over old, logprobs - old_logprobs. The two are "
-        "swapped.": (
+        "The ratio is upside down, with old and new swapped: its log is logprobs - old_logprobs.": (
             "logprobs - old_logprobs",
             "old_logprobs - logprobs",
         ),
@@ -113,21 +112,20 @@ POLICY_LOSS = Exercise(
             "loss[mask].sum()",
             "(loss * mask).sum()",
         ),
-        "You return a mean: return the sum, the caller knows the count.": (
+        "You return a mean: return the sum, which the caller divides by the number of tokens.": (
             "loss[mask].sum()",
             "loss[mask].mean()",
         ),
-        "You average row by row: a token in a short row weighs more. Return the sum.": (
+        "You average row by row, so a token in a short row weighs more: return the sum.": (
             "loss[mask].sum()",
             "torch.stack([row[keep].sum() / keep.sum().clamp(min=1) for row, keep in zip(loss, "
             "mask)]).mean()",
         ),
-        "Your loss has no gradient: the ratio is detached, so that nothing can be learned from "
-        "it.": (
+        "Your loss has no gradient: the ratio is detached, so nothing can be learned from it.": (
             "torch.exp(logprobs - old_logprobs)",
             "torch.exp(logprobs - old_logprobs).detach()",
         ),
-        "The ratio that is not clipped is detached: the gradient has to flow through it.": (
+        "The unclipped ratio is detached: the gradient has to flow through it.": (
             "-advantages * ratio,",
             "-advantages * ratio.detach(),",
         ),
@@ -193,21 +191,23 @@ VALUE_LOSS = Exercise(
     "my_value_loss",
     my_value_loss,
     _value_cases,
-    "The worse of two errors: what went too far waits, what went astray comes back.",
+    "The worse of two errors: a value that moved too far waits, and one that moved the "
+    "wrong way comes back.",
     {
-        "Nothing is clipped: that is the squared error alone.": (WORSE, "(values - returns) ** 2"),
-        "The smaller error lets a value that ran away go: take the larger, the maximum.": (
+        "Nothing is clipped: that is the plain squared error.": (WORSE, "(values - returns) ** 2"),
+        "You take the smaller error, so a value that ran away is not pulled back: take the "
+        "larger, the maximum.": (
             "maximum",
             "minimum",
         ),
-        "Only the clipped error: a value that moved away from its return gets no pull back. Take "
-        "the larger of both, the maximum.": (WORSE, "(near - returns) ** 2"),
-        "You clip the value itself: clip how far it moved, around the old value.": (
+        "You take only the clipped error: a value that moved away from its return is not "
+        "pulled back. Take the larger of both, the maximum.": (WORSE, "(near - returns) ** 2"),
+        "You clip the value itself: clip how far it moved from the old value.": (
             NEAR,
             "values.clamp(-cliprange_value, cliprange_value)",
         ),
-        "You clip the old value around the new one, swapped: it is the new value that is held "
-        "back.": (
+        "The values are swapped: you clip the old value around the new one. Clip the new value "
+        "around the old one.": (
             NEAR,
             "old_values.clamp(values - cliprange_value, values + cliprange_value)",
         ),
@@ -219,7 +219,7 @@ VALUE_LOSS = Exercise(
             NEAR,
             "values.clamp(min=old_values - cliprange_value)",
         ),
-        "You took the maximum of signed errors, and squared that: square first.": (
+        "You took the maximum of the signed errors and squared that: square first.": (
             WORSE,
             "torch.maximum(values - returns, near - returns) ** 2",
         ),
@@ -227,7 +227,10 @@ VALUE_LOSS = Exercise(
             WORSE,
             "torch.maximum((values - returns).abs(), (near - returns).abs())",
         ),
-        "The half is missing: the gradient is twice what vf_coef was set for.": ("0.5 * ", ""),
+        "The factor of one half is missing: the gradient is twice what vf_coef is meant for.": (
+            "0.5 * ",
+            "",
+        ),
         "Padding counts in your sum: choose the real tokens by the mask.": (
             "loss[mask].sum()",
             "loss.sum()",
@@ -236,14 +239,13 @@ VALUE_LOSS = Exercise(
             "loss[mask].sum()",
             "(loss * mask).sum()",
         ),
-        "You return a mean: return the sum, the caller knows the count.": (
+        "You return a mean: return the sum, which the caller divides by the number of tokens.": (
             "loss[mask].sum()",
             "loss[mask].mean()",
         ),
         "The clipped value is detached: near the old value the gradient has to flow through it "
-        "as well, and beyond the clip it stops by itself.": (NEAR, NEAR + ".detach()"),
-        "Your loss has no gradient: the values are detached, so that nothing can be learned from "
-        "it.": (
+        "too. Beyond the clip it is 0 anyway.": (NEAR, NEAR + ".detach()"),
+        "Your loss has no gradient: the values are detached, so nothing can be learned from it.": (
             "loss[mask].sum()",
             "loss[mask].sum().detach()",
         ),
@@ -282,31 +284,31 @@ MINIBATCH_LOSS = Exercise(
     "my_minibatch_loss",
     my_minibatch_loss,
     _minibatch_cases,
-    "Every real token weighs the same, however the batch was cut.",
+    "Every real token weighs the same, however the batch was divided.",
     {
-        "A mean of means: a token in a small micro-batch weighs more. Add everything, then "
-        "divide once.": (
+        "A mean of means: a token in a small micro-batch weighs more. Sum over everything, "
+        "then divide once.": (
             PER_BATCH,
             MEANS,
             "total / count",
             "total / len(micro_batches)",
         ),
-        "A mean of means, with NaN for a micro-batch without a real token. Add everything, then "
-        "divide once.": (
+        "A mean of means, which is NaN for a micro-batch without a real token. Sum over "
+        "everything, then divide once.": (
             PER_BATCH,
             MEANS.replace(".clamp(min=1)", ""),
             "total / count",
             "total / len(micro_batches)",
         ),
-        "Each micro-batch's mean counts by its number of rows: count by its real tokens.": (
+        "You weight each micro-batch's mean by its number of rows: weight it by its real tokens.": (
             PER_BATCH,
             "sum(loss[mask].sum() / mask.sum().clamp(min=1) * len(mask) for loss, mask in "
             "micro_batches)",
             "total / count",
             "total / sum(len(mask) for loss, mask in micro_batches)",
         ),
-        "You add up means: the loss grows with the number of micro-batches. Divide once, by all "
-        "real tokens.": (
+        "You sum the means, so the loss grows with the number of micro-batches. Divide once, "
+        "by all real tokens.": (
             PER_BATCH,
             MEANS,
             "total / count",
@@ -319,28 +321,32 @@ MINIBATCH_LOSS = Exercise(
             "mask.sum() for",
             "len(mask) for",
         ),
-        "You divided by the number of micro-batches: divide by the real tokens.": (
+        "You divided by the number of micro-batches: divide by the number of real tokens.": (
             "total / count",
             "total / len(micro_batches)",
         ),
-        "You return a sum: divide it by the real tokens of all micro-batches.": (
+        "You return a sum: divide it by the number of real tokens in all micro-batches.": (
             "total / count",
             "total",
         ),
-        "You divided by every column, padding included: count the mask.": (
+        "You divided by the number of all columns, padding included: count the real tokens, by "
+        "the mask.": (
             "mask.sum() for",
             "mask.numel() for",
         ),
-        "You divided by the tokens of the last micro-batch: count those of all.": (
+        "You divided by the tokens of the last micro-batch: count those of all of them.": (
             "count = sum(mask.sum() for loss, mask in micro_batches)",
             "count = micro_batches[-1][1].sum()",
         ),
-        "The padding's loss is in the sum: choose by the mask.": ("loss[mask].sum()", "loss.sum()"),
+        "Your sum includes the loss on padding: choose by the mask.": (
+            "loss[mask].sum()",
+            "loss.sum()",
+        ),
         "Zero times NaN is NaN: choose by the mask, do not multiply by it.": (
             "loss[mask].sum()",
             "(loss * mask).sum()",
         ),
-        "Your loss has no gradient: it is detached, or item made a plain number of it.": (
+        "Your loss has no gradient: it is detached, or item() made a plain number of it.": (
             "total / count",
             "total.detach() / count",
         ),

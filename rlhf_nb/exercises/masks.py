@@ -40,38 +40,42 @@ MEAN = Exercise(
     "my_mean",
     my_mean,
     _mean_cases,
-    "Every real token weighs the same, and padding weighs nothing, whatever value it holds.",
+    "Every real token weighs the same, and padding weighs nothing, whatever is on it.",
     {
-        "The mask makes no difference: the padding goes into your mean.": (SUM, "x.mean()"),
-        "You divided by all columns, padding included: count the trues of the mask.": (
+        "The mask makes no difference: padding counts in your mean.": (SUM, "x.mean()"),
+        "You divided by the number of all columns, padding included: count the real tokens, by "
+        "the mask.": (
             SUM,
             "torch.where(mask, x, 0.0).mean()",
         ),
-        "You divided by all columns, padding included: count the trues of the mask. And 0 times "
-        "infinity is NaN: replace the padding, do not multiply it by "
-        "zero.": (SUM, "(x * mask).mean()"),
-        "With infinity on the padding you return NaN, since 0 times infinity is no number: "
-        "replace the padding by the mask, do not multiply it by "
-        "zero.": ("torch.where(mask, x, 0.0)", "(x * mask)"),
-        "Right while the padding is tame and a token is real, and wrong twice elsewhere: 0 times "
-        "infinity is NaN, so replace the padding; 0 divided by 0 is NaN too, so keep the count "
-        "at 1 or more.": (
+        "You divided by the number of all columns, padding included: count the real tokens, by "
+        "the mask. And 0 times infinity is NaN: replace what is on padding, do not multiply it "
+        "by zero.": (SUM, "(x * mask).mean()"),
+        "With infinity on padding you return NaN, because 0 times infinity is NaN: replace "
+        "what is on padding, by the mask, do not multiply it by zero.": (
+            "torch.where(mask, x, 0.0)",
+            "(x * mask)",
+        ),
+        "Two cases are wrong. With infinity on padding, 0 times infinity is NaN: replace what "
+        "is on padding. Without any real token, 0 divided by 0 is NaN: keep the count at 1 or "
+        "more.": (
             SUM,
             "(x * mask).sum() / mask.sum()",
         ),
-        "With no real token at all you divide 0 by 0: keep the count at 1 or more.": (
+        "Without any real token you divide 0 by 0: keep the count at 1 or more.": (
             SUM,
             "x[mask].mean()",
         ),
         "You return the sum: divide by the number of real tokens.": (SUM, "x[mask].sum()"),
-        "You averaged the rows first. That is the sequence mean: let every token weigh the same.": (
+        "You averaged each row first. That is the sequence mean: give every token the same "
+        "weight.": (
             SUM,
             f"({ROWS}).mean()",
         ),
-        "You averaged the rows first, those that have a token. That is the sequence mean: let "
-        "every token weigh the same.": (SUM, f"({ROWS}).sum() / mask.any(1).sum().clamp(min=1)"),
-        "You averaged the rows first. That is the sequence mean: let every token weigh the same. "
-        "A row without a token would have no mean at all.": (
+        "You averaged each row that has a token first. That is the sequence mean: give every "
+        "token the same weight.": (SUM, f"({ROWS}).sum() / mask.any(1).sum().clamp(min=1)"),
+        "You averaged each row first. That is the sequence mean: give every token the same "
+        "weight. Besides, a row without a token has no mean.": (
             SUM,
             "torch.stack([row[keep].mean() for row, keep in zip(x, mask)]).mean()",
         ),
@@ -105,12 +109,12 @@ RESPONSE_MASK = Exercise(
     "my_response_mask",
     my_response_mask,
     _response_mask_cases,
-    "Up to the first stop token and including it; without one, to the end.",
+    "Up to and including the first stop token; without one, to the end.",
     {
-        "You leave out the stop token. The policy chose it, and learns from it when to stop: a "
-        "token is out if a stop token came before it.": (OUT, "is_stop.cumsum(1) == 0"),
-        "You leave out stop tokens alone, and keep what was drawn after them: count how many "
-        "have come so far.": (
+        "You leave out the stop token. The policy chose it, and learns from it when to stop: "
+        "leave out a token only if a stop token came before it.": (OUT, "is_stop.cumsum(1) == 0"),
+        "You leave out the stop tokens alone, and keep what was sampled after them: count how "
+        "many have come so far.": (
             OUT,
             "is_stop == 0",
         ),
@@ -118,22 +122,22 @@ RESPONSE_MASK = Exercise(
             OUT,
             "(is_stop.flip(1).cumsum(1).flip(1) > 0) | (is_stop.sum(1, keepdim=True) == 0)",
         ),
-        "You go on behind the first stop token, to just before the second: a token stays if no "
-        "stop token came before it.": (OUT, "is_stop.cumsum(1) <= 1"),
-        "You look for the first of stop_ids alone: any of them ends a row.": (
+        "You go on after the first stop token, until just before the second: a token stays if "
+        "no stop token came before it.": (OUT, "is_stop.cumsum(1) <= 1"),
+        "You look only for the first of stop_ids: any of them ends a row.": (
             "stop_ids)",
             "stop_ids[:1])",
         ),
         "argmax of a row without a true is 0, so a response that never stopped is cut to one "
-        "token: such a row is true throughout.": (
+        "token: such a row has to be true throughout.": (
             OUT,
             "torch.arange(response_ids.shape[1]) <= is_stop.argmax(1, keepdim=True)",
         ),
-        "Turned round: true is for the tokens that count, up to the stop token.": (
+        "It is the other way round: true is for the tokens that count, up to the stop token.": (
             OUT,
             "is_stop.cumsum(1) - is_stop != 0",
         ),
-        "One token too many: the token behind the first stop token is no part of the response.": (
+        "One token too many: the token after the first stop token is not part of the response.": (
             OUT,
             "(is_stop.cumsum(1) - is_stop).roll(1, 1) * (torch.arange(response_ids.shape[1]) > "
             "0) == 0",
@@ -142,13 +146,19 @@ RESPONSE_MASK = Exercise(
             "cumsum(1)",
             "cumsum(0)",
         ),
-        "You keep what comes between the first stop token and the second: the count before a token "
-        "has to be 0, so you are off by one.": (OUT, "is_stop.cumsum(1) - is_stop == 1"),
-        "The stop tokens are multiplied, and have to be counted: cumsum, a running sum.": (
+        "You keep what comes between the first stop token and the second: the count of stop "
+        "tokens before a token has to be 0, so you are off by one.": (
+            OUT,
+            "is_stop.cumsum(1) - is_stop == 1",
+        ),
+        "You multiply the stop tokens: count them, with a running sum, cumsum.": (
             "cumsum",
             "cumprod",
         ),
-        "Everything is true: what was drawn after a stop token is padding.": (OUT, "is_stop >= 0"),
+        "Everything is true: what was sampled after a stop token is padding.": (
+            OUT,
+            "is_stop >= 0",
+        ),
     },
 )
 
@@ -219,11 +229,11 @@ WHITEN_RANKS = Exercise(
     "my_whiten",
     my_whiten,
     _whiten_cases,
-    "One mean and one variance over all real tokens of all ranks: how the batch was divided does "
-    "not show.",
+    "One mean and one variance over all real tokens of all ranks: how the batch is divided "
+    "makes no difference.",
     {
-        "Each rank is whitened by itself, so a rank whose tokens did better than those of "
-        "another looks just like it: add up over all ranks first.": (
+        "Each rank is whitened by itself, so a rank whose tokens did better looks like one "
+        "whose tokens did worse: add up over all ranks first.": (
             "(x - mean) / var**0.5",
             "(x - x[mask].mean()) / x[mask].std()",
         ),
@@ -232,37 +242,40 @@ WHITEN_RANKS = Exercise(
             ALL_MEAN,
             "sum(x[mask].mean() for x, mask in zip(parts, masks)) / len(parts)",
         ),
-        "The mean is that of all ranks, but each rank divides by its own spread.": (
+        "The mean is over all ranks, but each rank divides by its own standard deviation.": (
             "var**0.5",
             "x[mask].std()",
         ),
-        "The spread is that of all ranks, but each rank subtracts its own mean.": (
+        "The standard deviation is over all ranks, but each rank subtracts its own mean.": (
             "(x - mean) /",
             "(x - x[mask].mean()) /",
         ),
-        "You averaged the ranks' variances. That leaves out how far apart the ranks are: take "
-        "the squares about the common mean.": (
+        "You averaged the ranks' variances, which leaves out how far apart the ranks are: take "
+        "the squared distances from the common mean.": (
             ALL_VAR,
             "sum(x[mask].var() for x, mask in zip(parts, masks)) / len(parts)",
         ),
-        "You divided the squares by N: this page divides by N - 1.": ("(count - 1)", "count"),
-        "You divided by the variance: take its root.": ("var**0.5", "var"),
+        "You divided the sum of squares by N: this page divides by N - 1.": (
+            "(count - 1)",
+            "count",
+        ),
+        "You divided by the variance: divide by its square root.": ("var**0.5", "var"),
         "The mean is not subtracted: whitened numbers have mean 0.": (
             "(x - mean) / var",
             "x / var",
         ),
-        "Padding goes into your mean and variance: choose by the mask first.": (
+        "Padding counts in your mean and variance: choose by the mask first.": (
             "mask.sum() for",
             "mask.numel() for",
             "x[mask]",
             "x",
         ),
-        "Real tokens are right, but the padding is not zero afterwards.": (
+        "The real tokens are right, but padding is not 0: clear it by the mask.": (
             "torch.where(mask, (x - mean) / var**0.5, 0.0)",
             "(x - mean) / var**0.5",
         ),
-        "With infinity on the padding you leave NaN there: replace it by zero, do not multiply "
-        "by the mask.": (
+        "With infinity on padding you leave NaN there: replace it by 0, do not multiply by the "
+        "mask.": (
             "torch.where(mask, (x - mean) / var**0.5, 0.0)",
             "(x - mean) / var**0.5 * mask",
         ),

@@ -52,39 +52,44 @@ LARGEST = Exercise(
     _largest_cases,
     "Doubled until it did not fit, then halved.",
     {
-        "One too many: this is the first that does not fit, and the last that does was wanted.": (
+        "One too many: this is the first number that does not fit, and you want the last that "
+        "does.": (
             "return low",
             "return high",
         ),
-        "One too few: it is off by one, the next one fits as well.": (
+        "One too few: it is off by one, because the next number fits as well.": (
             "return low",
             "return low - 1",
         ),
-        "That is a power of two that fits: halve the gap between it and the first that does not.": (
+        "That is a power of two that fits: keep halving the gap between it and the first that "
+        "does not.": (
             "return low",
             "return 2 ** (low.bit_length() - 1)",
         ),
-        "That is a power of two that does not fit: halve the gap below it.": (
+        "That is a power of two that does not fit: keep halving the gap below it.": (
             "return low",
             "return 2 ** low.bit_length()",
         ),
-        "Right, with one question for each number: double until it does not fit, then halve the "
-        "gap.": (
+        "The number is right, but you call fits for every number: double until it does not "
+        "fit, then halve the gap.": (
             "    low = high // 2\n",
             "    low, high = 1, 2\n    while fits(high):\n        low, high = high, high + 1\n",
         ),
-        "The first that does not fit, with one question for each number: you need the last that "
-        "fits, and double until it does not fit.": (
+        "That is the first number that does not fit, and you call fits for every number: you "
+        "want the last that fits, so double until it does not fit, then halve the gap.": (
             "    low = high // 2\n",
             "    low, high = 1, 2\n    while fits(high):\n        low, high = high, high + 1\n   "
             " return high\n",
         ),
-        "The lower end has to fit: divide high by 2, do not multiply.": ("high // 2", "high * 2"),
-        "The search stops one too early, off by one: go on until high is the next after low.": (
+        "The lower end has to fit: divide high by 2, do not multiply it.": (
+            "high // 2",
+            "high * 2",
+        ),
+        "The search stops one step too early, off by one: go on until high is low + 1.": (
             "high - low > 1",
             "high - low > 2",
         ),
-        "The halves are exchanged: where the middle fits, it is the lower end.": (
+        "The halves are exchanged: if the middle fits, it becomes the lower end.": (
             "            low = middle\n        else:\n            high = middle",
             "            high = middle\n        else:\n            low = middle",
         ),

@@ -102,26 +102,28 @@ DIAGNOSIS = Exercise(
     "my_diagnosis",
     my_diagnosis,
     _diagnosis_cases,
-    "That is the reading that this page was about.",
+    "You read the log as this page does.",
     {
-        "A fresh value head is wrong in the first update of every run: judge the second half.": (
+        "A fresh value head is wrong in the first update of every run: look at the second half.": (
             "explained[len(explained) // 2 :]",
             "explained",
         ),
-        "The value model is judged by its last update alone: look at the whole second half.": (
+        "You judge the value model by its last update alone: look at the whole second half.": (
             "min(explained[len(explained) // 2 :])",
             "explained[-1]",
         ),
-        "The value model is judged by its best update: one bad one is enough, take the min.": (
+        "You judge the value model by its best update: a single bad one is enough, so take the "
+        "min.": (
             "min(explained",
             "max(explained",
         ),
-        "The value model is judged in the first half, where every fresh one is wrong: take the "
+        "You judge the value model in the first half, where every fresh one is wrong: take the "
         "second.": (
             "len(explained) // 2 :",
             ": len(explained) // 2",
         ),
-        "At last the KL is drift, as it should be: only in the first update must it be 0.": (
+        "You look for a mismatch in the last update, where KL is drift, as it should be: it "
+        "has to be 0 in the first update only.": (
             "abs(kl[0])",
             "abs(kl[-1])",
         ),
@@ -129,54 +131,58 @@ DIAGNOSIS = Exercise(
             "abs(kl[0])",
             "kl[0]",
         ),
-        "A mismatch in any update: the KL is drift after the first, as it should be.": (
+        "You look for a mismatch in every update: after the first, KL is drift, as it should be.": (
             "abs(kl[0])",
             "max(map(abs, kl))",
         ),
-        "Large steps move val/ratio in the first update too, because it is a mean over all of "
-        "its steps: the KL is taken before them.": ("abs(kl[0])", 'abs(log["val/ratio"][0] - 1)'),
+        "Large steps change val/ratio in the first update too, because it is a mean over all "
+        "its steps: use the KL, which is measured before them.": (
+            "abs(kl[0])",
+            'abs(log["val/ratio"][0] - 1)',
+        ),
         "A KL of 0.01 is rounding: allow for it.": ("> 0.1", "> 0.0"),
-        "The largest KL of the run counts for you: it is the last that is asked for.": (
+        "You use the largest KL of the run: use that of the last update.": (
             "kl[-1] > 8",
             "max(kl) > 8",
         ),
-        "The mean KL of the run counts for you: it is the last that is asked for.": (
+        "You use the mean KL of the run: use that of the last update.": (
             "kl[-1] > 8",
             "sum(kl) / len(kl) > 8",
         ),
-        "The entropy has to be compared with that of the first update: 0.65 alone is no bound.": (
+        "Compare the entropy with that of the first update: 0.65 alone is not the bound.": (
             "0.65 * entropy[0]",
             "0.65",
         ),
-        "The lowest entropy of the run counts for you: it is the last that is asked for.": (
+        "You use the lowest entropy of the run: use that of the last update.": (
             "entropy[-1]",
             "min(entropy)",
         ),
-        "With a mismatch tokens are clipped before any step: name the cause alone, mismatch "
+        "With a mismatch, tokens are clipped before any step: name the cause alone, mismatch "
         "without clipping.": (
             " and not mismatch",
             "",
         ),
-        "Only the last clipfrac counts for you: it may be above 0.25 in any update.": (
+        "You use clipfrac of the last update alone: it must not be above 0.25 in any update.": (
             "max(clipfrac)",
             "clipfrac[-1]",
         ),
-        "The mean clipfrac counts for you: it may be above 0.25 in any update.": (
+        "You use the mean clipfrac: it must not be above 0.25 in any update.": (
             "max(clipfrac)",
             "sum(clipfrac) / len(clipfrac)",
         ),
-        "A run in which 9 of 64 answers stop is ill already: do not wait for zero.": (
+        "A run in which only 9 of 64 responses stop is ill already: do not wait until none "
+        "stops.": (
             "< 44",
             "< 1",
         ),
-        "The fewest stops of the run count for you: it is the last update that is asked for.": (
+        "You use the fewest stops of the run: use those of the last update.": (
             'log["val/num_eos_tokens"][-1]',
             'min(log["val/num_eos_tokens"])',
         ),
-        "Nothing is ill in any log of yours: compare each value with its bound.": (
+        "You find no log ill: compare each value with its bound.": (
             "if ill]",
             "if False]",
         ),
-        "You name what is well: return what is ill.": ("if ill]", "if not ill]"),
+        "You name what is healthy: return what is ill.": ("if ill]", "if not ill]"),
     },
 )

@@ -48,38 +48,38 @@ LAST = Exercise(
     _last_cases,
     "The last real token, whichever side the padding is on.",
     {
-        "This is the last column: on a row padded on the right it is padding.": (
+        "This is the last column: in a row padded on the right, it is padding.": (
             TAKEN,
             "scores[:, -1]",
         ),
-        "You count the real tokens: on a row padded on the left, the count is not the index.": (
+        "You use the count of real tokens: in a row padded on the left, it is not the index.": (
             "(places * mask).argmax(1, keepdim=True)",
             "mask.sum(1, keepdim=True) - 1",
         ),
-        "One late: the count of real tokens is the index of the one behind them.": (
+        "One column late: the count of real tokens is the index of the token after the last one.": (
             "(places * mask).argmax(1, keepdim=True)",
             "mask.sum(1, keepdim=True).clamp(max=scores.shape[1] - 1)",
         ),
-        "This is the first real token: argmax of a mask finds the first of equals. Multiply the "
-        "mask by the column numbers.": ("(places * mask)", "mask.long()"),
-        "This is a mean over the tokens: only the last one has seen the whole response.": (
+        "This is the first real token: argmax of a mask finds the first of several equals. "
+        "Multiply the mask by the column numbers.": ("(places * mask)", "mask.long()"),
+        "This is a mean over the tokens: only the last token has seen the whole response.": (
             TAKEN,
             "torch.where(mask, scores, 0.0).sum(1) / mask.sum(1)",
         ),
-        "This is a sum over the tokens: only the last one has seen the whole response.": (
+        "This is a sum over the tokens: only the last token has seen the whole response.": (
             TAKEN,
             "torch.where(mask, scores, 0.0).sum(1)",
         ),
-        "This is the largest number of the row: take the one in the largest column that is real.": (
+        "This is the largest number of the row: take the number in the last real column.": (
             TAKEN,
             "scores.masked_fill(~mask, -torch.inf).amax(1)",
         ),
         "The mask makes no difference: padding counts as a token.": ("places * mask", "places"),
-        "You return one number in a list for each row, [B, 1]: take the last axis away.": (
+        "You return [B, 1], a list of one number for each row: remove the last axis.": (
             ".squeeze(1)",
             "",
         ),
-        "You return the column, not the number in it.": (TAKEN, "last.squeeze(1)"),
+        "You return the index of the column: return the number in it.": (TAKEN, "last.squeeze(1)"),
     },
 )
 
@@ -158,22 +158,22 @@ VALUES = Exercise(
     _values_cases,
     "Each value from the column before its token, where the choice is still open.",
     {
-        "You read the column of the token itself: there the model has seen the choice. Its index "
-        "is off by one.": (
+        "You read the column of the token itself, where the model has seen the choice: your "
+        "index is off by one.": (
             KEPT,
             "torch.where(mask, numbers[:, prompt_width:], 0.0)",
         ),
-        "You read each token's own column, and put a 0 behind: V is read one column before.": (
+        "You read each token's own column, and put a 0 at the end: read V one column earlier.": (
             BEFORE,
             "torch.nn.functional.pad(numbers[:, prompt_width:], (0, 1))",
             REAL,
             "torch.nn.functional.pad(mask, (0, 1))",
         ),
-        "One column too early: the first value is read in the last prompt column.": (
+        "You read one column too early: the first value is in the last prompt column.": (
             BEFORE,
             "numbers[:, columns - 1]",
         ),
-        "You left out the value behind the last token: return one column more than there are "
+        "The value after the last token is missing: return one column more than there are "
         "tokens, T + 1.": (
             KEPT,
             "torch.where(mask, before[:, :-1], 0.0)",
@@ -182,26 +182,26 @@ VALUES = Exercise(
             REAL,
             "torch.nn.functional.pad(mask, (0, 1))",
         ),
-        "Where a response has no token, its first value is still the prompt's: put a true in "
-        "front of the mask.": (
+        "A response without a token still has V_0, which is read in the prompt: put a column "
+        "of true in front of the mask.": (
             REAL,
             "torch.cat([mask[:, :1], mask], 1)",
         ),
-        "The padding is not zero afterwards: apply the mask.": (KEPT, "before"),
-        "With infinity or NaN on the padding you leave NaN there: replace it by zero, do not "
-        "multiply by the mask.": (KEPT, "before * real"),
-        "The padding has to be 0, so that a sum over a row is a sum over its tokens.": (
+        "Padding is not 0: clear it by the mask.": (KEPT, "before"),
+        "With infinity or NaN on padding you leave NaN there: replace it by 0, do not multiply "
+        "by the mask.": (KEPT, "before * real"),
+        "Padding has to be 0, so that the sum over a row is the sum over its tokens.": (
             "0.0)",
             "1.0)",
         ),
-        "You return one column more than T + 1, the first of them before the last prompt column: "
-        "the index is off by one.": (
+        "You return a column more than T + 1: the first is before the last prompt column, so "
+        "an index is off by one.": (
             "torch.arange(prompt_width - 1, ",
             "torch.arange(prompt_width - 2, ",
             "torch.where(real, before, 0.0)",
             "torch.where(torch.nn.functional.pad(real, (1, 0), value=True), before, 0.0)",
         ),
-        "The prompt's values are in it: begin at column P - 1.": (
+        "Your result includes values of the prompt: begin at column P - 1.": (
             KEPT,
             "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
         ),
@@ -209,11 +209,11 @@ VALUES = Exercise(
     traits={
         "You read after the choice: at the token itself the model has already seen it. Read each "
         "value one column earlier, before its token.": _after_the_choice,
-        "One column is missing: the values before the tokens are right, and the one after the last "
-        "token belongs to the result too, so that it has T + 1 columns.": _one_column_short,
+        "One column is missing: the values before the tokens are right, but the value after "
+        "the last token belongs to the result too, which has T + 1 columns.": _one_column_short,
         "The mask is not shifted: it has a column for each token, and your result has one column "
         "more. Put a column of true in front of the mask, not after it.": _mask_not_shifted,
-        "V_0 is missing: your first column is 0, where the value before the first token belongs. "
-        "It is read in the last column of the prompt.": _nothing_in_front,
+        "V_0 is missing: your first column is 0. The value before the first token belongs "
+        "there; it is read in the last prompt column.": _nothing_in_front,
     },
 )

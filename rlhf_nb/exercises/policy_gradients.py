@@ -30,9 +30,9 @@ RLOO_LOSS = Exercise(
     "my_rloo_loss",
     my_rloo_loss,
     _rloo_cases,
-    "The gradient of REINFORCE, and a baseline that costs no second model.",
+    "The gradient of REINFORCE, with a baseline that needs no second model.",
     {
-        "The sign is turned: an optimizer minimises, so the loss is minus the objective.": (
+        "The sign is wrong: an optimizer minimises, so the loss is minus the objective.": (
             "return -",
             "return ",
         ),
@@ -40,12 +40,12 @@ RLOO_LOSS = Exercise(
             "rewards - baseline",
             "rewards",
         ),
-        "The baseline is the mean of all rewards, its own one included: take the mean of the "
-        "others, over N - 1.": (
+        "The baseline is the mean of all rewards and includes the response's own: take the "
+        "mean of the other N - 1.": (
             "(rewards.sum() - rewards) / (len(rewards) - 1)",
             "rewards.mean()",
         ),
-        "The sum of the others is divided by N: they are N - 1.": (
+        "The sum of the other rewards is divided by N: there are N - 1 of them.": (
             "(len(rewards) - 1)",
             "len(rewards)",
         ),
@@ -65,21 +65,21 @@ RLOO_LOSS = Exercise(
             "rewards.sum() - rewards",
             "rewards.sum() + rewards",
         ),
-        "The sum of the others is divided by N + 1: they are N - 1.": (
+        "The sum of the other rewards is divided by N + 1: there are N - 1 of them.": (
             "(len(rewards) - 1)",
             "(len(rewards) + 1)",
         ),
-        "The baseline is added, and has to be subtracted.": (
+        "The baseline is added: subtract it.": (
             "rewards - baseline",
             "rewards + baseline",
         ),
         "You return a sum: return the mean over the responses.": (".mean()\n", ".sum()\n"),
-        "The advantages are divided by their standard deviation, as in GRPO: RLOO leaves them as "
-        "they are.": (
+        "The advantages are divided by their standard deviation, as in GRPO: RLOO does not "
+        "divide them.": (
             "advantages * logprobs",
             "advantages / (rewards.std() + 1e-8) * logprobs",
         ),
-        "These are probabilities: the gradient of REINFORCE is that of the log-probs.": (
+        "These are probabilities: REINFORCE uses the gradient of the log-probs.": (
             "advantages * logprobs",
             "advantages * logprobs.exp()",
         ),
@@ -116,11 +116,12 @@ SURROGATE = Exercise(
     _surrogate_cases,
     "Old samples, weighted by their ratio, give the objective of the new policy.",
     {
-        "The ratio is missing: samples of the old policy count as if the new one had drawn them.": (
+        "The ratio is missing: samples of the old policy count as if the new one had sampled "
+        "them.": (
             "ratio * advantages",
             "advantages",
         ),
-        "The ratio is upside down: it is new over old. The two log-probs are swapped.": (
+        "The ratio is upside down, with the two log-probs swapped: it is new over old.": (
             "logprobs - old_logprobs",
             "old_logprobs - logprobs",
         ),
@@ -128,13 +129,16 @@ SURROGATE = Exercise(
             "torch.exp(logprobs - old_logprobs)",
             "logprobs - old_logprobs",
         ),
-        "You divide log-probs: the ratio is that of the probabilities, the exponential of a "
-        "difference.": ("torch.exp(logprobs - old_logprobs)", "logprobs / old_logprobs"),
-        "The weight is the new probability: divide it by the old one.": (
+        "You divide log-probs: the ratio is one of probabilities, the exponential of a "
+        "difference of log-probs.": (
+            "torch.exp(logprobs - old_logprobs)",
+            "logprobs / old_logprobs",
+        ),
+        "The weight is the new probability alone: divide it by the old one.": (
             "logprobs - old_logprobs)",
             "logprobs)",
         ),
-        "The log-probs are added: a ratio is the exponential of their difference.": (
+        "The log-probs are added: the ratio is the exponential of their difference.": (
             "logprobs - old_logprobs",
             "logprobs + old_logprobs",
         ),
@@ -145,7 +149,7 @@ SURROGATE = Exercise(
         ),
         "You return a sum: return the mean over the samples.": (".mean()\n", ".sum()\n"),
         "You return a value for each sample: return their mean.": (".mean()\n", "\n"),
-        "The sign is turned: this is the objective, to be maximised. A loss would be minus that.": (
+        "The sign is wrong: this is the objective, to be maximised. A loss would be minus that.": (
             "return ",
             "return -",
         ),
@@ -153,12 +157,11 @@ SURROGATE = Exercise(
             "ratio * advantages",
             "torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)",
         ),
-        "The ratio has lost its gradient, and with it the whole objective: remove the detach.": (
+        "The ratio is detached, so the objective has no gradient: remove the detach.": (
             "ratio * advantages",
             "ratio.detach() * advantages",
         ),
-        "The gradient is that of the log-prob and the ratio is a constant: differentiate the ratio "
-        "itself.": (
+        "You detach the ratio and differentiate the log-prob: differentiate the ratio itself.": (
             "ratio * advantages",
             "ratio.detach() * advantages + advantages * (logprobs - logprobs.detach())",
         ),

@@ -65,17 +65,20 @@ ADVANTAGES = Exercise(
     "my_advantages",
     my_advantages,
     _advantages_cases,
-    "Rewards, a whitened signal and targets, in the right order, and padding has no part in them.",
+    "Rewards, a whitened signal and targets, in the right order, and untouched by padding.",
     {
-        "The returns are made of whitened advantages: take the returns first, then whiten.": (
+        "The returns are computed from whitened advantages: compute the returns first, then "
+        "whiten.": (
             DONE,
             "    return rewards, whitened, torch.where(mask, whitened + values, 0.0)\n",
         ),
-        "The advantages are not whitened yet: mean 0 and standard deviation 1, over real tokens.": (
+        "The advantages are not whitened: they need mean 0 and standard deviation 1 over real "
+        "tokens.": (
             DONE,
             "    return rewards, advantages, returns\n",
         ),
-        "The sign of the KL is turned, which rewards drift from the reference: it is a price.": (
+        "The sign of the KL is wrong, so drift from the reference is rewarded: the KL is a "
+        "price.": (
             "-kl_coef * kl",
             "kl_coef * kl",
         ),
@@ -83,56 +86,57 @@ ADVANTAGES = Exercise(
             "-kl_coef * kl",
             "-kl",
         ),
-        "The KL is missing in the rewards: every token pays kl_coef times its KL.": (
+        "The KL is missing from the rewards: every token pays kl_coef times its KL.": (
             PRICE,
             "torch.zeros_like(kl)",
         ),
-        "The score is missing in the rewards: it goes to the last real token of its row.": (
+        "The score is missing from the rewards: add it to the last real token of its row.": (
             "    rewards = rewards + torch.where(last, scores[:, None], 0.0)\n",
             "",
         ),
-        "The score is on every token: it goes to the last real token of its row alone.": (
+        "The score is on every token: add it to the last real token of its row alone.": (
             "torch.where(last, scores",
             "torch.where(mask, scores",
         ),
-        "The score is in the last column: it goes to the last real token, where the row ends.": (
+        "The score is in the last column: add it to the last real token, where the row ends.": (
             "    last[:, :-1] = mask[:, :-1] & ~mask[:, 1:]\n",
             "",
         ),
-        "The sign of the score is turned: it is added to the reward.": (
+        "The sign of the score is wrong: add it to the reward.": (
             "rewards + torch.where(last",
             "rewards - torch.where(last",
         ),
-        "Padding takes part in the whitening: use the mean and the spread of real tokens.": (
+        "Padding counts in the whitening: use the mean and the standard deviation of real "
+        "tokens, by the mask.": (
             "advantages[mask]",
             "advantages.reshape(-1)",
         ),
-        "The zeros on padding were moved by the whitening: clear padding after it, by the mask.": (
+        "Whitening moved the zeros on padding: clear padding after it, by the mask.": (
             WHITE,
             "(advantages - real.mean()) / real.std()",
         ),
-        "Each row was whitened by itself: whiten over the tokens of all rows, not row by row.": (
+        "Each row is whitened by itself: whiten over the tokens of all rows, not row by row.": (
             WHITE,
             "torch.stack([torch.where(m, (a - a[m].mean()) / a[m].std(), 0.0) for a, m in "
             "zip(advantages, mask)])",
         ),
-        "You divided by the spread and left the mean: subtract it, too.": (
+        "You divided by the standard deviation without subtracting the mean: subtract it first.": (
             "(advantages - real.mean())",
             "advantages",
         ),
-        "You subtracted the mean and left the spread: divide by the standard deviation.": (
+        "You subtracted the mean and did not divide by the standard deviation.": (
             " / real.std()",
             "",
         ),
-        "Your variance divides by n: the sample's spread takes n - 1.": (
+        "Your variance divides by n: the variance of a sample divides by n - 1.": (
             "real.std()",
             "real.std(correction=0)",
         ),
-        "The returns are the advantages: a target is A + V.": (
+        "The returns are the advantages: a return is A + V.": (
             "returns = advantages + values",
             "returns = advantages",
         ),
-        "The results are swapped: rewards first, then whitened advantages, then returns.": (
+        "The results are swapped: return rewards first, then whitened advantages, then returns.": (
             DONE,
             "    return rewards, returns, whitened\n",
         ),
@@ -140,11 +144,11 @@ ADVANTAGES = Exercise(
             "gamma * lam * later",
             "gamma * later",
         ),
-        "gamma is missing in the surprise: delta is r + gamma * V of the next token - V.": (
+        "gamma is missing from the surprise: delta = r + gamma * (V of the next token) - V.": (
             "gamma * after",
             "after",
         ),
-        "gamma is missing in the step back, which is gamma * lam, not lam alone.": (
+        "gamma is missing from the step back, which is gamma * lam, not lam alone.": (
             "gamma * lam",
             "lam",
         ),
@@ -152,12 +156,12 @@ ADVANTAGES = Exercise(
             "gamma * after",
             "lam * after",
         ),
-        "The values on padding were not cleared before the recursion: they leak into real "
-        "tokens.": (
+        "The values on padding are not cleared before the recursion, and leak into real "
+        "tokens: use the mask.": (
             "    values = torch.where(mask, values, 0.0)\n",
             "",
         ),
-        "Zero times NaN is NaN: clear the padding with torch.where, do not multiply by the mask.": (
+        "Zero times NaN is NaN: clear padding with torch.where, do not multiply by the mask.": (
             "torch.where(mask, values, 0.0)",
             "values * mask",
             PRICE,

@@ -39,11 +39,11 @@ LEAN = Exercise(
     _lean_cases,
     "A habit shows where there is no reason, and only there.",
     {
-        "All choices are in your share: keep those without a reason, not decided.": (
+        "Your share is of all choices: keep those without a reason, where decided is false.": (
             " if not decided",
             "",
         ),
-        "That is the share where she had a reason: keep the others, not decided.": (
+        "That is the share among choices with a reason: keep the others, where decided is false.": (
             "not decided",
             "decided",
         ),
@@ -51,17 +51,18 @@ LEAN = Exercise(
             "len(without)",
             "len(seen)",
         ),
-        "That is the share of right answers: key 1 is the left one.": ('"1"', '"2"'),
+        "That is the share of right answers: key 1 is for the left one.": ('"1"', '"2"'),
         "That is a number of choices: divide by the number of those without a reason.": (
             SHARE,
             "sum(without)",
         ),
-        "You divide by the choices that had a reason: divide by the number of those without.": (
+        "You divide by the number of choices with a reason: divide by the number of those "
+        "without.": (
             SHARE,
             "sum(without) / max(len(seen) - len(without), 1)",
         ),
-        "That is the share of left answers that had no reason: the other way round, of those "
-        "without a reason.": (
+        "That is the share without a reason among left answers: take the share of left answers "
+        "among those without a reason.": (
             SHARE,
             'sum(without) / max(sum(key == "1" for key, _ in seen), 1)',
         ),

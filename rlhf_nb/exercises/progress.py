@@ -16,22 +16,23 @@ from typing import Any
 FILE = ".rlhf_nb_progress.json"
 
 
-def path() -> Path:
-    """RLHF_NB_PROGRESS if it is set; else the file in the nearest folder upwards that has one or
-    holds settings.ini or .git, so that all notebooks of a copy share it; else the current one."""
+def path(start: Path | None = None) -> Path:
+    """The file of the copy that a folder belongs to; the current folder if none is given.
+    RLHF_NB_PROGRESS names another file. A copy is the nearest folder upwards that has such a file,
+    settings.ini or .git, so that all its notebooks share one record; else the folder itself."""
     if os.environ.get("RLHF_NB_PROGRESS"):
         return Path(os.environ["RLHF_NB_PROGRESS"])
-    here = Path.cwd()
+    here = start or Path.cwd()
     for folder in (here, *here.parents):
         if any((folder / name).exists() for name in (FILE, "settings.ini", ".git")):
             return folder / FILE
     return here / FILE
 
 
-def solved() -> dict[str, str]:
+def solved(start: Path | None = None) -> dict[str, str]:
     "The name of each solved function, and the day on which a checker first accepted it."
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))
+        found = json.loads(path(start).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # nothing solved yet, or a damaged file: it is only a record
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -33,8 +33,8 @@ LOSS = Exercise(
     _loss_cases,
     "The negative log-likelihood of each choice, however wrong the model is.",
     {
-        "The rejected answer is preferred, chosen and rejected are swapped: take chosen minus "
-        "rejected.": (
+        "The rejected answer is preferred, because chosen and rejected are swapped: take "
+        "chosen minus rejected.": (
             "rejected - chosen",
             "chosen - rejected",
         ),
@@ -42,37 +42,43 @@ LOSS = Exercise(
             "rejected - chosen",
             "rejected + chosen",
         ),
-        "This is the log-likelihood: a loss is its negative, with a minus sign.": (
+        "This is the log-likelihood: the loss is minus that.": (
             "return torch",
             "return -torch",
         ),
-        "This is a probability: the likelihood wants its logarithm.": (
+        "This is a probability: the log-likelihood is its logarithm.": (
             LOSS_OF,
             "torch.sigmoid(chosen - rejected)",
         ),
-        "This is minus a probability: the likelihood wants its logarithm.": (
+        "This is minus a probability: take the logarithm of the probability, then the minus "
+        "sign.": (
             LOSS_OF,
             "-torch.sigmoid(chosen - rejected)",
         ),
-        "A pair in very wrong order is infinite: a tiny sigmoid is rounded to 0 before its "
-        "logarithm, and a large exponential overflows. logaddexp and logsigmoid do neither.": (
+        "For a pair in very wrong order the loss is infinite: a tiny sigmoid is rounded to 0 "
+        "before its logarithm is taken, or a large exponential overflows. Use logaddexp or "
+        "logsigmoid.": (
             LOSS_OF,
             "-torch.sigmoid(chosen - rejected).log()",
         ),
-        "Each score is judged alone: only differences count.": (
+        "You judge each score alone: only their difference counts.": (
             LOSS_OF,
             "-torch.nn.functional.logsigmoid(chosen) - torch.nn.functional.logsigmoid(-rejected)",
         ),
-        "That is a hinge: it stops at a margin, and the likelihood does not.": (
+        "That is a hinge loss, which is 0 beyond a margin: the negative log-likelihood never is.": (
             LOSS_OF,
             "(1 + rejected - chosen).clamp(min=0)",
         ),
-        "That is a difference of scores: the likelihood of a choice is the sigmoid of it.": (
+        "That is a difference of scores: the probability of the choice is the sigmoid of the "
+        "difference.": (
             LOSS_OF,
             "rejected - chosen",
         ),
-        "One number came back, the mean: return one for each pair.": (LOSS_OF, LOSS_OF + ".mean()"),
-        "One number came back, the sum: return one for each pair.": (LOSS_OF, LOSS_OF + ".sum()"),
+        "You return one number, the mean: return one for each pair.": (
+            LOSS_OF,
+            LOSS_OF + ".mean()",
+        ),
+        "You return one number, the sum: return one for each pair.": (LOSS_OF, LOSS_OF + ".sum()"),
         "The loss has no gradient: it is detached.": (LOSS_OF, LOSS_OF + ".detach()"),
     },
     grads=("chosen", "rejected"),
@@ -112,38 +118,39 @@ FAIR = Exercise(
     _fair_accuracy_cases,
     "A rule about length alone gets one half, whichever way it goes.",
     {
-        "This is the plain accuracy: gap makes no difference, and the larger group outweighs the "
-        "other.": (
+        "This is the plain accuracy: gap makes no difference, so the larger group outweighs "
+        "the other.": (
             BOTH,
             "right.float().mean()",
         ),
-        "Ties are out, but the groups are pooled: make two means first.": (
+        "You leave out ties, but pool the groups: take the mean of each, then the mean of the "
+        "two.": (
             BOTH,
             "right[gap != 0].float().mean()",
         ),
-        "Only pairs whose better answer is longer, gap > 0, are in it: take the mean of both "
+        "You use only pairs whose better answer is longer, gap > 0: take the mean of both "
         "groups.": (
             BOTH,
             "longer",
         ),
-        "Only pairs whose better answer is shorter, gap < 0, are in it: take the mean of both "
+        "You use only pairs whose better answer is shorter, gap < 0: take the mean of both "
         "groups.": (
             BOTH,
             "shorter",
         ),
         "Ties count as shorter: leave out a gap of 0.": ("gap < 0", "gap <= 0"),
         "Ties count as longer: leave out a gap of 0.": ("gap > 0", "gap >= 0"),
-        "This is the sum of the two: halve it.": (BOTH, "longer + shorter"),
-        "This is the difference of the two: take their mean.": (BOTH, "(longer - shorter) / 2"),
-        "These are numbers of pairs: take the mean of each group.": (
+        "This is the sum of the two means: halve it.": (BOTH, "longer + shorter"),
+        "This is half the difference of the two means: add them.": (BOTH, "(longer - shorter) / 2"),
+        "You count the pairs of each group: take their mean.": (
             "float().mean()",
             "float().sum()",
         ),
-        "The pairs whose better answer is longer are counted: take their mean.": (
+        "You count the pairs whose better answer is longer: take their mean.": (
             "right[gap > 0].float().mean()",
             "right[gap > 0].float().sum()",
         ),
-        "The pairs whose better answer is shorter are counted: take their mean.": (
+        "You count the pairs whose better answer is shorter: take their mean.": (
             "right[gap < 0].float().mean()",
             "right[gap < 0].float().sum()",
         ),
@@ -155,11 +162,11 @@ FAIR = Exercise(
             "right[gap < 0]",
             "right",
         ),
-        "This is the share of wrong ones: right says which pairs were ordered rightly.": (
+        "This is the share of wrong ones: right is true for a pair in the right order.": (
             BOTH,
             f"1 - {BOTH}",
         ),
-        "The pairs are weighted by the size of their gap: every pair of a group weighs the same.": (
+        "You weight the pairs by the size of their gap: every pair of a group weighs the same.": (
             BOTH,
             "((right * gap.clamp(min=0)).sum() / gap.clamp(min=0).sum() + (right * "
             "gap.clamp(max=0)).sum() / gap.clamp(max=0).sum()) / 2",

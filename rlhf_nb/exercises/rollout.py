@@ -42,68 +42,72 @@ TOP_P = Exercise(
     _top_p_cases,
     "The smallest set of likeliest tokens that reaches top_p.",
     {
-        "The token that crosses top_p is cut, so a sure row has none left: compare the sum "
-        "before it.": (
+        "You cut the token that crosses top_p, so a confident row has none left: compare the "
+        "sum before it.": (
             "p.cumsum(-1) - p >=",
             "p.cumsum(-1) >=",
         ),
-        "Tokens are taken in the vocabulary's order: sort, the likeliest first.": (
+        "You take the tokens in the order of the vocabulary: sort them, the likeliest first.": (
             "logits.sort(-1, descending=True)",
             "logits, torch.arange(logits.shape[-1]).expand_as(logits)",
         ),
-        "The least likely tokens come first: sort in descending order.": (
+        "You take the least likely tokens first: sort in descending order.": (
             "descending=True",
             "descending=False",
         ),
-        "The logits come back sorted: token 0 must be token 0 still.": (
+        "You return the logits sorted: keep the order of the vocabulary.": (
             f"logits.masked_fill({BACK}",
             "ordered.masked_fill(too_late",
         ),
-        "The decision is not carried back: in sorted order it is for other tokens. scatter it to "
-        "the index it came from.": (BACK, "too_late"),
-        "gather takes the decision the wrong way: scatter writes it back to the index it came "
-        "from.": (
+        "You apply what was decided in sorted order to the vocabulary's order: scatter it back "
+        "to each token's index.": (BACK, "too_late"),
+        "gather goes the wrong way: scatter writes each decision back to the token's index.": (
             BACK,
             "too_late.gather(-1, order)",
         ),
-        "Each token must reach top_p alone: it is their sum that has to.": (
+        "You ask whether each token alone reaches top_p: their sum has to.": (
             "p.cumsum(-1) - p >= top_p",
             "p < top_p",
         ),
-        "The other tokens are cut: the condition is turned round.": (">= top_p", "< top_p"),
+        "You cut the tokens that should stay: the condition is the other way round.": (
+            ">= top_p",
+            "< top_p",
+        ),
         "These are probabilities: return the logits.": (
             f"logits.masked_fill({BACK}, -math.inf)",
             f"logits.masked_fill({BACK}, -math.inf).softmax(-1)",
         ),
-        "What is cut has a logit of 0, and can be drawn: it needs minus infinity, -inf.": (
+        "What you cut has a logit of 0, and can be sampled: it needs minus infinity, -inf.": (
             "-math.inf",
             "0.0",
         ),
-        "The logits are not made probabilities: softmax them before you add up.": (
+        "You sum logits: take their softmax first.": (
             "ordered.softmax(-1)",
             "ordered",
         ),
-        "The probabilities are added down the rows: cumsum belongs along the vocabulary, the "
-        "last axis.": (
+        "You sum over the rows: take cumsum along the vocabulary, the last axis.": (
             "cumsum(-1)",
             "cumsum(0)",
         ),
-        "The softmax is over the rows: it belongs over the vocabulary, the last axis.": (
+        "The softmax is over the rows: take it over the vocabulary, the last axis.": (
             "softmax(-1)",
             "softmax(0)",
         ),
-        "The rows are sorted, and not the vocabulary: sort along the last axis.": (
+        "You sort the rows instead of the vocabulary: sort along the last axis.": (
             "logits.sort(-1",
             "logits.sort(0",
         ),
-        "Each probability is added twice: subtract it from the cumulative sum.": (
+        "Each probability is added twice: subtract it from the running sum.": (
             "p.cumsum(-1) - p",
             "p.cumsum(-1) + p",
         ),
-        "The likeliest token is all that is left: top_p is a sum that several may reach.": (
+        "You keep only the likeliest token: several may be needed to reach top_p.": (
             "too_late = p.cumsum(-1) - p >= top_p",
             "too_late = p < p[:, :1]",
         ),
-        "Nothing is cut: what comes after top_p has -inf.": (BACK, "too_late & ~too_late"),
+        "Nothing is cut: set what comes after top_p to -inf, by a mask of what is too late.": (
+            BACK,
+            "too_late & ~too_late",
+        ),
     },
 )

@@ -37,13 +37,13 @@ LABELS = Exercise(
     "my_labels",
     my_labels,
     _labels_cases,
-    "The completions and their stop tokens, and nothing else.",
+    "The completions with their stop tokens, and nothing else.",
     {
-        "The prompt counts: start at its length, prompt_lengths.": ("mask & completion", "mask"),
+        "The prompt counts: begin after it, at prompt_lengths.": ("mask & completion", "mask"),
         "Nothing is left out: a token counts where two conditions hold together, that of the mask "
         "and that of prompt_lengths.": (PUT, "ids"),
-        "Padding counts: look at the mask as well.": ("mask & completion", "completion"),
-        "The stop token is gone: use the mask, not the pad id.": (
+        "Padding counts: use the mask as well.": ("mask & completion", "completion"),
+        "The stop token is missing: use the mask, not the pad id.": (
             "mask & completion",
             "mask & completion & (ids != 9)",
         ),
@@ -56,20 +56,23 @@ LABELS = Exercise(
             ">= prompt_lengths[:, None]",
             ">= prompt_lengths[:, None] - 1",
         ),
-        "The completion is left out and the prompt counts: the condition is turned round.": (
+        "The completion is left out and the prompt counts: the condition is the other way round.": (
             ">= prompt",
             "< prompt",
         ),
-        "Labels are shifted by one column: the model does that itself.": (
+        "The labels are shifted by one column: the model does that itself.": (
             PUT,
             PUT + ".roll(-1, 1)",
         ),
-        "prompt_lengths are of the whole batch: each row has its own.": (
+        "You use one prompt length for the whole batch: each row has its own in prompt_lengths.": (
             "prompt_lengths[:, None]",
             "prompt_lengths[0]",
         ),
-        "What does not count is 0, a token like others: the loss leaves out -100.": ("-100", "0"),
-        "That is the mask of what counts: put the ids there, and -100 elsewhere.": (
+        "What does not count is 0, which is a token: use -100, which the loss leaves out.": (
+            "-100",
+            "0",
+        ),
+        "That is the mask of what counts: return the ids there, and -100 elsewhere.": (
             PUT,
             "mask & completion",
         ),

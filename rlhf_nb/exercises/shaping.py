@@ -42,86 +42,86 @@ SHAPING = Exercise(
     "my_shaping",
     my_shaping,
     _shaping_cases,
-    "Each real token pays for its KL, and the last one collects the score.",
+    "Each real token pays for its KL, and the last one gets the score.",
     {
-        "The score is in the last column, also where that column is padding: look for the last "
-        "real token.": (
+        "The score is in the last column, even where that is padding: put it on the last real "
+        "token.": (
             "== mask.sum(1, keepdim=True) - 1",
             "== mask.shape[1] - 1",
         ),
-        "The score is one slot after the last real token: the stop token itself should get it.": (
+        "The score is one column after the last real token: put it on the stop token itself.": (
             "mask.sum(1, keepdim=True) - 1",
             "mask.sum(1, keepdim=True).clamp(max=mask.shape[1] - 1)",
         ),
-        "The score is one token too early, an index off by one: pay it to the last real one.": (
+        "The score is one token too early, an index off by one: put it on the last real token.": (
             "mask.sum(1, keepdim=True) - 1",
             "mask.sum(1, keepdim=True) - 2",
         ),
-        "The score is one slot too late, an index off by one: it is lost where a row fills its "
-        "columns.": (
+        "The score is one column too late, an index off by one: it is lost in a row that fills "
+        "its columns.": (
             "mask.sum(1, keepdim=True) - 1",
             "mask.sum(1, keepdim=True)",
         ),
-        "Every other token is paid 1: what is not the last token collects 0.": (
+        "Every other token is paid 1: a token that is not the last gets 0.": (
             "scores[:, None], 0.0",
             "scores[:, None], 1.0",
         ),
-        "The score is on the first token: pay it to the last real one.": (
+        "The score is on the first token: put it on the last real one.": (
             LAST,
             "mask & (torch.arange(mask.shape[1]) == 0)",
         ),
-        "Every token collects the score: it is paid once a row, on the last real token.": (
+        "Every token gets the score: it is paid once a row, on the last real token.": (
             PAID,
             "torch.where(mask, scores[:, None], 0.0)",
         ),
-        "The score is spread over the tokens: it is paid once a row, on the last real token.": (
+        "You spread the score over the tokens: it is paid once a row, on the last real token.": (
             PAID,
             "torch.where(mask, scores[:, None] / mask.sum(1, keepdim=True).clamp(min=1), 0.0)",
         ),
-        "Nobody collects the score: add the scores to the last real token.": (f" + {PAID}", ""),
-        "Only the score is paid: the KL has its price on every real token.": (
+        "No token gets the score: add it to the last real token, by the mask.": (f" + {PAID}", ""),
+        "Only the score is paid: subtract the price of the KL on every real token.": (
             f"price + {PAID}",
             PAID,
         ),
-        "A row without tokens is paid in its last column: its last index is -1, and -1 counts "
-        "from the right. Compare columns, do not index.": (
+        "A row without tokens is paid in its last column: its last index is -1, which counts "
+        "from the right. Compare column numbers instead of indexing.": (
             LAST,
             "torch.arange(mask.shape[1]) == (mask.sum(1, keepdim=True) - 1) % mask.shape[1]",
         ),
-        "A row without tokens is paid in its first column: its last index is -1, and it is "
-        "clamped to 0.": (
+        "A row without tokens is paid in its first column: its last index is -1, and you "
+        "clamped it to 0.": (
             "mask.sum(1, keepdim=True) - 1",
             "(mask.sum(1, keepdim=True) - 1).clamp(min=0)",
         ),
-        "Drift from the reference is rewarded: the KL is a price, so it needs a minus sign.": (
+        "You reward drift from the reference: the KL is a price, so it needs a minus sign.": (
             "-kl_coef",
             "kl_coef",
         ),
-        "The score is charged and not paid: its sign is turned.": (
+        "The score is subtracted: its sign is wrong.": (
             PAID,
             PAID.replace("scores", "-scores"),
         ),
-        "kl_coef makes no difference: did you multiply the KL by it?": ("-kl_coef * kl", "-kl"),
+        "kl_coef makes no difference: multiply the KL by it.": ("-kl_coef * kl", "-kl"),
         "You divided the KL by kl_coef: multiply by it.": ("-kl_coef * kl", "-kl / kl_coef"),
         "kl_coef multiplies the scores too: it is the price of the KL alone.": (
             "scores[:, None]",
             "kl_coef * scores[:, None]",
         ),
-        "Padding is charged for KL: nobody chose those tokens.": (
+        "Padding pays for its KL: nobody chose those tokens, so use the mask.": (
             "torch.where(mask, -kl_coef * kl, 0.0)",
             "-kl_coef * kl",
         ),
-        "Zero times infinity is NaN: choose with torch.where, do not multiply by the mask.": (
+        "Zero times infinity is NaN: choose by the mask with torch.where, do not multiply by it.": (
             "torch.where(mask, -kl_coef * kl, 0.0)",
             "-kl_coef * kl * mask",
         ),
-        "All the KL is charged on the last token: let each token pay for its own, so that it "
+        "The last token pays for the KL of all: let each token pay for its own, so that it "
         "learns which one it was.": (
             RETURN,
             "    return torch.where(last, scores[:, None] + price.sum(1, keepdim=True), 0.0)\n",
         ),
-        "The last token collects the score and pays no KL: add the score to its price, do not "
-        "replace it.": (
+        "The last token gets the score and pays no KL: add the score to its price instead of "
+        "replacing it.": (
             RETURN,
             "    return torch.where(last, scores[:, None], price)\n",
         ),
@@ -167,43 +167,43 @@ FINAL_SCORES = Exercise(
     _final_scores_cases,
     "Clipped first, so that the penalty always counts.",
     {
-        "You clipped last, so that the clip swallows the penalty of a very good response without "
-        "an end: clip first.": (
+        "You clipped last, so the clip swallows the penalty of a high score: clip first.": (
             CLIP,
             "scores",
             PENALISED,
             f"{PENALISED}.clamp(-score_clip, score_clip)",
         ),
-        "You replaced the score of a row that was cut off: that is the older trick. Subtract the "
-        "penalty here.": (
+        "You replaced the score of a response that did not stop, as an older trick does: "
+        "subtract the penalty instead.": (
             "clipped - missing_eos_penalty)",
             "-missing_eos_penalty)",
         ),
-        "Rows without a stop token are paid for it: the penalty is subtracted.": (
+        "You add the penalty to responses that did not stop: subtract it.": (
             "clipped - missing",
             "clipped + missing",
         ),
-        "missing_eos_penalty makes no difference: a row that was cut off has to pay it.": (
+        "missing_eos_penalty makes no difference: a response that did not stop has to pay it.": (
             "clipped - missing_eos_penalty",
             "clipped",
         ),
-        "You charge the rows that did stop: turn the condition round, by reached_stop.": (
+        "You charge the responses that did stop: the condition on reached_stop is the other "
+        "way round.": (
             "clipped, clipped - missing_eos_penalty",
             "clipped - missing_eos_penalty, clipped",
         ),
-        "You charge every row: only one that did not stop pays, by reached_stop.": (
+        "You charge every response: only those that did not stop pay, by reached_stop.": (
             PENALISED,
             "clipped - missing_eos_penalty",
         ),
-        "A one-sided clip: you clipped above and not below. -score_clip is a bound too.": (
+        "A one-sided clip: you clip above and not below. -score_clip is a bound too.": (
             CLIP,
             "scores.clamp(max=score_clip)",
         ),
-        "A one-sided clip: you clipped below and not above. score_clip is a bound too.": (
+        "A one-sided clip: you clip below and not above. score_clip is a bound too.": (
             CLIP,
             "scores.clamp(min=-score_clip)",
         ),
-        "The lower bound is 0: a bad score is negative, down to -score_clip.": (
+        "Your lower bound is 0: scores may be negative, down to -score_clip.": (
             CLIP,
             "scores.clamp(0, score_clip)",
         ),
@@ -252,100 +252,103 @@ MERGE = Exercise(
     "my_merge",
     my_merge,
     _merge_cases,
-    "Three numbers are enough, however the scores were cut into batches.",
+    "Three numbers are enough, however the scores were divided into batches.",
     {
-        "You added the two M alone: how far the means lie apart is spread as well.": (BETWEEN, ""),
-        "You took the middle of the two means: the larger set weighs more, by n_a and n_b.": (
+        "You only added the two M: the distance between the means is spread as well.": (
+            BETWEEN,
+            "",
+        ),
+        "You averaged the two means: the larger set weighs more, by n_a and n_b.": (
             "(n_a * mean_a + n_b * mean_b) / n",
             "(mean_a + mean_b) / 2",
         ),
-        "The weights of the mean are crossed, n_a and n_b swapped: the step towards b is n_b / "
-        "n.": (
+        "The weights of the means are crossed, with n_a and n_b swapped: each mean is weighted "
+        "by its own count.": (
             "(n_a * mean_a + n_b * mean_b) / n",
             "(n_b * mean_a + n_a * mean_b) / n",
         ),
-        "The distance of the means counts squared: M is a sum of squares.": (
+        "The distance between the means is not squared: M is a sum of squares.": (
             BETWEEN,
             " + (mean_b - mean_a) * n_a * n_b / n",
         ),
-        "You took the distances of b from the old mean: the mean of both is nearer, so that the "
-        "term is d ** 2 * n_a * n_b / n.": (BETWEEN, " + n_b * (mean_b - mean_a) ** 2"),
+        "You took the distances from mean_a: take them from the common mean, which is nearer. "
+        "The term is d ** 2 * n_a * n_b / n.": (BETWEEN, " + n_b * (mean_b - mean_a) ** 2"),
         "The distances of the two means are not weighted: each counts n_a or n_b times.": (
             BETWEEN,
             " + (mean_a - mean) ** 2 + (mean_b - mean) ** 2",
         ),
-        "Only the distance of a is in M: that of b counts as well.": (
+        "M has only the distance of mean_a: add that of mean_b as well.": (
             " + n_b * (mean_b - mean) ** 2",
             "",
         ),
-        "Only the distance of b is in M: that of a counts as well.": (
+        "M has only the distance of mean_b: add that of mean_a as well.": (
             " + n_a * (mean_a - mean) ** 2",
             "",
         ),
-        "You add the common mean where the distance from it is wanted: subtract it from mean_a.": (
+        "You add the common mean to mean_a: subtract it, for the distance.": (
             "(mean_a - mean)",
             "(mean_a + mean)",
         ),
-        "You add the common mean where the distance from it is wanted: subtract it from mean_b.": (
+        "You add the common mean to mean_b: subtract it, for the distance.": (
             "(mean_b - mean)",
             "(mean_b + mean)",
         ),
-        "You subtract the distances of mean_a: every distance adds to M.": (
+        "You subtract the squared distance of mean_a from M: add it.": (
             "+ n_a * (mean_a - mean) ** 2",
             "- n_a * (mean_a - mean) ** 2",
         ),
-        "You subtract the distances of mean_b: every distance adds to M.": (
+        "You subtract the squared distance of mean_b from M: add it.": (
             "+ n_b * (mean_b - mean) ** 2",
             "- n_b * (mean_b - mean) ** 2",
         ),
-        "The distance of mean_a counts squared: M is a sum of squares.": (
+        "The distance of mean_a is not squared: M is a sum of squares.": (
             "(mean_a - mean) ** 2",
             "(mean_a - mean) * 2",
         ),
-        "The distance of mean_b counts squared: M is a sum of squares.": (
+        "The distance of mean_b is not squared: M is a sum of squares.": (
             "(mean_b - mean) ** 2",
             "(mean_b - mean) * 2",
         ),
-        "n_a is divided by the squared distance: it multiplies it, once for each score of a.": (
+        "You divide n_a by the squared distance: multiply, once for each score of a.": (
             "n_a * (mean_a - mean) ** 2",
             "n_a / (mean_a - mean) ** 2",
         ),
-        "n_b is divided by the squared distance: it multiplies it, once for each score of b.": (
+        "You divide n_b by the squared distance: multiply, once for each score of b.": (
             "n_b * (mean_b - mean) ** 2",
             "n_b / (mean_b - mean) ** 2",
         ),
-        "The distance of mean_a counts squared, and the exponent is larger: M is a sum of "
+        "The exponent of the distance of mean_a is too large: square it, because M is a sum of "
         "squares.": ("(mean_a - mean) ** 2", "(mean_a - mean) ** 3"),
-        "The distance of mean_b counts squared, and the exponent is larger: M is a sum of "
+        "The exponent of the distance of mean_b is too large: square it, because M is a sum of "
         "squares.": ("(mean_b - mean) ** 2", "(mean_b - mean) ** 3"),
-        "n_a is divided by mean_a: the scores of a sum to n_a times their mean.": (
+        "You divide n_a by mean_a: multiply them, for the sum of the scores of a.": (
             "n_a * mean_a",
             "n_a / mean_a",
         ),
-        "n_b is divided by mean_b: the scores of b sum to n_b times their mean.": (
+        "You divide n_b by mean_b: multiply them, for the sum of the scores of b.": (
             "n_b * mean_b",
             "n_b / mean_b",
         ),
-        "You subtract the two M: both add to that of the whole.": ("m_a + m_b", "m_a - m_b"),
-        "You subtract the two means where they are added up, each n_a or n_b times.": (
+        "You subtract one M from the other: add them.": ("m_a + m_b", "m_a - m_b"),
+        "You subtract the sum of b from the sum of a: add them, n_a * mean_a + n_b * mean_b.": (
             "n_a * mean_a + n_b * mean_b",
             "n_a * mean_a - n_b * mean_b",
         ),
-        "A sum of all scores is not divided by their number n: the mean is missing.": (
+        "You return the sum of all scores: divide it by n, for the mean.": (
             "(n_a * mean_a + n_b * mean_b) / n",
             "n_a * mean_a + n_b * mean_b",
         ),
-        "The condition is turned round: where n_b is 0 the first set is returned as it is.": (
+        "The condition is the other way round: return the first set as it is if n_b is 0.": (
             "n_b == 0",
             "n_b != 0",
         ),
-        "The spread of the first set is lost: add its M.": ("m_a + m_b", "m_b"),
-        "The spread of the second set is lost: add its M.": ("m_a + m_b", "m_a"),
-        "That is a variance, and M is the sum of squares: do not divide by n.": (
+        "The spread within the first set is lost: add its M.": ("m_a + m_b", "m_b"),
+        "The spread within the second set is lost: add its M.": ("m_a + m_b", "m_a"),
+        "That is a variance: M is the sum of squares, so do not divide it by n.": (
             "return n, mean, m_a + m_b" + BETWEEN,
             "return n, mean, (m_a + m_b" + BETWEEN + ") / n",
         ),
-        "Two empty sets divide 0 by 0: return the first where the second is empty.": (
+        "For two empty sets you divide 0 by 0: return the first if the second is empty.": (
             "    if n_b == 0:\n        return a\n",
             "",
         ),

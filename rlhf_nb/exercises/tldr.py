@@ -64,17 +64,17 @@ POINTS = Exercise(
     "my_points",
     my_points,
     _points_cases,
-    "Whole words, each of them once, and inventions cost two.",
+    "Whole words, each counted once, and an invention costs two.",
     {
-        "You counted `car` in `careless`: compare whole words, not pieces of the string.": (
+        "You counted `car` in `careless`: compare whole words, not parts of the string.": (
             'word for word in re.findall(r"\\w+", summary) if word in SLOT',
             "word for word in SLOT if word in summary",
         ),
-        "`monday.` is not `monday`: a split at spaces leaves the full stop on the word.": (
+        "`monday.` is not `monday`: splitting at spaces leaves the full stop on the word.": (
             're.findall(r"\\w+", summary)',
             "summary.split()",
         ),
-        "A fact told twice counts twice: a policy would repeat it for ever. Use a set.": (
+        "A repeated fact counts twice, so a policy would repeat it for ever: use a set.": (
             'stated = {word for word in re.findall(r"\\w+", summary) if word in SLOT}',
             'stated = [word for word in re.findall(r"\\w+", summary) if word in SLOT]',
             "right = {word for word in stated if facts[SLOT[word]] == word}",
@@ -82,19 +82,22 @@ POINTS = Exercise(
             "len(stated - right)",
             "(len(stated) - len(right))",
         ),
-        "Inventions are free: naming every word of the world would win. Subtract two points for "
-        "each.": (
+        "Inventions are free, so naming every word of the world would win: subtract two points "
+        "for each.": (
             " - 2 * len(stated - right)",
             "",
         ),
         "An invention costs one point, as much as a fact brings: it costs two.": ("2 * len", "len"),
-        "Inventions add points: the sign is the wrong way round.": ("- 2 *", "+ 2 *"),
+        "Inventions add points: their sign is wrong.": ("- 2 *", "+ 2 *"),
         "Every word that names a fact brings a point, true or not: compare it with facts.": (
             "len(right) - 2 * len(stated - right)",
             "len(stated)",
         ),
-        "True words count as inventions: the condition is turned round.": ("== word", "!= word"),
-        "Facts that are not told cost points: only inventions do.": (
+        "True words count as inventions: the condition is the other way round.": (
+            "== word",
+            "!= word",
+        ),
+        "Facts that are not mentioned cost points: only inventions do.": (
             "2 * len(stated - right)",
             "2 * len(stated - right) - (len(facts) - len(right))",
         ),

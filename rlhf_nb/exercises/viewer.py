@@ -49,15 +49,15 @@ COMPARE = Exercise(
     "my_compare",
     my_compare,
     _compare_cases,
-    "Better or worse where the intervals are apart, and open where they meet.",
+    "Better or worse if the intervals are apart, and open if they meet.",
     {
-        "Better and worse are swapped: the question is about PPO.": (
+        "Better and worse are swapped: the answer is about PPO.": (
             UP,
             "sft[0] > ppo[1]",
             DOWN,
             "sft[1] < ppo[0]",
         ),
-        "The middles differ, but the intervals meet: that is open.": (
+        "You compare the middles: if the intervals meet, the answer is open.": (
             UP,
             "sum(ppo) > sum(sft)",
             DOWN,
@@ -71,31 +71,43 @@ COMPARE = Exercise(
             DOWN,
             "ppo[1] < sft[1]",
         ),
-        "PPO's low end must be above SFT's high end, and its high end below SFT's low end: you "
-        "compare low with low and high with "
-        "high.": (UP, "ppo[0] > sft[0]", DOWN, "ppo[1] < sft[1]"),
-        "PPO's low end must be above SFT's high end: you compare its high end.": (
+        "You compare low end with low end and high end with high end: PPO's low end must be "
+        "above SFT's high end, or its high end below SFT's low end.": (
+            UP,
+            "ppo[0] > sft[0]",
+            DOWN,
+            "ppo[1] < sft[1]",
+        ),
+        "You compare PPO's high end with SFT's: its low end must be above SFT's high end.": (
             UP,
             "ppo[1] > sft[1]",
         ),
-        "PPO's high end must be below SFT's low end: you compare its low end.": (
+        "You compare PPO's low end with SFT's: its high end must be below SFT's low end.": (
             DOWN,
             "ppo[0] < sft[0]",
         ),
-        "You compare PPO's high end with SFT's low end: that they overlap is no gain.": (
+        "You compare PPO's high end with SFT's low end: overlapping intervals show no gain.": (
             UP,
             "ppo[1] > sft[0]",
         ),
-        "Intervals that touch at their ends meet: that is open, so compare by > and <, not >= "
-        "and <=.": (
+        "Intervals that touch at their ends meet, so the answer is open: compare with > and <, "
+        "not >= and <=.": (
             UP,
             "ppo[0] >= sft[1]",
             DOWN,
             "ppo[1] <= sft[0]",
         ),
-        "A loss is never called worse: losses count too.": (DOWN, "False"),
-        "A gain is never called better.": (UP, "False"),
-        "It is always open: compare the ends of the two intervals.": (UP, "False", DOWN, "False"),
-        "What meets is called worse: it is open.": ('return "open"', 'return "worse"'),
+        "You never answer worse: a loss counts too.": (DOWN, "False"),
+        "You never answer better: a gain counts too.": (UP, "False"),
+        "You always answer open: compare the ends of the two intervals.": (
+            UP,
+            "False",
+            DOWN,
+            "False",
+        ),
+        "You call intervals that meet worse: the answer is open.": (
+            'return "open"',
+            'return "worse"',
+        ),
     },
 )

@@ -43,11 +43,12 @@ TINT = Exercise(
     _tint_cases,
     "White at zero, one end for each sign, and a share that stays between 0 and 1.",
     {
-        "Positive is purple: the two ends are swapped, by the sign of value.": (
+        "Positive numbers are purple: the two ends are swapped. The sign of value chooses one.": (
             "if value > 0",
             "if value <= 0",
         ),
-        "Zero has full colour, and the largest number none: the share runs the wrong way.": (
+        "Zero has full colour, and the largest number has none: the share is the wrong way "
+        "round.": (
             LINE,
             "1 - min(abs(value) / vmax, 1) if vmax > 0 else 0",
         ),
@@ -56,33 +57,34 @@ TINT = Exercise(
             LINE,
             "abs(value) / vmax if vmax > 0 else 0",
         ),
-        "A row of zeros has vmax 0, and you divide by it: make that row white.": (
+        "If vmax is 0 you divide by it: a row of zeros is white.": (
             LINE,
             "min(abs(value) / vmax, 1)",
         ),
-        "A row of zeros has vmax 0: make it white, not fully coloured.": (
+        "If vmax is 0 the colour is full: a row of zeros is white.": (
             LINE,
             LINE.replace("else 0", "else 1"),
         ),
-        "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1. And a row "
-        "of zeros has vmax 0: do not divide by it.": (LINE, "abs(value) / vmax"),
+        "Beyond vmax a channel leaves the range from 0 to 255: clamp the share at 1. And vmax "
+        "may be 0, for a row of zeros: do not divide by it.": (LINE, "abs(value) / vmax"),
         "vmax makes no difference: 0.3 has the same colour on every scale.": (
             LINE,
             "min(abs(value), 1)",
         ),
-        "value is not made positive: a share needs abs, and the sign chooses the end.": (
+        "A negative value gives a negative share: take abs(value) for the share, and the sign "
+        "for the end.": (
             LINE,
             LINE.replace("abs(value)", "value"),
         ),
-        "Every number goes to green: the sign of value has to choose the end.": (
+        "Every number is green: the sign of value has to choose the end.": (
             "if value > 0",
             "if value > -1e9",
         ),
-        "Every number goes to purple: the sign of value has to choose the end.": (
+        "Every number is purple: the sign of value has to choose the end.": (
             "if value > 0",
             "if value > 1e9",
         ),
-        "You are off by one in a channel or two: int cuts the fraction off, round does not.": (
+        "A channel or two is off by one: round the number, because int cuts off the fraction.": (
             "round(",
             "int(",
         ),
@@ -90,7 +92,7 @@ TINT = Exercise(
             "255 + share * (c - 255)",
             "share * c",
         ),
-        "The sharp sign is missing: a colour starts with #.": ('"#" + ', ""),
+        "The # is missing: a colour starts with it.": ('"#" + ', ""),
     },
     read=_lower,
 )
@@ -124,8 +126,8 @@ CELL = Exercise(
             "seen" + AMP + ANGLES,
             "seen",
         ),
-        "You escape < and > alone: the token &lt; is then shown as <. Escape & too.": (AMP, ""),
-        "You escape & alone: < and > are what a browser takes for a tag.": (ANGLES, ""),
+        "You escape only < and >: the token &lt; is then shown as <. Escape & too.": (AMP, ""),
+        "You escape only &: < and > are what a browser takes for a tag.": (ANGLES, ""),
         "You escape & last, and with it the & of your own &lt;: escape it first.": (
             AMP + ANGLES,
             ANGLES + AMP,
@@ -136,12 +138,12 @@ CELL = Exercise(
             'f"<td>{escaped}</td>"',
             'f"<td>{escaped}</td>"' + AMP + ANGLES,
         ),
-        "You take tags out of the text. What a model wrote has to be seen: escape it.": (
+        "You remove tags from the text. What a model wrote has to be visible: escape it.": (
             "    seen = ",
             '    while "<" in token and ">" in token[token.index("<") :]:\n        token = '
             'token[: token.index("<")] + token[token.index("<") :].split(">", 1)[1]\n    seen = ',
         ),
-        "You strip white space: ' cat' and 'cat' are two tokens, and look like one.": (
+        "You strip white space: ' cat' and 'cat' are different tokens, and now look the same.": (
             " = token",
             " = token.strip()",
         ),
@@ -153,7 +155,7 @@ CELL = Exercise(
         "Spaces cannot be seen: write ␣.": ('.replace(" ", "␣")', ""),
         "Line breaks cannot be seen: write ↵.": ('.replace("\\n", "↵")', ""),
         "Tabs cannot be seen: write ⇥.": ('.replace("\\t", "⇥")', ""),
-        "The cell around the token is missing: <td>, the token, </td>.": (
+        "The cell around the token is missing: write <td>, the token, </td>.": (
             'f"<td>{escaped}</td>"',
             "escaped",
         ),
@@ -194,35 +196,35 @@ VMAX = Exercise(
     _vmax_cases,
     "The largest magnitude among real, finite numbers; 0 where there is none.",
     {
-        "The mask makes no difference, so an infinity on the padding sets your scale.": (
+        "The mask makes no difference, so infinity on padding sets your scale.": (
             REAL,
             "values",
         ),
-        "Padding sets your scale (50 in the first case): every real token would look white. Use "
+        "Padding sets your scale (50 in the first case), so every real token looks white: use "
         "the mask.": (
             REAL,
             "values[values.isfinite()]",
         ),
-        "You take the largest number, and -3 is far from zero too: take magnitudes.": (
+        "You take the largest number, but -3 is far from zero too: take absolute values.": (
             "real.abs()",
             "real",
         ),
-        "You take the smallest magnitude: full colour belongs to the largest.": ("amax", "amin"),
-        "That is a mean: full colour belongs to the largest magnitude.": ("amax", "mean"),
-        "One infinite or NaN value sets the scale, and all the others lose their colour.": (
+        "You take the smallest absolute value: full colour is for the largest.": ("amax", "amin"),
+        "That is a mean: full colour is for the largest absolute value.": ("amax", "mean"),
+        "One infinite or NaN value sets the scale, and all others lose their colour.": (
             REAL,
             "values[mask]",
         ),
-        "Two cases are missing: a value that is infinite or NaN, which must not set the scale, "
-        "and a row without a real token, where max has nothing to choose from.": (
+        "Two cases are missing: an infinite or NaN value, which must not set the scale, and a "
+        "row without a real token, which has no maximum.": (
             REAL,
             "values[mask]",
             LARGEST,
             "real.abs().amax()",
         ),
-        "Infinity times zero is NaN, and so the padding sets your scale after all: choose the "
-        "real and finite values, do not multiply by the mask.": (REAL, "values * mask"),
-        "In a row without a real token max has nothing to choose from: return 0.": (
+        "Infinity times zero is NaN, so padding sets your scale after all: choose the real, "
+        "finite values instead of multiplying by the mask.": (REAL, "values * mask"),
+        "A row without a real token has no maximum: return 0.": (
             LARGEST,
             "real.abs().amax()",
         ),
