@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.exercises import probes, progress
+from rlhf_nb.exercises.probe_form import sort_of
 from rlhf_nb.exercises.trial import Trait, Trial
 from rlhf_nb.exercises.values import (
     Case,
@@ -149,9 +150,10 @@ class Exercise:
                     "You changed an argument in place, and the caller needs it unchanged: copy it.",
                     self._seen(case, got[-1]),
                 )
-        if all(one is None for one in got):
-            return Verdict(False, f"{self.name} returns None: write its body, then run this cell.")
         want = [self.result(self.right, fresh(case)) for case in cases]
+        if all(one is None for one in got):
+            what = f"{self.name} returns None instead of a {sort_of(want[0])}"
+            return Verdict(False, f"{what}: write its body, then run this cell again.")
         failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
         failing += [i for i in weights if self._gradients_differ(answer, cases[i])]

@@ -82,7 +82,7 @@ def kind(t: Trial) -> str | None:
     if inspect.isgenerator(got):
         return "Your function is a generator: return the values themselves, without yield."
     if got is None:
-        return f"Your function returned None instead of a {_sort(want)}: is a return missing?"
+        return f"Your function returned None instead of a {sort_of(want)}: is a return missing?"
     if isinstance(want, (tuple, dict)) or plain(want) is None:
         count = len(want) if isinstance(want, (tuple, list, dict)) else None
         several = parts(got)
@@ -102,7 +102,8 @@ def kind(t: Trial) -> str | None:
     return None
 
 
-def _sort(want: Any) -> str:
+def sort_of(want: Any) -> str:
+    "What a result is, in a word."
     return "number" if isinstance(want, (int, float)) else type(want).__name__.lower()
 
 
