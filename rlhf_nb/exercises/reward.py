@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Generator, Tensor
 
@@ -61,6 +63,20 @@ LOSS = Exercise(
             LOSS_OF,
             "-torch.sigmoid(chosen - rejected).log()",
         ),
+        "The rejected answer is preferred, and a large exponential overflows: take chosen minus "
+        "rejected, with logaddexp or logsigmoid.": (
+            LOSS_OF,
+            "torch.log(1 + torch.exp(chosen - rejected))",
+        ),
+        **{
+            f"{guard} inside the logarithm caps the loss at {-math.log(float(guard)):.1f}, however "
+            "wrong the model is, and leaves no gradient there: logaddexp and logsigmoid need no "
+            "such guard.": (
+                LOSS_OF,
+                f"-(torch.sigmoid(chosen - rejected) + {guard}).log()",
+            )
+            for guard in ("1e-12", "1e-10", "1e-9", "1e-8", "1e-7", "1e-6")
+        },
         "You judge each score alone: only their difference counts.": (
             LOSS_OF,
             "-torch.nn.functional.logsigmoid(chosen) - torch.nn.functional.logsigmoid(-rejected)",
@@ -140,6 +156,16 @@ FAIR = Exercise(
         ),
         "Ties count as shorter: leave out a gap of 0.": ("gap < 0", "gap <= 0"),
         "Ties count as longer: leave out a gap of 0.": ("gap > 0", "gap >= 0"),
+        "Ties count as longer and as shorter: leave out a gap of 0.": (
+            "gap > 0",
+            "gap >= 0",
+            "gap < 0",
+            "gap <= 0",
+        ),
+        "Each group is divided by the number of all pairs: divide by its own.": (
+            BOTH,
+            "((right & (gap > 0)).float().mean() + (right & (gap < 0)).float().mean()) / 2",
+        ),
         "This is the sum of the two means: halve it.": (BOTH, "longer + shorter"),
         "This is half the difference of the two means: add them.": (BOTH, "(longer - shorter) / 2"),
         "You count the pairs of each group: take their mean.": (

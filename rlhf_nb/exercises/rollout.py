@@ -65,6 +65,33 @@ TOP_P = Exercise(
             BACK,
             "too_late.gather(-1, order)",
         ),
+        "The sorted logits are not put back: gather with order takes them from the wrong places. "
+        "Use scatter, or gather with order.argsort(-1).": (
+            f"logits.masked_fill({BACK}, -math.inf)",
+            "ordered.masked_fill(too_late, -math.inf).gather(-1, order)",
+        ),
+        "The token that crosses top_p is cut, unless it is the first: compare the sum before each "
+        "token.": (
+            "p.cumsum(-1) - p >= top_p",
+            "(p.cumsum(-1) > top_p) & (torch.arange(p.shape[-1]) > 0)",
+        ),
+        "Tokens are taken in the vocabulary's order, and the one that crosses top_p is cut: sort, "
+        "the likeliest first, and compare the sum before each token.": (
+            f"logits.masked_fill({BACK}, -math.inf)",
+            "logits.masked_fill(logits.softmax(-1).cumsum(-1) >= top_p, -math.inf)",
+        ),
+        "A token is cut where its own probability is below 1 - top_p: the sum of the likelier "
+        "ones is what counts.": (
+            "p.cumsum(-1) - p >= top_p",
+            "p < 1 - top_p",
+        ),
+        **{
+            f"What is cut has a logit of {low}, which is finite: it needs minus infinity, -inf.": (
+                "-math.inf",
+                low,
+            )
+            for low in ("-1e4", "-1e9", "-1e10", "torch.finfo(logits.dtype).min")
+        },
         "You ask whether each token alone reaches top_p: their sum has to.": (
             "p.cumsum(-1) - p >= top_p",
             "p < top_p",

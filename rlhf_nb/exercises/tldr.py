@@ -56,6 +56,7 @@ def _points_cases(g: Generator) -> list[Case]:
         "my boss sold my car. should i leave?",
         "",
         "bike, bike, bike",
+        "my boss sold my car, no, my bike.",
     ]
     return [dict(summary=text, facts=dict(truth)) for text in fixed] + [drawn(), drawn(), drawn()]
 
@@ -92,6 +93,35 @@ POINTS = Exercise(
         "Every word that names a fact brings a point, true or not: compare it with facts.": (
             "len(right) - 2 * len(stated - right)",
             "len(stated)",
+        ),
+        "`my` and `on` cost points too: only words in SLOT claim a fact, the others are free.": (
+            " if word in SLOT",
+            "",
+            "if facts[SLOT[word]] == word",
+            "if word in facts.values()",
+        ),
+        "Not every word is in SLOT, and the keys of facts are slots: look up only words of SLOT, "
+        "and compare each with facts[SLOT[word]].": (" if word in SLOT", ""),
+        "Words are compared with the names of the slots, the keys of facts: the true word of a "
+        "slot is facts[slot].": ("facts[SLOT[word]] == word", "word in facts"),
+        "Inventions are free, and `car` counts in `careless`: compare whole words, and subtract "
+        "two points for each invention.": (
+            'word for word in re.findall(r"\\w+", summary) if word in SLOT',
+            "word for word in SLOT if word in summary",
+            " - 2 * len(stated - right)",
+            "",
+        ),
+        "Only the first word of a slot counts, and later inventions are free: look at every "
+        "word.": (
+            '{word for word in re.findall(r"\\w+", summary) if word in SLOT}',
+            "set({SLOT[word]: word for word in reversed(re.findall(r'\\w+', summary)) if word in "
+            "SLOT}.values())",
+        ),
+        "Only the last word of a slot counts, and earlier inventions are free: look at every "
+        "word.": (
+            '{word for word in re.findall(r"\\w+", summary) if word in SLOT}',
+            "set({SLOT[word]: word for word in re.findall(r'\\w+', summary) if word in "
+            "SLOT}.values())",
         ),
         "True words count as inventions: the condition is the other way round.": (
             "== word",
