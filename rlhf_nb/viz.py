@@ -316,7 +316,7 @@ def _grid(count: int, ncols: int) -> tuple[Figure, list[Axes]]:
 def _tidy(axis: Axes, title: str, xlabel: str) -> None:
     "Few ticks, whole numbers written out, no box."
     axis.set(title=title, xlabel=xlabel)
-    axis.xaxis.set_major_locator(MaxNLocator(4))
+    axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.3)
