@@ -41,7 +41,7 @@ def hidden_states(policy: Any) -> Iterator[list[Tensor]]:
 class PolicyAndValue(nn.Module):
     "Policy and value model as one module: all that an optimizer and a launcher see."
 
-    def __init__(self, policy: Any, value: Any):
+    def __init__(self, policy: Any, value: Any = None):  # None: an objective without a critic
         super().__init__()
         self.policy: Any = policy
         self.value: Any = value
@@ -65,12 +65,14 @@ class PolicyAndValue(nn.Module):
         entropy: str | None = None,  # "learn", "look" or None, as in `response_logprobs`
         align: int | None = None,  # of `pack`
         detach: bool = False,  # the value loss moves a head on the body alone, not the body
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        "Log-probs, entropy (None where not wanted) and values, [B, T] each."
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        "Log-probs, entropy (None where not wanted) and values (None without a model), [B, T] each."
         rows = prompt_ids, prompt_mask, response_ids, mask
         measure = lambda: response_logprobs(
             self.policy, *rows, temperature=temperature, entropy=entropy, align=align
         )
+        if self.value is None:
+            return *measure(), None
         if not isinstance(self.value, ValueHead):
             return *measure(), response_values(self.value, *rows, align=align)[:, :-1]
         with hidden_states(self.policy) as captured:
@@ -94,7 +96,7 @@ class PolicyAndValue(nn.Module):
     def activation_checkpointing_enable(self, **kwargs: object) -> None:
         "Recompute activations in the backward pass of both."
         for model in (self.policy, self.value):
-            if not isinstance(model, ValueHead):
+            if model is not None and not isinstance(model, ValueHead):
                 model.activation_checkpointing_enable(**kwargs)
 
 # %% ../nbs/reference/41_forward.ipynb #5346a618
@@ -129,7 +131,7 @@ class Forwarded(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor | None  # None where it was not wanted
-    values: Tensor
+    values: Tensor | None  # None without a value model
 
 
 class Forward:

@@ -279,6 +279,7 @@ class PPOSetup:
     gather_for_generation: bool
     gpu_memory: float | None
     offload_frozen: bool = False
+    critic: bool = True  # False: an estimator that trains no value model
 
     @property
     def length(self) -> int:
@@ -309,9 +310,11 @@ class PPOSetup:
 
     @property
     def sizes(self) -> tuple[ModelSize, ModelSize | None, list[ModelSize]]:
-        "Policy, value model (None: a layer on the policy), and the frozen models."
+        "Policy, value model (None: a layer on the policy, or none), and frozen models."
         policy = model_size(self.policy, adapter=self.adapter)
-        value = None if self.share_value_trunk else model_size(self.value, True, self.value_adapter)
+        value = None
+        if self.critic and not self.share_value_trunk:
+            value = model_size(self.value, True, self.value_adapter)
         frozen = [] if self.adapter is not None else [model_size(self.policy)]
         if self.reward is not None:
             frozen.append(model_size(self.reward, True))
@@ -380,7 +383,7 @@ def states(setup: PPOSetup) -> dict[str, float]:
     policy, value, frozen = setup.sizes
     n, layout, form, trained = setup.num_processes, setup.layout, setup.form, setup.trained
     all_ = sum(m.params for m in trained)
-    learns = sum(m.trained for m in trained) + (0 if value else policy.hidden)
+    learns = sum(m.trained for m in trained) + (0 if value or not setup.critic else policy.hidden)
     own = 2 if setup.dtype == "bfloat16" else 4
     still = 0 if setup.offload_frozen else _frozen_bytes(setup) * sum(m.params for m in frozen)
     if layout in ("alone", "ddp"):
@@ -588,7 +591,7 @@ def _options(setup: PPOSetup) -> list[_Option]:
             gradient_accumulation_steps=steps,
         )
     if setup.adapter is None and (adapter := _lora("CAUSAL_LM")) is not None:
-        if setup.share_value_trunk:
+        if setup.share_value_trunk or not setup.critic:
             offer("LoRA", "--use_peft", adapter=adapter, value_adapter=None)
         else:
             offer(
@@ -597,7 +600,7 @@ def _options(setup: PPOSetup) -> list[_Option]:
                 adapter=adapter,
                 value_adapter=_lora("SEQ_CLS"),
             )
-    if not setup.share_value_trunk:
+    if setup.critic and not setup.share_value_trunk:
         offer("value on the policy's trunk", "--share_value_trunk", share_value_trunk=True)
     if setup.local_rollout_forward_batch_size > 8 and setup.rows > 8:
         offer(
@@ -822,6 +825,7 @@ def plan_memory(
     ds3_gather_for_generation: bool = True,
     gpu_memory: float | None = None,  # GiB of a GPU; None: unknown
     offload_frozen: bool = False,  # reference and reward model stay in host memory
+    critic: bool = True,  # False: an advantage_estimator that trains no value model
 ) -> MemoryPlan:
     """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the argument
     and the fix."""
@@ -846,6 +850,7 @@ def plan_memory(
         gather_for_generation=ds3_gather_for_generation,
         gpu_memory=gpu_memory,
         offload_frozen=offload_frozen,
+        critic=critic,
     )
     _check(setup)
     return _plan(setup)

@@ -28,7 +28,7 @@ from rlhf_nb.shaping import (
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
 
 # %% auto #0
-__all__ = ['Reduce', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics']
+__all__ = ['Reduce', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'GROUPED', 'dr_grpo', 'rloo', 'grpo', 'check_groups', 'estimate_advantages', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
 
 # %% ../nbs/course/12_ppo.ipynb #993552ae
 def final_scores(
@@ -64,10 +64,12 @@ def with_advantages(
     rewards, _ = shape_rewards(r.scores, r.kl, r.mask, kl_coef, cfg.reward_slot)
     if cfg.whiten_rewards:
         rewards = whiten(rewards, slots, shift_mean=False, reduce=reduce)
-    advantages = gae(rewards, r.values, slots, cfg.gamma, cfg.lam, last_value)
+    advantages = targets = gae(rewards, r.values, slots, cfg.gamma, cfg.lam, last_value)
+    if cfg.lam_value is not None:
+        targets = gae(rewards, r.values, slots, cfg.gamma, cfg.lam_value, last_value)
     return r.with_(
         rewards=rewards,
-        returns=returns_from(advantages, r.values, slots),
+        returns=returns_from(targets, r.values, slots),
         advantages=whiten(advantages * r.mask, r.mask, reduce=reduce),
     )
 
@@ -95,28 +97,37 @@ def ppo_loss(
     r: Rollout,
     cfg: Objective,
     value_only: bool = False,  # during a value warm-up
+    kl_coef: float = 0.0,  # of a KL in the loss
+    weights: Tensor | float = 1.0,  # [B, 1] of the tokens of each response, as of `loss_weights`
 ) -> tuple[Tensor, dict[str, Tensor]]:  # the loss; sums over tokens to log, "tokens" among them
     "Sum of the loss over the real tokens of some rows. Schulman et al. 2017, eq. 7 and 9."
-    slots = slot_mask(r.mask, cfg.reward_slot)
     clip = cfg.cliprange, cfg.cliprange_high
-    weighted = r.advantages
+    new, old, weighted = now.logprobs, r.logprobs, r.advantages * weights
     if r.engine_logprobs is not None and cfg.vllm_importance_sampling_correction:
         cap = cfg.vllm_importance_sampling_cap
         weighted = weighted * importance_weights(r.logprobs, r.engine_logprobs, r.mask, cap)
-    policy = policy_loss(now.logprobs, r.logprobs, weighted, r.mask, *clip, dual_clip=cfg.dual_clip)
-    value = value_loss(now.values, r.values, r.returns, slots, cfg.cliprange_value)
+    logged = policy_diagnostics(new, old, r.advantages, r.mask, *clip)
+    if cfg.importance_level == "sequence":
+        new, old = sequence_log_ratio(new, old, r.mask), torch.zeros_like(old)
+        of_ratio = policy_diagnostics(new, old, r.advantages, r.mask, *clip)
+        logged = of_ratio | dict(approxkl=logged["approxkl"])
+    policy = policy_loss(new, old, weighted, r.mask, *clip, dual_clip=cfg.dual_clip)
     entropy = policy.new_zeros(()) if now.entropy is None else masked_sum(now.entropy, r.mask)
-    # 0 x the policy's part keeps its weights in the graph: DDP waits for a gradient of each
     of_policy = policy - cfg.entropy_coef * entropy
-    loss = cfg.vf_coef * value + (0.0 if value_only else 1.0) * of_policy
-    values = value_diagnostics(now.values, r.values, r.returns, slots, cfg.cliprange_value)
-    logged = policy_diagnostics(now.logprobs, r.logprobs, r.advantages, r.mask, *clip) | dict(
-        loss=cfg.vf_coef * value + of_policy,
-        policy=policy,
-        value=value,
-        entropy=entropy,
-        value_clipfrac=values["clipfrac"],
-    )
+    if cfg.kl_in == "loss":
+        kl = kl_in_loss(now.logprobs, r.ref_logprobs, r.mask, cfg.kl_estimator)
+        logged["kl"] = masked_sum(kl * weights, r.mask)
+        of_policy = of_policy + kl_coef * logged["kl"]
+    of_value = policy.new_zeros(())
+    if now.values is not None:  # None: no value model
+        slots = slot_mask(r.mask, cfg.reward_slot)
+        value = value_loss(now.values, r.values, r.returns, slots, cfg.cliprange_value)
+        of_value = cfg.vf_coef * value
+        values = value_diagnostics(now.values, r.values, r.returns, slots, cfg.cliprange_value)
+        logged |= dict(value=value, value_clipfrac=values["clipfrac"])
+    logged |= dict(loss=of_value + of_policy, policy=policy, entropy=entropy)
+    # 0 x the policy's part keeps its weights in the graph: DDP waits for a gradient of each
+    loss = of_value + (0.0 if value_only else 1.0) * of_policy
     return loss, {name: x.detach() for name, x in logged.items()}
 
 # %% ../nbs/reference/45_update.ipynb #73e0528f
@@ -154,6 +165,11 @@ class Objective:
     kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = setting(
         "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary."
     )
+    kl_in: Literal["reward", "loss"] = setting(
+        "reward",
+        "reward: each token is charged for its KL, detached; loss: kl_coef times the estimator is "
+        "added to the policy's loss, with its gradient.",
+    )
     kl_controller: Literal["fixed", "adaptive"] = setting(
         "fixed",
         "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
@@ -175,10 +191,28 @@ class Objective:
     )
 
     # Advantages
+    advantage_estimator: Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce_pp"] = setting(
+        "gae",
+        "gae, with a value model; rloo, grpo or dr_grpo: against the other responses to the prompt "
+        "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
+    )
     gamma: Share = setting(1.0, "Discount per token.")
     lam: Share = setting(0.95, "Lambda of GAE.")
+    lam_value: Share | None = setting(
+        None, "Lambda of the value model's targets. None: that of GAE; 1: the rewards to go."
+    )
 
     # Losses
+    importance_level: Literal["token", "sequence"] = setting(
+        "token",
+        "sequence: one ratio for all tokens of a response, their geometric mean; it needs a "
+        "cliprange about 500 times smaller.",
+    )
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
+        "token_mean",
+        "The policy's loss and a KL in it: mean over tokens; mean over responses of means over "
+        "their tokens; or sum over tokens, divided by responses times response_length.",
+    )
     cliprange: Positive = setting(0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.")
     cliprange_high: Positive | None = setting(None, "Upper range, where it differs.")
     dual_clip: Annotated[float, Range(above=1)] | None = setting(
@@ -231,31 +265,32 @@ def update_metrics(
     each = {name: value / sums["tokens"] for name, value in sums.items()}
     episodes = total(torch.ones(len(r), device=r.mask.device))
     kl, score = total(real(r.kl)) / episodes, total(r.scores) / episodes
-    metrics = Metrics(
-        {
-            "objective/kl": kl,
-            "objective/entropy": total(real(-r.logprobs)) / episodes,
-            "objective/non_score_reward": -kl_coef * kl,
-            "objective/rlhf_reward": score - kl_coef * kl,
-            "objective/scores": score,
-            "objective/raw_scores": total(r.raw_scores) / episodes,
-            "objective/kl_coef": kl_coef,
-            "policy/approxkl_avg": each["approxkl"],
-            "policy/clipfrac_avg": each["clipfrac"],
-            "policy/entropy_avg": each["entropy"],
-            "policy/grad_norm": sum(grad_norms) / len(grad_norms),
-            "loss/policy_avg": each["policy"],
-            "loss/value_avg": each["value"],
-            "val/clipfrac_avg": each["value_clipfrac"],
-            "val/ratio": each["ratio"],
-            "val/ratio_var": max(0.0, each["ratio_sq"] - each["ratio"] ** 2),
-            "val/num_eos_tokens": total(r.stopped),
-            "val/explained_variance": float(
-                explained_variance(r.values, r.returns, r.mask, reduce=reduce)
-            ),
-            "tokens/response_length": total(r.mask) / episodes,
-        }
-    )
+    explained = None  # without a value model
+    if r.values is not None:
+        explained = float(explained_variance(r.values, r.returns, r.mask, reduce=reduce))
+    values = {
+        "objective/kl": kl,
+        "objective/entropy": total(real(-r.logprobs)) / episodes,
+        "objective/non_score_reward": -kl_coef * kl,
+        "objective/rlhf_reward": score - kl_coef * kl,
+        "objective/scores": score,
+        "objective/raw_scores": total(r.raw_scores) / episodes,
+        "objective/kl_coef": kl_coef,
+        "policy/approxkl_avg": each["approxkl"],
+        "policy/clipfrac_avg": each["clipfrac"],
+        "policy/entropy_avg": each["entropy"],
+        "policy/grad_norm": sum(grad_norms) / len(grad_norms),
+        "loss/policy_avg": each["policy"],
+        "loss/kl_avg": each.get("kl"),
+        "loss/value_avg": each.get("value"),
+        "val/clipfrac_avg": each.get("value_clipfrac"),
+        "val/ratio": each["ratio"],
+        "val/ratio_var": max(0.0, each["ratio_sq"] - each["ratio"] ** 2),
+        "val/num_eos_tokens": total(r.stopped),
+        "val/explained_variance": explained,
+        "tokens/response_length": total(r.mask) / episodes,
+    }
+    metrics = Metrics({name: x for name, x in values.items() if x is not None})
     for name, column in r.columns.items():
         if name.startswith("score/"):  # of one of several judges
             scores = torch.tensor(column, device=r.mask.device)
@@ -278,3 +313,116 @@ def engine_metrics(
     most, tokens = largest(sums.pop("weight_max")), reduce(sums.pop("tokens"))
     means = {f"sampling/{name}": (reduce(x) / tokens).item() for name, x in sums.items()}
     return means | {"sampling/weight_max": most.item()}
+
+# %% ../nbs/reference/55_estimators.ipynb #3ee33d7c
+from .kl import estimate_kl
+from .masks import log_ratio
+
+# %% ../nbs/reference/55_estimators.ipynb #cb4467cf
+def dr_grpo(
+    earned: Tensor,  # [B] of each response, K in a row for one prompt
+    size: int,  # K
+) -> Tensor:  # [B]
+    "R less the mean of its group; exactly 0 where all are equal. Liu et al. 2025 (2503.20783)."
+    if size < 2 or len(earned) % size:
+        raise ValueError(
+            f"{len(earned)} responses in groups of {size}: give whole groups of 2 or more."
+        )
+    groups = earned.unflatten(0, (-1, size))
+    groups = groups - groups[:, :1]  # else a rounded mean leaves something of equal numbers
+    return (groups - groups.mean(1, keepdim=True)).flatten()
+
+# %% ../nbs/reference/55_estimators.ipynb #13578bab
+def rloo(
+    earned: Tensor,  # [B] of each response, K in a row for one prompt
+    size: int,  # K
+) -> Tensor:  # [B]
+    "R less the mean of the others in its group. Ahmadian et al. 2024 (2402.14740)."
+    return dr_grpo(earned, size) * size / (size - 1)
+
+# %% ../nbs/reference/55_estimators.ipynb #be282e40
+def grpo(
+    earned: Tensor,  # [B] of each response, K in a row for one prompt
+    size: int,  # K
+    eps: float = 1e-4,  # added to the deviation, so that equal scores up to rounding stay small
+) -> Tensor:  # [B]
+    "R less the mean of its group, over its deviation (by K - 1). Shao et al. 2024 (2402.03300)."
+    deviation = earned.unflatten(0, (-1, size)).std(1).repeat_interleave(size)
+    return dr_grpo(earned, size) / (deviation + eps)
+
+
+GROUPED = dict(rloo=rloo, grpo=grpo, dr_grpo=dr_grpo)  # what compares the responses to one prompt
+
+# %% ../nbs/reference/55_estimators.ipynb #fb78b19a
+def check_groups(
+    r: Rollout,
+    size: int,  # responses to each prompt
+) -> None:
+    "Raises ValueError where responses in a row, so many at a time, do not share their prompt."
+    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)
+    if len(r) % size or prompts.unflatten(0, (-1, size)).diff(dim=1).any():
+        raise ValueError(
+            f"the {len(r)} responses are not {size} in a row to each prompt (num_generations): "
+            "advantages come from the whole rollout, before rows are selected or shuffled."
+        )
+
+
+def estimate_advantages(
+    r: Rollout,  # with scores and kl; for gae with values
+    cfg: Objective,
+    kl_coef: float,
+    num_generations: int = 1,  # responses in a row that share their prompt
+    last_value: Tensor | None = None,  # [B] after the last token, for gae; None: 0
+    reduce: Reduce | None = None,
+) -> Rollout:  # with rewards and advantages; for gae with returns
+    "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
+    in_reward = kl_coef if cfg.kl_in == "reward" else 0.0
+    if cfg.advantage_estimator == "gae":
+        return with_advantages(r, cfg, in_reward, last_value, reduce)
+    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, in_reward, cfg.reward_slot)
+    if cfg.advantage_estimator == "reinforce_pp":
+        slots = slot_mask(r.mask, cfg.reward_slot)
+        to_go = gae(rewards, torch.zeros_like(rewards), slots, cfg.gamma, lam=1.0)
+        return r.with_(rewards=rewards, advantages=whiten(to_go * r.mask, r.mask, reduce=reduce))
+    check_groups(r, num_generations)
+    of_group = GROUPED[cfg.advantage_estimator](rewards.sum(1), num_generations)
+    return r.with_(rewards=rewards, advantages=of_group[:, None] * r.mask)
+
+# %% ../nbs/reference/55_estimators.ipynb #64e62e21
+def kl_in_loss(
+    logprobs: Tensor,  # [B, T] of the policy now; the gradient flows here
+    ref_logprobs: Tensor,  # [B, T] of the reference
+    mask: Tensor,  # [B, T] true on real tokens
+    estimator: str = "k3",  # k2, k3 or abs
+) -> Tensor:  # [B, T] nats, zero on padding
+    "The estimate of each token's KL, with its gradient. Shao et al. 2024 (2402.03300), eq. 4."
+    x = log_ratio(logprobs, ref_logprobs, mask)
+    return estimate_kl(x, torch.zeros_like(x), estimator)
+
+# %% ../nbs/reference/55_estimators.ipynb #6726bd05
+def sequence_log_ratio(
+    logprobs: Tensor,  # [B, T] of the policy now; the gradient flows here
+    old_logprobs: Tensor,  # [B, T] of the policy that sampled
+    mask: Tensor,  # [B, T] true on real tokens
+) -> Tensor:  # [B, T] the same number on all real tokens of a response, zero on padding
+    "Log of the geometric mean of a response's ratios. Zheng et al. 2025 (2507.18071), eq. 7."
+    total = log_ratio(logprobs, old_logprobs, mask).sum(1, keepdim=True)
+    return total / mask.sum(1, keepdim=True).clamp(min=1) * mask
+
+# %% ../nbs/reference/55_estimators.ipynb #44673736
+def loss_weights(
+    mask: Tensor,  # [B, T] of this rank's rollout
+    rows: Tensor,  # row indices of the mini-batch
+    aggregation: str,  # token_mean, sequence_mean or constant
+    response_length: int,  # the constant
+    reduce: Reduce = lambda x: x,
+) -> Tensor:  # [B, 1] of each token of a response, for a sum divided by the mini-batch's tokens
+    "token_mean: 1. sequence_mean: Shao et al. 2024, eq. 3. constant: Liu et al. 2025."
+    lengths = mask.sum(1, keepdim=True)
+    if aggregation == "token_mean":
+        return torch.ones_like(lengths, dtype=torch.float32)
+    counts = torch.stack([lengths[rows].sum(), lengths.new_tensor(len(rows))])
+    tokens, responses = reduce(counts)
+    constant = torch.full_like(lengths, response_length)
+    per_response = lengths.clamp(min=1) if aggregation == "sequence_mean" else constant
+    return tokens / (responses * per_response)

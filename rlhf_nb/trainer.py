@@ -31,18 +31,19 @@ from .models import check_tokenizer, load_tokenizer
 from rlhf_nb.ppo import (
     Metrics,
     engine_metrics,
+    estimate_advantages,
     final_scores,
+    loss_weights,
     mini_batches,
     ppo_loss,
     update_metrics,
-    with_advantages,
 )
 from .reward import Judges
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .runtime.build import as_reference, build_models, readers, split_groups, try_models
 from .runtime.compat import old_names, refuse_step
 from .runtime.completions import report_completions
-from .runtime.config import PPOConfig, check_args
+from .runtime.config import PPOConfig, check_args, check_estimator
 from .runtime.layout import Layout, Measure, Placed, layer_by_layer
 from .runtime.loop import UpdateTrainer
 from .runtime.opened import reads_end_to_end
@@ -109,13 +110,15 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
     if args.offload_frozen:
         memory += ", reference and reward model in host memory between uses"
     engine = f"sampling by vLLM ({args.vllm_mode}); " if args.use_vllm else ""
+    critic = "no value model" if pair.value is None else "value model "
+    if pair.value is not None:
+        critic += parameter_counts(pair.value)
     return (
         f"PPO: {args.num_total_batches} updates of {args.batch_size} responses, each "
         f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
         f"{args.mini_batch_size}, micro-batches of {args.per_device_train_batch_size}; "
         f"{layout.describe()}, {device}, {precision}, activations {memory}; {engine}"
-        f"trained parameters: policy {parameter_counts(pair.policy)}, value model "
-        f"{parameter_counts(pair.value)}."
+        f"trained parameters: policy {parameter_counts(pair.policy)}, {critic}."
     )
 
 # %% ../nbs/reference/48_trainer.ipynb #439b1c7b
@@ -150,11 +153,11 @@ class PPOTrainer(UpdateTrainer):
         value_peft_config: Any = None,  # of peft: an adapter for the value model
     ):
         check_args(args, PPOConfig)
+        check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = reward_processing_class
-        named: Any = model if processing_class is None else processing_class
-        tokenizer = load_tokenizer(named)
+        tokenizer = load_tokenizer(model if processing_class is None else processing_class)
         reader = None if own is None else load_tokenizer(own)
         self.judges = Judges(reward_model, args.reward_weights, reader)
         models = model, ref_model, reward_model, value_model
@@ -253,14 +256,15 @@ class PPOTrainer(UpdateTrainer):
                 temperature=args.temperature,
             ),
         )
-        measure = lambda some: self.forward(self.model_wrapped, some)[::2]
-        logprobs, values = self.forward.over(r, measure)
+        seen = lambda some: self.forward(self.model_wrapped, some)[::2]
+        measure = lambda some: tuple(x for x in seen(some) if x is not None)
+        logprobs, *values = self.forward.over(r, measure)  # no values without a value model
         ref_logprobs = self.reference(lambda model: self.forward.logprobs(model, r))
         return r.with_(
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             kl=self.kl(r, logprobs, ref_logprobs),
-            values=values * slot_mask(r.mask, args.reward_slot),
+            values=values[0] * slot_mask(r.mask, args.reward_slot) if values else None,
         )
 
     @torch.no_grad()
@@ -277,9 +281,10 @@ class PPOTrainer(UpdateTrainer):
 
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
-        "Per-token rewards, GAE, targets of the value model; whitened over all ranks."
-        last = self.last_values(r) if self.args.bootstrap_truncated else None
-        return with_advantages(r, self.args, self.controller.value, last, self.layout.sum)
+        "Per-token rewards, advantages by the estimator, and targets of the value model."
+        args, kl_coef = self.args, self.controller.value
+        last = self.last_values(r) if args.bootstrap_truncated else None
+        return estimate_advantages(r, args, kl_coef, args.num_generations, last, self.layout.sum)
 
     def update(self, r: Rollout) -> Metrics:
         "num_ppo_epochs x num_mini_batches optimizer steps; returns the metrics of the update."
@@ -358,12 +363,21 @@ class PPOTrainer(UpdateTrainer):
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
         tokens = self.layout.sum(r.mask[rows].sum())
+        how = args.loss_aggregation, args.response_length
+        weights = loss_weights(r.mask, rows, *how, reduce=self.layout.sum)
         parts = self.forward.split(r, rows, args.per_device_train_batch_size)
         for i, part in enumerate(parts):
             some, last = r.select(part), i == len(parts) - 1
             with self.layout.accumulate(model, last):
                 now = self.forward(model, some, entropy, detach=warming)
-                loss, logged = ppo_loss(now, some, args, value_only=warming)
+                loss, logged = ppo_loss(
+                    now,
+                    some,
+                    args,
+                    value_only=warming,
+                    kl_coef=self.controller.value,
+                    weights=weights[part],
+                )
                 if not torch.isfinite(loss):
                     self.optimizer.zero_grad()
                     raise FloatingPointError(
@@ -596,12 +610,13 @@ class PPOTrainer(UpdateTrainer):
             policy, state = policy.merge_and_unload(), None
         stops = self.sampling_settings.stop_ids
         save_policy(policy, self.processing_class, folder, state, stop_ids=stops)
-        if self.stage is not None:
+        if self.stage is not None and pair.value is not None:
             save_weights(pair.value, folder / "value", of_value)
 
     def read_model(self, folder: Path, model: Any) -> None:
         load_weights(model.policy, folder)
-        load_weights(model.value, folder / "value")
+        if model.value is not None:
+            load_weights(model.value, folder / "value")
 
     def run_state(self) -> dict[str, Any]:
         return dict(controller=self.controller.state_dict(), moments=self.moments.state_dict())

@@ -81,7 +81,9 @@ class OtherLoss(PPOTrainer):
     def gradients(self, model, r, rows):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                rlhf_nb.trainer, "ppo_loss", lambda now, r, args, **how: self.loss_of(now, r, **how)
+                rlhf_nb.trainer,
+                "ppo_loss",  # its other arguments are of settings that no such trainer has
+                lambda now, r, args, value_only, **_: self.loss_of(now, r, value_only=value_only),
             )
             return super().gradients(model, r, rows)
 

@@ -82,6 +82,11 @@ NEW = dict(
     micro_batch_tokens=None,
     overwrite_output_dir=False,
     resume_anyway=None,
+    advantage_estimator="gae",
+    kl_in="reward",
+    loss_aggregation="token_mean",
+    importance_level="token",
+    lam_value=None,
 )
 
 

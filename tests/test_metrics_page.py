@@ -134,13 +134,15 @@ def reward_logs(letters, policy, tmp_path_factory) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
-    "Of a run whose answers a stand-in for vLLM wrote."
+    "Of a run whose answers a stand-in for vLLM wrote, and whose loss holds a KL."
     args = PPOConfig(
         str(tmp_path_factory.mktemp("engine")),
         total_episodes=4,
         response_length=4,
         num_sample_generations=0,
         use_vllm=True,
+        kl_in="loss",
+        kl_estimator="k3",
         **QUIET,
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -90,12 +90,17 @@ def alone(tmp_path_factory):
     params=[
         "plain",
         "lora",
+        "grpo",
+        "reinforce_pp",
         "plain-zero2",
         "named-zero3",
         "named-fsdp2",
         *[
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("trunk", "lora-zero2", "away-zero2", "away-fsdp2")
+            for name in (
+                *("trunk", "lora-zero2", "away-zero2", "away-fsdp2"),
+                *("grpo-zero2", "grpo-zero3", "grpo-fsdp2"),
+            )
         ],
     ],
 )
@@ -140,13 +145,13 @@ def test_fault_13_saving_and_lora_under_two_processes(both):
 # catches: rows written twice or not at all, both ranks drawing the same prompts
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_rollouts_and_completions_are_written_once(both):
-    folder, _ = both
+    folder, kind = both
     files = sorted((folder / "whole" / "rollouts").iterdir())
     assert [path.stem for path in files] == [
         f"update-{n:05d}-rank{rank}" for n in range(3) for rank in range(2)
     ]
     prompts = [prompt for path in files for prompt in Rollout.load(path).prompts]
-    assert len(prompts) == 24 and len(set(prompts)) == 24
+    assert len(prompts) == 24 and len(set(prompts)) == (12 if kind == "grpo" else 24)
     tables = list((folder / "whole" / "completions").glob("*.csv"))
     assert len(tables) == 1 and len(tables[0].read_text().strip().splitlines()) >= 6
     state = json.loads((folder / "whole" / "checkpoint-3" / "trainer_state.json").read_text())
@@ -187,7 +192,8 @@ def check_same_numbers(folders: list[Path], kind: str, micro: int = 2) -> None:
     assert {int(part.mask.sum()) for part in parts} != {
         int(whole.mask.sum()) // 2
     }  # ranks with other numbers of tokens
-    for name in ("scores", "rewards", "advantages", "returns"):
+    assert (whole.returns is None) == (kind in ("grpo", "reinforce_pp"))  # of a value model
+    for name in ("scores", "rewards", "advantages", *["returns"] * (whole.returns is not None)):
         torch.testing.assert_close(
             torch.cat([getattr(part, name) for part in parts]),
             getattr(whole, name),

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
-from rlhf_nb.cli.ppo_models import has_reward_model, policy_name
+from rlhf_nb.cli.ppo_models import check_critic, has_reward_model, policy_name
 from rlhf_nb.memory import MemoryPlan, plan_memory
 
 AS_IN_THE_RUN = (  # options that the plan takes over by name
@@ -114,6 +114,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
     models = PPOModelArguments(
         **{f.name: getattr(options, f.name) for f in fields(PPOModelArguments)}
     )
+    check_critic(models, options)
     name = policy_name(models.model_name_or_path, options.sft_model_path)
     policy = config_of("--model_name_or_path", name)
     reward, value = None, None
@@ -136,6 +137,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
         gpu_memory=gpu_memory_of(options),
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
+        critic=options.advantage_estimator == "gae",
         **precision_of(options),
         **{key: getattr(options, key) for key in AS_IN_THE_RUN},
     )
@@ -148,7 +150,8 @@ def dry_run(options: Namespace, console: Console | None = None) -> int:
     with no_bars():
         plan = plan_of(options)
     setup, (policy, value, _) = plan.setup, plan.setup.sizes
-    count = lambda size: f"{size.trained:,} of {size.params:,}" if size else "a layer on the policy"
+    head = "a layer on the policy" if setup.critic else "none"
+    count = lambda size: f"{size.trained:,} of {size.params:,}" if size else head
     assumed = "" if options.max_prompt_length else " (assumed: set --max_prompt_length)"
     memory = "recomputed" if setup.checkpointing else "kept"
     console = console or Console(

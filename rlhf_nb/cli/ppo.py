@@ -12,6 +12,7 @@ from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.plan import dry_run
 from rlhf_nb.cli.ppo_models import (
+    check_critic,
     policy_name,
     reference_of,
     reward_tokenizer_of,
@@ -95,6 +96,7 @@ def ppo_command(words: Sequence[str]) -> int | None:
     if options.dry_run:  # before PPOConfig, which checks what this machine can do
         return dry_run(options)
     data, models, args = ppo_parser().settings(words)
+    check_critic(models, args)
     with in_folder(args):
         name = policy_name(models.model_name_or_path, args.sft_model_path)
         given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"

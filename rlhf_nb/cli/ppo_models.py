@@ -15,6 +15,7 @@ from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
 from rlhf_nb.reward import load_judge, load_reward_model
+from rlhf_nb.runtime.config import check_estimator
 from rlhf_nb.trainer import PPOConfig
 
 DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
@@ -79,6 +80,8 @@ def value_model_of(
 ) -> Any:
     "The value model that the options describe; None: the trainer makes one."
     value = None
+    if args.advantage_estimator != "gae":
+        return value
     from_reward = (
         isinstance(scorers[0], Module) and models.reward_tokenizer_name_or_path is None
     )  # the same tokens mean the same to both
@@ -98,6 +101,20 @@ def value_model_of(
     if value is None:
         value = copy.deepcopy(scorers[0]) if from_reward else scorer_from(policy, args.seed)
     return zero_head(value)
+
+
+def check_critic(
+    models: Any,  # PPOModelArguments, or the options
+    args: Any,  # PPOConfig, or the options
+) -> None:
+    "Raises ValueError on settings and models of a critic for an estimator that has none."
+    check_estimator(
+        args,
+        **{
+            f"--{name}": getattr(models, name)
+            for name in ("value_model_path", "zero_value_head", "value_use_peft")
+        },
+    )
 
 
 def reference_of(models: PPOModelArguments, name: str) -> PreTrainedModel | None:

@@ -94,6 +94,8 @@ def build_models(
             grown_for_pad(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
+    if args.advantage_estimator != "gae":  # no critic: its settings were refused before
+        return without_dropout(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
         if value_model is not None:
             raise ValueError(
@@ -145,7 +147,8 @@ def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
 
 def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
     "The models that read the policy's ids, prompt and response, by name."
-    value = [] if isinstance(pair.value, ValueHead) else [("value model", pair.value)]
+    own = pair.value is not None and not isinstance(pair.value, ValueHead)
+    value = [("value model", pair.value)] if own else []
     of_judges = judges.models if judges.tokenizer is None else []
     return [("policy", pair.policy), *(("reward model", judge) for judge in of_judges), *value]
 

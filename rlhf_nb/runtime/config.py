@@ -12,7 +12,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.ppo import Objective
+from rlhf_nb.ppo import GROUPED, Objective
 from rlhf_nb.runtime.compat import check_refused, check_sizes, old_names
 from rlhf_nb.runtime.fields import (
     Count,
@@ -315,7 +315,54 @@ def check_config(args: PPOConfig) -> None:
                 f"per_device_train_batch_size x gradient_accumulation_steps = {local} {what} do "
                 f"not divide into it; take a divisor of {local}",
             )
+    check_estimator(args)
     check_vllm(args)
+
+
+OF_CRITIC = (  # settings that only GAE and its value model read
+    "lam lam_value whiten_rewards bootstrap_truncated vf_coef cliprange_value value_learning_rate "
+    "value_warmup_updates share_value_trunk"
+).split()
+
+
+def check_estimator(
+    args: Any,  # PPOConfig, or its fields on a command line
+    **of_critic: Any,  # whatever else was given for a value model, by name
+) -> None:
+    "Settings of an estimator that exclude or need each other. Raises ValueError."
+    name = args.advantage_estimator
+    if name in GROUPED and args.num_generations == 1:
+        wanted = f"{name} compares the responses to one prompt; give 2 or more, such as 4"
+        refuse(args, "num_generations", wanted)
+    if name in GROUPED and args.gamma != 1:
+        refuse(args, "gamma", f"{name} has one advantage for a whole response; leave it at 1")
+    if name != "gae":
+        no_critic = (
+            f"advantage_estimator {name!r} has no value model; leave it out, or take "
+            "advantage_estimator='gae'"
+        )
+        defaults = {f.name: f.default for f in fields(PPOConfig)}
+        for setting_name in OF_CRITIC:
+            if getattr(args, setting_name) != defaults[setting_name]:
+                refuse(args, setting_name, no_critic)
+        for part, given in of_critic.items():
+            if given:
+                raise ValueError(f"{part} is given: {no_critic}.")
+    if args.importance_level == "sequence" and name not in GROUPED:
+        wanted = (
+            f"one ratio for a whole response would mix the advantages that {name} gives to each "
+            f"token; take advantage_estimator {', '.join(GROUPED)}, or importance_level='token'"
+        )
+        refuse(args, "importance_level", wanted)
+    if args.kl_in == "loss" and args.kl_estimator in NO_GRADIENT:
+        wanted = f"kl_in='loss' needs its gradient, and {NO_GRADIENT[args.kl_estimator]}"
+        refuse(args, "kl_estimator", f"{wanted}; take k2 or k3, or kl_in='reward'")
+
+
+NO_GRADIENT = {  # estimators that cannot be in the loss, and why
+    "k1": "that of k1 is 0 on average",
+    "full": "the exact sum is computed without one",
+}
 
 
 def check_vllm(args: PPOConfig) -> None:

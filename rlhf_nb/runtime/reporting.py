@@ -92,8 +92,9 @@ def ppo_card(trainer: Any, name: str) -> str:
         model = trainer.judges.judges[judge]
         kind = model_name(model) if isinstance(model, nn.Module) else "a function"
         models[f"reward: {judge}, weight {weight:g}"] = kind
-    head = isinstance(pair.value, ValueHead)
-    models["value"] = "a layer on the policy" if head else model_name(pair.value)
+    if pair.value is not None:
+        head = isinstance(pair.value, ValueHead)
+        models["value"] = "a layer on the policy" if head else model_name(pair.value)
     held = {f"evaluation {k}".strip(): x for k, x in sets_of(trainer.eval_dataset).items()}
     for split, rows in dict(training=trainer.train_dataset, **held).items():
         if rows is not None:

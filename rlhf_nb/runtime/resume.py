@@ -26,7 +26,8 @@ from rlhf_nb.runtime.layout import full_shape, sharded
 NAMING = set(
     "seed data_seed optim dataloader_drop_last train_sampling_strategy packing response_length "
     "num_generations temperature top_k top_p stop_strings normalize_scores non_eos_penalty "
-    "kl_estimator kl_controller reward_slot bootstrap_truncated whiten_rewards "
+    "kl_estimator kl_in kl_controller reward_slot bootstrap_truncated whiten_rewards "
+    "advantage_estimator loss_aggregation importance_level "
     "model_adapter_name ref_adapter_name".split()
 )
 # Settings that say where something is or goes, and nothing of the run.
@@ -211,7 +212,9 @@ def of_ppo(trainer: Any) -> dict[str, Any]:
     "What names a run of PPO: its models, judges, tokenizers and stop tokens."
     pair, judges = trainer.pair, trainer.judges
     names: dict[str, Any] = dict(processing_class=of_tokenizer(trainer.processing_class))
-    names |= of_model("model", pair.policy) | of_model("value_model", pair.value)
+    names |= of_model("model", pair.policy)
+    if pair.value is not None:
+        names |= of_model("value_model", pair.value)
     names["ref_model"] = "the policy without its adapter"
     if trainer.ref_model is not None:
         names |= of_model("ref_model", trainer.ref_model)
