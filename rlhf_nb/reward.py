@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'calibration_plot', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'calibration_plot', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -853,6 +853,7 @@ class Judges:
         given: Any,  # a model, its name, f(prompts, responses, **columns), or a list of these
         weights: Sequence[float] | None = None,  # None: 1 each
         tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
+        ensemble: Ensemble | None = None,  # makes one score of the models'; None: a weighted sum
     ):
         given = list(given) if isinstance(given, (list, tuple)) else [given]
         weights = [1.0] * len(given) if weights is None else list(weights)
@@ -880,6 +881,10 @@ class Judges:
             name = "model" if isinstance(judge, nn.Module) else rewarder_name(judge)
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight
+        self.members = [name for name in self.judges if name not in self.functions]
+        self.ensemble = ensemble
+        if ensemble is not None:
+            ensemble.check([self.weights[name] for name in self.members])
         self.layout: Layout | None = None
         self.placed: dict[str, Placed] = {
             name: partial(_in_place, judge) for name, judge in self.judges.items()
@@ -918,9 +923,42 @@ class Judges:
             scores[name] = score.to(r.mask.device).float()
         return scores
 
-    def total(self, scores: dict[str, Tensor]) -> Tensor:
-        "The weighted sum [B]."
-        return torch.stack([self.weights[name] * score for name, score in scores.items()]).sum(0)
+    def total(
+        self,
+        scores: dict[str, Tensor],  # [B] by judge
+        centers: Tensor | None = None,  # [M, B] of an ensemble's members
+    ) -> Tensor:
+        "The weighted sum [B], in which an ensemble is one judge of weight 1."
+        weighted = {name: self.weights[name] * score for name, score in scores.items()}
+        if self.ensemble is not None:
+            members = torch.stack([weighted.pop(name) for name in self.members])
+            weighted["ensemble"] = self.ensemble(members, centers)
+        return torch.stack(list(weighted.values())).sum(0)
+
+    def centers(
+        self,
+        scores: dict[str, Tensor],  # [B] by judge
+        r: Episodes,
+        tokenizer: PreTrainedTokenizerBase,  # the policy's
+    ) -> Tensor | None:  # [M, B]; None: nothing is centred
+        "What the scores of an ensemble's members are centred on."
+        if self.ensemble is None or self.ensemble.center == "none":
+            return None
+        if self.ensemble.center == "group":
+            members = torch.stack([scores[name] for name in self.members])
+            return group_centers(members, self.ensemble.group)
+        known = self.ensemble.known_answers(r.columns)
+        of_known = self.of_members(r.prompts, known, [True] * len(known), tokenizer)
+        return torch.stack(list(of_known.values())).to(r.mask.device)
+
+    def check_columns(self, *sets: Any) -> None:
+        "Raises ValueError where a data set lacks the column that an ensemble is centred on."
+        if self.ensemble is None or self.ensemble.center in ("none", "group"):
+            return
+        for data in sets:
+            if isinstance(data, Dataset):
+                names = [name for name in data.column_names if name != "prompt"]
+                self.ensemble.known_answers({name: data[name][:] for name in names})
 
     def of_texts(
         self,
@@ -930,25 +968,40 @@ class Judges:
         columns: dict[str, list],
         tokenizer: PreTrainedTokenizerBase,  # the policy's
     ) -> Tensor:
-        "Weighted scores [N] of texts; a rank without texts takes part if weights are sharded."
-        total = torch.zeros(len(answers))
+        "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
+        scores, centers = self.of_members(prompts, answers, stopped, tokenizer), None
+        if self.ensemble is not None and self.ensemble.center not in ("none", "group"):
+            known = self.ensemble.known_answers(columns) if answers else []
+            of_known = self.of_members(prompts, known, [True] * len(known), tokenizer)
+            centers = torch.stack(list(of_known.values()))
+        for name, judge in self.functions.items():
+            if answers:
+                scores[name] = call_reward(judge, prompts, answers, columns)
+            else:
+                scores[name] = torch.zeros(0)
+        return self.total(scores, centers)
+
+    def of_members(
+        self,
+        prompts: list[str],
+        answers: list[str],
+        stopped: list[bool],
+        tokenizer: PreTrainedTokenizerBase,  # the policy's
+    ) -> dict[str, Tensor]:  # [N] by name
+        "The reward models' scores of texts."
 
         def read(model: PreTrainedModel) -> Tensor:
             body = inside(model).base_model
             with self.layout.in_step(body) if self.layout is not None else nullcontext():
                 if not answers:
-                    return total
+                    return torch.zeros(0)
                 reader = self.tokenizer or tokenizer
                 return score_texts(model, reader, prompts, answers, stopped=stopped)
 
-        for name, judge in self.judges.items():
-            if isinstance(judge, nn.Module):
-                scores = self.placed[name](read)
-                _check_finite(judge, scores, answers)
-                total = total + self.weights[name] * scores
-            elif answers:
-                total = total + self.weights[name] * call_reward(judge, prompts, answers, columns)
-        return total
+        scores = {name: self.placed[name](read) for name in self.members}
+        for name, score in scores.items():
+            _check_finite(self.judges[name], score, answers)
+        return scores
 
 # %% ../nbs/reference/38_reward_training.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
@@ -960,3 +1013,71 @@ def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor
         return (after.gather(1, some.mask.sum(1, keepdim=True)).squeeze(1),)
 
     return forward.over(r, measure)[0]
+
+# %% ../nbs/reference/56_ensembles.ipynb #df861228
+from dataclasses import dataclass
+from typing import Literal
+
+# %% ../nbs/reference/56_ensembles.ipynb #09f0302b
+def group_centers(
+    scores: Tensor,  # [M, B] of M members; the answers to a prompt are neighbours
+    group: int,  # answers to each prompt
+) -> Tensor:  # [M, B] each member's mean over the group
+    "Raises ValueError where the rows do not make whole groups of two or more."
+    if group < 2 or scores.shape[1] % group:
+        raise ValueError(
+            f"{scores.shape[1]} responses do not make groups of {group}: centring on the group "
+            "needs two or more responses to every prompt. Set num_generations, or name a column "
+            "with an answer to each prompt as reward_center."
+        )
+    means = scores.unflatten(1, (-1, group)).mean(2)
+    return means.repeat_interleave(group, 1)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    "How the scores of several reward models become one. Coste et al. 2024 (2310.02743)."
+
+    aggregation: Literal["mean", "min", "mean_minus_variance"] = "mean"
+    variance_coef: float = 1.0  # of mean_minus_variance
+    center: str = "none"  # "none", "group", or the data set's column with an answer to center on
+    group: int = 1  # responses to each prompt
+
+    def __call__(
+        self,
+        scores: Tensor,  # [M, B] of M members
+        centers: Tensor | None = None,  # [M, B] to subtract from them
+    ) -> Tensor:  # [B]; the mean, where there should be centers and are none
+        if centers is not None:
+            scores = scores - centers + centers.mean(0)
+        mean = scores.mean(0)
+        if self.aggregation == "mean" or (centers is None and self.center != "none"):
+            return mean
+        if self.aggregation == "min":
+            return scores.amin(0)
+        return mean - self.variance_coef * scores.var(0, correction=0)
+
+    def check(self, weights: Sequence[float]) -> None:
+        "Raises ValueError on fewer than two members, or on members that do not count alike."
+        what = f"reward_aggregation={self.aggregation!r}"
+        if len(weights) < 2:
+            raise ValueError(
+                f"{what} needs two reward models or more, and there is {len(weights) or 'none'}: "
+                "give a list of them as reward_model, or leave reward_aggregation at 'sum'."
+            )
+        if set(weights) != {1.0}:
+            raise ValueError(
+                f"reward_weights gives the reward models {list(weights)}: under {what} they count "
+                "alike. Give each of them 1; reward functions keep their weights."
+            )
+
+    def known_answers(self, columns: Mapping[str, Any]) -> list[str]:
+        "The answers to center on. Raises ValueError where there are none."
+        known = columns.get(self.center)
+        if known is None or not all(isinstance(x, str) for x in known):
+            raise ValueError(
+                f"reward_center={self.center!r} is no column of texts: the columns beside the "
+                f"prompt are {list(columns)}. Name the one with a known answer to each prompt, or "
+                "give 'group' (the mean over num_generations) or 'none'."
+            )
+        return list(known)

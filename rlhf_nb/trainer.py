@@ -38,7 +38,7 @@ from rlhf_nb.ppo import (
     ppo_loss,
     update_metrics,
 )
-from .reward import Judges
+from .reward import Ensemble, Judges
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .runtime.build import as_reference, build_models, readers, split_groups, try_models
 from .runtime.compat import old_names, refuse_step
@@ -67,9 +67,18 @@ from .shaping import RunningMoments, slot_mask
 logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['logger', 'make_engine', 'with_prefix', 'PPOTrainer']
+__all__ = ['logger', 'ensemble_of', 'make_engine', 'with_prefix', 'PPOTrainer']
 
 # %% ../nbs/reference/48_trainer.ipynb #79072e08
+def ensemble_of(args: PPOConfig) -> Ensemble | None:
+    "How the scores of several reward models become one; None: a weighted sum."
+    how = args.reward_aggregation
+    if how == "sum":
+        return None
+    center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
+    return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
+
+
 def make_engine(
     args: PPOConfig,
     policy: nn.Module,
@@ -159,7 +168,7 @@ class PPOTrainer(UpdateTrainer):
         own = reward_processing_class
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
         reader = None if own is None else load_tokenizer(own)
-        self.judges = Judges(reward_model, args.reward_weights, reader)
+        self.judges = Judges(reward_model, args.reward_weights, reader, ensemble_of(args))
         models = model, ref_model, reward_model, value_model
         pair, self.ref_model = build_models(
             args, tokenizer, self.judges, *models, peft_config, value_peft_config
@@ -182,6 +191,7 @@ class PPOTrainer(UpdateTrainer):
         self.checked = partial(checked, tokenizer=tokenizer, check=fits, functions=takers)
         train_dataset = self.checked(train_dataset, "train_dataset")
         eval_dataset = self.checked(eval_dataset, "eval_dataset")
+        self.judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
         self.moments, self.since_log = RunningMoments(), defaultdict(list)
         self.controller = FixedKLController(args.kl_coef)
         if args.kl_controller == "adaptive":
@@ -272,7 +282,7 @@ class PPOTrainer(UpdateTrainer):
         """What the judges return for each response, then scaling, clipping and the missing-stop
         penalty."""
         scores = self.judges(r, self.forward)
-        raw = self.judges.total(scores)
+        raw = self.judges.total(scores, self.judges.centers(scores, r, self.processing_class))
         if len(scores) > 1:
             columns = {f"score/{name}": score.tolist() for name, score in scores.items()}
             r = r.with_(columns=r.columns | columns)

@@ -127,6 +127,11 @@ class PPOModelArguments(TrainModelArguments):
         "module:function or file.py:function, called with prompts, responses and the data set's "
         "columns; or gold, words_from_prompt. Several are added up (--reward_weights).",
     )
+    reward_ensemble: list[str] | None = setting(
+        None,
+        "More reward models beside --reward_model_path: names or folders. --reward_aggregation "
+        "says how their scores become one.",
+    )
     reward_tokenizer_name_or_path: str | None = setting(
         None, "Tokenizer of the reward model, where it has its own."
     )

@@ -64,6 +64,9 @@ def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     if needs_model:
         with named("--reward_model_path", args.reward_model_path):
             loaded = [in_dtype(load_judge(args.reward_model_path), models)]
+    for name in models.reward_ensemble or []:
+        with named("--reward_ensemble", name):
+            loaded.append(in_dtype(load_judge(name), models))
     return loaded + functions
 
 

@@ -123,6 +123,19 @@ class PPOConfig(Objective, CheckedArguments):
     reward_weights: list[float] | None = setting(
         None, "Weight of each judge, if there are several. None: 1 each."
     )
+    reward_aggregation: Literal["sum", "mean", "min", "mean_minus_variance"] = setting(
+        "sum",
+        "How several reward models become one score: sum (weighted), or mean, min, "
+        "mean_minus_variance of an ensemble. Reward functions are added to it.",
+    )
+    reward_variance_coef: NotNegative = setting(
+        1.0, "Charge for the members' variance under mean_minus_variance."
+    )
+    reward_center: str = setting(
+        "group",
+        "What an ensemble's members are centred on for min and mean_minus_variance: group (their "
+        "mean over num_generations), a column with a known answer to each prompt, or none.",
+    )
     share_value_trunk: bool = setting(
         False, "The value model is one layer on the policy's own hidden states."
     )
@@ -316,6 +329,17 @@ def check_config(args: PPOConfig) -> None:
                 f"not divide into it; take a divisor of {local}",
             )
     check_estimator(args)
+    cautious = args.reward_aggregation in ("min", "mean_minus_variance")
+    if cautious and args.reward_center == "group" and args.num_generations < 2:
+        wanted = (
+            "with one response to a prompt there is no group to centre the reward models on. Set "
+            "num_generations to 2 or more, or name a column with a known answer to each prompt, or "
+            "give 'none' (each model's zero then counts as an opinion)"
+        )
+        refuse(args, "reward_center", wanted)
+    if args.reward_variance_coef != 1.0 and args.reward_aggregation != "mean_minus_variance":
+        wanted = "it needs reward_aggregation='mean_minus_variance'; leave it out otherwise"
+        refuse(args, "reward_variance_coef", wanted)
     check_vllm(args)
 
 

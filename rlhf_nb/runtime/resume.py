@@ -34,6 +34,7 @@ NAMING = set(
 ELSEWHERE = set(
     "output_dir logging_dir run_name resume_from_checkpoint resume_anyway overwrite_output_dir "
     "hub_token push_to_hub_token local_rank sft_model_path reward_model_path reward_weights "
+    "reward_aggregation reward_variance_coef reward_center "
     "stop_token stop_token_id batch_size local_batch_size micro_batch_size mini_batch_size "
     "local_mini_batch_size".split()
 )
@@ -223,6 +224,8 @@ def of_ppo(trainer: Any) -> dict[str, Any]:
         known = f"reward_{name}"
         is_model = isinstance(judge, nn.Module)
         names |= of_model(known, judge) if is_model else {known: of_function(judge)}
+    if judges.ensemble is not None:
+        names["ensemble"] = repr(judges.ensemble)
     if judges.tokenizer is not None:
         names["reward_processing_class"] = of_tokenizer(judges.tokenizer)
     return names | dict(stop_token_id=list(trainer.sampling_settings.stop_ids))
