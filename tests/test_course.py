@@ -33,7 +33,7 @@ from rlhf_nb.runtime.course import (
     exercise_minutes,
     reading_minutes,
 )
-from rlhf_nb.ui.loop import BY_NAME, STEPS
+from rlhf_nb.ui.loop import BY_NAME, STEPS, loop_picture
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "nbs" / "course"
@@ -482,6 +482,23 @@ def test_the_index_shows_the_minutes_of_the_pages():
     cells = page(COURSE / "course.ipynb").code
     tables = ["".join(d["text/markdown"]) for c in cells for d in c.outputs if "text/markdown" in d]
     assert tables == [course_table(COURSE)], "run nbs/course/course.ipynb again, and keep its table"
+
+
+# catches: a kept picture with the colours or the steps of an older drawing
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_the_loop_on_a_page_is_the_one_of_today(path):
+    kept = [
+        (call[1], "".join(d["image/svg+xml"]))
+        for cell in page(path).code
+        if (call := re.search(r"^loop_picture\((?:\"(\w+)\")?\)$", cell.source, re.M))
+        for d in cell.outputs
+        if is_loop(d)
+    ]
+    assert kept, f"{path.name} has no cell that ends in loop_picture(...)"
+    for step, picture in kept:
+        assert picture.strip() == str(loop_picture(step)).strip(), (
+            f"{path.name}: run the cell with loop_picture again, and keep what it draws"
+        )
 
 
 def test_minutes_are_counted_as_announced():
