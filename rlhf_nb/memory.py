@@ -280,6 +280,7 @@ class PPOSetup:
     gpu_memory: float | None
     offload_frozen: bool = False
     critic: bool = True  # False: an estimator that trains no value model
+    more_rewards: tuple[PreTrainedConfig, ...] = ()  # the other members of an ensemble
 
     @property
     def length(self) -> int:
@@ -316,8 +317,8 @@ class PPOSetup:
         if self.critic and not self.share_value_trunk:
             value = model_size(self.value, True, self.value_adapter)
         frozen = [] if self.adapter is not None else [model_size(self.policy)]
-        if self.reward is not None:
-            frozen.append(model_size(self.reward, True))
+        rewards = [self.reward, *self.more_rewards]
+        frozen += [model_size(reward, True) for reward in rewards if reward is not None]
         return policy, value, frozen
 
     @property
@@ -826,6 +827,7 @@ def plan_memory(
     gpu_memory: float | None = None,  # GiB of a GPU; None: unknown
     offload_frozen: bool = False,  # reference and reward model stay in host memory
     critic: bool = True,  # False: an advantage_estimator that trains no value model
+    more_rewards: tuple[PreTrainedConfig, ...] = (),  # the other members of an ensemble
 ) -> MemoryPlan:
     """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the argument
     and the fix."""
@@ -851,6 +853,7 @@ def plan_memory(
         gpu_memory=gpu_memory,
         offload_frozen=offload_frozen,
         critic=critic,
+        more_rewards=more_rewards,
     )
     _check(setup)
     return _plan(setup)

@@ -516,7 +516,7 @@ def test_a_damaged_rollout_is_named(rollout, tmp_path, how):
     if header.get("described") == before:
         header["described"] = json.dumps(lists)
     save_file(tensors, tmp_path / rollout.name, metadata=header)
-    with pytest.raises(ValueError, match=rf"{rollout.name} is damaged \(.*\): take another"):
+    with pytest.raises(ValueError, match=rf"{rollout.name} is damaged \(.*\): use another"):
         Rollout.load(tmp_path / rollout.name)
 
 

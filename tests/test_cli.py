@@ -514,6 +514,16 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ("ppo extra", "unrecognized arguments: extra"),
         ("ppo --kl 1", "Did you mean --kl_coef?"),
         (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_model_path "
+            "{p}/reward --reward_aggregation min --reward_center completion " + COMMON,
+            "needs two reward models or more, and there is 1",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_model_path "
+            "{p}/reward --reward_ensemble {p}/rewrd " + COMMON,
+            "--reward_ensemble",
+        ),
+        (
             "judge --dataset_name {p}/rows.jsonl --judge_model gold",
             "--model_name_or_path is missing",
         ),

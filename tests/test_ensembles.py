@@ -7,8 +7,11 @@ import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c
 
+from rlhf_nb.cli.plan import plan_of
+from rlhf_nb.cli.ppo import ppo_command, ppo_parser
 from rlhf_nb.models import scorer_from, tiny_policy
-from rlhf_nb.reward import Ensemble, Judges, group_centers, score_texts
+from rlhf_nb.reward import Ensemble, Judges, group_centers, load_judge, score_texts
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig
 
 ANSWERS = ["a", "cc", "dab", "e"] * 6
@@ -178,3 +181,45 @@ def test_a_mean_needs_no_centre(ppo, members):
     r = trainer.score(trainer.rollout(PROMPTS[:8]))
     np.testing.assert_allclose(r.raw_scores.numpy(), some(r, *NAMES).mean(0), atol=1e-5)
     assert PPOConfig.reward_aggregation == "sum" and ppo(members).judges.ensemble is None
+
+
+# ---- The command line ----
+
+
+@pytest.fixture
+def folder(letters, members, tmp_path, monkeypatch):
+    "A policy, three reward models and prompts with answers, in the present folder."
+    monkeypatch.chdir(tmp_path)
+    named = dict(zip(("reward", "other", "third"), members), sft=tiny_policy(letters, 0, **SIZES))
+    for name, model in named.items():
+        model.save_pretrained(name)
+        letters.save_pretrained(name)
+    data().to_json("rows.jsonl")
+    return tmp_path
+
+
+WORDS = (
+    "--dataset_name rows.jsonl --model_name_or_path sft --reward_model_path reward "
+    "--reward_ensemble other third --reward_aggregation min --reward_center answer --use_cpu "
+    "--output_dir run --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --max_steps "
+    "1 --response_length 4 --save_rollouts --num_sample_generations 0 --report_to none"
+)
+
+
+# catches: members that the command line loads and does not count, or counts and does not load
+def test_an_ensemble_from_the_command_line(folder, letters):
+    assert not ppo_command(WORDS.split())
+    [path] = (folder / "run" / "rollouts").iterdir()
+    r = Rollout.load(path)
+    models = [load_judge(name) for name in ("reward", "other", "third")]
+    known = [score_texts(m, letters, r.prompts, r.columns["answer"]).numpy() for m in models]
+    wanted = by_numpy(some(r, *NAMES), "min", 0, np.array(known))
+    np.testing.assert_allclose(r.raw_scores.numpy(), wanted, atol=1e-5)
+
+
+def test_the_plan_counts_every_member(folder):
+    read = lambda words: plan_of(ppo_parser().read(f"{words} --dry_run".split()))
+    three, one = read(WORDS), read(WORDS.replace("--reward_ensemble other third", ""))
+    frozen = lambda plan: plan.phases["rollout"]["frozen"]
+    weights = 4 * sum(p.numel() for p in load_judge("other").parameters())
+    assert frozen(three) - frozen(one) == pytest.approx(2 * weights, rel=0.02)

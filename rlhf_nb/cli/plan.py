@@ -120,6 +120,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
     reward, value = None, None
     if has_reward_model(options.reward_model_path, models.reward_function):
         reward = config_of("--reward_model_path", options.reward_model_path)
+    more = [config_of("--reward_ensemble", path) for path in models.reward_ensemble or []]
     if models.value_model_path:
         value = config_of("--value_model_path", models.value_model_path)
     layout, processes = layout_of(options)
@@ -138,6 +139,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
         critic=options.advantage_estimator == "gae",
+        more_rewards=tuple(more),
         **precision_of(options),
         **{key: getattr(options, key) for key in AS_IN_THE_RUN},
     )
