@@ -265,6 +265,9 @@ def test_groups_are_of_one_prompt():
     for rows, size in ((torch.arange(11), K), (torch.arange(12).roll(1), K), (torch.arange(12), 3)):
         with pytest.raises(ValueError, match="num_generations"):
             check_groups(r.select(rows), size)
+        with pytest.raises(ValueError, match="num_generations"):
+            cfg = objective(advantage_estimator="grpo")
+            estimate_advantages(r.select(rows), cfg, 0.3, size)
     left = r.with_(prompt_mask=r.prompt_mask.clone(), prompt_ids=torch.zeros(12, 1))
     left.prompt_mask[1] = False  # the same ids, and one of them is padding
     with pytest.raises(ValueError, match="num_generations"):
