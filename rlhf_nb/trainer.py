@@ -173,8 +173,7 @@ class PPOTrainer(UpdateTrainer):
         pair, self.ref_model = build_models(
             args, tokenizer, self.judges, *models, peft_config, value_peft_config
         )
-        strings = args.stop_strings
-        stops = () if strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
+        stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
         check_tokenizer(tokenizer, stops)
         self.sampling_settings = Sampling(
             args.response_length,
@@ -183,7 +182,7 @@ class PPOTrainer(UpdateTrainer):
             args.temperature,
             args.top_k,
             args.top_p,
-            stop_texts(tokenizer, strings),
+            stop_texts(tokenizer, args.stop_strings),
         )
         read = readers(pair, self.judges)
         fits = self.check_lengths = partial(check_lengths, models=read, answer=args.response_length)
