@@ -38,9 +38,16 @@ from rlhf_nb.ppo import (
     ppo_loss,
     update_metrics,
 )
-from .reward import Ensemble, Judges
+from .reward import Judges
 from .rollout import Rollout, Sample, Sampling, texts_of
-from .runtime.build import as_reference, build_models, readers, split_groups, try_models
+from rlhf_nb.runtime.build import (
+    as_reference,
+    build_models,
+    ensemble_of,
+    readers,
+    split_groups,
+    try_models,
+)
 from .runtime.compat import old_names, refuse_step
 from .runtime.completions import report_completions
 from .runtime.config import PPOConfig, check_args, check_estimator
@@ -67,18 +74,9 @@ from .shaping import RunningMoments, slot_mask
 logger = logging.get_logger(__name__)
 
 # %% auto #0
-__all__ = ['logger', 'ensemble_of', 'make_engine', 'with_prefix', 'PPOTrainer']
+__all__ = ['logger', 'make_engine', 'with_prefix', 'PPOTrainer']
 
 # %% ../nbs/reference/48_trainer.ipynb #79072e08
-def ensemble_of(args: PPOConfig) -> Ensemble | None:
-    "How the scores of several reward models become one; None: a weighted sum."
-    how = args.reward_aggregation
-    if how == "sum":
-        return None
-    center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
-    return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
-
-
 def make_engine(
     args: PPOConfig,
     policy: nn.Module,

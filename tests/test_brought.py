@@ -294,7 +294,7 @@ def test_the_embedding_grows_for_the_pad_token_alone(ppo, letters, tmp_path, mon
     trainer = ppo(scorer, parts=parts)
     models = (trainer.policy, trainer.ref_model, trainer.reward_model, trainer.pair.value)
     assert {model.get_input_embeddings().num_embeddings for model in models} == {13}
-    assert len(lines) == 4 and all("the pad token has id 12" in line for line in lines)
+    assert len(lines) == 4 and all("the pad token's id 12 is" in line for line in lines)
     assert not trainer.rollout(["ab", "c"]).kl.any()
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))

@@ -937,7 +937,7 @@ def test_fault_12_the_policy_is_resized_on_request(ppo, letters, padded_outside,
 # catches: an IndexError, or embeddings that grow without a word
 def test_fault_12_a_pad_id_outside_alone_gets_a_row(ppo, padded_outside, caplog):
     trainer = ppo(parts=dict(processing_class=padded_outside))
-    assert "the pad token has id 12" in caplog.text and "a row was added" in caplog.text
+    assert "the pad token's id 12 is" in caplog.text and "a row was added" in caplog.text
     rows = {m.get_input_embeddings().num_embeddings for m in (trainer.policy, trainer.ref_model)}
     assert rows == {13}
     assert math.isfinite(trainer.step()["objective/kl"])

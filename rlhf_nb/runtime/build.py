@@ -27,7 +27,7 @@ from rlhf_nb.models import (
     with_adapter,
     with_rows,
 )
-from rlhf_nb.reward import Judges
+from rlhf_nb.reward import Ensemble, Judges
 from rlhf_nb.rollout import has_cache
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.custom import CustomScorer
@@ -36,6 +36,15 @@ from rlhf_nb.runtime.opened import embedding_rows, opened, without_dropout
 from rlhf_nb.runtime.precision import in_words
 
 logger = logging.get_logger(__name__)
+
+
+def ensemble_of(args: PPOConfig) -> Ensemble | None:
+    "How the scores of several reward models become one; None: a weighted sum."
+    how = args.reward_aggregation
+    if how == "sum":
+        return None
+    center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
+    return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
 
 
 def build_models(

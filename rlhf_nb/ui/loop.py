@@ -80,7 +80,7 @@ def words(
     x: float,
     y: float,
     text: str,
-    kind: str,  # title, line or page
+    kind: str,  # title, line or page, and perhaps another class
     size: float,
     anchor: str = "middle",
     color: str = "",
@@ -92,8 +92,9 @@ def words(
         inner += (
             f'<tspan dy="3" font-size="75%">{below}</tspan><tspan dy="-3">{escape(after)}</tspan>'
         )
-    weight = ' font-weight="600"' if kind == "title" else ""
-    color = color or (INK if kind == "title" else MUTED)
+    bold = kind.startswith("title")
+    weight = ' font-weight="600"' if bold else ""
+    color = color or (INK if bold else MUTED)
     return (
         f'<text class="{kind}" x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{color}"'
         f' text-anchor="{anchor}"{weight}>{inner}</text>'
@@ -220,7 +221,7 @@ RESPONSE = dict(she=-4, sold=-2, the=-7, car=-3, eos=26)  # token -> height of i
 def heading(x: float, y: float, step: Step) -> str:
     "A step's number and title where it has no box of its own."
     number = words(x, y, step.number, "page", 11, "start")
-    return group("heading", number, words(x + 20, y, step.title, "title", 16, "start"))
+    return number + words(x + 20, y, step.title, "title heading", 16, "start")
 
 
 def model_boxes(x: float, y: float) -> str:
