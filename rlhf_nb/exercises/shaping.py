@@ -150,10 +150,11 @@ def _final_scores_cases(g: Generator) -> list[Case]:
         )
 
     both = [True, False, True, False, True, False]
+    beyond = torch.cat([normal(g, 4, scale=8.0), torch.tensor([9.0, -9.0])])  # every clip
     return [
         case([6.0, 6.0, -5.0, -5.0, 0.5, 0.5], both, 3.0, 1.0),
         case(normal(g, 6, scale=3.0), both, pick(g, [1.0, 2.0, 2.5]), pick(g, [0.5, 1.5, 2.0])),
-        case(normal(g, 6, scale=8.0), both, pick(g, [4.0, 5.0]), pick(g, [0.25, 3.0])),
+        case(beyond, both, pick(g, [4.0, 5.0]), pick(g, [0.25, 3.0])),
         case([2.0, -2.0], [True, True], 5.0, 1.0),
     ]
 
