@@ -38,6 +38,7 @@ MODULES = [
     ROOT / "rlhf_nb" / "checks.py",
     *sorted((ROOT / "rlhf_nb" / "exercises").glob("*.py")),
 ]
+MODULES.remove(ROOT / "rlhf_nb" / "exercises" / "museum.py")  # bugs of the package, no checkers
 NAMES = [one.name for one in EXERCISES]
 each = pytest.mark.parametrize("exercise", EXERCISES, ids=NAMES)
 
