@@ -1,4 +1,4 @@
-"""The plans of the lab 24_tldr_pythia: its arithmetic by hand, what must grow with what, its
+"""The plans of the lab 26_tldr_pythia: its arithmetic by hand, what must grow with what, its
 commands word by word, and the wrong programs that each of these catches.
 
 The lab exports nothing, so its definitions are read from the notebook and run here.
@@ -26,7 +26,7 @@ from rlhf_nb.checks import check_update
 from rlhf_nb.cli import ppo
 from rlhf_nb.memory import model_size, plan_memory
 
-PAGE = NOTEBOOKS["24_tldr_pythia"]
+PAGE = NOTEBOOKS["26_tldr_pythia"]
 CELLS = json.loads(PAGE.read_text(encoding="utf-8"))["cells"]
 KEPT = {
     "MODELS",
@@ -63,7 +63,7 @@ SOURCE = "\n".join(
 
 def load(source: str = SOURCE) -> SimpleNamespace:
     names: dict = {"__name__": "plans"}
-    exec(compile(source, "24_tldr_pythia", "exec"), names)
+    exec(compile(source, "26_tldr_pythia", "exec"), names)
     return SimpleNamespace(**names)
 
 
