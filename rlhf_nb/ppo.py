@@ -205,8 +205,8 @@ class Objective:
     # Losses
     importance_level: Literal["token", "sequence"] = setting(
         "token",
-        "sequence: one ratio for all tokens of a response, their geometric mean; it needs a "
-        "cliprange about 500 times smaller.",
+        "sequence: one ratio for all tokens of a response, their geometric mean; it needs a far "
+        "smaller cliprange, such as the 3e-4 of its paper.",
     )
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
         "token_mean",

@@ -864,7 +864,10 @@ class Judges:
                 f"reward_weights is {weights} and there are {len(given)} judges: give a finite "
                 "number for each."
             )
-        self.given, self.tokenizer = given, tokenizer
+        if ensemble is not None:
+            kinds = str, Path, nn.Module
+            ensemble.check([w for judge, w in zip(given, weights) if isinstance(judge, kinds)])
+        self.given, self.tokenizer, self.ensemble = given, tokenizer, ensemble
         self.judges: dict[str, nn.Module | Rewarder] = {}
         self.weights: dict[str, float] = {}
         judge: Any
@@ -882,9 +885,6 @@ class Judges:
             name = name if name not in self.judges else f"{name}_{len(self.judges)}"
             self.judges[name], self.weights[name] = judge, weight
         self.members = [name for name in self.judges if name not in self.functions]
-        self.ensemble = ensemble
-        if ensemble is not None:
-            ensemble.check([self.weights[name] for name in self.members])
         self.layout: Layout | None = None
         self.placed: dict[str, Placed] = {
             name: partial(_in_place, judge) for name, judge in self.judges.items()
@@ -957,8 +957,10 @@ class Judges:
             return
         for data in sets:
             if isinstance(data, Dataset):
-                names = [name for name in data.column_names if name != "prompt"]
-                self.ensemble.known_answers({name: data[name][:] for name in names})
+                columns = {name: () for name in data.column_names if name != "prompt"}
+                if (center := self.ensemble.center) in columns:
+                    columns[center] = data[center][:]
+                self.ensemble.known_answers(columns)
 
     def of_texts(
         self,

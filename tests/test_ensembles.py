@@ -7,6 +7,7 @@ import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c
 
+from rlhf_nb.cli import main
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_command, ppo_parser
 from rlhf_nb.models import scorer_from, tiny_policy
@@ -175,6 +176,12 @@ def test_bad_input_is_named(ppo, members, how, named):
         ppo(members[:count] or [likes_c], **settings)
 
 
+# catches: a check that comes after minutes of loading
+def test_members_are_counted_before_they_are_loaded():
+    with pytest.raises(ValueError, match="two reward models or more, and there is 1"):
+        Judges("no such folder", ensemble=Ensemble("min"))
+
+
 # catches: a mean that asks for centres which change nothing
 def test_a_mean_needs_no_centre(ppo, members):
     trainer = ppo(members, reward_aggregation="mean")
@@ -219,7 +226,27 @@ def test_an_ensemble_from_the_command_line(folder, letters):
 
 def test_the_plan_counts_every_member(folder):
     read = lambda words: plan_of(ppo_parser().read(f"{words} --dry_run".split()))
-    three, one = read(WORDS), read(WORDS.replace("--reward_ensemble other third", ""))
+    alone = WORDS.split(" --reward_ensemble")[0] + " --use_cpu" + WORDS.split("--use_cpu")[1]
+    three, one = read(WORDS), read(alone)
     frozen = lambda plan: plan.phases["rollout"]["frozen"]
     weights = 4 * sum(p.numel() for p in load_judge("other").parameters())
     assert frozen(three) - frozen(one) == pytest.approx(2 * weights, rel=0.02)
+
+
+# catches: a plan that the run refuses, members that nothing belongs to
+@pytest.mark.parametrize(
+    "old, new, named",
+    [
+        ("--reward_ensemble other third", "", "needs two reward models or more, and there is 1"),
+        ("--reward_center answer", "", "reward_center is 'group'"),
+        ("--reward_model_path reward", "--reward_function gold", "adds to --reward_model_path"),
+        ("--reward_center", "--reward_weights 1 2 1 --reward_center", "they count alike"),
+    ],
+)
+@pytest.mark.parametrize("plan", ["", " --dry_run"])
+def test_bad_members_are_named_before_they_are_loaded(
+    tmp_path, monkeypatch, capsys, old, new, named, plan
+):
+    monkeypatch.chdir(tmp_path)  # where none of the models is
+    assert main(f"ppo {WORDS.replace(old, new)}{plan}".split()) == 2
+    assert named in capsys.readouterr().err and not [*tmp_path.iterdir()]

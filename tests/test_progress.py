@@ -74,7 +74,7 @@ def test_exercises_without_a_checker_are_listed(copy):
     folder = copy(
         "1.ipynb",
         code("check_gae(my_other)", "✓ yes"),
-        markdown("# A page\n\n## A part\n\n**Exercise** · easy · 5 minutes. Think."),
+        markdown("# A page\n\n## A part\n\n**Exercise** · easy · 5 minutes · it pays. Think."),
         markdown(ASKED),
         code("x = 1"),
         code(STUB, "✗ no"),

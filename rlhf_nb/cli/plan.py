@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
-from rlhf_nb.cli.ppo_models import check_critic, has_reward_model, policy_name
+from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
 from rlhf_nb.memory import MemoryPlan, plan_memory
 
 AS_IN_THE_RUN = (  # options that the plan takes over by name
@@ -115,6 +115,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
         **{f.name: getattr(options, f.name) for f in fields(PPOModelArguments)}
     )
     check_critic(models, options)
+    check_judges(models, options)
     name = policy_name(models.model_name_or_path, options.sft_model_path)
     policy = config_of("--model_name_or_path", name)
     reward, value = None, None

@@ -13,6 +13,7 @@ from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.plan import dry_run
 from rlhf_nb.cli.ppo_models import (
     check_critic,
+    check_judges,
     policy_name,
     reference_of,
     reward_tokenizer_of,
@@ -97,6 +98,7 @@ def ppo_command(words: Sequence[str]) -> int | None:
         return dry_run(options)
     data, models, args = ppo_parser().settings(words)
     check_critic(models, args)
+    check_judges(models, args)
     with in_folder(args):
         name = policy_name(models.model_name_or_path, args.sft_model_path)
         given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"

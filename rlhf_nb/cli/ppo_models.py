@@ -15,7 +15,8 @@ from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
 from rlhf_nb.reward import load_judge, load_reward_model
-from rlhf_nb.runtime.config import check_estimator
+from rlhf_nb.runtime.build import ensemble_of
+from rlhf_nb.runtime.config import check_ensemble, check_estimator
 from rlhf_nb.trainer import PPOConfig
 
 DEFAULTS = {f.name: f.default for f in fields(PPOConfig)}
@@ -49,6 +50,20 @@ def has_reward_model(
             f"reward`, or a --reward_function ({', '.join(REWARDS)}, or module:function)."
         )
     return given
+
+
+def check_judges(
+    models: Any,  # PPOModelArguments, or the options
+    args: Any,  # PPOConfig, or the options
+) -> None:
+    "Raises ValueError on reward models that do not go together, before one is loaded."
+    check_ensemble(args)
+    given = has_reward_model(args.reward_model_path, models.reward_function)
+    if models.reward_ensemble and not given:
+        raise ValueError("--reward_ensemble adds to --reward_model_path: give that too.")
+    if ensemble := ensemble_of(args):
+        members = given + len(models.reward_ensemble or [])
+        ensemble.check((args.reward_weights or [1.0] * members)[:members])
 
 
 def in_dtype(model: Any, models: PPOModelArguments) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_nb.exercises import progress
+from rlhf_nb.runtime.course import EXERCISE
 
-STATEMENT = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes", re.M)
 CHECK = re.compile(r"\bcheck_\w+\((my_\w+)\)")
 HEADING = re.compile(r"^#+ (.+)", re.M)
 STATES = SOLVED, OPEN, UNCHECKED = "solved", "open", "no checker"
@@ -63,7 +63,7 @@ def _in_notebook(path: Path, folder: Path, days: dict[str, str]) -> Iterator[Fou
     page, heading, awaited = path.relative_to(folder).with_suffix("").as_posix(), "", None
     for cell, kind, source in zip(cells, kinds, sources):
         if kind == "markdown":
-            for level in re.finditer(f"{HEADING.pattern}|{STATEMENT.pattern}", source, re.M):
+            for level in re.finditer(f"{HEADING.pattern}|{EXERCISE.pattern}", source, re.M):
                 if level[1]:
                     heading = level[1]
                     continue

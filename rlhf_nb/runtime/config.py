@@ -329,17 +329,7 @@ def check_config(args: PPOConfig) -> None:
                 f"not divide into it; take a divisor of {local}",
             )
     check_estimator(args)
-    cautious = args.reward_aggregation in ("min", "mean_minus_variance")
-    if cautious and args.reward_center == "group" and args.num_generations < 2:
-        wanted = (
-            "with one response to a prompt there is no group to centre the reward models on. Set "
-            "num_generations to 2 or more, or name a column with a known answer to each prompt, or "
-            "give 'none' (each model's zero then counts as an opinion)"
-        )
-        refuse(args, "reward_center", wanted)
-    if args.reward_variance_coef != 1.0 and args.reward_aggregation != "mean_minus_variance":
-        wanted = "it needs reward_aggregation='mean_minus_variance'; leave it out otherwise"
-        refuse(args, "reward_variance_coef", wanted)
+    check_ensemble(args)
     check_vllm(args)
 
 
@@ -387,6 +377,21 @@ NO_GRADIENT = {  # estimators that cannot be in the loss, and why
     "k1": "that of k1 is 0 on average",
     "full": "the exact sum is computed without one",
 }
+
+
+def check_ensemble(args: Any) -> None:  # PPOConfig, or its fields on a command line
+    "Settings of several reward models that need each other. Raises ValueError."
+    cautious = args.reward_aggregation in ("min", "mean_minus_variance")
+    if cautious and args.reward_center == "group" and args.num_generations < 2:
+        wanted = (
+            "with one response to a prompt there is no group to centre the reward models on. Set "
+            "num_generations to 2 or more, or name a column with a known answer to each prompt, or "
+            "give 'none' (each model's zero then counts as an opinion)"
+        )
+        refuse(args, "reward_center", wanted)
+    if args.reward_variance_coef != 1.0 and args.reward_aggregation != "mean_minus_variance":
+        wanted = "it needs reward_aggregation='mean_minus_variance'; leave it out otherwise"
+        refuse(args, "reward_variance_coef", wanted)
 
 
 def check_vllm(args: PPOConfig) -> None:
