@@ -5,7 +5,7 @@
 Each bug is one change of the package's source (`rlhf_nb.exercises.museum`), planted in a small run
 of ten updates on the mini world, over several seeds; beside it runs the same program without it.
 Keeps the log of every run, and the first answers of the last rollout of the first seed. One thread,
-about 8 seconds a run on a 2 GHz core, 35 runs with the default seeds.
+about 8 seconds a run on a 2 GHz core: 45 runs with the default seeds, and 36 of one update.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def gradient(policy: Any, bug: str | None, rows: int, seed: int) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)

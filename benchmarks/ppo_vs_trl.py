@@ -208,7 +208,7 @@ def peer_python(folder: Path, tell=print) -> Path:
     ):
         if subprocess.run(words).returncode:
             raise SystemExit(
-                f"the peer could not be installed into {folder} (see above): mend that, or "
+                f"the peer could not be installed into {folder} (see above): fix that, or "
                 "measure our side alone with --no_peer"
             )
     done.write_text("\n".join(PINS))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))
 HINT = (
     "Sphinx says above what is wrong. 40003 in `NN_name.ipynb:40003` is line 3 of cell 4 of "
     "_proc/site/NN_name.ipynb, which is the notebook as readers of the "
-    "site see it, without hidden cells. Mend the notebook and build again."
+    "site see it, without hidden cells. Fix the notebook and build again."
 )
 
 

@@ -7,7 +7,7 @@ and exits with 1 if there is any.
     python tests/check_tree.py readme    README.md is what nbs/index.ipynb makes (--write: make it)
 
 `export` works on a copy: whatever it finds, not a byte of the tree is touched, so that an edit
-made by hand in a module is told, not lost.
+made by hand in a module is reported, not lost.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def check_readme(root: Path, write: bool = False) -> list[str]:
             if not re.match(r"[a-z]+:|/", link) and link not in want and not (root / link).exists()
         }
     )
-    problems = [f"{INDEX} points to {link}, which is not there: mend the link." for link in dead]
+    problems = [f"{INDEX} points to {link}, which is not there: fix the link." for link in dead]
     if write:
         for name in have.keys() - want.keys():
             (root / name).unlink()
@@ -250,7 +250,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("check", choices=["export", "widgets", "readme"])
-    parser.add_argument("--write", action="store_true", help="readme, widgets: mend it")
+    parser.add_argument("--write", action="store_true", help="readme, widgets: write it")
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="the tree to check (default: this one)"
     )

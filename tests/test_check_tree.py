@@ -158,7 +158,7 @@ def test_widget_state(project):
     assert check_widgets(project, write=True) == [] and check_widgets(project) == []
 
 
-# catches: a widget kept without its model, which a reader of the page sees as an error; and a mend
+# catches: a widget kept without its model, which a reader of the page sees as an error; and a repair
 # that takes the static view with it
 def test_a_widget_without_its_state(project):
     view = {
@@ -227,7 +227,7 @@ def test_readme_out_of_date(project, fault, name):
 def test_a_dead_link_and_no_index(project):
     (project / "nbs/01_one.ipynb").unlink()
     assert check_readme(project) == [
-        "nbs/index.ipynb points to nbs/01_one.ipynb, which is not there: mend the link."
+        "nbs/index.ipynb points to nbs/01_one.ipynb, which is not there: fix the link."
     ]
     (project / "nbs/index.ipynb").unlink()
     assert "is missing" in check_readme(project)[0]

@@ -240,7 +240,7 @@ def test_an_interrupted_run_goes_on(run, tmp_path):
 
 
 # catches: a metrics file whose last line was cut off by a kill, and that stops the run that would
-# mend it
+# repair it
 def test_half_a_line_of_metrics_is_left_out(tmp_path):
     made = Run(DemoSettings(str(tmp_path)), Console(quiet=True))
     made.log("sft", step=1)
