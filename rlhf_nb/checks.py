@@ -29,6 +29,7 @@ from rlhf_nb.exercises import (
     tldr,
     viewer,
     viz,
+    your_own,
 )
 from .exercises.engine import Exercise
 from .exercises.engine import Verdict as Verdict
@@ -41,7 +42,7 @@ __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_m
            'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
            'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
            'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_update', 'check_split', 'EXERCISES', 'progress']
+           'check_thin', 'check_lean', 'check_update', 'check_split', 'check_topic', 'EXERCISES', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 check_rloo_loss = policy_gradients.RLOO_LOSS
@@ -84,6 +85,7 @@ check_thin = dashboard.THIN
 check_lean = preferences.LEAN
 check_update = labs.UPDATE
 check_split = labs.SPLIT
+check_topic = your_own.TOPIC
 EXERCISES: tuple[Exercise, ...] = (
     check_rloo_loss,
     check_surrogate,
@@ -125,6 +127,7 @@ EXERCISES: tuple[Exercise, ...] = (
     check_lean,
     check_update,
     check_split,
+    check_topic,
 )
 
 # %% ../nbs/reference/30_checks.ipynb #4c01a013

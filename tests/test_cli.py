@@ -433,11 +433,11 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ),
         (
             "sft --dataset_name {p}/prompts.jsonl --model_name_or_path {p}/sft " + COMMON,
-            "columns ['prompt']: supervised fine-tuning needs prompt and completion",
+            "has the columns prompt, and this needs prompt and completion, or messages",
         ),
         (
             "sft --dataset_name {p}/prompts.jsonl --from_scratch " + COMMON,
-            "lacks ['completion']",
+            "has the columns prompt, and this needs prompt and completion:",
         ),
         (
             "sft --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --from_scratch "
@@ -460,7 +460,7 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ),
         (
             "reward --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft " + COMMON,
-            "lacks ['chosen', 'rejected']",
+            "this needs chosen and rejected: rename them in the file.",
         ),
         (
             "reward --dataset_name {p}/equal.jsonl --model_name_or_path {p}/sft " + COMMON,

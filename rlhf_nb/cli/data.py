@@ -6,7 +6,8 @@ import os
 import re
 import textwrap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from datasets import (
@@ -18,6 +19,7 @@ from datasets import (
     load_from_disk,
 )
 from datasets.exceptions import DatasetsError
+from datasets.utils import logging
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
@@ -25,6 +27,7 @@ from rlhf_nb.models import drop_long_rows
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.files import read_jsonl
+from rlhf_nb.runtime.prompts import check_turns
 from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -44,6 +47,17 @@ def embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     return dict(mini_tldr=mini_tldr, docstrings=docstrings)[name](seed, **sizes)
 
 
+@contextmanager
+def no_log() -> Iterator[None]:
+    "The library of data sets logs nothing meanwhile: the error that follows has it all."
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
 def load_rows(
     name: str | None,  # as `--dataset_name`
     config: str | None = None,
@@ -61,18 +75,28 @@ def load_rows(
     path, kind = Path(name), KINDS.get(Path(name).suffix)
     if kind and not path.is_file():
         raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
+    if path.is_file() and not kind:
+        raise ValueError(
+            f"--dataset_name {name}: a file whose name ends in {path.suffix or 'nothing'} is not "
+            f"read. Convert it to one of {', '.join(KINDS)}, with a column prompt."
+        )
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
     try:
         if kind in ("json", "csv"):
             deque(path.open(encoding="utf-8"), 0)  # Arrow would find other bytes later
-        if kind:
-            return load_dataset(kind, data_files={"train": str(path)})
-        data = load_from_disk(name) if saved else load_dataset(name, config)
+        with no_log():
+            if kind:
+                return load_dataset(kind, data_files={"train": str(path)})
+            data = load_from_disk(name) if saved else load_dataset(name, config)
     except (OSError, ValueError, LookupError, StopIteration, DatasetsError) as error:
+        why = textwrap.shorten(str(error.__cause__ or error), 300)
+        if kind and (not path.stat().st_size or "corresponds to no data" in why):
+            raise ValueError(
+                f"--dataset_name {name}: the file has no rows. Give at least one, with a prompt."
+            ) from error
         if path.suffix == ".jsonl":
             read_jsonl(path)  # names the line
         what = f"it cannot be read as {kind}" if kind else "no folder of save_to_disk"
-        why = textwrap.shorten(str(error.__cause__ or error), 300) or "it is empty"
         raise ValueError(
             f"--dataset_name {name}: {what}: {why}.{did_you_mean(name, EMBEDDED)}"
         ) from error
@@ -101,6 +125,33 @@ def take(
     return concatenate_datasets(
         [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
     )
+
+
+def check_columns(
+    name: str | None,  # of the data set
+    rows: Dataset,
+    *forms: tuple[str, ...],  # columns that go together: one of these must be there
+) -> None:
+    "Raises ValueError where the columns have other names, before any model is loaded."
+    there = rows.column_names
+    if any(set(form) <= set(there) for form in forms):
+        return
+    near = "".join(did_you_mean(column, there) for column in forms[0] if column not in there)
+    raise ValueError(
+        f"--dataset_name {name}: it has the columns {', '.join(there)}, and this needs "
+        f"{', or '.join(' and '.join(form) for form in forms)}: rename them in the file.{near}"
+    )
+
+
+def check_prompts(name: str | None, rows: Dataset) -> None:
+    "Raises ValueError on a prompt that is neither text nor a conversation."
+    if "prompt" not in rows.column_names:
+        return  # ids, which the trainer checks
+    for i, prompt in enumerate(rows["prompt"]):
+        if prompt == "":
+            raise ValueError(f"--dataset_name {name}: prompt {i} is empty: remove the row.")
+        if not isinstance(prompt, str):
+            check_turns(prompt, f"--dataset_name {name}: prompt {i}")
 
 
 def drop_long(

@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments
-from rlhf_nb.cli.data import drop_long, load_rows, take
+from rlhf_nb.cli.data import check_prompts, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -195,6 +195,7 @@ def rows_to_judge(data: DataArguments, options: JudgeArguments) -> Dataset:
             f"the data set has columns {rows.column_names} and lacks {missing}: judging needs "
             "prompt, and completion or --opponent_name_or_path."
         )
+    check_prompts(data.dataset_name, rows)
     if options.judge_model == "gold" and "facts" not in rows.column_names:
         raise ValueError(
             "--judge_model gold needs the column facts, the truth of every post: --dataset_name "

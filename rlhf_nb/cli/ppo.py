@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, PPOModelArguments, TrainDataArguments
-from rlhf_nb.cli.data import drop_long, splits_of
+from rlhf_nb.cli.data import check_columns, check_prompts, drop_long, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -103,8 +104,11 @@ def ppo_command(words: Sequence[str]) -> int | None:
         name = policy_name(models.model_name_or_path, args.sft_model_path)
         given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"
         models.model_name_or_path = models.model_name_or_path or name
-        judges = scorers(models, args)
         train, test = splits_of(data, hold_out=100)
+        check_columns(data.dataset_name, train, ("prompt",), ("input_ids",))
+        check_prompts(data.dataset_name, train)
+        copy.copy(args).set_sizes(len(train))  # before models are loaded; the trainer counts again
+        judges = scorers(models, args)
         tokenizer = tokenizer_of(models)
         with named(f"--{given}", name):
             policy = load_policy(name, **loading(models))

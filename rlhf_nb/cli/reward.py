@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, RewardModelArguments
-from rlhf_nb.cli.data import drop_long, pairs_of, splits_of
+from rlhf_nb.cli.data import EMBEDDED, check_columns, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -82,6 +82,8 @@ def reward_command(words: Sequence[str]) -> None:
     data, models, args = reward_parser().settings(words)
     with in_folder(args):
         rows, held_out = splits_of(data)
+        if data.dataset_name not in EMBEDDED:
+            check_columns(data.dataset_name, rows, ("chosen", "rejected"))
         tokenizer = tokenizer_of(models)
         with named("--model_name_or_path", models.model_name_or_path, quiet=True) as name:
             model = load_reward_model(name, args.seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, ScratchModelArguments
-from rlhf_nb.cli.data import drop_long, splits_of
+from rlhf_nb.cli.data import check_columns, drop_long, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -87,10 +88,14 @@ def starting_point(
             "--from_scratch makes a model and --model_name_or_path loads one: leave one of them "
             "out."
         )
-    if missing := {"prompt", "completion"} - set(rows.column_names):
-        raise ValueError(
-            f"the data set has columns {rows.column_names} and lacks {sorted(missing)}."
-        )
+    for column in ("prompt", "completion"):
+        for i, text in enumerate(rows[column]):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"--from_scratch makes a tokenizer from text, and the {column} of row {i} is "
+                    f"{reprlib.repr(text)}: give text. Conversations need --model_name_or_path and "
+                    "a tokenizer with a chat template."
+                )
     texts = [p + c for p, c in zip(rows["prompt"], rows["completion"])]
     if models.vocab_size is None:
         tokenizer = train_tokenizer(texts)
@@ -111,6 +116,9 @@ def sft_command(words: Sequence[str]) -> None:
     data, models, args = sft_parser().settings(words)
     with in_folder(args):
         train, test = splits_of(data)
+        others = ("messages",), ("conversations",), ("input_ids",), (args.dataset_text_field,)
+        pairs = ("prompt", "completion")
+        check_columns(data.dataset_name, train, pairs, *(() if models.from_scratch else others))
         model, tokenizer = starting_point(models, train, args.seed)
         limits = data.max_prompt_length, data.max_completion_length
         trainer = SFTTrainer(

@@ -1,0 +1,317 @@
+"""The lab on your own data: every command of its picture is run on tiny files, and files that no
+run can use are refused with one message, before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from notebooks import NOTEBOOKS
+
+from rlhf_nb import cli
+from rlhf_nb.cli import judge, ppo, reward, sft
+from rlhf_nb.models import load_policy, scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.ui.loop import WIDTH
+from rlhf_nb.ui.tree import QUESTIONS, Branch, command_lines, own_data_tree
+
+BRANCHES = [branch for question in QUESTIONS for branch in question.branches]
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant{% endif %}"
+)
+FAST = dict(  # what makes a command small enough for a test
+    sft="--max_steps 2 --per_device_train_batch_size 4 --use_cpu --disable_tqdm",
+    reward="--max_steps 2 --per_device_train_batch_size 4 --use_cpu --disable_tqdm",
+    ppo="--total_episodes 16 --per_device_train_batch_size 8 --response_length 4 "
+    "--num_sample_generations 0 --use_cpu --disable_tqdm",
+    judge="--response_length 4 --use_cpu",
+)
+FAST_SFT_SIZE = "--hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2"
+REWARD = "def score(prompts, responses, **columns):\n    return [r.count('the') + 0.0 for r in responses]"
+
+
+class Endpoint:
+    "A judge on loopback that always prefers the answer shown first."
+
+    def __init__(self) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                usage = dict(prompt_tokens=1, completion_tokens=1)
+                reply = dict(choices=[dict(message=dict(content="1"))], usage=usage)
+                body = json.dumps(reply).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+def run(line: str) -> int:
+    "The exit code of a command line."
+    try:
+        return cli.main(shlex.split(line)[1:])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def typed(branch: Branch, url: str = "") -> str:
+    "The command as it is run here: real names in place of the capitals, and small numbers."
+    words = branch.command.replace(" MODEL", " model").replace("CHAT_MODEL", "chat_model")
+    words = words.replace(" NAME", " some-judge").replace(" URL", f" {url}")
+    size = FAST_SFT_SIZE if "--from_scratch" in words else ""
+    return f"{words} {FAST.get(words.split()[1], '')} {size}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    "Files and models of everybody's kind, and a finished run."
+    folder = tmp_path_factory.mktemp("own")
+    lines = [f"Return the value {i} of a list ." for i in range(24)]
+    rows = [dict(prompt=f"get value {i} :", completion=" " + line) for i, line in enumerate(lines)]
+    write_rows(folder / "data.jsonl", rows)
+    write_rows(folder / "test.jsonl", rows[:6])
+    talk = lambda row: [dict(role="user", content=row["prompt"])]
+    write_rows(folder / "chat.jsonl", [dict(prompt=talk(row)) for row in rows])
+    pair = lambda i: dict(chosen=rows[i]["completion"], rejected=rows[i - 1]["completion"])
+    write_rows(
+        folder / "pairs.jsonl", [dict(prompt=rows[i]["prompt"]) | pair(i) for i in range(24)]
+    )
+    (folder / "reward.py").write_text(REWARD)
+    tokenizer = train_tokenizer([*(r["prompt"] + r["completion"] for r in rows), "user assistant"])
+    small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    models = {name: tiny_policy(tokenizer, 0, **small) for name in ("model", "chat_model")}
+    models |= {"runs/sft": tiny_policy(tokenizer, 1, **small)}
+    scorers = {f"runs/{name}": scorer_from(models["model"], 2) for name in ("reward", "judge")}
+    for name, model in {**models, **scorers}.items():
+        tokenizer.chat_template = TEMPLATE if name == "chat_model" else None
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert run(typed(next(b for b in BRANCHES if b.answer == "by the function"))) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def place(made, tmp_path, monkeypatch):
+    "A copy of them to work in."
+    shutil.copytree(made, tmp_path / "own")
+    monkeypatch.chdir(tmp_path / "own")
+    return tmp_path / "own"
+
+
+# ---- The picture's commands ----
+
+
+# catches: a command that is shown and does not run, or does not leave what the next one reads
+@pytest.mark.parametrize("branch", BRANCHES, ids=[branch.answer for branch in BRANCHES])
+def test_every_branch_runs(place, branch, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    if "--output_dir" in branch.command:  # whatever is there comes from another branch
+        shutil.rmtree(branch.command.split("--output_dir ")[1].split()[0], ignore_errors=True)
+    assert not branch.leaves or not Path(branch.leaves).exists()
+    endpoint = Endpoint()
+    code = run(typed(branch, endpoint.url))
+    endpoint.server.shutdown()
+    endpoint.server.server_close()
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    if branch.leaves:
+        assert Path(branch.leaves).exists()
+    else:
+        assert "planned and not run" in shown.out
+
+
+# catches: an adapter that is saved beside the base model although it was to be merged
+def test_the_merged_policy_is_a_whole_model(place):
+    assert run(typed(next(b for b in BRANCHES if "--save_merged" in b.command))) == 0
+    assert not (place / "runs/merged/adapter_config.json").exists()
+    assert load_policy("runs/merged").num_parameters() == load_policy("runs/sft").num_parameters()
+
+
+# ---- The picture ----
+
+
+def test_the_picture_shows_every_command_within_its_box():
+    picture = own_data_tree()
+    root = ElementTree.fromstring(picture)
+    texts = ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    joined = " ".join(text.strip() for text in texts)
+    for branch in BRANCHES:
+        assert " ".join(branch.command.split()) in joined and branch.answer in texts
+        lines = command_lines(branch.command)
+        assert " ".join(line.strip() for line in lines) == branch.command
+        assert all(len(line) * 6.7 <= WIDTH - 208 - 14 - 10 for line in lines)  # 11 px monospace
+    assert repr(picture).startswith("From your data to a judged policy")
+    places = [float(box.get("y")) for box in root.iter() if box.get("class") == "box"]
+    assert len(places) == len(BRANCHES) + len(QUESTIONS)
+
+
+def test_the_page_shows_the_picture():
+    cells = json.loads(NOTEBOOKS["24_your_own"].read_text(encoding="utf-8"))["cells"]
+    shown = [c for c in cells if "own_data_tree()" in "".join(c["source"])]
+    assert shown and "image/svg+xml" in shown[0]["outputs"][0]["data"]
+
+
+# ---- Files that no run can use ----
+
+GOOD = dict(prompt="get value 1 :", completion=" Return it .")
+NO_ROWS = "the file has no rows. Give at least one, with a prompt."
+BAD_FILES = {
+    "empty.jsonl": ("", NO_ROWS),
+    "empty.json": ("[]", NO_ROWS),
+    "empty.csv": ("", NO_ROWS),
+    "head.csv": ("prompt,completion\n", NO_ROWS),
+    "blank.jsonl": ("\n\n", NO_ROWS),
+    "empty.parquet": ("", NO_ROWS),
+    "rows.txt": ("get value\n", "ends in .txt is not read. Convert it to one of .json, .jsonl"),
+    "rows.tsv": ("prompt\ta\n", "ends in .tsv is not read"),
+    "rows.jsonl": ("prompt,completion\na,b\n", "rows.jsonl, line 1 is not JSON"),
+    "rows.parquet": ("prompt\n", "it cannot be read as parquet"),
+}
+BAD_COLUMNS = {
+    "table.csv": (json.dumps(GOOD) + "\n" + json.dumps(GOOD), 'has the columns {"prompt"'),
+    "names.csv": ("question,answer\na,b\n", "has the columns question, answer, and this needs"),
+    "case.jsonl": (json.dumps(dict(Prompt="a")), "rename them in the file. Did you mean Prompt?"),
+}
+BAD_PROMPTS = {
+    "none.csv": ("prompt,completion\na,b\n,c\n", "prompt 1 is None: give text, or turns"),
+    "number.csv": ("prompt,completion\n1,b\n", "prompt 0 is 1: give text"),
+    "blank.jsonl": (json.dumps(dict(prompt="")), "prompt 0 is empty: remove the row."),
+    "turns.jsonl": (json.dumps(dict(prompt=[dict(role="user")])), "has the turn {'role': 'user'"),
+}
+
+
+def no_model(*args, **more):
+    raise AssertionError("a model or a tokenizer was loaded")
+
+
+@pytest.fixture
+def refused(place, monkeypatch, capfd):
+    "Runs a command that must fail before anything is loaded; returns its one message."
+    for module in (ppo, sft, reward, judge):
+        for name in ("load_policy", "scorers", "tokenizer_of", "load_reward_model", "load_judge"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, no_model)
+    there = sorted(os.listdir())
+
+    def refuse(line: str) -> str:
+        code, shown = run(line), capfd.readouterr()
+        assert code == 2 and len(shown.err.splitlines()) == 1, shown.err
+        assert sorted({*os.listdir()} - {"bad"}) == there
+        return shown.err
+
+    return refuse
+
+
+COMMANDS = dict(
+    ppo="ppo --model_name_or_path model --reward_model_path runs/reward --output_dir run",
+    sft="sft --model_name_or_path model --output_dir run",
+    reward="reward --model_name_or_path model --output_dir run",
+    judge="judge --model_name_or_path model --judge_model runs/judge",
+)
+
+
+# catches: a message of a library, a second line of its log, a model that is loaded first
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_cannot_be_used_is_named(refused, name, command):
+    text, said = BAD_FILES[name]
+    Path("bad").mkdir()
+    Path("bad", name).write_text(text)
+    assert said in refused(f"rlhf-nb {COMMANDS[command]} --dataset_name bad/{name} {FAST[command]}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", BAD_COLUMNS)
+def test_columns_of_another_name_are_named(refused, name, command):
+    text, said = BAD_COLUMNS[name]
+    Path("bad").mkdir()
+    Path("bad", name).write_text(text)
+    message = refused(f"rlhf-nb {COMMANDS[command]} --dataset_name bad/{name} {FAST[command]}")
+    assert "columns" in message and (command != "ppo" or said in message)
+
+
+@pytest.mark.parametrize("command", ["ppo", "judge"])
+@pytest.mark.parametrize("name", BAD_PROMPTS)
+def test_a_prompt_that_is_none_is_named(refused, name, command):
+    text, said = BAD_PROMPTS[name]
+    Path("bad").mkdir()
+    Path("bad", name).write_text(text)
+    more = "--opponent_name_or_path model" if command == "judge" else ""
+    line = f"rlhf-nb {COMMANDS[command]} {more} --dataset_name bad/{name} {FAST[command]}"
+    assert said in refused(line)
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion"])
+def test_a_tokenizer_is_not_made_of_what_is_no_text(refused, column):
+    Path("bad").mkdir()
+    talk = [dict(role="user", content="hello")]
+    write_rows(Path("bad/talk.jsonl"), [GOOD | {column: talk}])
+    line = (
+        f"rlhf-nb sft --dataset_name bad/talk.jsonl --from_scratch --output_dir run {FAST['sft']}"
+    )
+    assert f"the {column} of row 0 is [{{'content': 'hello'" in refused(line)
+
+
+# catches: a batch that no whole group fits, prompts that do not fill one batch, an end of the data
+# that is too short for its mini-batches
+@pytest.mark.parametrize(
+    "prompts, more, said",
+    [
+        (24, "--num_generations 3", "num_generations is 3: per_device_train_batch_size x"),
+        (1, "--num_generations 4", "the data set has 1 prompts and one update takes 2"),
+        (3, "--num_generations 2 --num_mini_batches 4 --dataloader_drop_last no "
+         "--gradient_accumulation_steps 2", "the data set has 3 prompts and one update takes 8"),
+        (9, "--num_generations 2 --num_mini_batches 4 --dataloader_drop_last no "
+         "--gradient_accumulation_steps 2", "the last batch of the data set has 2 responses"),
+    ],
+)  # fmt: skip
+def test_groups_that_do_not_come_out_even(refused, prompts, more, said):
+    Path("bad").mkdir()
+    write_rows(Path("bad/rows.jsonl"), [GOOD] * prompts)
+    message = refused(
+        f"rlhf-nb {COMMANDS['ppo']} --dataset_name bad/rows.jsonl {FAST['ppo']} {more}"
+    )
+    assert said in message and ("take a " in message or "lower" in message)
+
+
+# catches: a group that the end of the file cuts in two
+def test_the_last_prompts_of_a_file_have_whole_groups(place):
+    from rlhf_nb.rollout import Rollout
+
+    write_rows(Path("five.jsonl"), [dict(prompt=f"get value {i} :") for i in range(5)])
+    line = (
+        "rlhf-nb ppo --dataset_name five.jsonl --model_name_or_path runs/sft --reward_function "
+        "reward.py:score --advantage_estimator rloo --num_generations 4 --dataloader_drop_last no "
+        f"--save_rollouts --output_dir five {FAST['ppo']} --total_episodes 20"
+    )
+    assert run(line) == 0
+    sizes = []
+    for path in sorted(Path("five/rollouts").iterdir()):
+        prompts = pd.Series(Rollout.load(path).prompts)
+        sizes.append(len(prompts))
+        assert set(prompts.value_counts()) == {4}
+    assert sizes == [8, 8, 4]
