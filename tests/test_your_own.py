@@ -315,3 +315,20 @@ def test_the_last_prompts_of_a_file_have_whole_groups(place):
         sizes.append(len(prompts))
         assert set(prompts.value_counts()) == {4}
     assert sizes == [8, 8, 4]
+
+
+# catches: verdicts whose winner becomes the rejected answer, ties that are kept, columns that
+# `rlhf-nb reward` does not read
+def test_the_page_makes_pairs_of_verdicts(place):
+    cells = json.loads(NOTEBOOKS["24_your_own"].read_text(encoding="utf-8"))["cells"]
+    (source,) = [s for c in cells if "labelled.jsonl" in (s := "".join(c["source"]))]
+    verdicts = {"query": ["a :", "b :", "c :"], "model response": [" Return", " the", " of"]}
+    verdicts |= {"compared with": [" value", " list", " a"], "verdict": [1.0, 0.0, 0.5]}
+    pd.DataFrame(verdicts).to_csv(place / "wins.csv", index=False)
+    exec(source, dict(pd=pd, place=place))
+    assert pd.read_json("labelled.jsonl", lines=True).to_dict("records") == [
+        dict(prompt="a :", chosen=" Return", rejected=" value"),
+        dict(prompt="b :", chosen=" list", rejected=" the"),
+    ]
+    more = "--model_name_or_path model --output_dir labelled"
+    assert run(f"rlhf-nb reward --dataset_name labelled.jsonl {more} {FAST['reward']}") == 0

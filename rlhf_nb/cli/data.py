@@ -147,7 +147,7 @@ def check_prompts(name: str | None, rows: Dataset) -> None:
     "Raises ValueError on a prompt that is neither text nor a conversation."
     if "prompt" not in rows.column_names:
         return  # ids, which the trainer checks
-    for i, prompt in enumerate(rows["prompt"]):
+    for i, prompt in enumerate(rows["prompt"][:]):
         if prompt == "":
             raise ValueError(f"--dataset_name {name}: prompt {i} is empty: remove the row.")
         if not isinstance(prompt, str):

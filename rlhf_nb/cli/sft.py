@@ -89,7 +89,7 @@ def starting_point(
             "out."
         )
     for column in ("prompt", "completion"):
-        for i, text in enumerate(rows[column]):
+        for i, text in enumerate(rows[column][:]):
             if not isinstance(text, str):
                 raise ValueError(
                     f"--from_scratch makes a tokenizer from text, and the {column} of row {i} is "
