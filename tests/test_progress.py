@@ -9,8 +9,8 @@ import pytest
 
 from rlhf_nb import cli
 from rlhf_nb.checks import EXERCISES
+from rlhf_nb.cli.exercise_pages import OPEN, SOLVED, UNCHECKED, found_in
 from rlhf_nb.exercises import progress as record
-from rlhf_nb.exercises.pages import OPEN, SOLVED, UNCHECKED, found_in
 
 ROOT = Path(__file__).resolve().parent.parent
 STUB = "my_gae = None  # your turn\ncheck_gae(my_gae)"

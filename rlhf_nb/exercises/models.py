@@ -96,6 +96,7 @@ def my_values(numbers: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
 def _values_cases(g: Generator) -> list[Case]:
     def case(prompt_width: int, mask: Tensor, dirt: float) -> Case:
         numbers = normal(g, len(mask), prompt_width + mask.shape[1])
+        numbers[numbers == 0] = 0.5  # a 0 is what belongs on padding
         numbers[:, prompt_width:][~mask] = dirt
         return dict(numbers=numbers, prompt_width=prompt_width, mask=mask)
 
