@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from rlhf_nb.exercises import (
+    after_ppo,
     checkpoint,
     dashboard,
     engines,
@@ -42,7 +43,8 @@ __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_m
            'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
            'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
            'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_update', 'check_split', 'check_topic', 'EXERCISES', 'progress']
+           'check_thin', 'check_lean', 'check_update', 'check_split', 'check_topic', 'check_others', 'check_overlong',
+           'EXERCISES', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 check_rloo_loss = policy_gradients.RLOO_LOSS
@@ -86,6 +88,8 @@ check_lean = preferences.LEAN
 check_update = labs.UPDATE
 check_split = labs.SPLIT
 check_topic = your_own.TOPIC
+check_others = after_ppo.OTHERS
+check_overlong = after_ppo.OVERLONG
 EXERCISES: tuple[Exercise, ...] = (
     check_rloo_loss,
     check_surrogate,
@@ -128,6 +132,8 @@ EXERCISES: tuple[Exercise, ...] = (
     check_update,
     check_split,
     check_topic,
+    check_others,
+    check_overlong,
 )
 
 # %% ../nbs/reference/30_checks.ipynb #4c01a013
