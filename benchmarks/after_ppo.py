@@ -9,7 +9,7 @@ the same loop; DPO on the pairs of which the reward model was made; and the best
 SFT model. Each trained method has three learning rates on the tuning seed; the gold judge's win
 rate on that seed's validation posts chooses. The fresh seeds use the chosen rate, and training
 never sees the judge. Every run is a process of its own with one thread, and is kept: the same
-command goes on where it stopped. Writes JSON: the runs of the fresh seeds and of the tuning.
+command goes on where it stopped. Writes JSON (all runs) and a plot.
 """
 
 from __future__ import annotations
@@ -431,6 +431,55 @@ def pool_kl(scores: Any, n: int) -> float:
 
 # ---- All of it ----
 
+COLOURS = ("#777777", "#1f5fa8", "#c25a00", "#e0a030", "#2e8b57", "#8e44ad")
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Gold win rate along each run against the KL, and against the answers sampled: a line of the
+    means over the seeds, a dot for each seed's end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    starts = {base["seed"]: base["validation"] for base in results["bases"]}
+    looks = pd.DataFrame(
+        dict(method=run["method"], seed=run["seed"], **look)
+        for run in results["runs"]
+        for look in (dict(share=0.0, **starts[run["seed"]]), *run["trace"])
+    )
+    looks["gold"] = 100 * looks["win_rate"]
+    looks["answers"] = looks["share"] * results["size"]["episodes"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained", sharey=True)
+    for (method, part), colour in zip(looks.groupby("method", sort=False), COLOURS):
+        mean = part.groupby("share").mean(numeric_only=True)
+        last = part[part["share"] == part["share"].max()]
+        for axis, x in ((left, "kl"), (right, "answers")):
+            if method == "DPO" and axis is right:
+                continue  # it samples none
+            label = method if axis is left else None
+            axis.plot(mean[x], mean["gold"], color=colour, lw=2, label=label)
+            axis.scatter(last[x], last["gold"], color=colour, s=18)
+    best = pd.DataFrame([line for seed in results["best_of_n"] for line in seed["of_n"]])
+    best = best.groupby("n").mean()
+    left.plot(best["kl"], 100 * best["win_rate"], "k--x", ms=5, lw=1, label="best of n")
+    for n in best.index[1:]:
+        at = (best["kl"][n], 100 * best["win_rate"][n])
+        left.annotate(f"{n}", at, xytext=(4, -10), textcoords="offset points", fontsize=8)
+    left.set(title="What a nat buys", xlabel="KL to the SFT model, nats a response")
+    left.set_ylabel("gold win rate, % (temperature 0.7)")
+    right.set(title="What an answer buys", xlabel="answers sampled in training")
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=7, frameon=False)
+    seeds = len({run["seed"] for run in results["runs"]})
+    title = "Gold against distance and against effort"
+    figure.suptitle(f"{title}: means over {seeds} seeds, dots at the end")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
 
 def one(job: dict[str, Any], runs: Path, size: dict[str, Any]) -> dict[str, Any]:
     "A job, in this process."
@@ -507,6 +556,7 @@ def main(words: list[str] | None = None) -> None:
         results["runs"] += [run(method=m, seed=seed, rate=rates[m]) for m in asked.methods]
         results["best_of_n"].append(run(method="best of n", seed=seed))
         asked.output.write_text(json.dumps(results) + "\n")
+    plot(results, asked.output.with_suffix(".png"))
 
 
 if __name__ == "__main__":

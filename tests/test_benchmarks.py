@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import after_ppo
 import common
 import gpu_memory
 import memory
@@ -871,3 +874,42 @@ def test_quick_run(module, tmp_path, capsys):
     )
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "quick" in shown and shown.count("reached") > len(kept["checks"])
+
+
+# ---- PPO and its successors ----
+
+
+# catches: a method whose settings the trainer refuses, a rate that is not the best of the tuning
+# seed, runs that are not kept, figures that are missing from the results
+def test_after_ppo_runs_and_resumes(tmp_path):
+    kept = tmp_path / "after_ppo.json"
+    words = ["--size", "tiny", "--seeds", "41", "--runs", str(tmp_path / "runs")]
+    words += ["--methods", "GRPO", "DPO", "--output", str(kept)]
+    run = [sys.executable, str(BENCHMARKS / "after_ppo.py"), *words]
+    first = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert first.count("GRPO_40") == first.count("DPO_40") == 3 and first.count("GRPO_41") == 1
+    found = json.loads(kept.read_text())
+    for method, rate in found["rates"].items():
+        tried = {
+            x["rate"]: x["validation"]["win_rate"] for x in found["tuning"] if x["method"] == method
+        }
+        assert tuple(tried) == after_ppo.TRIED[method] and tried[rate] == max(tried.values())
+    assert [(x["method"], x["seed"]) for x in found["runs"]] == [("GRPO", 41), ("DPO", 41)]
+    for one in found["runs"]:
+        assert one["rate"] == found["rates"][one["method"]] and one["trace"][-1]["share"] == 1
+        assert one["seconds"] > 0 and one["memory"] > 0 and one["trained"] < one["weights"]
+        assert one["test"]["sampled"]["kl"] >= 0 and len(one["test"]["texts"]) == 3
+    of_n = found["best_of_n"][0]["of_n"]
+    assert [x["kl"] for x in of_n] == sorted(x["kl"] for x in of_n) and of_n[0]["kl"] == 0
+    assert all(x["kl"] <= x["bound"] + 1e-6 for x in of_n) and kept.with_suffix(".png").is_file()
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == ""
+
+
+# catches: a KL of the best of n that is not that of the counts; by hand for four equally likely
+# answers and n = 2: the best has 1 - (3/4)^2 = 7/16
+def test_the_kl_of_a_pool():
+    assert after_ppo.pool_kl([0.1, 0.1, 0.1], 5) == 0
+    of_two = [k / 16 for k in (1, 3, 5, 7)]
+    by_hand = sum(q * math.log(q / 0.25) for q in of_two)
+    assert after_ppo.pool_kl([1.0, 2.0, 3.0, 4.0], 2) == pytest.approx(by_hand)
+    assert after_ppo.pool_kl([1.0, 2.0, 3.0, 4.0], 256) == pytest.approx(math.log(4))
