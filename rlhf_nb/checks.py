@@ -12,6 +12,7 @@ from rlhf_nb.exercises import (
     engines,
     evaluate,
     gae,
+    goodhart,
     kl,
     labs,
     logprobs,
@@ -43,8 +44,8 @@ __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_m
            'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
            'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
            'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_update', 'check_split', 'check_topic', 'check_others', 'check_overlong',
-           'EXERCISES', 'progress']
+           'check_thin', 'check_lean', 'check_best_of_n_kl', 'check_cautious', 'check_update', 'check_split',
+           'check_topic', 'check_others', 'check_overlong', 'EXERCISES', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 check_rloo_loss = policy_gradients.RLOO_LOSS
@@ -85,6 +86,8 @@ check_largest = memory.LARGEST
 check_compare = viewer.COMPARE
 check_thin = dashboard.THIN
 check_lean = preferences.LEAN
+check_best_of_n_kl = goodhart.BEST_OF_N_KL
+check_cautious = goodhart.CAUTIOUS
 check_update = labs.UPDATE
 check_split = labs.SPLIT
 check_topic = your_own.TOPIC
@@ -129,6 +132,8 @@ EXERCISES: tuple[Exercise, ...] = (
     check_compare,
     check_thin,
     check_lean,
+    check_best_of_n_kl,
+    check_cautious,
     check_update,
     check_split,
     check_topic,

@@ -130,3 +130,17 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert sum(bucket[0] for bucket in found["length"]["buckets"]) == 48
     assert not list((tmp_path / "runs").rglob("rollouts"))
     assert "32 labels" in capsys.readouterr().out
+
+
+# catches: a page that shows fewer seeds than it names, or runs of a smaller size
+def test_kept_results():
+    path = BENCHMARKS / "results" / "goodhart.json"
+    kept = json.loads(path.read_text())
+    assert kept["size"] == "full" and path.stat().st_size < 400_000
+    assert set(kept["seeds"]) == {"60", "61", "62", "63"}
+    wanted = {"500 labels", "2000 labels", "8000 labels", "2000 labels, kl", "min", "variance"}
+    for seed in ("61", "62", "63"):
+        assert wanted | {"mean", "warm"} <= set(kept["seeds"][seed])
+        best = kept["seeds"][seed]["pool"]["best_of"]
+        assert {"500", "2000", "8000", "500 flipped", "2000 flipped"} <= set(best)
+        assert [row["n"] for row in best["2000"]["best_of"]] == [2**i for i in range(9)]
