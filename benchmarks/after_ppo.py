@@ -8,7 +8,8 @@ Then PPO, RLOO, GRPO, Dr. GRPO and REINFORCE++, each on as many episodes, 4 answ
 the same loop; DPO on the pairs of which the reward model was made; and the best of n answers of the
 SFT model. Each trained method has three learning rates on the tuning seed; the gold judge's win
 rate on that seed's validation posts chooses. The fresh seeds use the chosen rate, and training
-never sees the judge. Every run is a process of its own with one thread, and is kept: the same
+never sees the judge. The methods of the loop run once more on as many episodes as the demo has.
+Every run is a process of its own with one thread, and is kept: the same
 command goes on where it stopped. Writes JSON (all runs) and a plot.
 """
 
@@ -42,7 +43,8 @@ TRIED = dict.fromkeys(METHODS, RATES) | {"DPO": (1e-4, 3e-4, 1e-3)}
 SIZES: dict[str, dict[str, Any]] = {
     "full": dict(
         demo=dict(),
-        episodes=2560,  # by which the demo's PPO has most of its gain
+        episodes=2560,
+        long=6144,  # the demo's, once more for each method of the loop, at the same learning rate
         batch=256,
         pairs=10_240,  # as many answers through the backward pass as PPO's two models have
         posts=500,  # that the judge reads: of the validation and of the test split
@@ -53,6 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(  # a test of this file; it measures nothing
         demo=dict(posts=256, sample_pairs=16, fact_pairs=32, edit_pairs=32, eval_posts=16),
         episodes=24,
+        long=32,
         batch=8,
         pairs=32,
         posts=8,
@@ -550,11 +553,19 @@ def main(words: list[str] | None = None) -> None:
     ]
     rates = chosen(tuning)
     results: dict[str, Any] = dict(tuning_seed=asked.tuning_seed, rates=rates, size=size)
-    results |= dict(methods=METHODS, tuning=tuning, bases=bases, runs=[], best_of_n=[])
+    results |= dict(methods=METHODS, tuning=tuning, bases=bases, runs=[], best_of_n=[], long=[])
     for seed in asked.seeds:
         bases.append(run(method="base", seed=seed))
         results["runs"] += [run(method=m, seed=seed, rate=rates[m]) for m in asked.methods]
         results["best_of_n"].append(run(method="best of n", seed=seed))
+        asked.output.write_text(json.dumps(results) + "\n")
+    longer = size | dict(episodes=size["long"])
+    for seed in asked.seeds:
+        results["long"] += [
+            run(method=m, seed=seed, rate=rates[m], episodes=size["long"], size=longer)
+            for m in METHODS
+            if m in asked.methods
+        ]
         asked.output.write_text(json.dumps(results) + "\n")
     plot(results, asked.output.with_suffix(".png"))
 

@@ -887,7 +887,7 @@ def test_after_ppo_runs_and_resumes(tmp_path):
     words += ["--methods", "GRPO", "DPO", "--output", str(kept)]
     run = [sys.executable, str(BENCHMARKS / "after_ppo.py"), *words]
     first = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    assert first.count("GRPO_40") == first.count("DPO_40") == 3 and first.count("GRPO_41") == 1
+    assert first.count("GRPO_40") == first.count("DPO_40") == 3 and first.count("GRPO_41") == 2
     found = json.loads(kept.read_text())
     for method, rate in found["rates"].items():
         tried = {
@@ -899,6 +899,10 @@ def test_after_ppo_runs_and_resumes(tmp_path):
         assert one["rate"] == found["rates"][one["method"]] and one["trace"][-1]["share"] == 1
         assert one["seconds"] > 0 and one["memory"] > 0 and one["trained"] < one["weights"]
         assert one["test"]["sampled"]["kl"] >= 0 and len(one["test"]["texts"]) == 3
+    [longer] = found["long"]
+    assert longer["episodes"] == 32 and len(longer["log"]["kl"]) == 4 > len(
+        found["runs"][0]["log"]["kl"]
+    )
     of_n = found["best_of_n"][0]["of_n"]
     assert [x["kl"] for x in of_n] == sorted(x["kl"] for x in of_n) and of_n[0]["kl"] == 0
     assert all(x["kl"] <= x["bound"] + 1e-6 for x in of_n) and kept.with_suffix(".png").is_file()
