@@ -600,7 +600,7 @@ LINES = [  # words, what the line must say
     (SFT + "--dataset_name '[red]x[/red]'", "[red]x[/red]"),
     (SFT + "--dataset_name mini_tldrr", "Did you mean mini_tldr?"),
     (SFT + "--dataset_name other.jsonl", "completion"),
-    (PPO + "--dataset_name other.jsonl", "no prompt"),
+    (PPO + "--dataset_name other.jsonl", "needs prompt, or input_ids"),
     (SFT.replace("sft ", "reward ", 1) + "--dataset_name pair.jsonl", "row 0"),
     *[
         (f"{command}--model_name_or_path {name}", f"--model_name_or_path {name}")
