@@ -294,9 +294,8 @@ def rewards_job(run: Run, size: Size) -> dict[str, Any]:
     for n in size.flips:
         plan[f"{n} flipped"] = (flipped(pairs.select(range(n))), seed)
     some = pairs.select(range(size.remedy))
-    for i in range(
-        1, size.members + 1
-    ):  # another head and order; for WARM, the same head and another order
+    # another head and order; for WARM, the same head and another order
+    for i in range(1, size.members + 1):
         plan[f"member {i}"] = (some.shuffle(seed=1000 * i + seed), seed + 1000 * i)
         plan[f"order {i}"] = (some.shuffle(seed=2000 * i + seed), seed)
     for name, (data, head) in plan.items():

@@ -12,9 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from enum import Enum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +22,7 @@ import pandas as pd
 import pytest
 import yaml
 from datasets import Dataset, DatasetDict
+from loopback import Endpoint
 
 import rlhf_nb
 from rlhf_nb import cli
@@ -854,49 +853,20 @@ def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
 # ---- judge ----
 
 
-class Endpoint:
-    """A chat endpoint on loopback that prefers the answer with the mark, but for the first `wins`
-    prompts; it counts what it is asked."""
-
-    def __init__(self, wins: int):
-        asked = self.asked = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][
-                    -1
-                ]["content"]
-                asked.append(text)
-                number, first = (
-                    int(re.search(r"number (\d+)", text)[1]),
-                    "REFERENCE" in text.split("<first>")[1].split("</first>")[0],
-                )
-                reply = "1" if first != (number < wins) else "2"
-                body = json.dumps(
-                    dict(
-                        choices=[dict(message=dict(content=reply))],
-                        usage=dict(prompt_tokens=10, completion_tokens=1),
-                    )
-                ).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
-
-
 @pytest.fixture
 def endpoint():
-    made = Endpoint(33)
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    "Prefers the answer with the mark, but for the first 33 prompts; counts what it is asked."
+    asked = []
+
+    def reply(text):
+        asked.append(text)
+        number = int(re.search(r"number (\d+)", text)[1])
+        first = "REFERENCE" in text.split("<first>")[1].split("</first>")[0]
+        return "1" if first != (number < 33) else "2"
+
+    with Endpoint(reply) as made:
+        made.asked = asked
+        yield made
 
 
 # catches: answers and references that change places, verdicts that are asked for (and paid) twice,

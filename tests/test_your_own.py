@@ -7,13 +7,12 @@ import json
 import os
 import shlex
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from loopback import Endpoint
 from notebooks import NOTEBOOKS
 
 from rlhf_nb import cli
@@ -36,29 +35,6 @@ FAST = dict(  # what makes a command small enough for a test
 )
 FAST_SFT_SIZE = "--hidden_size 16 --num_hidden_layers 1 --num_attention_heads 2"
 REWARD = "def score(prompts, responses, **columns):\n    return [r.count('the') + 0.0 for r in responses]"
-
-
-class Endpoint:
-    "A judge on loopback that always prefers the answer shown first."
-
-    def __init__(self) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                usage = dict(prompt_tokens=1, completion_tokens=1)
-                reply = dict(choices=[dict(message=dict(content="1"))], usage=usage)
-                body = json.dumps(reply).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
@@ -132,10 +108,8 @@ def test_every_branch_runs(place, branch, capsys, monkeypatch):
     if "--output_dir" in branch.command:  # whatever is there comes from another branch
         shutil.rmtree(branch.command.split("--output_dir ")[1].split()[0], ignore_errors=True)
     assert not branch.leaves or not Path(branch.leaves).exists()
-    endpoint = Endpoint()
-    code = run(typed(branch, endpoint.url))
-    endpoint.server.shutdown()
-    endpoint.server.server_close()
+    with Endpoint(lambda text: "1") as endpoint:
+        code = run(typed(branch, endpoint.url))
     shown = capsys.readouterr()
     assert code == 0, shown.err
     if branch.leaves:
