@@ -59,8 +59,7 @@ class Size:
     "How much of everything."
 
     posts: int = 24_000  # that SFT imitates
-    labels: tuple[int, ...] = (500, 2_000, 8_000)
-    flips: tuple[int, ...] = (500, 2_000)  # of these, also with flipped labels
+    labels: tuple[int, ...] = (500, 2_000, 8_000)  # each also with flipped ones
     remedy: int = 2_000  # labels of each reward model of the remedies
     members: int = 3  # more reward models for the remedies
     held_out: int = 200  # posts that pairs to measure the reward models are made of
@@ -77,7 +76,6 @@ SIZES = dict(
     small=Size(
         posts=6_000,
         labels=(2_000,),
-        flips=(),
         members=0,
         pool_posts=32,
         pool=64,
@@ -86,7 +84,6 @@ SIZES = dict(
     tiny=Size(
         posts=64,
         labels=(16, 32),
-        flips=(32,),
         members=1,
         remedy=32,
         held_out=8,
@@ -112,8 +109,7 @@ def ppo_runs(size: Size) -> dict[str, dict[str, Any]]:
         variance=centred | dict(reward_aggregation="mean_minus_variance"),
         warm=dict(reward=["warm"]),
     )
-    n = size.remedy
-    flipped = {f"{n} labels, flipped": dict(reward=[f"{n} flipped"])}
+    flipped = {f"{n} labels, flipped": dict(reward=[f"{n} flipped"]) for n in size.labels}
     length: dict[str, dict[str, Any]] = dict(length=dict(reward="length"))
     bare = {
         "min, not centred": dict(reward=members, reward_aggregation="min", reward_center="none")
@@ -291,7 +287,6 @@ def rewards_job(run: Run, size: Size) -> dict[str, Any]:
     plan = {}
     for n in size.labels:
         plan[f"{n}"] = (pairs.select(range(n)), seed)
-    for n in size.flips:
         plan[f"{n} flipped"] = (flipped(pairs.select(range(n))), seed)
     some = pairs.select(range(size.remedy))
     # another head and order; for WARM, the same head and another order
@@ -400,7 +395,7 @@ def pool_job(run: Run, size: Size) -> dict[str, Any]:
     "Best-of-n from one pool, by every reward model, by their ensembles, and by the gold judge."
     pool, tokenizer = drawn_pool(run, size), load_tokenizer(str(run.folder / "sft"))
     scores, known, found = {}, {}, {}
-    names = [*map(str, size.labels), *(f"{n} flipped" for n in size.flips)]
+    names = [*map(str, size.labels), *(f"{n} flipped" for n in size.labels)]
     members = [f"{size.remedy}", *(f"member {i + 1}" for i in range(size.members))]
     for name in dict.fromkeys([*names, *members, "warm"]):
         model = load_scorer(str(run.folder / "rewards" / name))

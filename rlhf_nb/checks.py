@@ -13,6 +13,7 @@ from rlhf_nb.exercises import (
     evaluate,
     gae,
     goodhart,
+    impossible,
     kl,
     labs,
     logprobs,
@@ -44,8 +45,8 @@ __all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_m
            'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
            'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
            'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_best_of_n_kl', 'check_cautious', 'check_update', 'check_split',
-           'check_topic', 'check_others', 'check_overlong', 'EXERCISES', 'progress']
+           'check_thin', 'check_lean', 'check_best_of_n_kl', 'check_cautious', 'check_impossible', 'check_update',
+           'check_split', 'check_topic', 'check_others', 'check_overlong', 'EXERCISES', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 check_rloo_loss = policy_gradients.RLOO_LOSS
@@ -88,6 +89,7 @@ check_thin = dashboard.THIN
 check_lean = preferences.LEAN
 check_best_of_n_kl = goodhart.BEST_OF_N_KL
 check_cautious = goodhart.CAUTIOUS
+check_impossible = impossible.IMPOSSIBLE
 check_update = labs.UPDATE
 check_split = labs.SPLIT
 check_topic = your_own.TOPIC
@@ -134,6 +136,7 @@ EXERCISES: tuple[Exercise, ...] = (
     check_lean,
     check_best_of_n_kl,
     check_cautious,
+    check_impossible,
     check_update,
     check_split,
     check_topic,

@@ -138,9 +138,10 @@ def test_kept_results():
     kept = json.loads(path.read_text())
     assert kept["size"] == "full" and path.stat().st_size < 400_000
     assert set(kept["seeds"]) == {"60", "61", "62", "63"}
-    wanted = {"500 labels", "2000 labels", "8000 labels", "2000 labels, kl", "min", "variance"}
+    jobs = {"base", "rewards", "pool", *goodhart.ppo_runs(goodhart.SIZES["full"])}
+    assert len(jobs) == 18
     for seed in ("61", "62", "63"):
-        assert wanted | {"mean", "warm"} <= set(kept["seeds"][seed])
+        assert set(kept["seeds"][seed]) == jobs
         best = kept["seeds"][seed]["pool"]["best_of"]
-        assert {"500", "2000", "8000", "500 flipped", "2000 flipped"} <= set(best)
+        assert {f"{n}{more}" for n in (500, 2000, 8000) for more in ("", " flipped")} <= set(best)
         assert [row["n"] for row in best["2000"]["best_of"]] == [2**i for i in range(9)]
