@@ -17,6 +17,7 @@ from notebooks import NOTEBOOKS
 
 from rlhf_nb import cli
 from rlhf_nb.cli import judge, ppo, reward, sft
+from rlhf_nb.cli.models import tokenizer_of
 from rlhf_nb.models import load_policy, scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.ui.loop import WIDTH
 from rlhf_nb.ui.tree import QUESTIONS, Branch, command_lines, own_data_tree
@@ -163,7 +164,13 @@ BAD_FILES = {
     "rows.txt": ("get value\n", "ends in .txt is not read. Convert it to one of .json, .jsonl"),
     "rows.tsv": ("prompt\ta\n", "ends in .tsv is not read"),
     "rows.jsonl": ("prompt,completion\na,b\n", "rows.jsonl, line 1 is not JSON"),
-    "rows.parquet": ("prompt\n", "it cannot be read as parquet"),
+    "rows.parquet": ("prompt\n", "write it again, for example with pandas' to_parquet"),
+    "open.csv": ('prompt,completion\n"a,1\nb,2\n', "quote fields that hold commas"),
+    "latin.csv": (
+        b"prompt,completion\nGr\xfc\xdfe,a\n",
+        "latin.csv, line 2: the text is not UTF-8.",
+    ),
+    "latin.jsonl": (b'{"prompt": "Gr\xfc\xdfe"}\n', "iconv -f latin1 -t utf-8 bad/latin.jsonl >"),
 }
 BAD_COLUMNS = {
     "table.csv": (json.dumps(GOOD) + "\n" + json.dumps(GOOD), 'has the columns {"prompt"'),
@@ -214,7 +221,7 @@ COMMANDS = dict(
 def test_a_file_that_cannot_be_used_is_named(refused, name, command):
     text, said = BAD_FILES[name]
     Path("bad").mkdir()
-    Path("bad", name).write_text(text)
+    Path("bad", name).write_bytes(text if isinstance(text, bytes) else text.encode())
     assert said in refused(f"rlhf-nb {COMMANDS[command]} --dataset_name bad/{name} {FAST[command]}")
 
 
@@ -237,6 +244,23 @@ def test_a_prompt_that_is_none_is_named(refused, name, command):
     more = "--opponent_name_or_path model" if command == "judge" else ""
     line = f"rlhf-nb {COMMANDS[command]} {more} --dataset_name bad/{name} {FAST[command]}"
     assert said in refused(line)
+
+
+# catches: a conversation that is refused only when all models are loaded
+@pytest.mark.parametrize("command", COMMANDS)
+def test_conversations_need_a_template(refused, command, monkeypatch):
+    module = dict(ppo=ppo, sft=sft, reward=reward, judge=judge)[command]
+    monkeypatch.setattr(module, "tokenizer_of", tokenizer_of)
+    says = lambda role: [dict(role=role, content="hello")]
+    row = dict(prompt=says("user"), completion=says("assistant"))
+    if command == "reward":
+        row = dict(chosen=says("assistant"), rejected=says("assistant"))
+    Path("bad").mkdir()
+    write_rows(Path("bad/talk.jsonl"), [row] * 8)
+    message = refused(f"rlhf-nb {COMMANDS[command]} --dataset_name bad/talk.jsonl {FAST[command]}")
+    assert "holds conversations, and the tokenizer has no chat template: give text, or" in message
+    flag = "--chat_template_path" if command in ("sft", "reward") else "--tokenizer_name_or_path"
+    assert flag in message
 
 
 @pytest.mark.parametrize("column", ["prompt", "completion"])

@@ -32,6 +32,11 @@ from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 EMBEDDED = ("mini_tldr", "docstrings")
+FIXES = dict(  # of a file that cannot be read
+    json="fix that line, or write the file again with pandas' to_json",
+    csv="quote fields that hold commas or line breaks, or write the file with pandas' to_csv",
+    parquet="write it again, for example with pandas' to_parquet",
+)
 
 
 def embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
@@ -88,6 +93,13 @@ def load_rows(
             if kind:
                 return load_dataset(kind, data_files={"train": str(path)})
             data = load_from_disk(name) if saved else load_dataset(name, config)
+    except UnicodeDecodeError as error:
+        lines = enumerate(path.read_bytes().split(b"\n"), 1)
+        bad = next(i for i, line in lines if line.decode(errors="ignore").encode() != line)
+        raise ValueError(
+            f"--dataset_name {name}, line {bad}: the text is not UTF-8. Save the file as UTF-8; "
+            f"from Latin-1, for example: iconv -f latin1 -t utf-8 {name} > utf8{path.suffix}"
+        ) from error
     except (OSError, ValueError, LookupError, StopIteration, DatasetsError) as error:
         why = textwrap.shorten(str(error.__cause__ or error), 300)
         if kind and (not path.stat().st_size or "corresponds to no data" in why):
@@ -96,9 +108,14 @@ def load_rows(
             ) from error
         if path.suffix == ".jsonl":
             read_jsonl(path)  # names the line
-        what = f"it cannot be read as {kind}" if kind else "no folder of save_to_disk"
+        if kind:
+            raise ValueError(
+                f"--dataset_name {name}: it cannot be read as {kind} ({why.rstrip('.')}): "
+                f"{FIXES[kind]}."
+            ) from error
         raise ValueError(
-            f"--dataset_name {name}: {what}: {why}.{did_you_mean(name, EMBEDDED)}"
+            f"--dataset_name {name}: no folder of save_to_disk: {why}."
+            f"{did_you_mean(name, EMBEDDED)}"
         ) from error
     return DatasetDict(train=data) if isinstance(data, Dataset) else data
 
@@ -152,6 +169,23 @@ def check_prompts(name: str | None, rows: Dataset) -> None:
             raise ValueError(f"--dataset_name {name}: prompt {i} is empty: remove the row.")
         if not isinstance(prompt, str):
             check_turns(prompt, f"--dataset_name {name}: prompt {i}")
+
+
+def check_template(
+    name: str | None,  # of the data set
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    fix: str = "--tokenizer_name_or_path with a template",
+) -> None:
+    "Raises ValueError on conversations that no chat template can write, before models are loaded."
+    turns = ("prompt", "messages", "conversations", "completion", "chosen", "rejected")
+    for column in set(turns) & set(rows.column_names):
+        x = rows[0][column]
+        if isinstance(x, list) and x and isinstance(x[0], dict) and not tokenizer.chat_template:
+            raise ValueError(
+                f"--dataset_name {name}: the column {column} holds conversations, and the "
+                f"tokenizer has no chat template: give text, or {fix}."
+            )
 
 
 def drop_long(

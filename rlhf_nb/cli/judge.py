@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments
-from rlhf_nb.cli.data import check_prompts, drop_long, load_rows, take
+from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -221,8 +221,10 @@ def judge_command(words: Sequence[str]) -> None:
     if options.output is not None and Path(options.output).is_dir():
         raise ValueError(f"--output {options.output} is a folder: give the name of a CSV file.")
     rows = rows_to_judge(data, options)
+    tokenizer = tokenizer_of(models)
+    check_template(data.dataset_name, rows, tokenizer)
     judge = make_judge(options)
-    rows = drop_long(rows, tokenizer_of(models), data.max_prompt_length)
+    rows = drop_long(rows, tokenizer, data.max_prompt_length)
     prompts, name = rows["prompt"][:], models.model_name_or_path
     tokenizer, ours = answers_of(name, "--model_name_or_path", models, options, prompts)
     if other := options.opponent_name_or_path:

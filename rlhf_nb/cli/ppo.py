@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, PPOModelArguments, TrainDataArguments
-from rlhf_nb.cli.data import check_columns, check_prompts, drop_long, splits_of
+from rlhf_nb.cli.data import (
+    check_columns,
+    check_prompts,
+    check_template,
+    drop_long,
+    splits_of,
+)
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -108,8 +114,9 @@ def ppo_command(words: Sequence[str]) -> int | None:
         check_columns(data.dataset_name, train, ("prompt",), ("input_ids",))
         check_prompts(data.dataset_name, train)
         copy.copy(args).set_sizes(len(train))  # before models are loaded; the trainer counts again
-        judges = scorers(models, args)
         tokenizer = tokenizer_of(models)
+        check_template(data.dataset_name, train, tokenizer)
+        judges = scorers(models, args)
         with named(f"--{given}", name):
             policy = load_policy(name, **loading(models))
         trainer = PPOTrainer(

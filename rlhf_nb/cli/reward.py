@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, RewardModelArguments
-from rlhf_nb.cli.data import EMBEDDED, check_columns, drop_long, pairs_of, splits_of
+from rlhf_nb.cli.data import EMBEDDED, check_columns, check_template, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -85,6 +85,8 @@ def reward_command(words: Sequence[str]) -> None:
         if data.dataset_name not in EMBEDDED:
             check_columns(data.dataset_name, rows, ("chosen", "rejected"))
         tokenizer = tokenizer_of(models)
+        if args.chat_template_path is None:
+            check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
         with named("--model_name_or_path", models.model_name_or_path, quiet=True) as name:
             model = load_reward_model(name, args.seed)
         if models.dtype != "auto":

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, ScratchModelArguments
-from rlhf_nb.cli.data import check_columns, drop_long, splits_of
+from rlhf_nb.cli.data import check_columns, check_template, drop_long, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -76,11 +76,13 @@ def sft_parser() -> Parser:
 
 
 def starting_point(
-    models: ScratchModelArguments, rows: Dataset, seed: int
+    data: AnswerDataArguments, models: ScratchModelArguments, args: SFTConfig, rows: Dataset
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     "The model to fine-tune and its tokenizer: loaded, or made from nothing."
     if not models.from_scratch:
         tokenizer = tokenizer_of(models)
+        if args.chat_template_path is None:
+            check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
         with named("--model_name_or_path", models.model_name_or_path) as name:
             return load_policy(name, **loading(models)), tokenizer
     if models.model_name_or_path:
@@ -107,7 +109,7 @@ def starting_point(
             f"{models.num_attention_heads}: give a width that the heads divide."
         )
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-    model = tiny_policy(tokenizer, seed, **{size: getattr(models, size) for size in sizes})
+    model = tiny_policy(tokenizer, args.seed, **{size: getattr(models, size) for size in sizes})
     return model, tokenizer
 
 
@@ -119,7 +121,7 @@ def sft_command(words: Sequence[str]) -> None:
         others = ("messages",), ("conversations",), ("input_ids",), (args.dataset_text_field,)
         pairs = ("prompt", "completion")
         check_columns(data.dataset_name, train, pairs, *(() if models.from_scratch else others))
-        model, tokenizer = starting_point(models, train, args.seed)
+        model, tokenizer = starting_point(data, models, args, train)
         limits = data.max_prompt_length, data.max_completion_length
         trainer = SFTTrainer(
             model,
