@@ -122,6 +122,11 @@ CAUTIOUS = Exercise(
         ),
         "You subtract the mean center from every member, which moves them all alike: subtract "
         "each member's own.": (MOVED, "scores - centers.mean(0)"),
+        "You take one center for each member: it has one for each answer, since its zero is "
+        "another for each prompt.": (
+            MOVED,
+            "scores - centers.mean(1, keepdim=True) + centers.mean()",
+        ),
         "The scores have lost their level: add the mean of the centers back.": (
             MOVED,
             "scores - centers",

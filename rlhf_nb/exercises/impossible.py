@@ -107,6 +107,7 @@ IMPOSSIBLE = Exercise(
             "> 0.001",
             "!= 0",
         ),
+        "A KL of exactly 0.001 is allowed: use >, not >=.": ("> 0.001", ">= 0.001"),
         "You look at the last entropy alone: it may be below 0 anywhere.": (
             "min(entropy)",
             "entropy[-1]",
