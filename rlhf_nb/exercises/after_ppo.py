@@ -104,6 +104,10 @@ OVERLONG = Exercise(
             "lengths - (limit - buffer)",
             "lengths - buffer",
         ),
+        "Your ramp runs from buffer to limit: it should start at limit - buffer.": (
+            "over / buffer",
+            "(lengths - buffer) / (limit - buffer)",
+        ),
         "Your ramp is too flat: it rises over buffer tokens, so divide by buffer.": (
             "over / buffer",
             "over / limit",
