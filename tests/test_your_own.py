@@ -69,23 +69,23 @@ def made(tmp_path_factory):
     talk = lambda row: [dict(role="user", content=row["prompt"])]
     write_rows(folder / "chat.jsonl", [dict(prompt=talk(row)) for row in rows])
     pair = lambda i: dict(chosen=rows[i]["completion"], rejected=rows[i - 1]["completion"])
-    write_rows(
-        folder / "pairs.jsonl", [dict(prompt=rows[i]["prompt"]) | pair(i) for i in range(24)]
-    )
+    pairs = [dict(prompt=rows[i]["prompt"]) | pair(i) for i in range(24)]
+    write_rows(folder / "pairs.jsonl", pairs)
+    write_rows(folder / "kept_pairs.jsonl", pairs[:12])
     (folder / "reward.py").write_text(REWARD)
     tokenizer = train_tokenizer([*(r["prompt"] + r["completion"] for r in rows), "user assistant"])
     small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     models = {name: tiny_policy(tokenizer, 0, **small) for name in ("model", "chat_model")}
     models |= {"runs/sft": tiny_policy(tokenizer, 1, **small)}
-    scorers = {f"runs/{name}": scorer_from(models["model"], 2) for name in ("reward", "judge")}
-    for name, model in {**models, **scorers}.items():
+    for name, model in {**models, "runs/reward": scorer_from(models["model"], 2)}.items():
         tokenizer.chat_template = TEMPLATE if name == "chat_model" else None
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     before = Path.cwd()
     os.chdir(folder)
     try:
-        assert run(typed(next(b for b in BRANCHES if b.answer == "by the function"))) == 0
+        for end in ("--output_dir runs/judge", "score --save_rollouts --output_dir runs/ppo"):
+            assert run(typed(next(b for b in BRANCHES if b.command.endswith(end)))) == 0
     finally:
         os.chdir(before)
     return folder
@@ -124,6 +124,21 @@ def test_the_merged_policy_is_a_whole_model(place):
     assert run(typed(next(b for b in BRANCHES if "--save_merged" in b.command))) == 0
     assert not (place / "runs/merged/adapter_config.json").exists()
     assert load_policy("runs/merged").num_parameters() == load_policy("runs/sft").num_parameters()
+
+
+# catches: a start from a chat model that later commands cannot go on from
+def test_a_chat_model_goes_down_the_same_tree(place, monkeypatch):
+    lines = Path("chat.jsonl").read_text(encoding="utf-8").splitlines()
+    Path("test.jsonl").write_text("\n".join(lines[:6]), encoding="utf-8")
+    new = {"runs/sft": "chat_model", "data.jsonl": "chat.jsonl", "runs/ppo": "runs/chat"}
+    (chat,) = [b for b in BRANCHES if "CHAT_MODEL" in b.command]
+    (pairs,) = [b for b in BRANCHES if "kept_pairs" in b.command]
+    shutil.rmtree("runs")
+    for branch in (pairs, chat, QUESTIONS[2].branches[3], *QUESTIONS[3].branches):
+        line = typed(branch)
+        for before, after in new.items():
+            line = line.replace(before, after)
+        assert run(line) == 0, line
 
 
 # ---- The picture ----
@@ -175,6 +190,9 @@ BAD_FILES = {
 BAD_COLUMNS = {
     "table.csv": (json.dumps(GOOD) + "\n" + json.dumps(GOOD), 'has the columns {"prompt"'),
     "names.csv": ("question,answer\na,b\n", "has the columns question, answer, and this needs"),
+    "marks.csv": ("prompt;completion\na;b\n", "columns are separated by ';': save the file with"),
+    "both.csv": ('prompt;completion\n"a, b";"c, d"\ne;f\n', "columns are separated by ';'"),
+    "tabs.csv": ("prompt\tcompletion\na\tb\n", "columns are separated by '\\t': save the file"),
     "case.jsonl": (json.dumps(dict(Prompt="a")), "rename them in the file. Did you mean Prompt?"),
 }
 BAD_PROMPTS = {

@@ -153,6 +153,13 @@ def check_columns(
     there = rows.column_names
     if any(set(form) <= set(there) for form in forms):
         return
+    named = [column for column in there if not column.startswith("__index_level")]  # of commas
+    mark = next((mark for mark in ";\t|" if len(named) == 1 and mark in named[0]), None)
+    if mark and name and name.endswith(".csv"):
+        raise ValueError(
+            f"--dataset_name {name}: its columns are separated by {mark!r}: save the file with "
+            "commas."
+        )
     near = "".join(did_you_mean(column, there) for column in forms[0] if column not in there)
     raise ValueError(
         f"--dataset_name {name}: it has the columns {', '.join(there)}, and this needs "
