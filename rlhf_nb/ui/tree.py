@@ -44,13 +44,13 @@ QUESTIONS = (
             Branch(
                 "yes, and no model: a small one from nothing",
                 "rlhf-nb sft --dataset_name data.jsonl --from_scratch --vocab_size 2048 "
-                "--output_dir runs/sft",
+                "--learning_rate 3e-3 --output_dir runs/sft",
                 "runs/sft/model.safetensors",
             ),
             Branch(
                 "no: a chat model as it is, on conversations",
                 "rlhf-nb ppo --dataset_name chat.jsonl --model_name_or_path CHAT_MODEL "
-                "--reward_function reward.py:score --output_dir runs/chat",
+                "--reward_function reward.py:score --save_rollouts --output_dir runs/chat",
                 "runs/chat/model.safetensors",
             ),
         ),
@@ -63,6 +63,12 @@ QUESTIONS = (
                 "rlhf-nb reward --dataset_name pairs.jsonl --model_name_or_path runs/sft "
                 "--output_dir runs/reward",
                 "runs/reward/model.safetensors",
+            ),
+            Branch(
+                "and a judge for the end: a second reward model, on pairs kept apart",
+                "rlhf-nb reward --dataset_name kept_pairs.jsonl --model_name_or_path runs/sft "
+                "--output_dir runs/judge",
+                "runs/judge/model.safetensors",
             ),
             Branch(
                 "a judge (a model at an endpoint): collect its verdicts, make pairs of them",
