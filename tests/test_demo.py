@@ -18,13 +18,19 @@ import psutil
 import pytest
 from datasets import Dataset, DatasetDict, load_from_disk
 from rich.console import Console
+from safetensors.torch import load_file
 
 from rlhf_nb import cli
 from rlhf_nb.checkpoint import staged
 from rlhf_nb.cli import demo_stages
-from rlhf_nb.cli.demo_run import DemoSettings, Run
+from rlhf_nb.cli.demo import demo
+from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
+from rlhf_nb.models import load_policy, load_tokenizer, tiny_policy
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.tldr import mini_tldr
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import quick_demo
 
 TINY = dict(
     posts=320,
@@ -325,6 +331,8 @@ def one_line(capsys, arguments: list[str]) -> str:
         (["--batch", "33"], "--batch is 33: give an even number"),
         (["--episodes", "4"], "no larger than --episodes"),
         (["--threads", "-1"], "--threads is -1"),
+        (["--starting_model", "nowhere"], "there is no such folder: give one that rlhf-nb sft"),
+        (["--temperature", "0"], "--temperature is 0"),
         (["--output_dir"], "expected one argument"),
     ],
 )
@@ -417,6 +425,53 @@ def test_fresh_deletes_what_bears_its_mark_and_prints_it(tmp_path):
     Run(settings, Console(quiet=True))  # a stage that was copied here is used
     with pytest.raises(ValueError, match="ppo was not written by the run in"):
         Run(settings, Console(quiet=True), fresh=True)
+
+
+# ---- A model that is there already ----
+
+
+# catches: a kept model that some word of the world is unknown to, or that is not the one of its
+# script: another size, another tokenizer, weights in half precision
+def test_the_kept_model_reads_the_world():
+    tokenizer, policy = load_tokenizer(str(STARTING_MODEL)), load_policy(str(STARTING_MODEL))
+    world = mini_tldr(7, 2_000, 10, 200)
+    for part in ("train", "test"):
+        for prompt, completion in zip(world[part]["prompt"], world[part]["completion"]):
+            assert tokenizer.unk_token_id not in tokenizer(prompt + completion)["input_ids"]
+    fresh = tiny_policy(tokenizer, 0)
+    assert {k: (v.shape, v.dtype) for k, v in policy.state_dict().items()} == {
+        k: (v.shape, v.dtype) for k, v in fresh.state_dict().items()
+    }
+    assert sum(path.stat().st_size for path in STARTING_MODEL.iterdir()) < 2_000_000
+
+
+# catches: a quick run that trains its own SFT model all the same, or does not say that it did not
+def test_a_run_from_a_model_says_so(tmp_path):
+    text = io.StringIO()
+    for start, said in (("kept", "comes with the package"), (str(STARTING_MODEL), "the model in")):
+        settings = {k: v for k, v in TINY.items() if k != "threads"}
+        made = DemoSettings(str(tmp_path / said[:3]), starting_model=start, **settings)
+        console = Console(file=text, width=200, force_terminal=False)
+        results = demo(made, console=console)
+        assert f"sft  no training: {said}" in text.getvalue().replace(
+            "the fine-tuned model that ", ""
+        )
+        assert {row["model"] for row in results["verdict"]} == {"sft", "ppo"}
+        weights = load_file(tmp_path / said[:3] / "sft" / "model.safetensors")
+        kept = load_file(STARTING_MODEL / "model.safetensors")
+        assert weights.keys() == kept.keys() and all(weights[k].equal(kept[k]) for k in kept)
+
+
+# catches: kept results that miss a seed, or claim what their rows do not say
+def test_quick_runs_gain():
+    runs = json.loads((quick_demo.HERE / "results" / "quick_demo.json").read_text())["runs"]
+    assert [one["seed"] for one in runs] == [0, 1, 2, 3, 4]
+    for one in runs:
+        assert one["holds"] == quick_demo.verdict(one["rows"]) and all(one["holds"].values())
+        assert one["seconds"] < 75
+    worse = json.loads(json.dumps(runs[0]["rows"]))
+    next(r for r in worse if r["model"] == "ppo" and r["temperature"] == 1)["malformed"] = 0.03
+    assert quick_demo.verdict(worse) == dict(gain=True, apart=True, sampled=True, form=False)
 
 
 # ---- Starting over, and what the trainers are given ----

@@ -18,6 +18,10 @@ from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Index, setting
 from rlhf_nb.runtime.lock import locked
 
+KEPT = (
+    "no training: the fine-tuned model that comes with the package, which imitated 48,000 posts "
+    "of another seed"
+)
 STAGES = {
     "sft": "learn to write as the references do",
     "pairs": "show two summaries, ask which is better",
@@ -31,7 +35,9 @@ class DemoArguments:
     "How the demo runs."
 
     quick: bool = setting(
-        False, "The same path with smaller numbers, in about a minute; it measures nothing."
+        False,
+        "In about a minute: from a fine-tuned model that comes with the package, with fewer labels "
+        "and answers.",
     )
     fresh: bool = setting(False, "Start over: delete what an earlier demo wrote in the folder.")
     threads: Index | None = setting(
@@ -60,10 +66,11 @@ def verdict_table(
     rows: list[dict[str, Any]],  # of results.json
     reward: dict[str, Any] | None = None,  # of the reward model's report.json
     paired: Sequence[dict[str, float]] = (),  # of results.json
+    quick: bool = False,
 ) -> Table:
     """Gold win rate against the references, with its 95 % interval, a row for each model; and the
     difference on the same posts."""
-    from rlhf_nb.runtime.ranges import BETWEEN_SEEDS
+    from rlhf_nb.runtime.ranges import BETWEEN_QUICK_SEEDS, BETWEEN_SEEDS
     from rlhf_nb.tldr import FACTS
 
     title = (
@@ -77,7 +84,8 @@ def verdict_table(
             f"{reward['probe']:.1%} of the probe"
         )
     if paired:
-        caption = f"{caption}\n{BETWEEN_SEEDS}" if caption else BETWEEN_SEEDS
+        between = BETWEEN_QUICK_SEEDS if quick else BETWEEN_SEEDS
+        caption = f"{caption}\n{between}" if caption else between
     table = Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption
     )
@@ -131,14 +139,18 @@ def stages(run: Run) -> dict[str, Any]:
             if (run.folder / name).is_dir():
                 run.console.print(f"[bold]{name}[/bold]  finished before, reused")
                 continue
+            if name == "sft" and settings.starting_model:
+                kept = settings.starting_model == "kept"
+                title = KEPT if kept else f"no training: the model in {settings.starting_model}"
             set_seed(settings.seed)
             with run.stage(name, title):
                 getattr(demo_stages, f"{name}_stage")(run, world, tokenizer)
         with run.stage("judge", f"the gold judge reads {settings.eval_posts:,} test posts"):
             rows = demo_stages.judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+    quick = run.kept_settings()["quick"]
     run_curves(run.logs()).savefig(run.folder / "curves.png", dpi=130)
-    run.console.print(verdict_table(rows, results["reward"], results.get("paired", ())))
+    run.console.print(verdict_table(rows, results["reward"], results.get("paired", ()), quick))
     run.console.print(f"open {report(run.folder)}", markup=False, soft_wrap=True)
     return results
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlhf_nb.runtime.fields import Count, NotNegative, Seed, check_fields, setting
+from rlhf_nb.runtime.fields import Count, NotNegative, Positive, Seed, check_fields, setting
 from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
 
 
@@ -42,6 +42,12 @@ class DemoSettings:
         "Pairs of a summary and the same with one thing changed: a fact dropped, an opening, a "
         "repeat.",
     )
+    starting_model: str = setting(
+        "",
+        "Folder of a fine-tuned model and its tokenizer to start from; 'kept' is the one that "
+        "comes with the package. Empty: one is trained.",
+    )
+    temperature: Positive = setting(0.7, "Temperature at which PPO samples.")
     episodes: Count = setting(6_144, "Summaries that PPO samples.")
     batch: Count = setting(256, "Episodes of one update.")
     eval_posts: Count = setting(2_000, "Test posts that the gold judge reads.")
@@ -51,17 +57,21 @@ class DemoSettings:
     evaluations: Count = setting(8, "How often they are judged.")
 
 
-QUICK = dict(  # the same path with smaller numbers
+QUICK = dict(  # from a model that is fine-tuned already, with fewer labels and answers
+    starting_model="kept",
     posts=6_000,
-    sample_pairs=500,
-    fact_pairs=2_500,
-    edit_pairs=1_000,
-    episodes=1_536,
+    sample_pairs=3_000,
+    fact_pairs=500,
+    edit_pairs=3_000,
+    episodes=1_280,
     batch=128,
+    temperature=1.0,
+    kl_coef=0.2,
     eval_posts=400,
-    validation_posts=200,
-    evaluations=3,
+    validation_posts=100,
+    evaluations=2,
 )
+STARTING_MODEL = Path(__file__).with_name("starting_model")  # by benchmarks/starting_model.py
 
 
 def check_settings(s: DemoSettings) -> None:
@@ -71,6 +81,11 @@ def check_settings(s: DemoSettings) -> None:
         raise ValueError(
             f"--batch is {s.batch}: give an even number no larger than --episodes ({s.episodes}) "
             f"and --posts ({s.posts})."
+        )
+    if s.starting_model not in ("", "kept") and not Path(s.starting_model).is_dir():
+        raise ValueError(
+            f"--starting_model is {s.starting_model}, and there is no such folder: give one that "
+            "rlhf-nb sft wrote, or 'kept'."
         )
 
 
@@ -140,7 +155,7 @@ class Run:
     def kept_settings(self) -> dict[str, Any]:
         "The settings as settings.json keeps them, with a mark for a quick run."
         kept = {k: value for k, value in asdict(self.settings).items() if k != "output_dir"}
-        return kept | dict(quick=all(kept[name] <= value for name, value in QUICK.items()))
+        return kept | dict(quick=all(kept[name] == value for name, value in QUICK.items()))
 
     def clear(self) -> None:
         """Delete what the run in this folder wrote, by its marks, and print it. Raises ValueError,

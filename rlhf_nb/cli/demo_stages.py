@@ -33,7 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 from rlhf_nb.checkpoint import save_policy
-from rlhf_nb.cli.demo_run import DemoSettings, Run
+from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
 from rlhf_nb.evaluate import (
     complete,
     completions_table,
@@ -45,6 +45,7 @@ from rlhf_nb.evaluate import (
 from rlhf_nb.models import (
     load_policy,
     load_scorer,
+    load_tokenizer,
     scorer_from,
     tiny_policy,
     train_tokenizer,
@@ -137,9 +138,17 @@ def train(trainer: Trainer, run: Run, stage: str, metric: str) -> None:
         shown.bar.stop()
 
 
+def starting_folder(s: DemoSettings) -> str:
+    "Of the model that the run starts from; empty where it trains one."
+    return str(STARTING_MODEL) if s.starting_model == "kept" else s.starting_model
+
+
 def world_of(s: DemoSettings) -> tuple[DatasetDict, PreTrainedTokenizerBase]:
-    "Posts, references and the tokenizer. They depend on the seed alone, so each run makes them."
+    """Posts, references and the tokenizer. They depend on the settings alone, so each run makes
+    them."""
     world = mini_tldr(s.seed, s.posts, max(s.validation_posts, 500), s.eval_posts)
+    if start := starting_folder(s):
+        return world, load_tokenizer(start)
     return world, train_tokenizer(
         p + c for p, c in zip(world["train"]["prompt"], world["train"]["completion"])
     )
@@ -163,9 +172,12 @@ def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
-    "Imitate the references."
+    "Imitate the references; or take a model that has done so."
     s = run.settings
     with run.written("sft") as folder:
+        if start := starting_folder(s):
+            save_policy(load_policy(start), tokenizer, folder)
+            return
         args = SFTConfig(
             **common(
                 s,
@@ -352,7 +364,7 @@ def ppo_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) 
                 per_device_train_batch_size=s.batch // 2,
                 gradient_accumulation_steps=2,
                 response_length=32,
-                temperature=0.7,
+                temperature=s.temperature,
                 kl_coef=s.kl_coef,
                 missing_eos_penalty=1.0,
                 normalize_scores=True,
