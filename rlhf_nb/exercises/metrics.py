@@ -75,6 +75,7 @@ def _diagnosis_cases(g: Generator) -> list[Case]:
         a_log(kl=(0.11, 1.0, 2.0, 8.1), entropy=(1.0, 0.5, 0.8, 0.64)),
         a_log(kl=(-0.11, 1.0, 2.0, 3.0)),
         a_log(entropy=(1.5, 1.2, 0.8, 0.4)),
+        a_log(entropy=(2.0, 1.6, 1.4, 1.2)),
         a_log(clipfrac=(0.1, 0.26, 0.1, 0.1)),
         a_log(clipfrac=(0.6, 0.5, 0.1, 0.1)),
         a_log(clipfrac=(0.24, 0.1, 0.1, 0.1)),
