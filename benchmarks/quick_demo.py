@@ -4,8 +4,8 @@
 
 Each run is a process of its own, with the command's own settings. The judge is the gold judge, on
 400 test posts; training never sees it. Writes benchmarks/results/quick_demo.json, and says whether
-each seed gains 20 points near-greedy with intervals apart, and gets no worse at temperature 1 and
-in bad form (its interval there reaches that of the model it began with).
+each seed gains 20 points near-greedy with intervals apart, wins no less at temperature 1, and has
+no more bad form (by two standard errors of the difference). Invented facts are printed, not judged.
 """
 
 import argparse

@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 
 import torch
+from transformers import PrinterCallback
 
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings
-from rlhf_nb.cli.demo_stages import common, quiet, world_of
+from rlhf_nb.cli.demo_stages import quiet, sft_args, world_of
 from rlhf_nb.models import tiny_policy
-from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.sft import SFTTrainer
 
 SEED = 1000
 
@@ -36,19 +37,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, quiet():
         settings = DemoSettings(output_dir=folder, seed=SEED, posts=options.posts)
         world, tokenizer = world_of(settings)
-        args = SFTConfig(
-            **common(
-                settings,
-                Path(folder),
-                learning_rate=3e-3,
-                warmup_steps=50,
-                per_device_train_batch_size=32,
-                num_train_epochs=options.epochs,
-            )
-        )
+        args = sft_args(settings, Path(folder), options.epochs)
         policy = tiny_policy(tokenizer, SEED)
         columns = world["train"].select_columns(["prompt", "completion"])
-        SFTTrainer(policy, args, columns, processing_class=tokenizer).train()
+        trainer = SFTTrainer(policy, args, columns, processing_class=tokenizer)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
         options.output.mkdir(parents=True, exist_ok=True)
         save_policy(policy, tokenizer, options.output)
     size = sum(path.stat().st_size for path in options.output.iterdir())

@@ -1007,8 +1007,8 @@ def _headline(results: Mapping[str, Any], quick: bool = False) -> str:
     paired = {row["temperature"]: row for row in results.get("paired", [])}
     difference = _difference(paired[ppo["temperature"]]) if ppo["temperature"] in paired else ""
     warning = (
-        " This was a quick run: it began with the fine-tuned model that comes with the "
-        "package, and had fewer labels and answers than the usual one."
+        " This was a quick run, with fewer posts, labels and answers than the usual one: it "
+        "shows that everything works, not how good it gets."
         if quick
         else ""
     )

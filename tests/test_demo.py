@@ -27,6 +27,7 @@ from rlhf_nb.cli.demo import demo
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
 from rlhf_nb.models import load_policy, load_tokenizer, tiny_policy
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.ranges import BETWEEN_QUICK_SEEDS
 from rlhf_nb.tldr import mini_tldr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -446,20 +447,23 @@ def test_the_kept_model_reads_the_world():
 
 
 # catches: a quick run that trains its own SFT model all the same, or does not say that it did not
-def test_a_run_from_a_model_says_so(tmp_path):
+@pytest.mark.parametrize(
+    "start, said",
+    [
+        ("kept", "no training: the fine-tuned model that comes with the package"),
+        (str(STARTING_MODEL), f"no training: the model in {STARTING_MODEL}"),
+    ],
+)
+def test_a_run_from_a_model_says_so(start, said, tmp_path):
     text = io.StringIO()
-    for start, said in (("kept", "comes with the package"), (str(STARTING_MODEL), "the model in")):
-        settings = {k: v for k, v in TINY.items() if k != "threads"}
-        made = DemoSettings(str(tmp_path / said[:3]), starting_model=start, **settings)
-        console = Console(file=text, width=200, force_terminal=False)
-        results = demo(made, console=console)
-        assert f"sft  no training: {said}" in text.getvalue().replace(
-            "the fine-tuned model that ", ""
-        )
-        assert {row["model"] for row in results["verdict"]} == {"sft", "ppo"}
-        weights = load_file(tmp_path / said[:3] / "sft" / "model.safetensors")
-        kept = load_file(STARTING_MODEL / "model.safetensors")
-        assert weights.keys() == kept.keys() and all(weights[k].equal(kept[k]) for k in kept)
+    settings = {k: v for k, v in TINY.items() if k != "threads"}
+    made = DemoSettings(str(tmp_path / "run"), starting_model=start, **settings)
+    results = demo(made, console=Console(file=text, width=400, force_terminal=False))
+    assert f"sft  {said}" in text.getvalue()
+    assert {row["model"] for row in results["verdict"]} == {"sft", "ppo"}
+    weights = load_file(tmp_path / "run" / "sft" / "model.safetensors")
+    kept = load_file(STARTING_MODEL / "model.safetensors")
+    assert weights.keys() == kept.keys() and all(weights[k].equal(kept[k]) for k in kept)
 
 
 # catches: kept results that miss a seed, or claim what their rows do not say
@@ -469,6 +473,13 @@ def test_quick_runs_gain():
     for one in runs:
         assert one["holds"] == quick_demo.verdict(one["rows"]) and all(one["holds"].values())
         assert one["seconds"] < 75
+    wins = [
+        100 * row["win_rate"]
+        for one in runs
+        for row in one["rows"]
+        if row["model"] == "ppo" and row["temperature"] < 1
+    ]
+    assert f"{min(wins):.1f} to {max(wins):.1f} % in five quick runs" in BETWEEN_QUICK_SEEDS
     worse = json.loads(json.dumps(runs[0]["rows"]))
     next(r for r in worse if r["model"] == "ppo" and r["temperature"] == 1)["malformed"] = 0.03
     assert quick_demo.verdict(worse) == dict(gain=True, apart=True, sampled=True, form=False)

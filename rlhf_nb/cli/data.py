@@ -33,7 +33,7 @@ from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 EMBEDDED = ("mini_tldr", "docstrings")
 FIXES = dict(  # of a file that cannot be read
-    json="fix that line, or write the file again with pandas' to_json",
+    json="fix the JSON, or write the file again with pandas' to_json",
     csv="quote fields that hold commas or line breaks, or write the file with pandas' to_csv",
     parquet="write it again, for example with pandas' to_parquet",
 )
@@ -186,8 +186,8 @@ def check_template(
 ) -> None:
     "Raises ValueError on conversations that no chat template can write, before models are loaded."
     turns = ("prompt", "messages", "conversations", "completion", "chosen", "rejected")
-    for column in set(turns) & set(rows.column_names):
-        x = rows[0][column]
+    for column in turns:
+        x = rows[0].get(column)
         if isinstance(x, list) and x and isinstance(x[0], dict) and not tokenizer.chat_template:
             raise ValueError(
                 f"--dataset_name {name}: the column {column} holds conversations, and the "

@@ -19,8 +19,8 @@ from rlhf_nb.runtime.fields import Index, setting
 from rlhf_nb.runtime.lock import locked
 
 KEPT = (
-    "no training: the fine-tuned model that comes with the package, which imitated 48,000 posts "
-    "of another seed"
+    "no training: the fine-tuned model that comes with the package, which imitated 48,000 "
+    "training posts"
 )
 STAGES = {
     "sft": "learn to write as the references do",
@@ -148,7 +148,7 @@ def stages(run: Run) -> dict[str, Any]:
         with run.stage("judge", f"the gold judge reads {settings.eval_posts:,} test posts"):
             rows = demo_stages.judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
-    quick = run.kept_settings()["quick"]
+    quick = all(getattr(settings, name) == value for name, value in QUICK.items())
     run_curves(run.logs()).savefig(run.folder / "curves.png", dpi=130)
     run.console.print(verdict_table(rows, results["reward"], results.get("paired", ()), quick))
     run.console.print(f"open {report(run.folder)}", markup=False, soft_wrap=True)

@@ -171,6 +171,21 @@ def common(s: DemoSettings, folder: Path, **more: Any) -> dict[str, Any]:
     )
 
 
+def sft_args(s: DemoSettings, folder: Path, epochs: float = 1.5) -> SFTConfig:
+    "How the demo imitates the references."
+    return SFTConfig(
+        **common(
+            s,
+            folder,
+            learning_rate=3e-3,
+            warmup_steps=50,
+            per_device_train_batch_size=32,
+            num_train_epochs=epochs,
+            logging_steps=20,
+        )
+    )
+
+
 def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "Imitate the references; or take a model that has done so."
     s = run.settings
@@ -178,21 +193,10 @@ def sft_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) 
         if start := starting_folder(s):
             save_policy(load_policy(start), tokenizer, folder)
             return
-        args = SFTConfig(
-            **common(
-                s,
-                folder,
-                learning_rate=3e-3,
-                warmup_steps=50,
-                per_device_train_batch_size=32,
-                num_train_epochs=1.5,
-                logging_steps=20,
-            )
-        )
         policy = tiny_policy(tokenizer, s.seed)
         trainer = SFTTrainer(
             policy,
-            args,
+            sft_args(s, folder),
             world["train"].select_columns(["prompt", "completion"]),
             processing_class=tokenizer,
         )

@@ -7,14 +7,13 @@ import math
 from typing import NamedTuple
 
 # Near-greedy, over ten runs of `rlhf-nb demo` (five seeds, twice): see the README.
-BETWEEN_SEEDS = (
+BETWEEN = (
     "ppo - sft: paired, on the same posts, of this one run; between training seeds the near-greedy "
-    "rate moves by more (79.8 to 98.7 % in ten runs)"
+    "rate moves by more ({})"
 )
+BETWEEN_SEEDS = BETWEEN.format("79.8 to 98.7 % in ten runs")
 # The same of `rlhf-nb demo --quick`: benchmarks/quick_demo.py.
-BETWEEN_QUICK_SEEDS = BETWEEN_SEEDS.replace(
-    "79.8 to 98.7 % in ten runs", "89.2 to 97.2 % in five quick runs"
-)
+BETWEEN_QUICK_SEEDS = BETWEEN.format("89.2 to 97.2 % in five quick runs")
 
 DEMO = "five runs of `rlhf-nb demo`, seeds 10 to 14 (`benchmarks/healthy_ranges.py`)"
 DEFINED = "by definition"
