@@ -24,7 +24,8 @@ from statistics import median
 import torch
 
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.viewer import browse, view
+from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.viewer import view
 
 WORDS = "the cat dog bird sat ran sang on a mat and was very happy today .".split()
 
@@ -114,7 +115,7 @@ def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
     }
 
 
-CELLS = ("from rlhf_nb.viewer import browse", "browse({!r})")
+CELLS = ("from rlhf_nb.ui.browser import browse", "browse({!r})")
 CHANGED = """() => new Promise(done => {
   const view = document.querySelector('.jp-OutputArea-output .widget-html');
   const start = performance.now(), seconds = () => (performance.now() - start) / 1000;

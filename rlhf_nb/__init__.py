@@ -15,16 +15,17 @@ if TYPE_CHECKING:
         get_peft_config,
         get_quantization_config,
     )
-    from rlhf_nb.dashboard import LiveDashboard
-    from rlhf_nb.preferences import label_preferences, reward_view
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
-    from rlhf_nb.viewer import browse, view
+    from rlhf_nb.ui.browser import browse
+    from rlhf_nb.ui.dashboard import LiveDashboard
+    from rlhf_nb.ui.preferences import label_preferences, reward_view
+    from rlhf_nb.ui.viewer import view
 
 _MODULES = dict(
-    LiveDashboard="dashboard",
+    LiveDashboard="ui.dashboard",
     PPOConfig="trainer",
     PPOTrainer="trainer",
     RewardConfig="reward",
@@ -32,10 +33,10 @@ _MODULES = dict(
     Rollout="rollout",
     SFTConfig="sft",
     SFTTrainer="sft",
-    browse="viewer",
-    label_preferences="preferences",
-    reward_view="preferences",
-    view="viewer",
+    browse="ui.browser",
+    label_preferences="ui.preferences",
+    reward_view="ui.preferences",
+    view="ui.viewer",
 )
 _SCRIPTS = (  # of people's own, with other import lines alone
     "SIMPLE_CHAT_TEMPLATE ModelConfig ScriptArguments TrlParser create_reference_model "

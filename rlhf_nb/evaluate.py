@@ -103,7 +103,7 @@ from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
 from .runtime.terminal import terminal_text
 from .tldr import Verdict, gold_judge
-from .viz import Html, curves, visible
+from .ui.viz import Html, curves, visible
 
 # %% ../nbs/reference/46_judging.ipynb #7e334582
 @dataclass(frozen=True)

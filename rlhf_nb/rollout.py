@@ -98,7 +98,7 @@ from rlhf_nb.runtime.opened import (
     unwrapped,
     uses_cache,
 )
-from .viz import episode_table
+from .ui.viz import episode_table
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(

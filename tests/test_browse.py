@@ -15,18 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_viewer import HOSTILE, Reader, boxes, make, read_page, write_run
 
-from rlhf_nb import viewer
 from rlhf_nb.evaluate import repetition
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.viewer import (
-    Recipe,
-    RunFolder,
-    Suspect,
-    browse,
-    episode_suspects,
-    run_suspects,
-    what_if,
-)
+from rlhf_nb.ui import run_files
+from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.run_files import RunFolder
+from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
+from rlhf_nb.ui.what_if import Recipe, what_if
 
 WORDS = "a b c d e f".split()
 
@@ -237,7 +232,7 @@ def test_repetition_is_that_of_evaluate(rows, junk):
     width = max(map(len, rows)) + 1
     ids = torch.tensor([row + [junk] * (width - len(row)) for row in rows])
     mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
-    assert viewer._repeated(ids, mask).tolist() == pytest.approx(
+    assert run_files.repeated(ids, mask).tolist() == pytest.approx(
         [repetition(" ".join(f"w{i}" for i in row)) for row in rows]
     )
 
@@ -389,7 +384,7 @@ def test_a_fault_in_a_button_is_seen(run, monkeypatch):
     # ipywidgets logs what a button raises and goes on; catches: an old picture that stays
     seen = browse(run)
     assert seen.controls
-    monkeypatch.setattr(viewer, "_numbers_of", lambda path: 1 / 0)
+    monkeypatch.setattr(run_files, "numbers_of", lambda path: 1 / 0)
     seen.run._numbers.clear()
     press(seen, "search every update")
     assert 'role="alert"' in seen.desk.view.value and "ZeroDivisionError" in seen.desk.view.value

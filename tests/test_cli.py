@@ -828,7 +828,7 @@ def test_rows_come_from_everywhere(parts, tmp_path):
 # catches: a file of labels that stops at its first tie, or one whose choice that was taken back is
 # learned
 def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
-    from rlhf_nb.preferences import Labelling, load_preferences
+    from rlhf_nb.ui.preferences import Labelling, load_preferences
 
     monkeypatch.chdir(tmp_path)
     work = Labelling(
@@ -1138,12 +1138,12 @@ def test_view(ppo, capsys, monkeypatch):
 
 # catches: a demo without its report, or with it alone
 def test_view_of_a_demo_is_its_report_too(ppo, capsys, monkeypatch):
-    import rlhf_nb.viewer
+    import rlhf_nb.ui.report
 
     ppo(save_rollouts=True, output_dir=str(Path("run/ppo").resolve())).train()
     capsys.readouterr()
     Path("run/settings.json").write_text("{}")
-    monkeypatch.setattr(rlhf_nb.viewer, "report", lambda folder: Path(folder) / "report.html")
+    monkeypatch.setattr(rlhf_nb.ui.report, "report", lambda folder: Path(folder) / "report.html")
     code, out, _ = say(capsys, "view run --no-browser")
     assert (code, out) == (
         0,

@@ -19,8 +19,8 @@ import torch
 from ppo_fixtures import likes_c, logs, unlike, untimed, weights
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from rlhf_nb.dashboard import Change, LiveDashboard, Run, render_run, thin
 from rlhf_nb.kl import AdaptiveKLController, FixedKLController
+from rlhf_nb.ui.dashboard import Change, LiveDashboard, Run, render_run, thin
 
 
 class At(TrainerCallback):
@@ -630,6 +630,6 @@ def test_ppo_events_reach_those_who_have_ears(ppo):
 def test_the_package_offers_it_lazily():
     code = (
         "import sys, rlhf_nb; assert 'LiveDashboard' in rlhf_nb.__all__ and 'ipywidgets' not "
-        "in sys.modules; assert rlhf_nb.LiveDashboard.__module__ == 'rlhf_nb.dashboard'"
+        "in sys.modules; assert rlhf_nb.LiveDashboard.__module__ == 'rlhf_nb.ui.dashboard'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -42,7 +42,7 @@ from rlhf_nb.ppo import (
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.viewer import view
+from rlhf_nb.ui.viewer import view
 
 ESTIMATORS = ("gae", *GROUPED, "reinforce_pp")
 NO_CRITIC = ESTIMATORS[1:]

@@ -14,8 +14,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from traitlets import TraitError
 
-from rlhf_nb.explore import Explorer, control, markup
-from rlhf_nb.viz import signal_table
+from rlhf_nb.ui.explore import Explorer, control, markup
+from rlhf_nb.ui.viz import signal_table
 
 NASTY = '"><script>alert(1)</script>&'
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_nb.gae import gae, td_errors
 from rlhf_nb.ui.gae_picture import gae_picture, shares
-from rlhf_nb.viz import signed
+from rlhf_nb.ui.viz import signed
 
 TOKENS = ["cat", "barked", "loudly", "STOP"]
 REWARDS, VALUES = torch.tensor([[0.0, 0.0, -0.25, 1.0]]), torch.tensor([[0.5, 0.75, 0.25, 0.5]])

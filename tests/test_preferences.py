@@ -18,9 +18,10 @@ from datasets import Dataset, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_nb import preferences as P
 from rlhf_nb.models import scorer_from
-from rlhf_nb.preferences import (
+from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
+from rlhf_nb.ui import preferences as P
+from rlhf_nb.ui.preferences import (
     Labelling,
     PairLook,
     draw_pairs,
@@ -34,7 +35,6 @@ from rlhf_nb.preferences import (
     score_pairs,
     showings,
 )
-from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
 
 ROWS = [dict(prompt=f"post {i}", answer_1=f"one {i}", answer_2=f"two {i}") for i in range(20)]
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"\u202e'
@@ -633,7 +633,7 @@ def test_looking_changes_nothing(letters, judge):
 def test_the_controls_of_the_view(letters, judge):
     seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
     for name, values in dict(
-        sort=list(P._PAIR_SORTS), only=list(P._PAIR_FILTERS), signal=list(P._PAIR_SIGNALS)
+        sort=list(P.PAIR_SORTS), only=list(P._PAIR_FILTERS), signal=list(P._PAIR_SIGNALS)
     ).items():
         for value in values:
             seen.controls[name].value = value

@@ -14,7 +14,6 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from rlhf_nb.explore import ChoiceSlider
 from rlhf_nb.ui.assets import STATIC, asset
 from rlhf_nb.ui.controls import (
     action_button,
@@ -24,6 +23,7 @@ from rlhf_nb.ui.controls import (
     side_by_side,
     step_through,
 )
+from rlhf_nb.ui.explore import ChoiceSlider
 from rlhf_nb.ui.html import (
     breakable,
     data_table,
@@ -34,7 +34,7 @@ from rlhf_nb.ui.html import (
     section_page,
 )
 from rlhf_nb.ui.loop import STEPS, WIDTH, loop_picture
-from rlhf_nb.viz import Html
+from rlhf_nb.ui.viz import Html
 
 HOSTILE = "</script><script>alert(1)</script>\u202e"
 

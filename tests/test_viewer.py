@@ -22,18 +22,11 @@ from rlhf_nb.masks import whiten
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards, slot_mask
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.viewer import (
-    Look,
-    Recipe,
-    episode_order,
-    recipe_of,
-    render_view,
-    report,
-    run_curves,
-    view,
-    what_if,
-)
-from rlhf_nb.viz import signed
+from rlhf_nb.ui.episodes import Look, episode_order
+from rlhf_nb.ui.report import report, run_curves
+from rlhf_nb.ui.viewer import render_view, view
+from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.what_if import Recipe, recipe_of, what_if
 
 VOID = {"meta", "img", "br", "wbr"}
 TAGS = {
@@ -680,11 +673,11 @@ def test_back_to_the_settings_of_the_run():
 
 def test_a_fault_in_a_handler_is_seen(monkeypatch):
     # catches: an exception that is swallowed and leaves the old picture
-    import rlhf_nb.viewer
+    import rlhf_nb.ui.viewer
 
     seen = view(trained())
     assert seen.controls
-    monkeypatch.setattr(rlhf_nb.viewer, "what_if", lambda *given: 1 / 0)
+    monkeypatch.setattr(rlhf_nb.ui.viewer, "what_if", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         seen.controls["lam"].value = 0.1
     assert 'role="alert"' in seen.desk.view.value and "ZeroDivisionError" in seen.desk.view.value

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_nb.checks import check_cell, check_tint, check_vmax
-from rlhf_nb.viz import (
+from rlhf_nb.ui.viz import (
     Html,
     _largest,
     curves,

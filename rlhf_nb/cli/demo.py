@@ -130,7 +130,7 @@ def stages(run: Run) -> dict[str, Any]:
     from transformers import set_seed  # seconds that a mistake in the settings does not wait for
 
     from rlhf_nb.cli import demo_stages
-    from rlhf_nb.viewer import report, run_curves
+    from rlhf_nb.ui.report import report, run_curves
 
     with demo_stages.quiet():
         with run.stage("world", f"{settings.posts:,} posts with references, seed {settings.seed}"):

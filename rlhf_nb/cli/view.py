@@ -95,7 +95,8 @@ def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
     options = parser.read(words)
-    from rlhf_nb.viewer import browse, report  # seconds that `--help` does not wait for
+    from rlhf_nb.ui.browser import browse  # seconds that `--help` does not wait for
+    from rlhf_nb.ui.report import report
 
     folder, browser = Path(options.run), browse(options.run)
     first, last = min(browser.run.files), max(browser.run.files)

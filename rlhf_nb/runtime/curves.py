@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.files import log_history, read_jsonl
-from rlhf_nb.viz import curves
+from rlhf_nb.ui.viz import curves
 
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.loop import INK, LINE, MUTED, WIDTH, Picture, sheet, words
-from rlhf_nb.viz import signed, tint
+from rlhf_nb.ui.viz import signed, tint
 
 CLIPPED, DUAL, FLAT = "#1f5fa8", "#b35000", "#dfe3e8"
 TOP, HEIGHT = 48.0, 190.0  # of the area in which the lines are

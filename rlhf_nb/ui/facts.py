@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 
 from rlhf_nb.tldr import SLOT
-from rlhf_nb.viz import Html, visible
+from rlhf_nb.ui.viz import Html, visible
 
 TRUE, FALSE = ("#cfe3f8", "✓"), ("#fbd9b5", "✗")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.loop import INK, LINE, WIDTH, Picture, sheet, words
-from rlhf_nb.viz import signed, visible_token
+from rlhf_nb.ui.viz import signed, visible_token
 
 UP, DOWN = "#b35000", "#1f5fa8"  # above and below zero, as everywhere: orange and blue
 BARS, ARCS, LABEL = 90.0, 84.0, 17.0  # heights of a row of bars, of the arcs, of a line of text

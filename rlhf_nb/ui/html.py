@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.viz import Html, visible
+from rlhf_nb.ui.viz import Html, visible
 
 INK, PAPER, SHADE = "#111111", "#ffffff", "#eeeeee"  # of text, of cells, of header cells
 PARAGRAPH = '<p style="margin:4px 0">'  # the opening tag of a line in a dense view

@@ -22,7 +22,7 @@ from pathlib import Path
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from rlhf_nb.dashboard import LiveDashboard
+from rlhf_nb.ui.dashboard import LiveDashboard
 from rlhf_nb.models import tiny_policy
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 while WAIT and not Path("go").exists(): time.sleep(.1)

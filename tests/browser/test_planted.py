@@ -12,7 +12,7 @@ from lab import Lab, Notebook
 
 SOUND = """
 import ipywidgets as w
-from rlhf_nb.explore import control
+from rlhf_nb.ui.explore import control
 said, n = w.HTML("<p>0</p>"), [0]
 def show(change): said.value = f"<p>{slider.value}, {choice.value}, {box.value}, {field.value}, {n[0]}</p>"
 def count(button): n[0] += 1; show(None)
@@ -42,7 +42,7 @@ FAILING = {  # each in a cell of its own; the last one stops the page
     "fail=fail):\n    with out: fail()\nb.observe(inside, 'value'); w.VBox([b, said])",
     "a thread": "c = w.Checkbox(description='x'); c.observe(lambda change, fail=fail: "
     "threading.Thread(target=fail).start(), 'value'); w.VBox([c, said])",
-    "an Explorer": "from rlhf_nb.explore import Explorer\ndef draw(x, fail=fail): return fail() "
+    "an Explorer": "from rlhf_nb.ui.explore import Explorer\ndef draw(x, fail=fail): return fail() "
     "if x else '<p>none</p>'\nExplorer(draw, x=(0, 9, 0))",
     "a cell": "fail()",
 }

@@ -13,7 +13,7 @@ from controls import widgets
 from lab import Lab, Notebook
 
 CODE = """
-from rlhf_nb.preferences import label_preferences
+from rlhf_nb.ui.preferences import label_preferences
 rows = [dict(prompt=f"post {i} <script>alert(1)</script>", answer_1=f"first of {i} <b>", answer_2=f"second of {i}") for i in range(24)]
 label_preferences(rows, "by_keyboard.jsonl")
 """

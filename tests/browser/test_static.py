@@ -24,7 +24,9 @@ from test_viewer import write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.viewer import Recipe, browse, view, what_if
+from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.viewer import view
+from rlhf_nb.ui.what_if import Recipe, what_if
 
 NARROW, WIDE = 800, 1280
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
@@ -454,7 +456,8 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: 
 LIVE = """
 import torch
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.viewer import browse, view
+from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.viewer import view
 view(Rollout.load({path!r}))
 """
 

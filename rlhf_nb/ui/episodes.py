@@ -1,0 +1,250 @@
+"""What is known of a rollout's episodes, and in which order one reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlhf_nb.losses import policy_diagnostics
+from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
+from rlhf_nb.ui.viz import signed
+
+
+def filled(rollout: Rollout, name: str) -> Tensor:
+    "One tensor of a rollout. Raises ValueError where it is not there yet."
+    values = getattr(rollout, name)
+    if values is None:
+        raise ValueError(
+            f"this rollout has no {name}: a later phase of the trainer fills it. Give a rollout "
+            "that went through that phase."
+        )
+    return values
+
+
+def slots(rollout: Rollout, episode: int) -> int:
+    """How many columns an episode has: its tokens, and the slot after the end where something is
+    paid there (reward_slot 'after_eos')."""
+    n = int(rollout.mask[episode].sum())
+    rewards = rollout.rewards
+    paid_after = rewards is not None and n < rewards.shape[1] and bool(rewards[episode, n] != 0)
+    return n + paid_after
+
+
+def episode_tokens(rollout: Rollout, episode: int) -> list[str]:
+    "The text of each token; its id where the texts were not kept."
+    n = int(rollout.mask[episode].sum())
+    texts = (
+        rollout.tokens[episode][:n]
+        if rollout.tokens
+        else [str(i) for i in rollout.response_ids[episode, :n].tolist()]
+    )
+    return texts + ["⟨after⟩"] * (slots(rollout, episode) - n)
+
+
+def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
+    "Every signal that is filled, by name, for the tokens of one episode."
+    n = slots(rollout, episode)
+    return {
+        name: filled(rollout, name)[episode, :n].detach().float()
+        for name in SIGNALS
+        if getattr(rollout, name) is not None
+    }
+
+
+def episode_facts(rollout: Rollout, episode: int) -> str:
+    "What is known of an episode as a whole, on one line."
+    n, update = int(rollout.mask[episode].sum()), rollout.info.get("update")
+    facts = [
+        f"Episode {episode} of {len(rollout)}" + ("" if update is None else f", update {update}")
+    ]
+    for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
+        if values is not None:
+            facts.append(f"{name} {signed(float(values[episode]))}")
+    if rollout.kl is not None:
+        facts.append(f"KL {signed(rollout.kl[episode, :n].float().sum().item())} nats")
+    facts += [
+        f"{n} token{'' if n == 1 else 's'}",
+        "stopped by itself" if rollout.stopped[episode] else "cut off",
+    ]
+    return " · ".join(facts)
+
+
+def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
+    "The prompt, and the columns that came with it."
+    kept = rollout.prompts or ["(the text of the prompt was not kept)"] * len(rollout)
+    return [kept[episode]] + [
+        f"{name}: {column[episode]}" for name, column in rollout.columns.items()
+    ]
+
+
+def against(
+    rollout: Rollout, episode: int, now: Tensor, cliprange: float = 0.2
+) -> dict[str, Tensor]:
+    """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
+    clip it above or below."""
+    old = filled(rollout, "logprobs")
+    advantages = old if rollout.advantages is None else rollout.advantages
+
+    def diagnose(t: int) -> dict[str, Tensor]:
+        at = (slice(episode, episode + 1), slice(t, t + 1))
+        return policy_diagnostics(now[at], old[at], advantages[at], rollout.mask[at], cliprange)
+
+    metrics = [diagnose(t) for t in range(int(rollout.mask[episode].sum()))]
+    ratio = torch.tensor([float(one["ratio"]) - 1 for one in metrics])
+    signals = {"ratio - 1": ratio}
+    if rollout.advantages is not None:
+        clipped = torch.tensor([float(one["clipfrac"]) for one in metrics])
+        signals["clipped"] = clipped * ratio.sign()
+    return signals
+
+
+@dataclass(frozen=True)
+class Shown:
+    "A rollout, and what else is known of its tokens."
+
+    rollout: Rollout
+    now: Tensor | None = None  # [B, T] log-probs of another policy
+    entropy: Tensor | None = None  # [B, T] nats
+
+    def extra(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
+        "The signals of one episode that are computed here."
+        signals = {} if self.now is None else against(self.rollout, episode, self.now, cliprange)
+        n = int(self.rollout.mask[episode].sum())
+        if self.entropy is not None:
+            signals["entropy"] = self.entropy[episode, :n].float()
+        after = slots(self.rollout, episode) - n
+        return {name: pad(x, (0, after)) for name, x in signals.items()}
+
+    def signals(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
+        "All signals of one episode."
+        return episode_signals(self.rollout, episode) | self.extra(episode, cliprange)
+
+    def names(self) -> list[str]:
+        "Which signals there are, those that are looked at most in front."
+        stored = [
+            name
+            for name in dict.fromkeys(("kl", "advantages", "rewards", *SIGNALS))
+            if getattr(self.rollout, name) is not None
+        ]
+        return stored + (list(self.extra(0)) if len(self.rollout) else [])
+
+
+def shown_of(
+    rollout: Rollout, now: Tensor | Rollout | None = None, entropy: Tensor | None = None
+) -> Shown:
+    "All of it on the CPU. Raises ValueError where a shape does not fit."
+    tensors = {
+        name: filled(rollout, name).detach().cpu()
+        for name in TENSORS
+        if getattr(rollout, name) is not None
+    }
+    if isinstance(now, Rollout):
+        if not torch.equal(now.response_ids.cpu(), tensors["response_ids"]):
+            raise ValueError(
+                "now is a rollout of other responses: give the log-probs [B, T] that another "
+                "policy has for the tokens of this one."
+            )
+        now = now.logprobs
+    if now is not None and rollout.logprobs is None:
+        raise ValueError("this rollout has no logprobs to compare with: leave now out.")
+    for name, given in dict(now=now, entropy=entropy).items():
+        if given is not None and given.shape != rollout.mask.shape:
+            raise ValueError(
+                f"{name} has shape {list(given.shape)} and the responses "
+                f"{list(rollout.mask.shape)}: give one number a response token."
+            )
+    here = lambda x: None if x is None else x.detach().cpu().float()
+    return Shown(rollout.with_(**tensors), here(now), here(entropy))
+
+
+@dataclass(frozen=True)
+class Look:
+    "Where one looks, and at what."
+
+    place: int = 1  # in the sorted list, counted from 1
+    signal: str = "kl"  # under the text
+    sort: str = "episode"  # a column of `Rollout.episodes`
+    descending: bool = False
+    find: str = ""  # in the prompt or the response, capitals or not
+    only: str = "all"  # or: no stop token, score above, KL above
+    above: float = 0.0  # for the last two
+
+
+def _storable(x: Any) -> Any:
+    "Half of a surrogate pair, which no table can hold, becomes a question mark."
+    return x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
+
+
+def columns_of(rollout: Rollout) -> pd.DataFrame:
+    "What is known of each episode, one row for each."
+    texts = {
+        name: [_storable(x) for x in getattr(rollout, name)] for name in ("prompts", "responses")
+    }
+    columns = {
+        _storable(name): [_storable(x) for x in column]
+        for name, column in rollout.columns.items()
+        if name != "episode"
+    }
+    return pd.DataFrame(dict(episode=range(len(rollout)))).join(
+        rollout.with_(**texts, columns=columns).episodes()
+    )
+
+
+def filters(frame: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame, float], pd.Series]]:
+    "The filters whose column is in the table."
+    rules = {
+        "all": ("episode", lambda rows, above: rows["episode"] >= 0),
+        "no stop token": ("stopped", lambda rows, above: ~rows["stopped"].astype(bool)),
+        "score above": ("score", lambda rows, above: rows["score"] > above),
+        "KL above": ("kl", lambda rows, above: rows["kl"] > above),
+    }
+    return {name: rule for name, (column, rule) in rules.items() if column in frame}
+
+
+def _holding(frame: pd.DataFrame, word: str) -> pd.Series:
+    "Which rows have a word in their prompt or response, capitals or not."
+    hit = pd.Series(False, index=frame.index)
+    for name in ("prompt", "response"):
+        if name in frame:
+            texts = frame[name].astype(str).str.casefold()
+            hit |= texts.str.contains(word.casefold(), regex=False)
+    return hit
+
+
+def episode_order(
+    frame: pd.DataFrame,  # one row an episode, as `Rollout.episodes` makes it
+    look: Look,
+) -> list[int]:  # the episodes that are left, in order; ties keep theirs, gaps come last
+    "Filter, then sort. Raises ValueError on a column or a filter that is not there."
+    frame = frame if "episode" in frame else frame.assign(episode=range(len(frame)))
+    rules = filters(frame)
+    if look.sort not in frame or look.only not in rules:
+        raise ValueError(
+            f"cannot sort by {look.sort!r} and keep {look.only!r}: columns are "
+            f"{list(frame.columns)}, filters {list(rules)}."
+        )
+    kept = rules[look.only](frame, look.above)
+    if look.find:
+        kept &= _holding(frame, look.find)
+    as_text = lambda column: column.map(str) if column.dtype == object else column
+    ordered = frame[kept].sort_values(
+        look.sort, ascending=not look.descending, kind="stable", key=as_text
+    )
+    return ordered["episode"].tolist()
+
+
+def when(rollout: Rollout) -> str:
+    "Where in the run a rollout was taken."
+    info = rollout.info
+    parts = [f"Update {info.get('update', '?')}"]
+    if "episode" in info:
+        parts.append(f"after {info['episode']:,} episodes")
+    if "kl_coef" in info:
+        parts.append(f"kl_coef {info['kl_coef']:.3g}")
+    return ", ".join(parts)

@@ -1,0 +1,476 @@
+"""One page with all that a run left behind."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.files import write_text_atomic
+from rlhf_nb.ui.episodes import episode_signals, when
+from rlhf_nb.ui.html import data_table, duration, missing_note, safe_prose, section_page
+from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
+from rlhf_nb.ui.viewer import episode_markup
+from rlhf_nb.ui.viz import Html, curves, signed
+
+PANELS = (  # title, unit, metrics of which the first that was logged is drawn
+    ("Score", "reward model's points", ("objective/raw_scores", "objective/scores")),
+    ("Gold win rate", "validation posts, ties half", ("gold/win_rate",)),
+    ("Facts covered", "per summary, gold judge", ("gold/covered",)),
+    ("Facts invented", "per summary, gold judge", ("gold/invented",)),
+    ("KL to the reference", "nats per episode", ("objective/kl",)),
+    ("Entropy of the policy", "nats per episode", ("objective/entropy",)),
+    ("Clipped ratios", "share of tokens", ("policy/clipfrac_avg",)),
+    ("Variance the value explains", "1: all of it", ("val/explained_variance",)),
+    ("Response length", "tokens", ("tokens/response_length",)),
+)
+
+
+def logged_panels(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
+    "Title, unit and column of each panel that has numbers."
+    logged = [name for name in frame if frame[name].notna().any()]
+    there = [
+        (title, unit, [name for name in names if name in logged]) for title, unit, names in PANELS
+    ]
+    return [(title, unit, names[0]) for title, unit, names in there if names]
+
+
+def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: int) -> Figure:
+    "Panels with their units; shares in per cent, and one half marked on the win rate."
+    figure = curves(frame, {title: column for title, _, column in panels}, x="episode", ncols=ncols)
+    for axis, (_, unit, column) in zip(figure.axes, panels):
+        axis.set_ylabel(unit)
+        decimals = {"gold/win_rate": 0, "policy/clipfrac_avg": 1}.get(column)
+        if decimals is not None:
+            axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals, symbol=" %"))
+        if column == "gold/win_rate":
+            axis.axhline(0.5, color="#555555", linewidth=0.8, linestyle=":")
+    return figure
+
+
+def run_curves(
+    metrics: Iterable[Mapping[str, Any]],  # log entries; where they have a `stage`, those of ppo
+) -> Figure:
+    """Score, gold, KL, entropy, clipping, value and length over the episodes. Raises ValueError if
+    nothing of it was logged."""
+    frame = ppo_lines(metrics)
+    panels = logged_panels(frame)
+    if not panels:
+        raise ValueError(
+            "no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, "
+            "or give trainer.state.log_history."
+        )
+    return _draw(frame, panels, ncols=3)
+
+
+def compare_rates(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
+    "What two intervals allow one to say."
+    if ppo["low"] > sft["high"]:
+        return "PPO improved on SFT."
+    if ppo["high"] < sft["low"]:
+        return "PPO did worse than SFT."
+    return "Too close to call: the intervals of SFT and PPO meet."
+
+
+def number_text(value: float | None, digits: int = 2) -> str:
+    "A plain number, or a dash."
+    return (
+        "–"
+        if value is None or not math.isfinite(value)
+        else f"{value:,.{digits}f}".replace("-", "−")
+    )
+
+
+def percent(value: float | None) -> str:
+    "A share as per cent, or a dash."
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def _between(row: Mapping[str, float]) -> str:
+    "An interval of shares."
+    return f"{100 * row['low']:.1f} to {percent(row['high'])}"
+
+
+def stretch(low: float, high: float, half: bool = True) -> Html:
+    "A bar from 0 to 100 %, filled from low to high, with a mark at one half or none."
+    left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
+    inside = [
+        f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;"
+        "background:#1f5fa8"
+    ]
+    if half:
+        inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:#1a1a1a")
+    spans = "".join(f'<span style="position:absolute;{style}"></span>' for style in inside)
+    style = "position:relative;display:inline-block;width:96px;height:12px;background:#e8e8e8"
+    return Html(f'<span class="bar" aria-hidden="true" style="{style}">{spans}</span>')
+
+
+def _difference(row: Mapping[str, float]) -> str:
+    "PPO less SFT on the same posts, and what its interval does not know."
+    points = [f"{100 * row[name]:+.1f}".replace("-", "−") for name in ("difference", "low", "high")]
+    return (
+        f"<p>On the same posts PPO less SFT: {points[0]} points (95 % paired interval {points[1]} "
+        f"to {points[2]}). That is for this one run. Between training seeds the rate moves by "
+        "more: from 79.8 to 98.7 % in ten runs of the demo.</p>"
+    )
+
+
+def headline(results: Mapping[str, Any], quick: bool = False) -> str:
+    "The outcome at the lowest temperature, in a few sentences."
+    best = {
+        row["model"]: row
+        for row in sorted(results.get("verdict", []), key=lambda row: -row["temperature"])
+    }
+    if not {"sft", "ppo"} <= best.keys():
+        return missing_note(
+            "No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's "
+            "summaries of the test posts."
+        )
+    sft, ppo = best["sft"], best["ppo"]
+    figures = "".join(
+        f"<div><dt>{row['model'].upper()} wins</dt><dd><span "
+        f'class="figure">{percent(row["win_rate"])}</span><br>'
+        f"95 % interval {_between(row)}</dd></div>"
+        for row in (sft, ppo)
+    )
+    facts = [
+        f"Facts {name} went from {number_text(sft.get(name))} to {number_text(ppo.get(name))} a "
+        "summary."
+        for name in ("covered", "invented")
+    ]
+    paired = {row["temperature"]: row for row in results.get("paired", [])}
+    difference = _difference(paired[ppo["temperature"]]) if ppo["temperature"] in paired else ""
+    warning = (
+        " This was a quick run, with fewer posts, labels and answers than the usual one: it "
+        "shows that everything works, not how good it gets."
+        if quick
+        else ""
+    )
+    return (
+        f'<p class="verdict">{compare_rates(sft, ppo)}</p><dl class="figures">{figures}</dl>'
+        f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, "
+        "prefers the model's summary to the reference; "
+        f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>"
+        f"{difference}"
+    )
+
+
+def verdict_section(results: Mapping[str, Any]) -> str:
+    "Everything that the gold judge counted."
+    heads = [
+        "Model",
+        "Temperature",
+        "Win rate",
+        "95 % interval",
+        "From 0 to 100 %",
+        "Gold points",
+        "Covered",
+        "Invented",
+        "Bad form",
+        "Stopped",
+        "Tokens",
+    ]
+    rows = [
+        [
+            row["model"].upper(),
+            f"{row['temperature']:g}",
+            percent(row["win_rate"]),
+            _between(row),
+            stretch(row["low"], row["high"]),
+            *(number_text(row.get(name)) for name in ("gold", "covered", "invented")),
+            *(percent(row.get(name)) for name in ("malformed", "stopped")),
+            number_text(row.get("length"), 1),
+        ]
+        for row in results.get("verdict", [])
+    ]
+    return (
+        data_table("Against the references, on test posts", heads, rows, "numbers")
+        if rows
+        else missing_note("No results yet: the stage judge writes results.json.")
+    )
+
+
+def _picture(figure: Figure, description: str) -> str:
+    "A figure inside the page, the same bytes every time."
+    file = io.BytesIO()
+    with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return (
+        f'<img src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}" '
+        f'alt="{escape(description)}">'
+    )
+
+
+def story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
+    "What a curve shows, for those who cannot see it: where it starts and where it ends."
+    line = frame.dropna(subset=[column])
+    ends = [f"{line[column].iloc[i]:.3g} at episode {line.episode.iloc[i]:,.0f}" for i in (0, -1)]
+    return f"{title} ({unit}): {ends[0]}, {ends[1]}."
+
+
+def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> str:
+    "A picture for each panel."
+    frame = ppo_lines(metrics)
+    pictures = [
+        _picture(_draw(frame, [panel], ncols=1), story(frame, *panel))
+        for panel in logged_panels(frame)
+    ]
+    if not pictures:
+        return missing_note("No curves yet: the stage ppo has logged nothing.")
+    hint = (
+        "Where the score goes on rising and gold turns down, the policy has found what the "
+        "reward model likes and nobody else does."
+    )
+    return f'<div class="panels">{"".join(pictures)}</div><p>{hint}</p>'
+
+
+_STAGES = dict(
+    world="write posts and references",
+    sft="imitate the references",
+    pairs="sample summaries, label pairs",
+    reward="learn what was preferred",
+    ppo="write what the reward model likes",
+    judge="the gold judge reads test posts",
+)
+
+
+def times_section(metrics: Iterable[Mapping[str, Any]]) -> str:
+    "How long each stage took; of a stage that was repeated, the last time."
+    took = {
+        line["stage"]: line["seconds"]
+        for line in metrics
+        if line.get("event") == "done" and "seconds" in line
+    }
+    if not took:
+        return missing_note("No stage has finished yet.")
+    total, rows = sum(took.values()) or 1.0, []
+    for name in [*_STAGES, *(name for name in took if name not in _STAGES)]:
+        cells = (
+            [duration(took[name]), stretch(0, took[name] / total, half=False)]
+            if name in took
+            else ["not yet", ""]
+        )
+        rows.append([name, _STAGES.get(name, ""), *cells])
+    return data_table(
+        "Stages",
+        ["Stage", "What it does", "Time", "Share of all"],
+        [*rows, ["all", "", duration(sum(took.values())), ""]],
+    )
+
+
+def reward_section(results: Mapping[str, Any]) -> str:
+    "Accuracy on held-out pairs and on the probe, in all and by kind."
+    measured = results.get("reward") or {}
+    tables: list[str] = []
+    for caption, head, whole, parts in (
+        ("Held-out pairs, by the gold order", "Kind of pair", "accuracy", "by_kind"),
+        ("Probe: perfect, or one fact wrong", "Wrong fact", "probe", "probe_by_slot"),
+    ):
+        shares = {"all": measured.get(whole), **(measured.get(parts) or {})}
+        rows = [
+            [name, percent(share), stretch(0, share)]
+            for name, share in shares.items()
+            if share is not None
+        ]
+        if rows:
+            tables.append(data_table(caption, [head, "Right", "From 0 to 100 %"], rows))
+    if not tables:
+        return missing_note(
+            "No accuracy yet: the stage reward measures it, and judge writes it into results.json."
+        )
+    hint = (
+        "The mark is at one half, which is chance. A fact near it is one that the reward model "
+        "does not check: PPO has no reason to get it right."
+    )
+    return f'<div class="pair">{"".join(tables)}</div><p>{hint}</p>'
+
+
+def completions_of_run(folder: Path) -> pd.DataFrame:
+    """Both tables of completions side by side: query, reference, and for each model there is
+    `text_…`, `score_…`, `gold_…`."""
+    parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
+    for name in ("sft", "ppo"):
+        path = folder / "completions" / f"{name}.csv"
+        if not path.is_file():
+            continue
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if absent := wanted - set(frame.columns):
+            raise ValueError(
+                f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge "
+                "again."
+            )
+        for column in ("score", "gold"):
+            frame[column] = pd.to_numeric(frame[column], errors="coerce")
+        frame["nth"] = frame.groupby("query").cumcount()
+        frame = frame.rename(
+            columns={
+                "model response": f"text_{name}",
+                "score": f"score_{name}",
+                "gold": f"gold_{name}",
+            }
+        )
+        parts.append(frame.set_index(["query", "nth", "reference"]))
+    return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame()
+
+
+def _card(title: str, row: Mapping[str, Any]) -> str:
+    "One post and the summaries of it."
+
+    def number(name: str) -> str | None:
+        return signed(float(row[name])) if pd.notna(row[name]) else None
+
+    lines = [["Reference", str(row["reference"]).strip(), None, None]]
+    for who in ("sft", "ppo"):
+        if pd.notna(row.get(f"text_{who}")):
+            text = row[f"text_{who}"].strip() or "(nothing)"
+            lines.append([who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")])
+    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
+    return (
+        f'<div class="card post"><h4>{escape(title)}</h4>'
+        f'<p class="query">{safe_prose(row["query"])}</p>{table}</div>'
+    )
+
+
+def posts_section(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
+    "Some posts with all their summaries, and a count over all of them."
+    if not len(frame):
+        return missing_note(
+            "No completions yet: the stage judge writes completions/sft.csv and "
+            "completions/ppo.csv."
+        )
+    n = f"{len(frame):,}"
+    rows = [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
+    unpicked = "".join(_card(f"Post {i + 1:,} of {n}", row) for i, row in enumerate(rows[:first]))
+    unpicked = "<h3>The first posts, unpicked</h3>" + unpicked
+    if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
+        return missing_note("Only one of the two models has completions so far.") + unpicked
+    gain = frame["gold_ppo"] - frame["gold_sft"]
+    counts = (
+        f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are "
+        f"higher than SFT's on {(gain > 0).sum():,}, equal on {(gain == 0).sum():,}, lower on "
+        f"{(gain < 0).sum():,}.</p>"
+    )
+    lost = gain[gain < 0].sort_values(kind="stable").index[:worst]
+    harm = (
+        "".join(
+            _card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i]) for i in lost
+        )
+        or "<p>Nowhere: it lost points on no post.</p>"
+    )
+    return f"{counts}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
+
+
+def _first_middle_last(folder: Path) -> list[Rollout]:
+    """The rollouts of the first, the middle and the last update (of one rank where there are
+    several)."""
+    files = sorted((folder / "ppo" / "rollouts").glob("update-*.safetensors"), reverse=True)
+    paths = sorted({path.stem.split("-rank")[0]: path for path in files}.items())
+    return (
+        [Rollout.load(paths[i][1]) for i in sorted({0, (len(paths) - 1) // 2, len(paths) - 1})]
+        if paths
+        else []
+    )
+
+
+def _shared_rows(rollouts: Sequence[Rollout], count: int) -> list[list[int]]:
+    "Which episodes of each: those of a prompt that all of them have, else the first ones."
+    shared = [
+        text
+        for text in dict.fromkeys(rollouts[0].prompts)
+        if all(text in r.prompts for r in rollouts)
+    ][:count]
+    return [
+        [r.prompts.index(text) for text in shared] or list(range(min(count, len(r))))
+        for r in rollouts
+    ]
+
+
+def _scale(rollouts: Sequence[Rollout], rows: Sequence[Sequence[int]], name: str) -> float | None:
+    "The largest finite magnitude of a signal among the episodes shown; None where there is none."
+    numbers = [
+        x
+        for r, part in zip(rollouts, rows)
+        for i in part
+        for x in episode_signals(r, i).get(name, [])
+    ]
+    return max((abs(float(x)) for x in numbers if math.isfinite(x) and x != 0), default=None)
+
+
+def rollouts_section(rollouts: Sequence[Rollout], count: int = 3) -> str:
+    "Some episodes of each rollout, with KL and advantage under every token."
+    if not rollouts:
+        return missing_note("No rollouts yet: the stage ppo writes ppo/rollouts.")
+    rows, parts = _shared_rows(rollouts, count), []
+    scales = {name: _scale(rollouts, rows, name) for name in ("kl", "advantages")}
+    for rollout, part in zip(rollouts, rows):
+        there = [name for name in scales if getattr(rollout, name) is not None]
+        strips = {name: scales[name] for name in there}
+        cards = "".join(
+            f'<div class="card">{episode_markup(rollout, i, strips, fold=True)}</div>' for i in part
+        )
+        parts.append(f"<h3>{escape(when(rollout))}</h3>{cards}")
+    hint = (
+        "Under each token stands its KL in nats (orange: the policy likes it more than the "
+        "reference did), then its advantage (orange: more of it, blue: less). The colours have one "
+        "scale over all updates."
+    )
+    return f"<p>{hint}</p>" + "".join(parts)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    "Every setting of the run."
+    if not settings:
+        return missing_note("settings.json is not there.")
+    rows = [
+        [name, value if isinstance(value, str) else json.dumps(value)]
+        for name, value in settings.items()
+    ]
+    return data_table("As the run was started", ["Setting", "Value"], rows)
+
+
+def report(
+    folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
+) -> Path:  # report.html in that folder
+    """One page with all that a run left behind: verdict, curves, completions, rollouts. Raises
+    ValueError on a folder that is no run."""
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl")):
+        raise ValueError(
+            f"{folder} is no run: settings.json and metrics.jsonl are both missing. Give the "
+            "--output_dir of `rlhf-nb demo`, or run that first."
+        )
+    settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
+    metrics = log_lines(folder / "metrics.jsonl")
+    sections = {
+        "Verdict": headline(results, settings.get("quick", False)),
+        "Results": verdict_section(results),
+        "Curves": curve_panels(metrics),
+        "Time": times_section(metrics),
+        "Reward model": reward_section(results),
+        "Completions side by side": posts_section(completions_of_run(folder)),
+        "Rollouts": rollouts_section(_first_middle_last(folder)),
+        "Settings": _settings(settings),
+    }
+    lead = [
+        "PPO from preferences on the mini TL;DR world",
+        *(
+            f"{name} {settings[name]}"
+            for name in ("seed", "kl_coef", "episodes")
+            if name in settings
+        ),
+    ]
+    path = folder / "report.html"
+    title = f"Run report: {folder.resolve().name}"
+    write_text_atomic(path, section_page(title, " · ".join(lead), sections))
+    return path

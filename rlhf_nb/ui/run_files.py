@@ -1,0 +1,306 @@
+"""The files of a run: rollouts, log, completions."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlhf_nb.rollout import TENSORS, Rollout
+from rlhf_nb.runtime.files import log_history, read_jsonl
+from rlhf_nb.ui.episodes import filled
+
+
+def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """PPO's log entries, one row an episode count; where the run went back and did a stretch again,
+    the last attempt."""
+    kept: list[dict[str, float]] = []
+    limit = math.inf
+    for line in reversed(list(metrics)):
+        numbers = {name: float(x) for name, x in line.items() if isinstance(x, Real)}
+        episode = numbers.get("episode", math.nan)
+        if line.get("stage", "ppo") == "ppo" and episode <= limit:
+            kept.append(numbers)
+            limit = episode
+    frame = pd.DataFrame(kept[::-1], columns=None if kept else ["episode"]).astype(float)
+    return frame.replace([math.inf, -math.inf], math.nan).groupby("episode", as_index=False).last()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    "A JSON file, empty where there is none. Raises ValueError on a damaged one."
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it and run its stage again."
+        ) from None
+
+
+def log_lines(path: Path) -> list[dict[str, Any]]:
+    "A log of one JSON object a line, empty where there is none; a torn last line is left out."
+    rows = read_jsonl(path) if path.is_file() else []
+    return [row for row in rows if isinstance(row, dict)]
+
+
+_FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
+
+
+def rollout_files(path: Path) -> dict[int, list[Path]]:
+    "The rollout files of a run, by update, ranks in order; what is being written is left out."
+    for folder in (path / "ppo" / "rollouts", path / "rollouts"):
+        if folder.is_dir() and any(folder.iterdir()):
+            break
+    files: dict[int, dict[int, Path]] = {}
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if (name := _FILE.fullmatch(file.name)) and _is_complete(file):
+            files.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
+    ranks = max((len(parts) for parts in files.values()), default=0)
+    if files and len(files[max(files)]) < ranks:
+        del files[max(files)]
+    return {
+        update: [parts[rank] for rank in sorted(parts)] for update, parts in sorted(files.items())
+    }
+
+
+def _is_complete(path: Path, fresh: float = 60.0) -> bool:
+    """Is a file complete? Only young files are checked: an old one that is damaged shall raise when
+    it is read."""
+    if time.time() - path.stat().st_mtime > fresh:
+        return path.stat().st_size > 0
+    try:
+        with safe_open(path, "pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
+
+
+def merged(parts: Sequence[Rollout]) -> Rollout:
+    "The ranks of one update as one rollout; prompts padded on the left, responses on the right."
+    if len(parts) == 1:
+        return parts[0]
+    widest = {name: max(filled(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
+
+    def widened(r: Rollout, name: str) -> Tensor:
+        x, left = filled(r, name), name.startswith("prompt")
+        if x.dim() == 1:
+            return x
+        missing = widest["prompt_ids" if left else "mask"] - x.shape[1]
+        return pad(x, (missing, 0) if left else (0, missing))
+
+    def together(name: str) -> Tensor | None:
+        if any(getattr(r, name) is None for r in parts):
+            return None
+        return torch.cat([widened(r, name) for r in parts])
+
+    texts = {
+        name: [x for r in parts for x in getattr(r, name)]
+        for name in ("prompts", "responses", "tokens")
+    }
+    columns = {
+        name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
+        for name in parts[0].columns
+    }
+    tensors = {name: together(name) for name in TENSORS}
+    return parts[0].with_(**tensors, **texts, columns=columns)
+
+
+_NUMBERS = ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")
+
+
+def repeated(ids: Tensor, mask: Tensor) -> Tensor:
+    "Share [B] of each row's runs of three tokens that came before in it."
+    if ids.shape[1] < 3:
+        return torch.zeros(len(ids))
+    base, real = int(ids.max()) + 1, mask[:, 2:].bool()
+    runs = (ids[:, :-2] * base + ids[:, 1:-1]) * base + ids[:, 2:]
+    runs = torch.where(real, runs, -1 - torch.arange(runs.shape[1])).sort(1).values
+    again = ((runs[:, 1:] == runs[:, :-1]) & (runs[:, 1:] >= 0)).sum(1)
+    return again / real.sum(1).clamp(min=1)
+
+
+def numbers_of(path: Path) -> pd.DataFrame:
+    """The numbers of each episode in a file, without its texts. Raises ValueError where it is
+    damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            # A safetensors file has keys and cannot be iterated over.
+            there = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): remove it, or look at another update."
+        ) from None
+    mask = there["mask"].bool()
+    frame = dict(
+        length=mask.sum(1),
+        stopped=there["stopped"],
+        repetition=repeated(there["response_ids"], mask),
+    )
+    if "kl" in there:
+        frame["kl"] = there["kl"].float().masked_fill(~mask, 0.0).sum(1)
+    for name in ("raw_scores", "scores"):
+        if name in there:
+            frame["score"] = there[name].float()
+    if "raw_scores" in there:
+        frame["raw_score"] = there["raw_scores"].float()
+    return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
+
+
+def _log_of(path: Path) -> pd.DataFrame:
+    "PPO's log entries of a run, a row each, with their `update`; empty where none was written."
+    lines = log_lines(path / "metrics.jsonl")
+    states = [
+        path / "trainer_state.json",
+        path / "ppo" / "trainer_state.json",
+        *sorted(
+            path.glob("**/checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime
+        )[-1:],
+    ]
+    for file in states:
+        if not lines and file.is_file():
+            lines = log_history(file)
+    frame = ppo_lines(lines)
+    if not len(frame) or "step" not in frame:
+        return pd.DataFrame()
+    batch = (frame["episode"] / frame["step"]).replace(math.inf, math.nan).median()
+    return frame.assign(update=(frame["episode"] / batch).round() - 1)
+
+
+def spread(count: int, most: int) -> list[int]:
+    "Some of `count` indices, the first and the last among them."
+    if count <= most:
+        return list(range(count))
+    if most <= 1:
+        return [count - 1]
+    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _completions_of(table: Path, prompt: str) -> list[dict[str, str]]:
+    "The first row of a table of completions that answers a prompt, if there is one."
+    frame = pd.read_csv(table, dtype=str, keep_default_na=False)
+    if not {"query", "model response"} <= set(frame):
+        return []
+    rows = frame[frame["query"] == prompt][:1].to_dict("records")
+    return [
+        dict(table=table.stem, answer=row["model response"], score=row.get("score", ""))
+        for row in rows
+    ]
+
+
+_Stamp = tuple[int | str, ...]  # an update, and name and time of each of its files
+
+
+class RunFolder:
+    """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
+    ValueError where it kept none."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._rollouts: dict[_Stamp, Rollout] = {}
+        self._numbers: dict[_Stamp, pd.DataFrame] = {}
+        self._prompts: dict[_Stamp, dict[int, list[int]]] = {}
+        self.refresh()
+        if not self.files:
+            raise ValueError(
+                f"{path} keeps no rollouts: give the output_dir of a run with save_rollouts=True, "
+                "or of `rlhf-nb demo`."
+            )
+
+    def refresh(self) -> None:
+        "Look for new files."
+        self.files, self.log = rollout_files(self.path), _log_of(self.path)
+
+    def _stamp(self, update: int) -> _Stamp:
+        times = [(file.name, file.stat().st_mtime_ns) for file in self.files[update]]
+        return update, *(x for pair in times for x in pair)
+
+    def rollout(self, update: int) -> Rollout:
+        "One update, all ranks; the last four are kept."
+        stamp = self._stamp(update)
+        rollout = self._rollouts.pop(stamp, None) or merged(
+            [Rollout.load(file) for file in self.files[update]]
+        )
+        self._rollouts[stamp] = rollout  # the youngest is the last
+        for old in list(self._rollouts)[:-4]:
+            del self._rollouts[old]
+        return rollout
+
+    def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
+        """Length, score, KL and repetition of each episode of some updates, or of all; what was
+        read once is kept."""
+        frames = []
+        for update in self.files if updates is None else updates:
+            if (stamp := self._stamp(update)) not in self._numbers:
+                frame = pd.concat(
+                    [numbers_of(file) for file in self.files[update]], ignore_index=True
+                )
+                self._numbers[stamp] = frame.assign(update=update, episode=range(len(frame)))
+            frames.append(self._numbers[stamp])
+        return pd.concat(frames, ignore_index=True)
+
+    def _rows_of_prompts(self, update: int) -> dict[int, list[int]]:
+        "Hash of each prompt of an update, with its rows."
+        if (stamp := self._stamp(update)) not in self._prompts:
+            texts: list[str] = []
+            for file in self.files[update]:
+                with safe_open(file, "pt") as opened:
+                    texts += json.loads(opened.metadata()["described"])["prompts"]
+            rows: dict[int, list[int]] = {}
+            for row, text in enumerate(texts):
+                rows.setdefault(hash(text), []).append(row)
+            self._prompts[stamp] = rows
+        return self._prompts[stamp]
+
+    def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
+        """Update and row of each time that a prompt was sampled, one an update; of many, some that
+        are evenly spread."""
+        hits = [
+            (update, rows[0])
+            for update in self.files
+            if (rows := self._rows_of_prompts(update).get(hash(prompt)))
+        ]
+        return [hits[i] for i in spread(len(hits), most)]
+
+    def completed(self, prompt: str) -> list[dict[str, str]]:
+        "What the tables of completions hold for a prompt: which table, answer, score."
+        tables = [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
+        return [row for table in sorted(tables) for row in _completions_of(table, prompt)]
+
+
+METRIC_COLUMNS = {  # short name of a curve -> the metric that is logged
+    "score": "objective/raw_scores",
+    "KL": "objective/kl",
+    "entropy": "policy/entropy_avg",
+    "length": "tokens/response_length",
+    "clipped": "policy/clipfrac_avg",
+    "explained": "val/explained_variance",
+    "gold wins": "gold/win_rate",
+}
+
+
+def lines_of(runs: Mapping[str, RunFolder]) -> dict[str, pd.DataFrame]:
+    "What each run logged; where it logged nothing, means over its rollouts."
+    lines = {}
+    for name, run in runs.items():
+        log = run.log
+        if not len(log):
+            means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
+            log = means.rename(
+                columns={
+                    "raw_score": METRIC_COLUMNS["score"],
+                    "kl": METRIC_COLUMNS["KL"],
+                    "length": METRIC_COLUMNS["length"],
+                }
+            )
+        lines[name] = log
+    return lines

@@ -1,0 +1,92 @@
+"""Episodes and updates that deserve a look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from rlhf_nb.evaluate import hacking_alarms
+from rlhf_nb.ui.run_files import RunFolder
+
+
+@dataclass(frozen=True)
+class Suspect:
+    "Something that deserves a look."
+
+    update: int
+    episode: int | None  # None: the update as a whole
+    sentence: str
+
+
+_ODD = dict(kl="KL", length="length", repetition="repetition")
+
+
+def episode_suspects(
+    numbers: pd.DataFrame,  # a row an episode: update, episode, score, kl, length, repetition
+    most: int = 6,
+    far: float = 2.5,  # standard deviations above the mean of its update
+) -> list[Suspect]:  # the oddest first
+    """Episodes that are paid more than most of their update and are far out in KL, length or
+    repetition; of these three some may be missing."""
+    odd = [name for name in _ODD if name in numbers]
+    if "score" not in numbers or not odd:
+        return []
+    columns = ["score", *odd]
+    groups = numbers.groupby("update")[columns]
+    z = (numbers[columns] - groups.transform("mean")) / groups.transform("std")
+    z = z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
+    farthest = z[odd].max(axis=1)
+    picked = farthest[(z["score"] > 1) & (farthest > far)]
+    picked = picked.sort_values(ascending=False, kind="stable").head(most)
+
+    def suspect(row: dict[str, float], its: dict[str, float]) -> Suspect:
+        update, episode = int(row["update"]), int(row["episode"])
+        facts = ", ".join(f"{_ODD[x]} {row[x]:.3g} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
+        sentence = (
+            f"Update {update}, episode {episode}: score {row['score']:+.2f} "
+            f"({its['score']:+.1f} sd), {facts}"
+        )
+        return Suspect(update, episode, sentence)
+
+    return [suspect(dict(numbers.loc[i]), dict(z.loc[i])) for i in picked.index]
+
+
+def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
+    "The largest step of a metric, where it is `jump` times the usual one."
+    values, updates = line[column].tolist(), line["update"].tolist()
+    steps = line[column].diff().abs()
+    if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
+        return []
+    at = steps.tolist().index(steps.max())
+    sentence = (
+        f"Jump. Update {updates[at]:.0f}: {name} went from {values[at - 1]:.3g} to "
+        f"{values[at]:.3g} in one update"
+    )
+    return [Suspect(int(updates[at]), None, sentence)]
+
+
+def run_suspects(
+    log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
+    jump: float = 8.0,  # times the usual step from one update to the next
+) -> list[Suspect]:  # alarms, then jumps
+    "Updates at which something ran away or jumped."
+    metrics = {
+        "score": "objective/raw_scores",
+        "KL": "objective/kl",
+        "length": "tokens/response_length",
+        "entropy": "policy/entropy_avg",
+    }
+    there = {name: column for name, column in metrics.items() if column in log}
+    alarms = hacking_alarms(log) if "score" in there and len(there) > 1 else []
+    suspects = [Suspect(alarm.update, None, f"Alarm. {alarm.sentence}") for alarm in alarms]
+    for name, column in there.items():
+        suspects += _jump(name, log.dropna(subset=[column]), column, jump)
+    return suspects
+
+
+def suspects_of(run: RunFolder, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
+    "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
+    return run_suspects(run.log) + episode_suspects(run.numbers(updates), most)
