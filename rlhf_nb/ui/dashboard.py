@@ -88,7 +88,7 @@ class Run:
                 self.lines.setdefault(name, []).append((update, float(value)))
 
 
-def change_sentence(run: Run) -> str:
+def state_sentence(run: Run) -> str:
     "The state of a run in words."
     of, whole = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
     return {
@@ -128,7 +128,7 @@ def _progress(run: Run) -> str:
 
 def head_line(run: Run) -> str:
     "State, progress, and what was requested."
-    parts = [f"{PARAGRAPH}<strong>{safe_text(change_sentence(run))}</strong></p>", _progress(run)]
+    parts = [f"{PARAGRAPH}<strong>{safe_text(state_sentence(run))}</strong></p>", _progress(run)]
     when = (
         f" It happens when {run.name} {run.update + 1:,} is done." if run.state == "running" else ""
     )
@@ -723,7 +723,7 @@ class LiveDashboard(TrainerCallback):
         )
         if self.run.state not in ("running", "paused") and not starting:
             raise RuntimeError(
-                f"{what} was requested, and no run is going on. {change_sentence(self.run)} Ask "
+                f"{what} was requested, and no run is going on. {state_sentence(self.run)} Ask "
                 "while train() runs; before it, set PPOConfig."
             )
         if self.ranks > 1:
@@ -878,7 +878,7 @@ class LiveDashboard(TrainerCallback):
         on."""
         if self._background is not None and self._background.alive:
             raise RuntimeError(
-                f"a run is going on. {change_sentence(self.run)} Call wait() or stop() first."
+                f"a run is going on. {state_sentence(self.run)} Call wait() or stop() first."
             )
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
@@ -901,7 +901,7 @@ class LiveDashboard(TrainerCallback):
             raise RuntimeError("there is nothing to wait for: call start(trainer) first.")
         if not self._background.join(seconds):
             raise TimeoutError(
-                f"{seconds} seconds are over. {change_sentence(self.run)} It goes on."
+                f"{seconds} seconds are over. {state_sentence(self.run)} It goes on."
             )
         # What the thread wrote after its cell was over is not kept by every front end.
         if self.screen.handle is not None:
@@ -937,7 +937,7 @@ class LiveDashboard(TrainerCallback):
         return notebook_bundle(self.box, self._repr_html_(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
-        return f"LiveDashboard({change_sentence(self.run)})"
+        return f"LiveDashboard({state_sentence(self.run)})"
 
     def save_html(self, path: str | Path) -> Path:
         "The run as it is now, in one file that needs no kernel and no network."
@@ -948,5 +948,5 @@ class LiveDashboard(TrainerCallback):
             "Curves": _panels(run, None),
             "Episodes": _episodes(run, self.signal, self.episodes),
         }
-        write_text_atomic(path, section_page("A run, watched", change_sentence(run), sections))
+        write_text_atomic(path, section_page("A run, watched", state_sentence(run), sections))
         return Path(path)
