@@ -1,0 +1,152 @@
+"""The arithmetic of saved pages against Python's, in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page
+
+from rlhf_nb.rollout import TENSORS, Rollout
+from rlhf_nb.ui.assets import module
+from rlhf_nb.ui.what_if import Recipe, what_if
+
+ROLLOUTS = 1000
+COMPUTED = ("kl", "scores", "rewards", "advantages", "returns")
+
+
+def some_rollout(rng: random.Random) -> Rollout:
+    "Random lengths, one token and full width among them; log-probs that differ by little or a lot."
+    generator = torch.Generator().manual_seed(rng.getrandbits(40))
+    batch, width = rng.randint(1, 6), rng.randint(1, 9)
+    noise = lambda *shape: torch.randn(*shape, generator=generator)
+    lengths = torch.randint(1, width + 1, (batch,), generator=generator)
+    mask = torch.arange(width) < lengths[:, None]
+    stopped = torch.rand(batch, generator=generator) < 0.7
+    logprobs = -noise(batch, width).exp()
+    ref_logprobs = logprobs + rng.choice([1e-4, 0.1, 3.0]) * noise(batch, width)
+    scores = rng.choice([0.01, 1.0, 30.0]) * noise(batch)
+    ids = torch.ones(batch, width, dtype=torch.long)
+    return Rollout(
+        prompt_ids=ids,
+        prompt_mask=ids.bool(),
+        response_ids=ids,
+        mask=mask,
+        stopped=stopped,
+        logprobs=logprobs * mask,
+        ref_logprobs=ref_logprobs * mask,
+        kl=(logprobs - ref_logprobs) * mask,
+        values=noise(batch, width),
+        raw_scores=scores,
+        scores=scores - 0.5 * ~stopped,
+    )
+
+
+def some_recipe(rng: random.Random) -> Recipe:
+    "Random settings, those at the ends of their ranges often."
+    return Recipe(
+        kl_coef=rng.choice([0.0, 0.05, rng.random()]),
+        estimator=rng.choice(["k1", "k2", "k3", "abs", "stored"]),
+        gamma=rng.choice([0.0, 1.0, rng.random()]),
+        lam=rng.choice([0.0, 1.0, rng.random()]),
+        missing_eos_penalty=rng.choice([0.0, 1.0]),
+        reward_slot=rng.choice(["last", "after_eos"]),
+        whiten_rewards=rng.random() < 0.5,
+        scores_from=rng.choice(["raw", "stored"]),
+    )
+
+
+def wide(rollout: Rollout) -> Rollout:
+    "The same in float64."
+    tensors = {name: getattr(rollout, name) for name in TENSORS}
+    floats = {n: x.double() for n, x in tensors.items() if x is not None and x.is_floating_point()}
+    return rollout.with_(**floats)
+
+
+def as_script(rollout: Rollout) -> list[dict[str, Any]]:
+    "Episodes as the script takes them."
+    rows = dict(
+        length=rollout.mask.sum(1), stopped=rollout.stopped, raw=rollout.raw_scores,
+        score=rollout.scores, logprobs=rollout.logprobs, refLogprobs=rollout.ref_logprobs,
+        values=rollout.values, kl=rollout.kl,
+    )  # fmt: skip
+    return [{name: x[i].tolist() for name, x in rows.items()} for i in range(len(rollout))]
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    script = base64.b64encode(module("arithmetic.js").encode()).decode()
+    with browser.new_context(offline=True) as context:
+        page = context.new_page()
+        page.evaluate(
+            "async src => { window.it = await import(src); }",
+            f"data:text/javascript;base64,{script}",
+        )
+        yield page
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[tuple[Rollout, Recipe]]:
+    rng = random.Random(25)
+    return [(some_rollout(rng), some_recipe(rng)) for _ in range(ROLLOUTS)]
+
+
+def answers(page: Page, cases: list[tuple[Rollout, Recipe]]) -> list[list[dict[str, Any]]]:
+    "What the script makes of each rollout."
+    given = json.dumps([[as_script(r), dataclasses.asdict(recipe)] for r, recipe in cases])
+    return json.loads(
+        page.evaluate(
+            "given => JSON.stringify(JSON.parse(given).map(([r, s]) => it.whatIf(r, s)))", given
+        )
+    )
+
+
+def largest_gap(page: Page, cases: list[tuple[Rollout, Recipe]], double: bool) -> float:
+    "The largest difference of any number, relative to the largest number of its tensor."
+    worst = 0.0
+    for (rollout, recipe), got in zip(cases, answers(page, cases), strict=True):
+        want = what_if(wide(rollout) if double else rollout, recipe)
+        for name in COMPUTED:
+            numbers = getattr(want, name).double()
+            mine = torch.tensor(
+                [one["score" if name == "scores" else name] for one in got], dtype=torch.float64
+            )
+            off = (mine - numbers).abs().max() / max(1e-12, float(numbers.abs().max()))
+            assert torch.isfinite(off), (name, recipe)
+            worst = max(worst, float(off))
+    return worst
+
+
+def test_a_thousand_rollouts_in_float64(page: Page, cases: list[tuple[Rollout, Recipe]]) -> None:
+    assert largest_gap(page, cases, double=True) < 1e-9
+
+
+def test_a_thousand_rollouts_in_the_float32_of_the_trainer(
+    page: Page, cases: list[tuple[Rollout, Recipe]]
+) -> None:
+    assert largest_gap(page, cases, double=False) < 1e-4
+
+
+def test_other_arithmetic_is_found(page: Page, cases: list[tuple[Rollout, Recipe]]) -> None:
+    "A script that whitens each episode alone, or bootstraps from padding, is off by more than that."
+    script = module("arithmetic.js")
+    for right, wrong in (
+        ("gamma * lam * next", "gamma * next"),
+        ("t + 1 < count ? gamma * values[t + 1] : 0", "gamma * (values[t + 1] ?? 0)"),
+        ("Math.max(real.length - 1, 1)", "Math.max(real.length, 1)"),
+    ):
+        assert script.count(right) == 1
+        url = (
+            "data:text/javascript;base64,"
+            + base64.b64encode(script.replace(right, wrong).encode()).decode()
+        )
+        page.evaluate("async src => { window.kept = it; window.it = await import(src); }", url)
+        gap = largest_gap(page, cases[:50], double=True)
+        page.evaluate("() => { window.it = window.kept; }")
+        assert gap > 1e-3, wrong
