@@ -66,7 +66,19 @@ TAGS = {
     "td",
     "bdi",
     "wbr",
+    "code",
+    "mark",
+    "small",
+    "figure",
+    "svg",
+    "g",
+    "path",
+    "circle",
+    "rect",
+    "polyline",
+    "text",
 }
+DRAWN = set("viewbox x y width height cx cy r d points text-anchor".split())  # of an svg
 ATTRIBUTES = {
     "lang",
     "charset",
@@ -85,7 +97,8 @@ ATTRIBUTES = {
     "aria-label",
     "aria-labelledby",
     "aria-hidden",
-}
+    "title",
+} | DRAWN
 HOSTILE = (
     "</td></style></title>\"'><script>alert(1)</script><img src=x "
     "onerror=alert(1)>&lt;\u202e\ud800\x00\n$x$"
@@ -167,7 +180,7 @@ def check(markup):
             attributes.get("src", "data:").startswith("data:image/svg+xml;base64,")
             or "src" not in attributes
         )
-        assert attributes.get("href", "#").startswith("#")
+        assert re.fullmatch(r"#[\w-]+|rollouts[\w.%-]*\.html", attributes.get("href", "#s"))
         assert "url(" not in attributes.get("style", "")
         if tag == "th":
             assert attributes["scope"] in ("row", "col")
@@ -1134,12 +1147,10 @@ def test_report_has_it_all(whole):
         "Rollouts",
         "Settings",
     ]
-    assert (
-        "PPO improved on SFT." in text
-        and "SFT wins42.3 %" in text
-        and "95 % interval 78.3 to 81.8 %" in text
-        and "2,000 test posts" in text
-    )
+    assert "+38 points PPO improved on SFT." in text and reader.all("p")[1]["title"] == "37.8"
+    assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
+    assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
+    assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
     results = reader.tables[0]
     assert [row[:4] for row in results[1:]] == [
         ["SFT", "1", "41.0 %", "39.0 to 43.0 %"],
@@ -1302,7 +1313,7 @@ def test_the_verdict(run, sft, ppo, said):
     (run / "results.json").write_text(json.dumps(dict(verdict=rows, paired=paired)))
     text = check_page(report(run).read_text()).text.split("Results")[0]
     assert "PPO less SFT: +0.1 points (95 % paired interval −1.0 to +1.0)" in text
-    assert "Between training seeds" in text
+    assert "That is for this one run; between training seeds" in text
     (run / "results.json").write_text(json.dumps(dict(verdict=rows[2:])))
     assert "No verdict yet" in check_page(report(run).read_text()).text
 
@@ -1422,16 +1433,9 @@ def test_rollouts_of_several_ranks_and_half_filled(run):
     assert "of rank 0" in reader.text and "of rank 1" not in reader.text
 
 
-def test_dark_ink_on_white():
-    # every ink of the style sheet against white
-    def luminance(colour):
-        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-        c = np.array([int(digits[i : i + 2], 16) for i in (0, 2, 4)]) / 255
-        return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [
-            0.2126,
-            0.7152,
-            0.0722,
-        ]
-
-    inks = set(re.findall(r"[{; ]color: (#\w+)", asset("report.css")))
-    assert len(inks) >= 3 and all(1.05 / (luminance(ink) + 0.05) >= 4.5 for ink in inks)
+# catches: a colour of the page that is not the theme's, so that dark text is on dark
+def test_the_report_has_no_colours_of_its_own():
+    style = asset("report.css")
+    assert re.findall(r"#[0-9a-fA-F]{3,6}\b", style) == ["#fff"]  # the plate under a picture
+    theme = set(re.findall(r"--([\w-]+):", asset("theme.css")))
+    assert set(re.findall(r"var\(--([\w-]+)\)", style)) <= theme

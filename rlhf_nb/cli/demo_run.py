@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class DemoSettings:
     evaluations: Count = setting(8, "How often they are judged.")
 
 
-QUICK = dict(  # from a model that is fine-tuned already, with fewer labels and answers
+QUICK: dict[str, Any] = dict(  # from a kept model, with fewer labels and answers
     starting_model="kept",
     posts=6_000,
     sample_pairs=3_000,
@@ -73,6 +73,12 @@ QUICK = dict(  # from a model that is fine-tuned already, with fewer labels and 
 )
 SIZES = ("posts", "sample_pairs", "fact_pairs", "edit_pairs", "episodes", "eval_posts")
 STARTING_MODEL = Path(__file__).with_name("starting_model")  # by benchmarks/starting_model.py
+
+
+def kind_of(s: DemoSettings) -> str:
+    "The usual run, the quick one, or one with settings of its own (empty), whatever the seed."
+    usual = DemoSettings(s.output_dir, s.seed)
+    return {usual: "usual", replace(usual, **QUICK): "quick"}.get(s, "")
 
 
 def check_settings(s: DemoSettings) -> None:

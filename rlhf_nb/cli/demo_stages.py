@@ -33,7 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 from rlhf_nb.checkpoint import save_policy
-from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
+from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run, kind_of
 from rlhf_nb.evaluate import (
     complete,
     completions_table,
@@ -439,6 +439,7 @@ def judge_stage(
                 frame, f"{name}: near-greedy completions of test posts", console=run.console
             )
     results = dict(
+        kind=kind_of(s),
         reward=json.loads((run.folder / "reward" / "report.json").read_text()),
         verdict=rows,
         paired=[

@@ -11,9 +11,11 @@ BETWEEN = (
     "ppo - sft: paired, on the same posts, of this one run; between training seeds the near-greedy "
     "rate moves by more ({})"
 )
-BETWEEN_SEEDS = BETWEEN.format("79.8 to 98.7 % in ten runs")
-# The same of `rlhf-nb demo --quick`: benchmarks/quick_demo.py.
-BETWEEN_QUICK_SEEDS = BETWEEN.format("89.2 to 97.2 % in five quick runs")
+SEEDS = dict(  # by the kind of run, which `rlhf_nb.cli.demo_run.kind_of` names
+    usual="79.8 to 98.7 % in ten runs",
+    quick="89.2 to 97.2 % in five quick runs",  # benchmarks/quick_demo.py
+)
+BETWEEN_SEEDS, BETWEEN_QUICK_SEEDS = (BETWEEN.format(SEEDS[kind]) for kind in ("usual", "quick"))
 
 DEMO = "five runs of `rlhf-nb demo`, seeds 10 to 14 (`benchmarks/healthy_ranges.py`)"
 DEFINED = "by definition"

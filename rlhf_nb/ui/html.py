@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,6 +15,8 @@ from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.viz import Html, visible
 
 INK, PAPER, SHADE = "#111111", "#ffffff", "#eeeeee"  # of text, of cells, of header cells
+CELL = f"background:var(--paper,{PAPER});color:var(--ink,{INK})"  # the page's colours, or these
+HEAD = f"background:var(--shade,{SHADE});color:var(--ink,{INK})"
 PARAGRAPH = '<p style="margin:4px 0">'  # the opening tag of a line in a dense view
 
 
@@ -39,12 +42,10 @@ def data_table(
 
     def head(cell: object, scope: str) -> str:
         # A dark theme colours backgrounds and text separately: both are set, or neither is.
-        style = f'style="background:{SHADE};color:{INK}"'
-        return f'<th scope="{scope}" {style}>{content(cell)}</th>'
+        return f'<th scope="{scope}" style="{HEAD}">{content(cell)}</th>'
 
     def line(row: Sequence[object]) -> str:
-        style = f'style="background:{PAPER};color:{INK}"'
-        cells = "".join(f"<td {style}>{content(cell)}</td>" for cell in row[1:])
+        cells = "".join(f'<td style="{CELL}">{content(cell)}</td>' for cell in row[1:])
         return f"<tr>{head(row[0], 'row')}{cells}</tr>"
 
     above = f"<caption>{escape(caption)}</caption>" if caption else ""
@@ -82,6 +83,31 @@ def on_white(markup: str) -> str:
     return f'<div style="{style}">{breakable(markup)}</div>'
 
 
+def number_text(value: float | None, digits: int = 2) -> str:
+    "A plain number, or a dash; what would round to zero and is not zero is ≈0."
+    if value is None or not math.isfinite(value):
+        return "–"
+    if 0 < abs(value) < 0.5 * 10**-digits:
+        return "≈0"
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def percent(value: float | None) -> str:
+    "A share as per cent, or a dash."
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def points(value: float, digits: int = 1) -> str:
+    "A difference of two shares, in points of per cent, with its sign."
+    return f"{100 * value:+.{digits}f}".replace("-", "−")
+
+
+def exact(text: str, value: float | None) -> Html:
+    "A rounded number that shows the exact one on hover."
+    given = "" if value is None else f' title="{escape(f"{value:.6g}")}"'
+    return Html(f"<span{given}>{escape(text)}</span>")
+
+
 def duration(seconds: float) -> str:
     "Seconds as people write them: 5.2 s, 2 min 0 s."
     minutes, rest = divmod(round(seconds), 60)
@@ -100,7 +126,7 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     )
     return asset("report.html").format(
         title=escape(visible(title)),
-        style=asset("report.css"),
+        style=asset("theme.css") + asset("report.css"),
         heading=safe_text(title),
         lead=safe_text(lead),
         first=escape(first),

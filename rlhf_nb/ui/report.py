@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 from matplotlib import rc_context
@@ -19,7 +20,19 @@ from matplotlib.ticker import PercentFormatter
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.ui.episodes import episode_signals, when
-from rlhf_nb.ui.html import data_table, duration, missing_note, safe_prose, section_page
+from rlhf_nb.ui.gain import compare_rates as compare_rates
+from rlhf_nb.ui.gain import headline
+from rlhf_nb.ui.html import (
+    data_table,
+    duration,
+    exact,
+    missing_note,
+    number_text,
+    percent,
+    safe_prose,
+    safe_text,
+    section_page,
+)
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viewer import episode_markup
 from rlhf_nb.ui.viz import Html, curves, signed
@@ -74,29 +87,6 @@ def run_curves(
     return _draw(frame, panels, ncols=3)
 
 
-def compare_rates(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
-    "What two intervals allow one to say."
-    if ppo["low"] > sft["high"]:
-        return "PPO improved on SFT."
-    if ppo["high"] < sft["low"]:
-        return "PPO did worse than SFT."
-    return "Too close to call: the intervals of SFT and PPO meet."
-
-
-def number_text(value: float | None, digits: int = 2) -> str:
-    "A plain number, or a dash."
-    return (
-        "–"
-        if value is None or not math.isfinite(value)
-        else f"{value:,.{digits}f}".replace("-", "−")
-    )
-
-
-def percent(value: float | None) -> str:
-    "A share as per cent, or a dash."
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
-
-
 def _between(row: Mapping[str, float]) -> str:
     "An interval of shares."
     return f"{100 * row['low']:.1f} to {percent(row['high'])}"
@@ -107,63 +97,16 @@ def stretch(low: float, high: float, half: bool = True) -> Html:
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
     inside = [
         f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;"
-        "background:#1f5fa8"
+        "background:var(--first,#1f5fa8)"
     ]
     if half:
-        inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:#1a1a1a")
+        inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:var(--ink,#1a1a1a)")
     spans = "".join(f'<span style="position:absolute;{style}"></span>' for style in inside)
-    style = "position:relative;display:inline-block;width:96px;height:12px;background:#e8e8e8"
+    style = (
+        "position:relative;display:inline-block;width:96px;height:12px;"
+        "background:var(--line,#e8e8e8)"
+    )
     return Html(f'<span class="bar" aria-hidden="true" style="{style}">{spans}</span>')
-
-
-def _difference(row: Mapping[str, float]) -> str:
-    "PPO less SFT on the same posts, and what its interval does not know."
-    points = [f"{100 * row[name]:+.1f}".replace("-", "−") for name in ("difference", "low", "high")]
-    return (
-        f"<p>On the same posts PPO less SFT: {points[0]} points (95 % paired interval {points[1]} "
-        f"to {points[2]}). That is for this one run. Between training seeds the rate moves by "
-        "more: from 79.8 to 98.7 % in ten runs of the demo.</p>"
-    )
-
-
-def headline(results: Mapping[str, Any], quick: bool = False) -> str:
-    "The outcome at the lowest temperature, in a few sentences."
-    best = {
-        row["model"]: row
-        for row in sorted(results.get("verdict", []), key=lambda row: -row["temperature"])
-    }
-    if not {"sft", "ppo"} <= best.keys():
-        return missing_note(
-            "No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's "
-            "summaries of the test posts."
-        )
-    sft, ppo = best["sft"], best["ppo"]
-    figures = "".join(
-        f"<div><dt>{row['model'].upper()} wins</dt><dd><span "
-        f'class="figure">{percent(row["win_rate"])}</span><br>'
-        f"95 % interval {_between(row)}</dd></div>"
-        for row in (sft, ppo)
-    )
-    facts = [
-        f"Facts {name} went from {number_text(sft.get(name))} to {number_text(ppo.get(name))} a "
-        "summary."
-        for name in ("covered", "invented")
-    ]
-    paired = {row["temperature"]: row for row in results.get("paired", [])}
-    difference = _difference(paired[ppo["temperature"]]) if ppo["temperature"] in paired else ""
-    warning = (
-        " This was a quick run, with fewer posts, labels and answers than the usual one: it "
-        "shows that everything works, not how good it gets."
-        if quick
-        else ""
-    )
-    return (
-        f'<p class="verdict">{compare_rates(sft, ppo)}</p><dl class="figures">{figures}</dl>'
-        f"<p>Share of {ppo['posts']:,} test posts on which the gold judge, who knows the facts, "
-        "prefers the model's summary to the reference; "
-        f"a tie counts half. Temperature {ppo['temperature']:g}. {' '.join(facts)}{warning}</p>"
-        f"{difference}"
-    )
 
 
 def verdict_section(results: Mapping[str, Any]) -> str:
@@ -188,9 +131,12 @@ def verdict_section(results: Mapping[str, Any]) -> str:
             percent(row["win_rate"]),
             _between(row),
             stretch(row["low"], row["high"]),
-            *(number_text(row.get(name)) for name in ("gold", "covered", "invented")),
+            *(
+                exact(number_text(row.get(name)), row.get(name))
+                for name in ("gold", "covered", "invented")
+            ),
             *(percent(row.get(name)) for name in ("malformed", "stopped")),
-            number_text(row.get("length"), 1),
+            exact(number_text(row.get("length"), 1), row.get("length")),
         ]
         for row in results.get("verdict", [])
     ]
@@ -428,6 +374,21 @@ def rollouts_section(rollouts: Sequence[Rollout], count: int = 3) -> str:
     return f"<p>{hint}</p>" + "".join(parts)
 
 
+def next_steps(folder: Path) -> list[str]:
+    "Links to the pages of rollouts that are beside the report, and the command that writes one."
+    pages = sorted(path.name for path in folder.glob("rollouts*.html"))
+    links = [
+        f'<a href="{escape(quote(name))}">{safe_text(name)}</a>: the rollouts, token by token'
+        for name in pages
+    ]
+    again = "writes that page again, or others" if pages else "writes a page of the rollouts"
+    return [
+        *links,
+        f"<code>rlhf-nb view .</code> in the folder of this report {again}: what PPO did to each "
+        "summary, token by token",
+    ]
+
+
 def _settings(settings: Mapping[str, Any]) -> str:
     "Every setting of the run."
     if not settings:
@@ -453,7 +414,7 @@ def report(
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
     sections = {
-        "Verdict": headline(results, settings.get("quick", False)),
+        "Verdict": headline(results, settings.get("quick", False), next_steps(folder)),
         "Results": verdict_section(results),
         "Curves": curve_panels(metrics),
         "Time": times_section(metrics),
@@ -470,7 +431,7 @@ def report(
             if name in settings
         ),
     ]
-    path = folder / "report.html"
     title = f"Run report: {folder.resolve().name}"
+    path = folder / "report.html"
     write_text_atomic(path, section_page(title, " · ".join(lead), sections))
     return path
