@@ -3,7 +3,9 @@ and a run that nobody touches is the run without it."""
 
 from __future__ import annotations
 
+import ast
 import base64
+import hashlib
 import json
 import math
 import re
@@ -11,16 +13,24 @@ import subprocess
 import sys
 import threading
 import time
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from ppo_fixtures import likes_c, logs, unlike, untimed, weights
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+import rlhf_nb
 from rlhf_nb.kl import AdaptiveKLController, FixedKLController
-from rlhf_nb.ui.dashboard import Change, LiveDashboard, Run, render_run, thin
+from rlhf_nb.ui import dashboard_panel
+from rlhf_nb.ui.dashboard import LiveDashboard
+from rlhf_nb.ui.run_curves import METRICS, curve_figure, thin
+from rlhf_nb.ui.run_markup import render_run
+from rlhf_nb.ui.run_record import STATES, Change, Run, state_sentence
+from rlhf_nb.ui.run_wishes import Wishes
 
 
 class At(TrainerCallback):
@@ -197,7 +207,7 @@ def test_a_paused_run_stands_still_until_it_is_told(ppo):
     time.sleep(0.3)
     assert trainer.update_count == 2 and not unlike(weights(trainer), before)
     dashboard.kl_coef = 0.7
-    assert dashboard.kl_coef == 0.05 and dashboard.run.requested == ("kl_coef 0.7",)
+    assert dashboard.kl_coef == 0.05 and dashboard.requested == ("kl_coef 0.7",)
     dashboard.stop()
     assert dashboard.wait(20).global_step == trainer.update_count == 2 and not unlike(
         weights(trainer), before
@@ -256,7 +266,8 @@ def test_wishes_of_many_threads_are_fulfilled_by_one(ppo, monkeypatch):
         hand.join()
     dashboard.wait(20)
     lines = [line for line in trainer.state.log_history if "steering/kl_coef" in line]
-    assert lines and acted == {dashboard._background.thread.ident}
+    others = {threading.get_ident(), *(hand.ident for hand in hands)}
+    assert lines and len(acted) == 1 and not acted & others
     assert all(b["steering/kl_coef_before"] == a["steering/kl_coef"] for a, b in pairwise(lines))
     last = {line["step"]: line["steering/kl_coef"] for line in lines}
     assert all(coefs(trainer)[step] == value for step, value in last.items() if step < 6)
@@ -272,7 +283,7 @@ def test_a_bad_coefficient_is_refused_at_once(ppo, kind, bad):
     def try_it(dashboard):
         with pytest.raises(ValueError, match="kl_coef is"):
             dashboard.kl_coef = bad
-        seen.append(dashboard.run.requested)
+        seen.append(dashboard.requested)
 
     trainer, dashboard = steered(ppo, dict(u2=try_it), kl_controller=kind)
     assert trainer.train().global_step == 6 and seen == [()] and not dashboard.run.changes
@@ -330,7 +341,7 @@ def test_a_run_that_breaks_off_says_so(ppo, error, told, thread):
             dashboard.start(trainer), dashboard.wait(20)
         else:
             trainer.train()
-    assert told in render_run(dashboard.run) and not dashboard.run.requested
+    assert told in render_run(dashboard.run) and not dashboard.requested
     with pytest.raises(RuntimeError):
         dashboard.pause()
 
@@ -342,13 +353,13 @@ def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dashboard.steering.gate, "wait", interrupted)
+    monkeypatch.setattr(dashboard.wishes, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert (
         dashboard.run.state == "left"
         and "nothing is half made" in repr(dashboard)
-        and dashboard.steering.gate.is_set()
+        and not dashboard.wishes.pausing
     )
 
 
@@ -356,11 +367,11 @@ def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
 def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
     trainer, dashboard = steered(ppo, {})
     assert dashboard.box.children
-    monkeypatch.setattr(dashboard.screen, "body", lambda: 1 / 0)
+    monkeypatch.setattr(dashboard_panel, "body_markup", lambda *given: 1 / 0)
     assert (
         trainer.train().global_step == 6
-        and "ZeroDivisionError" in dashboard.screen.panel.view.value
-        and 'role="alert"' in dashboard.screen.panel.view.value
+        and "ZeroDivisionError" in dashboard.panel.view.value
+        and 'role="alert"' in dashboard.panel.view.value
     )
 
 
@@ -368,17 +379,16 @@ def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
 # wish back
 def test_handlers_say_what_went_wrong(ppo):
     def try_it(dashboard):
-        dashboard.screen.panel.slider.value = 0.2
+        dashboard.panel.slider.value = 0.2
         assert (
-            dashboard.run.requested == ("kl_coef 0.2",)
-            and "kl_coef 0.2" in dashboard.screen.panel.head.value
+            dashboard.requested == ("kl_coef 0.2",) and "kl_coef 0.2" in dashboard.panel.head.value
         )
-        dashboard.screen.panel.slider.value = 0.05
-        assert dashboard.run.requested == ()
+        dashboard.panel.slider.value = 0.05
+        assert dashboard.requested == ()
         dashboard.trainer.controller.set, real = None, dashboard.trainer.controller.set
         with pytest.raises(TypeError):
-            dashboard.screen.panel.slider.value = 0.3
-        assert "TypeError" in dashboard.screen.panel.head.value
+            dashboard.panel.slider.value = 0.3
+        assert "TypeError" in dashboard.panel.head.value
         dashboard.trainer.controller.set = real
 
     trainer, dashboard = steered(ppo, dict(u2=try_it))
@@ -386,11 +396,11 @@ def test_handlers_say_what_went_wrong(ppo):
     trainer.train()
     assert (
         not dashboard.run.changes
-        and dashboard.screen.panel.slider.disabled
-        and dashboard.screen.panel.hold.disabled
+        and dashboard.panel.slider.disabled
+        and dashboard.panel.hold.disabled
     )
-    dashboard.screen.panel.stop.click()
-    assert "no run was going on" in dashboard.screen.panel.head.value
+    dashboard.panel.stop.click()
+    assert "no run was going on" in dashboard.panel.head.value
 
 
 # catches: a widget whose clicks ipykernel 7.4 leads to the busy shell
@@ -405,12 +415,12 @@ def test_every_control_has_its_ear_open(monkeypatch):
     dashboard = LiveDashboard()
     assert dashboard.box.children
     for one in (
-        dashboard.screen.panel.hold,
-        dashboard.screen.panel.stop,
-        dashboard.screen.panel.slider,
-        dashboard.screen.panel.signal,
-        dashboard.screen.panel.curves,
-        dashboard.screen.panel.beat,
+        dashboard.panel.hold,
+        dashboard.panel.stop,
+        dashboard.panel.slider,
+        dashboard.panel.signal,
+        dashboard.panel.curves,
+        dashboard.panel.beat,
     ):
         assert one.comm is not None and getattr(one.comm, "_reply_subshell_for", None) is None, one
 
@@ -477,7 +487,7 @@ def test_any_trainer_is_watched(tmp_path):
     )
     assert (
         [u for u, _ in dashboard.run.lines["loss"]] == [2, 4, 5]
-        and dashboard.screen.panel.slider.layout.display == "none"
+        and dashboard.panel.slider.layout.display == "none"
         and "after step 5" in render_run(dashboard.run)
     )
 
@@ -519,8 +529,19 @@ def test_thin_keeps_every_extreme():
     assert thin(points[:50], 100) == points[:50] and thin([]) == []
 
 
-# catches: markup of a model or a prompt that acts, a picture from a network, a curve without its
-# numbers in words
+def words(markup: str) -> str:
+    "What a reader sees of it."
+    return unescape(re.sub("<[^>]*>", "", re.sub("<style.*?</style>", "", markup, flags=re.S)))
+
+
+def drawn(metric: str, run: Run) -> str:
+    "The words of a metric's picture."
+    data = re.search(r"base64,([^\"]+)", curve_figure(metric, run.lines[metric], run))
+    return words(base64.b64decode(data[1]).decode())
+
+
+# catches: markup of a model, a prompt or a metric's name that acts, a picture from a network, a
+# page that would run what a browser finds in it, a curve without its numbers in words
 def test_what_is_shown_is_escaped_and_self_contained(ppo, tmp_path):
     from datasets import Dataset
 
@@ -528,35 +549,139 @@ def test_what_is_shown_is_escaped_and_self_contained(ppo, tmp_path):
         ppo, dict(u2=wish(0.2)), data=Dataset.from_dict(dict(prompt=["abc", "b", "cd"] * 8))
     )
     trainer.train()
-    dashboard.run.last.prompts[0], dashboard.run.last.tokens[0][0] = (
-        "<script>alert(1)</script>",
-        "<img src=x onerror=alert(1)>",
-    )
-    dashboard.run.state, dashboard.run.error = "failed", "<i>oh</i>"
+    hostile, image = "</style><script>alert(1)</script>\u202e", "<img src=x onerror=alert(1)>"
+    dashboard.run.last.prompts[0], dashboard.run.last.tokens[0][0] = hostile, image
+    dashboard.run.lines[image] = [(1, 2.0), (2, 3.0)]
+    dashboard.curves += [image, hostile]
+    dashboard.run.state, dashboard.run.error = "failed", "<i>oh</i>{name}"
     text = dashboard.save_html(tmp_path / "run.html").read_text()
     for shown in (text, dashboard._repr_html_()):
-        assert (
-            "<script" not in shown
-            and "<img src=x" not in shown
-            and "<i>oh" not in shown
-            and "dashed: kl_coef was moved" in shown
-        )
-    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
+        assert "<script" not in shown and "<img src=x" not in shown and "<i>oh" not in shown
+        assert "dashed: kl_coef was moved" in shown and "\u202e" not in shown
+        assert hostile[:-1] in words(shown) and "<i>oh</i>{name}" in words(shown)
+        assert re.search(r"1\.\d\d after update 6|0\.\d\d after update 6", words(shown))
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text) and "default-src 'none'" in text
+    style = re.search("<style>(.*?)</style>", text, re.S)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in text and "style=" not in text
     for data in re.findall(r"base64,([^\"]+)", text):
-        assert b"nan" not in base64.b64decode(data)
-    assert "text/html" in dashboard._repr_mimebundle_() and "score: " in re.sub(
-        "<[^>]*>", "", dashboard._repr_html_()
-    )
+        picture = base64.b64decode(data)
+        assert b"nan" not in picture and b"<img" not in picture
+        ElementTree.fromstring(picture)
+    assert "text/html" in dashboard._repr_mimebundle_()
 
 
 # catches: a division by nothing on the first point, on equal values, on a run without an end
 def test_small_runs_are_drawn():
     run = Run(state="running", update=1, total=0)
-    run.add(1, {"objective/kl": 2.0, "flag": "yes", "bad": math.nan})
+    run.add(1, {"objective/kl": 2.0, "flag": "yes", "bad": math.nan, "epoch": 1.0})
     run.add(1, {"objective/kl": 2.0})
-    assert "no finite number" in render_run(run, None) and "KL: 2 after update 1" in re.sub(
-        "<[^>]*>", "", render_run(run, ["KL"])
-    )
+    assert set(run.lines) == {"objective/kl", "bad"}
+    assert "no finite number" in words(render_run(run, None))
+    assert "KL to the reference objective/kl2.00 after update 1" in words(render_run(run, ["KL"]))
+
+
+# catches: an axis without a name or a unit, two figures of one name, a metric of PPO that nobody
+# has given a unit
+def test_every_axis_has_a_name_and_a_unit(ppo):
+    trainer, dashboard = steered(ppo, {})
+    trainer.train()
+    for metric in dashboard.run.lines:
+        title, unit = METRICS.get(metric, (metric, "seconds"))
+        assert metric in METRICS or metric.startswith("time/"), metric
+        assert unit in drawn(metric, dashboard.run) and "update" in drawn(metric, dashboard.run)
+        assert title in words(render_run(dashboard.run, [metric]))
+    titles = [METRICS[name] for name in dashboard.run.lines if name in METRICS]
+    assert len(set(titles)) == len(titles)
+    entropies = {METRICS[name] for name in METRICS if "entropy" in name}
+    assert len({title for title, _ in entropies}) == len({unit for _, unit in entropies}) == 2
+
+
+# catches: a tiny number that looks like none, a number of ten digits, a learning rate that is 0.00,
+# the exact number nowhere
+@pytest.mark.parametrize(
+    "values, shown",
+    [
+        ([0.004, 2.0], "2.00 after update 2; lowest ≈0, highest 2.00"),
+        ([-0.0, -1.23456], "−1.23 after update 2; lowest −1.23, highest 0"),
+        ([0.001, 0.00012], "0.00012 after update 2; lowest 0.00012, highest 0.001"),
+        ([0.04, 0.0001], "≈0 after update 2; lowest ≈0, highest 0.04"),
+        ([1.0, 12345.678], "12,346 after update 2; lowest 1, highest 12,346"),
+    ],
+)
+def test_numbers_of_a_curve(values, shown):
+    run = Run(lines={"objective/kl": list(enumerate(values, 1))})
+    figure = curve_figure("objective/kl", run.lines["objective/kl"], run)
+    assert shown in words(figure) and f'title="{values[1]!r} nats per response"' in figure
+
+
+# catches: a token without its number, a colour or a line below it that is not the sign of its
+# number, a prompt that is cut inside a word
+def test_an_answer_is_text_with_a_tint_and_its_numbers(ppo):
+    trainer, dashboard = steered(ppo, {})
+    trainer.train()
+    r = dashboard.run.last
+    r.prompts[0] = "abcdefghi " * 30
+    shown = render_run(dashboard.run, signal="rewards", episodes=1)
+    n = int(r.mask[0].sum())
+    numbers = r.rewards[0, :n].tolist()
+    spans = re.findall(r'<span(?: class="(\w+) tint-\d")? title="rewards ([^"]+)">', shown)
+    assert [float(x) for _, x in spans[:n]] == numbers
+    for (side, _), x in zip(spans, numbers, strict=False):
+        assert side in ("", "up" if x > 0 else "down")
+    assert any(side for side, _ in spans) and "…" in shown
+    assert "… abcdefghi " in words(shown) and "full colour at" in words(shown)
+
+
+# catches: a state without a sentence, or one that is never reached
+def test_every_state_has_a_sentence():
+    sentences = {state: state_sentence(Run(state=state, update=2, total=3)) for state in STATES}
+    assert len(set(sentences.values())) == len(STATES) and "{" not in "".join(sentences.values())
+    assert not Run().going and Run(state="paused").going and not Run(state="left").going
+
+
+# catches: a wish that is granted twice, or lost between two threads
+def test_a_wish_is_taken_once():
+    wishes, taken = Wishes(), []
+    made = threading.Event()
+
+    def make():
+        for i in range(1, 2001):
+            wishes.move_kl_coef(i)
+        made.set()
+
+    hand = threading.Thread(target=make)
+    hand.start()
+    while not made.is_set() or wishes.kl_coef is not None:
+        taken.append(wishes.take_kl_coef())
+    hand.join()
+    taken = [value for value in taken if value is not None]
+    assert taken[-1] == 2000 and taken == sorted(set(taken)) and wishes.take_kl_coef() is None
+    wishes.pause()
+    assert wishes.pausing and not wishes.wait(0.01)
+    wishes.clear()
+    assert not wishes.pausing and wishes.wait(0)
+
+
+# catches: a record that holds a widget or a thread, a callback that draws, markup that does more
+# than draw
+@pytest.mark.parametrize(
+    "part, foreign",
+    [
+        ("run_record", "ipywidgets IPython threading run_wishes run_markup dashboard"),
+        ("run_wishes", "ipywidgets IPython transformers rlhf_nb"),
+        ("dashboard_callback", "ipywidgets IPython html run_markup run_curves dashboard_panel"),
+        ("run_markup", "ipywidgets IPython threading transformers run_wishes dashboard"),
+        ("run_curves", "ipywidgets IPython threading transformers run_wishes dashboard"),
+        ("dashboard_panel", "trainer transformers IPython"),
+    ],
+)
+def test_each_part_keeps_to_itself(part, foreign):
+    source = Path(rlhf_nb.__file__).with_name("ui").joinpath(f"{part}.py").read_text()
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = {x.module for x in nodes if isinstance(x, ast.ImportFrom)}
+    imports |= {alias.name for x in nodes if isinstance(x, ast.Import) for alias in x.names}
+    assert not {name for name in imports if set(name.split(".")) & set(foreign.split())}
 
 
 # catches: arguments that fail at the first drawing instead of at once

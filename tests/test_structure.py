@@ -162,7 +162,7 @@ BROAD = ("Exception", "BaseException", "builtins.Exception", "builtins.BaseExcep
 HANDED_ON = {  # handlers of any error that do not raise it, and what they do with it
     "exercises/values.py attempt": "it is the outcome of a learner's program, and is compared",
     "ui/dashboard.py draw": "it is logged and shown; a dashboard must not end a training run",
-    "ui/dashboard.py _run": "it came up in a thread, and wait() raises it",
+    "ui/dashboard.py train": "it came up in a thread, and wait() raises it",
 }
 
 

@@ -44,6 +44,7 @@ def test_every_asset_is_used_and_every_used_one_is_there():
     package = STATIC.parent.parent
     code = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     named = set(re.findall(r"""(?:asset|script_page)\(\s*["']([\w.-]+)["']""", code))
+    named |= set(re.findall(r"""["']([\w-]+\.css)["']""", code))  # a list of sheets, too
     assert named == {path.name for path in STATIC.iterdir()}
     setup = (package.parent / "setup.py").read_text(encoding="utf-8")
     assert '"ui/static/*"' in setup

@@ -31,6 +31,63 @@ def safe_prose(text: object) -> str:
     return safe_text(text).replace("↵\n", "\n")
 
 
+def element(tag: str, *content: str, **attributes: object) -> Html:
+    """An element around some markup. Attributes are escaped; None leaves one out; `class_` is
+    class, `aria_label` aria-label."""
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    void = tag in ("br", "img", "meta")
+    return Html(f"<{tag}{written}>" + ("" if void else f"{''.join(content)}</{tag}>"))
+
+
+def themed(*content: str, sheets: Sequence[str] = ()) -> Html:
+    "Markup in the colours of the page around it, light or dark. `sheets` are files of `static`."
+    style = element("style", *map(asset, ("theme.css", *sheets)))
+    return element("div", style, *content, class_="rlhf")
+
+
+def themed_page(title: str, *content: str, sheets: Sequence[str] = ()) -> str:
+    "A whole page of some markup, which runs no script, and no style sheet but its own."
+    style = "".join(map(asset, ("theme.css", *sheets)))
+    return asset("page.html").format(
+        title=escape(visible(title)),
+        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        style=style,
+        body="".join(content),
+    )
+
+
+def tinted_text(
+    tokens: Sequence[str],
+    values: Sequence[float],  # one a token
+    most: float,  # magnitude of full colour; 0: no colour
+    name: str,  # of the numbers
+) -> Html:
+    """Tokens as running text: orange above zero, blue below, in eight steps (`tints.css`); the
+    number on hover."""
+
+    def word(token: str, value: float) -> str:
+        finite = math.isfinite(value) and most > 0
+        step = round(8 * min(1.0, abs(value) / most)) if finite else 0
+        side = f"{'up' if value > 0 else 'down'} tint-{step}" if step else None
+        return element("span", escape(visible(token)), class_=side, title=f"{name} {value!r}")
+
+    return element("bdi", *map(word, tokens, values), class_="tinted")
+
+
+def plain_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
+    "A table of texts whose first column names its rows; its colours come from a style sheet."
+    cells = lambda texts, tag, scope: [element(tag, safe_text(x), scope=scope) for x in texts]
+    body = [
+        element("tr", *cells(row[:1], "th", "row"), *cells(row[1:], "td", None)) for row in rows
+    ]
+    top = element("thead", element("tr", *cells(heads, "th", "col")))
+    return element("table", top, element("tbody", *body))
+
+
 def data_table(
     caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = ""
 ) -> str:

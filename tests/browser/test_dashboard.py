@@ -7,6 +7,7 @@ here the click goes over the wire, to a kernel that is busy.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,12 @@ import nbformat
 import pytest
 from lab import Lab, Notebook
 from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image
+from playwright.sync_api import Browser, Locator
+from test_static import rollout
+
+from rlhf_nb.ui.dashboard import LiveDashboard
+from rlhf_nb.ui.run_record import Change, Run
 
 SETUP = """
 import json, tempfile, time
@@ -93,6 +100,22 @@ def reached(notebook: Notebook, update: int, seconds: int = 60) -> None:
     )
 
 
+# The light grounds in a dark theme, and the dark ones in a light theme, of all that is drawn.
+SLABS = """theme => [...document.querySelectorAll('.rlhf, .rlhf *')].flatMap(e => {
+  const [r, g, b, a] = getComputedStyle(e).backgroundColor.match(/[0-9.]+/g).map(Number), mean = (r + g + b) / 3;
+  return a === 0 || e.closest('progress, .tinted') || (theme === 'Dark') === (mean < 128) ? [] : [`${e.tagName} ${mean}`] })"""
+
+
+SERIOUS = """() => axe.run().then(r => r.violations.filter(v => /serious|critical/.test(v.impact))
+  .map(v => v.id + " " + v.nodes.map(n => n.html).join(" ")))"""
+
+
+def brightness(element: Locator) -> float:
+    "The mean of a picture's pixels, 0 to 255."
+    shot = Image.open(io.BytesIO(element.screenshot())).convert("L")
+    return sum(shot.getdata()) / (shot.width * shot.height)
+
+
 def press(notebook: Notebook, name: str) -> None:
     "A button, by keyboard."
     button = notebook.page.get_by_role("button", name=name, exact=True).last
@@ -143,6 +166,9 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
                 page.locator(".jp-OutputArea-child").last.scroll_into_view_if_needed()
                 page.locator("progress").last.scroll_into_view_if_needed()
                 page.screenshot(path=pictures / f"dashboard-{theme}-{width}.png")
+            assert not (slabs := page.evaluate(SLABS, theme)), slabs
+            light = brightness(page.locator(".rlhf figure img").last) > 128
+            assert light == (theme == "Light"), "the curves do not follow the theme"
     finally:
         page.set_viewport_size(dict(width=1280, height=1000))
         notebook.theme("Light")
@@ -183,3 +209,38 @@ def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
         assert not notebook.wire.faults() and not notebook.console
     finally:
         notebook.close()
+
+
+# catches: a saved page that asks for anything, that breaks its own policy, scrolls sideways, is
+# light in a dark system, or that a screen reader or a keyboard cannot use
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_saved_dashboard(browser: Browser, axe: str, tmp_path: Path, pictures: Path, scheme: str):
+    run = Run(state="stopped", update=6, total=9, batch=8, changes=[Change(3, "kl_coef", 0.1, 0.2)])
+    for update in range(1, 7):
+        metrics = {"objective/kl": update / 9, "policy/entropy_avg": 2.0, "lr": 1e-3 / update}
+        run.add(update, {**metrics, "<img src=//example.invalid>": update})
+    run.last = rollout(4, 30)
+    run.last.prompts[0], run.last.tokens[0][:3] = (
+        "<script>hacked = 1</script>",
+        [" a", "\u202eb", "<b>"],
+    )
+    dashboard = LiveDashboard()
+    dashboard.run = run
+    file = dashboard.save_html(tmp_path / "run.html")
+    context = browser.new_context(color_scheme=scheme, viewport=dict(width=1280, height=900))
+    page, told = context.new_page(), []
+    page.on("request", lambda r: told.append(r.url))
+    page.on("console", lambda message: told.append(message.text))
+    page.goto(file.as_uri())
+    assert [url for url in told if not url.startswith("data:")] == [file.as_uri()]
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    for width in (1280, 400):
+        page.set_viewport_size(dict(width=width, height=900))
+        page.screenshot(path=pictures / f"saved-{scheme}-{width}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not (slabs := page.evaluate(SLABS, scheme.title())), slabs
+    light = brightness(page.locator("figure img").first) > 128
+    assert light == (scheme == "light"), "the curves do not follow the theme"
+    page.evaluate(axe)
+    assert not (found := page.evaluate(SERIOUS)), found
+    context.close()
