@@ -28,7 +28,7 @@ from rlhf_nb.kl import AdaptiveKLController, FixedKLController
 from rlhf_nb.ui import dashboard_panel
 from rlhf_nb.ui.dashboard import LiveDashboard
 from rlhf_nb.ui.run_curves import METRICS, curve_figure, thin
-from rlhf_nb.ui.run_markup import render_run
+from rlhf_nb.ui.run_markup import render_run, spaced
 from rlhf_nb.ui.run_record import STATES, Change, Run, state_sentence
 from rlhf_nb.ui.run_wishes import Wishes
 
@@ -631,6 +631,22 @@ def test_an_answer_is_text_with_a_tint_and_its_numbers(ppo):
         assert side in ("", "up" if x > 0 else "down")
     assert any(side for side, _ in spans) and "…" in shown
     assert "… abcdefghi " in words(shown) and "full colour at" in words(shown)
+
+
+# catches: words that run together where a tokenizer keeps no blanks, a token that is lost or twice,
+# and a byte of half a letter after which nothing fits
+@pytest.mark.parametrize(
+    "tokens, text, shown",
+    [
+        (["a", "cat", ".", "<eos>"], "a cat.", "a cat.<eos>"),
+        (["a", " cat", "\n", "sat"], "a cat\nsat", "a cat\nsat"),
+        (["�", "�", "is", "a"], "é is a", "�� is a"),
+        (["", "x", "x"], "x  x", "x  x"),
+        (["<b>", "b"], "b", "<b>b"),
+    ],
+)
+def test_an_answer_has_its_blanks(tokens, text, shown):
+    assert "".join(spaced(tokens, text)) == shown and len(spaced(tokens, text)) == len(tokens)
 
 
 # catches: a state without a sentence, or one that is never reached

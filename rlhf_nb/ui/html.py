@@ -17,7 +17,6 @@ from rlhf_nb.ui.viz import Html, visible
 INK, PAPER, SHADE = "#111111", "#ffffff", "#eeeeee"  # of text, of cells, of header cells
 CELL = f"background:var(--paper,{PAPER});color:var(--ink,{INK})"  # the page's colours, or these
 HEAD = f"background:var(--shade,{SHADE});color:var(--ink,{INK})"
-PARAGRAPH = '<p style="margin:4px 0">'  # the opening tag of a line in a dense view
 
 
 def safe_text(text: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.html import element, safe_text
+from rlhf_nb.ui.html import element, number_text, safe_text
 from rlhf_nb.ui.run_files import METRIC_COLUMNS
 from rlhf_nb.ui.run_record import Run
 from rlhf_nb.ui.viz import Html, visible
@@ -59,11 +59,11 @@ def thin(points: Points, most: int = 240) -> list[tuple[int, float]]:
 
 def written(value: float, largest: float) -> str:
     "A number of a curve: two decimals, or two digits where all of the curve is below 0.05."
-    small = 0 < largest < 0.05
-    if abs(value) < (largest / 200 if small else 0.005):
-        return "≈0" if value else "0"
-    digits = ".2g" if small else ",.2f" if largest < 10_000 else ",.0f"
-    return f"{value:{digits}}".replace("-", "−")
+    if value == 0:
+        return "0"
+    if largest < 0.05:
+        return f"{value:.2g}".replace("-", "−") if abs(value) >= largest / 200 else "≈0"
+    return number_text(value, 2 if largest < 10_000 else 0)
 
 
 def curve_svg(line: Points, marks: Sequence[int], name: str, unit: str) -> str:

@@ -56,6 +56,17 @@ def changed_settings(run: Run) -> str:
     return head + plain_table([f"After {run.name}", "What"], rows)
 
 
+def spaced(tokens: Sequence[str], text: str) -> list[str]:
+    "Each token with the blanks before it in the text: some tokenizers keep no blank in a token."
+    words, at = [], 0
+    for token in tokens:
+        found = text.find(token, at)
+        gap = text[at : max(found, at)]
+        words.append(gap[len(gap.rstrip()) :] + token)
+        at = at if found < 0 else found + len(token)
+    return words
+
+
 def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     "One episode: what is known of it, the end of its prompt, and its response under one signal."
     prompt, tokens = (r.prompts[i] if r.prompts else ""), episode_tokens(r, i)
@@ -67,7 +78,8 @@ def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     ]
     row = episode_signals(r, i).get(signal)
     values = [0.0] * len(tokens) if row is None else row.tolist()
-    parts.append(element("p", tinted_text(tokens, values, most, signal), class_="answer"))
+    words = spaced(tokens, r.responses[i]) if r.responses else tokens
+    parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
     if row is not None:
         cells = [(visible_token(token), signed(x)) for token, x in zip(tokens, values)]
         table = plain_table(["Token", signal], cells)
