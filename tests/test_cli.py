@@ -828,7 +828,7 @@ def test_rows_come_from_everywhere(parts, tmp_path):
 # catches: a file of labels that stops at its first tie, or one whose choice that was taken back is
 # learned
 def test_a_file_of_labels_gives_its_decided_pairs(parts, tmp_path, monkeypatch):
-    from rlhf_nb.ui.preferences import Labelling, load_preferences
+    from rlhf_nb.ui.preference_labels import Labelling, load_preferences
 
     monkeypatch.chdir(tmp_path)
     work = Labelling(

@@ -9,6 +9,7 @@ import math
 import random
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,21 +21,20 @@ from hypothesis import strategies as st
 
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
+from rlhf_nb.ui import preference_labels as L
+from rlhf_nb.ui import preference_refit as R
 from rlhf_nb.ui import preferences as P
-from rlhf_nb.ui.preferences import (
+from rlhf_nb.ui import reward_scores as S
+from rlhf_nb.ui.preference_labels import (
     Labelling,
-    PairLook,
     draw_pairs,
-    is_held_out,
-    label_preferences,
     load_preferences,
-    pair_order,
     read_labels,
-    refit_reward_model,
-    reward_view,
-    score_pairs,
     showings,
 )
+from rlhf_nb.ui.preference_refit import is_held_out, refit_reward_model
+from rlhf_nb.ui.preferences import label_preferences, reward_view
+from rlhf_nb.ui.reward_scores import PairLook, pair_order, score_pairs
 
 ROWS = [dict(prompt=f"post {i}", answer_1=f"one {i}", answer_2=f"two {i}") for i in range(20)]
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"\u202e'
@@ -149,7 +149,7 @@ def test_rubbish_in_the_middle_is_refused(tmp_path):
 def test_every_choice_is_synced_before_the_next_pair(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        P.os, "fsync", lambda f: synced.append((tmp_path / "a.jsonl").read_bytes().count(b"\n"))
+        L.os, "fsync", lambda f: synced.append((tmp_path / "a.jsonl").read_bytes().count(b"\n"))
     )
     work = label(tmp_path / "a.jsonl", "12u0")
     assert synced == [1, 2, 3, 4]
@@ -157,7 +157,7 @@ def test_every_choice_is_synced_before_the_next_pair(tmp_path, monkeypatch):
     def fail(f):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(P.os, "fsync", fail)
+    monkeypatch.setattr(L.os, "fsync", fail)
     before = work.rows
     with pytest.raises(OSError):
         work.choose("1")
@@ -334,7 +334,7 @@ def test_a_failure_is_shown(desk, monkeypatch):
     def fail(f):
         raise OSError("the disk is full <b>")
 
-    monkeypatch.setattr(P.os, "fsync", fail)
+    monkeypatch.setattr(L.os, "fsync", fail)
     for act in (desk.buttons["1"].click, lambda: setattr(desk.field, "value", "2")):
         desk.wait()
         try:
@@ -407,7 +407,7 @@ def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny,
             seen.extend(train_dataset["pair"])
             super().__init__(model, args, train_dataset, **more)
 
-    monkeypatch.setattr(P, "RewardTrainer", Watching)
+    monkeypatch.setattr(R, "RewardTrainer", Watching)
     found = refit_reward_model(labels, tiny(), tokenizer, args(tmp_path, num_train_epochs=1))
     held = found.table[found.table.held_out]
     assert sorted([*seen, *held.pair]) == list(range(40)) and found.right()[1] == len(held) > 3
@@ -633,7 +633,7 @@ def test_looking_changes_nothing(letters, judge):
 def test_the_controls_of_the_view(letters, judge):
     seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
     for name, values in dict(
-        sort=list(P.PAIR_SORTS), only=list(P._PAIR_FILTERS), signal=list(P._PAIR_SIGNALS)
+        sort=list(P.PAIR_SORTS), only=list(P.PAIR_FILTERS), signal=list(P.PAIR_SIGNALS)
     ).items():
         for value in values:
             seen.controls[name].value = value
@@ -646,6 +646,39 @@ def test_the_controls_of_the_view(letters, judge):
     assert "No pair is left" in seen._repr_html_()
     with pytest.raises(ValueError, match="cannot sort"):
         pair_order(seen.pairs, PairLook(sort="best"))
+
+
+# catches: words that run together, a tint of the other sign, a scale for each answer, a number that
+# is nowhere to be read
+def test_a_pair_is_text_with_a_tint_and_its_numbers():
+    scores = [0.5, 2.0], [-1.0, -4.0]
+    one = P.ScoredPair(
+        3, "post", (["good", "cat"], ["bad", "cat"]), scores, 0.0, ("good cat", "bad cat")
+    )
+    shown = str(P.render_pair(one))
+    spans = re.findall(
+        r'<span class="(\w+) tint-(\d)" title="running score ([^"]+)">([^<]*)', shown
+    )
+    assert [(side, int(step), float(x)) for side, step, x, _ in spans] == [
+        ("up", 1, 0.5),
+        ("up", 4, 2.0),
+        ("down", 2, -1.0),
+        ("down", 8, -4.0),
+    ]
+    assert [text for *_, text in spans] == ["good", " cat", "bad", " cat"]
+    rows = re.findall(
+        r"<tr><th[^>]*><bdi>cat</bdi></th><td><bdi>(.*?)</bdi></td><td><bdi>(.*?)<", shown
+    )
+    assert rows == [("+2.00", "+1.50"), ("−4.00", "−3.00")] and "full colour at 4.00" in shown
+    assert pair_order([one], PairLook(find="good cat")) == [0]
+
+
+# catches: a part that grows widgets, and with them what cannot be tested without a browser
+@pytest.mark.parametrize("part", [L, R, S])
+def test_only_the_desk_has_widgets(part):
+    source = Path(part.__file__).read_text()
+    assert "ipywidgets" not in source and "rlhf_nb.ui.controls" not in source
+    assert "ipywidgets" in Path(P.__file__).read_text()
 
 
 # catches: a file with a network in it, with texts that end its script, or whose policy lets another

@@ -24,9 +24,9 @@ from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.dashboard_callback import Event, RunCallback
 from rlhf_nb.ui.dashboard_panel import SHOWN, Panel
-from rlhf_nb.ui.html import element, error_note, themed_page
+from rlhf_nb.ui.html import element, error_note, sheet, themed_page
 from rlhf_nb.ui.run_curves import curves_markup
-from rlhf_nb.ui.run_markup import SHEETS, body_markup, head_line, render_run, run_box
+from rlhf_nb.ui.run_markup import SHEETS, body_markup, head_line, render_run
 from rlhf_nb.ui.run_record import Run, state_sentence
 
 logger = logging.get_logger(__name__)
@@ -107,7 +107,7 @@ class LiveDashboard(RunCallback):
         run, heading = self.run, element("h1", "A run, watched")
         body = body_markup(run, self.curves, self.signal, self.episodes)
         others = element("details", element("summary", "All curves"), curves_markup(run, None))
-        box = run_box(head_line(run), body, others)
+        box = sheet(head_line(run), body, others)
         page = themed_page(f"A run, watched: {state_sentence(run)}", heading, box, sheets=SHEETS)
         write_text_atomic(path, page)
         return Path(path)

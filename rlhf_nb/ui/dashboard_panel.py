@@ -19,9 +19,9 @@ from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.controls import action_button, side_by_side
 from rlhf_nb.ui.dashboard_callback import RunCallback
 from rlhf_nb.ui.explore import control
-from rlhf_nb.ui.html import element
+from rlhf_nb.ui.html import element, sheet
 from rlhf_nb.ui.run_curves import chosen_curves
-from rlhf_nb.ui.run_markup import SHEETS, body_markup, head_line, run_box
+from rlhf_nb.ui.run_markup import SHEETS, body_markup, head_line
 
 # The log-probs of another engine are there only where one is used: view() shows them.
 SHOWN = tuple(name for name in SIGNALS if name != "engine_logprobs")
@@ -152,14 +152,14 @@ class Panel:
                 one.disabled = not run.going or board.ranks > 1
             self._sync()
             head = head_line(run, board.requested, self.note)
-            self.head.value = element("div", run_box(head), class_="rlhf")
+            self.head.value = element("div", sheet(head), class_="rlhf")
 
     def show_body(self) -> None:
         "Curves, changes and episodes."
         with self.lock:
             names = self.few if self.curves.value == "few" else None
             body = body_markup(self.board.run, names, self.signal.value, self.episodes)
-            self.view.value = element("div", run_box(body), class_="rlhf")
+            self.view.value = element("div", sheet(body), class_="rlhf")
 
     def begin(self) -> None:
         "A run begins."

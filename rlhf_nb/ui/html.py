@@ -77,6 +77,22 @@ def tinted_text(
     return element("bdi", *map(word, tokens, values), class_="tinted")
 
 
+def spaced(tokens: Sequence[str], text: str) -> list[str]:
+    "Each token with the blanks before it in the text: some tokenizers keep no blank in a token."
+    words, at = [], 0
+    for token in tokens:
+        found = text.find(token, at)
+        gap = text[at : max(found, at)]
+        words.append(gap[len(gap.rstrip()) :] + token)
+        at = at if found < 0 else found + len(token)
+    return words
+
+
+def sheet(*content: str) -> Html:
+    "What `sheet.css` lays out: paragraphs, plain tables, folds."
+    return element("div", *content, class_="sheet")
+
+
 def plain_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
     "A table of texts whose first column names its rows; its colours come from a style sheet."
     cells = lambda texts, tag, scope: [element(tag, safe_text(x), scope=scope) for x in texts]

@@ -8,17 +8,21 @@ from collections.abc import Sequence
 
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.ui.episodes import episode_facts, episode_signals, episode_tokens
-from rlhf_nb.ui.html import duration, element, plain_table, safe_text, themed, tinted_text
+from rlhf_nb.ui.html import (
+    duration,
+    element,
+    plain_table,
+    safe_text,
+    sheet,
+    spaced,
+    themed,
+    tinted_text,
+)
 from rlhf_nb.ui.run_curves import curves_markup
 from rlhf_nb.ui.run_record import Run, state_sentence
 from rlhf_nb.ui.viz import Html, signed, visible_token
 
-SHEETS = ("tints.css", "dashboard.css")
-
-
-def run_box(*content: str) -> Html:
-    "The frame in which `dashboard.css` applies."
-    return element("div", *content, class_="run")
+SHEETS = ("sheet.css", "tints.css", "dashboard.css")
 
 
 def progress_line(run: Run) -> str:
@@ -54,17 +58,6 @@ def changed_settings(run: Run) -> str:
     moved = any(one.what == "kl_coef" for one in run.changes)
     head = element("h3", "Changed by hand" + "; dashed in the curves" * moved)
     return head + plain_table([f"After {run.name}", "What"], rows)
-
-
-def spaced(tokens: Sequence[str], text: str) -> list[str]:
-    "Each token with the blanks before it in the text: some tokenizers keep no blank in a token."
-    words, at = [], 0
-    for token in tokens:
-        found = text.find(token, at)
-        gap = text[at : max(found, at)]
-        words.append(gap[len(gap.rstrip()) :] + token)
-        at = at if found < 0 else found + len(token)
-    return words
 
 
 def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
@@ -118,4 +111,4 @@ def render_run(
 ) -> Html:
     "A run as it is now, readable without a kernel."
     body = body_markup(run, names, signal, episodes)
-    return themed(run_box(head_line(run), body), sheets=SHEETS)
+    return themed(sheet(head_line(run), body), sheets=SHEETS)

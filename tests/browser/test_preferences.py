@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from controls import widgets
 from lab import Lab, Notebook
+from test_dashboard import SLABS
 
 CODE = """
 from rlhf_nb.ui.preferences import label_preferences
@@ -121,6 +122,7 @@ def test_the_widget_is_sound(page: Notebook, axe: str, pictures: Path):
             found[0].root.screenshot(path=pictures / f"labelling-{theme.lower()}-{width}.png")
         page.examine(axe)
         assert not found[0].violations()
+        assert not (slabs := page.page.evaluate(SLABS, theme)), slabs
     assert not found[0].nameless() + found[0].beyond_tab()
     assert not page.wire.faults() + page.console + page.strangers
 

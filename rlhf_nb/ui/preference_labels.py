@@ -1,0 +1,417 @@
+"""Pairs to choose from, the file of the choices, and how reliable they are. No widgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_nb.evaluate import complete, wilson_interval
+from rlhf_nb.sft import Turns
+
+
+def draw_pairs(
+    model: nn.Module,  # a policy
+    tokenizer: PreTrainedTokenizerBase,
+    data: Dataset,  # column prompt; other columns come along
+    response_length: int = 53,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> Dataset:  # with columns answer_1 and answer_2
+    "Two samples of a policy for every prompt; pairs that are equal, empty or cut off are left out."
+    one, two = (
+        complete(model, tokenizer, data["prompt"], response_length, temperature, seed=2 * seed + i)
+        for i in range(2)
+    )
+
+    def fits(i: int) -> bool:
+        return all(
+            (
+                one.stopped[i],
+                two.stopped[i],
+                one.texts[i],
+                two.texts[i],
+                one.texts[i] != two.texts[i],
+            )
+        )
+
+    rows = [
+        {**row, "answer_1": one.texts[i], "answer_2": two.texts[i]}
+        for i, row in enumerate(data)
+        if fits(i)
+    ]
+    if not rows:
+        raise ValueError(
+            f"of {len(data)} prompts none got two different answers that came to their end: raise "
+            "response_length or temperature, or train the policy further."
+        )
+    return Dataset.from_list(rows)
+
+
+@dataclass(frozen=True)
+class Showing:
+    "One pair as a person sees it."
+
+    pair: int  # row of the data set
+    left: int  # which of its answers, 0 or 1, is shown as answer 1
+    again: bool  # the second time, the other way round
+
+
+_PAIRS_APART = 3  # pairs at least between two showings of one
+
+
+def showings(
+    pairs: int,
+    repeat_every: int = 8,  # after so many new pairs, one comes again; 0: none does
+    seed: int = 0,
+) -> list[Showing]:
+    """Which pair when, and on which side. More pairs later do not change the beginning. Raises
+    ValueError on too many repeats."""
+    if repeat_every and repeat_every <= _PAIRS_APART:
+        raise ValueError(
+            f"repeat_every is {repeat_every}: give 0 for none, or at least {_PAIRS_APART + 1}, so "
+            "that nobody remembers the side on which an answer was."
+        )
+    chance, order, once = random.Random(f"sides/{seed}"), [], []
+    for pair in range(pairs):
+        once.append(Showing(pair, chance.randrange(2), False))
+        order.append(once[-1])
+        if repeat_every and not (pair + 1) % repeat_every:
+            old = once.pop(chance.randrange(len(once) - _PAIRS_APART))
+            order.append(replace(old, left=1 - old.left, again=True))
+    return order
+
+
+def _is_turns(x: Any) -> bool:
+    "Whether this is a text that is not empty, or a conversation."
+    turn = lambda t: isinstance(t, Mapping) and {"role", "content"} <= set(t)
+    return bool(x) and (isinstance(x, str) or (isinstance(x, Sequence) and all(map(turn, x))))
+
+
+def turns_text(x: Turns | None) -> str:
+    "A text, or a conversation line by line."
+    if x is None or isinstance(x, str):
+        return x or ""
+    return "\n".join(f"{t['role']}: {t['content']}" for t in x)
+
+
+def checked_pairs(
+    data: Dataset | Sequence[Mapping[str, Any]], answers: tuple[str, str]
+) -> list[dict[str, Any]]:
+    """Prompt and answers of each row. Raises ValueError, naming the row, where nobody could label
+    it."""
+    pairs: list[dict[str, Any]] = []
+    wanted = (
+        f"give columns {answers[0]} and {answers[1]} (answers= says how they are called), and "
+        "prompt"
+    )
+    for number, row in enumerate(data):
+        if missing := [name for name in answers if name not in row]:
+            raise ValueError(f"the data have columns {list(row)} and lack {missing}: {wanted}.")
+        both = [row[name] for name in answers]
+        for name, x in zip(("prompt", *answers), (row.get("prompt"), *both)):
+            if not _is_turns(x) and not (name == "prompt" and x is None):
+                raise ValueError(
+                    f"row {number}: {name} is {x!r}: give a text that is not empty, or a "
+                    "conversation; or drop the row."
+                )
+        if both[0] == both[1]:
+            raise ValueError(f"row {number}: both answers are the same: drop the row.")
+        pairs.append(dict(prompt=row.get("prompt"), answers=both))
+    if not pairs:
+        raise ValueError(f"there are 0 pairs to label: {wanted}.")
+    return pairs
+
+
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    "The JSON object on a whole line; None where it is something else, or torn."
+    try:
+        record = json.loads(line)
+    except ValueError:  # of JSON, or of UTF-8
+        return None
+    return record if isinstance(record, dict) and line.endswith(b"\n") else None
+
+
+class LabelFile:
+    """JSON lines, each of them on the disk before `append` returns. A torn last line is skipped and
+    then overwritten."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.size = self.torn = 0  # bytes of whole lines, and of a torn one behind them
+        self.seen = self.stamp()
+
+    def stamp(self) -> tuple[int, int]:
+        "Bytes, and the time of the last write: they show that somebody else has written."
+        state = self.path.stat() if self.path.exists() else None
+        return (state.st_size, state.st_mtime_ns) if state else (0, 0)
+
+    def read(self) -> list[dict[str, Any]]:
+        "All whole lines. Raises ValueError on one in the middle that is no JSON object."
+        self.seen = self.stamp()  # before it is read: what comes in between is noticed later
+        raw = self.path.read_bytes() if self.path.exists() else b""
+        lines, records, self.size = raw.splitlines(keepends=True), [], 0
+        for number, line in enumerate(lines, 1):
+            record = _object_of(line)
+            if record is not None:
+                records.append(record)
+                self.size += len(line)
+            elif number < len(lines):
+                raise ValueError(
+                    f"{self.path.name}, line {number} is no JSON object: {line[:60]!r}. Fix or "
+                    "delete that line; all others are kept."
+                )
+        self.torn = len(raw) - self.size
+        return records
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """One more line, in place of a torn one. Raises ValueError where somebody else has written
+        meanwhile."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.stamp() != self.seen:
+            raise ValueError(
+                f"{self.path.name} was written by somebody else since it was last written here: "
+                "it is open elsewhere. This choice was not saved; close the other one and run "
+                "this cell again."
+            )
+        try:
+            with open(self.path, "r+b" if self.path.exists() else "wb") as file:
+                file.seek(self.size)
+                file.truncate()
+                file.write(line := (json.dumps(record) + "\n").encode())
+                file.flush()
+                os.fsync(file.fileno())
+            self.size, self.torn = self.size + len(line), 0
+        finally:
+            self.seen = self.stamp()
+
+
+def verdict_sentence(row: Mapping[str, Any]) -> float:
+    "Which of the data's two answers was better, 0 or 1; a tie is one half."
+    return {"1": row["left"], "2": 1 - row["left"], "0": 0.5}[row["choice"]]
+
+
+def share_sentence(count: int, of: int) -> str:
+    "A share with its 95 % interval, in words."
+    if not of:
+        return "none yet"
+    low, high = wilson_interval(count / of, of)
+    return f"{count} of {of} ({count / of:.0%}; 95 % interval {low:.0%} to {high:.0%})"
+
+
+def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    "The choices that were not taken back. Raises ValueError on a line that is none."
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(records, 1):
+        if row.get("choice") == "undo" and rows:
+            rows.pop()
+        elif row.get("choice") in ("0", "1", "2") and {"pair", "left", "answers"} <= set(row):
+            rows.append(dict(row))
+        else:
+            raise ValueError(
+                f"{name}, line {number} is no choice of label_preferences: {str(row)[:80]}. Give "
+                "the path of a file that it wrote, or of a new one."
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The choices of a file that are in force, in their order, and how reliable the person who made
+    them is."""
+
+    rows: list[dict[str, Any]]
+    undone: int = 0  # choices that were taken back
+    torn: int = 0  # bytes of a last line that was not written to its end
+
+    @property
+    def fresh(self) -> list[dict[str, Any]]:
+        "Pairs at their first showing. Those shown again measure the person, and train nothing."
+        return [row for row in self.rows if not row["again"]]
+
+    def agreement(self) -> tuple[int, int]:
+        "Pairs that got the same answer both times, of those shown twice."
+        first = {row["pair"]: verdict_sentence(row) for row in self.fresh}
+        again = [verdict_sentence(row) == first[row["pair"]] for row in self.rows if row["again"]]
+        return sum(again), len(again)
+
+    def first_taken(self) -> tuple[int, int]:
+        "How often answer 1, the left or upper one, was taken, of all choices that were no tie."
+        decided = [row["choice"] for row in self.rows if row["choice"] != "0"]
+        return decided.count("1"), len(decided)
+
+    def training(self) -> Dataset:
+        """Columns chosen, rejected, pair, and prompt where there is one: first showings that were
+        no tie. Raises ValueError where there is none."""
+        rows = [row for row in self.fresh if row["choice"] != "0"]
+        if not rows:
+            raise ValueError(
+                f"of {len(self.fresh)} labelled pairs {len(self.fresh)} are ties and none is "
+                "decided: label more, or draw pairs that differ more."
+            )
+        names = ["prompt"] * (rows[0]["prompt"] is not None) + ["chosen", "rejected", "pair"]
+        return Dataset.from_list([{name: row[name] for name in names} for row in rows])
+
+
+def report_lines(labels: Labels) -> dict[str, str]:
+    "How reliable the labels are, question by question."
+    decided = sum(row["choice"] != "0" for row in labels.fresh)
+    seconds = [row["seconds"] for row in labels.rows if row.get("seconds") is not None]
+    (same, twice), (first, of) = labels.agreement(), labels.first_taken()
+    low, high = wilson_interval(first / of, of) if of else (0, 1)
+    lean = (
+        "" if low <= 0.5 <= high else ": the place seems to decide, so read both before you choose"
+    )
+    hasty = sum(x < 1 for x in seconds)
+    lines = {
+        "labelled": f"{len(labels.fresh)} pairs: {decided} decided, {len(labels.fresh) - decided} "
+        "ties (kept in the "
+        f"file, left out of training), {twice} shown again, {labels.undone} taken back",
+        "time a pair": f"{median(seconds):.1f} s (median), {hasty} in under a second"
+        if seconds
+        else "none yet",
+        "agreement with yourself": share_sentence(same, twice),
+        "answer 1 was taken": share_sentence(first, of) + lean,
+    }
+    return lines | (
+        {
+            "torn": f"{labels.torn} bytes of a last line were not written to their end and are "
+            "passed over"
+        }
+        if labels.torn
+        else {}
+    )
+
+
+def read_labels(
+    path: str | Path,  # of label_preferences
+) -> Labels:
+    "The choices of a file. Raises FileNotFoundError, or ValueError on a line that is no choice."
+    file = LabelFile(path)
+    if not file.path.exists():
+        raise FileNotFoundError(f"there is no file {file.path}: label_preferences writes one.")
+    records = file.read()
+    rows = _in_force(records, file.path.name)
+    return Labels(rows, (len(records) - len(rows)) // 2, file.torn)
+
+
+def load_preferences(
+    path: str | Path,  # of label_preferences
+) -> Dataset:  # prompt, chosen, rejected, pair; without prompt where there was none
+    """The decided pairs of a file, as RewardTrainer takes them; ties, repeats and what was taken
+    back are left out. `read_labels` counts them."""
+    return read_labels(path).training()
+
+
+def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
+    "The two answers of a pair as they are shown: answer 1 first."
+    return pair["answers"][:: -1 if showing.left else 1]
+
+
+def _continue(
+    rows: Sequence[Mapping[str, Any]],
+    order: Sequence[Showing],
+    pairs: Sequence[Mapping[str, Any]],
+    name: str,
+) -> None:
+    "Raises ValueError where the file was labelled on other pairs, or in another order."
+    fix = "give the data, seed and repeat_every that it was begun with, or a path that is new"
+    if len(rows) > len(order):
+        raise ValueError(
+            f"{name} has {len(rows)} choices and there are {len(order)} to make: {fix}."
+        )
+    for i, (row, showing) in enumerate(zip(rows, order)):
+        if (row["pair"], row["left"], row["again"]) != (showing.pair, showing.left, showing.again):
+            raise ValueError(
+                f"choice {i + 1} in {name} is of pair {row['pair']}, and pair {showing.pair} "
+                f"would be shown here, or its sides the other way round: {fix}."
+            )
+        pair = pairs[showing.pair]
+        if [row.get("prompt"), row["answers"]] != [pair["prompt"], _in_order(pair, showing)]:
+            raise ValueError(
+                f"choice {i + 1} in {name} was made between other texts than row {showing.pair} "
+                f"has: {fix}."
+            )
+
+
+class Labelling:
+    "Pairs that wait for a choice, and the file of those that were made."
+
+    def __init__(
+        self,
+        dataset: Dataset | Sequence[Mapping[str, Any]],
+        path: str | Path,
+        answers: tuple[str, str] = ("answer_1", "answer_2"),
+        seed: int = 0,
+        repeat_every: int = 8,
+        clock: Callable[[], float] = time.monotonic,  # seconds
+    ):
+        self.pairs, self.file, self.clock = checked_pairs(dataset, answers), LabelFile(path), clock
+        self.order, records = showings(len(self.pairs), repeat_every, seed), self.file.read()
+        self.rows = _in_force(records, self.file.path.name)
+        self.undone, self.since = (len(records) - len(self.rows)) // 2, clock()
+        _continue(self.rows, self.order, self.pairs, self.file.path.name)
+
+    @property
+    def showing(self) -> Showing | None:
+        "The next choice to make; None where all are made."
+        return self.order[len(self.rows)] if len(self.rows) < len(self.order) else None
+
+    @property
+    def labels(self) -> Labels:
+        "The choices so far."
+        return Labels(self.rows, self.undone, self.file.torn)
+
+    def shown(self) -> tuple[Turns | None, list[Turns]]:
+        "The prompt and the two answers as they are shown. Raises ValueError where all are made."
+        if self.showing is None:
+            raise ValueError(f"all {len(self.order)} choices are made: no pair is shown.")
+        pair = self.pairs[self.showing.pair]
+        return pair["prompt"], _in_order(pair, self.showing)
+
+    def choose(self, key: str) -> None:
+        """1: answer 1 is better. 2: answer 2. 0: a tie. On the disk when it returns. Raises
+        ValueError on another key, or where all are made."""
+        at, now = self.showing, self.clock()
+        if key not in ("0", "1", "2") or at is None:
+            raise ValueError(
+                f"key {key!r} after {len(self.rows)} of {len(self.order)} choices: give 1, 2 or 0 "
+                "while a pair is shown."
+            )
+        prompt, both = self.shown()
+        one, two = both
+        sides: dict[str, tuple[Turns | None, Turns | None]]
+        sides = {"1": (one, two), "2": (two, one), "0": (None, None)}
+        chosen, rejected = sides[key]
+        row = dict(
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            answers=both,
+            choice=key,
+            pair=at.pair,
+            left=at.left,
+            again=at.again,
+            seconds=round(now - self.since, 2),
+        )
+        self.file.append(row)
+        self.rows, self.since = [*self.rows, row], now
+
+    def undo(self) -> None:
+        "Take the last choice back; its pair is shown again. Raises ValueError where there is none."
+        if not self.rows:
+            raise ValueError("there is no choice to take back.")
+        self.file.append(
+            dict(prompt=None, chosen=None, rejected=None, choice="undo", pair=self.rows[-1]["pair"])
+        )
+        self.rows, self.undone, self.since = self.rows[:-1], self.undone + 1, self.clock()
