@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_viewer import HOSTILE, Reader, boxes, make, read_page, write_run
+from packs import pieces, unpacked
+from test_viewer import HOSTILE, Reader, ask, make, read_page, write_run
 
 from rlhf_nb.evaluate import repetition
 from rlhf_nb.rollout import SIGNALS, Rollout
@@ -123,14 +124,10 @@ def test_files_that_are_being_written_are_skipped(run):
     (folder / "update-00007.safetensors.partial").write_bytes(whole)
     (folder / "notes.txt").write_text("x")
     seen = browse(run)
-    assert list(seen.run.files) == [0, 1, 2, 3, 4] and "Update 4," in seen.desk.view.value
+    assert list(seen.run.files) == [0, 1, 2, 3, 4] and "Update 4," in seen._repr_html_()
     (folder / "update-00005.safetensors").write_bytes(whole)
-    press(seen, "refresh")
-    assert (
-        seen.controls["update"].options == (0, 1, 2, 3, 4, 5)
-        and seen.controls["update"].value == 4
-        and "1 updates are new" in seen.desk.view.value
-    )
+    ask(seen.reader, act="refresh")
+    assert [one["update"] for one in seen.reader.head["updates"]] == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_old_file_that_is_damaged_is_told(run):
@@ -139,11 +136,12 @@ def test_an_old_file_that_is_damaged_is_told(run):
     path.write_bytes(path.read_bytes()[:-40])
     settle(path)
     seen = browse(run)
+    sent = []
+    seen.reader.send = lambda content, buffers=None: sent.append(content)
     with pytest.raises(ValueError, match="update-00002.*damaged"):
-        seen.controls["update"].value = 2
-    assert 'role="alert"' in seen.desk.view.value and "update-00002" in seen.desk.view.value
-    seen.controls["update"].value = 3
-    assert "Update 3," in seen.desk.view.value
+        seen.reader._answer(None, dict(load=2, number=1), [])
+    assert "update-00002" in sent[0]["error"]
+    assert unpacked(ask(seen.reader, load=3))[0]["update"] == 3
 
 
 def test_several_processes(tmp_path):
@@ -182,7 +180,8 @@ def test_several_processes(tmp_path):
     parts[0, 10].save(folder / "update-00001-rank10.safetensors")
     seen.refresh()
     assert list(seen.files) == [0, 1]
-    assert "exactly" not in browse(tmp_path).desk.view.value  # each rank whitened by itself here
+    told = unpacked(ask(browse(tmp_path).reader, load=0))[0]["told"]
+    assert "exactly" not in told  # each rank whitened by itself here
 
 
 def test_files_are_read_by_need(run, monkeypatch):
@@ -196,18 +195,18 @@ def test_files_are_read_by_need(run, monkeypatch):
         classmethod(lambda cls, path: read.append(Path(path).name) or original(cls, path)),
     )
     seen = browse(run)
-    assert seen.controls
     assert set(read) == {"update-00004.safetensors"} and len(read) == 1
-    seen.controls["update"].value = 1
-    seen.controls["place"].value = 3
-    seen.controls["update"].value = 4
+    for u in (1, 1, 4):
+        ask(seen.reader, load=u)
     assert read == ["update-00004.safetensors", "update-00001.safetensors"]
-    press(seen, "search every update")
-    assert len(read) == 2 and "30 episodes of 5 updates were searched" in seen.desk.view.value
+    ask(seen.reader, act="search every update")
+    assert len(read) == 2
     time.sleep(0.01)
     update_of(1, prompts=["other words"] * 6).save(run / "rollouts" / "update-00001.safetensors")
-    seen.controls["update"].value = 1
-    assert "other words" in seen.desk.view.value
+    before = seen.reader.head
+    ask(seen.reader, act="refresh")
+    assert seen.reader.head != before  # so the page asks again
+    assert unpacked(ask(seen.reader, load=1))[0]["prompts"] == [dict(text="other words")]
 
 
 def test_numbers_are_those_of_the_rollout(run):
@@ -269,9 +268,9 @@ def test_logs_are_found_wherever_they_lie(tmp_path, where):
 
 def test_a_run_without_a_log_is_drawn_from_its_rollouts(tmp_path):
     seen = browse(write(tmp_path, log=False))
-    assert set(seen.metrics()) == {"score", "KL", "length"} and "<polyline" in seen.desk.view.value
-    wanted = seen.run.rollout(4).scores.mean().item()
-    assert f"{wanted:.4g} at update 4" in seen.desk.view.value
+    curves = {one["name"]: one["lines"][0]["points"] for one in seen.reader.head["curves"]}
+    assert set(curves) == {"score", "KL", "length"}
+    assert curves["score"][4] == [4, pytest.approx(seen.run.rollout(4).scores.mean().item())]
 
 
 # ---------------------------------------------------------------- suspects
@@ -338,118 +337,73 @@ def test_alarms_and_jumps():
     assert run_suspects(pd.DataFrame()) == []
 
 
-def press(seen, name):
-    "What a hand on a button does; what was wrong in its handler is raised."
-    next(
-        one
-        for one in boxes(seen.desk.box)
-        if getattr(one, "description", "") == name and one._model_name == "ButtonModel"
-    ).click()
-
-
 def test_every_suspect_leads_to_its_place(run):
-    # catches: a button that goes to the episode's place in another order, or leaves a filter that
-    # hides it
+    # catches: a place in another order, or a filter that hides the episode
     r = update_of(2).with_(
         scores=torch.tensor([0.0, 0, 0, 9, 0, 0]),
         kl=torch.zeros(6, 7).index_fill(0, torch.tensor([3]), 5.0),
     )
     r.save(run / "rollouts" / "update-00002.safetensors")
     seen = browse(run)
-    assert seen.controls
+    far = next(s for s in episode_suspects(seen.run.numbers(), far=1.9) if s.update == 2)
+    seen.suspects = [far, Suspect(1, None, "the update as a whole"), Suspect(99, None, "later")]
+    head = seen.head(seen.updates(), seen.suspects)
+    assert [(one["update"], one["row"]) for one in head["suspects"]] == [
+        (2, 3),
+        (1, None),
+        (4, None),
+    ]
+    seen.reader.place = dict(find="zebra", sort="score", down=True, signal="kl")
+    wanted = dict(find="", only="all", signal="kl")
+    seen.go(seen.suspects[0])
+    assert seen.reader.place == dict(wanted, update=2, row=3, sort="episode", down=False)
+    seen.go(seen.suspects[2])  # the best paid of the newest update
+    assert seen.reader.place == dict(wanted, update=4, row=-1, sort="score", down=True)
+
+
+def test_a_run_without_suspects_shows_none(run):
+    # catches: a heading above nothing
+    seen = browse(run)
     seen.suspects = []
-    viewer_far = episode_suspects(seen.run.numbers(), far=1.9)
-    seen._show_suspects(
-        [
-            next(s for s in viewer_far if s.update == 2),
-            Suspect(1, None, "the update as a whole"),
-            Suspect(99, None, "later"),
-        ],
-        "",
-    )
-    seen.controls["find"].value = "zebra"
-    seen.controls["sort"].value = "score"
-    press(seen, "1: update 2, episode 3")
-    assert "Update 2, after" in seen.desk.view.value and "Episode 3 of 6" in seen.desk.view.value
-    press(seen, "2: update 1")
-    best = int(seen.run.rollout(1).scores.argmax())
-    assert (
-        "Update 1, after" in seen.desk.view.value and f"Episode {best} of 6" in seen.desk.view.value
-    )
-    press(seen, "3: update 99")
-    assert seen.controls["update"].value == 4
+    assert "uspect" not in seen.plain() and seen.head(seen.updates(), [])["suspects"] == []
 
 
 def test_a_fault_in_a_button_is_seen(run, monkeypatch):
-    # ipywidgets logs what a button raises and goes on; catches: an old picture that stays
-    seen = browse(run)
-    assert seen.controls
+    # catches: an exception that is swallowed, so that the page waits for ever
+    reader = browse(run).reader
     monkeypatch.setattr(run_files, "numbers_of", lambda path: 1 / 0)
-    seen.run._numbers.clear()
-    press(seen, "search every update")
-    assert 'role="alert"' in seen.desk.view.value and "ZeroDivisionError" in seen.desk.view.value
+    sent = []
+    reader.send = lambda content, buffers=None: sent.append(content)
+    assert "search every update" in reader.head["actions"]
+    with pytest.raises(ZeroDivisionError):
+        reader._answer(None, dict(act="search every update", number=1), [])
+    assert sent == [dict(answers=1, error="ZeroDivisionError: division by zero")]
 
 
 # ---------------------------------------------------------------- what is shown
-def test_every_control_moves_the_view(run, tmp_path):
-    # catches: a control that nobody observes
-    seen = browse(run, write(tmp_path / "other", seed=5))
-    seen.controls["signal"].value = "advantages"
-    moves = dict(
-        update=1,
-        metric="objective/kl",
-        same_prompt=True,
-        place=2,
-        signal="values",
-        sort="score",
-        descending=True,
-        find="prompt",
-        only="no stop token",
-        above=-5.0,
-        kl_coef=0.4,
-        estimator="k3",
-        gamma=0.5,
-        lam=0.3,
-        missing_eos_penalty=2.0,
-    )
-    assert set(moves) == set(seen.controls) and all(
-        one.description for one in seen.controls.values()
-    )
-    for name, value in moves.items():
-        if name == "above":
-            seen.controls["only"].value = "score above"
-        before = seen.desk.view.value
-        seen.controls[name].value = value
-        assert seen.desk.view.value != before, name
-        check(seen.desk.view.value)
-    for button in (
-        "◀ update",
-        "update ▶",
-        "◀ previous",
-        "next ▶",
-        "as it was",
-        "refresh",
-        "search every update",
-    ):
-        before = seen.desk.view.value
-        press(seen, button)
-        assert seen.desk.view.value != before, button
-
-
-def test_moving_keeps_the_place(run):
+def test_the_live_reader_asks_for_updates_one_by_one(run, monkeypatch):
+    # catches: a run that is read whole before anything is seen
     seen = browse(run)
-    seen.controls["place"].value = 5
-    seen.controls["update"].value = 2
-    assert seen.controls["place"].value == 5 and "Episode 4 of 6" in seen.desk.view.value
-    press(seen, "update ▶")
-    press(seen, "update ▶")
-    press(seen, "update ▶")
-    assert seen.controls["update"].value == 0
+    read = []
+    rollout = seen.run.rollout
+    monkeypatch.setattr(seen.run, "rollout", lambda update: read.append(update) or rollout(update))
+    assert [one["name"] for one in seen.reader.head["updates"]] == list("01234")
+    assert seen.reader.head["start"] == 4 and not read
+    assert unpacked(ask(seen.reader, load=1))[0]["update"] == 1 and read == [1]
+
+
+def test_a_run_that_goes_on(run):
+    # catches: a button that reads the folder and tells nobody
+    seen = browse(run)
+    assert len(seen.reader.head["updates"]) == 5
+    update_of(5).save(run / "rollouts" / "update-00005.safetensors")
+    ask(seen.reader, act="refresh")
+    assert [one["update"] for one in seen.reader.head["updates"]] == list(range(6))
+    assert seen.reader.head["actions"] and unpacked(ask(seen.reader, load=5))[0]["update"] == 5
 
 
 def test_the_same_prompt_through_training(tmp_path):
-    # catches: the same row for the same prompt, another prompt's completion, strips on scales of
-    # their own
+    # catches: the same row for the same prompt, another prompt's completion
     run = write(tmp_path, updates=0, log=False)
     for u in range(4):
         prompts = [f"other {u}/{i}" for i in range(6)]
@@ -465,68 +419,53 @@ def test_the_same_prompt_through_training(tmp_path):
         }
     ).to_csv(run / "completions" / "update-00002.csv", index=False)
     seen = browse(run)
-    seen.controls["place"].value, seen.controls["same_prompt"].value = 4, True
-    reader = check(seen.desk.view.value)
-    through = reader.text.split("The same prompt through training")[1]
-    assert re.findall(r"Update (\d)\. Episode (\d) of 6", through) == [
-        ("0", "0"),
-        ("2", "2"),
-        ("3", "3"),
-    ]
-    assert (
-        "a <b>answer</b>" in through
-        and "update-00002" in through
-        and "no" not in [row[1] for row in reader.tables[-1]]
-    )
-    scales = re.findall(
-        r"kl: full colour at (\S+?)</caption>", seen.desk.view.value.split("The same prompt")[1]
-    )
-    assert len(set(scales)) == 1
-    seen.controls["place"].value = 1
-    assert "asked once" in seen.desk.view.value
+    told = ask(seen.reader, again=[3, 3])["value"]
+    assert told["found"] == [(0, 0), (2, 2), (3, 3)]
+    row = dict(table="update-00002", answer="a <b>answer</b>", score="1.5")
+    assert told["completed"] == [row]
+    assert ask(seen.reader, again=[1, 0])["value"] == dict(found=[(1, 0)], completed=[])
+    _, data = read_page(seen.save_html(tmp_path / "x.html"))
+    assert data["completed"] == {"the same": [row]}
 
 
 def test_two_runs_side_by_side(run, tmp_path):
-    # catches: the first run shown twice, another prompt beside it without a word, one line for two
-    # runs
+    # catches: the first run shown twice, a row of another prompt, one line for two runs
     other = write(
         tmp_path / "other", updates=3, seed=7, prompts=["x", "prompt 0", "y", "z", "v", "w"]
     )
     seen = browse(run, other)
-    view = seen.desk.view.value
-    assert (
-        len(
-            set(
-                re.findall(
-                    r"full colour at (\S+?)</caption>",
-                    view.split("the same prompt")[1].split("<h4>")[0],
-                )
-            )
-        )
-        == 1
-    )  # one scale for both
-    assert (
-        "other, update 2: the same prompt" in view
-        and "Episode 1 of 6, update 2" in view
-        and view.count("<polyline") == 2
-        and "other (dashed)" in view
-    )
-    seen.controls["place"].value = 4
-    assert (
-        "the same row, another prompt" in seen.desk.view.value
-        and "Episode 3 of 6, update 2" in seen.desk.view.value
-    )
+    listed = seen.reader.head["updates"]
+    assert [(one["update"], one.get("runName")) for one in listed[5:]] == [
+        (0, "other"),
+        (1, "other"),
+        (2, "other"),
+    ]
+    assert ask(seen.reader, again=[4, 0])["value"]["found"] == [
+        *((u, 0) for u in range(5)),
+        *((5 + u, 1) for u in range(3)),
+    ]
+    header, _ = unpacked(ask(seen.reader, load=6))
+    assert header["prompts"][1]["text"] == "prompt 0" and header["update"] == 1
+    curves = {curve["name"]: curve["lines"] for curve in seen.reader.head["curves"]}
+    assert [(line["run"], len(line["points"])) for line in curves["KL"]] == [
+        ("run", 5),
+        ("other", 3),
+    ]
+    _, data = read_page(seen.save_html(tmp_path / "x.html", updates=[0, 4]))
+    names = [(one["update"], one.get("run", 0)) for one in data["updates"]]
+    assert names == [(0, 0), (4, 0), (0, 1), (2, 1)] and data["start"] == 1
+    assert unpacked(data["updates"][3]["packed"])[0]["update"] == 2
 
 
-def test_the_ring_is_where_one_is(run):
-    seen = browse(run)
-    for u in (0, 3):
-        seen.controls["update"].value = u
-        ring = re.search(r'<circle cx="(\S+)"', seen.desk.view.value)
-        assert (
-            float(ring[1]) == pytest.approx(60 + 560 * u / 4)
-            and f"{u} at update {u}" in seen.desk.view.value
-        )
+def test_curves_are_what_was_logged(run):
+    # catches: a metric under another's name, an update that is counted from one
+    curves = {curve["name"]: curve for curve in browse(run).reader.head["curves"]}
+    assert curves["KL"] == dict(
+        name="KL",
+        unit="nats",
+        lines=[dict(run="run", points=[[float(u), 2.0 * u] for u in range(5)])],
+    )
+    assert set(curves) == {"score", "KL", "length", "entropy"}
 
 
 def test_what_if_follows_the_price_of_each_update(tmp_path):
@@ -538,14 +477,9 @@ def test_what_if_follows_the_price_of_each_update(tmp_path):
             run / "rollouts" / f"update-{u:05d}.safetensors"
         )
     seen = browse(run)
-    for u in (0, 1, 2):
-        seen.controls["update"].value = u
-        assert (
-            "nothing is changed" in seen.desk.view.value
-            and "come out exactly" in seen.desk.view.value
-        )
-    seen.controls["kl_coef"].value = 0.0
-    assert "kl coef 0.05 → 0" in seen.desk.view.value
+    for u, kl_coef in enumerate((0.2, 0.1, 0.05)):
+        header, _ = unpacked(ask(seen.reader, load=u))
+        assert header["recipe"]["kl_coef"] == kl_coef and "come out exactly" in header["told"]
 
 
 def test_hostile_runs(tmp_path):
@@ -560,16 +494,15 @@ def test_hostile_runs(tmp_path):
         columns={word[:80]: [word] * 6},
     )
     seen = browse(run, run)
-    seen.controls["same_prompt"].value = True
-    reader = check(seen.desk.view.value)
+    reader = check(seen._repr_html_())
     assert "b" not in {tag for tag, _ in reader.seen} and "<script>alert(1)</script>" in reader.text
     _, data = read_page(seen.save_html(tmp_path / "x.html", episodes=2))
-    assert "<script>" in data["shelves"][0]["episodes"][0]["tokens"][0]
+    assert "<script>" in pieces(data["updates"][0]["packed"])[0][0]
 
 
 def test_a_static_file_of_a_run(tmp_path):
-    # catches: an update left out that an alarm names, a jump to another episode, a file that grows
-    # with the run
+    # catches: an update left out that an alarm names, a jump to another episode, a suspect that is
+    # not in the file, a file that grows with the run
     run = write(tmp_path / "run", updates=30, n=12)
     (run / "metrics.jsonl").write_text(
         "\n".join(
@@ -580,23 +513,24 @@ def test_a_static_file_of_a_run(tmp_path):
     seen = browse(run)
     path = seen.save_html(tmp_path / "run.html", updates=4, episodes=3)
     page, data = read_page(path)
-    names = [shelf["name"] for shelf in data["shelves"]]
+    names = [one["name"] for one in data["updates"]]
     assert (
         path.stat().st_size < 2_000_000
-        and {"Update 0", "Update 29", "Update 17"} <= set(names)
+        and {"0", "29", "17"} <= set(names)
         and len(names) <= 7
         and data["start"] == len(names) - 1
     )
-    for jump in data["jumps"]:
-        assert re.search(r"pdate (\d+)", jump["name"])[1] == names[jump["shelf"]].split()[1]
-        if "episode" in jump["name"]:
-            assert data["shelves"][jump["shelf"]]["episodes"][jump["place"]]["columns"][
-                "episode"
-            ] == int(re.search(r"episode (\d+)", jump["name"])[1])
-    assert [tag for tag, _ in page.seen].count(
-        "polyline"
-    ) == 4 and "Episode 0 of 12, update 29" in "".join(page.words)
-    assert all(len(a["aria-label"]) > 20 for tag, a in page.seen if tag == "svg")
+    kept = [unpacked(one["packed"])[0]["episodes"] for one in data["updates"]]
+    assert data["suspects"] and all(len(rows) >= 3 for rows in kept)
+    for jump in data["suspects"]:
+        assert re.search(r"pdate (\d+)", jump["sentence"])[1] == names[jump["update"]]
+        if jump["row"] is not None:
+            assert int(re.search(r"episode (\d+)", jump["sentence"])[1]) == jump["row"]
+            assert jump["row"] in kept[jump["update"]]
+    assert len(data["curves"]) == 4 and "Episode 0 of 12, update 29" in "".join(page.words)
+    whole = read_page(seen.save_html(path, updates=[3]))[1]
+    header, rows = unpacked(whole["updates"][0]["packed"])
+    assert len(header["episodes"]) == 12 and header["recipe"] and "advantages" not in rows
 
 
 def test_what_a_notebook_keeps(run):
@@ -619,7 +553,9 @@ def test_half_filled_rollouts(tmp_path):
         raw_scores=None,
     )
     seen = browse(run)
-    assert "kl_coef" not in seen.controls and "logprobs" in check(seen.desk.view.value).text
+    header, rows = unpacked(ask(seen.reader, load=0))
+    assert header["recipe"] is None and set(rows) == {"ids", "logprobs"} and "scores" not in header
+    assert "kept before" in header["told"] and "logprobs" in check(seen._repr_html_()).text
     read_page(seen.save_html(tmp_path / "x.html"))
 
 
@@ -627,7 +563,6 @@ def test_a_run_of_demo(tmp_path):
     # the folder that rlhf-nb demo leaves
     run = write_run(tmp_path / "demo", curves=True)
     seen = browse(run)
-    assert list(seen.run.files) == [0, 1, 2, 3, 4] and {"score", "KL", "gold wins"} <= set(
-        seen.metrics()
-    )
+    names = {curve["name"] for curve in seen.reader.head["curves"]}
+    assert list(seen.run.files) == [0, 1, 2, 3, 4] and {"score", "KL", "gold wins"} <= names
     read_page(seen.save_html(tmp_path / "x.html"))

@@ -62,4 +62,6 @@ def side_by_side(*group: widgets.Widget) -> widgets.HBox:
 def notebook_bundle(live: widgets.Widget, html: str, text: str, **options: Any) -> dict[str, Any]:
     """What a notebook displays: the widget where there is a kernel, markup or text elsewhere.
     `_repr_mimebundle_` is IPython's display protocol, which every widget has."""
-    return {**live._repr_mimebundle_(**options), "text/html": html, "text/plain": text}
+    made = live._repr_mimebundle_(**options)
+    data = made[0] if isinstance(made, tuple) else made  # anywidget's has metadata beside it
+    return {**data, "text/html": html, "text/plain": text}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,19 +162,6 @@ def shown_of(
     return Shown(rollout.with_(**tensors), here(now), here(entropy))
 
 
-@dataclass(frozen=True)
-class Look:
-    "Where one looks, and at what."
-
-    place: int = 1  # in the sorted list, counted from 1
-    signal: str = "kl"  # under the text
-    sort: str = "episode"  # a column of `Rollout.episodes`
-    descending: bool = False
-    find: str = ""  # in the prompt or the response, capitals or not
-    only: str = "all"  # or: no stop token, score above, KL above
-    above: float = 0.0  # for the last two
-
-
 def _storable(x: Any) -> Any:
     "Half of a surrogate pair, which no table can hold, becomes a question mark."
     return x.encode("utf-8", "replace").decode() if isinstance(x, str) else x
@@ -194,49 +180,6 @@ def columns_of(rollout: Rollout) -> pd.DataFrame:
     return pd.DataFrame(dict(episode=range(len(rollout)))).join(
         rollout.with_(**texts, columns=columns).episodes()
     )
-
-
-def filters(frame: pd.DataFrame) -> dict[str, Callable[[pd.DataFrame, float], pd.Series]]:
-    "The filters whose column is in the table."
-    rules = {
-        "all": ("episode", lambda rows, above: rows["episode"] >= 0),
-        "no stop token": ("stopped", lambda rows, above: ~rows["stopped"].astype(bool)),
-        "score above": ("score", lambda rows, above: rows["score"] > above),
-        "KL above": ("kl", lambda rows, above: rows["kl"] > above),
-    }
-    return {name: rule for name, (column, rule) in rules.items() if column in frame}
-
-
-def _holding(frame: pd.DataFrame, word: str) -> pd.Series:
-    "Which rows have a word in their prompt or response, capitals or not."
-    hit = pd.Series(False, index=frame.index)
-    for name in ("prompt", "response"):
-        if name in frame:
-            texts = frame[name].astype(str).str.casefold()
-            hit |= texts.str.contains(word.casefold(), regex=False)
-    return hit
-
-
-def episode_order(
-    frame: pd.DataFrame,  # one row an episode, as `Rollout.episodes` makes it
-    look: Look,
-) -> list[int]:  # the episodes that are left, in order; ties keep theirs, gaps come last
-    "Filter, then sort. Raises ValueError on a column or a filter that is not there."
-    frame = frame if "episode" in frame else frame.assign(episode=range(len(frame)))
-    rules = filters(frame)
-    if look.sort not in frame or look.only not in rules:
-        raise ValueError(
-            f"cannot sort by {look.sort!r} and keep {look.only!r}: columns are "
-            f"{list(frame.columns)}, filters {list(rules)}."
-        )
-    kept = rules[look.only](frame, look.above)
-    if look.find:
-        kept &= _holding(frame, look.find)
-    as_text = lambda column: column.map(str) if column.dtype == object else column
-    ordered = frame[kept].sort_values(
-        look.sort, ascending=not look.descending, kind="stable", key=as_text
-    )
-    return ordered["episode"].tolist()
 
 
 def when(rollout: Rollout) -> str:

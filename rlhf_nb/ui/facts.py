@@ -1,4 +1,4 @@
-"Texts of the mini world, with the words marked that claim a fact."
+"What texts of the mini world claim, and whether it is true."
 
 from __future__ import annotations
 
@@ -6,8 +6,30 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-from rlhf_nb.tldr import SLOT
+from rlhf_nb.tldr import FACTS, SLOT, TOLD
 from rlhf_nb.ui.viz import Html, visible
+
+_TOLD = [
+    re.compile(
+        re.escape(sentence)
+        .replace(r"\{", "{")
+        .replace(r"\}", "}")
+        .format(**{slot: f"(?P<{slot}>{'|'.join(values)})" for slot, values in FACTS.items()})
+    )
+    for sentences in TOLD.values()
+    for sentence in sentences
+]
+
+
+def facts_told(post: str) -> dict[str, str] | None:
+    """The facts that a post of the mini world tells, a value for each slot; its distractors use
+    other sentences. None for any other text."""
+    facts: dict[str, str] = {}
+    for pattern in _TOLD:
+        if found := pattern.search(post):
+            facts |= found.groupdict()
+    return facts if len(facts) == len(FACTS) else None
+
 
 TRUE, FALSE = ("#cfe3f8", "✓"), ("#fbd9b5", "✗")
 

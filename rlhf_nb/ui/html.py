@@ -208,13 +208,15 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     )
 
 
-def script_page(template: str, script: str, data: Mapping[str, Any], **parts: str) -> str:
+def script_page(
+    template: str, script: str, style: str, data: Mapping[str, Any], **parts: str
+) -> str:
     """A whole page with one script and the data that it reads. The page names the script's hash, so
     that a browser runs no other; the data cannot close their element, whatever is in them."""
     return asset(template).format(
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         script=script,
         data=json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-        style=asset("reader.css"),
+        style=style,
         **parts,
     )

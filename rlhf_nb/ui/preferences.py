@@ -25,6 +25,7 @@ from rlhf_nb.ui.controls import (
     side_by_side,
     step_through,
 )
+from rlhf_nb.ui.desk import Desk
 from rlhf_nb.ui.explore import control
 from rlhf_nb.ui.html import (
     breakable,
@@ -53,7 +54,6 @@ from rlhf_nb.ui.reward_scores import (
     pair_summary,
     score_pairs,
 )
-from rlhf_nb.ui.viewer import Desk
 from rlhf_nb.ui.viz import Html, signed, visible_token
 
 SHEETS = ("sheet.css", "tints.css", "preferences.css")
@@ -366,7 +366,8 @@ class RewardView(Html):
         note = f" · the first {len(order)} of them are in this file" if cut else ""
         page = script_page(
             "pairs.html",
-            asset("reader-tools.js") + asset("pairs.js"),
+            asset("pairs-tools.js") + asset("pairs.js"),
+            asset("pairs.css"),
             dict(
                 pairs=[pair_record(one) for one in order],
                 signals=list(PAIR_SIGNALS),

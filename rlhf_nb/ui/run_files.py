@@ -185,16 +185,17 @@ def spread(count: int, most: int) -> list[int]:
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
-def _completions_of(table: Path, prompt: str) -> list[dict[str, str]]:
-    "The first row of a table of completions that answers a prompt, if there is one."
+def _completions_of(table: Path) -> dict[str, dict[str, str]]:
+    "The first row of a table of completions for each of its prompts."
     frame = pd.read_csv(table, dtype=str, keep_default_na=False)
     if not {"query", "model response"} <= set(frame):
-        return []
-    rows = frame[frame["query"] == prompt][:1].to_dict("records")
-    return [
-        dict(table=table.stem, answer=row["model response"], score=row.get("score", ""))
-        for row in rows
-    ]
+        return {}
+    return {
+        row["query"]: dict(
+            table=table.stem, answer=row["model response"], score=row.get("score", "")
+        )
+        for row in frame.drop_duplicates("query").to_dict("records")
+    }
 
 
 _Stamp = tuple[int | str, ...]  # an update, and name and time of each of its files
@@ -271,10 +272,18 @@ class RunFolder:
         ]
         return [hits[i] for i in spread(len(hits), most)]
 
-    def completed(self, prompt: str) -> list[dict[str, str]]:
-        "What the tables of completions hold for a prompt: which table, answer, score."
+    def completions(self) -> dict[str, list[dict[str, str]]]:
+        "What the tables of completions hold, by prompt: which table, answer, score."
         tables = [*self.path.glob("completions/*.csv"), *self.path.glob("ppo/completions/*.csv")]
-        return [row for table in sorted(tables) for row in _completions_of(table, prompt)]
+        rows: dict[str, list[dict[str, str]]] = {}
+        for table in sorted(tables):
+            for prompt, row in _completions_of(table).items():
+                rows.setdefault(prompt, []).append(row)
+        return rows
+
+    def completed(self, prompt: str) -> list[dict[str, str]]:
+        "The same for one prompt."
+        return self.completions().get(prompt, [])
 
 
 METRIC_COLUMNS = {  # short name of a curve -> the metric that is logged

@@ -19,7 +19,7 @@ import torch
 from controls import CUT, Widget, nameless, violations, widgets
 from lab import Lab
 from notebooks import NOTEBOOKS
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 from test_viewer import write_run
 
 from rlhf_nb.cli.view import view_command
@@ -81,6 +81,8 @@ class File:
             lambda url: urlsplit(url).scheme not in ("file", "data"), lambda route: route.abort()
         )
         self.page.goto(self.url)
+        if self.page.locator("#app").count():
+            self.page.wait_for_selector("#app:not([hidden])")
         self.body = Widget(self, self.page.query_selector("body"), 1)
 
     def settle(self) -> None:
@@ -126,6 +128,31 @@ class File:
             if wanted.evaluate("e => e === document.activeElement"):
                 return
         raise AssertionError(f"Tab does not come to {role} {name!r}")
+
+    # What a reader shows.
+
+    def wait(self, text: str) -> None:
+        "Until an episode is shown."
+        expect(self.page.locator(".page > .facts")).to_contain_text(text)
+
+    def episode(self) -> int:
+        return int(self.text(".page > .facts").split("pisode ")[1].split()[0])
+
+    def update(self) -> int:
+        return int(self.text(".page > .facts").split("pdate ")[1].split(",")[0])
+
+    def tokens(self) -> list[str]:
+        return self.page.locator(".page > .text .token").all_inner_texts()
+
+    def signals(self) -> list[str]:
+        texts = self.page.locator(".signals button").all_inner_texts()
+        return [text.split(maxsplit=1)[1] for text in texts]
+
+    def listed(self) -> list[int]:
+        return [
+            int(x)
+            for x in self.page.locator(".rows li").evaluate_all("all => all.map(e => e.dataset.id)")
+        ]
 
     def text(self, selector: str) -> str:
         return " ".join(self.page.inner_text(selector).split())
@@ -242,13 +269,8 @@ def test_64_episodes_of_53_tokens_with_all_signals_are_small(
     files: dict[str, Path], read: Callable
 ):
     assert files["rollout"].stat().st_size < 2_000_000
-    names = read(files["rollout"]).page.locator("#signals button").all_inner_texts()
-    assert {name.split(maxsplit=1)[1] for name in names} == {
-        *SIGNALS,
-        "ratio - 1",
-        "clipped",
-        "entropy",
-    }
+    names = read(files["rollout"]).signals()
+    assert {*names} == {*SIGNALS, "ratio - 1", "clipped", "entropy"}
 
 
 # catches: a control of a file that is dead, nameless, or for the mouse alone; an error on the way
@@ -272,8 +294,12 @@ def test_axe_finds_nothing_serious_in_a_file(
     file = read(files[kind])
     for fold in file.page.locator("details > summary").all():
         fold.click()
-    file.examine(axe)
-    assert not (told := violations([file.body]) + file.too_wide()), told
+    if kind != "report":
+        file.press("w", "t")  # what-if, then the table, opened as well
+    for scheme in ("light", "dark"):
+        file.page.emulate_media(color_scheme=scheme)
+        file.examine(axe)
+        assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
 
 
 # catches: a picture of a page that nobody has looked at
@@ -288,135 +314,275 @@ def test_pictures_of_a_file(files: dict[str, Path], read: Callable, pictures: Pa
 # ---- By keyboard, by what it means ----
 
 
-# catches: keys that move by two or the wrong way, an end that is not followed by the beginning, a
-# number under the wrong token
+# catches: keys that move by two or the wrong way, an end that is not followed by the beginning,
+# tokens of another episode, a list that does not follow
 def test_episodes_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
-    where = lambda: (file.text("#where"), file.text("#facts").split(" of ")[0])
     for keys, wanted in (
-        (["ArrowRight"], 2),
-        (["n", "n"], 4),
-        (["p"], 3),
-        (["ArrowLeft"] * 3, 64),
-        (["n"], 1),
+        (["ArrowRight"], 1),
+        (["n", "n"], 3),
+        (["p"], 2),
+        (["ArrowUp"] * 3, 63),
+        (["n"], 0),
+        (["ArrowDown", "ArrowLeft", "p", "p"], 62),
     ):
         file.press(*keys)
-        assert where() == (f"{wanted} of 64", f"Episode {wanted - 1}")
-    for name, key, wanted in (
-        ("next ▶", "Enter", 2),
-        ("next ▶", "Space", 3),
-        ("◀ previous", "Enter", 2),
-    ):
-        file.reach(name)
-        file.press(key)
-        assert where() == (f"{wanted} of 64", f"Episode {wanted - 1}")
-    file.reach("Go to", "slider")
-    file.press("End", "ArrowLeft")
-    assert where() == ("63 of 64", "Episode 62")
-    assert file.page.locator("#strip li bdi").all_inner_texts() == r.tokens[62]
+        assert file.episode() == wanted
+        assert file.page.locator(".rows [aria-selected=true]").get_attribute("data-id") == str(
+            wanted
+        )
+    assert file.tokens() == r.tokens[62]
+    file.page.locator('.rows [data-id="5"]').click()
+    assert file.episode() == 5
+    file.reach("Episodes", "listbox")
+    file.press("ArrowDown")
+    assert file.episode() == 6
+    active = file.page.locator(".rows").get_attribute("aria-activedescendant")
+    assert file.page.locator(f"#{active}").get_attribute("data-id") == "6"
 
 
-# catches: a digit that chooses the neighbour, a button that changes its look and not the numbers,
-# the focus lost when the buttons are made anew
+# catches: a digit that chooses the neighbour, a button that changes its look and not the numbers
 def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
-    names = [
-        text.split(maxsplit=1)[1] for text in file.page.locator("#signals button").all_inner_texts()
+    names = file.signals()
+    numbers = lambda: [
+        token.get_attribute("data-number") for token in file.page.locator(".text .token").all()
     ]
-
-    def shown(name: str) -> bool:
-        numbers = [
-            float(text.replace("−", "-"))
-            for text in file.page.locator("#strip li b").all_inner_texts()
-        ]
-        return numbers == pytest.approx(
-            getattr(r, name)[0].tolist(), abs=0.0051
-        ) and file.page.locator("#signals [aria-pressed=true]").inner_text().endswith(f" {name}")
-
-    for name in ("values", "returns", "kl"):
-        file.press(str(names.index(name) + 1))
-        assert shown(name)
-    file.reach(f"{names.index('rewards') + 1} rewards")
-    file.press("Space")
-    assert shown("rewards") and file.page.evaluate("document.activeElement.textContent").endswith(
-        "rewards"
-    )
+    for name in ("values", "returns", "kl", "rewards"):
+        if name == "rewards":
+            file.reach(f"{names.index(name) + 1} {name}")
+            file.press("Space")
+        else:
+            file.press(str(names.index(name) + 1))
+        pressed = file.page.locator(".signals [aria-pressed=true]").inner_text()
+        assert pressed.endswith(f" {name}")
+        for told, x in zip(numbers(), getattr(r, name)[0].tolist(), strict=True):
+            if told == "≈0":
+                assert abs(x) < 0.005
+            else:
+                assert float(told.replace("−", "-")) == pytest.approx(x, abs=0.0051)
 
 
-# catches: a list sorted as text, a second press that does not turn it round, a place in the middle
-# of the new list
+# catches: a number that the mouse alone can ask for, that of the next token, one that is rounded
+def test_the_number_behind_a_token(files: dict[str, Path], read: Callable):
+    file, r = read(files["rollout"]), rollout(64, 53)
+    file.press(str(file.signals().index("values") + 1))
+    told = lambda: file.text(".bubble").replace("−", "-")
+    wanted = lambda t: f"values {r.values[0, t].item():.7g}"
+    file.page.locator(".text .token").nth(7).hover()
+    assert told().startswith("w0.7 token 8:") and wanted(7) in told()
+    file.page.mouse.move(0, 0)
+    assert file.page.locator(".bubble").is_hidden()
+    file.page.locator(".text .token").first.focus()
+    assert wanted(0) in told()
+    file.press("ArrowRight", "ArrowRight")
+    assert wanted(2) in told() and file.episode() == 0
+    file.press("ArrowLeft")
+    assert wanted(1) in told()
+
+
+# catches: a list sorted as text, an order that does not turn round, a place in the middle of the
+# new list
 def test_sorting_by_keyboard(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     order = r.scores.argsort().tolist()
     file.press("n", "n")
-    for first, last, arrow in ((order[0], order[-1], ""), (order[-1], order[0], " ↑")):
-        file.reach(f"score{arrow}")
-        file.press("Enter")
-        assert file.text("#where") == "1 of 64" and file.text("#facts").startswith(
-            f"Episode {first} of"
-        )
-        file.page.evaluate("document.activeElement.blur()")
-        file.press("p")
-        assert file.text("#facts").startswith(f"Episode {last} of")
-        file.press("n")
+    file.page.get_by_label("Sort by").select_option("score")
+    assert file.listed() == order and file.episode() == order[0]
+    file.reach("ascending")
+    file.press("Enter")
+    assert file.listed() == order[::-1] and file.episode() == order[-1]
+    file.page.get_by_label("Sort by").select_option("tokens")
+    lengths = [int(r.mask[i].sum()) for i in file.listed()]
+    assert lengths == sorted(lengths, reverse=True)
 
 
 # catches: a search that looks at the prompt or at the answer alone, that minds capitals, or takes
-# the text for a pattern; a filter that forgets the search; keys that move while one types
+# the text for a pattern; a filter that forgets the search; keys that move while one types; a
+# filter that wipes the choice of signals
 def test_finding_and_filtering_by_keyboard(files: dict[str, Path], read: Callable):
     file = read(files["rollout"])
-    file.reach("Find", "searchbox")
+    file.press("/")
     for text, count in (
         ("WORD3", 13),
-        ("answer 63", 1),
+        ("w63.4", 1),
         ("ref 12", 1),
         ("(", 0),
         ("no such text", 0),
-        ("n1.", 0),
         ("", 64),
     ):
         file.press("Control+A", "Delete")
         file.page.keyboard.type(text)
-        assert file.text("#where") == f"{min(1, count)} of {count}", text
-        assert ("No episode is left" in file.text("#facts")) == (count == 0)
+        assert len(file.listed()) == count, text
+        assert ("No episode is left" in file.text(".page > .facts")) == (count == 0)
     file.page.keyboard.type("word3")
-    file.reach("no stop token", "checkbox")
-    file.press("Space")
-    assert file.text("#where") == "1 of 7"
-    file.press("n")
-    assert file.text("#facts").startswith("Episode 13 of") and file.text("#where") == "2 of 7"
+    file.page.get_by_label("Only").select_option("cut off")
+    assert len(file.listed()) == 7 and file.episode() == 3
+    assert len(file.signals()) == 11
+    file.press("Escape", "n")
+    assert file.episode() == 13
+    file.page.get_by_label("Only").select_option("score above")
+    file.page.get_by_label("above", exact=True).fill("0.5")
+    scores = rollout(64, 53).scores
+    wanted = [i for i in range(64) if i % 5 == 3 and scores[i] > 0.5]
+    assert file.listed() == wanted
 
 
-# catches: an update that one cannot come to, or come back from; a suspect whose button leads
-# elsewhere; the first update shown where the last was meant
+# catches: an update that one cannot come to, or come back from; the first update shown where the
+# last was meant; a ring that stays where it was
 def test_updates_by_keyboard(files: dict[str, Path], read: Callable):
     file = read(files["run"])
-    update = lambda: int(file.text("#facts").split("update ")[1].split()[0])
-    assert update() == 3
-    for key, wanted in ((",", 2), (".", 3), (".", 0), (",", 3)):
+    rings = lambda: {
+        float(ring.get_attribute("cx")) for ring in file.page.locator(".curves .ring0").all()
+    }
+    assert file.update() == 3 and rings() == {216}
+    for key, wanted in ((",", 2), (".", 3), (".", 0), (",", 3), (",", 2)):
         file.press(key)
-        assert update() == wanted
-    file.reach("Update 1")
-    file.press("Enter")
-    assert update() == 1
+        file.wait(f"Update {wanted},")
+        assert sorted(rings()) == pytest.approx([4 + 212 * wanted / 3], abs=0.01)
+    file.page.get_by_role("combobox", name="Update").select_option("1")
+    assert file.update() == 1
     file.press("n")
-    assert file.text("#facts").startswith("Episode 1 of")
+    assert file.episode() == 1
+    box = file.page.locator(".curves svg").first.bounding_box()
+    file.page.mouse.move(box["x"] + 2, box["y"] + 20)
+    assert "at update 0" in file.text(".curves figure >> nth=0")  # before it is gone to
+    file.page.mouse.click(box["x"] + 2, box["y"] + 20)
+    assert file.update() == 0 and rings() == {4}
 
 
-# catches: a fold that is closed again by the next step, a table of another episode
+# catches: an address that forgets the episode, the update or the signal; one that is not heard
+def test_the_address_holds_the_place(files: dict[str, Path], read: Callable):
+    file = read(files["run"])
+    file.press(",", "n", "n", "2")
+    file.wait("Update 2, episode 2")
+    address, facts = file.page.url, file.text(".page > .facts")
+    signal = file.text(".signals [aria-pressed=true]")
+    file.page.goto("about:blank")
+    file.page.goto(address)
+    file.page.wait_for_selector("#app:not([hidden])")
+    assert file.text(".page > .facts") == facts and "Update 2, episode 2" in facts
+    assert file.text(".signals [aria-pressed=true]") == signal
+    file.page.evaluate("location.hash = '#update=0&episode=4'")
+    file.wait("Update 0, episode 4")
+    file.page.evaluate(
+        "location.hash = '#update=99&episode=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E&signal=%3Cb%3E'"
+    )
+    assert file.update() == 0 and file.episode() == 4
+
+
+# catches: a table that is closed again by the next step, a table of another episode, heads that are
+# broken in mid-word
 def test_all_signals_stay_open(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
-    file.page.locator("#all > summary").focus()
+    file.press("t", "n")
+    assert file.page.locator(".panel thead th").all_inner_texts() == r.tokens[1]
+    heads = file.page.locator(".panel tbody th")
+    assert {*heads.all_inner_texts()} == {*SIGNALS, "ratio - 1", "clipped", "entropy"}
+    assert {box.bounding_box()["height"] < 40 for box in heads.all()} == {True}
+    file.press("t")
+    assert file.page.locator(".panel").is_hidden()
+    file.press("?")
+    assert "find in prompts" in file.text(".panel")
+    file.press("Escape")
+    assert file.page.locator(".panel").is_hidden()
+
+
+# catches: other settings that are not computed, or with those of the run; a what-if that forgets
+# the other episodes, whose whitening it needs
+def test_what_if_without_a_kernel(files: dict[str, Path], read: Callable):
+    file, r = read(files["rollout"]), rollout(64, 53)
+    file.press("w")
+    assert "Nothing is changed" in file.text(".panel") and "come out" in file.text(".panel")
+    for name, x in (("kl_coef", "0.3"), ("lam", "0.5")):
+        file.page.locator(f".panel [data-setting={name}]").fill(x)
+    new = what_if(r, Recipe(kl_coef=0.3, lam=0.5))
+    lines = file.page.locator(".panel .text").all()
+    told = {line.inner_text().split(":")[0]: line for line in lines}
+    for key, its in (("before", r), ("after", new)):
+        for name in ("rewards", "advantages"):
+            numbers = [
+                token.get_attribute("data-number").replace("−", "-").replace("≈", "")
+                for token in told[f"{name}, {key}"].locator(".token").all()
+            ]
+            wanted = getattr(its, name)[0].tolist()
+            assert [float(x) for x in numbers] == pytest.approx(wanted, abs=0.0051)
+    assert "kl coef 0.05 → 0.3; lam 0.95 → 0.5" in file.text(".panel")
+    turned = int(((r.advantages * new.advantages)[0] < 0).sum())
+    assert f"{turned} of 53 tokens" in file.text(".panel")
+    file.reach("as it was")
     file.press("Enter")
-    file.page.wait_for_selector("#table table")
-    file.press("n")
-    assert file.page.locator("#table thead th").all_inner_texts() == r.tokens[1]
-    assert {*file.page.locator("#table tbody th").all_inner_texts()} == {
-        *SIGNALS,
-        "ratio - 1",
-        "clipped",
-        "entropy",
-    }
+    assert "Nothing is changed" in file.text(".panel")
+
+
+# catches: an answer to another prompt, best and worst turned round, a change that is not marked
+def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
+    texts = [["my", "dog", "ran"], ["my", "cat", "ran"], ["a", "dog", "sat"]] * 2
+    given = lambda u: rollout(
+        6,
+        3,
+        seed=u,
+        update=u,
+        prompts=["same", "same", "other", "third", "fourth", "same"],
+        tokens=texts,
+        responses=[" ".join(words) for words in texts],
+    ).with_(mask=torch.ones(6, 3).bool())
+    run = run_of(tmp_path / "run", 2, given)
+    file = read(browse(run).save_html(tmp_path / "run.html"))
+    file.press("g")
+    file.page.wait_for_selector(".card >> nth=3")
+    heads = file.page.locator(".card h3").all_inner_texts()
+    assert heads == ["1, episode 0", "1, episode 1", "1, episode 5", "0, episode 0"]
+    scores = given(1).scores[[0, 1, 5]]
+    facts = file.page.locator(".card .facts").all_inner_texts()
+    assert [i for i, text in enumerate(facts) if "best" in text] == [int(scores.argmax())]
+    assert [i for i, text in enumerate(facts) if "worst" in text] == [int(scores.argmin())]
+    assert file.page.locator(".card").nth(1).locator(".changed").all_inner_texts() == ["cat"]
+    assert file.page.locator(".card").nth(2).locator(".changed").all_inner_texts() == ["a", "sat"]
+    file.page.locator(".card h3 button").nth(3).click()
+    file.wait("Update 0, episode 0")
+
+
+# catches: a wrong word in the colour of a right one, a fact that is left out and not named
+def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable):
+    post = (
+        "SUBREDDIT: r/work\n\nTITLE: need some help\n\nPOST: my boss sold my tent. it was not easter. "
+        "this was on monday. they were bored. i feel sad. should i sue?\n\nTL;DR:"
+    )
+    words = "my boss sold my lamp because they were bored".split()
+    r = rollout(1, len(words), prompts=[post], responses=[" ".join(words)], tokens=[words])
+    file = read(view(r).save_html(tmp_path / "facts.html"))
+    told = lambda kind: file.page.locator(f".text .token.{kind}").all_inner_texts()
+    assert told("covered") == ["boss", "sold", "bored"] and told("invented") == ["lamp"]
+    marks = file.text(".claims")
+    assert "covers 3 of 7" in marks and "invents lamp" in marks
+    assert "leaves out what, when, feeling, question" in marks
+    in_prompt = lambda kind: file.page.locator(f".prompt mark.{kind}").all_inner_texts()
+    assert in_prompt("covered") == ["boss", "sold", "bored"]
+    assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
+    plain = read(view(rollout(2, 3)).save_html(tmp_path / "plain.html"))
+    assert not plain.page.locator("mark").count()
+
+
+# catches: a suspect whose button leads elsewhere, a heading without suspects
+def test_suspects_lead_to_their_place(tmp_path: Path, read: Callable):
+    def odd(u: int) -> Rollout:
+        r = rollout(12, 8, seed=u, update=u)
+        if u != 1:
+            return r
+        scores, kl = r.scores.clone(), r.kl.clone()
+        scores[7], kl[7] = 9.0, 50.0
+        return r.with_(scores=scores, kl=kl)
+
+    file = read(browse(run_of(tmp_path / "run", 3, odd)).save_html(tmp_path / "run.html"))
+    file.page.locator(".suspects summary").click()
+    file.page.get_by_label("Find").fill("word1")
+    first = file.page.locator(".suspects button", has_text="Update 1, episode 7").first
+    first.click()
+    file.wait("Update 1, episode 7")
+    assert len(file.listed()) == 12
+    calm = read(view(rollout(2, 3)).save_html(tmp_path / "calm.html"))
+    assert not calm.page.locator(".suspects").count()
 
 
 # ---- Hostile text ----
@@ -439,18 +605,14 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: 
         fold.click()
     seen = set()
     for _ in EVIL:
-        seen |= {*file.page.locator("#strip li bdi").all_inner_texts()}
+        seen |= {*file.tokens()}
         assert not file.too_wide() and not file.said()
         file.press("n")
-    assert (
-        SCRIPT in {text.replace("␣", " ") for text in seen}
-        and "a" * 10_000 in seen
-        and any("\ufffd" in text for text in seen)
-    )
+    assert SCRIPT in seen and "a" * 10_000 in seen and any("\ufffd" in text for text in seen)
     assert any("⟨U+202E⟩" in text for text in seen) and not any("\u202e" in text for text in seen)
     file.examine(axe)
     assert not (told := violations([file.body])), told
-    assert not file.page.locator("#app script, #app img, #app svg, #app b b, #plain script").count()
+    assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
 
 
 LIVE = """

@@ -1,60 +1,698 @@
-const strip = (episode, box) => {
-  const numbers = row(episode, at.signal), most = largest(numbers);
-  const list = make("ol", undefined, box, {className: "strip"});
-  make("p", at.signal ? `${at.signal}: full colour at ${most.toPrecision(3)}` : "", box);
-  episode.tokens.forEach((token, t) => {
-    const item = make("li", undefined, list);
-    make("bdi", token, item);
-    make("b", minus(numbers[t] ?? ""), item).style.background = tint(number(numbers[t] ?? ""), most); }); };
-const table = (episode, box) => {
-  const made = make("table", undefined, box), head = make("tr", undefined, make("thead", undefined, made));
-  make("td", "", head);
-  episode.tokens.forEach(token => make("bdi", token, make("th", undefined, head, {scope: "col"})));
-  const body = make("tbody", undefined, made);
-  for (const name of Object.keys(episode.rows)) {
-    const numbers = row(episode, name), most = largest(numbers), line = make("tr", undefined, body);
-    make("th", name, line, {scope: "row"});
-    numbers.forEach(x => { make("td", minus(x), line).style.background = tint(number(x), most); }); } };
-const show = () => {
-  const found = listed(), episode = found[at.place = Math.max(0, Math.min(at.place, found.length - 1))];
-  const names = episode ? Object.keys(episode.rows) : [], open = $("all").open;
-  if (episode && !names.includes(at.signal)) at.signal = names[0] || "";
-  choices("shelves", data.shelves.map(s => s.name), i => i === at.shelf, i => { at.shelf = i; });
-  choices("signals", names.map((name, i) => `${i + 1} ${name}`), i => names[i] === at.signal,
-    i => { at.signal = names[i]; });
-  const columns = Object.keys(episode ? episode.columns : {});
-  const arrow = at.down ? "\u2193" : "\u2191";
-  choices("sorts", columns.map(c => c === at.sort ? `${c} ${arrow}` : c), i => columns[i] === at.sort,
-    i => { at.down = at.sort === columns[i] && !at.down; at.sort = columns[i]; at.place = 0; });
-  $("where").textContent = `${found.length ? at.place + 1 : 0} of ${found.length}`;
-  Object.assign($("place"), {max: Math.max(1, found.length), value: at.place + 1});
-  $("facts").textContent = episode ? episode.facts : "No episode is left.";
-  $("asked").textContent = episode ? episode.asked : "";
-  $("strip").replaceChildren(); $("table").replaceChildren();
-  if (episode) { strip(episode, $("strip")); if (open) table(episode, $("table")); } };
+// Episodes of a run, to read: the live widget, the saved file and the site draw with this one file.
+import { whatIf } from "./arithmetic.js";
 
-const step = by => { const n = listed().length; if (n) at.place = (at.place + by + n) % n; show(); };
-const turn = by => { const n = data.shelves.length; at.shelf = (at.shelf + by + n) % n; show(); };
-$("previous").onclick = () => step(-1);
-$("next").onclick = () => step(1);
-$("place").oninput = e => { at.place = e.target.value - 1; show(); };
-$("find").oninput = e => { at.find = e.target.value; at.place = 0; show(); };
-$("cut").onchange = e => { at.cut = e.target.checked; at.place = 0; show(); };
-$("all").ontoggle = show;
-document.addEventListener("keydown", e => {
-  if (e.ctrlKey || e.metaKey || e.altKey) return;
-  const typing = e.target.tagName === "INPUT" && e.target.type !== "checkbox";
-  const scrolls = e.target.classList.contains("wide");
-  if (typing || (scrolls && e.key.startsWith("Arrow"))) return;
-  const keys = {ArrowRight: [step, 1], n: [step, 1], ArrowLeft: [step, -1], p: [step, -1],
-    ".": [turn, 1], ",": [turn, -1]};
-  if (keys[e.key]) { keys[e.key][0](keys[e.key][1]); e.preventDefault(); }
-  if (/^[1-9]$/.test(e.key) && $("signals").children[e.key - 1]) $("signals").children[e.key - 1].click(); });
-data.jumps.forEach(jump => press(make("li", undefined, $("jumps")), jump.name, false, () => {
-  Object.assign(at, {shelf: jump.shelf, place: jump.place, sort: "", find: "", cut: false});
-  $("find").value = ""; $("cut").checked = false; show(); $("facts").scrollIntoView(); }));
-if (data.jumps.length) $("suspects").hidden = false;
-$("shelfbox").hidden = data.shelves.length < 2;
-show();
-$("plain").remove();
-$("app").hidden = false;
+// ---- Numbers and nodes ----
+
+export const shown = x => {  // two decimals; what is exact is told on hover
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (x === 0) return "0";
+  if (!Number.isFinite(x)) return x > 0 ? "+∞" : "−∞";
+  const text = Math.abs(x) < 0.005 ? "≈0" : Math.abs(x) < 1000 ? x.toFixed(2) : x.toExponential(1);
+  return (x > 0 && text !== "≈0" ? "+" : "") + text.replaceAll("-", "−");
+};
+const plain = (x, unit) => unit === "%" ? `${(100 * x).toFixed(0)} %` : `${shown(x).replace("+", "")} ${unit}`.trim();
+export const exact = x =>
+  x === null || x === undefined ? "none" : String(Number.isFinite(x) ? Number(x.toPrecision(7)) : x).replaceAll("-", "−");
+
+const make = (tag, { parent, text, ...more } = {}) => {
+  const node = Object.assign(document.createElement(tag), more);
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+};
+const drawn = (tag, parent, attributes, text) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, x] of Object.entries(attributes)) node.setAttribute(name, x);
+  if (text !== undefined) node.textContent = text;
+  parent.append(node);
+  return node;
+};
+const largest = numbers => numbers.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 0);
+const tinted = (node, x, most) => {
+  if (!(most > 0) || !x) return;
+  const share = Math.round(100 * Math.min(Math.abs(x) / most, 1));
+  node.style.background = `color-mix(in srgb, var(--${x > 0 ? "up" : "down"}) ${share}%, transparent)`;
+};
+
+// ---- An update, out of its bytes ----
+
+const floats = (bytes, count, Kind) => {  // first bytes first, then second bytes, …
+  const planes = new Uint8Array(bytes), joined = new Uint8Array(count * 4);
+  for (let i = 0; i < count; i++) for (let b = 0; b < 4; b++) joined[4 * i + b] = planes[b * count + i];
+  return new Kind(joined.buffer);
+};
+export const unpack = async bytes => {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const whole = await new Response(stream).arrayBuffer();
+  const start = 4 + new DataView(whole).getUint32(0, true);
+  const pack = JSON.parse(new TextDecoder().decode(new Uint8Array(whole, 4, start - 4)));
+  let at = start;
+  const arrays = {};
+  for (const [name, count] of pack.arrays) {
+    arrays[name] = floats(whole.slice(at, at += 4 * count), count, name === "ids" ? Uint32Array : Float32Array);
+  }
+  return opened(pack, arrays);
+};
+
+const opened = (pack, arrays) => {
+  let token = 0, column = 0;
+  const rows = pack.lengths.map((length, i) => {
+    const cut = name => arrays[name] && Array.from(arrays[name].subarray(column, column + pack.widths[i]));
+    const pieces = Array.from(arrays.ids.subarray(token, token + length), id => pack.pieces[id]);
+    const stored = {};
+    for (const [name] of pack.arrays) if (name !== "ids") stored[name] = cut(name);
+    token += length;
+    column += pack.widths[i];
+    return {
+      i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
+      stopped: pack.stopped[i], score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null,
+    };
+  });
+  return computed({ ...pack, rows });
+};
+
+// Signals by the settings of the run, or by others.
+const ORDER = "kl advantages rewards logprobs ref_logprobs values returns engine_logprobs entropy".split(" ");
+const given = pack => pack.rows.map(row => ({
+  length: row.length, stopped: row.stopped, raw: row.raw ?? row.score, score: row.score, kl: row.stored.kl,
+  logprobs: row.stored.logprobs, refLogprobs: row.stored.ref_logprobs, values: row.stored.values,
+}));
+const clips = (now, old, advantage, range) => {
+  const ratio = Math.exp(now - old), near = Math.min(Math.max(ratio, 1 - range), 1 + range);
+  return -advantage * near > -advantage * ratio ? Math.sign(ratio - 1) : 0;
+};
+export const signalsOf = (row, made, range) => {
+  const all = { ...row.stored };
+  if (made) Object.assign(all, { kl: made.kl, rewards: made.rewards, advantages: made.advantages, returns: made.returns });
+  const signals = {};
+  for (const name of ORDER) if (all[name]) signals[name] = all[name];
+  if (all.now) {
+    const known = t => t < row.length;
+    signals["ratio - 1"] = all.now.map((x, t) => known(t) ? Math.expm1(x - all.logprobs[t]) : 0);
+    if (all.advantages)
+      signals.clipped = all.now.map((x, t) => known(t) ? clips(x, all.logprobs[t], all.advantages[t], range) : 0);
+  }
+  return signals;
+};
+const computed = (pack, recipe = pack.recipe) => {
+  const made = recipe && whatIf(given(pack), recipe);
+  pack.rows.forEach((row, i) => {
+    row.signals = signalsOf(row, made?.[i], recipe?.cliprange ?? 0.2);
+    row.kl = row.signals.kl ? row.signals.kl.slice(0, row.length).reduce((a, b) => a + b, 0) : null;
+  });
+  return pack;
+};
+
+// ---- Facts of the mini world, wherever its judge knows them ----
+
+export const claimsOf = (row, slots) => {  // per token: covered, invented or nothing
+  const truth = row.prompt.facts, marks = row.pieces.map(() => ""), told = new Set(), invented = [];
+  if (!truth) return null;
+  const ends = [];
+  row.pieces.reduce((at, piece, t) => ends[t] = at + piece.length, 0);
+  for (const word of row.text.matchAll(/[\p{L}\p{N}_]+/gu)) {
+    const slot = Object.hasOwn(slots, word[0]) && slots[word[0]];
+    if (!slot) continue;
+    const right = truth[slot] === word[0];
+    if (right) told.add(slot); else invented.push(word[0]);
+    ends.forEach((end, t) => {
+      const from = end - row.pieces[t].length;
+      if (from < word.index + word[0].length && end > word.index) marks[t] = right ? "covered" : "invented";
+    });
+  }
+  return { marks, told, invented, missing: Object.keys(truth).filter(slot => !told.has(slot)) };
+};
+
+// Which words of one answer another one has not, by their longest common subsequence.
+export const changed = (ours, theirs) => {
+  const best = Array.from({ length: ours.length + 1 }, () => new Uint16Array(theirs.length + 1));
+  for (let i = ours.length - 1; i >= 0; i--) for (let j = theirs.length - 1; j >= 0; j--)
+    best[i][j] = ours[i] === theirs[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
+  const marks = ours.map(() => true);
+  for (let i = 0, j = 0; i < ours.length && j < theirs.length;) {
+    if (ours[i] === theirs[j]) { marks[i++] = false; j++; }
+    else if (best[i + 1][j] >= best[i][j + 1]) i++; else j++;
+  }
+  return marks;
+};
+
+// ---- The page ----
+
+const KEYS = [
+  ["n or ↓, p or ↑", "the next episode, the one before"], [". and ,", "the next update, the one before"],
+  ["1 to 9", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
+  ["t", "the table of all signals"], ["w", "what other settings would have made of it"],
+  ["g", "other answers to the same prompt"], ["/", "find in prompts and answers"],
+  ["?", "this list"], ["Escape", "closes what is open"],
+];
+const SETTINGS = [
+  ["kl_coef", 0, 0.5, 0.01], ["gamma", 0, 1, 0.01], ["lam", 0, 1, 0.01], ["missing_eos_penalty", 0, 5, 0.1],
+  ["cliprange", 0, 1, 0.01],
+];
+const PANELS = { table: "All signals", what: "What if", same: "Same prompt", keys: "Keys" };
+const LETTERS = { t: "table", w: "what", g: "same", "?": "keys" };
+const LISTING = ["sort", "down", "find", "only", "above"];
+let made = 0;  // views on this page, so that each has ids of its own
+
+export const reader = (root, source) => {
+  const name = `reader${++made}-`;
+  const at = {
+    update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
+    find: "", only: "all", above: 0, recipe: null, panel: "", ...source.place,
+  };
+  let pack = null, list = [], turn = 0;
+  root.classList.add("rlhf", "reader");
+  root.replaceChildren();
+  const part = (tag, parent, className, more) => make(tag, { parent, className, ...more });
+  const button = (parent, text, act, more) => part("button", parent, "", { type: "button", text, onclick: act, ...more });
+  const labelled = (parent, text, tag, more) => {
+    const label = make("label", { parent, text: text + " " });
+    return make(tag, { parent: label, ...more });
+  };
+  const options = (select, names, now) => {
+    select.replaceChildren(...names.map(text => make("option", { text, value: text })));
+    select.value = names.includes(now) ? now : names[0];
+  };
+
+  // What stays: curves, suspects, the list at the left, the text at the right.
+  const curves = part("div", root, "curves", { tabIndex: 0, role: "region", ariaLabel: "Curves of the run" });
+  if (source.suspects?.length) drawSuspects(part("details", root, "suspects"));
+  const bar = part("div", root, "bar", { role: "group", ariaLabel: "Update" });
+  const columns = part("div", root, "columns");
+  const side = part("details", columns, "side", { open: true });
+  make("summary", { parent: side, text: "Episodes" });
+  const page = part("div", columns, "page");
+  const facts = part("p", page, "facts", { id: name + "facts" });
+  facts.setAttribute("aria-live", "polite");
+  const asked = part("details", page, "asked", { open: true });
+  make("summary", { parent: asked, text: "Prompt" });
+  const prompt = part("div", asked, "prompt", { tabIndex: 0, role: "region", ariaLabel: "Prompt" });
+  const signals = part("div", page, "signals", { role: "group", ariaLabel: "Signal behind the text" });
+  const text = part("div", page, "text", { role: "group", ariaLabel: "Answer, token by token" });
+  const legend = part("p", page, "legend");
+  const claims = part("p", page, "claims");
+  const tools = part("div", page, "bar", { role: "group", ariaLabel: "More" });
+  const panel = part("section", page, "panel", { hidden: true });
+  const bubble = part("output", root, "bubble", { hidden: true });
+
+  const update = labelled(bar, "Update", "select", { onchange: e => go({ update: Number(e.target.value), row: 0 }) });
+  source.updates.forEach((one, i) => { if (!one.run) make("option", { parent: update, text: one.name, value: i }); });
+  button(bar, "◀", () => turnBy(-1), { ariaLabel: "update before", title: "update before (,)" });
+  button(bar, "▶", () => turnBy(1), { ariaLabel: "next update", title: "next update (.)" });
+  for (const name of source.actions ?? []) button(bar, name, () => source.act(name).catch(fail));
+  bar.hidden = source.updates.length < 2 && !source.actions?.length;
+
+  const finder = part("div", side, "finder");
+  const find = labelled(finder, "Find", "input", { type: "search", placeholder: "in prompt or answer",
+    oninput: e => relist({ find: e.target.value }) });
+  const sort = labelled(finder, "Sort by", "select", { onchange: e => relist({ sort: e.target.value }) });
+  const down = button(finder, "", () => relist({ down: !at.down }));
+  const only = labelled(finder, "Only", "select", { onchange: e => relist({ only: e.target.value }) });
+  const above = labelled(finder, "above", "input", { type: "number", step: 0.5,
+    oninput: e => relist({ above: Number(e.target.value) || 0 }) });
+  const count = part("p", side, "count", { role: "status" });
+  const rows = part("ol", side, "rows", { tabIndex: 0, role: "listbox", ariaLabel: "Episodes" });
+
+  const tool = Object.entries(PANELS).map(([key, title]) => {
+    const letter = Object.keys(LETTERS).find(one => LETTERS[one] === key);
+    const made = button(tools, title, () => go({ panel: at.panel === key ? "" : key }), { title: `key ${letter}` });
+    return [key, made];
+  });
+  function drawSuspects(odd) {
+    make("summary", { parent: odd, text: `${source.suspects.length} suspects to look at first: alarms and jumps of the run, `
+      + "and episodes that are well paid and far from their update in KL, length or repetition" });
+    const jumps = part("ul", odd);
+    for (const one of source.suspects)
+      button(make("li", { parent: jumps }), one.sentence, () => go({
+        update: one.update, row: one.row ?? -1, find: "", only: "all",
+        sort: one.row === null ? "score" : "episode", down: one.row === null,
+      }));
+  }
+
+  // ---- The list ----
+
+  const value = (row, key) => key === "episode" ? row.id : key === "tokens" ? row.length : key === "KL" ? row.kl
+    : key === "score" ? row.score : key === "raw score" ? row.raw : pack.columns[key][row.i];
+  const sorts = () => ["episode", "score", "raw score", "KL", "tokens", ...Object.keys(pack.columns)]
+    .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
+  const RULES = {
+    all: () => true, "cut off": row => !row.stopped,
+    "score above": row => row.score !== null && row.score > at.above, "KL above": row => row.kl > at.above,
+  };
+  const searched = row => [row.prompt.text, row.text, ...Object.values(pack.columns).map(column => column[row.i])]
+    .join("\n").toLowerCase();
+  const listed = () => {
+    const words = at.find.toLowerCase();
+    const kept = pack.rows.filter(row => (RULES[at.only] ?? RULES.all)(row)
+      && (!words || searched(row).includes(words)));
+    const key = row => value(row, at.sort) ?? Infinity * (at.down ? -1 : 1);
+    return at.sort === "episode" && !at.down ? kept : kept.sort((a, b) => ((key(a) - key(b)) || 0) * (at.down ? -1 : 1));
+  };
+  const drawList = () => {
+    list = listed();
+    options(sort, sorts(), at.sort);
+    at.sort = sort.value;
+    options(only, ["all", "cut off", "score above", "KL above"].filter(rule =>
+      rule.startsWith("score") ? pack.scores : rule.startsWith("KL") ? pack.rows[0]?.kl !== null : true), at.only);
+    above.parentNode.hidden = !at.only.includes("above");
+    if (document.activeElement !== above) above.value = at.above;
+    if (find.value !== at.find) find.value = at.find;
+    down.textContent = at.down ? "↓" : "↑";
+    down.ariaLabel = at.down ? "descending" : "ascending";
+    const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
+    count.textContent = list.length ? `${list.length} of ${all}` : "No episode is left.";
+    const most = largest(list.map(row => row.score));
+    rows.replaceChildren(...list.map(row => {
+      const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
+      line.dataset.id = row.id;
+      const score = make("b", { parent: line, text: shown(row.score), title: `score ${exact(row.score)}` });
+      tinted(score, row.score, most);
+      make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
+      make("span", { parent: line, text: `${row.length} ${row.stopped ? "■" : "✂"}`,
+        title: `${row.length} tokens, ${row.stopped ? "stopped by itself" : "cut off"}` });
+      make("bdi", { parent: line, text: row.text.replaceAll("↵\n", "↵ ").trim() || "∅" });
+      return line;
+    }));
+  };
+  const markList = () => {
+    rows.querySelector("[aria-selected=true]")?.removeAttribute("aria-selected");
+    rows.removeAttribute("aria-activedescendant");
+    const here = rows.querySelector(`[data-id="${Number(at.row)}"]`);
+    if (!here) return;
+    here.setAttribute("aria-selected", "true");
+    rows.setAttribute("aria-activedescendant", here.id);
+    const top = here.offsetTop - rows.offsetTop;  // scrolls the list, never the page
+    if (top < rows.scrollTop) rows.scrollTop = top;
+    else if (top + here.offsetHeight > rows.scrollTop + rows.clientHeight)
+      rows.scrollTop = top + here.offsetHeight - rows.clientHeight;
+  };
+
+  // ---- The text ----
+
+  const current = () => pack?.rows.find(row => row.id === at.row);
+  const say = (token, row, t) => {
+    bubble.replaceChildren();
+    make("bdi", { parent: bubble, text: row.pieces[t] ?? "⟨after⟩" });
+    const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
+    make("span", { parent: bubble, text: ` token ${t + 1}: ${line.join(" · ")}` });
+    bubble.hidden = false;
+    const box = token.getBoundingClientRect(), base = root.getBoundingClientRect();
+    const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
+    Object.assign(bubble.style, { left: `${left}px`, top: `${box.bottom - base.top + 4}px` });
+  };
+  const hush = () => { bubble.hidden = true; };
+  const running = (box, row, numbers, most, marks, other) => {
+    const pieces = (numbers?.length ?? 0) > row.length ? [...row.pieces, " ⟨after⟩"] : row.pieces;
+    pieces.forEach((piece, t) => {
+      const lead = piece.match(/^ */)[0];
+      box.append(lead);
+      const token = make("bdi", { parent: box, text: piece.slice(lead.length) || "∅", className: "token" });
+      if (row.stopped && t === row.length - 1) token.classList.add("end");
+      if (marks?.[t]) token.classList.add(marks[t]);
+      if (other?.[t]) token.classList.add("changed");
+      if (numbers) {
+        tinted(token, numbers[t], most);
+        token.dataset.number = shown(numbers[t]);
+      }
+      token.onmouseenter = () => say(token, row, t);
+      token.onmouseleave = hush;
+    });
+    if (!pieces.length) make("em", { parent: box, text: "(nothing)" });
+  };
+  const known = row => row && claimsOf(row, source.slots ?? {});
+  const drawPrompt = (row, claim) => {
+    prompt.replaceChildren();
+    const truth = row.prompt.facts;
+    for (const word of row.prompt.text.split(/([\p{L}\p{N}_]+)/u)) {
+      const slot = truth && source.slots?.[word];
+      if (slot && truth[slot] === word) {
+        const told = claim.told.has(slot);
+        make("mark", { parent: prompt, text: word, className: told ? "covered" : "missing",
+          title: `${slot}: ${told ? "covered" : "missing"} in the answer` });
+      } else prompt.append(word);
+    }
+    for (const [key, column] of Object.entries(pack.columns)) {
+      const line = make("p", { parent: prompt, text: `${key}: ` });
+      make("bdi", { parent: line, text: String(column[row.i] ?? "–") });
+    }
+  };
+  const draw = () => {
+    hush();
+    markList();
+    const row = current();
+    text.replaceChildren();
+    [asked, signals, legend, tools].forEach(one => { one.hidden = !row; });
+    claims.textContent = "";
+    panel.hidden = true;
+    if (!row) { facts.textContent = "No episode is left."; return; }
+    const names = Object.keys(row.signals), claim = known(row);
+    if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
+    const raw = row.raw !== null && row.raw !== row.score ? ` · raw score ${shown(row.raw)}` : "";
+    const score = row.score === null ? "" : ` · score ${shown(row.score)}`;
+    facts.textContent = `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}${score}${raw}`
+      + (row.kl === null ? "" : ` · KL ${shown(row.kl)} nats`)
+      + ` · ${row.length} token${row.length === 1 ? "" : "s"} · ${row.stopped ? "stopped by itself" : "cut off"}`;
+    drawPrompt(row, claim);
+    if (signals.dataset.names !== names.join()) {
+      signals.dataset.names = names.join();
+      signals.replaceChildren();
+      names.forEach((key, i) => button(signals, `${i + 1} ${key}`, () => go({ signal: at.signal === key ? "" : key })));
+    }
+    [...signals.children].forEach((one, i) => one.setAttribute("aria-pressed", names[i] === at.signal));
+    const numbers = row.signals[at.signal], most = largest(numbers ?? []);
+    running(text, row, numbers, most, claim?.marks);
+    [...text.querySelectorAll(".token")].forEach((token, t) => {
+      token.tabIndex = t ? -1 : 0;
+      token.onfocus = () => say(token, row, t);
+      token.onblur = hush;
+    });
+    legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : at.signal
+      ? `Tint: ${at.signal}, full colour at ${shown(most).replace("+", "±")}. Hover, or Tab and ← →, for the number.` : "";
+    if (claim) drawClaims(claim);
+    for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
+    drawPanel(row, names);
+  };
+  const drawClaims = claim => {
+    const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
+    if (claim.invented.length) words.push(["invented", `✗ invents ${claim.invented.join(", ")}`]);
+    if (claim.missing.length) words.push(["missing", `leaves out ${claim.missing.join(", ")}`]);
+    words.forEach(([kind, said]) => { make("mark", { parent: claims, text: said, className: kind }); claims.append(" "); });
+  };
+
+  // ---- What one opens below ----
+
+  const drawPanel = (row, names) => {
+    panel.hidden = !at.panel;
+    if (at.panel === "what" && panel.dataset.kind === "what" && panel.contains(document.activeElement)) return tell(row);
+    panel.replaceChildren();
+    panel.dataset.kind = at.panel;
+    if (!at.panel) return;
+    make("h2", { parent: panel, text: PANELS[at.panel] });
+    ({ table: drawTable, what: drawWhat, same: drawSame, keys: drawKeys })[at.panel](row, names);
+  };
+  const drawTable = (row, names) => {
+    const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
+    const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
+    make("td", { parent: head });
+    const slots = Math.max(row.length, ...names.map(key => row.signals[key].length));
+    for (let t = 0; t < slots; t++)
+      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: row.pieces[t]?.trim() ?? "⟨after⟩" });
+    const body = make("tbody", { parent: table });
+    for (const key of names) {
+      const line = make("tr", { parent: body }), most = largest(row.signals[key]);
+      make("th", { parent: line, text: key, scope: "row" });
+      for (const x of row.signals[key]) tinted(make("td", { parent: line, text: shown(x), title: exact(x) }), x, most);
+    }
+  };
+  const drawKeys = () => {
+    const kept = make("dl", { parent: panel });
+    for (const [key, does] of KEYS) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
+  };
+  let answer = null;
+  const drawWhat = row => {
+    if (!pack.recipe) {
+      make("p", { parent: panel, text: `${pack.told} So nothing can be computed with other settings.` });
+      return;
+    }
+    const recipe = { ...pack.recipe, ...at.recipe }, box = part("div", panel, "settings");
+    for (const [key, low, high, by] of SETTINGS) {
+      if (key === "cliprange" && !row.stored.now) continue;
+      const label = make("label", { parent: box, text: key.replaceAll("_", " ") + " " });
+      const input = make("input", { parent: label, type: "range", min: low, max: high === 1 ? 1 : Math.max(high, 2 * pack.recipe[key]), step: by });
+      input.value = recipe[key];
+      input.dataset.setting = key;
+      const told = make("output", { parent: label, text: exact(recipe[key]) });
+      input.oninput = () => { told.textContent = input.value; retry({ [key]: Number(input.value) }); };
+    }
+    const kind = labelled(box, "KL estimator", "select", { onchange: () => retry({ estimator: kind.value }) });
+    options(kind, ["k1", "k2", "k3", "abs", ...(pack.recipe.estimator === "stored" ? ["stored"] : [])], recipe.estimator);
+    button(box, "as it was", () => { go({ recipe: null }); });
+    answer = part("div", panel, "answer");
+    tell(row);
+  };
+  const retry = changes => {
+    const recipe = { ...pack.recipe, ...at.recipe, ...changes };
+    const other = Object.fromEntries(Object.entries(recipe).filter(([key, x]) => x !== pack.recipe[key]));
+    go({ recipe: Object.keys(other).length ? other : null });
+  };
+  const tell = row => {
+    if (!answer || !pack.recipe) return;
+    const recipe = { ...pack.recipe, ...at.recipe };
+    const kind = at.recipe ? Object.entries(at.recipe).map(([key, x]) =>
+      `${key.replaceAll("_", " ")} ${typeof x === "number" ? exact(pack.recipe[key]) : pack.recipe[key]} → ${x}`) : [];
+    answer.replaceChildren();
+    if (!kind.length) {
+      make("p", { parent: answer, text: `Nothing is changed. ${pack.told}` });
+      return;
+    }
+    const made = whatIf(given(pack), recipe)[row.i], before = row.signals;
+    const after = signalsOf(row, made, recipe.cliprange);
+    const sum = x => x.reduce((a, b) => a + b, 0);
+    const turned = before.advantages.filter((x, t) => t < row.length && x * after.advantages[t] < 0).length;
+    make("p", { parent: answer, text: `${kind.join("; ")}. Score ${shown(row.score)} → ${shown(made.score)}; all rewards `
+      + `together ${shown(sum(before.rewards))} → ${shown(sum(after.rewards))}; ${turned} of ${row.length} tokens have an `
+      + "advantage of the other sign." });
+    for (const key of ["rewards", "advantages", ...(before.clipped ? ["clipped"] : [])]) {
+      const most = largest([...before[key], ...after[key]]);
+      for (const [said, its] of [["before", before], ["after", after]]) {
+        const line = part("p", answer, "text small");
+        make("b", { parent: line, text: `${key}, ${said}: ` });
+        running(line, { ...row, signals: its }, its[key], most);
+      }
+    }
+    make("p", { parent: answer, text: "Advantages are whitened over all episodes of the update. What the policy would have "
+      + "written with these settings is not known." });
+  };
+  const drawSame = async row => {
+    const wait = make("p", { parent: panel, text: "Opening the other updates …", role: "status" });
+    const box = part("div", panel, "cards"), mine = ++turn;
+    make("p", { parent: panel, className: "legend", text: "Dotted: not in the answer above." });
+    const here = pack.rows.filter(one => one.prompt.text === row.prompt.text).map(one => [at.update, one]);
+    const { found, completed } = await source.again(at.update, row.id), others = [];
+    const theirs = source.updates.map((one, i) => [i, one]).filter(([, one]) => one.run);
+    if (theirs.length && !found.some(([i]) => source.updates[i].run)) {  // no such prompt there: the same row
+      const now = source.updates[at.update].update, gap = one => Math.abs(one[1].update - now);
+      const near = theirs.reduce((a, b) => gap(b) < gap(a) ? b : a)[0], its = (await source.load(near)).rows;
+      if (its.length) found.push([near, its[Math.min(row.i, its.length - 1)].id]);
+    }
+    for (const [i, id] of found) {
+      if (i === at.update) continue;
+      const other = await source.load(i), one = other.rows.find(one => one.id === id);
+      if (one) others.push([i, one, other]);
+    }
+    if (mine !== turn || at.panel !== "same") return;
+    wait.remove();
+    const scores = here.map(([, one]) => one.score), best = Math.max(...scores), worst = Math.min(...scores);
+    for (const [i, one, its] of [...here, ...others]) {
+      const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
+      const where = source.updates[i];
+      button(head, `${where.run ? where.runName + ", " : ""}${where.name}, episode ${one.id}`,
+        () => go({ update: i, row: one.id }), { disabled: one === row || Boolean(where.run) });
+      const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
+      make("p", { parent: card, className: "facts",
+        text: `score ${shown(one.score)}${rank} · KL ${shown(one.kl)} · ${one.length} tokens` });
+      const numbers = one.signals[at.signal];
+      running(part("p", card, "text small"), one, numbers, largest(numbers ?? []), known(one)?.marks,
+        one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
+      if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
+    }
+    if (completed.length) {
+      make("h3", { parent: panel, text: "Completions of this prompt" });
+      for (const one of completed) {
+        const line = make("p", { parent: panel, text: `${one.table}: ` });
+        make("bdi", { parent: line, text: one.answer || "(nothing)" });
+        if (one.score) line.append(` · score ${one.score}`);
+      }
+    }
+    if (here.length + others.length < 2)
+      make("p", { parent: panel, text: "This prompt was asked once in what is kept here." });
+  };
+
+  // ---- Curves ----
+
+  const WIDE = 220, HIGH = 64;
+  const drawCurve = curve => {
+    const figure = make("figure", { parent: curves }), points = curve.lines.flatMap(line => line.points);
+    const [left, right] = [0, 1].map(end => points.map(p => p[0]).sort((a, b) => a - b).at(-end));
+    const [low, high] = [0, 1].map(end => points.map(p => p[1]).sort((a, b) => a - b).at(-end));
+    const x = u => 4 + (WIDE - 8) * (right > left ? (u - left) / (right - left) : 0.5);
+    const y = v => HIGH - 6 - (HIGH - 12) * (high > low ? (v - low) / (high - low) : 0.5);
+    const svg = drawn("svg", figure, { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
+    drawn("title", svg, {}, `${curve.name}, updates ${Math.max(left, 0)} to ${right}: ${plain(low, curve.unit)} to ${plain(high, curve.unit)}`);
+    drawn("path", svg, { d: `M4 ${HIGH - 2}H${WIDE - 4}`, class: "axis" });
+    curve.lines.forEach((line, i) => {
+      drawn("polyline", svg, { points: line.points.map(([u, v]) => `${x(u).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line${i}` });
+    });
+    const rings = curve.lines.map((_, i) => drawn("circle", svg, { r: 4, class: `ring${i}` }));
+    const caption = make("figcaption", { parent: figure });
+    const near = (line, u) => line.points.reduce((a, b) => Math.abs(b[0] - u) < Math.abs(a[0] - u) ? b : a);
+    const put = u => {
+      const said = curve.lines.map((line, i) => {
+        const [at, v] = near(line, u);
+        rings[i].setAttribute("cx", x(at));
+        rings[i].setAttribute("cy", y(v));
+        const whose = curve.lines.length > 1 ? `${line.run} ` : "";
+        return `${whose}${plain(v, curve.unit)}${at === u ? "" : at < 0 ? " before the first update" : ` at update ${at}`}`;
+      });
+      caption.replaceChildren();
+      make("b", { parent: caption, text: curve.name });
+      caption.append(` ${said.join(" · ")}`);
+    };
+    const pointed = e => {
+      const box = svg.getBoundingClientRect(), u = left + (right - left) * (((e.clientX - box.left) / box.width * WIDE - 4) / (WIDE - 8));
+      return near(curve.lines[0], u)[0];
+    };
+    const steps = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run);
+    svg.onmousemove = e => put(pointed(e));
+    svg.onmouseleave = () => put(source.updates[at.update].update);
+    svg.onclick = e => {
+      const u = pointed(e);
+      go({ update: steps.reduce((a, b) => Math.abs(b[1].update - u) < Math.abs(a[1].update - u) ? b : a)[0] });
+    };
+    return put;
+  };
+  const rings = (source.curves ?? []).filter(curve => curve.lines.some(line => line.points.length)).map(drawCurve);
+  curves.hidden = !rings.length;
+
+  // ---- Moving ----
+
+  const fail = error => {
+    facts.textContent = `This could not be read: ${error.message}`;
+  };
+  const address = () => `#${new URLSearchParams({ update: source.updates[at.update].name, episode: at.row, signal: at.signal })}`;
+  const fromAddress = () => {
+    const asked = new URLSearchParams(location.hash.slice(1)), place = {};
+    const index = source.updates.findIndex(one => !one.run && one.name === asked.get("update"));
+    if (index >= 0) place.update = index;
+    if (/^\d+$/.test(asked.get("episode") ?? "")) place.row = Number(asked.get("episode"));
+    if (asked.get("signal")) place.signal = asked.get("signal");
+    return place;
+  };
+  let latest = 0;
+  const go = async changes => {
+    const moved = changes.update !== undefined && changes.update !== at.update || !pack;
+    Object.assign(at, changes);
+    if (moved) {
+      const mine = ++latest;
+      const next = await source.load(at.update).catch(fail);
+      if (!next || mine !== latest) return;
+      pack = next;
+      turn++;
+      update.value = at.update;
+    }
+    if (moved || LISTING.some(key => key in changes)) drawList();
+    if (!list.some(row => row.id === at.row)) at.row = list[0]?.id ?? -1;
+    for (const put of rings) put(source.updates[at.update].update);
+    draw();
+    if (source.address && location.hash !== address()) history.replaceState(null, "", address());
+    source.moved?.({ ...at });
+  };
+  const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
+  const stepBy = by => {
+    const place = list.findIndex(row => row.id === at.row);
+    if (list.length) go({ row: list[(place + by + list.length) % list.length].id });
+  };
+  const turnBy = by => {
+    const own = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run).map(([i]) => i);
+    go({ update: own[(own.indexOf(at.update) + by + own.length) % own.length] });
+  };
+  const tokenBy = by => {
+    const tokens = [...text.querySelectorAll(".token")], place = tokens.indexOf(root.getRootNode().activeElement);
+    const next = tokens[Math.max(0, Math.min(place + by, tokens.length - 1))];
+    tokens.forEach(token => { token.tabIndex = token === next ? 0 : -1; });
+    next?.focus();
+  };
+  root.addEventListener("keydown", e => {
+    const on = e.target, typing = /^(INPUT|SELECT|TEXTAREA)$/.test(on.tagName);
+    if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
+    if (e.key === "Escape") {
+      if (typing) on.blur();
+      if (at.panel) go({ panel: "" });
+      if (!typing && root.contains(on)) tool[0][1].focus({ preventScroll: true });
+    } else if (typing || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
+    else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) tokenBy(e.key === "ArrowLeft" ? -1 : 1);
+    else if (["n", "ArrowDown", "ArrowRight"].includes(e.key)) stepBy(1);
+    else if (["p", "ArrowUp", "ArrowLeft"].includes(e.key)) stepBy(-1);
+    else if (e.key === ".") turnBy(1);
+    else if (e.key === ",") turnBy(-1);
+    else if (e.key === "/") { side.open = true; find.focus(); }
+    else if (LETTERS[e.key]) go({ panel: at.panel === LETTERS[e.key] ? "" : LETTERS[e.key] });
+    else if (/^[1-9]$/.test(e.key)) signals.children[e.key - 1]?.click();
+    else return;
+    e.preventDefault();
+    e.stopPropagation();
+  });
+  if (source.address) {
+    document.addEventListener("keydown", e => { if (e.target === document.body) root.dispatchEvent(new KeyboardEvent("keydown", e)); });
+    addEventListener("hashchange", () => { if (location.hash !== address()) go(fromAddress()); });
+    Object.assign(at, fromAddress());
+  }
+  if (matchMedia("(max-width: 46rem)").matches) side.open = false;
+  const ready = go({});
+  return { go, ready, at };
+};
+
+// ---- Where the bytes come from ----
+
+const once = load => {
+  const kept = new Map();
+  return i => kept.get(i) ?? kept.set(i, load(i)).get(i);
+};
+const bytesOf = text => Uint8Array.from(atob(text), character => character.charCodeAt(0));
+
+// A saved file: everything is in it, and is opened when it is looked at.
+export const fromFile = data => {
+  const load = once(i => unpack(bytesOf(data.updates[i].packed)));
+  const again = async (i, id) => {
+    const prompt = (await load(i)).rows.find(row => row.id === id)?.prompt.text, found = [];
+    for (let k = 0; k < data.updates.length; k++) {
+      const one = (await load(k)).rows.find(row => row.prompt.text === prompt);
+      if (one) found.push([k, one.id]);
+    }
+    return { found, completed: data.completed[prompt] ?? [] };
+  };
+  return { ...data, load, again };
+};
+
+// A live notebook: the kernel sends an update when it is asked for.
+const fromKernel = model => {
+  const waiting = new Map();
+  let sent = 0;
+  model.on("msg:custom", (message, buffers) => {
+    const wanted = waiting.get(message.answers);
+    waiting.delete(message.answers);
+    if (message.error) wanted?.[1](new Error(message.error));
+    else wanted?.[0](buffers.length ? new Uint8Array(buffers[0].buffer ?? buffers[0]) : message.value);
+  });
+  const ask = what => new Promise((yes, no) => { waiting.set(++sent, [yes, no]); model.send({ ...what, number: sent }); });
+  return {
+    ...model.get("head"),
+    load: once(async i => unpack(await ask({ load: i }))),
+    again: (i, id) => ask({ again: [i, id] }),
+    act: name => ask({ act: name }),
+    place: model.get("place"),
+    moved: place => { model.set("place", place); model.save_changes(); },
+  };
+};
+export default {
+  render({ model, el }) {
+    el.dataset.lmSuppressShortcuts = "true";  // else JupyterLab takes the keys
+    let view = null;
+    const start = () => { view = reader(el, fromKernel(model)); };
+    model.on("change:head", start);
+    model.on("change:place", () => {
+      const place = model.get("place");
+      if (Object.keys(place).some(key => JSON.stringify(place[key]) !== JSON.stringify(view.at[key]))) view.go(place);
+    });
+    start();
+  },
+};
+
+const kept = document.getElementById("rlhf-reader-data");
+if (kept) {
+  const root = document.getElementById("app");
+  reader(root, { ...fromFile(JSON.parse(kept.textContent)), address: true }).ready.then(() => {
+    document.getElementById("plain")?.remove();
+    root.hidden = false;
+  });
+}

@@ -1,0 +1,161 @@
+"""One update as bytes, for a page that reads it: what was measured is stored, and what follows from
+it is computed where it is shown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.ui.episodes import Shown, columns_of, episode_tokens, filled, when
+from rlhf_nb.ui.facts import facts_told
+from rlhf_nb.ui.viz import visible
+from rlhf_nb.ui.what_if import Recipe, recipe_of, replays, reproduces
+
+FOLLOWS = ("kl", "rewards", "advantages", "returns")  # from the recipe and what was measured
+NO_PROMPT = "(the text of the prompt was not kept)"
+
+
+def pieces_of(tokens: Sequence[str], text: str) -> list[str]:
+    """Each token with the white space that the text has before it, so that the pieces can be read
+    as running text. A token that is not in the text stays as it is."""
+    pieces, at = [], 0
+    for token in tokens:
+        start, core = at, token.strip()
+        while start < len(text) and text[start].isspace():
+            start += 1
+        if core and text.startswith(core, start):
+            pieces.append(text[at:start] + core)
+            at = start + len(core)
+        else:
+            at += len(token) if not core and text.startswith(token, at) else 0
+            pieces.append(token)
+    return pieces
+
+
+def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    "What came with the prompts: numbers as they are, anything else as visible text."
+    usual = {"episode", "prompt", "response", "length", "stopped", "kl", "raw_score", "score"}
+    columns: dict[str, list[Any]] = {}
+    for name in (str(name) for name in frame.columns if name not in usual):
+        given = frame[name].tolist()
+        number = pd.api.types.is_numeric_dtype(frame[name])
+        columns[visible(name)] = [
+            (float(x) if math.isfinite(x) else None) if number else visible(str(x)) for x in given
+        ]
+    return columns
+
+
+def _numbers(x: Tensor) -> list[float | None]:
+    "A number an episode; what JSON does not know becomes null."
+    return [v if math.isfinite(v) else None for v in x.double().tolist()]
+
+
+def _measured(shown: Shown, recipe: Recipe | None) -> dict[str, Tensor]:
+    "The signals that a page cannot compute, by name."
+    r = shown.rollout
+    computed = () if recipe is None else FOLLOWS
+    there = {
+        name: filled(r, name)
+        for name in SIGNALS
+        if getattr(r, name) is not None
+        and (name not in computed or (name == "kl" and recipe and recipe.estimator == "stored"))
+    }
+    more = dict(now=shown.now, entropy=shown.entropy)
+    return there | {name: x for name, x in more.items() if x is not None}
+
+
+def _planes(x: np.ndarray) -> bytes:
+    "Numbers with all their first bytes first, then all their second ones: they compress better so."
+    return np.ascontiguousarray(x.view(np.uint8).reshape(-1, x.itemsize).T).tobytes()
+
+
+def recipe_for(shown: Shown) -> tuple[Recipe | None, str]:
+    """The settings with which a page can compute again what a rollout holds, None where they do not
+    give its numbers; and a sentence that says so."""
+    if not replays(shown.rollout):
+        return None, "This rollout was kept before its rewards and advantages were computed."
+    recipe = recipe_of(shown.rollout)
+    reproduced, sentence = reproduces(shown.rollout, recipe)
+    return (recipe if reproduced else None), sentence
+
+
+def packed_update(
+    shown: Shown,
+    rows: Sequence[int] | None = None,  # None: all; of some, nothing can be computed again
+) -> bytes:
+    """An update, compressed: a JSON header behind its length in four bytes, then arrays of float32
+    in byte planes. `rlhf_nb/ui/static/reader.js` reads it."""
+    r = shown.rollout
+    rows = range(len(r)) if rows is None else rows
+    found, told = recipe_for(shown)
+    if len(rows) < len(r):
+        found, told = (
+            None,
+            "Advantages are whitened over a whole update, and some episodes are left out.",
+        )
+    n = r.mask.sum(1)
+    after = r.rewards is not None and found is not None and found.reward_slot == "after_eos"
+    widths = {e: _width(r, e, after) for e in rows}
+    vocabulary: dict[str, int] = {}
+    prompts: dict[str, int] = {}
+    ids: list[int] = []
+    for e in rows:
+        tokens = episode_tokens(r, e)[: int(n[e])]
+        pieces = pieces_of(tokens, r.responses[e] if r.responses else "")
+        ids += [vocabulary.setdefault(visible(piece), len(vocabulary)) for piece in pieces]
+        prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
+    arrays = [("ids", np.array(ids, dtype=np.uint32))]
+    for name, x in _measured(shown, found).items():
+        row = [x[e, : widths[e]].detach().float() for e in rows]
+        arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
+    scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
+    picked = list(rows)
+    header = dict(
+        update=r.info.get("update"),
+        when=visible(when(r)),
+        episodes=picked,
+        of=len(r),
+        lengths=n[picked].tolist(),
+        widths=[widths[e] for e in rows],
+        stopped=[bool(x) for x in r.stopped[picked].tolist()],
+        pieces=list(vocabulary),
+        prompts=[_prompt(text) for text in prompts],
+        asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
+        columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
+        recipe=None if found is None else asdict(found),
+        told=told,
+        arrays=[[name, x.size] for name, x in arrays],
+        **{name: _numbers(x[picked]) for name, x in scores.items() if x is not None},
+    )
+    text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    body = b"".join(_planes(x) for _, x in arrays)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + body, 9, mtime=0)
+
+
+def _width(r: Rollout, episode: int, after: bool) -> int:
+    "How many columns of an episode are stored: its tokens, and one more where the score is paid."
+    n, rewards = int(r.mask[episode].sum()), r.rewards
+    if rewards is None or n >= rewards.shape[1]:
+        return n
+    return n + (after or bool(rewards[episode, n] != 0))
+
+
+def prompt_text(text: str) -> str:
+    "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
+    return visible(text).replace("↵\n", "\n")
+
+
+def _prompt(text: str) -> dict[str, Any]:
+    "A prompt as it is shown, and the facts that it tells where the gold judge knows them."
+    facts: Mapping[str, str] | None = facts_told(text)
+    return dict(text=prompt_text(text)) | (dict(facts=facts) if facts else {})

@@ -1,0 +1,32 @@
+"""What a page opens, opened here: the other end of `rlhf_nb.ui.packed`."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+
+
+def unpacked(packed: bytes | str) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
+    "The header of a packed update, and each signal that is stored, a row an episode."
+    whole = gzip.decompress(base64.b64decode(packed) if isinstance(packed, str) else packed)
+    start = 4 + int.from_bytes(whole[:4], "little")
+    header, at, rows = json.loads(whole[4:start]), start, {}
+    for name, count in header["arrays"]:
+        kind, widths = (np.uint32, "lengths") if name == "ids" else (np.float32, "widths")
+        planes = np.frombuffer(whole, np.uint8, 4 * count, at).reshape(4, count)
+        numbers = np.ascontiguousarray(planes.T).view(kind)[:, 0].tolist()
+        ends = np.cumsum(header[widths]).tolist()
+        rows[name] = [numbers[b - n : b] for n, b in zip(header[widths], ends)]
+        at += 4 * count
+    assert at == len(whole)
+    return header, rows
+
+
+def pieces(packed: bytes | str) -> list[list[str]]:
+    "The tokens of each episode as running text."
+    header, rows = unpacked(packed)
+    return [[header["pieces"][i] for i in row] for row in rows["ids"]]
