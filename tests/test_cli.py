@@ -23,6 +23,7 @@ import pytest
 import yaml
 from datasets import Dataset, DatasetDict
 from loopback import Endpoint
+from packs import unpacked
 
 import rlhf_nb
 from rlhf_nb import cli
@@ -1084,6 +1085,20 @@ def test_the_plot_command(capsys):
 # ---- view ----
 
 
+def page_of_view():
+    "The page that `rlhf-nb view run` wrote, and its data."
+    page = Path("run/rollouts.html").read_text()
+    return page, json.loads(page.split('id="rlhf-reader-data">')[1].split("</script")[0])
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [("a short one", "a short one"), ("w" * 10 + " tail" * 40, "… " + " ".join(["tail"] * 31))],
+)
+def test_prompts_are_cut_between_words(text, shown):
+    assert view.last_words(text) == shown
+
+
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,
 # ranks left out or shown twice
 def test_view(ppo, capsys, monkeypatch):
@@ -1101,7 +1116,7 @@ def test_view(ppo, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr(view.webbrowser, "open", lambda address: opened.append(address) or True)
     code, out, _ = say(capsys, "view run --episodes 2")
-    page = Path("run/rollouts.html").read_text()
+    page, data = page_of_view()
     assert (
         code == 0
         and opened == [Path("run/rollouts.html").resolve().as_uri()]
@@ -1110,12 +1125,16 @@ def test_view(ppo, capsys, monkeypatch):
     assert (
         page.count("<script") == 2
         and "<b>bold" not in page
-        and all(f"Update {i}" in page for i in range(3))
+        and [one["name"] for one in data["updates"]] == ["0", "1", "2"]
         and "Content-Security-Policy" in page
     )
+    header, _ = unpacked(data["updates"][1]["packed"])
+    assert header["episodes"] == [0, 1] and "<b>" in header["pieces"]
     assert say(capsys, "view run --no-browser --update 0 2")[0] == 0 and len(opened) == 1
-    page = Path("run/rollouts.html").read_text()
-    assert "Update 0" in page and "Update 2" in page and "Update 1" not in page
+    _, data = page_of_view()
+    assert [one["name"] for one in data["updates"]] == ["0", "2"]
+    header, _ = unpacked(data["updates"][0]["packed"])
+    assert len(header["episodes"]) == header["of"] and header["recipe"]  # all, for a what-if
     Path("run/rollouts.html").unlink()
     code, out, _ = say(capsys, "view run --terminal --update 1 --episodes 3")
     assert (

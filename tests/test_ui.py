@@ -44,7 +44,7 @@ def test_every_asset_is_used_and_every_used_one_is_there():
     package = STATIC.parent.parent
     code = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
     named = set(re.findall(r"""(?:asset|script_page)\(\s*["']([\w.-]+)["']""", code))
-    named |= set(re.findall(r"""["']([\w-]+\.css)["']""", code))  # a list of sheets, too
+    named |= set(re.findall(r"""["']([\w-]+\.(?:css|js))["']""", code))  # lists of them, too
     assert named == {path.name for path in STATIC.iterdir()}
     setup = (package.parent / "setup.py").read_text(encoding="utf-8")
     assert '"ui/static/*"' in setup
@@ -70,7 +70,7 @@ def test_text_stays_text(markup):
 
 
 def test_data_cannot_end_their_script():
-    page = script_page("pairs.html", "1;", dict(text=HOSTILE), summary="", plain="")
+    page = script_page("pairs.html", "1;", "", dict(text=HOSTILE), summary="", plain="")
     assert page.count("</script") == 2
     data = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
     assert json.loads(data) == dict(text=HOSTILE)

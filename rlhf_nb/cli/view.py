@@ -27,9 +27,13 @@ class ViewArguments:
     "What is shown, and where."
 
     update: list[Index] | None = setting(
-        None, "Updates to show. None: eight, spread over the run; in the terminal the last."
+        None, "Updates to show. None: 24, spread over the run; in the terminal the last."
     )
-    episodes: Count = setting(8, "Episodes of each update.")
+    episodes: Count | None = setting(
+        None,
+        "Episodes of each update. None: all, so that the page can compute what other settings "
+        "would have made of them; in the terminal 8.",
+    )
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
 
@@ -66,6 +70,14 @@ def coloured(
     return text
 
 
+def last_words(text: str, most: int = 160) -> str:
+    "The end of a long text, from the beginning of a word."
+    if len(text) <= most:
+        return text
+    words = text[-most:].split(maxsplit=1)
+    return f"… {words[-1]}"
+
+
 def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     "The first episodes of a rollout, for a terminal."
     info = {k: v for k, v in rollout.info.items() if k in ("update", "episode")}
@@ -81,7 +93,7 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
         tokens = rollout.tokens[i] if rollout.tokens else [rollout.responses[i]]
         words = rollout.responses[i] not in "".join(tokens)  # tokens that bring no space along
         table.add_row(
-            Text(harmless(rollout.prompts[i][-160:]) if rollout.prompts else ""),
+            Text(harmless(last_words(rollout.prompts[i])) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
             "" if rollout.scores is None else f"{float(rollout.scores[i]):+.2f}",
             f"{sum(kl):+.2f}",
@@ -106,9 +118,9 @@ def view_command(words: Sequence[str]) -> None:
         )
     if options.terminal:
         for update in options.update or [last]:
-            Console().print(rollout_table(browser.run.rollout(update), options.episodes))
+            Console().print(rollout_table(browser.run.rollout(update), options.episodes or 8))
         return
-    page = browser.save_html(folder / "rollouts.html", options.update or 8, options.episodes)
+    page = browser.save_html(folder / "rollouts.html", options.update or 24, options.episodes)
     if (folder / "settings.json").is_file():
         print(f"rlhf-nb view: {report(options.run)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())

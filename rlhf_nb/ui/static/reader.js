@@ -483,6 +483,7 @@ export const reader = (root, source) => {
     if (mine !== turn || at.panel !== "same") return;
     wait.remove();
     const scores = here.map(([, one]) => one.score), best = Math.max(...scores), worst = Math.min(...scores);
+    const most = largest([...here, ...others].flatMap(([, one]) => one.signals[at.signal] ?? []));  // one scale for all
     for (const [i, one, its] of [...here, ...others]) {
       const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
       const where = source.updates[i];
@@ -491,8 +492,7 @@ export const reader = (root, source) => {
       const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
       make("p", { parent: card, className: "facts",
         text: `score ${shown(one.score)}${rank} · KL ${shown(one.kl)} · ${one.length} tokens` });
-      const numbers = one.signals[at.signal];
-      running(part("p", card, "text small"), one, numbers, largest(numbers ?? []), known(one)?.marks,
+      running(part("p", card, "text small"), one, one.signals[at.signal], most, known(one)?.marks,
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
       if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
     }
@@ -528,11 +528,11 @@ export const reader = (root, source) => {
     const near = (line, u) => line.points.reduce((a, b) => Math.abs(b[0] - u) < Math.abs(a[0] - u) ? b : a);
     const put = u => {
       const said = curve.lines.map((line, i) => {
-        const [at, v] = near(line, u);
-        rings[i].setAttribute("cx", x(at));
+        const [when, v] = near(line, u);
+        rings[i].setAttribute("cx", x(when));
         rings[i].setAttribute("cy", y(v));
-        const whose = curve.lines.length > 1 ? `${line.run} ` : "";
-        return `${whose}${plain(v, curve.unit)}${at === u ? "" : at < 0 ? " before the first update" : ` at update ${at}`}`;
+        const whose = curve.lines.length > 1 ? `${line.run} ` : "", here = source.updates[at.update].update;
+        return `${whose}${plain(v, curve.unit)}${when === here ? "" : when < 0 ? " before the first update" : ` at update ${when}`}`;
       });
       caption.replaceChildren();
       make("b", { parent: caption, text: curve.name });
@@ -627,7 +627,7 @@ export const reader = (root, source) => {
     addEventListener("hashchange", () => { if (location.hash !== address()) go(fromAddress()); });
     Object.assign(at, fromAddress());
   }
-  if (matchMedia("(max-width: 46rem)").matches) side.open = false;
+  if ((root.clientWidth || innerWidth) < 46 * 16) side.open = false;
   const ready = go({});
   return { go, ready, at };
 };
