@@ -1,13 +1,12 @@
-"""How long a large run takes to open in the browser of runs, and to move about in.
+"""How long a run takes to open and to read: as a live widget, and as one saved file.
 
-    python benchmarks/viewer.py                       200 updates of 512 episodes of 53 tokens
-    python benchmarks/viewer.py --updates 20 --episodes 64
-    python benchmarks/viewer.py --browser             also in JupyterLab (playwright, Chromium)
+    python benchmarks/viewer.py --browser              24 updates of 256 episodes
+    python benchmarks/viewer.py --run runs/demo --browser
+    python benchmarks/viewer.py --updates 200 --episodes 512 --tokens 53
 
-Makes such a run from random numbers in a folder of its own (about 2 MB an update), opens it with
-`browse` as a notebook would, controls and first picture included, and moves its slider. Prints
-medians as JSON, times in seconds. In the browser, a time runs from the key that is pressed to the
-last change of the page, kernel and drawing included.
+Without --run, a run is made of random words and numbers. Prints medians as JSON, times in seconds.
+In Chromium (playwright), a time runs from the navigation or the key to the last change of the
+page, drawing included.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import torch
 
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.browser import browse
-from rlhf_nb.ui.viewer import view
+from rlhf_nb.ui.what_if import Recipe, what_if
 
 WORDS = "the cat dog bird sat ran sang on a mat and was very happy today .".split()
 
@@ -39,7 +38,7 @@ def rollout(update: int, episodes: int, tokens: int) -> Rollout:
     texts = [[WORDS[i] for i in row[:n]] for row, n in zip(ids.tolist(), lengths.tolist())]
     signals = {name: torch.randn(episodes, tokens, generator=g) * mask for name in SIGNALS}
     post = "SUBREDDIT: r/pets POST: " + "my cat sat on a mat and was very happy . " * 6
-    return Rollout(
+    made = Rollout(
         torch.ones(episodes, 64).long(),
         torch.ones(episodes, 64).long(),
         ids,
@@ -53,6 +52,7 @@ def rollout(update: int, episodes: int, tokens: int) -> Rollout:
         tokens=texts,
         info=dict(update=update, episode=update * episodes, kl_coef=0.05),
     )
+    return what_if(made, Recipe())
 
 
 def make(folder: Path, updates: int, episodes: int, tokens: int) -> Path:
@@ -84,104 +84,121 @@ def timed(act) -> float:
     return time.perf_counter() - start
 
 
-def measure(folder: Path, moves: int, repeats: int) -> dict[str, float]:
-    "Medians. Every run is opened anew; every move goes to an update that was not read before."
+def measure(folder: Path, page: Path, moves: int, repeats: int) -> dict[str, float]:
+    "Medians. Every run is opened anew; every update that is loaded was not read before."
     opening = lambda: browse(folder)._repr_mimebundle_()
     opened = [timed(opening) for _ in range(repeats)]
     browser = browse(folder)
-    slider, updates = browser.controls["update"], list(browser.run.files)
-    to = lambda update: timed(lambda: setattr(slider, "value", update))
+    updates = browser.updates()
+    steps = [updates[7 * i % len(updates)] for i in range(moves)]
     found = dict(
-        open=median(opened),
-        move=median(to(updates[i % (len(updates) - 1)]) for i in range(0, 7 * moves, 7)),
+        open=median(opened), load=median(timed(lambda x=x: browser.load(x)) for x in steps)
     )
-    found["next_episode"] = median(
-        timed(lambda i=i: setattr(browser.controls["place"], "value", i))
-        for i in range(2, 2 + moves)
-    )
-    found["same_prompt_first"] = timed(
-        lambda: setattr(browser.controls["same_prompt"], "value", True)
-    )
-    found["move_with_same_prompt"] = median(
-        to(updates[i % (len(updates) - 1)]) for i in range(3, 3 + 7 * moves, 7)
-    )
+    found["same_prompt"] = timed(lambda: browser.again(0, 0))
     found["search_every_update"] = timed(browser.search)
-    found["save_run"] = timed(lambda: browser.save_html(folder / "run.html"))
-    r = browser.run.rollout(updates[0])
-    found["save_rollout"] = timed(lambda: view(r).save_html(folder / "rollout.html"))
-    sizes = {name: (folder / f"{name}.html").stat().st_size for name in ("run", "rollout")}
-    return {name: round(x, 4) for name, x in found.items()} | {
-        f"bytes_{name}": x for name, x in sizes.items()
-    }
+    found["save_run"] = timed(lambda: browser.save_html(page))
+    return {name: round(x, 4) for name, x in found.items()} | dict(bytes=page.stat().st_size)
 
 
-CELLS = ("from rlhf_nb.ui.browser import browse", "browse({!r})")
-CHANGED = """() => new Promise(done => {
-  const view = document.querySelector('.jp-OutputArea-output .widget-html');
-  const start = performance.now(), seconds = () => (performance.now() - start) / 1000;
+KEYS = {"episode": "n", "update": ",", "signal": "2", "table": "t", "what_if": "w"}
+
+
+def chromium() -> str:
+    "The browser that is driven."
+    names = ("chromium", "chromium-browser", "google-chrome")
+    if found := next(filter(None, map(shutil.which, names)), None):
+        return found
+    raise SystemExit(
+        "no Chromium is installed: leave --browser out, or install it (Debian: apt-get install "
+        "chromium)"
+    )
+
+
+def measure_file(page: Path, moves: int) -> dict[str, float]:
+    """The saved file in Chromium: from the navigation until the first episode stands, and from a
+    key until the next picture is due. Every request but that for the file itself is counted."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, float] = {}
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=chromium()) as browser,
+    ):
+        opened, asked = [], []
+        for _ in range(5):
+            tab = browser.new_page(viewport=dict(width=1280, height=900))
+            tab.on("request", lambda request: asked.append(request.url))
+            start = time.perf_counter()
+            tab.goto(page.resolve().as_uri())
+            tab.wait_for_selector("#app:not([hidden]) .token")
+            opened.append(time.perf_counter() - start)
+        found["file_open"] = median(opened)
+        for name, key in KEYS.items():
+            took = [
+                tab.evaluate(PRESS, key) for _ in range(2 * moves if name == "episode" else moves)
+            ]
+            found[f"file_key_{name}"] = median(took)
+            found[f"file_key_{name}_most"] = max(took)
+        found["file_requests"] = len(asked) - 5
+    return {name: round(x, 4) for name, x in found.items()}
+
+
+PRESS = """key => new Promise(done => {
+  const start = performance.now();
   const answer = new MutationObserver(() => {
     answer.disconnect();
-    requestAnimationFrame(() => setTimeout(() => done(seconds())));
+    requestAnimationFrame(() => setTimeout(() => done((performance.now() - start) / 1000)));
   });
-  answer.observe(view, {subtree: true, childList: true, characterData: true}); })"""
+  const all = {subtree: true, childList: true, attributes: true};
+  answer.observe(document.querySelector(".reader"), all);
+  const pressed = new KeyboardEvent('keydown', {key, bubbles: true});
+  document.querySelector('.rows').dispatchEvent(pressed); })"""
+CELLS = ("from rlhf_nb.ui.browser import browse", "browse({!r})")
 
 
-def measure_in_browser(folder: Path, moves: int) -> dict[str, float]:
-    """The same two figures as a person has them: the cell run until its view stands, a key on the
-    update slider until the view has changed."""
+def measure_in_jupyter(folder: Path, moves: int) -> dict[str, float]:
+    """The live widget: the cell run until its first episode stands, and a key until the episode of
+    another update does, which the kernel sends."""
     import nbformat
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "browser"))
     from lab import serve
 
-    pages = folder / "pages"
-    pages.mkdir()
-    cells = [nbformat.v4.new_code_cell(cell.format(str(folder))) for cell in CELLS]
-    kernel = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), pages / "run.ipynb")
-    chromium = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if chromium is None:
-        raise SystemExit(
-            "no Chromium is installed: leave --browser out, or install it (Debian: apt-get "
-            "install chromium)"
-        )
-    with serve(folder / "lab", pages, chromium) as lab:
-        opened = lab.notebook("run.ipynb")
-        view = opened.page.locator(".jp-OutputArea-output .widget-html").first
-        view.wait_for()
-
-        def reopen() -> None:
-            opened.page.evaluate(
-                "jupyterapp.commands.execute('notebook:clear-all-cell-outputs').then(() => null)"
+    with tempfile.TemporaryDirectory() as place:
+        pages = Path(place) / "pages"
+        pages.mkdir()
+        cells = [nbformat.v4.new_code_cell(cell.format(str(folder))) for cell in CELLS]
+        kernel = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), pages / "run.ipynb")
+        with serve(Path(place) / "lab", pages, chromium()) as lab:
+            opened = lab.notebook("run.ipynb")
+            token = opened.page.locator(".reader .token").first
+            token.wait_for()
+            run = lambda command: opened.page.evaluate(
+                f"jupyterapp.commands.execute('notebook:{command}').then(() => null)"
             )
-            opened.page.wait_for_function(
-                "() => !document.querySelector('.jp-OutputArea-output .widget-html')"
-            )
-            start = time.perf_counter()
-            opened.page.evaluate(
-                "jupyterapp.commands.execute('notebook:run-all-cells').then(() => null)"
-            )
-            view.wait_for()
-            times.append(time.perf_counter() - start)
-            opened.settle()
-
-        times: list[float] = []
-        for _ in range(3):
-            reopen()
-        handle = opened.page.locator("input[type=range]").first
-        moved = []
-        for _ in range(moves):
-            handle.focus()
-            opened.page.evaluate(f"() => {{ window.answer = ({CHANGED})(); }}")
-            opened.page.keyboard.press("ArrowLeft")
-            moved.append(opened.page.evaluate("() => window.answer"))
-            opened.settle()
+            times = []
+            for _ in range(3):
+                run("clear-all-cell-outputs")
+                token.wait_for(state="detached")
+                start = time.perf_counter()
+                run("run-all-cells")
+                token.wait_for()
+                times.append(time.perf_counter() - start)
+                opened.settle()
+            moved = []
+            facts = opened.page.locator(".reader .page > .facts")
+            for _ in range(moves):
+                before, start = facts.inner_text(), time.perf_counter()
+                opened.page.locator(".reader .rows").focus()
+                opened.page.keyboard.press(",")
+                while facts.inner_text() == before:
+                    pass
+                moved.append(time.perf_counter() - start)
     return dict(
-        browser_open=round(median(times), 4),
-        browser_move=round(median(moved), 4),
-        browser_move_most=round(max(moved), 4),
+        live_open=round(median(times), 4),
+        live_update=round(median(moved), 4),
+        live_update_most=round(max(moved), 4),
     )
 
 
@@ -190,19 +207,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in dict(updates=200, episodes=512, tokens=53, moves=15, repeats=3).items():
+    sizes = dict(updates=24, episodes=256, tokens=24, moves=15, repeats=3)
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--browser", action="store_true", help="measure in JupyterLab too")
+    parser.add_argument("--run", type=Path, help="a run of yours, in place of a made-up one")
+    parser.add_argument("--browser", action="store_true", help="measure in Chromium too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder = make(Path(place), args.updates, args.episodes, args.tokens)
-        found = measure(folder, args.moves, args.repeats)
+        folder, page = args.run, Path(place) / "rollouts.html"
+        if folder is None:
+            folder = make(Path(place), args.updates, args.episodes, args.tokens)
+        found = measure(folder, page, args.moves, args.repeats)
         if args.browser:
-            found |= measure_in_browser(folder, args.moves)
+            found |= measure_file(page, args.moves) | measure_in_jupyter(folder, args.moves)
     print(
         json.dumps(
             dict(
-                vars(args),
+                {
+                    name: None if x is None else str(x) if name == "run" else x
+                    for name, x in vars(args).items()
+                },
                 **found,
                 cpus=os.cpu_count(),
                 threads=torch.get_num_threads(),

@@ -23,7 +23,7 @@ LINGER = 300  # milliseconds that a view may take once the kernel is done
 # movement changes; nothing for a button, whose text may answer.
 SHARED = """
 const WORKED = '.noUi-handle, select, input, textarea, button, summary, [role=button], [role=tab], .lm-TabBar-tab';
-const shown = e => e.getClientRects().length > 0 && getComputedStyle(e).visibility !== 'hidden';
+const shown = e => e.getClientRects().length > 0 && e.checkVisibility({visibilityProperty: true});  // not in a closed fold
 const kind = e => e.matches('.noUi-handle') ? 'slider' : e.matches('select') ? 'menu' : e.matches('summary') ? 'fold'
   : e.matches('[role=tab], .lm-TabBar-tab') ? 'tab' : e.matches('.widget-toggle-buttons button, input[type=radio]') ? 'choice'
   : e.matches('input[type=checkbox], button.widget-toggle-button') ? 'check' : e.matches('input[type=range]') ? 'range'

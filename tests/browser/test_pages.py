@@ -92,7 +92,7 @@ def test_every_cell_runs(notebook: Notebook):
 # catches: a widget without its state, a view that stays empty or is cut off where the window is
 # narrow, and a finder of widgets that is blind to one
 def test_every_widget_is_rendered(notebook: Notebook, shown: list[Widget], pictures: Path):
-    displayed = [w for w in shown if w.root.query_selector(".jupyter-widgets")]
+    displayed = [w for w in shown if w.root.query_selector(".jupyter-widgets, .reader")]
     assert len(displayed) >= notebook.wire.views(), (
         f"{page_of(notebook)}: cells displayed {notebook.wire.views()} widgets, the page shows "
         f"{len(displayed)}."
