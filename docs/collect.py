@@ -7,6 +7,7 @@ it, and a page for each module.
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import re
 import shutil
@@ -119,6 +120,21 @@ class Project:
             for name, path in files.items()
         }
 
+    @cached_property
+    def explorer_pages(self) -> list[str]:
+        "Pages that show an explorer in a frame."
+        return [name for name, nb in self.notebooks.items() if any(map(has_explorer, nb["cells"]))]
+
+    def explorer_file(self, name: str) -> Path:
+        "What `docs/explorers.py` wrote for a page."
+        return self.root / "docs" / "explorers" / f"{name}.json.gz"
+
+    def explorers(self, name: str) -> dict[str, dict]:
+        "Cell -> the grid of its explorer; empty where none is kept."
+        path = self.explorer_file(name)
+        grids = json.loads(gzip.decompress(path.read_bytes())) if path.is_file() else []
+        return {grid["cell"]: grid for grid in grids}
+
     def url(self, path: Path) -> str:
         "Where a file or folder of the repository can be read."
         kind = "tree" if path.is_dir() else "blob"
@@ -180,6 +196,13 @@ def code_of(nb: dict) -> str:
 def text(cell: dict) -> str:
     "The source of a cell, which the format allows to be a list of lines."
     return "".join(cell["source"])
+
+
+def has_explorer(cell: dict) -> bool:
+    "Whether a cell makes an explorer that has a title: such are moved on the site as well."
+    return cell["cell_type"] == "code" and bool(
+        re.search(r"\bExplorer\(.*^    title=", text(cell), re.S | re.M)
+    )
 
 
 def title(nb: dict) -> str:
@@ -394,6 +417,8 @@ def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]
         + ["hide-input"] * folded
         + ["exported"] * bool(said & EXPORTS)
     )
+    if grid := project.explorers(page).get(cell.get("id")):
+        cell = cell | dict(outputs=[explorer_output(grid)])
     for output in cell["outputs"]:
         if "text/markdown" in output.get("data", {}):
             output["data"]["text/markdown"] = relinked(
@@ -405,6 +430,30 @@ def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]
     )
     anchor = markdown_cell(f'<div id="cell-{cell.get("id")}"></div>')
     return [anchor, shown] if "exported" in tags else [shown]
+
+
+def explorer_output(grid: dict) -> dict:
+    "An explorer that needs no kernel, in place of the picture that the notebook keeps."
+    from rlhf_nb.ui.states import frame  # only where one is shown: the import takes seconds
+
+    return dict(output_type="display_data", metadata={}, data={"text/html": frame(grid)})
+
+
+def missing_explorers(project: Project, name: str) -> list[str]:
+    "What is wrong with the grids of a page."
+    there = {cell["id"] for cell in project.notebooks[name]["cells"] if has_explorer(cell)}
+    kept = project.explorers(name).keys()
+    how = f"run `python docs/explorers.py {name}`."
+    return [
+        *(
+            f"{project.written(name)}: the explorer of cell {c} is not drawn: {how}"
+            for c in there - kept
+        ),
+        *(
+            f"{project.written(name)} shows no explorer in cell {c} any more: {how}"
+            for c in kept - there
+        ),
+    ]
 
 
 def about(project: Project, name: str) -> str:
@@ -426,6 +475,7 @@ def about(project: Project, name: str) -> str:
 def page(project: Project, name: str, out: Path, tail: str = "") -> dict:
     "A notebook as the site shows it."
     nb, cells = project.notebooks[name], []
+    project.complaints += missing_explorers(project, name)
     for cell in nb["cells"]:
         if cell["cell_type"] == "code":
             cells += code_cells(project, name, cell, out)

@@ -50,8 +50,12 @@ toc_object_entries_show_parents = "hide"
 
 # What the reader's browser is given. MathJax and its fonts are among the files of the site.
 html_theme, html_title = "furo", settings["title"]
+VIEWS = (
+    HERE.parent / "rlhf_nb" / "ui" / "static"
+)  # what the views of the package share with the site
 html_static_path = [
     str(HERE / "static"),
+    *(str(VIEWS / name) for name in ("theme.css", "explorers.css", "explorers.js")),
     str(Path(find_spec("sphinx-mathjax-offline").origin).parent / "static"),
 ]
 exclude_patterns = [
@@ -64,7 +68,8 @@ exclude_patterns = [
     "mathjax/sre/mathmaps/es.json",
 ]
 mathjax_path = "mathjax/tex-chtml.js"
-html_css_files, html_js_files = ["site.css"], ["site.js"]
+html_css_files = ["theme.css", "explorers.css", "site.css"]
+html_js_files = [("explorers.js", {"defer": "defer"}), "site.js"]
 html_show_search_summary = False  # a page that is read from disk may not fetch another
 html_use_index = False  # the front page of the reference has every name
 html_domain_indices = False

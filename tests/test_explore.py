@@ -3,10 +3,10 @@ other and never in silence."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from html.parser import HTMLParser
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import ipywidgets as widgets
 import pytest
@@ -14,10 +14,12 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from traitlets import TraitError
 
-from rlhf_nb.ui.explore import Explorer, control, markup
+from rlhf_nb.ui.explore import Explorer, control, dial, markup
+from rlhf_nb.ui.states import frame, pack, page, thinned, unpack, view_at
 from rlhf_nb.ui.viz import signal_table
 
 NASTY = '"><script>alert(1)</script>&'
+SVG = "{http://www.w3.org/2000/svg}"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -145,9 +147,15 @@ def test_a_figure_becomes_an_image_and_is_closed():
     before, figure = plt.get_fignums(), line()
     (image,) = Images(markup(figure, "a line that rises")).images
     assert plt.get_fignums() == before
-    assert image["alt"] == "a line that rises" and image["src"].startswith("data:image/png;base64,")
-    pixels = plt.imread(io.BytesIO(base64.b64decode(image["src"].split(",")[1])))
-    assert pixels.ndim == 3 and pixels.min() < 0.9  # something was drawn
+    kind, drawing = image["src"].split(",", 1)
+    assert image["alt"] == "a line that rises" and kind == "data:image/svg+xml"
+    paths = [one.get("d") for one in ElementTree.fromstring(unquote(drawing)).iter(f"{SVG}path")]
+    assert len(paths) > 5 and "#" not in drawing  # something was drawn; nothing ends the address
+
+
+def test_the_same_figure_is_the_same_text():
+    "catches: a date or a random name in an image, which makes every run of a page another file"
+    assert markup(line(), "a line") == markup(line(), "a line")
 
 
 def test_what_a_figure_shows_is_escaped():
@@ -181,10 +189,9 @@ def test_it_draws_at_the_start(asked):
     assert calls == [dict(steps=4, kind="k1", on=True)] == [explorer.state()]
     assert explorer.view.value == "<p>4 k1 True</p>"
     assert list(explorer.controls) == ["steps", "kind", "on"]
-    assert explorer.box.children == (
-        *explorer.controls.values(),
-        explorer.view,
-    )  # controls above the view
+    (body,) = explorer.box.children  # no title, no question
+    column, view = body.children
+    assert view is explorer.view and column.children[1:] == (*explorer.controls.values(),)
 
 
 def test_moving_a_control_redraws(asked):
@@ -277,3 +284,155 @@ def test_a_state_in_words_is_escaped():
     shown = explorer._repr_mimebundle_()["text/html"]
     assert "<script" not in shown and "&lt;script&gt;" in shown and shown.endswith("<em>view</em>")
     assert Images(shown).others == ["p", "em"]
+
+
+# ---- The frame ----
+
+
+@pytest.fixture
+def framed():
+    "An explorer in a frame, and the states that its render was called with."
+    calls = []
+
+    def render(**state):
+        calls.append(state)
+        return f"<p>{state['steps']} {state['kind']} {state['on']}</p>"
+
+    explorer = Explorer(
+        render,
+        title="Steps & kinds",
+        question="How <far>?",
+        presets={"far": dict(steps=9), "other": dict(kind="k2", on=False), "none": dict(steps=0)},
+        steps=(0, 9, 4),
+        kind=["k1", "k2"],
+        on=True,
+    )
+    return explorer, calls
+
+
+def buttons(explorer):
+    "Name -> button, of the frame."
+    column = explorer.box.children[-1].children[0]
+    return {button.description: button for button in column.children[0].children}
+
+
+def test_presets_and_reset_move_all_controls_and_draw_once(framed):
+    """catches: a preset that leaves the other controls where they were, a reset to some other
+    state, a picture for each control that a preset moves, a control that is deaf afterwards"""
+    explorer, calls = framed
+    assert list(buttons(explorer)) == ["far", "other", "none", "Reset"]
+    explorer.controls["on"].value = False
+    del calls[:]
+    for name, wanted in {
+        "far": dict(steps=9, kind="k1", on=True),
+        "other": dict(steps=4, kind="k2", on=False),
+        "Reset": dict(steps=4, kind="k1", on=True),
+    }.items():
+        buttons(explorer)[name].click()
+        assert calls == [wanted] == [explorer.state()], name
+        del calls[:]
+    explorer.controls["steps"].value = 5
+    assert calls == [dict(steps=5, kind="k1", on=True)]
+
+
+def test_a_state_is_shown_without_moving_anything(framed):
+    "catches: a page that leaves its explorer, or the reader's own state, somewhere else"
+    explorer, _ = framed
+    explorer.set(steps=7)
+    assert explorer.at(kind="k2") == "<p>4 k2 True</p>"
+    assert explorer.state()["steps"] == 7 and explorer.view.value == "<p>7 k1 True</p>"
+
+
+@pytest.mark.parametrize("wrong", [dict(stepz=1), dict(steps=10), dict(kind="k3"), dict(on=2)])
+def test_a_state_that_there_is_not(wrong):
+    "catches: a preset with a mistyped name, or a value that a slider would cut off in silence"
+    given = dict(steps=(0, 9, 4), kind=["k1", "k2"], on=True)
+    explorer = Explorer(lambda **state: "", **given)
+    for act in (explorer.set, explorer.at):
+        with pytest.raises(ValueError, match="there is no control stepz|cannot be"):
+            act(**wrong)
+    with pytest.raises(ValueError):
+        Explorer(lambda **state: "", presets={"wrong": wrong}, **given)
+    assert explorer.state() == dict(steps=4, kind="k1", on=True)
+
+
+def test_title_and_question_are_escaped(framed):
+    kept = framed[0]._repr_mimebundle_()["text/html"]
+    assert kept.startswith("<p><b>Steps &amp; kinds</b><br>How &lt;far&gt;?</p><p>steps 4 ·")
+
+
+# ---- Without a kernel ----
+
+
+def test_what_a_control_can_be():
+    "catches: a last stop lost to rounding, labels in place of values, a start off the steps"
+    wanted = {
+        "lam": ((0.0, 1.0, 0.95, 0.05), 21, 19, "0.15", 0.15),
+        "x": ((0, 10, 5, 4), 4, 2, "8", 8),  # 0 4 5 8: the start is none of the steps
+        "dual": ({"off": 0.0, "three": 3.0}, 2, 0, "three", 3.0),
+        "on": (True, 2, 1, "yes", True),
+    }
+    for name, (spec, count, start, text, value) in wanted.items():
+        made = dial(name, control(name, spec))
+        assert (len(made.values), made.start) == (count, start), name
+        assert made.texts[made.place(value)] == text
+
+
+def test_thinned_sliders_keep_what_is_needed():
+    """catches: a grid larger than it may be, a start, an end or a preset's value that is not in it,
+    a choice that is dropped"""
+    specs = dict(a=(0, 100, 37), b=(0, 100, 50), c=["x", "y"])
+    dials = [dial(name, control(name, spec)) for name, spec in specs.items()]
+    a, b, c = thinned(dials, dict(a={61}), most=100)
+    assert {0, 37, 61, 100} <= {*a.values} and {0, 50, 100} <= {*b.values}
+    assert a.values[a.start] == 37 and c.values == ["x", "y"]
+    assert 60 < len(a.values) * len(b.values) * 2 <= 100
+    with pytest.raises(ValueError, match="fewer choices"):
+        thinned(dials, {}, most=10)
+
+
+def test_a_grid_has_what_render_gives(framed):
+    "catches: states in another order than the page counts them, parts that are put together wrong"
+    explorer, _ = framed
+    grid = unpack(pack(explorer.grid()))
+    assert len(grid["views"]) == 10 * 2 * 2
+    for state in ([4, 0, 1], [0, 1, 0], [9, 1, 1], [9, 0, 0]):
+        steps, kind, on = state
+        assert view_at(grid, state) == f"<p>{steps} {['k1', 'k2'][kind]} {bool(on)}</p>"
+    assert [preset["at"] for preset in grid["presets"]] == [[9, 0, 1], [4, 1, 0], [0, 0, 1]]
+    moved = explorer.grid()
+    explorer.set(steps=8)
+    assert explorer.grid() == moved  # where the reader left it does not matter
+
+
+def test_stops_are_the_stops_of_the_page():
+    explorer = Explorer(
+        lambda x: f"<p>{x}</p>", presets=dict(p=dict(x=7)), stops=dict(x=[0, 50]), x=(0, 100, 3)
+    )
+    assert [one.values for one in explorer.dials()] == [[0, 3, 7, 50]]
+
+
+def test_parts_are_kept_once():
+    views = [f"<table>{'<td>same</td>' * 500}<td>{i}</td></table>" for i in range(300)]
+    explorer = Explorer(lambda x: views[x], x=(0, 299, 0))
+    assert len(explorer.grid()["parts"]) < 1 + 2 + 300 + 2
+    assert len(pack(explorer.grid())) < len("".join(views)) / 200
+
+
+def test_the_start_can_be_read_without_a_script(framed):
+    "catches: a frame that is empty, or whose title is markup"
+    text = frame(framed[0].grid())
+    assert "<p>4 k1 True</p>" in text and "steps 4 · kind k1 · on yes" in text
+    assert "Steps &amp; kinds" in text and "<far>" not in text
+
+
+def test_a_page_runs_one_script_and_asks_for_nothing(framed, tmp_path):
+    path = framed[0].save_html(tmp_path / "page.html")
+    text = path.read_text(encoding="utf-8")
+    assert text == page(framed[0].grid())
+    assert (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-" in text
+    )
+    assert (
+        "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "https://" not in text
+    )

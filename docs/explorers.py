@@ -1,0 +1,112 @@
+"""The explorers of the site: `python docs/explorers.py` runs the pages that have one. It writes
+what each shows, in every state of its grid, to docs/explorers; the site's build reads it there.
+
+`--check` writes nothing: it draws a few states of each page again and fails where the file has
+something else. Name pages to take these alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from collect import Project, has_explorer, text  # noqa: E402
+
+SAMPLES = 12  # states that a check draws again
+
+
+def explorers_of(path: Path) -> Iterator[tuple[str, Any]]:
+    "Runs a page: the explorers in a frame that its cells show, each with the id of its cell."
+    from rlhf_nb.ui.explore import Explorer
+
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    last = max(i for i, cell in enumerate(cells) if has_explorer(cell))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    os.chdir(path.parent)
+    for cell in cells[: last + 1]:
+        if cell["cell_type"] != "code" or "#| eval: false" in text(cell):
+            continue
+        body = ast.parse(text(cell)).body
+        shown = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), cell["id"], "exec"), names)
+        value = (
+            eval(compile(ast.Expression(shown.value), cell["id"], "eval"), names) if shown else 0
+        )
+        if isinstance(value, Explorer) and value.title:
+            yield cell["id"], value
+
+
+def stale(kept: dict[str, Any], explorer: Any) -> list[str]:
+    "What a kept grid says otherwise than its explorer: its frame, its start, presets, some states."
+    from rlhf_nb.ui.explore import markup
+    from rlhf_nb.ui.states import view_at
+
+    dials = explorer.dials()
+    frame = dict(explorer.framing(dials), cell=kept["cell"])
+    told = [f"{name} is another" for name in frame if kept.get(name) != frame[name]]
+    if told:
+        return told
+    dice = random.Random(0)
+    states = [[dial.start for dial in dials], *(preset["at"] for preset in frame["presets"])]
+    states += [[dice.randrange(len(dial.values)) for dial in dials] for _ in range(SAMPLES)]
+    for state in states:
+        values = {dial.name: dial.values[i] for dial, i in zip(dials, state)}
+        if view_at(kept, state) != markup(explorer.render(**values), explorer.alt):
+            told.append(f"{values} is drawn otherwise")
+    # Another processor rounds a tie the other way, or draws one token otherwise: in few states.
+    return told if len(told) > len(states) // 8 else []
+
+
+def write(project: Project, name: str) -> None:
+    "Draw the grids of a page. A file that says the same already is left alone."
+    from rlhf_nb.ui.states import pack
+
+    path = project.explorer_file(name)
+    found = explorers_of(project.paths[name])
+    grids = {cell: dict(explorer.grid(), cell=cell) for cell, explorer in found}
+    if grids != project.explorers(name):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pack(list(grids.values())))
+    states = sum(len(grid["views"]) for grid in grids.values())
+    print(f"{name}: {states} states, {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def check(project: Project, name: str) -> list[str]:
+    "What the file of a page says otherwise than the page."
+    kept = project.explorers(name)
+    return [
+        f"{name}, cell {cell}: {what}"
+        for cell, explorer in explorers_of(project.paths[name])
+        for what in (stale(kept[cell], explorer) if cell in kept else ["nothing is kept"])
+    ]
+
+
+def main() -> None:
+    project = Project(HERE.parent)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    parser.add_argument("pages", nargs="*", help="otherwise all that have an explorer")
+    args = parser.parse_args()
+    pages = args.pages or project.explorer_pages
+    if len(pages) > 1:  # each in a process of its own: a page may set torch's seed or precision
+        options = ["--check"] * args.check
+        runs = [subprocess.run([sys.executable, __file__, *options, name]) for name in pages]
+        sys.exit(any(run.returncode for run in runs))
+    if not args.check:
+        write(project, pages[0])
+    elif told := check(project, pages[0]):
+        sys.exit("\n".join([*told, f"Run `python docs/explorers.py {pages[0]}`."]))
+
+
+if __name__ == "__main__":
+    main()
