@@ -201,9 +201,9 @@ class Widget:
         if not groups:
             return False
         one = self.rng.choice(list(groups.values())[turn % len(groups)])
-        self.rng.choice(list(self.moves(one["key"], one["kind"], "keyboard")))(
-            self.element(one["key"])
-        )
+        moves = list(self.moves(one["key"], one["kind"], "keyboard"))
+        # Enter leaves a box as it is.
+        self.rng.choice(moves[:1] if one["kind"] == "check" else moves)(self.element(one["key"]))
         self.notebook.settle()
         return True
 
