@@ -568,7 +568,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PAPER = """() => [...document.querySelectorAll('.output.text_html')].filter(e => e.querySelector('[style*="background"], svg, img'))
+PAPER = """() => [...document.querySelectorAll('.output.text_html:not(:has(.rlhf-explorer))')].filter(e => e.querySelector('[style*="background"], svg, img'))
     .filter(e => getComputedStyle(e).backgroundColor !== 'rgb(255, 255, 255)' || e.offsetWidth < 300).length"""
 
 
