@@ -62,6 +62,10 @@ def build(root: Path, out: Path, work: Path) -> None:
         ]
     ):
         raise Wrong([HINT])
+    if (root / "docs" / "landing.html").is_file():
+        from hero import write_page
+
+        write_page(site / "_static" / "hero.html")
     if found := faults(site):
         raise Wrong(found)
     shutil.rmtree(out, ignore_errors=True)

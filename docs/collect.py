@@ -472,6 +472,17 @@ def about(project: Project, name: str) -> str:
     )
 
 
+def landing(project: Project) -> str:
+    "What the first page opens with: a rollout to touch, three doors, and the picture of the loop."
+    template = project.root / "docs" / "landing.html"
+    if not template.is_file():
+        return ""
+    from rlhf_nb.ui.loop import loop_picture
+
+    markup = template.read_text(encoding="utf-8").format(loop=loop_picture())
+    return f"```{{raw}} html\n{markup}\n```"
+
+
 def page(project: Project, name: str, out: Path, tail: str = "") -> dict:
     "A notebook as the site shows it."
     nb, cells = project.notebooks[name], []
@@ -485,7 +496,10 @@ def page(project: Project, name: str, out: Path, tail: str = "") -> dict:
         project.complaints.append(
             f"{project.written(name)} has no title: its first cell should open with '# Title'."
         )
-    if name != "index":
+    if name == "index":  # after the title and the sentence below it
+        *opening, rest = text(cells[0]).split("\n\n", 2)
+        cells[:1] = [markdown_cell(x) for x in ("\n\n".join(opening), landing(project), rest)]
+    else:
         cells.insert(1, markdown_cell(about(project, name)))
     return nb | dict(
         cells=cells + [markdown_cell(tail)] * bool(tail),

@@ -1,0 +1,113 @@
+"""The rollout that the site's first page and the README show.
+
+    python docs/hero.py data runs/demo     docs/hero.json, from a whole run of `rlhf-nb demo`
+    python docs/hero.py picture            docs/static/viewer.gif, from hero.json, with Chromium
+
+hero.json holds three updates, all their episodes, as a saved file holds them; the page around them
+is written with the script as it is whenever the site is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+DATA, PICTURE = HERE / "hero.json", HERE / "static" / "viewer.gif"
+SHARES = (0.0, 0.3, 1.0)  # of the run, at which an update is kept
+WIDTH, HEIGHT, COLOURS = 1100, 700, 96
+
+
+def write_data(run: Path) -> None:
+    "Three updates of a run, from its beginning to its end."
+    from rlhf_nb.ui.browser import browse
+
+    browser = browse(run)
+    files = list(browser.run.files)
+    updates = browser.updates([files[round(share * (len(files) - 1))] for share in SHARES])
+    head = browser.head(updates, []) | dict(title="One run of rlhf-nb demo")
+    packed = [base64.b64encode(browser.load(one)).decode() for one in updates]
+    text = json.dumps(dict(head=head, packed=packed), ensure_ascii=False, indent=0)
+    DATA.write_text(text + "\n", encoding="utf-8")
+
+
+def write_page(path: Path) -> Path:
+    "The page of hero.json: the saved file that `browse(...).save_html` writes, in short."
+    from rlhf_nb.ui.reader import write_reader
+
+    kept = json.loads(DATA.read_text(encoding="utf-8"))
+    packed = [base64.b64decode(one) for one in kept["packed"]]
+    place = dict(sort="score", down=True, row=-1, signal="kl")
+    return write_reader(path, kept["head"], packed, place, "<p>This page needs JavaScript.</p>")
+
+
+STEPS = (  # a key, or an action by name; milliseconds that the picture stays
+    ("", 1800),
+    (".", 1500),
+    (".", 2000),
+    ("2", 1500),
+    ("hover", 2000),
+    ("n", 1200),
+    ("n", 1200),
+    ("w", 1200),
+    ("lam", 2200),
+)
+
+
+def write_picture() -> None:
+    "The first update, the last one, a number behind a word, and other settings tried."
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    if chromium is None:
+        sys.exit("no Chromium is installed: on Debian, apt-get install chromium.")
+    frames = []
+    with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        page = write_page(Path(place) / "hero.html")
+        browser = playwright.chromium.launch(executable_path=chromium)
+        tab = browser.new_page(viewport=dict(width=WIDTH, height=HEIGHT), color_scheme="light")
+        tab.goto(page.as_uri() + "#update=0")
+        tab.wait_for_selector("#app:not([hidden]) .token")
+        for step, _ in STEPS:
+            if step == "hover":
+                tab.locator(".page > .text .token").nth(2).hover()
+            elif step == "lam":
+                tab.locator(".panel [data-setting=lam]").fill("0")
+            elif step:
+                tab.mouse.move(0, 0)
+                tab.keyboard.press(step)
+            if step in ("w", "lam"):
+                tab.locator(".panel").scroll_into_view_if_needed()
+            tab.wait_for_timeout(300)
+            shot = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
+            frames.append(shot.quantize(COLOURS, dither=Image.Dither.NONE))
+        browser.close()
+    times = [time for _, time in STEPS]
+    frames[0].save(PICTURE, save_all=True, append_images=frames[1:], duration=times, loop=0)
+    print(f"{PICTURE.name}: {len(frames)} pictures, {PICTURE.stat().st_size / 1000:.0f} kB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_subparsers(dest="what", required=True)
+    what.add_parser("data").add_argument("run", type=Path, help="folder of `rlhf-nb demo`")
+    what.add_parser("picture")
+    args = parser.parse_args()
+    if args.what == "data":
+        write_data(args.run)
+    else:
+        write_picture()
+
+
+if __name__ == "__main__":
+    main()
