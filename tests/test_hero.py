@@ -1,0 +1,33 @@
+"""The rollout on the site's first page: that it is whole, and can still be opened."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from packs import unpacked
+from test_viewer import read_page
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from hero import DATA, PICTURE, write_page
+
+
+# catches: data of an older form, an update of which episodes are missing, a what-if that cannot be
+# computed, facts that are not coloured
+def test_the_rollout_of_the_first_page(tmp_path):
+    _, data = read_page(write_page(tmp_path / "hero.html"))
+    assert [one["name"] for one in data["updates"]] == ["0", "7", "23"]
+    for one in data["updates"]:
+        header, rows = unpacked(one["packed"])
+        assert len(header["episodes"]) == header["of"] == 256 and header["recipe"]
+        assert all("facts" in prompt for prompt in header["prompts"])
+        assert all(np.isfinite(row).all() for name in ("logprobs", "values") for row in rows[name])
+    assert {"score", "KL", "gold wins"} <= {curve["name"] for curve in data["curves"]}
+
+
+def test_the_pictures_are_small():
+    assert PICTURE.stat().st_size < 2_000_000 and DATA.stat().st_size < 300_000
+    assert json.loads(DATA.read_text())["head"]["title"] == "One run of rlhf-nb demo"
+    assert PICTURE.read_bytes()[:6] == b"GIF89a"
