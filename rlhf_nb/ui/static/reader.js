@@ -585,6 +585,7 @@ export const reader = (root, source) => {
     for (const put of rings) put(source.updates[at.update].update);
     draw();
     if (source.address && location.hash !== address()) history.replaceState(null, "", address());
+    if (moved) source.ahead?.(at.update);
     source.moved?.({ ...at });
   };
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
@@ -651,7 +652,8 @@ export const fromFile = data => {
     }
     return { found, completed: data.completed[prompt] ?? [] };
   };
-  return { ...data, load, again };
+  const ahead = i => setTimeout(() => [i - 1, i + 1].filter(k => data.updates[k]).forEach(load), 100);
+  return { ...data, load, again, ahead };
 };
 
 // A live notebook: the kernel sends an update when it is asked for.
