@@ -462,10 +462,12 @@ def test_curves_are_what_was_logged(run):
     curves = {curve["name"]: curve for curve in browse(run).reader.head["curves"]}
     assert curves["KL"] == dict(
         name="KL",
+        about="KL to the reference, nats per response",
         unit="nats",
         lines=[dict(run="run", points=[[float(u), 2.0 * u] for u in range(5)])],
     )
     assert set(curves) == {"score", "KL", "length", "entropy"}
+    assert "of a token, over the vocabulary" in curves["entropy"]["about"]  # there is another one
 
 
 def test_what_if_follows_the_price_of_each_update(tmp_path):

@@ -14,11 +14,12 @@ from rlhf_nb.ui.episodes import shown_of, when
 from rlhf_nb.ui.html import on_white, safe_text
 from rlhf_nb.ui.packed import packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
+from rlhf_nb.ui.run_curves import METRICS
 from rlhf_nb.ui.run_files import METRIC_COLUMNS, RunFolder, lines_of, spread
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
 
-UNITS = {
+UNITS = {  # as they are written below a curve; METRICS has the long form
     "KL": "nats",
     "entropy": "nats",
     "length": "tokens",
@@ -42,7 +43,8 @@ def curves_of(lines: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
             if len(frame)
         ]
         if kept:
-            curves.append(dict(name=name, unit=UNITS.get(name, ""), lines=kept))
+            about = ", ".join(METRICS[metric])
+            curves.append(dict(name=name, about=about, unit=UNITS.get(name, ""), lines=kept))
     return curves
 
 

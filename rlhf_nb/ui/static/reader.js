@@ -518,13 +518,13 @@ export const reader = (root, source) => {
     const x = u => 4 + (WIDE - 8) * (right > left ? (u - left) / (right - left) : 0.5);
     const y = v => HIGH - 6 - (HIGH - 12) * (high > low ? (v - low) / (high - low) : 0.5);
     const svg = drawn("svg", figure, { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
-    drawn("title", svg, {}, `${curve.name}, updates ${Math.max(left, 0)} to ${right}: ${plain(low, curve.unit)} to ${plain(high, curve.unit)}`);
+    drawn("title", svg, {}, `${curve.about}, updates ${Math.max(left, 0)} to ${right}: ${plain(low, curve.unit)} to ${plain(high, curve.unit)}`);
     drawn("path", svg, { d: `M4 ${HIGH - 2}H${WIDE - 4}`, class: "axis" });
     curve.lines.forEach((line, i) => {
       drawn("polyline", svg, { points: line.points.map(([u, v]) => `${x(u).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line${i}` });
     });
     const rings = curve.lines.map((_, i) => drawn("circle", svg, { r: 4, class: `ring${i}` }));
-    const caption = make("figcaption", { parent: figure });
+    const caption = make("figcaption", { parent: figure, title: curve.about });
     const near = (line, u) => line.points.reduce((a, b) => Math.abs(b[0] - u) < Math.abs(a[0] - u) ? b : a);
     const put = u => {
       const said = curve.lines.map((line, i) => {
