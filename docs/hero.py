@@ -1,6 +1,6 @@
 """The rollout that the site's first page and the README show.
 
-    python docs/hero.py data runs/demo     docs/hero.json, from a whole run of `rlhf-nb demo`
+    python docs/hero.py data runs/mini_tldr  docs/hero.json, from a whole run of `rlhf-nb demo`
     python docs/hero.py picture            docs/static/viewer.gif, from hero.json, with Chromium
 
 hero.json holds three updates, all their episodes, as a saved file holds them; the page around them
