@@ -53,7 +53,7 @@ def test_the_headline_has_both_temperatures_and_their_bad_form():
 def test_what_other_seeds_do_is_said_of_runs_of_that_kind(changes, said):
     kind = kind_of(replace(DemoSettings("elsewhere", 3), **changes))
     page = headline(dict(verdict=VERDICT, paired=PAIRED, kind=kind)).replace("&nbsp;", " ")
-    assert f"{said}</p>" in page and page.count("runs.") <= 1
+    assert f"{said}</bdi></p>" in page and page.count("runs.") <= 1
 
 
 # catches: an interval drawn at another place than its numbers, a model that only colour tells

@@ -301,8 +301,15 @@ def reward_report(
         return share(data), by_kind
 
     accuracy, by_kind = measure(pairs)
-    probe, by_slot = measure(probe_pairs(posts, seed))
-    return dict(accuracy=accuracy, by_kind=by_kind, probe=probe, probe_by_slot=by_slot)
+    wrong = probe_pairs(posts, seed)
+    probe, by_slot = measure(wrong)
+    return dict(
+        accuracy=accuracy,
+        by_kind=by_kind,
+        probe=probe,
+        probe_by_slot=by_slot,
+        probe_pairs={slot: wrong["kind"].count(slot) for slot in by_slot},
+    )
 
 
 class GoldCallback(TrainerCallback):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 
 from rlhf_nb.tldr import FACTS, SLOT, TOLD
@@ -60,3 +60,49 @@ def marked_texts(
             f"<b>{escape(label)}</b>\n{body}</p>"
         )
     return Html("".join(blocks))
+
+
+def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
+    """What the gold judge counts in a summary: the words that are `covered` and `invented`, and the
+    slots that are `missing`."""
+    stated = dict.fromkeys(word for word in re.findall(r"\w+", summary) if word in SLOT)
+    covered = [word for word in stated if facts[SLOT[word]] == word]
+    told = {SLOT[word] for word in covered}
+    return dict(
+        covered=covered,
+        invented=[word for word in stated if word not in covered],
+        missing=[slot for slot in facts if slot not in told],
+    )
+
+
+def _with_marks(text: str, mark: Callable[[str], str]) -> str:
+    "Escaped text, its words marked, in an element that keeps its direction to itself."
+    parts = re.split(r"(\w+)", visible(text).replace("↵\n", "\n"))
+    return f"<bdi>{''.join(map(mark, parts))}</bdi>"
+
+
+def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:
+    "A post without its empty lines, its facts in bold; what its distractors say is not."
+    true, lines = set(facts.values()), re.sub(r"\n+", "\n", post)
+    return Html(_with_marks(lines, lambda w: f"<strong>{w}</strong>" if w in true else escape(w)))
+
+
+def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
+    """A summary in which each fact is marked as covered (✓) or invented (✗), and after it the facts
+    that are missing (○). The page gives the colours."""
+    claims = claims_of(summary, facts)
+
+    def mark(word: str) -> str:
+        if word in claims["covered"]:
+            return f'<mark class="fact covered" title="{SLOT[word]}: covered">{word}✓</mark>'
+        if word in claims["invented"]:
+            slot = SLOT[word]
+            return f'<mark class="fact invented" title="{slot}: is {facts[slot]}">{word}✗</mark>'
+        return escape(word)
+
+    missing = [
+        f'<mark class="fact missing">○ {slot}: {escape(facts[slot])}</mark>'
+        for slot in claims["missing"]
+    ]
+    after = f'<span class="misses">missing: {" ".join(missing)}</span>' if missing else ""
+    return Html(_with_marks(summary, mark) + after)

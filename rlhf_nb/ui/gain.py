@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_nb.runtime.ranges import SEEDS
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.gain_picture import gain_picture, how_sampled
-from rlhf_nb.ui.html import missing_note, number_text, percent, points
+from rlhf_nb.ui.html import missing_note, number_text, percent, points, safe_text
 
 Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
 
@@ -105,7 +105,7 @@ def small_print(results: Mapping[str, Any], quick: bool) -> list[str]:
 def paragraphs(lines: Sequence[str], kind: str = "") -> str:
     "Sentences, a paragraph each; no line breaks before a per cent sign."
     return "".join(
-        f'<p class="{kind}">{escape(line).replace(" %", "&nbsp;%")}</p>' for line in lines
+        f'<p class="{kind}">{safe_text(line).replace(" %", "&nbsp;%")}</p>' for line in lines
     )
 
 
@@ -113,6 +113,7 @@ def headline(
     results: Mapping[str, Any],  # of results.json
     quick: bool = False,  # whether the run was a small one
     next_steps: Sequence[str] = (),  # markup, a line each
+    blind: Sequence[str] = (),  # what the reward model cannot see
 ) -> str:
     "The gain at the lowest temperature, what it is, the other temperature, and what to do next."
     both = judged_twice(results)
@@ -126,7 +127,7 @@ def headline(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
         gain=gain_of(sft, ppo),
         verdict=compare_rates(sft, ppo),
-        sentences=paragraphs(win_sentences(results))
+        sentences=paragraphs([*win_sentences(results), *(line for line in blind if line)])
         + paragraphs(small_print(results, quick), "small"),
         picture=gain_picture([row for pair in both for row in pair]),
         next=f"<ul>{''.join(f'<li>{line}</li>' for line in next_steps)}</ul>",

@@ -19,6 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.files import write_text_atomic
+from rlhf_nb.ui.blind_spots import blind_sentence, outcome_sentence
 from rlhf_nb.ui.episodes import episode_signals, when
 from rlhf_nb.ui.gain import compare_rates as compare_rates
 from rlhf_nb.ui.gain import headline
@@ -29,13 +30,13 @@ from rlhf_nb.ui.html import (
     missing_note,
     number_text,
     percent,
-    safe_prose,
     safe_text,
     section_page,
 )
+from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viewer import episode_markup
-from rlhf_nb.ui.viz import Html, curves, signed
+from rlhf_nb.ui.viz import Html, curves
 
 PANELS = (  # title, unit, metrics of which the first that was logged is drawn
     ("Score", "reward model's points", ("objective/raw_scores", "objective/scores")),
@@ -242,81 +243,6 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return f'<div class="pair">{"".join(tables)}</div><p>{hint}</p>'
 
 
-def completions_of_run(folder: Path) -> pd.DataFrame:
-    """Both tables of completions side by side: query, reference, and for each model there is
-    `text_…`, `score_…`, `gold_…`."""
-    parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
-    for name in ("sft", "ppo"):
-        path = folder / "completions" / f"{name}.csv"
-        if not path.is_file():
-            continue
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-        if absent := wanted - set(frame.columns):
-            raise ValueError(
-                f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge "
-                "again."
-            )
-        for column in ("score", "gold"):
-            frame[column] = pd.to_numeric(frame[column], errors="coerce")
-        frame["nth"] = frame.groupby("query").cumcount()
-        frame = frame.rename(
-            columns={
-                "model response": f"text_{name}",
-                "score": f"score_{name}",
-                "gold": f"gold_{name}",
-            }
-        )
-        parts.append(frame.set_index(["query", "nth", "reference"]))
-    return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame()
-
-
-def _card(title: str, row: Mapping[str, Any]) -> str:
-    "One post and the summaries of it."
-
-    def number(name: str) -> str | None:
-        return signed(float(row[name])) if pd.notna(row[name]) else None
-
-    lines = [["Reference", str(row["reference"]).strip(), None, None]]
-    for who in ("sft", "ppo"):
-        if pd.notna(row.get(f"text_{who}")):
-            text = row[f"text_{who}"].strip() or "(nothing)"
-            lines.append([who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")])
-    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
-    return (
-        f'<div class="card post"><h4>{escape(title)}</h4>'
-        f'<p class="query">{safe_prose(row["query"])}</p>{table}</div>'
-    )
-
-
-def posts_section(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
-    "Some posts with all their summaries, and a count over all of them."
-    if not len(frame):
-        return missing_note(
-            "No completions yet: the stage judge writes completions/sft.csv and "
-            "completions/ppo.csv."
-        )
-    n = f"{len(frame):,}"
-    rows = [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
-    unpicked = "".join(_card(f"Post {i + 1:,} of {n}", row) for i, row in enumerate(rows[:first]))
-    unpicked = "<h3>The first posts, unpicked</h3>" + unpicked
-    if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
-        return missing_note("Only one of the two models has completions so far.") + unpicked
-    gain = frame["gold_ppo"] - frame["gold_sft"]
-    counts = (
-        f"<p>Score is the reward model's, gold the judge's. Of {n} posts PPO's gold points are "
-        f"higher than SFT's on {(gain > 0).sum():,}, equal on {(gain == 0).sum():,}, lower on "
-        f"{(gain < 0).sum():,}.</p>"
-    )
-    lost = gain[gain < 0].sort_values(kind="stable").index[:worst]
-    harm = (
-        "".join(
-            _card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i]) for i in lost
-        )
-        or "<p>Nowhere: it lost points on no post.</p>"
-    )
-    return f"{counts}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
-
-
 def _first_middle_last(folder: Path) -> list[Rollout]:
     """The rollouts of the first, the middle and the last update (of one rank where there are
     several)."""
@@ -374,7 +300,7 @@ def rollouts_section(rollouts: Sequence[Rollout], count: int = 3) -> str:
     return f"<p>{hint}</p>" + "".join(parts)
 
 
-def next_steps(folder: Path) -> list[str]:
+def next_steps(folder: Path, examples: bool) -> list[str]:
     "Links to the pages of rollouts that are beside the report, and the command that writes one."
     pages = sorted(path.name for path in folder.glob("rollouts*.html"))
     links = [
@@ -382,10 +308,12 @@ def next_steps(folder: Path) -> list[str]:
         for name in pages
     ]
     again = "writes that page again, or others" if pages else "writes a page of the rollouts"
+    below = '<a href="#s0">The best and the worst summary</a>, with every fact marked'
     return [
         *links,
         f"<code>rlhf-nb view .</code> in the folder of this report {again}: what PPO did to each "
         "summary, token by token",
+        *([below] if examples else []),
     ]
 
 
@@ -413,13 +341,18 @@ def report(
         )
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
+    completions = completions_of_run(folder)
+    blind = [blind_sentence(results.get("reward") or {}), outcome_sentence(completions)]
+    examples = examples_section(completions)
+    steps = next_steps(folder, bool(examples))
     sections = {
-        "Verdict": headline(results, settings.get("quick", False), next_steps(folder)),
+        "Verdict": headline(results, settings.get("quick", False), steps, blind),
+        **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
         "Curves": curve_panels(metrics),
         "Time": times_section(metrics),
         "Reward model": reward_section(results),
-        "Completions side by side": posts_section(completions_of_run(folder)),
+        "Completions side by side": posts_section(completions),
         "Rollouts": rollouts_section(_first_middle_last(folder)),
         "Settings": _settings(settings),
     }
