@@ -27,7 +27,7 @@ from rlhf_nb.cli.demo import demo
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
 from rlhf_nb.models import load_policy, load_tokenizer, tiny_policy
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.ranges import BETWEEN_QUICK_SEEDS
+from rlhf_nb.runtime.ranges import SEEDS
 from rlhf_nb.tldr import mini_tldr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -45,7 +45,7 @@ TINY = dict(
     evaluations=1,
     threads=1,
 )
-PROMISED = """settings.json metrics.jsonl results.json curves.png report.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
+PROMISED = """settings.json metrics.jsonl results.json curves.png rollouts.html report.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
 sft/model.safetensors sft/config.json sft/tokenizer.json reward/model.safetensors reward/config.json reward/tokenizer.json reward/report.json
 ppo/model.safetensors ppo/config.json ppo/tokenizer.json ppo/generation_config.json ppo/README.md ppo/rollouts/update-00000.safetensors ppo/rollouts/update-00002.safetensors""".split()
 
@@ -123,11 +123,13 @@ def test_a_run_leaves_what_is_promised(run):
         folder / "report.html"
     ).read_text().lower()
     assert len(list(csv.reader(open(folder / "completions" / "ppo.csv")))) == 1 + TINY["eval_posts"]
-    assert (
-        "gold win rate against the references" in out
-        and "report.html" in out
-        and "model response" in out
-    )
+    assert len(out.splitlines()) < 80
+    end = out.splitlines()[-3:]
+    assert end[0].startswith("All stages: ") and "What to do next" in end[0]
+    assert end[1] == f"  open {folder / 'report.html'}" and end[2] == f"  rlhf-nb view {folder}"
+    assert "3 of 40 test posts, near-greedy" in out and "model response" not in out
+    assert "Sampled, temperature 1: " in out and out.count("Bad form: ") == 2
+    assert "rollouts.html" in (folder / "report.html").read_text()
     assert [
         len(Rollout.load(path)) for path in sorted((folder / "ppo" / "rollouts").iterdir())
     ] == [32, 32, 32]
@@ -479,7 +481,7 @@ def test_quick_runs_gain():
         for row in one["rows"]
         if row["model"] == "ppo" and row["temperature"] < 1
     ]
-    assert f"{min(wins):.1f} to {max(wins):.1f} % in five quick runs" in BETWEEN_QUICK_SEEDS
+    assert f"{min(wins):.1f} to {max(wins):.1f} % in five quick runs" in SEEDS["quick"]
     worse = json.loads(json.dumps(runs[0]["rows"]))
     next(r for r in worse if r["model"] == "ppo" and r["temperature"] == 1)["malformed"] = 0.03
     assert quick_demo.verdict(worse) == dict(gain=True, apart=True, sampled=True, form=False)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run, check_settings
 from rlhf_nb.cli.help import About
@@ -62,57 +60,6 @@ def demo_parser() -> Parser:
     return Parser(ABOUT, DemoSettings, DemoArguments)
 
 
-def verdict_table(
-    rows: list[dict[str, Any]],  # of results.json
-    reward: dict[str, Any] | None = None,  # of the reward model's report.json
-    paired: Sequence[dict[str, float]] = (),  # of results.json
-    quick: bool = False,
-) -> Table:
-    """Gold win rate against the references, with its 95 % interval, a row for each model; and the
-    difference on the same posts."""
-    from rlhf_nb.runtime.ranges import BETWEEN_QUICK_SEEDS, BETWEEN_SEEDS
-    from rlhf_nb.tldr import FACTS
-
-    title = (
-        f"gold win rate against the references, {rows[0]['posts']:,} test posts (covered: "
-        f"facts of {len(FACTS)})"
-    )
-    caption = None
-    if reward:
-        caption = (
-            f"reward model: {reward['accuracy']:.1%} of held-out pairs in gold order, "
-            f"{reward['probe']:.1%} of the probe"
-        )
-    if paired:
-        between = BETWEEN_QUICK_SEEDS if quick else BETWEEN_SEEDS
-        caption = f"{caption}\n{between}" if caption else between
-    table = Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption
-    )
-    names = "model,T,win rate,95 % interval,covered,invented,bad form,tokens"
-    for name in names.split(","):
-        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row["model"],
-            f"{row['temperature']:g}",
-            f"{row['win_rate']:.1%}",
-            f"{row['low']:.1%}-{row['high']:.1%}",
-            f"{row['covered']:.2f}",
-            f"{row['invented']:.3f}",
-            f"{row['malformed']:.1%}",
-            f"{row['length']:.1f}",
-        )
-    for row in paired:
-        table.add_row(
-            "ppo - sft",
-            f"{row['temperature']:g}",
-            f"{row['difference']:+.1%}",
-            f"{row['low']:+.1%} to {row['high']:+.1%}",
-        )
-    return table
-
-
 def demo(
     settings: DemoSettings,
     fresh: bool = False,  # start over
@@ -130,6 +77,9 @@ def stages(run: Run) -> dict[str, Any]:
     from transformers import set_seed  # seconds that a mistake in the settings does not wait for
 
     from rlhf_nb.cli import demo_stages
+    from rlhf_nb.cli.demo_log import print_end
+    from rlhf_nb.ui.browser import browse
+    from rlhf_nb.ui.posts import completions_of_run
     from rlhf_nb.ui.report import report, run_curves
 
     with demo_stages.quiet():
@@ -146,12 +96,13 @@ def stages(run: Run) -> dict[str, Any]:
             with run.stage(name, title):
                 getattr(demo_stages, f"{name}_stage")(run, world, tokenizer)
         with run.stage("judge", f"the gold judge reads {settings.eval_posts:,} test posts"):
-            rows = demo_stages.judge_stage(run, world, tokenizer)
+            demo_stages.judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
-    quick = all(getattr(settings, name) == value for name, value in QUICK.items())
-    run_curves(run.logs()).savefig(run.folder / "curves.png", dpi=130)
-    run.console.print(verdict_table(rows, results["reward"], results.get("paired", ()), quick))
-    run.console.print(f"open {report(run.folder)}", markup=False, soft_wrap=True)
+    logs, folder = run.logs(), run.folder
+    run_curves(logs).savefig(folder / "curves.png", dpi=130)
+    browse(folder).save_html(folder / "rollouts.html")
+    seconds = sum(line["seconds"] for line in logs if line.get("event") == "done")
+    print_end(run.console, results, completions_of_run(folder), seconds, folder, report(folder))
     return results
 
 

@@ -97,7 +97,14 @@ def check_settings(s: DemoSettings) -> None:
 
 
 STAGES = ("sft", "pairs", "reward", "ppo")  # each a folder
-FILES = ("settings.json", "metrics.jsonl", "results.json", "curves.png", "report.html")
+FILES = (
+    "settings.json",
+    "metrics.jsonl",
+    "results.json",
+    "curves.png",
+    "rollouts.html",
+    "report.html",
+)
 MARK = "demo.json"  # names the run that wrote a folder
 
 

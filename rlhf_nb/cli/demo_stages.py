@@ -40,7 +40,6 @@ from rlhf_nb.evaluate import (
     judge_completions,
     outcomes,
     paired_interval,
-    print_table,
 )
 from rlhf_nb.models import (
     load_policy,
@@ -412,9 +411,7 @@ def paired_row(ppo: list[float], sft: list[float], temperature: float) -> dict[s
     return dict(temperature=temperature, difference=difference, low=low, high=high, posts=len(ppo))
 
 
-def judge_stage(
-    run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase
-) -> list[dict[str, Any]]:
+def judge_stage(run: Run, world: DatasetDict, tokenizer: PreTrainedTokenizerBase) -> None:
     "SFT and PPO on the same test posts, near-greedy and at temperature 1, by the gold judge."
     s, posts, rows = run.settings, world["test"], []
     truths = [json.loads(facts) for facts in posts["facts"]]
@@ -442,9 +439,6 @@ def judge_stage(
             frame.assign(gold=[v.gold for v in golds], reference=posts["completion"]).to_csv(
                 run.folder / "completions" / f"{name}.csv", index=False
             )
-            print_table(
-                frame, f"{name}: near-greedy completions of test posts", console=run.console
-            )
     results = dict(
         kind=kind_of(s),
         reward=json.loads((run.folder / "reward" / "report.json").read_text()),
@@ -455,4 +449,3 @@ def judge_stage(
         ],
     )
     write_text_atomic(run.folder / "results.json", json.dumps(results, indent=1))
-    return rows

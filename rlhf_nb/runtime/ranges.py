@@ -7,15 +7,10 @@ import math
 from typing import NamedTuple
 
 # Near-greedy, over ten runs of `rlhf-nb demo` (five seeds, twice): see the README.
-BETWEEN = (
-    "ppo - sft: paired, on the same posts, of this one run; between training seeds the near-greedy "
-    "rate moves by more ({})"
-)
 SEEDS = dict(  # by the kind of run, which `rlhf_nb.cli.demo_run.kind_of` names
     usual="79.8 to 98.7 % in ten runs",
     quick="89.2 to 97.2 % in five quick runs",  # benchmarks/quick_demo.py
 )
-BETWEEN_SEEDS, BETWEEN_QUICK_SEEDS = (BETWEEN.format(SEEDS[kind]) for kind in ("usual", "quick"))
 
 DEMO = "five runs of `rlhf-nb demo`, seeds 10 to 14 (`benchmarks/healthy_ranges.py`)"
 DEFINED = "by definition"

@@ -1,0 +1,117 @@
+"The end of the demo's log: three posts, what PPO gained, and what to do next."
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_nb.runtime.ranges import SEEDS
+from rlhf_nb.runtime.terminal import terminal_text
+from rlhf_nb.ui.facts import claims_of, facts_told
+from rlhf_nb.ui.gain import compare_rates, gain_of, judged_twice, win_sentences
+from rlhf_nb.ui.html import duration
+from rlhf_nb.ui.posts import spread_posts
+
+STYLES = dict(covered="bold dodger_blue2", invented="bold dark_orange")
+
+
+def signs_of(console: Console) -> dict[str, str]:
+    "The sign behind a fact, beside its colour: what the terminal's encoding has."
+    try:
+        "✓✗".encode(console.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return dict(covered="+", invented="!")
+    return dict(covered="✓", invented="✗")
+
+
+def short_post(post: str) -> str:
+    "Where a post was sent and what it tells, without its title and its empty lines."
+    found = re.match(r"SUBREDDIT: (r/\w+)\n+TITLE: .*\n+POST: (.*)", post, re.DOTALL)
+    if not found:
+        return post
+    story = re.sub(r"\n+(TL;DR:\s*$)?", " ", found[2]).strip()
+    return f"{found[1]}: {story}"
+
+
+def claims_text(summary: str, facts: Mapping[str, str], console: Console) -> Text:
+    "A summary whose facts are marked as covered or invented, and the number of those it misses."
+    claims, signs, text = claims_of(summary, facts), signs_of(console), Text()
+    for word in re.split(r"(\w+)", summary):
+        kind = next((kind for kind in STYLES if word in claims[kind]), "")
+        marked = word + signs.get(kind, "")
+        text.append(str(terminal_text(marked, console)), STYLES.get(kind))
+    if claims["missing"]:
+        text.append(f"\nmissing: {', '.join(claims['missing'])}", "dim")
+    return text
+
+
+def posts_table(
+    frame: pd.DataFrame,  # of `completions_of_run`
+    console: Console,
+    count: int = 3,
+) -> Table:
+    "Some posts, each of another subreddit, with the summaries of SFT and PPO side by side."
+    signs = signs_of(console)
+    table = Table(
+        box=SIMPLE_HEAD,
+        show_lines=True,
+        pad_edge=False,
+        expand=True,
+        title=f"{min(count, len(frame))} of {len(frame):,} test posts, near-greedy: facts covered "
+        f"{signs['covered']}, invented {signs['invented']}",
+    )
+    for name, ratio in (("post", 4), ("SFT", 3), ("PPO", 4)):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    for i in spread_posts(frame["query"].tolist(), count):
+        post, facts = frame["query"][i], facts_told(frame["query"][i])
+        texts = [frame[f"text_{model}"][i].strip() for model in ("sft", "ppo")]
+        table.add_row(
+            terminal_text(short_post(post), console),
+            *(
+                claims_text(text, facts, console) if facts else terminal_text(text, console)
+                for text in texts
+            ),
+        )
+    return table
+
+
+def gain_lines(results: Mapping[str, Any]) -> list[str]:
+    "What PPO gained at both temperatures, and how far training seeds move it."
+    sft, ppo = judged_twice(results)[0]
+    lines = [f"{gain_of(sft, ppo)} points. {compare_rates(sft, ppo)}", *win_sentences(results)]
+    if found := SEEDS.get(results.get("kind", "")):
+        lines.append(f"Between training seeds PPO's near-greedy rate moves: {found}.")
+    return lines
+
+
+def print_end(
+    console: Console,
+    results: Mapping[str, Any],
+    frame: pd.DataFrame,  # of `completions_of_run`
+    seconds: float,  # of all stages, in whichever call they ran
+    folder: Path,
+    page: Path,  # the report
+) -> None:
+    "Three posts, the gain, the time and the two next steps."
+    console.print(posts_table(frame, console))
+    gain, *lines = gain_lines(results)
+    console.print(terminal_text(gain, console), style="bold")
+    for line in lines:
+        console.print(terminal_text(line, console))
+    console.print(
+        f"\nAll stages: {duration(seconds)}. What to do next:\n"
+        f"  open {page}\n"
+        f"  rlhf-nb view {shlex.quote(str(folder))}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
