@@ -970,7 +970,17 @@ def write_run(folder, word=lambda text: text, updates=5, curves=False):
         judged("ppo", 0.01, 0.801, 0.783, 0.818),
         judged("ppo", 1.0, 0.61, 0.59, 0.63),
     ]
-    (folder / "results.json").write_text(json.dumps(dict(reward=reward, verdict=verdict)))
+    made = dict(
+        command=word("rlhf-nb demo --seed 3"),
+        versions={word("torch"): word("2.0")},
+        commit=word("0123456789ab"),
+        machine=word("A CPU"),
+        threads=2,
+        date="2026-01-02 03:04 UTC",
+    )
+    (folder / "results.json").write_text(
+        json.dumps(dict(made=made, reward=reward, verdict=verdict))
+    )
     for who, golds in (("sft", range(12)), ("ppo", [5] * 12)):
         put = lambda text: (
             word(text).replace("\ud800", "").replace("\x00", "")
@@ -1026,6 +1036,7 @@ def test_report_has_it_all(whole):
         "Reward model",
         "Completions side by side",
         "Rollouts",
+        "To reproduce it",
         "Settings",
     ]
     assert "+38 points PPO improved on SFT." in text and reader.all("p")[1]["title"] == "37.8"
@@ -1039,6 +1050,9 @@ def test_report_has_it_all(whole):
         ["PPO", "0.01", "80.1 %", "78.3 to 81.8 %"],
         ["PPO", "1", "61.0 %", "59.0 to 63.0 %"],
     ]
+    made = next(table for table in after if table[0][0] == "What")
+    assert made[0][1] == "As stage judge ran" and made[1] == ["Command", "rlhf-nb demo --seed 3"]
+    assert made[2] == ["Versions", "torch 2.0"]
     stages = {row[0]: row[2] for row in after[0]}
     assert (
         stages["sft"] == "1 min 2 s"
@@ -1119,7 +1133,7 @@ def test_missing_pieces_are_said(run, piece):
     assert PIECES[piece] in reader.text
     assert sum(a.get("class") == "missing" for _, a in reader.seen) == {
         "metrics.jsonl": 2,
-        "results.json": 3,
+        "results.json": 4,
     }.get(piece, 1)
 
 
@@ -1133,7 +1147,7 @@ def test_a_run_that_has_just_begun(tmp_path):
                 if a.get("class") == "missing"
             ]
         )
-        == 8
+        == 9
     )
     (tmp_path / "settings.json").unlink()
     (tmp_path / "metrics.jsonl").write_text(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run, check_settings
+from rlhf_nb.cli.demo_run import DemoSettings, Run, check_settings, with_quick
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Index, setting
@@ -110,9 +110,7 @@ def demo_command(words: Sequence[str]) -> None:
     "`rlhf-nb demo`."
     settings, options = demo_parser().settings(words)
     if options.quick:
-        usual = DemoSettings()
-        left = {k: v for k, v in QUICK.items() if getattr(settings, k) == getattr(usual, k)}
-        settings = replace(settings, **left)
+        settings = with_quick(settings)
     check_settings(settings)
     if options.threads != 0:
         import torch

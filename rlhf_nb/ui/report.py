@@ -34,6 +34,7 @@ from rlhf_nb.ui.html import (
     section_page,
 )
 from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
+from rlhf_nb.ui.reproduce import made_of, reproduce_section
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viewer import episode_markup
 from rlhf_nb.ui.viz import Html, curves
@@ -354,6 +355,7 @@ def report(
         "Reward model": reward_section(results),
         "Completions side by side": posts_section(completions),
         "Rollouts": rollouts_section(_first_middle_last(folder)),
+        "To reproduce it": reproduce_section(made_of(folder, results), metrics),
         "Settings": _settings(settings),
     }
     lead = [
