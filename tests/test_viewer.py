@@ -829,7 +829,7 @@ def test_curves_draw_what_was_logged():
         "Facts covered",
         "Facts invented",
         "KL to the reference",
-        "Entropy of the policy",
+        "Entropy of a response, by its samples",
         "Clipped ratios",
         "Variance the value explains",
         "Response length",
@@ -890,7 +890,7 @@ def test_curves_survive_bad_lines_and_refuse_nothing():
     figure = run_curves(iter(metrics))
     figure.canvas.draw()
     assert points(panels(figure)["KL to the reference"]) == [[8, 2], [24, 6]] and points(
-        panels(figure)["Entropy of the policy"]
+        panels(figure)["Entropy of a response, by its samples"]
     ) == [[8, 9], [16, 9]]
     assert json.dumps(metrics) == before
     for nothing in (

@@ -142,6 +142,12 @@ def packed_update(
     return gzip.compress(len(text).to_bytes(4, "little") + text + body, 9, mtime=0)
 
 
+def header_of(packed: bytes) -> dict[str, Any]:
+    "The JSON header of a packed update."
+    whole = gzip.decompress(packed)
+    return json.loads(whole[4 : 4 + int.from_bytes(whole[:4], "little")])
+
+
 def _width(r: Rollout, episode: int, after: bool) -> int:
     "How many columns of an episode are stored: its tokens, and one more where the score is paid."
     n, rewards = int(r.mask[episode].sum()), r.rewards

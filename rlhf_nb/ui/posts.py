@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from rlhf_nb.ui.facts import facts_told, judged_text, post_with_facts
-from rlhf_nb.ui.html import data_table, missing_note, safe_prose
+from rlhf_nb.ui.html import data_table, element, missing_note, safe_prose
+from rlhf_nb.ui.places import NO_PAGE, SavedPage, page_link, prompt_link
 from rlhf_nb.ui.viz import signed
 
 
@@ -80,7 +81,7 @@ def best_and_worst(frame: pd.DataFrame) -> list[int]:
     return [best, (other or least)[0]]
 
 
-def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
+def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPage = NO_PAGE) -> str:
     "One post and the summaries of it; its facts are marked where the text tells them."
     facts = facts_told(str(row["query"]))
 
@@ -98,7 +99,8 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
     head = f"<h{level}>{escape(title)}</h{level}>"
-    return f'<div class="card post">{head}<p class="query">{query}</p>{table}</div>'
+    link = element("p", found) if (found := prompt_link(page, row["query"])) else ""
+    return f'<div class="card post">{head}<p class="query">{query}</p>{table}{link}</div>'
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -133,7 +135,17 @@ def examples_section(frame: pd.DataFrame) -> str:
     return f'{rule}{LEGEND}<div class="examples">{cards}</div>'
 
 
-def posts_section(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
+def elsewhere(frame: pd.DataFrame, page: SavedPage) -> str:
+    "Where to read rollouts, if no post of the table is among those of a page."
+    if not page.name or any(prompt_link(page, post) for post in frame["query"].unique()):
+        return ""
+    link = page_link(page, page.name)
+    return element("p", "The rollouts are of other posts, those of training: see ", link, ".")
+
+
+def posts_section(
+    frame: pd.DataFrame, first: int = 6, worst: int = 3, page: SavedPage = NO_PAGE
+) -> str:
     "Some posts with all their summaries, and a count over all of them."
     if not len(frame):
         return missing_note(
@@ -142,7 +154,7 @@ def posts_section(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
         )
     n, rows = f"{len(frame):,}", rows_of(frame)
     unpicked = "".join(
-        post_card(f"Post {i + 1:,} of {n}", rows[i])
+        post_card(f"Post {i + 1:,} of {n}", rows[i], page=page)
         for i in spread_posts(frame["query"].tolist(), first)
     )
     unpicked = (
@@ -158,9 +170,9 @@ def posts_section(frame: pd.DataFrame, first: int = 6, worst: int = 3) -> str:
     )
     harm = (
         "".join(
-            post_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i])
+            post_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
             for i in most_harmed(frame, worst)
         )
         or "<p>Nowhere: it lost points on no post.</p>"
     )
-    return f"{counts}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
+    return f"{counts}{elsewhere(frame, page)}{unpicked}<h3>Where PPO did most harm</h3>{harm}"

@@ -26,6 +26,7 @@ from rlhf_nb.ui.gain import headline
 from rlhf_nb.ui.html import (
     data_table,
     duration,
+    element,
     exact,
     missing_note,
     number_text,
@@ -33,6 +34,7 @@ from rlhf_nb.ui.html import (
     safe_text,
     section_page,
 )
+from rlhf_nb.ui.places import NO_PAGE, SavedPage, episode_link, saved_page, update_links
 from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
 from rlhf_nb.ui.reproduce import made_of, reproduce_section
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
@@ -45,7 +47,7 @@ PANELS = (  # title, unit, metrics of which the first that was logged is drawn
     ("Facts covered", "per summary, gold judge", ("gold/covered",)),
     ("Facts invented", "per summary, gold judge", ("gold/invented",)),
     ("KL to the reference", "nats per episode", ("objective/kl",)),
-    ("Entropy of the policy", "nats per episode", ("objective/entropy",)),
+    ("Entropy of a response, by its samples", "nats per response", ("objective/entropy",)),
     ("Clipped ratios", "share of tokens", ("policy/clipfrac_avg",)),
     ("Variance the value explains", "1: all of it", ("val/explained_variance",)),
     ("Response length", "tokens", ("tokens/response_length",)),
@@ -167,8 +169,8 @@ def story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
     return f"{title} ({unit}): {ends[0]}, {ends[1]}."
 
 
-def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> str:
-    "A picture for each panel."
+def curve_panels(metrics: Sequence[Mapping[str, Any]], links: str = "") -> str:
+    "A picture for each panel, and links to updates of it."
     frame = ppo_lines(metrics)
     pictures = [
         _picture(_draw(frame, [panel], ncols=1), story(frame, *panel))
@@ -180,7 +182,7 @@ def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> str:
         "Where the score goes on rising and gold turns down, the policy has found what the "
         "reward model likes and nobody else does."
     )
-    return f'<div class="panels">{"".join(pictures)}</div><p>{hint}</p>'
+    return f'<div class="panels">{"".join(pictures)}</div><p>{hint}</p>{links}'
 
 
 _STAGES = dict(
@@ -280,7 +282,11 @@ def _scale(rollouts: Sequence[Rollout], rows: Sequence[Sequence[int]], name: str
     return max((abs(float(x)) for x in numbers if math.isfinite(x) and x != 0), default=None)
 
 
-def rollouts_section(rollouts: Sequence[Rollout], count: int = 3) -> str:
+def rollouts_section(
+    rollouts: Sequence[Rollout],
+    count: int = 3,
+    page: SavedPage = NO_PAGE,
+) -> str:
     "Some episodes of each rollout, with KL and advantage under every token."
     if not rollouts:
         return missing_note("No rollouts yet: the stage ppo writes ppo/rollouts.")
@@ -289,8 +295,15 @@ def rollouts_section(rollouts: Sequence[Rollout], count: int = 3) -> str:
     for rollout, part in zip(rollouts, rows):
         there = [name for name in scales if getattr(rollout, name) is not None]
         strips = {name: scales[name] for name in there}
+        update = rollout.info.get("update")
         cards = "".join(
-            f'<div class="card">{episode_markup(rollout, i, strips, fold=True)}</div>' for i in part
+            element(
+                "div",
+                episode_markup(rollout, i, strips, fold=True),
+                element("p", link) if (link := episode_link(page, update, i)) else "",
+                class_="card",
+            )
+            for i in part
         )
         parts.append(f"<h3>{escape(when(rollout))}</h3>{cards}")
     hint = (
@@ -346,15 +359,17 @@ def report(
     blind = [blind_sentence(results.get("reward") or {}), outcome_sentence(completions)]
     examples = examples_section(completions)
     steps = next_steps(folder, bool(examples))
+    page, rollouts = saved_page(folder), _first_middle_last(folder)
+    links = update_links(page, [rollout.info.get("update") for rollout in rollouts])
     sections = {
         "Verdict": headline(results, settings.get("quick", False), steps, blind),
         **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
-        "Curves": curve_panels(metrics),
+        "Curves": curve_panels(metrics, links),
         "Time": times_section(metrics),
         "Reward model": reward_section(results),
-        "Completions side by side": posts_section(completions),
-        "Rollouts": rollouts_section(_first_middle_last(folder)),
+        "Completions side by side": posts_section(completions, page=page),
+        "Rollouts": rollouts_section(rollouts, page=page),
         "To reproduce it": reproduce_section(made_of(folder, results), metrics),
         "Settings": _settings(settings),
     }
