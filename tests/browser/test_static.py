@@ -562,6 +562,18 @@ def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Cal
     assert in_prompt("missing") == ["tent", "monday", "sad", "sue"]
     plain = read(view(rollout(2, 3)).save_html(tmp_path / "plain.html"))
     assert not plain.page.locator("mark").count()
+    run = run_of(tmp_path / "run", 1, lambda u: r.with_(info=dict(update=u)))
+    (run / "completions").mkdir()
+    (run / "completions" / "sft.csv").write_text(
+        f'query,model response,score\n"{post}","<i>my boss</i> sold my lamp.",1.5\n'
+    )
+    file = read(browse(run).save_html(tmp_path / "run.html"))
+    file.press("g")
+    file.page.wait_for_selector(".panel mark")
+    marks = file.page.locator(".panel mark")
+    assert marks.all_inner_texts() == ["boss✓", "sold✓", "lamp✗"]
+    assert marks.last.get_attribute("class") == "invented"
+    assert "<i>my boss✓</i> sold✓ my lamp✗." in file.text(".panel")
 
 
 # catches: a suspect whose button leads elsewhere, a heading without suspects

@@ -320,6 +320,15 @@ export const reader = (root, source) => {
     if (!pieces.length) make("em", { parent: box, text: "(nothing)" });
   };
   const known = row => row && claimsOf(row, source.slots ?? {});
+  const judged = (box, answer, asked) => {  // words with a mark where they claim a fact
+    const pieces = answer.split(/([\p{L}\p{N}_]+)/u);
+    const claim = claimsOf({ prompt: asked, pieces, text: answer }, source.slots ?? {});
+    pieces.forEach((piece, t) => {
+      const kind = claim?.marks[t];
+      if (kind) make("mark", { parent: box, text: piece + (kind === "covered" ? "✓" : "✗"), className: kind, title: kind });
+      else box.append(piece);
+    });
+  };
   const drawPrompt = (row, claim) => {
     prompt.replaceChildren();
     const truth = row.prompt.facts;
@@ -500,7 +509,7 @@ export const reader = (root, source) => {
       make("h3", { parent: panel, text: "Completions of this prompt" });
       for (const one of completed) {
         const line = make("p", { parent: panel, text: `${one.table}: ` });
-        make("bdi", { parent: line, text: one.answer || "(nothing)" });
+        judged(make("bdi", { parent: line }), one.answer || "(nothing)", row.prompt);
         if (one.score) line.append(` · score ${one.score}`);
       }
     }
