@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.facts import facts_told, judged_text, post_with_facts
 from rlhf_nb.ui.html import data_table, element, missing_note, safe_prose
 from rlhf_nb.ui.places import NO_PAGE, SavedPage, page_link, prompt_link
@@ -98,22 +99,15 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPag
             lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
     table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
-    head = f"<h{level}>{escape(title)}</h{level}>"
     link = element("p", found) if (found := prompt_link(page, row["query"])) else ""
-    return f'<div class="card post">{head}<p class="query">{query}</p>{table}{link}</div>'
+    return asset("post.html").format(
+        level=level, title=escape(title), query=query, table=table, link=link
+    )
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     "A table as one dictionary a row."
     return [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
-
-
-LEGEND = (
-    '<p class="legend">In a summary: <mark class="fact covered">a fact covered✓</mark> '
-    '<mark class="fact invented">one invented✗</mark> '
-    '<mark class="fact missing">○ one missing</mark>. '
-    "In a post its facts are bold. Score is the reward model's, gold the judge's.</p>"
-)
 
 
 def examples_section(frame: pd.DataFrame) -> str:
@@ -127,12 +121,7 @@ def examples_section(frame: pd.DataFrame) -> str:
         post_card(f"{name}: {signed(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
         for name, i in zip(names, best_and_worst(frame))
     )
-    rule = (
-        f"<p>Of all {len(frame):,} test posts, near-greedy: the one on which PPO gained most gold "
-        "points over SFT, and the one on which it gained least. Of equals the first in the test "
-        "set; the worst from another subreddit than the best, where one is as bad.</p>"
-    )
-    return f'{rule}{LEGEND}<div class="examples">{cards}</div>'
+    return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
 
 
 def elsewhere(frame: pd.DataFrame, page: SavedPage) -> str:
@@ -157,22 +146,19 @@ def posts_section(
         post_card(f"Post {i + 1:,} of {n}", rows[i], page=page)
         for i in spread_posts(frame["query"].tolist(), first)
     )
-    unpicked = (
-        "<h3>Posts, unpicked</h3><p>The first post of each subreddit, then the second of each, "
-        f"until there are {first}: chosen by the posts alone.</p>{LEGEND}{unpicked}"
-    )
+    unpicked = asset("posts.html").format(first=first, legend=asset("legend.html"), cards=unpicked)
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return missing_note("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]
-    counts = (
-        f"<p>Of {n} posts PPO's gold points are higher than SFT's on {(gain > 0).sum():,}, equal "
-        f"on {(gain == 0).sum():,}, lower on {(gain < 0).sum():,}.</p>"
+    higher, equal, lower = (f"{x.sum():,}" for x in (gain > 0, gain == 0, gain < 0))
+    counts = element(
+        "p",
+        f"Of {n} posts PPO's gold points are higher than SFT's on {higher}, equal on {equal}, "
+        f"lower on {lower}.",
     )
-    harm = (
-        "".join(
-            post_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
-            for i in most_harmed(frame, worst)
-        )
-        or "<p>Nowhere: it lost points on no post.</p>"
-    )
-    return f"{counts}{elsewhere(frame, page)}{unpicked}<h3>Where PPO did most harm</h3>{harm}"
+    harm = "".join(
+        post_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
+        for i in most_harmed(frame, worst)
+    ) or element("p", "Nowhere: it lost points on no post.")
+    worse = element("h3", "Where PPO did most harm")
+    return f"{counts}{elsewhere(frame, page)}{unpicked}{worse}{harm}"
