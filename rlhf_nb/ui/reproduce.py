@@ -50,7 +50,7 @@ def reproduce_section(
         ("Command", element("code", safe_text(one["command"]))),
         ("Versions", versions),
         ("Commit", one.get("commit") or "the installed package: there is no checkout"),
-        ("Machine", f"{one['machine']}; {one['threads']} threads of torch"),
+        ("Machine", f"{one['machine']}; threads of torch: {one['threads']}"),
         ("Date", one["date"]),
         ("Time", f"{duration(sum(took.values()))} for all stages" if took else None),
     ]
