@@ -506,9 +506,9 @@ def page(project: Project, name: str, out: Path, tail: str = "") -> dict:
         project.complaints.append(
             f"{project.written(name)} has no title: its first cell should open with '# Title'."
         )
-    if name == "index":  # after the title and the sentence below it
-        *opening, rest = text(cells[0]).split("\n\n", 2)
-        cells[:1] = [markdown_cell(x) for x in ("\n\n".join(opening), landing(project), rest)]
+    if name == "index":  # the pictures and the number at its head are the README's alone
+        first = next((i for i, cell in enumerate(cells) if text(cell).startswith("## ")), 1)
+        cells[1:first] = [markdown_cell(landing(project))]
     else:
         cells.insert(1, markdown_cell(about(project, name)))
     return nb | dict(

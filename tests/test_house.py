@@ -30,6 +30,10 @@ EXEMPT = {
         "lessons_assert",
     ): "it is rendered as the README: what it shows is asserted on the pages it leads to",
     ("index", "outputs_are_kept"): "its code cells may be commands to copy",
+    ("map", "exports_its_module"): "a list of the pages: it exports nothing",
+    ("map", "lessons_assert"): "it has no code",
+    ("results", "exports_its_module"): "figures and how they came about: it exports nothing",
+    ("results", "lessons_assert"): "it shows the file that a benchmark wrote",
     (
         "00_tour",
         "exports_its_module",
