@@ -45,6 +45,7 @@ check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and 
 
 check-widgets: dev  ## part of test: no notebook keeps widget state
 	@$(BIN)/python tests/check_tree.py widgets
+	@$(BIN)/python tests/check_tree.py colab
 
 check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 	@echo "nbdev_test:" && $(TEST_ENV) $(BIN)/nbdev_test --n_workers 2 --timing \

@@ -126,6 +126,7 @@ def pictures() -> dict[Path, str]:
         python=("Python", f"{settings['min_python']} or newer"),
         licence=("licence", {"apache2": "Apache 2.0"}[settings["license"]]),
         version=("version", settings["version"]),
+        colab=("Colab", "run this page"),
     )
     found = {STATIC / f"badge-{name}.svg": badge(*texts) for name, texts in badges.items()}
     return found | {STATIC / "post.svg": post_picture()}

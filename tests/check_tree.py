@@ -5,6 +5,8 @@ and exits with 1 if there is any.
     python tests/check_tree.py widgets   no notebook keeps widget state, nor a widget without it
                                          (--write: remove them)
     python tests/check_tree.py readme    README.md is what nbs/index.ipynb makes (--write: make it)
+    python tests/check_tree.py colab     every page of the course and every lab that has code opens
+                                         in Colab and installs there (--write: put the cells in)
 
 `export` works on a copy: whatever it finds, not a byte of the tree is touched, so that an edit
 made by hand in a module is reported, not lost.
@@ -13,6 +15,7 @@ made by hand in a module is reported, not lost.
 from __future__ import annotations
 
 import argparse
+import configparser
 import json
 import os
 import posixpath
@@ -245,24 +248,91 @@ def check_readme(root: Path, write: bool = False) -> list[str]:
     return problems
 
 
+COLAB = ("colab-link", "colab-setup")  # ids of the two cells
+LINK = (
+    "[![Run this page in Colab](../../docs/static/badge-colab.svg)]"
+    "(https://colab.research.google.com/github/{owner}/blob/{branch}/{page})"
+)
+SETUP = """\
+# @title In Colab, run this cell first. Elsewhere it does nothing.
+#| hide
+import sys
+
+if "google.colab" in sys.modules:
+    %cd -q /content
+    ![ -d {repo} ] || git clone --quiet --depth 1 --branch {branch} {url}
+    %pip install --quiet ./{repo}
+    %cd -q {repo}/{folder}"""
+
+
+def colab_cells(root: Path, page: str) -> list[dict]:
+    "The link, and the cell that gets and installs the package. Addresses are those of settings.ini."
+    ini = configparser.ConfigParser()
+    ini.read(root / "settings.ini", encoding="utf-8")
+    about = ini["DEFAULT"]
+    url, branch = about["git_url"], about["branch"]
+    owner = url.removeprefix("https://github.com/")
+    if owner == url:
+        raise ValueError(f"git_url of settings.ini is {url}: Colab opens pages of github.com.")
+    link = LINK.format(owner=owner, branch=branch, page=page)
+    setup = SETUP.format(repo=about["repo"], branch=branch, url=url, folder=posixpath.dirname(page))
+    return [
+        dict(cell_type="markdown", id=COLAB[0], metadata={}, source=[link]),
+        dict(
+            cell_type="code",
+            id=COLAB[1],
+            execution_count=None,
+            metadata=dict(cellView="form", jupyter=dict(source_hidden=True)),
+            outputs=[],
+            source=setup.splitlines(True),
+        ),
+    ]
+
+
+def check_colab(root: Path, write: bool = False) -> list[str]:
+    """Both cells stand below the opening of each page of the course and each lab that has code,
+    and below the name of the module that it makes."""
+    problems = []
+    for name in sorted(tree(root)):
+        if not re.fullmatch(r"nbs/(course|labs)/[^/]+\.ipynb", name):
+            continue
+        nb = json.loads((root / name).read_bytes())
+        rest = [cell for cell in nb["cells"] if cell.get("id") not in COLAB]
+        if not any(cell["cell_type"] == "code" for cell in rest):
+            continue
+        below = 2 if "".join(rest[1]["source"]).startswith("#| default_exp") else 1
+        cells = [*rest[:below], *colab_cells(root, name), *rest[below:]]
+        if cells == nb["cells"]:
+            continue
+        if write:
+            text = json.dumps(nb | dict(cells=cells), indent=1, sort_keys=True, ensure_ascii=False)
+            (root / name).write_text(text + "\n", encoding="utf-8")
+            print(f"wrote {name}")
+        else:
+            problems.append(
+                f"{name} does not open in Colab as settings.ini says: run `python "
+                "tests/check_tree.py colab --write`, and commit the result."
+            )
+    return problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("check", choices=["export", "widgets", "readme"])
-    parser.add_argument("--write", action="store_true", help="readme, widgets: write it")
+    parser.add_argument("check", choices=["export", "widgets", "readme", "colab"])
+    parser.add_argument("--write", action="store_true", help="all but export: write it")
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="the tree to check (default: this one)"
     )
     args = parser.parse_args()
     if args.write and args.check == "export":
-        parser.error("--write goes with readme and widgets")
+        parser.error("--write goes with readme, widgets and colab")
     if args.check == "export":
         problems = check_export(args.root)
     else:
-        problems = {"readme": check_readme, "widgets": check_widgets}[args.check](
-            args.root, args.write
-        )
+        checks = {"readme": check_readme, "widgets": check_widgets, "colab": check_colab}
+        problems = checks[args.check](args.root, args.write)
     for problem in problems:
         print(f"check_tree: {problem}", file=sys.stderr)
     if not problems and not args.write:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from check_tree import check_export, check_readme, check_widgets, main, relink
+from check_tree import check_colab, check_export, check_readme, check_widgets, main, relink
 
 ROOT = Path(__file__).resolve().parent.parent
 PNG = base64.b64encode(b"\x89PNG not really").decode()
@@ -266,3 +267,95 @@ def test_the_command(project, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["check_tree.py", "export", "--write"])
     with pytest.raises(SystemExit):
         main()
+
+
+# ---- Colab ----
+
+COURSE = ("nbs/course/01_one.ipynb", "nbs/labs/20_two.ipynb", "nbs/course/words.ipynb")
+
+
+@pytest.fixture
+def pages(project) -> Path:
+    "The project, with a page of the course, a lab, and a page without code."
+    for name in COURSE:
+        (project / name).parent.mkdir(exist_ok=True)
+        code = [] if "words" in name else [cell("b", "1 + 1")]
+        write(project / name, cell("a", "# One\n\n> A one."), *code)
+    subprocess.run(["git", "add", "-A"], cwd=project, check=True)
+    return project
+
+
+# catches: a page without the cells, a page that moved, an address of another place, and a second
+# pair of cells where there is one
+def test_pages_open_in_colab(pages):
+    assert [said.split()[0] for said in check_colab(pages)] == list(COURSE[:2])
+    check_colab(pages, write=True)
+    assert not check_colab(pages) and not check_export(pages)
+    page = pages / COURSE[0]
+    nb = json.loads(page.read_text())
+    assert [one["id"] for one in nb["cells"]] == ["a", "colab-link", "colab-setup", "b"]
+    assert (
+        "github/rlhf-nb/rlhf_nb/blob/main/nbs/course/01_one.ipynb)" in nb["cells"][1]["source"][0]
+    )
+    ini = pages / "settings.ini"
+    ini.write_text(ini.read_text().replace("branch = main", "branch = next"))
+    assert len(check_colab(pages)) == 2
+    check_colab(pages, write=True)
+    nb = json.loads(page.read_text())
+    assert len(nb["cells"]) == 4 and "--branch next" in "".join(nb["cells"][2]["source"])
+    page.rename(page.with_name("02_one.ipynb"))
+    assert check_colab(pages)[0].startswith("nbs/course/02_one.ipynb")
+    ini.write_text(ini.read_text().replace("https://github.com/", "https://example.org/"))
+    with pytest.raises(ValueError, match=r"example\.org.*Colab opens pages of github\.com"):
+        check_colab(pages)
+
+
+RUN_CELL = """
+import json, os, sys, types
+from IPython.core.interactiveshell import InteractiveShell
+shell, asked = InteractiveShell.instance(), []
+shell.register_magic_function(lambda line: asked.append((line, os.getcwd())), "line", "pip")
+if {colab}:
+    sys.modules["google.colab"] = types.ModuleType("google.colab")
+for _ in range({times}):
+    shell.run_cell({source!r}, silent=True).raise_error()
+print(json.dumps([asked, os.getcwd()]))
+"""
+
+
+# catches: a cell that is no code, that installs on the reader's own machine, that clones elsewhere
+# than it installs from, that fails where it is run again, that leaves a page far from its files.
+# git, the clone and the shell are real; the address leads to this project's folder, and pip, which
+# needs an index, only writes down what it was asked.
+@pytest.mark.parametrize("colab", [True, False])
+def test_the_cell_for_colab(pages, tmp_path, colab):
+    check_colab(pages, write=True)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "add", "-A"], cwd=pages, check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], cwd=pages, check=True)
+    subprocess.run(["git", "branch", "-M", "main"], cwd=pages, check=True)
+    nb = json.loads((pages / COURSE[1]).read_text())
+    content = tmp_path / "content"
+    content.mkdir()
+    source = "".join(nb["cells"][2]["source"]).replace("/content", str(content))
+    env = os.environ | {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{pages}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/rlhf-nb/rlhf_nb",
+    }
+    env |= {"IPYTHONDIR": str(tmp_path), "GIT_ALLOW_PROTOCOL": "file"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_CELL.format(colab=colab, times=2, source=source)],
+        cwd=content,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    asked, where = json.loads(done.stdout.splitlines()[-1])
+    if colab:
+        assert asked == [["install --quiet ./rlhf_nb", str(content)]] * 2
+        assert Path(where) == content / "rlhf_nb" / "nbs" / "labs"
+        assert (Path(where) / "20_two.ipynb").is_file()
+    else:
+        assert not asked and Path(where) == content and not list(content.iterdir())
