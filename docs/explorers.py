@@ -27,8 +27,11 @@ SAMPLES = 12  # states that a check draws again
 
 def explorers_of(path: Path) -> Iterator[tuple[str, Any]]:
     "Runs a page: the explorers in a frame that its cells show, each with the id of its cell."
+    from IPython.core.inputtransformer2 import TransformerManager
+
     from rlhf_nb.ui.explore import Explorer
 
+    python = TransformerManager()
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     last = max(i for i, cell in enumerate(cells) if has_explorer(cell))
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -36,7 +39,7 @@ def explorers_of(path: Path) -> Iterator[tuple[str, Any]]:
     for cell in cells[: last + 1]:
         if cell["cell_type"] != "code" or "#| eval: false" in text(cell):
             continue
-        body = ast.parse(text(cell)).body
+        body = ast.parse(python.transform_cell(text(cell))).body  # lines for the shell as calls
         shown = body.pop() if body and isinstance(body[-1], ast.Expr) else None
         exec(compile(ast.Module(body, []), cell["id"], "exec"), names)
         value = (

@@ -50,7 +50,7 @@ KEPT = {
 SOURCE = "\n".join(
     ast.get_source_segment(code, node)
     for cell in CELLS
-    if cell["cell_type"] == "code"
+    if cell["cell_type"] == "code" and cell["id"] != "colab-setup"
     for code in ["".join(cell["source"])]
     for node in ast.parse(code).body
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))

@@ -331,7 +331,7 @@ def test_view_of_hostile_numbers():
         "nan",
         "+inf",
         "−inf",
-        "−1.0e+04",
+        "−10,000",
         "0",
     ]
 

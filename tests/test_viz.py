@@ -28,7 +28,8 @@ from rlhf_nb.ui.viz import (
 quick = settings(max_examples=60, deadline=None)
 VOID = {"br", "img", "input", "link", "meta", "hr"}
 ALLOWED = {"div", "table", "caption", "tr", "th", "td", "bdi"}
-ATTRIBUTES = {"style", "scope", "tabindex", "role", "aria-label"}
+ATTRIBUTES = {"style", "scope", "tabindex", "role", "aria-label", "title"}
+PAGES = (("#16191d", "#ffffff"), ("#cfd0d0", "#131416"), ("#e0e0e0", "#111111"))  # ink, paper
 nasty = st.lists(
     st.sampled_from(
         [
@@ -107,6 +108,16 @@ def contrast(a, b):
     return (high + 0.05) / (low + 0.05)
 
 
+def over(colour, paper):
+    "What is seen of a colour that lets the paper through."
+    if colour == "transparent":
+        return paper
+    assert len(colour) == 9
+    end, under = (np.array([int(x[i : i + 2], 16) for i in (1, 3, 5)]) for x in (colour, paper))
+    mixed = under + int(colour[7:], 16) / 255 * (end - under)
+    return "#" + "".join(f"{round(x):02x}" for x in mixed)
+
+
 def check_markup(shown):
     """Holds for every renderer: known tags and attributes alone, headers with a scope, readable
     colours, nothing fetched, no lone surrogate."""
@@ -121,7 +132,9 @@ def check_markup(shown):
             if cell[0] == "th":
                 assert cell[1]["scope"] in ("row", "col")
             if cell[2]:
-                assert contrast(style(cell)["color"], style(cell)["background"]) >= 4.5
+                assert style(cell)["color"] == "inherit"  # of the page's theme, light or dark
+                for ink, paper in PAGES:
+                    assert contrast(ink, over(style(cell)["background"], paper)) >= 4.5
         assert [cell[1].get("scope") for cell in table[0][1:]] == ["col"] * (len(table[0]) - 1)
         assert all(row[0][1].get("scope") == "row" for row in table[1:])
     shown.encode("utf-8"), repr(shown).encode("utf-8")
@@ -135,30 +148,30 @@ def check_markup(shown):
 def test_colour_says_no_more_than_the_sign_and_never_less(value, vmax):
     # catches: an unclamped channel, ends swapped, nan or inf through round(), 0 / 0
     colour = tint(value, vmax)
-    r, _, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    assert len(colour) == 7 and contrast("#111111", colour) >= 4.5
-    if colour != "#ffffff":
+    for ink, paper in PAGES:
+        assert contrast(ink, over(colour, paper)) >= 4.5
+    if colour != "transparent":
+        r, _, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert (r > b) == (value > 0) and value != 0
     if vmax > 0 and abs(value) >= vmax:
-        assert colour == ("#f4a259" if value > 0 else "#7ab0e8")
-    if vmax == 0 or value != value:
-        assert colour == "#ffffff"
+        assert colour == ("#e6781480" if value > 0 else "#2882dc80")
+    if vmax == 0 or value != value or value == 0:
+        assert colour == "transparent"
 
 
 @quick
 @given(st.floats(-10, 10), st.floats(0.1, 10))
 def test_colour_is_the_formula(value, vmax):
-    # catches: a share of its own for each channel, a map that is not linear, black where white
-    # should be
-    end = np.array([244, 162, 89] if value > 0 else [122, 176, 232])
-    want = 255 + np.clip(abs(value) / vmax, 0, 1) * (end - 255)
-    got = [int(tint(value, vmax)[i : i + 2], 16) for i in (1, 3, 5)]
-    assert np.abs(want - got).max() <= 0.5 + 1e-9
+    # catches: a map that is not linear, a share above one
+    share = min(abs(value) / vmax, 1)
+    colour = tint(value, vmax)
+    got = 0 if colour == "transparent" else int(colour[7:], 16)
+    assert abs(got - 127.5 * share) <= 0.5 + 1e-9
 
 
 def test_colour_grows_with_the_number():
-    greens = [int(tint(v, 2.0)[3:5], 16) for v in np.linspace(0, 2, 9)]
-    assert greens == sorted(greens, reverse=True) and len(set(greens)) == 9
+    shares = [tint(v, 2.0)[7:] for v in np.linspace(0.1, 2, 9)]
+    assert shares == sorted(shares) and len(set(shares)) == 9
 
 
 @quick
@@ -166,24 +179,23 @@ def test_colour_grows_with_the_number():
 def test_a_number_keeps_its_sign(value):
     # catches: "-0.00", a sign lost in rounding, a hyphen for a minus, nan with a sign
     text = signed(value)
-    if value > 0:
+    if 0 < abs(value) < 0.005:
+        assert text == "≈0"
+    elif value > 0:
         assert text[0] == "+"
     elif value < 0:
         assert text[0] == "−"
     else:
         assert text in ("0", "nan")
     assert "-" not in text
-    if np.isfinite(value) and value:
-        assert (
-            float(text.replace("−", "-")) == pytest.approx(value, rel=0.06, abs=1e-300)
-            or abs(value) < 0.1
-        )
-    if value and np.isfinite(value):
-        assert float(text.replace("−", "-")) != 0 or abs(value) < 1e-300
+    if np.isfinite(value) and abs(value) >= 0.005:
+        read = float(text.replace("−", "-").replace(",", ""))
+        assert read == pytest.approx(value, abs=0.0051 if abs(value) < 1000 else 0.51, rel=1e-9)
 
 
 def test_numbers_by_hand():
-    got = [signed(v) for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1000.0, -0.5, 0.0)]
+    got = [signed(v) for v in (None, True, 0, -3, 12345, 0.005, 0.0049, 999.994, 1234.5, -0.5, 0.0)]
+    got += [signed(v) for v in (-1e6, 12_345_678.0)]
     assert got == [
         "",
         "true",
@@ -191,11 +203,13 @@ def test_numbers_by_hand():
         "−3",
         "12,345",
         "+0.01",
-        "+4.9e−03",
+        "≈0",
         "+999.99",
-        "+1.0e+03",
+        "+1,234",
         "−0.50",
         "0",
+        "−1.0e+06",
+        "+1.2e+07",
     ]
 
 
@@ -231,7 +245,9 @@ def test_strip_holds_every_token_and_number_in_order(items, name):
     for table in reader.tables:
         for cell, text in zip(table[1][1:], texts(table)[1][1:]):
             if text[0] in "·n0":
-                assert style(cell)["background"] == "#ffffff"
+                assert style(cell)["background"] == "transparent"
+            exact = float(cell[1].get("title", 0))  # a rounded number is whole on hover
+            assert not text.startswith("≈") or 0 < abs(exact) < 0.005
 
 
 @quick
@@ -280,7 +296,8 @@ def test_renderers_are_pure():
 def test_a_reader_without_colour_loses_nothing():
     # catches: two numbers of opposite sign, or of different size, that differ in their ground alone
     def text(value):
-        return repr(token_strip(["a"], [value], vmax=1.0))
+        cell = check_markup(token_strip(["a"], [value], vmax=1.0)).tables[0][1][1]
+        return cell[2], cell[1].get("title")  # what is written, and what a hover adds
 
     assert (
         len(
@@ -314,7 +331,7 @@ def test_strip_breaks_lines_like_text():
 
 def test_strip_scale():
     # catches: padding in the scale, nan as the scale, vmax ignored, whole numbers left uncoloured
-    full = "#f4a259"
+    full = "#e6781480"
     assert full in token_strip(["a", "b"], [1.0, 1e9], [True, False])
     assert full in token_strip(["a", "b"], [1.0, float("nan")]) and full in token_strip(
         ["a"], [float("inf")], vmax=1.0
@@ -348,7 +365,8 @@ def test_signal_table_is_the_numbers(items):
         ]
         real = [abs(v) for v, k in zip(row.tolist(), mask) if k and np.isfinite(v)]
         assert [style(c)["background"] for c in line[1:]] == [
-            tint(v, max(real, default=0)) if k else "#ffffff" for v, k in zip(row.tolist(), mask)
+            tint(v, max(real, default=0)) if k else "transparent"
+            for v, k in zip(row.tolist(), mask)
         ]
 
 
@@ -372,7 +390,8 @@ def test_signals_of_every_kind():
         ["plain", "+0.25", "+2.00"],
         ["array", "+1.00", "+2.00"],
     ]
-    assert {style(c)["background"] for row in shown.tables[0][2:4] for c in row[1:]} == {"#ffffff"}
+    plain = {style(c)["background"] for row in shown.tables[0][2:4] for c in row[1:]}
+    assert plain == {"transparent"}
     assert x.requires_grad and x.dtype == torch.bfloat16
 
 
@@ -463,8 +482,19 @@ def test_the_exercises_call_the_real_functions_right():
     # catches: a catalogue whose own idea of the answer has drifted from the page's
     assert check_cell(lambda token: f"<td>{escape(visible_token(token), quote=False)}</td>")
     assert check_vmax(lambda values, mask: _largest(values.tolist(), mask.tolist()))
-    ends = {"#f4a259": "#60b070", "#7ab0e8": "#8a60c8", "#ffffff": "#ffffff"}
-    assert not check_tint(tint) and not check_tint(lambda v, vmax: ends.get(tint(v, vmax), ""))
+    ends = {"#e67814": "#60b070", "#2882dc": "#8a60c8"}
+
+    def on_white(value, vmax):  # the package's map, with the exercise's ends and without its half
+        colour = tint(value, vmax)
+        if colour == "transparent":
+            return "#ffffff"
+        share = min(int(colour[7:], 16) / 128, 1)
+        return over(f"{ends[colour[:7]]}{round(255 * share):02x}", "#ffffff")
+
+    assert not check_tint(tint)
+    close = [(on_white(v, m), check_tint.right(v, m)) for v in (-3, -1, 0, 0.5, 2) for m in (1, 2)]
+    for got, want in close:
+        assert all(abs(int(got[i : i + 2], 16) - int(want[i : i + 2], 16)) < 2 for i in (1, 3, 5))
 
 
 # ---------------------------------------------------------------- curves

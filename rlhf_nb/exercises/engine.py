@@ -50,12 +50,12 @@ class Verdict:
         return f"{'✓' if self.ok else '✗'} {self.text}" + (f"\n{self.seen}" if self.seen else "")
 
     def _repr_html_(self) -> str:
-        ground = "#dbe9f9" if self.ok else "#fdebd7"
+        ground = "#2882dc30" if self.ok else "#e6781430"  # the page shows through
         mark = "✓ right" if self.ok else "✗ not yet"
         style = "margin:4px 0 0;white-space:pre-wrap;background:none;color:inherit"
         seen = f'<pre style="{style}">{html.escape(self.seen)}</pre>' if self.seen else ""
         return (
-            f'<div style="background:{ground};color:#111;padding:6px 10px"><b>{mark}</b> '
+            f'<div style="background:{ground};color:inherit;padding:6px 10px"><b>{mark}</b> '
             f"{html.escape(self.text)}{seen}</div>"
         )
 

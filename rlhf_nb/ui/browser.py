@@ -11,7 +11,7 @@ import pandas as pd
 
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.episodes import shown_of, when
-from rlhf_nb.ui.html import on_white, safe_text
+from rlhf_nb.ui.html import contained, safe_text
 from rlhf_nb.ui.packed import packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.run_curves import METRICS
@@ -161,7 +161,7 @@ class RunBrowser:
         )
 
     def _repr_html_(self) -> str:
-        return on_white(self.plain())
+        return contained(self.plain())
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.loop import INK, LINE, MUTED, WIDTH, Picture, sheet, words
-from rlhf_nb.ui.viz import signed, tint
+from rlhf_nb.ui.viz import signed
 
 CLIPPED, DUAL, FLAT = "#1f5fa8", "#b35000", "#dfe3e8"
 TOP, HEIGHT = 48.0, 190.0  # of the area in which the lines are
@@ -153,7 +153,7 @@ def push_map(
 ) -> Figure:
     """Where the loss pushes up (orange), down (blue) or not at all (hatched); tokens are dots, or
     crosses where nothing pushes them any more."""
-    ends = [tint(-1.0, 1.0), "#ffffff", tint(1.0, 1.0)]
+    ends = ["#7ab0e8", "#ffffff", "#f4a259"]
     colours = LinearSegmentedColormap.from_list("signed", ends)
     figure, axis = plt.subplots(figsize=(6, 3.4))
     shown = axis.imshow(

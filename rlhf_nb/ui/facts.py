@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 
 from rlhf_nb.tldr import FACTS, SLOT, TOLD
-from rlhf_nb.ui.viz import Html, visible
+from rlhf_nb.ui.viz import Html, tint, visible
 
 _TOLD = [
     re.compile(
@@ -31,7 +31,7 @@ def facts_told(post: str) -> dict[str, str] | None:
     return facts if len(facts) == len(FACTS) else None
 
 
-TRUE, FALSE = ("#cfe3f8", "✓"), ("#fbd9b5", "✗")
+TRUE, FALSE = (tint(-0.7, 1.0), "✓"), (tint(0.7, 1.0), "✗")  # blue, orange
 
 
 def marked_texts(
@@ -47,7 +47,7 @@ def marked_texts(
             return escape(word if word == "\n" else visible(word))
         ground, sign = TRUE if facts.get(slot) == word else FALSE
         return (
-            f'<mark style="background:{ground};color:#111;padding:0 3px;border-radius:3px">'
+            f'<mark style="background:{ground};color:inherit;padding:0 3px;border-radius:3px">'
             f"{escape(word)} <small>{sign}{slot}</small></mark>"
         )
 

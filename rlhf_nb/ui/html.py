@@ -12,11 +12,10 @@ from html import escape
 from typing import Any
 
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.viz import Html, visible
+from rlhf_nb.ui.viz import SHADE, Html, visible
 
-INK, PAPER, SHADE = "#111111", "#ffffff", "#eeeeee"  # of text, of cells, of header cells
-CELL = f"background:var(--paper,{PAPER});color:var(--ink,{INK})"  # the page's colours, or these
-HEAD = f"background:var(--shade,{SHADE});color:var(--ink,{INK})"
+CELL = "background:var(--paper,transparent);color:var(--ink,inherit)"  # the theme's colours, or
+HEAD = f"background:var(--shade,{SHADE});color:var(--ink,inherit)"  # those of the page
 
 
 def safe_text(text: object) -> str:
@@ -149,9 +148,9 @@ def breakable(markup: str) -> str:
     return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
 
 
-def on_white(markup: str) -> str:
-    "Dark text on white, whatever the theme of the page around it; no wider than its column."
-    style = f"background:{PAPER};color:{INK};padding:2px 8px;line-height:1.5;contain:inline-size"
+def contained(markup: str) -> str:
+    "Markup that is no wider than its column, in the colours of the page around it."
+    style = "padding:2px 8px;line-height:1.5;contain:inline-size"
     return f'<div style="{style}">{breakable(markup)}</div>'
 
 

@@ -20,7 +20,7 @@ from rlhf_nb.ui.episodes import (
     prompt_lines,
     shown_of,
 )
-from rlhf_nb.ui.html import on_white, safe_prose
+from rlhf_nb.ui.html import contained, safe_prose
 from rlhf_nb.ui.packed import packed_update
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.viz import Html, signal_table, token_strip
@@ -127,6 +127,6 @@ def view(
     signal = signal or next(iter(there), "")
     strips: dict[str, float | None] = {signal: None} if signal else {}
     markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
-    seen = RolloutView(on_white(markup))
+    seen = RolloutView(contained(markup))
     seen.shown, seen.place = shown, dict(row=episode, signal=signal)
     return seen

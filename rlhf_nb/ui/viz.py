@@ -54,8 +54,9 @@ class Html(str):
 
 def signed(
     value: float | int | bool | None,  # None is a gap
-) -> str:  # "+0.20", "−1.5e−03", "0"; counts and truth values as they are
-    "A number as it is written in a cell: a float carries its sign, an exact zero has none."
+) -> str:  # "+0.20", "≈0", "0"; counts and truth values as they are
+    """A number as it is written in a cell: a float carries its sign, an exact zero has none, and
+    what two decimals would round to zero is ≈0."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -64,27 +65,30 @@ def signed(
         text = f"{value:,}"
     elif isnan(value) or value == 0:
         text = f"{abs(value):.0f}"
-    elif 0.005 <= abs(value) < 1000:
-        text = f"{value:+.2f}"
+    elif abs(value) < 0.005:
+        text = "≈0"
+    elif abs(value) < 1e6:
+        text = f"{value:+,.2f}" if abs(value) < 1000 else f"{value:+,.0f}"
     else:
         text = f"{value:+.1e}"
     return text.replace("-", "−")
 
 
-_BLUE, _ORANGE = (122, 176, 232), (244, 162, 89)
+BLUE, ORANGE, FULL = "#2882dc", "#e67814", 0.5  # the ends of the map, and their opacity there
+SHADE, RULE = "#80808026", "#80808073"  # behind header cells, and between cells
+CLEAR = "transparent"
 
 
 def tint(
-    value: float | None,  # the number behind the colour; None and nan are white
-    vmax: float,  # magnitude of full colour; 0 makes everything white
-) -> str:  # "#rrggbb"
-    "The one diverging map: blue below zero, white at zero, orange above."
-    if value is None or isnan(value) or not vmax > 0:
-        return "#ffffff"
-    share = min(abs(value) / vmax, 1.0)
-    return "#" + "".join(
-        f"{round(255 + share * (end - 255)):02x}" for end in (_ORANGE if value > 0 else _BLUE)
-    )
+    value: float | None,  # the number behind the colour; None and nan have none
+    vmax: float,  # magnitude of full colour; 0 gives none to anything
+) -> str:  # "#rrggbbaa", or "transparent"
+    """The one diverging map: blue below zero, orange above, the paler the nearer to it. The colour
+    lets the page through, light or dark."""
+    if value is None or isnan(value) or not vmax > 0 or value == 0:
+        return CLEAR
+    opacity = round(255 * FULL * min(abs(value) / vmax, 1.0))
+    return f"{ORANGE if value > 0 else BLUE}{opacity:02x}"
 
 
 def visible(
@@ -117,17 +121,19 @@ def visible_token(
 
 def html_cell(
     text: str,
-    ground: str = "#ffffff",  # colour behind the text
+    ground: str = CLEAR,  # colour behind the text, which the page's own text can be read on
     align: str = "right",
     scope: str | None = None,  # col or row: a header cell
+    exact: float | None = None,  # the number that the text rounds: shown on hover
 ) -> str:
     "One table cell, its text escaped."
     tag = f'th scope="{scope}"' if scope else "td"
     style = (
-        f"background:{ground};color:#111111;text-align:{align};padding:2px 6px;border:1px "
-        "solid #bbbbbb;white-space:pre-wrap"
+        f"background:{ground};color:inherit;text-align:{align};padding:2px 6px;"
+        f"border:1px solid {RULE};white-space:pre-wrap"
     )
-    return f'<{tag} style="{style}"><bdi>{escape(text)}</bdi></{tag[:2]}>'
+    hover = "" if exact is None else f' title="{exact:.6g}"'
+    return f'<{tag} style="{style}"{hover}><bdi>{escape(text)}</bdi></{tag[:2]}>'
 
 
 def html_table(
@@ -148,7 +154,7 @@ def _html_row(name: str, cells: Sequence[str]) -> str:
     "One table row under the header `name`; the corner, which heads nothing, has no name."
     if not name:
         return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
-    return f"<tr>{html_cell(visible(name), '#eeeeee', 'center', 'row')}{''.join(cells)}</tr>"
+    return f"<tr>{html_cell(visible(name), SHADE, 'center', 'row')}{''.join(cells)}</tr>"
 
 
 def _scroll_box(tables: Sequence[str]) -> Html:
@@ -192,12 +198,16 @@ def _largest(row: list[float], keep: list[bool]) -> float:
     return max((abs(v) for v, k in zip(row, keep) if k and isfinite(v)), default=0.0)
 
 
+def _number_cell(value: float | int | bool | None, ground: str = CLEAR) -> str:
+    "A number; a rounded one shows all of itself on hover."
+    rounded = isinstance(value, float) and isfinite(value) and value != 0
+    return html_cell(signed(value), ground, exact=value if rounded else None)
+
+
 def _number_cells(row: list[float], keep: list[bool], vmax: float) -> list[str]:
-    "Coloured, signed cells; counts and truth values stay white."
+    "Coloured, signed cells; counts and truth values have no colour."
     return [
-        html_cell(signed(v), tint(v, vmax) if isinstance(v, float) else "#ffffff")
-        if k
-        else html_cell("·")
+        _number_cell(v, tint(v, vmax) if isinstance(v, float) else CLEAR) if k else html_cell("·")
         for v, k in zip(row, keep)
     ]
 
@@ -217,7 +227,7 @@ def signal_table(
     if tokens is None:
         tokens = [str(t) for t in range(len(next(iter(rows.values()))))]
     heads, keep = _heads(tokens, mask, rows)
-    lines = [_html_row("", [html_cell(text, "#eeeeee", "center", "col") for text in heads])]
+    lines = [_html_row("", [html_cell(text, SHADE, "center", "col") for text in heads])]
     lines += [
         _html_row(name, _number_cells(row, keep, _largest(row, keep))) for name, row in rows.items()
     ]
@@ -251,7 +261,7 @@ def token_strips(
     numbers = {label: [float(v) for v in _row(x, label)] for label, x in rows.items()}
     heads, keep = _heads(tokens, mask, numbers)
     scale = vmax or max((_largest(row, keep) for row in numbers.values()), default=0.0)
-    lines = [("token", [html_cell(text, "#eeeeee", "center", "col") for text in heads])]
+    lines = [("token", [html_cell(text, SHADE, "center", "col") for text in heads])]
     lines += [(label, _number_cells(row, keep, scale)) for label, row in numbers.items()]
     tables: list[str] = []
     for at in break_lines([max(len(text), 5) + 2 for text in heads]):
@@ -355,7 +365,7 @@ def _value_cell(value: object) -> str:
     if isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0:
         value = value.item()
     if value is None or isinstance(value, (bool, int, float)):
-        return html_cell(signed(value))
+        return _number_cell(value)
     return html_cell(visible(str(value)), align="left")
 
 
@@ -372,9 +382,7 @@ def episode_table(
     absent = [name for name in columns if rows and name not in known]
     if absent:
         raise ValueError(f"no row has {absent}: the columns are {known}.")
-    lines = [
-        _html_row("", [html_cell(visible(name), "#eeeeee", "center", "col") for name in columns])
-    ]
+    lines = [_html_row("", [html_cell(visible(name), SHADE, "center", "col") for name in columns])]
     lines += [
         _html_row(str(i), [_value_cell(row.get(name)) for name in columns])
         for i, row in enumerate(rows)
