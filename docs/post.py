@@ -1,7 +1,7 @@
 """The post with two answers, and the badges, that the README and the site's first page show.
 
     python docs/post.py data runs/mini_tldr  docs/post.json, from a whole run of `rlhf-nb demo`
-    python docs/post.py pictures             docs/static/*.svg, from it and settings.ini
+    python docs/post.py pictures             the drawings in docs/static and nbs
 
 The post is chosen by a rule: the first test post on which PPO gained as many gold points over SFT
 as on the median one.
@@ -126,10 +126,10 @@ def pictures() -> dict[Path, str]:
         python=("Python", f"{settings['min_python']} or newer"),
         licence=("licence", {"apache2": "Apache 2.0"}[settings["license"]]),
         version=("version", settings["version"]),
-        colab=("Colab", "run this page"),
     )
     found = {STATIC / f"badge-{name}.svg": badge(*texts) for name, texts in badges.items()}
-    return found | {STATIC / "post.svg": post_picture()}
+    colab = HERE.parent / "nbs" / "colab.svg"  # in reach of pages where nbs/ is all that is served
+    return found | {STATIC / "post.svg": post_picture(), colab: badge("Colab", "run this page")}
 
 
 def main() -> None:

@@ -250,7 +250,7 @@ def check_readme(root: Path, write: bool = False) -> list[str]:
 
 COLAB = ("colab-link", "colab-setup")  # ids of the two cells
 LINK = (
-    "[![Run this page in Colab](../../docs/static/badge-colab.svg)]"
+    "[![Run this page in Colab](../colab.svg)]"
     "(https://colab.research.google.com/github/{owner}/blob/{branch}/{page})"
 )
 SETUP = """\

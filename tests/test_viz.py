@@ -154,7 +154,7 @@ def test_colour_says_no_more_than_the_sign_and_never_less(value, vmax):
         r, _, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert (r > b) == (value > 0) and value != 0
     if vmax > 0 and abs(value) >= vmax:
-        assert colour == ("#e6781480" if value > 0 else "#2882dc80")
+        assert colour == ("#cc660080" if value > 0 else "#2882dc80")
     if vmax == 0 or value != value or value == 0:
         assert colour == "transparent"
 
@@ -331,7 +331,7 @@ def test_strip_breaks_lines_like_text():
 
 def test_strip_scale():
     # catches: padding in the scale, nan as the scale, vmax ignored, whole numbers left uncoloured
-    full = "#e6781480"
+    full = "#cc660080"
     assert full in token_strip(["a", "b"], [1.0, 1e9], [True, False])
     assert full in token_strip(["a", "b"], [1.0, float("nan")]) and full in token_strip(
         ["a"], [float("inf")], vmax=1.0
@@ -482,7 +482,7 @@ def test_the_exercises_call_the_real_functions_right():
     # catches: a catalogue whose own idea of the answer has drifted from the page's
     assert check_cell(lambda token: f"<td>{escape(visible_token(token), quote=False)}</td>")
     assert check_vmax(lambda values, mask: _largest(values.tolist(), mask.tolist()))
-    ends = {"#e67814": "#60b070", "#2882dc": "#8a60c8"}
+    ends = {"#cc6600": "#60b070", "#2882dc": "#8a60c8"}
 
     def on_white(value, vmax):  # the package's map, with the exercise's ends and without its half
         colour = tint(value, vmax)

@@ -50,7 +50,7 @@ class Verdict:
         return f"{'✓' if self.ok else '✗'} {self.text}" + (f"\n{self.seen}" if self.seen else "")
 
     def _repr_html_(self) -> str:
-        ground = "#2882dc30" if self.ok else "#e6781430"  # the page shows through
+        ground = "#2882dc30" if self.ok else "#cc660030"  # the page shows through
         mark = "✓ right" if self.ok else "✗ not yet"
         style = "margin:4px 0 0;white-space:pre-wrap;background:none;color:inherit"
         seen = f'<pre style="{style}">{html.escape(self.seen)}</pre>' if self.seen else ""

@@ -74,7 +74,7 @@ def signed(
     return text.replace("-", "−")
 
 
-BLUE, ORANGE, FULL = "#2882dc", "#e67814", 0.5  # the ends of the map, and their opacity there
+BLUE, ORANGE, FULL = "#2882dc", "#cc6600", 0.5  # the ends of the map, and their opacity there
 SHADE, RULE = "#80808026", "#80808073"  # behind header cells, and between cells
 CLEAR = "transparent"
 
