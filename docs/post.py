@@ -1,4 +1,5 @@
-"""The post with two answers, and the badges, that the README and the site's first page show.
+"""The post with two answers and the badges of the README, the first of which the site's first page
+shows too, and the badge on pages that open in Colab.
 
     python docs/post.py data runs/mini_tldr  docs/post.json, from a whole run of `rlhf-nb demo`
     python docs/post.py pictures             the drawings in docs/static and nbs

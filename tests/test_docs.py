@@ -588,6 +588,9 @@ PALE = """() => {
     return [(high + 0.05) / (low + 0.05), e.innerText]
   }).filter(([contrast]) => contrast < 4.5)
 }"""
+# Whether the drawings in outputs that have no colours of their own for a dark theme lie on white paper.
+PAPER = """() => [...document.querySelectorAll('.output.text_html:has(svg, img)')].filter(e => !e.querySelector('.rlhf-explorer, .rlhf'))
+    .map(e => getComputedStyle(e).backgroundColor === 'rgb(255, 255, 255)')"""
 
 
 @pytest.fixture(scope="session")
@@ -658,6 +661,21 @@ def test_a_page_asks_nothing_of_a_network(site, browser, name, theme):
             page.set_viewport_size(dict(width=width, height=900))
             assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert asked == [] and failed == []
+    finally:
+        page.context.close()
+
+
+# catches: a drawing with black letters on a black page; paper under what has colours for the dark
+@pytest.mark.parametrize("name, drawings", [("32_explore", True), ("51_dashboard", False)])
+def test_a_drawing_lies_on_white_paper_and_a_themed_one_does_not(site, browser, name, drawings):
+    page, *_ = opened(browser, (site / f"{name}.html").as_uri(), "dark")
+    try:
+        lies = page.evaluate(PAPER)
+        assert bool(lies) == drawings and all(lies)
+        themed = page.locator(".output.text_html:has(.rlhf)")
+        assert bool(themed.count()) != drawings
+        grounds = themed.evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+        assert "rgb(255, 255, 255)" not in grounds
     finally:
         page.context.close()
 

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.viz import SHADE, Html, visible
+from rlhf_nb.ui.viz import SHADE, Html, hover_title, visible
 
 CELL = "background:var(--paper,transparent);color:var(--ink,inherit)"  # the theme's colours, or
 HEAD = f"background:var(--shade,{SHADE});color:var(--ink,inherit)"  # those of the page
@@ -175,8 +175,7 @@ def points(value: float, digits: int = 1) -> str:
 
 def exact(text: str, value: float | None) -> Html:
     "A rounded number that shows the exact one on hover."
-    given = "" if value is None else f' title="{escape(f"{value:.6g}")}"'
-    return Html(f"<span{given}>{escape(text)}</span>")
+    return Html(f"<span{hover_title(value)}>{escape(text)}</span>")
 
 
 def duration(seconds: float) -> str:

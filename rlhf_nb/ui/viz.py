@@ -74,6 +74,11 @@ def signed(
     return text.replace("-", "−")
 
 
+def hover_title(value: float | None) -> str:
+    "The attribute by which a rounded number shows all of itself on hover; nothing for None."
+    return "" if value is None else f' title="{value:.6g}"'
+
+
 BLUE, ORANGE, FULL = "#2882dc", "#cc6600", 0.5  # the ends of the map, and their opacity there
 SHADE, RULE = "#80808026", "#80808073"  # behind header cells, and between cells
 CLEAR = "transparent"
@@ -132,7 +137,7 @@ def html_cell(
         f"background:{ground};color:inherit;text-align:{align};padding:2px 6px;"
         f"border:1px solid {RULE};white-space:pre-wrap"
     )
-    hover = "" if exact is None else f' title="{exact:.6g}"'
+    hover = hover_title(exact)
     return f'<{tag} style="{style}"{hover}><bdi>{escape(text)}</bdi></{tag[:2]}>'
 
 

@@ -308,12 +308,18 @@ class Notebook:
 
 # ---- The server ----
 
+# ipykernel 6 says that it is idle once more after it was told to go, from a thread that asks whether
+# the one which sends is alive, and then writes to it: in between, that one may have ended.
+HEAD = "Traceback (most recent call last)"
+FAREWELL = ('_publish_status_and_flush("idle", "control"', "_event_pipe.send(")
+
 
 def fresh(folder: Path, notebooks: Path) -> dict[str, str]:
     "A copy of the notebooks, and an environment in which Jupyter knows of nothing but it."
     shutil.copytree(notebooks, folder / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    if (ROOT / "benchmarks").is_dir():
-        shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # pages show its figures
+    for shown in ("benchmarks", "docs/static"):  # figures and pictures of pages
+        if (ROOT / shown).is_dir():
+            shutil.copytree(ROOT / shown, folder / shown)
     for plugin, values in SETTINGS.items():
         path = folder / "settings" / plugin.replace(":", "/", 1)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -402,13 +408,14 @@ class Lab:
 
     def traceback(self) -> str:
         """The first exception that the server or a kernel has written into its log since the last
-        call, which no page hears of; nothing if there is none."""
+        call, which no page hears of; nothing if there is none. A kernel's FAREWELL is none."""
         with open(self.log, errors="replace") as log:
             log.seek(self.read)
             text = log.read()
             self.read = log.tell()
-        start = text.find("Traceback (most recent call last)")
-        return "" if start < 0 else text[start:][:2000]
+        _, *found = text.split(HEAD)
+        meant = [HEAD + each for each in found if not all(line in each for line in FAREWELL)]
+        return meant[0][:2000] if meant else ""
 
 
 @contextmanager

@@ -7,7 +7,8 @@ export const shown = x => {  // two decimals; what is exact is told on hover
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
   if (!Number.isFinite(x)) return x > 0 ? "+∞" : "−∞";
-  const text = Math.abs(x) < 0.005 ? "≈0" : Math.abs(x) < 1000 ? x.toFixed(2) : x.toExponential(1);
+  const size = Math.abs(x), whole = { maximumFractionDigits: 0 };
+  const text = size < 0.005 ? "≈0" : size < 1000 ? x.toFixed(2) : size < 1e6 ? x.toLocaleString("en-US", whole) : x.toExponential(1);
   return (x > 0 && text !== "≈0" ? "+" : "") + text.replaceAll("-", "−");
 };
 const plain = (x, unit) => unit === "%" ? `${(100 * x).toFixed(0)} %` : `${shown(x).replace("+", "")} ${unit}`.trim();
