@@ -408,6 +408,8 @@ def test_a_signal_is_answered_after_any_step(ppo, at):
 
     settings = dict(total_episodes=24, save_strategy="steps", save_steps=99)
     trainer = ppo(**settings, parts=dict(callbacks=[Interrupted()]))
+    # tests started in the background by a shell inherit SIGINT as ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(
         KeyboardInterrupt, match=f"^stopped after step {at}. The last whole .*-{at}:"
     ):
