@@ -58,7 +58,7 @@ def public(module: str) -> list[str]:
 
 PLAIN = [
     module
-    for folder in ("runtime", "cli", "ui", "exercises")
+    for folder in ("runtime", "cli", "ui", "exercises", "diagnose")
     for path in sorted((ROOT / LIB / folder).glob("*.py"))
     if not path.stem.startswith("__main")
     if public(module := f"{folder}.{path.stem}".removesuffix(".__init__"))
@@ -325,7 +325,9 @@ def test_source_leads_to_the_cell_that_makes_it(soups, module):
         name = entry["id"].removeprefix(f"{LIB}.{module}.").split(".")[-1]
         if of_plain := entry.select_one(f"a[href*='/blob/main/{LIB}/']"):
             path, line = of_plain["href"].partition("/blob/main/")[2].split("#L")
-            assert path.split("/")[1] in ("runtime", "cli", "ui", "exercises"), entry["id"]
+            assert path.split("/")[1] in ("runtime", "cli", "ui", "exercises", "diagnose"), entry[
+                "id"
+            ]
             near = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1 :][:3]
             assert re.search(rf"def {name}\b", "\n".join(near)), entry["id"]
             continue

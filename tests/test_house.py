@@ -517,8 +517,8 @@ def test_every_rule_has_a_wrong_page():
 
 # Folders of plain modules, which no notebook exports. Notebooks' modules may import from those that
 # serve them; the command line is on top, and nothing imports it.
-SERVING, ON_TOP = ("runtime", "ui", "exercises"), "cli"
-ABOVE_RUNTIME = {"trainer", ON_TOP}  # what runtime must never import
+SERVING, ON_TOP = ("runtime", "ui", "exercises", "diagnose"), "cli"
+ABOVE_RUNTIME = {"trainer", "diagnose", ON_TOP}  # what runtime must never import
 
 
 class Place(NamedTuple):
