@@ -219,7 +219,9 @@ def main() -> None:
             folder = make(Path(place), args.updates, args.episodes, args.tokens)
         found = measure(folder, page, args.moves, args.repeats)
         if args.browser:
-            found |= measure_file(page, args.moves) | measure_in_jupyter(folder, args.moves)
+            found |= measure_file(page, args.moves) | measure_in_jupyter(
+                folder.resolve(), args.moves
+            )
     print(
         json.dumps(
             dict(
