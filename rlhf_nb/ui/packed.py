@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.ui.episodes import Shown, columns_of, episode_tokens, filled, when
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.viz import visible
@@ -134,6 +135,7 @@ def packed_update(
         columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
         recipe=None if found is None else asdict(found),
         told=told,
+        bad_form=[_bad_form(r, e) for e in rows],
         arrays=[[name, x.size] for name, x in arrays],
         **{name: _numbers(x[picked]) for name, x in scores.items() if x is not None},
     )
@@ -154,6 +156,12 @@ def _width(r: Rollout, episode: int, after: bool) -> int:
     if rewards is None or n >= rewards.shape[1]:
         return n
     return n + (after or bool(rewards[episode, n] != 0))
+
+
+def _bad_form(r: Rollout, episode: int) -> bool | None:
+    "Whether the gold judge finds an answer malformed; None where it does not know the prompt."
+    facts = facts_told(r.prompts[episode]) if r.prompts else None
+    return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
 
 
 def prompt_text(text: str) -> str:

@@ -13,9 +13,14 @@ from rlhf_nb.ui.run_files import METRIC_COLUMNS
 from rlhf_nb.ui.run_record import Run
 from rlhf_nb.ui.viz import Html, visible
 
-SHORT = {"kl_coef": "objective/kl_coef", **METRIC_COLUMNS}  # short names, and what is logged
+SHORT = {  # short names, and what is logged
+    "kl_coef": "objective/kl_coef",
+    "score": "objective/raw_scores",
+    "entropy": "policy/entropy_avg",
+    **METRIC_COLUMNS,
+}
 METRICS = {  # what is logged: what it is, and its unit
-    "objective/raw_scores": ("score", "reward per response"),
+    "objective/raw_scores": ("raw score", "reward per response"),
     "objective/scores": ("score after scaling and penalties", "reward per response"),
     "objective/kl": ("KL to the reference", "nats per response"),
     "objective/kl_coef": ("price of KL", "reward per nat"),
@@ -39,7 +44,10 @@ METRICS = {  # what is logged: what it is, and its unit
     "lr": ("learning rate", "step size"),
     "learning_rate": ("learning rate", "step size"),
     "loss": ("loss", "nats per token"),
-    "gold/win_rate": ("wins, as the gold judge sees it", "share of answers"),
+    "gold/win_rate": (
+        "wins against the references, near-greedy, by the gold judge",
+        "share of posts",
+    ),
 }
 Points = Sequence[tuple[int, float]]  # update and value, in order
 

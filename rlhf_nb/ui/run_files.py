@@ -287,13 +287,13 @@ class RunFolder:
 
 
 METRIC_COLUMNS = {  # short name of a curve -> the metric that is logged
-    "score": "objective/raw_scores",
+    "gold wins": "gold/win_rate",
+    "raw score": "objective/raw_scores",
     "KL": "objective/kl",
-    "entropy": "policy/entropy_avg",
+    "token entropy": "policy/entropy_avg",
     "length": "tokens/response_length",
     "clipped": "policy/clipfrac_avg",
     "explained": "val/explained_variance",
-    "gold wins": "gold/win_rate",
 }
 
 
@@ -306,7 +306,7 @@ def lines_of(runs: Mapping[str, RunFolder]) -> dict[str, pd.DataFrame]:
             means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
             log = means.rename(
                 columns={
-                    "raw_score": METRIC_COLUMNS["score"],
+                    "raw_score": METRIC_COLUMNS["raw score"],
                     "kl": METRIC_COLUMNS["KL"],
                     "length": METRIC_COLUMNS["length"],
                 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -21,30 +21,44 @@ class Suspect:
     sentence: str
 
 
-_ODD = dict(kl="KL", length="length", repetition="repetition")
+_ODD: dict[str, Callable[[float], str]] = dict(  # how each is said; repetition is `repeated`
+    kl=lambda x: f"KL {x:.3g} nats",
+    length=lambda x: f"length {x:.0f} tokens",
+    repetition=lambda x: f"repetition {100 * x:.0f} %",
+)
+
+
+def within_updates(
+    numbers: pd.DataFrame,  # a row an episode: update, and the columns
+    columns: list[str],
+) -> pd.DataFrame:
+    """How far each number is from the mean of its update, in standard deviations within updates,
+    pooled over all of them: an update in which nearly all are alike has no tiny unit of its own."""
+    means = numbers.groupby("update")[columns].transform("mean")
+    groups = len(numbers["update"].unique())
+    spread = ((numbers[columns] - means) ** 2).sum() / max(1, len(numbers) - groups)
+    z = (numbers[columns] - means) / spread**0.5
+    return z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
 
 
 def episode_suspects(
     numbers: pd.DataFrame,  # a row an episode: update, episode, score, kl, length, repetition
     most: int = 6,
-    far: float = 2.5,  # standard deviations above the mean of its update
+    far: float = 2.5,  # standard deviations within updates, above the mean of its own
 ) -> list[Suspect]:  # the oddest first
     """Episodes that are paid more than most of their update and are far out in KL, length or
     repetition; of these three some may be missing."""
     odd = [name for name in _ODD if name in numbers]
     if "score" not in numbers or not odd:
         return []
-    columns = ["score", *odd]
-    groups = numbers.groupby("update")[columns]
-    z = (numbers[columns] - groups.transform("mean")) / groups.transform("std")
-    z = z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
+    z = within_updates(numbers, ["score", *odd])
     farthest = z[odd].max(axis=1)
     picked = farthest[(z["score"] > 1) & (farthest > far)]
     picked = picked.sort_values(ascending=False, kind="stable").head(most)
 
     def suspect(row: dict[str, float], its: dict[str, float]) -> Suspect:
         update, episode = int(row["update"]), int(row["episode"])
-        facts = ", ".join(f"{_ODD[x]} {row[x]:.3g} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
+        facts = ", ".join(f"{_ODD[x](row[x])} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
         sentence = (
             f"Update {update}, episode {episode}: score {row['score']:+.2f} "
             f"({its['score']:+.1f} sd), {facts}"

@@ -11,7 +11,7 @@ export const shown = x => {  // two decimals; what is exact is told on hover
   const text = size < 0.005 ? "≈0" : size < 1000 ? x.toFixed(2) : size < 1e6 ? x.toLocaleString("en-US", whole) : x.toExponential(1);
   return (x > 0 && text !== "≈0" ? "+" : "") + text.replaceAll("-", "−");
 };
-const plain = (x, unit) => unit === "%" ? `${(100 * x).toFixed(0)} %` : `${shown(x).replace("+", "")} ${unit}`.trim();
+const plain = (x, unit) => unit === "%" ? `${(100 * x).toFixed(x && x < 0.1 ? 1 : 0)} %` : `${shown(x).replace("+", "")} ${unit}`.trim();
 export const exact = x =>
   x === null || x === undefined ? "none" : String(Number.isFinite(x) ? Number(x.toPrecision(7)) : x).replaceAll("-", "−");
 
@@ -66,7 +66,7 @@ const opened = (pack, arrays) => {
     column += pack.widths[i];
     return {
       i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
-      stopped: pack.stopped[i], score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null,
+      stopped: pack.stopped[i], badForm: pack.bad_form?.[i] ?? null, score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null,
     };
   });
   return computed({ ...pack, rows });
@@ -141,16 +141,23 @@ export const changed = (ours, theirs) => {
 
 const KEYS = [
   ["n or ↓, p or ↑", "the next episode, the one before"], [". and ,", "the next update, the one before"],
-  ["1 to 9", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
+  ["1, 2, …", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
   ["t", "the table of all signals"], ["w", "what other settings would have made of it"],
   ["g", "other answers to the same prompt"], ["/", "find in prompts and answers"],
   ["?", "this list"], ["Escape", "closes what is open"],
+];
+const WORDS = [
+  ["raw score", "what the reward model or function returned"],
+  ["score", "what PPO is paid at the end: the raw score, scaled and clipped where the run does so, less the penalty for a missing stop token"],
+  ["KL", "log-prob of the policy less that of the reference, added up over the tokens: an estimate from one sample, so it may be below 0"],
+  ["advantages", "whitened over all episodes of the update: mean 0, standard deviation 1"],
+  ["■ and ✂", "stopped by itself, and cut off at the longest length"],
 ];
 const SETTINGS = [
   ["kl_coef", 0, 0.5, 0.01], ["gamma", 0, 1, 0.01], ["lam", 0, 1, 0.01], ["missing_eos_penalty", 0, 5, 0.1],
   ["cliprange", 0, 1, 0.01],
 ];
-const PANELS = { table: "All signals", what: "What if", same: "Same prompt", keys: "Keys" };
+const PANELS = { table: "All signals", what: "What if", same: "Same prompt", keys: "Keys and words" };
 const LETTERS = { t: "table", w: "what", g: "same", "?": "keys" };
 const LISTING = ["sort", "down", "find", "only", "above"];
 let made = 0;  // views on this page, so that each has ids of its own
@@ -220,8 +227,11 @@ export const reader = (root, source) => {
     return [key, made];
   });
   function drawSuspects(odd) {
-    make("summary", { parent: odd, text: `${source.suspects.length} suspects to look at first: alarms and jumps of the run, `
-      + "and episodes that are well paid and far from their update in KL, length or repetition" });
+    const ofRun = source.suspects.filter(one => one.row === null).length, episodes = source.suspects.length - ofRun;
+    make("summary", { parent: odd, text: `To look at first: ${ofRun || "no"} alarm${ofRun === 1 ? "" : "s"} or jump${ofRun === 1 ? "" : "s"} of the run`
+      + (episodes ? `, ${episodes} episode${episodes === 1 ? "" : "s"} paid well and unlike the rest of their update` : "") });
+    if (episodes) make("p", { parent: odd, className: "legend", text: "sd: standard deviations within updates, from the mean of the episode's own. "
+      + "Repetition: share of runs of three tokens that came before in the answer." });
     const jumps = part("ul", odd);
     for (const one of source.suspects)
       button(make("li", { parent: jumps }), one.sentence, () => go({
@@ -237,7 +247,8 @@ export const reader = (root, source) => {
   const sorts = () => ["episode", "score", "raw score", "KL", "tokens", ...Object.keys(pack.columns)]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
   const RULES = {
-    all: () => true, "cut off": row => !row.stopped,
+    all: () => true, "cut off": row => !row.stopped, "bad form": row => row.badForm,
+    "invents a fact": row => known(row)?.invented.length,
     "score above": row => row.score !== null && row.score > at.above, "KL above": row => row.kl > at.above,
   };
   const searched = row => [row.prompt.text, row.text, ...Object.values(pack.columns).map(column => column[row.i])]
@@ -253,8 +264,10 @@ export const reader = (root, source) => {
     list = listed();
     options(sort, sorts(), at.sort);
     at.sort = sort.value;
-    options(only, ["all", "cut off", "score above", "KL above"].filter(rule =>
-      rule.startsWith("score") ? pack.scores : rule.startsWith("KL") ? pack.rows[0]?.kl !== null : true), at.only);
+    const judged = pack.rows.some(row => row.badForm !== null), there = {
+      "score above": pack.scores, "KL above": pack.rows[0]?.kl !== null, "bad form": judged, "invents a fact": judged,
+    };
+    options(only, Object.keys(RULES).filter(rule => there[rule] ?? true), at.only);
     above.parentNode.hidden = !at.only.includes("above");
     if (document.activeElement !== above) above.value = at.above;
     if (find.value !== at.find) find.value = at.find;
@@ -290,7 +303,7 @@ export const reader = (root, source) => {
 
   // ---- The text ----
 
-  const current = () => pack?.rows.find(row => row.id === at.row);
+  const current = () => list.find(row => row.id === at.row);
   const say = (token, row, t) => {
     bubble.replaceChildren();
     make("bdi", { parent: bubble, text: row.pieces[t] ?? "⟨after⟩" });
@@ -299,7 +312,9 @@ export const reader = (root, source) => {
     bubble.hidden = false;
     const box = token.getBoundingClientRect(), base = root.getBoundingClientRect();
     const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
-    Object.assign(bubble.style, { left: `${left}px`, top: `${box.bottom - base.top + 4}px` });
+    const below = box.bottom + bubble.offsetHeight + 8 <= innerHeight;
+    const top = below ? box.bottom + 4 : box.top - bubble.offsetHeight - 4;
+    Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
   };
   const hush = () => { bubble.hidden = true; };
   const running = (box, row, numbers, most, marks, other) => {
@@ -378,14 +393,15 @@ export const reader = (root, source) => {
     });
     legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : at.signal
       ? `Tint: ${at.signal}, full colour at ${shown(most).replace("+", "±")}. Hover, or Tab and ← →, for the number.` : "";
-    if (claim) drawClaims(claim);
+    if (claim) drawClaims(claim, row.badForm);
     for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
     drawPanel(row, names);
   };
-  const drawClaims = claim => {
+  const drawClaims = (claim, badForm) => {
     const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
     if (claim.invented.length) words.push(["invented", `✗ invents ${claim.invented.join(", ")}`]);
     if (claim.missing.length) words.push(["missing", `leaves out ${claim.missing.join(", ")}`]);
+    if (badForm) words.push(["invented", "✗ bad form: not built as the references' sentences are"]);
     words.forEach(([kind, said]) => { make("mark", { parent: claims, text: said, className: kind }); claims.append(" "); });
   };
 
@@ -396,9 +412,11 @@ export const reader = (root, source) => {
     if (at.panel === "what" && panel.dataset.kind === "what" && panel.contains(document.activeElement)) return tell(row);
     panel.replaceChildren();
     panel.dataset.kind = at.panel;
-    if (!at.panel) return;
+    if (!at.panel) { unfolded = ""; return; }
     make("h2", { parent: panel, text: PANELS[at.panel] });
     ({ table: drawTable, what: drawWhat, same: drawSame, keys: drawKeys })[at.panel](row, names);
+    if (unfolded !== at.panel) panel.scrollIntoView({ block: "nearest" });
+    unfolded = at.panel;
   };
   const drawTable = (row, names) => {
     const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
@@ -416,9 +434,9 @@ export const reader = (root, source) => {
   };
   const drawKeys = () => {
     const kept = make("dl", { parent: panel });
-    for (const [key, does] of KEYS) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
+    for (const [key, does] of [...KEYS, ...WORDS]) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
   };
-  let answer = null;
+  let answer = null, unfolded = "";
   const drawWhat = row => {
     if (!pack.recipe) {
       make("p", { parent: panel, text: `${pack.told} So nothing can be computed with other settings.` });
@@ -461,7 +479,8 @@ export const reader = (root, source) => {
     const turned = before.advantages.filter((x, t) => t < row.length && x * after.advantages[t] < 0).length;
     make("p", { parent: answer, text: `${kind.join("; ")}. Score ${shown(row.score)} → ${shown(made.score)}; all rewards `
       + `together ${shown(sum(before.rewards))} → ${shown(sum(after.rewards))}; ${turned} of ${row.length} tokens have an `
-      + "advantage of the other sign." });
+      + "advantage of the other sign." + ("missing_eos_penalty" in at.recipe && row.stopped
+        ? " This episode stopped by itself: the penalty reaches it only through the whitening." : "") });
     for (const key of ["rewards", "advantages", ...(before.clipped ? ["clipped"] : [])]) {
       const most = largest([...before[key], ...after[key]]);
       for (const [said, its] of [["before", before], ["after", after]]) {
@@ -476,7 +495,7 @@ export const reader = (root, source) => {
   const drawSame = async row => {
     const wait = make("p", { parent: panel, text: "Opening the other updates …", role: "status" });
     const box = part("div", panel, "cards"), mine = ++turn;
-    make("p", { parent: panel, className: "legend", text: "Dotted: not in the answer above." });
+    const legend = make("p", { parent: panel, className: "legend", text: "Dotted: not in the answer above." });
     const here = pack.rows.filter(one => one.prompt.text === row.prompt.text).map(one => [at.update, one]);
     const { found, completed } = await source.again(at.update, row.id), others = [];
     const theirs = source.updates.map((one, i) => [i, one]).filter(([, one]) => one.run);
@@ -497,7 +516,7 @@ export const reader = (root, source) => {
     for (const [i, one, its] of [...here, ...others]) {
       const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
       const where = source.updates[i];
-      button(head, `${where.run ? where.runName + ", " : ""}${where.name}, episode ${one.id}`,
+      button(head, `${where.run ? where.runName + ", " : ""}update ${where.name}, episode ${one.id}`,
         () => go({ update: i, row: one.id }), { disabled: one === row || Boolean(where.run) });
       const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
       make("p", { parent: card, className: "facts",
@@ -514,8 +533,8 @@ export const reader = (root, source) => {
         if (one.score) line.append(` · score ${one.score}`);
       }
     }
-    if (here.length + others.length < 2)
-      make("p", { parent: panel, text: "This prompt was asked once in what is kept here." });
+    legend.hidden = here.length + others.length < 2;
+    if (legend.hidden) make("p", { parent: panel, text: "This prompt was asked once in what is kept here." });
   };
 
   // ---- Curves ----
@@ -534,7 +553,7 @@ export const reader = (root, source) => {
       drawn("polyline", svg, { points: line.points.map(([u, v]) => `${x(u).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line${i}` });
     });
     const rings = curve.lines.map((_, i) => drawn("circle", svg, { r: 4, class: `ring${i}` }));
-    const caption = make("figcaption", { parent: figure, title: curve.about });
+    const caption = make("figcaption", { parent: figure });
     const near = (line, u) => line.points.reduce((a, b) => Math.abs(b[0] - u) < Math.abs(a[0] - u) ? b : a);
     const put = u => {
       const said = curve.lines.map((line, i) => {
@@ -547,6 +566,7 @@ export const reader = (root, source) => {
       caption.replaceChildren();
       make("b", { parent: caption, text: curve.name });
       caption.append(` ${said.join(" · ")}`);
+      caption.title = `${curve.about}: ${said.join(" · ")}`;
     };
     const pointed = e => {
       const box = svg.getBoundingClientRect(), u = left + (right - left) * (((e.clientX - box.left) / box.width * WIDE - 4) / (WIDE - 8));
@@ -591,7 +611,7 @@ export const reader = (root, source) => {
       update.value = at.update;
     }
     if (moved || LISTING.some(key => key in changes)) drawList();
-    if (!list.some(row => row.id === at.row)) at.row = list[0]?.id ?? -1;
+    if (list.length && !list.some(row => row.id === at.row)) at.row = list[0].id;
     for (const put of rings) put(source.updates[at.update].update);
     draw();
     if (source.address && location.hash !== address()) history.replaceState(null, "", address());
@@ -634,7 +654,9 @@ export const reader = (root, source) => {
     e.stopPropagation();
   });
   if (source.address) {
-    document.addEventListener("keydown", e => { if (e.target === document.body) root.dispatchEvent(new KeyboardEvent("keydown", e)); });
+    document.addEventListener("keydown", e => {  // a key that is answered is not typed into the field that it opens
+      if (e.target === document.body && !root.dispatchEvent(new KeyboardEvent("keydown", e))) e.preventDefault();
+    });
     addEventListener("hashchange", () => { if (location.hash !== address()) go(fromAddress()); });
     Object.assign(at, fromAddress());
   }
