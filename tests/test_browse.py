@@ -270,7 +270,7 @@ def test_a_run_without_a_log_is_drawn_from_its_rollouts(tmp_path):
     seen = browse(write(tmp_path, log=False))
     curves = {one["name"]: one["lines"][0]["points"] for one in seen.reader.head["curves"]}
     assert set(curves) == {"raw score", "KL", "length"}
-    assert curves["score"][4] == [4, pytest.approx(seen.run.rollout(4).scores.mean().item())]
+    assert curves["raw score"][4] == [4, pytest.approx(seen.run.rollout(4).raw_scores.mean().item())]
 
 
 # ---------------------------------------------------------------- suspects

@@ -21,7 +21,7 @@ from rlhf_nb.ui.viewer import episode_markup
 
 UNITS = {  # as they are written below a curve; METRICS has the long form
     "KL": "nats",
-    "entropy": "nats",
+    "token entropy": "nats",
     "length": "tokens",
     "clipped": "%",
     "gold wins": "%",
