@@ -270,7 +270,10 @@ def test_a_run_without_a_log_is_drawn_from_its_rollouts(tmp_path):
     seen = browse(write(tmp_path, log=False))
     curves = {one["name"]: one["lines"][0]["points"] for one in seen.reader.head["curves"]}
     assert set(curves) == {"raw score", "KL", "length"}
-    assert curves["raw score"][4] == [4, pytest.approx(seen.run.rollout(4).raw_scores.mean().item())]
+    assert curves["raw score"][4] == [
+        4,
+        pytest.approx(seen.run.rollout(4).raw_scores.mean().item()),
+    ]
 
 
 # ---------------------------------------------------------------- suspects
@@ -472,7 +475,9 @@ def test_curves_are_what_was_logged(run):
         lines=[dict(run="run", points=[[float(u), 2.0 * u] for u in range(5)])],
     )
     assert set(curves) == {"raw score", "KL", "length", "token entropy"}
-    assert "of a token, over the vocabulary" in curves["token entropy"]["about"]  # there is another one
+    assert (
+        "of a token, over the vocabulary" in curves["token entropy"]["about"]
+    )  # there is another one
 
 
 def test_what_if_follows_the_price_of_each_update(tmp_path):
