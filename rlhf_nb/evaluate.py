@@ -103,7 +103,8 @@ from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
 from .runtime.terminal import terminal_text
 from .tldr import Verdict, gold_judge
-from .ui.viz import Html, curves, visible
+from .ui.html import Html, element, safe_text
+from .ui.viz import curves
 
 # %% ../nbs/reference/46_judging.ipynb #7e334582
 @dataclass(frozen=True)
@@ -500,7 +501,7 @@ class JudgeReport:
 
     def _repr_html_(self) -> str:
         *lines, last = map(escape, str(self).split("\n"))
-        return "<p>" + "<br>".join([*lines, f"<b>{last}</b>"]) + "</p>"
+        return element("p", element("br").join([*lines, element("b", last)]))
 
 # %% ../nbs/reference/46_judging.ipynb #a3eeed2b
 def judge_pairs(
@@ -855,14 +856,14 @@ class PersonJudge:
         "The next pair to judge."
         done, total = len(self.chosen), len(self.rows)
         if done == total:
-            return Html(f"<p>All {total} pairs are judged: give this judge to judge_pairs.</p>")
+            return element("p", f"All {total} pairs are judged: give this judge to judge_pairs.")
         prompt, pair = self.rows[done]
         texts = [
-            f"<p><b>{name}</b></p><p "
-            f"style='white-space:pre-wrap'><bdi>{escape(visible(text))}</bdi></p>"
+            element("p", element("b", name))
+            + element("p", safe_text(text), style="white-space:pre-wrap")
             for name, text in (("Prompt", prompt), ("Answer 1", pair[0]), ("Answer 2", pair[1]))
         ]
-        return Html(f"<p>Pair {done + 1} of {total}</p>{''.join(texts)}")
+        return Html(element("p", f"Pair {done + 1} of {total}") + "".join(texts))
 
     def choose(self, key: str) -> None:
         """1: the first is better. 2: the second. 0: neither. Raises ValueError on another key, or

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .models import inside, with_adapter
 from .runtime.last_layer import position_wise
+from .ui.html import element
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
@@ -745,7 +746,8 @@ class MemoryPlan:
 
     def _repr_html_(self) -> str:
         advice = "" if self.fits else self.advice().to_html(index=False)
-        return f"{self.frame().to_html(float_format='{:.2f}'.format)}<p>{self.verdict}</p>{advice}"
+        table = self.frame().to_html(float_format="{:.2f}".format)
+        return f"{table}{element('p', self.verdict)}{advice}"
 
     def __rich__(self) -> Group:
         frame, table = self.frame(), _narrow_table("GiB on each GPU")

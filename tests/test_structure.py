@@ -1,11 +1,12 @@
 """How the package is built, read from its source: which private names are used and where, how long
-its functions and its lines of inheritance are, and that no error is swallowed. Each rule is shown a
-program that breaks it."""
+its functions and its lines of inheritance are, that no error is swallowed, and that markup is
+written in one place. Each rule is shown a program that breaks it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -471,3 +472,107 @@ def test_a_swallowed_error_is_seen(handler):
 )
 def test_a_narrow_or_passing_handler_is_fine(handler):
     assert not [*swallowed(f"def f():\n    try: g()\n    {handler}")]
+
+
+# ---- Markup, style sheets and scripts ----
+
+KIT = "ui/html.py"  # element() and its kin; whole pages, style sheets and scripts are in ui/static
+LESSON = "exercises/viz.py"  # on escaping a <td>: its candidate answers are learners' programs
+TAGS = (
+    "a article aside b bdi bdo blockquote body br button canvas caption circle code col dd defs "
+    "details div dl dt ellipse em fieldset figcaption figure footer form g h[1-6] head header hr "
+    "html i iframe image img input label legend li line link main mark meta nav ol option p path "
+    "picture polygon polyline pre progress rect script section select small span strong style sub "
+    "summary sup svg symbol table tbody td template text textarea tfoot th thead title tr tspan u "
+    "ul use video wbr"
+).replace(" ", "|")
+PROPERTY = (
+    r"(?:--\w|align|background|border|bottom|color|content|cursor|display|fill|flex|font|gap|grid|"
+    r"height|left|line|list|margin|max|min|opacity|overflow|padding|position|right|stroke|text|"
+    r"top|transform|vertical|white|width|z)[\w-]*\s*:"
+)
+FOREIGN = {
+    "HTML": re.compile(rf"</?(?:{TAGS})(?=[\s>/]|$)|<!--|<!doctype", re.IGNORECASE),
+    "CSS": re.compile(  # a rule, whose braces are no format's, or two declarations
+        rf"\{{\s*{PROPERTY}(?![<>=+,.\d]*[a-z%]?\}})|(?:^|[\s;]){PROPERTY}[^;{{}}]+;\s*[\w-]+:"
+    ),
+    "JavaScript": re.compile(
+        r"=>|===|\bfunction\b[ \w]*\([^)]*\) *\{|\b(?:const|let|var) [\w{}\[\], ]+ ?="
+        r"|\b(?:document|window|console|Math)\.\w+|\.addEventListener\("
+    ),
+}
+
+
+def foreign_lines(source: str) -> dict[str, set[int]]:
+    """Lines of strings that hold HTML or SVG, CSS or JavaScript. Docstrings are none, nor are the
+    patterns of `re`, which read markup."""
+    nodes = [*ast.walk(ast.parse(source))]
+    apart: set[ast.AST] = set()
+    for node in nodes:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            apart |= {x.value for x in node.body[:1] if isinstance(x, ast.Expr)}
+        elif isinstance(node, ast.Call) and re.fullmatch(r"re\.\w+", ast.unparse(node.func)):
+            apart |= {part for pattern in node.args[:1] for part in ast.walk(pattern)}
+    found: dict[str, set[int]] = {kind: set() for kind in FOREIGN}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in apart:
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            for kind, pattern in FOREIGN.items():
+                if pattern.search(node.value):
+                    found[kind] |= {*lines}
+    return {kind: lines for kind, lines in found.items() if lines}
+
+
+# catches: a view that writes tags by hand, and may forget to escape what is between them
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (KIT, LESSON)])
+def test_other_languages_are_not_in_strings(name):
+    assert not foreign_lines(read(name))
+
+
+def test_the_kit_has_40_lines_of_markup_at_most():
+    found = foreign_lines(read(KIT))
+    assert found.keys() == {"HTML"} and len(found["HTML"]) <= 40
+    assert foreign_lines(read(LESSON)).keys() == {"HTML"}
+
+
+@pytest.mark.parametrize(
+    "kind, source",
+    [
+        ("HTML", "x = '<div>'"),
+        ("HTML", "x = f'<p class=\"{kind}\">{text}</p>'"),
+        ("HTML", "def f():\n    return 'a<br>b'"),
+        ("HTML", 'x = f"""\n<svg viewBox="0 0 1 1">{parts}\n"""'),
+        ("HTML", "x = '<rect x=\"1\"/>'"),
+        ("CSS", "x = '.card { color: red }'"),
+        ("CSS", "x = f'td {{ padding: {wide}px }}'"),
+        ("CSS", "x = 'color:inherit;padding:2px 6px'"),
+        ("CSS", "x = f'background:{ground};color:inherit;margin:0'"),
+        ("JavaScript", "x = 'const a = 1'"),
+        ("JavaScript", "x = 'xs.map((x) => x + 1)'"),
+        ("JavaScript", "x = 'export default function draw({ model, el }) {'"),
+        ("JavaScript", "x = 'document.querySelector(name).focus()'"),
+    ],
+)
+def test_another_language_is_seen(kind, source):
+    assert kind in foreign_lines(source)
+
+
+def test_every_line_of_a_string_is_counted():
+    assert foreign_lines('x = """\n<ul>\n<li>\n"""\ny = "<p>"') == {"HTML": {1, 2, 3, 4, 5}}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    '''Writes <p>, const x = 1 and td { color: red }.'''",
+        "tokens = ['<pad>', '<eos>', '</s>']",
+        "re.findall(r'<td>(.*?)</td>', markup)",
+        "f'a<b, {x} < {y}, <{name} with a mistake>'",
+        "element('p', style=f'width:{share}%')",
+        "'let it return markup, or give a function f(text)'",
+        "f'<{name}>{text}</{name}>'",  # parts of a prompt for a judge
+        "'{left:.1f} to {right:,}'.format(left=1, right=2)",
+    ],
+)
+def test_what_is_no_other_language_is_fine(source):
+    assert not foreign_lines(source)

@@ -4,6 +4,6 @@ One module a page. `engine` has the checker itself, `probes` what it finds out a
 makes no known mistake, `progress` the record of what was solved, `pages` the exercises of a folder
 of notebooks. The wrong programs are part of the package on purpose: a checker runs them beside a
 reader's answer, and if the results agree on every case it names the mistake. Nothing else calls
-them. Nothing here uses the rest of the package, so that a right answer cannot be wrong together
-with what it checks.
+them. Nothing here uses the rest of the package but `ui.html`, which shows a verdict, so that a
+right answer cannot be wrong together with what it checks.
 """

@@ -6,12 +6,12 @@ then by properties (`probes`). It also shows the inputs, what was returned and w
 
 from __future__ import annotations
 
-import html
 import inspect
 import random
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from rlhf_nb.exercises.values import (
     same,
     shown,
 )
+from rlhf_nb.ui.html import element, inline
 
 Wrong = Callable | tuple[str, ...]  # a program, or edits of the right one: old, new, old, new ...
 
@@ -52,12 +53,9 @@ class Verdict:
     def _repr_html_(self) -> str:
         ground = "#2882dc30" if self.ok else "#cc660030"  # the page shows through
         mark = "✓ right" if self.ok else "✗ not yet"
-        style = "margin:4px 0 0;white-space:pre-wrap;background:none;color:inherit"
-        seen = f'<pre style="{style}">{html.escape(self.seen)}</pre>' if self.seen else ""
-        return (
-            f'<div style="background:{ground};color:inherit;padding:6px 10px"><b>{mark}</b> '
-            f"{html.escape(self.text)}{seen}</div>"
-        )
+        text = f"{element('b', mark)} {escape(self.text)}"
+        seen = element("pre", escape(self.seen), style=inline("seen")) if self.seen else ""
+        return element("div", text, seen, style=inline("verdict", ground=ground))
 
 
 def rewritten(right: Callable, edits: tuple[str, ...]) -> Callable:

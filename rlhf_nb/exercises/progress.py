@@ -5,13 +5,15 @@ A pass is recorded where a reader works, and neither in a test nor in CI.
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import sys
 from datetime import date
+from html import escape
 from pathlib import Path
 from typing import Any
+
+from rlhf_nb.ui.html import element
 
 FILE = ".rlhf_nb_progress.json"
 
@@ -74,10 +76,11 @@ class Progress:
         return "\n".join([*lines, f"{done} of {len(self.names)} solved, noted in {path()}"])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{'✓' if name in self.days else '·'}</td><td><code>{html.escape(name)}</code>"
-            f"</td><td>{html.escape(self.days.get(name, ''))}</td></tr>"
-            for name in self.names
-        )
+        rows = []
+        for name in self.names:
+            mark, day = "✓" if name in self.days else "·", escape(self.days.get(name, ""))
+            cells = (mark, element("code", escape(name)), day)
+            rows.append(element("tr", *(element("td", cell) for cell in cells)))
         done = sum(name in self.days for name in self.names)
-        return f"<table><caption>{done} of {len(self.names)} solved</caption>{rows}</table>"
+        caption = element("caption", f"{done} of {len(self.names)} solved")
+        return element("table", caption, *rows)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.episodes import shown_of, when
-from rlhf_nb.ui.html import contained, safe_text
+from rlhf_nb.ui.html import contained, element, safe_text
 from rlhf_nb.ui.packed import packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.run_curves import METRICS
@@ -152,11 +152,11 @@ class RunBrowser:
         "Markup for where nothing moves: the suspects, and the newest update's first episode."
         newest = max(self.run.files)
         shown = shown_of(self.run.rollout(newest))
-        odd = "".join(f"<li>{safe_text(one.sentence)}</li>" for one in self.suspects)
+        odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
         strips: dict[str, float | None] = {self.signal: None} if self.signal else {}
         return (
-            (f"<p>Suspects:</p><ul>{odd}</ul>" if odd else "")
-            + f"<h3>{safe_text(when(shown.rollout))}</h3>"
+            (element("p", "Suspects:") + element("ul", *odd) if odd else "")
+            + element("h3", safe_text(when(shown.rollout)))
             + episode_markup(shown.rollout, 0, strips, True, shown.signals(0))
         )
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.html import element
 from rlhf_nb.ui.loop import INK, LINE, MUTED, WIDTH, Picture, sheet, words
 from rlhf_nb.ui.viz import signed
 
@@ -37,11 +38,8 @@ def loss_of(
 
 def path(kind: str, points: list[tuple[float, float]], color: str, thick: float, dash: str) -> str:
     d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<path class="{kind}" d="{d}" fill="none" stroke="{color}" stroke-width="{thick:g}"'
-        f' stroke-linejoin="round"{dashes}/>'
-    )
+    stroke = dict(stroke=color, stroke_width=thick, stroke_linejoin="round")
+    return element("path", class_=kind, d=d, fill="none", **stroke, stroke_dasharray=dash or None)
 
 
 def push_arrow(x: float, y: float, way: int) -> str:
@@ -69,13 +67,11 @@ def half(
     x = lambda ratio: left + width * ratio / up_to
     highest = 0.0 if advantage > 0 else up_to
     y = lambda value: TOP + HEIGHT * (0.06 + 0.88 * (highest - value) / up_to)
-    parts = []
+    parts: list[str] = []
     for low, high in edges:
         start, end = x(low), x(min(high, up_to))
-        parts.append(
-            f'<rect class="flat" x="{start:.1f}" y="{TOP:g}" width="{end - start:.1f}"'
-            f' height="{HEIGHT:g}" fill="{FLAT}"/>'
-        )
+        place = dict(x=f"{start:.1f}", y=TOP, width=f"{end - start:.1f}", height=HEIGHT)
+        parts.append(element("rect", class_="flat", **place, fill=FLAT))
         label_y = TOP + (HEIGHT - 10 if advantage > 0 else 18)
         edge = high if low == 0 else low
         parts.append(words(x(edge), TOP - 3, f"{edge:g}", "number", 11, color=MUTED))
@@ -96,9 +92,8 @@ def half(
     for i in range(int(up_to) + 1):
         parts.append(words(x(i), TOP + HEIGHT + 17, str(i), "number", 12))
     parts.append(words(x(up_to / 2), TOP + HEIGHT + 34, "ratio ρ_{t}", "number", 12))
-    parts.append(
-        f'<circle class="point" cx="{x(1):.1f}" cy="{y(-advantage):.1f}" r="5" fill="{INK}"/>'
-    )
+    centre = dict(cx=f"{x(1):.1f}", cy=f"{y(-advantage):.1f}")
+    parts.append(element("circle", class_="point", **centre, r=5, fill=INK))
     parts.append(push_arrow(x(1) + 11 * advantage, y(-advantage), advantage))
     return "".join(parts)
 
@@ -131,7 +126,7 @@ def clip_picture(
         f"one none below {1 - cliprange:g}"
         + ("." if dual_clip is None else f", and with the dual clip none above {dual_clip:g}.")
     )
-    return sheet(TOP + HEIGHT + 46, label, f"<style>{asset('clip.css')}</style>", *halves)
+    return sheet(TOP + HEIGHT + 46, label, element("style", asset("clip.css")), *halves)
 
 
 # ---- The map ----

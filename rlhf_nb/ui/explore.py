@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import anywidget
 import ipywidgets as widgets
@@ -21,8 +20,8 @@ from matplotlib.figure import Figure
 
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.controls import action_button, notebook_bundle
+from rlhf_nb.ui.html import Html, drawing, element
 from rlhf_nb.ui.states import MOST, Dial, drawn, page, shared, thinned
-from rlhf_nb.ui.viz import Html
 
 
 class _IntSlider(anywidget.AnyWidget, widgets.IntSlider):
@@ -104,12 +103,10 @@ def markup(
     with plt.rc_context({"svg.hashsalt": "rlhf-nb"}):  # the same figure twice is the same text
         view.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
     plt.close(view)
-    drawing = file.getvalue()
-    drawing = re.sub(r"<!--.*?-->|\s+", " ", drawing[drawing.index("<svg") :], flags=re.S)
+    svg = re.sub(r"^.*?(?=<svg)|<!--.*?-->|\s+", " ", file.getvalue(), flags=re.S).lstrip()
     # A hundredth of a point: what differs from processor to processor goes, nothing that is seen.
-    drawing = re.sub(r"(?<!scale\()\b\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", drawing)
-    data = quote(drawing, safe=" =:/;,()!$*@?&+'<>")
-    return f'<img alt="{html.escape(alt)}" style="max-width:100%" src="data:image/svg+xml,{data}">'
+    svg = re.sub(r"(?<!scale\()\b\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", svg)
+    return drawing(svg, alt)
 
 
 def dial(name: str, one: widgets.Widget) -> Dial:
@@ -181,7 +178,8 @@ class Explorer:
         "Title and question, as markup."
         if not self.title and not self.question:
             return ""
-        return f"<p><b>{html.escape(self.title)}</b><br>{html.escape(self.question)}</p>"
+        title = element("b", escape(self.title))
+        return element("p", title, element("br"), escape(self.question))
 
     def state(self) -> dict[str, Any]:
         "The values of the controls."
@@ -222,9 +220,8 @@ class Explorer:
         try:
             self.view.value = markup(self.render(**self.state()), self.alt)
         except Exception as error:
-            self.view.value = (
-                f'<p role="alert"><b>{type(error).__name__}</b>: {html.escape(str(error))}</p>'
-            )
+            kind = element("b", type(error).__name__)
+            self.view.value = element("p", kind, ": ", escape(str(error)), role="alert")
             raise
 
     def dials(self, most: int = MOST) -> list[Dial]:
@@ -271,5 +268,5 @@ class Explorer:
         values = " · ".join(
             f"{name.replace('_', ' ')} {value}" for name, value in self.state().items()
         )
-        static = f"{self.head()}<p>{html.escape(values)}</p>{self.view.value}"
+        static = f"{self.head()}{element('p', escape(values))}{self.view.value}"
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from html import escape
 
 from rlhf_nb.tldr import FACTS, SLOT, TOLD
-from rlhf_nb.ui.viz import Html, tint, visible
+from rlhf_nb.ui.html import Html, element, inline, visible
+from rlhf_nb.ui.viz import tint
 
 _TOLD = [
     re.compile(
@@ -46,19 +47,15 @@ def marked_texts(
         if slot is None:
             return escape(word if word == "\n" else visible(word))
         ground, sign = TRUE if facts.get(slot) == word else FALSE
-        return (
-            f'<mark style="background:{ground};color:inherit;padding:0 3px;border-radius:3px">'
-            f"{escape(word)} <small>{sign}{slot}</small></mark>"
-        )
+        after = element("small", f"{sign}{slot}")
+        return element("mark", f"{escape(word)} ", after, style=inline("claim", ground=ground))
 
     blocks = []
     for label, text in texts.items():
         lines = re.sub(r"\n+", "\n", text.strip())
         body = "".join(map(marked, re.split(r"(\w+|\n)", lines)))
-        blocks.append(
-            f'<p style="margin:0 0 10px;white-space:pre-wrap;line-height:1.7;max-width:80ch">'
-            f"<b>{escape(label)}</b>\n{body}</p>"
-        )
+        head = element("b", escape(label))
+        blocks.append(element("p", head, "\n", body, style=inline("claims")))
     return Html("".join(blocks))
 
 
@@ -75,16 +72,17 @@ def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
     )
 
 
-def _with_marks(text: str, mark: Callable[[str], str]) -> str:
+def _with_marks(text: str, mark: Callable[[str], str]) -> Html:
     "Escaped text, its words marked, in an element that keeps its direction to itself."
     parts = re.split(r"(\w+)", visible(text).replace("↵\n", "\n"))
-    return f"<bdi>{''.join(map(mark, parts))}</bdi>"
+    return element("bdi", *map(mark, parts))
 
 
 def post_with_facts(post: str, facts: Mapping[str, str]) -> Html:
     "A post without its empty lines, its facts in bold; what its distractors say is not."
     true, lines = set(facts.values()), re.sub(r"\n+", "\n", post)
-    return Html(_with_marks(lines, lambda w: f"<strong>{w}</strong>" if w in true else escape(w)))
+    bold = lambda word: element("strong", word) if word in true else escape(word)
+    return _with_marks(lines, bold)
 
 
 def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
@@ -94,15 +92,16 @@ def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
 
     def mark(word: str) -> str:
         if word in claims["covered"]:
-            return f'<mark class="fact covered" title="{SLOT[word]}: covered">{word}✓</mark>'
+            about = f"{SLOT[word]}: covered"
+            return element("mark", f"{word}✓", class_="fact covered", title=about)
         if word in claims["invented"]:
-            slot = SLOT[word]
-            return f'<mark class="fact invented" title="{slot}: is {facts[slot]}">{word}✗</mark>'
+            about = f"{SLOT[word]}: is {facts[SLOT[word]]}"
+            return element("mark", f"{word}✗", class_="fact invented", title=about)
         return escape(word)
 
     missing = [
-        f'<mark class="fact missing">○ {slot}: {escape(facts[slot])}</mark>'
+        element("mark", f"○ {slot}: {escape(facts[slot])}", class_="fact missing")
         for slot in claims["missing"]
     ]
-    after = f'<span class="misses">missing: {" ".join(missing)}</span>' if missing else ""
+    after = element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
     return Html(_with_marks(summary, mark) + after)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.html import element
 from rlhf_nb.ui.loop import INK, LINE, WIDTH, Picture, sheet, words
 from rlhf_nb.ui.viz import signed, visible_token
 
@@ -30,18 +31,15 @@ def side(value: float) -> str:
 def bar(x: float, y: float, w: float, value: float, scale: float, opacity: float = 1.0) -> str:
     "A bar from the line y, upwards where the value is positive."
     h = abs(value) * scale
-    fill = UP if value > 0 else DOWN
-    return (
-        f'<rect class="{side(value)}" x="{x - w / 2:.1f}" y="{y - h * (value > 0):.1f}"'
-        f' width="{w:.1f}" height="{h:.1f}" fill="{fill}" opacity="{opacity:.2f}"/>'
-    )
+    look = dict(fill=UP if value > 0 else DOWN, opacity=f"{opacity:.2f}")
+    place = dict(x=x - w / 2, y=y - h * (value > 0), width=w, height=h)
+    rounded = {name: f"{number:.1f}" for name, number in place.items()}
+    return element("rect", class_=side(value), **rounded, **look)
 
 
 def line(kind: str, x0: float, x1: float, y: float, color: str, thick: float) -> str:
-    return (
-        f'<path class="{kind}" d="M{x0:.1f} {y:.1f}H{x1:.1f}" stroke="{color}"'
-        f' stroke-width="{thick:g}"/>'
-    )
+    d = f"M{x0:.1f} {y:.1f}H{x1:.1f}"
+    return element("path", class_=kind, d=d, stroke=color, stroke_width=thick)
 
 
 def arc(
@@ -49,10 +47,15 @@ def arc(
 ) -> str:  # from the surprise at `start` to the token at `end`, as faint as its share is small
     "As wide as the surprise is large."
     color, low, high = (UP if value > 0 else DOWN), y + ARCS, y + ARCS / 2
-    return (
-        f'<path class="from-{side(value)}" fill="none" stroke="{color}" stroke-linecap="round"'
-        f' d="M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}"'
-        f' stroke-width="{1.5 + 6 * abs(value) / largest:.1f}" opacity="{share:.3f}"/>'
+    return element(
+        "path",
+        class_=f"from-{side(value)}",
+        fill="none",
+        stroke=color,
+        stroke_linecap="round",
+        d=f"M{start:.1f} {y:.1f}C{start:.1f} {high:.1f} {end:.1f} {high:.1f} {end:.1f} {low:.1f}",
+        stroke_width=f"{1.5 + 6 * abs(value) / largest:.1f}",
+        opacity=f"{share:.3f}",
     )
 
 
@@ -149,5 +152,4 @@ def gae_picture(
         f"Surprises of {', '.join(tokens)}: {' '.join(map(signed, deltas))}. Arcs pass each on to "
         f"the tokens before it, fading by (gamma lambda) a step. Advantages, {sums}."
     )
-    style = f"<style>{asset('gae.css')}</style>"
-    return sheet(bottom + 13, label, style, *panels)
+    return sheet(bottom + 13, label, element("style", asset("gae.css")), *panels)

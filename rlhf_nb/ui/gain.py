@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_nb.runtime.ranges import SEEDS
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.gain_picture import gain_picture, how_sampled
-from rlhf_nb.ui.html import missing_note, number_text, percent, points, safe_text
+from rlhf_nb.ui.html import element, missing_note, number_text, percent, points, safe_text
 
 Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
 
@@ -104,9 +104,8 @@ def small_print(results: Mapping[str, Any], quick: bool) -> list[str]:
 
 def paragraphs(lines: Sequence[str], kind: str = "") -> str:
     "Sentences, a paragraph each; no line breaks before a per cent sign."
-    return "".join(
-        f'<p class="{kind}">{safe_text(line).replace(" %", "&nbsp;%")}</p>' for line in lines
-    )
+    text = lambda line: safe_text(line).replace(" %", "&nbsp;%")
+    return "".join(element("p", text(line), class_=kind) for line in lines)
 
 
 def headline(
@@ -130,5 +129,5 @@ def headline(
         sentences=paragraphs([*win_sentences(results), *(line for line in blind if line)])
         + paragraphs(small_print(results, quick), "small"),
         picture=gain_picture([row for pair in both for row in pair]),
-        next=f"<ul>{''.join(f'<li>{line}</li>' for line in next_steps)}</ul>",
+        next=element("ul", *(element("li", line) for line in next_steps)),
     )

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rlhf_nb.ui.html import percent
-from rlhf_nb.ui.viz import Html
+from rlhf_nb.ui.html import Html, element, percent
 
 LEFT, WIDTH, EDGE = 44, 252, 420  # of the scale from 0 to 100 %; the right edge of the picture
 BLOCK, ROW = 84, 26  # height of a temperature, and of a model in it
@@ -19,7 +18,7 @@ def how_sampled(temperature: float) -> str:
 
 
 def _words(x: float, y: float, text: str, side: str = "start", kind: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{side}" class="{kind}">{escape(text)}</text>'
+    return element("text", escape(text), x=x, y=y, text_anchor=side, class_=kind)
 
 
 def _line(row: Mapping[str, Any], y: float) -> str:
@@ -30,15 +29,19 @@ def _line(row: Mapping[str, Any], y: float) -> str:
     )
     beside = (high + 9, "start") if row["high"] < 0.78 else (low - 9, "end")
     mark = (
-        f'<circle cx="{rate:.1f}" cy="{y}" r="5.5"/>'
+        element("circle", cx=f"{rate:.1f}", cy=y, r=5.5)
         if model == "ppo"
-        else f'<rect x="{rate - 4.5:.1f}" y="{y - 4.5}" width="9" height="9"/>'
+        else element("rect", x=f"{rate - 4.5:.1f}", y=y - 4.5, width=9, height=9)
     )
-    return (
-        f'<g class="{escape(model)}">{_words(LEFT - 8, y + 4.5, model.upper(), "end", "name")}'
-        f'<path d="M{low:.1f} {y}H{high:.1f}M{low:.1f} {y - 5}v10M{high:.1f} {y - 5}v10"/>{mark}'
-        f"{_words(beside[0], y + 4.5, percent(row['win_rate']), beside[1], 'rate')}"
-        f"{_words(EDGE - 4, y + 4.5, percent(row.get('malformed')), 'end')}</g>"
+    interval = f"M{low:.1f} {y}H{high:.1f}M{low:.1f} {y - 5}v10M{high:.1f} {y - 5}v10"
+    return element(
+        "g",
+        _words(LEFT - 8, y + 4.5, model.upper(), "end", "name"),
+        element("path", d=interval),
+        mark,
+        _words(beside[0], y + 4.5, percent(row["win_rate"]), beside[1], "rate"),
+        _words(EDGE - 4, y + 4.5, percent(row.get("malformed")), "end"),
+        class_=model,
     )
 
 
@@ -59,12 +62,13 @@ def gain_picture(
     temperatures = sorted({row["temperature"] for row in rows})
     bottom = 26 + BLOCK * len(temperatures)
     parts = [
-        f'<path class="grid" d="M{x} 22V{bottom}"/>' + _words(x, bottom + 16, text, "middle")
+        element("path", class_="grid", d=f"M{x} 22V{bottom}")
+        + _words(x, bottom + 16, text, "middle")
         for x, text in ((LEFT, "0 %"), (LEFT + WIDTH, "100 %"))
     ]
     half = LEFT + WIDTH // 2
     parts += [
-        f'<path class="half" d="M{half} 22V{bottom}"/>',
+        element("path", class_="half", d=f"M{half} 22V{bottom}"),
         _words(half, bottom + 16, "50 %: as the references", "middle"),
         _words(EDGE - 4, 14, "bad form", "end"),
         _words(LEFT, 14, "test posts won, 95 % interval"),
@@ -75,7 +79,5 @@ def gain_picture(
         there = {row["model"]: row for row in rows if row["temperature"] == temperature}
         for j, model in enumerate(name for name in ("sft", "ppo") if name in there):
             parts.append(_line(there[model], top + 18 + ROW * j))
-    return Html(
-        f'<svg class="gain-picture" viewBox="0 0 {EDGE} {bottom + 24}" role="img" '
-        f'aria-label="{escape(gain_sentence(rows))}">{"".join(parts)}</svg>'
-    )
+    size, label = f"0 0 {EDGE} {bottom + 24}", gain_sentence(rows)
+    return element("svg", *parts, class_="gain-picture", viewBox=size, role="img", aria_label=label)

@@ -7,21 +7,81 @@ import hashlib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
-from html import escape
+from functools import cache
+from html import escape, unescape
 from typing import Any
+from urllib.parse import quote
 
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.viz import SHADE, Html, hover_title, visible
 
-CELL = "background:var(--paper,transparent);color:var(--ink,inherit)"  # the theme's colours, or
-HEAD = f"background:var(--shade,{SHADE});color:var(--ink,inherit)"  # those of the page
+SHADE = "#80808026"  # behind header cells
+VOID = ("br", "img", "meta", "wbr")  # elements without content; those of a drawing close themselves
+SHAPES = ("circle", "line", "path", "polygon", "polyline", "rect")
+
+
+def _inner_text(markup: str) -> str:
+    "What a reader sees of a piece of markup: tags dropped, escapes undone, one line."
+    return " ".join(unescape(re.sub(r"<[^>]*>", "", markup)).split())
+
+
+def _plain_text(markup: str) -> str:
+    "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
+    blocks = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
+    rows = [
+        [_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
+        or [_inner_text(inner)]
+        for _, inner in blocks
+    ]
+    cells = [row for row in rows if len(row) > 1]
+    widths = [
+        max(len(row[i]) for row in cells if i < len(row))
+        for i in range(max(map(len, cells), default=0))
+    ]
+    lines = ["  ".join(map(str.rjust, row, widths)) if len(row) > 1 else row[0] for row in rows]
+    return "\n".join(lines) or _inner_text(markup)
+
+
+class Html(str):
+    """Markup that a notebook shows and a terminal prints as plain text. It escapes nothing: whoever
+    writes the markup does."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return _plain_text(self)
+
+
+def visible(
+    text: str,  # anything a model may write
+) -> str:  # with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
+    """Invisible characters made visible. Plain spaces and the joiners that scripts and emoji need
+    stay."""
+
+    def show(character: str) -> str:
+        if character == "\n":
+            return "↵\n"
+        if character == "\t":
+            return "⇥"
+        if character in " \u200c\u200d":
+            return character
+        hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")
+        return f"⟨U+{ord(character):04X}⟩" if hidden else character
+
+    return "".join(map(show, str(text)))
+
+
+def hover_title(value: float | None) -> str | None:
+    "What a rounded number shows on hover: all of itself; None for None."
+    return None if value is None else f"{value:.6g}"
 
 
 def safe_text(text: object) -> str:
     """Text as it may be placed between tags: invisible characters are shown, markup is escaped, and
     a right-to-left text cannot reorder its neighbours."""
-    return f"<bdi>{escape(visible(str(text)))}</bdi>"
+    return element("bdi", escape(visible(str(text))))
 
 
 def safe_prose(text: object) -> str:
@@ -30,15 +90,32 @@ def safe_prose(text: object) -> str:
 
 
 def element(tag: str, *content: str, **attributes: object) -> Html:
-    """An element around some markup. Attributes are escaped; None leaves one out; `class_` is
-    class, `aria_label` aria-label."""
+    """An element of HTML or SVG around some markup. Attributes are escaped, fractions have six
+    digits; None leaves one out; `class_` is class, `aria_label` aria-label."""
+    text = lambda value: escape(f"{value:g}" if isinstance(value, float) else str(value))
     written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{text(value)}"'
         for name, value in attributes.items()
         if value is not None
     )
-    void = tag in ("br", "img", "meta")
-    return Html(f"<{tag}{written}>" + ("" if void else f"{''.join(content)}</{tag}>"))
+    if tag in VOID or tag in SHAPES:
+        return Html(f"<{tag}{written}{'/' if tag in SHAPES else ''}>")
+    return Html(f"<{tag}{written}>{''.join(content)}</{tag}>")
+
+
+@cache
+def _declarations() -> dict[str, str]:
+    "What each class of `inline.css` declares, in one line."
+    rules = re.findall(r"\.(\w+) \{(.*?)\}", asset("inline.css"), re.DOTALL)
+    return {name: re.sub(r"([:;])\s+", r"\1", body.strip()) for name, body in rules}
+
+
+def inline(rule: str, **values: str) -> str:
+    "A rule of `inline.css` as the text of a `style` attribute; each value replaces its `var(--…)`."
+    text = _declarations()[rule]
+    for name, value in values.items():
+        text = text.replace(f"var(--{name})", value)
+    return text
 
 
 def themed(*content: str, sheets: Sequence[str] = ()) -> Html:
@@ -113,45 +190,47 @@ def data_table(
 
     def head(cell: object, scope: str) -> str:
         # A dark theme colours backgrounds and text separately: both are set, or neither is.
-        return f'<th scope="{scope}" style="{HEAD}">{content(cell)}</th>'
+        return element("th", content(cell), scope=scope, style=inline("head"))
 
     def line(row: Sequence[object]) -> str:
-        cells = "".join(f'<td style="{CELL}">{content(cell)}</td>' for cell in row[1:])
-        return f"<tr>{head(row[0], 'row')}{cells}</tr>"
+        cells = [element("td", content(cell), style=inline("data")) for cell in row[1:]]
+        return element("tr", head(row[0], "row"), *cells)
 
-    above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    top = "".join(head(cell, "col") for cell in heads)
-    body = "".join(line(row) for row in rows)
-    return (
-        f'<div class="wide {kind}" tabindex="0" role="region" '
-        f'aria-label="{escape(caption or heads[0])}"><table style="color:inherit">{above}'
-        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    above = element("caption", escape(caption)) if caption else ""
+    top = element("thead", element("tr", *(head(cell, "col") for cell in heads)))
+    table = element("table", above, top, element("tbody", *map(line, rows)), style="color:inherit")
+    around = dict(tabindex=0, role="region", aria_label=caption or heads[0])
+    return element("div", table, class_=f"wide {kind}", **around)
 
 
 def missing_note(text: str) -> str:
     "One line in the place of something that is not there yet."
-    return f'<p class="missing">{escape(text)}</p>'
+    return element("p", escape(text), class_="missing")
 
 
 def error_note(error: BaseException) -> str:
     "An exception, announced to screen readers as well."
-    return f'<p role="alert"><b>{type(error).__name__}</b>: {safe_text(error)}</p>'
+    return element("p", element("b", type(error).__name__), ": ", safe_text(error), role="alert")
 
 
 def breakable(markup: str) -> str:
     "The same markup, with places where a very long word may break."
 
     def broken(word: re.Match[str]) -> str:
-        return "<wbr>".join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
+        return element("wbr").join(re.findall(r"(?:&[#\w]+;|[^&]){1,24}", word[0]))
 
     return re.sub(r">[^<]{60,}", lambda text: re.sub(r"[^\s>]{60,}", broken, text[0]), markup)
 
 
 def contained(markup: str) -> str:
     "Markup that is no wider than its column, in the colours of the page around it."
-    style = "padding:2px 8px;line-height:1.5;contain:inline-size"
-    return f'<div style="{style}">{breakable(markup)}</div>'
+    return element("div", breakable(markup), style=inline("contained"))
+
+
+def drawing(svg: str, alt: str) -> Html:
+    "An SVG as an image within the page, coded no more than an attribute in double quotes needs."
+    data = quote(svg, safe=" =:/;,()!$*@?&+'<>")
+    return Html(f'<img alt="{escape(alt)}" style="max-width:100%" src="data:image/svg+xml,{data}">')
 
 
 def number_text(value: float | None, digits: int = 2) -> str:
@@ -175,7 +254,7 @@ def points(value: float, digits: int = 1) -> str:
 
 def exact(text: str, value: float | None) -> Html:
     "A rounded number that shows the exact one on hover."
-    return Html(f"<span{hover_title(value)}>{escape(text)}</span>")
+    return element("span", escape(text), title=hover_title(value))
 
 
 def duration(seconds: float) -> str:
@@ -187,13 +266,11 @@ def duration(seconds: float) -> str:
 def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     "A whole page without a script: heading, the first section, then the others with links to each."
     (first, opening), *others = sections.items()
-    links = "".join(
-        f'<li><a href="#s{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(others)
-    )
-    body = "".join(
-        f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escape(name)}</h2>{markup}</section>'
-        for i, (name, markup) in enumerate(others)
-    )
+    links, body = "", ""
+    for i, (name, markup) in enumerate(others):
+        head = element("h2", escape(name), id=f"s{i}")
+        links += element("li", element("a", escape(name), href=f"#s{i}"))
+        body += element("section", head, markup, aria_labelledby=f"s{i}")
     return asset("report.html").format(
         title=escape(visible(title)),
         style=asset("theme.css") + asset("report.css"),

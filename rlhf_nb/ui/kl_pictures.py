@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf_nb.kl import ESTIMATORS, estimate_kl, full_kl
 from rlhf_nb.ui import loop
 from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.html import element
 from rlhf_nb.ui.loop import INK, LINE, Picture, rectangle
 
 # Light colours are attributes, so that they survive where style sheets are stripped; static/kl.css
@@ -32,31 +33,24 @@ def words(
 def line(points: Sequence[Point], color: str, dash: str = "", width: float = 1.8) -> str:
     "A line through the points, in one of STROKES."
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<polyline class="{color}" points="{path}" fill="none" stroke="{STROKES[color]}"'
-        f' stroke-width="{width:g}"{dashes}/>'
-    )
+    stroke = dict(stroke=STROKES[color], stroke_width=width, stroke_dasharray=dash or None)
+    return element("polyline", class_=color, points=path, fill="none", **stroke)
 
 
 def axis(x0: float, x1: float, y: float) -> str:
     "A horizontal axis."
-    return (
-        f'<line class="axis" x1="{x0:g}" x2="{x1:g}" y1="{y:g}" y2="{y:g}"'
-        f' stroke="{LINE}" stroke-width="1"/>'
-    )
+    ends = dict(x1=x0, x2=x1, y1=y, y2=y)
+    return element("line", class_="axis", **ends, stroke=LINE, stroke_width=1)
 
 
 def bar(x: float, y: float, width: float, height: float, color: str) -> str:
     "A filled bar, orange for what is above zero and blue for what is below."
-    return (
-        f'<rect class="{color}-area" x="{x:g}" y="{y:.1f}" width="{width:g}"'
-        f' height="{height:.1f}" fill="{STROKES[color]}"/>'
-    )
+    place = dict(x=x, y=f"{y:.1f}", width=width, height=f"{height:.1f}")
+    return element("rect", class_=f"{color}-area", **place, fill=STROKES[color])
 
 
 def sheet(height: float, label: str, *parts: str) -> Picture:
-    return loop.sheet(height, label, f"<style>{asset('kl.css')}</style>", *parts)
+    return loop.sheet(height, label, element("style", asset("kl.css")), *parts)
 
 
 # ---- Two distributions, and what four estimators make of samples ----

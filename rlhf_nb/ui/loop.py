@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.html import element
 
 # Light colours are attributes of the elements, so that they survive where style sheets are
 # stripped. static/loop.css replaces them in a dark theme.
@@ -89,16 +90,12 @@ def words(
     first, *rest = re.split(r"_\{(\w+)\}", text)
     inner = escape(first)
     for below, after in zip(rest[::2], rest[1::2], strict=True):
-        inner += (
-            f'<tspan dy="3" font-size="75%">{below}</tspan><tspan dy="-3">{escape(after)}</tspan>'
-        )
+        inner += element("tspan", below, dy=3, font_size="75%")
+        inner += element("tspan", escape(after), dy=-3)
     bold = kind.startswith("title")
-    weight = ' font-weight="600"' if bold else ""
-    color = color or (INK if bold else MUTED)
-    return (
-        f'<text class="{kind}" x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{color}"'
-        f' text-anchor="{anchor}"{weight}>{inner}</text>'
-    )
+    font = dict(font_size=size, fill=color or (INK if bold else MUTED), text_anchor=anchor)
+    weight = 600 if bold else None
+    return element("text", inner, class_=kind, x=x, y=y, **font, font_weight=weight)
 
 
 def rectangle(
@@ -112,10 +109,8 @@ def rectangle(
     thick: float = 1,
 ) -> str:
     "A rounded rectangle."
-    return (
-        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="7"'
-        f' fill="{fill}" stroke="{stroke}" stroke-width="{thick:g}"/>'
-    )
+    place = dict(x=x, y=y, width=w, height=h, rx=7)
+    return element("rect", class_=kind, **place, fill=fill, stroke=stroke, stroke_width=thick)
 
 
 def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
@@ -126,28 +121,26 @@ def arrow(points: Sequence[tuple[float, float]], dashed: bool = False) -> str:
     line = " ".join(f"{a:g},{b:g}" for a, b in [*points[:-1], back])
     sides = [(back[0] + s * 4.5 * dy, back[1] + s * 4.5 * dx) for s in (1, -1)]
     head = " ".join(f"{a:g},{b:g}" for a, b in [(x, y), *sides])
-    dash = ' stroke-dasharray="5 4"' if dashed else ""
-    return (
-        f'<polyline class="arrow" points="{line}" fill="none" stroke="{MUTED}"'
-        f' stroke-width="1.6"{dash}/><polygon class="head" points="{head}" fill="{MUTED}"/>'
-    )
+    stroke = dict(stroke=MUTED, stroke_width=1.6, stroke_dasharray="5 4" if dashed else None)
+    shaft = element("polyline", class_="arrow", points=line, fill="none", **stroke)
+    return shaft + element("polygon", class_="head", points=head, fill=MUTED)
 
 
 def group(kind: str, *parts: str) -> str:
-    return f'<g class="{kind}">{"".join(parts)}</g>'
+    return element("g", *parts, class_=kind)
 
 
 def sheet(height: float, label: str, *parts: str) -> Picture:
     "The whole picture, on a card of its own colour so that it reads on white and on black."
-    style = asset("loop.css")
     card = rectangle(1, 1, WIDTH - 2, height - 2, "card", CARD, EDGE)
-    return Picture(
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="rlhf-loop" role="img"'
-        f' aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}"'
-        f' height="{height:g}" style="max-width:100%;height:auto"'
-        f" font-family=\"system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif\">"
-        f"<style>{style}</style>{card}{''.join(parts)}</svg>"
+    drawn = asset("picture.svg").format(
+        label=escape(label),
+        width=WIDTH,
+        height=height,
+        style=asset("loop.css"),
+        parts=card + "".join(parts),
     )
+    return Picture(drawn.rstrip())
 
 
 def step_box(step: Step, x: float, y: float, w: float, h: float, marked: bool = False) -> str:
@@ -247,10 +240,8 @@ def response_tokens(x: float, y: float) -> str:
     zero = y + 54
     for i, height in enumerate(RESPONSE.values()):
         kind, fill = ("minus", MINUS) if height < 0 else ("plus", PLUS)
-        parts.append(
-            f'<rect class="{kind}" x="{x + 48 * i + 12:g}" y="{zero - max(height, 0):g}"'
-            f' width="20" height="{abs(height)}" fill="{fill}"/>'
-        )
+        place = dict(x=x + 48 * i + 12, y=zero - max(height, 0), width=20, height=abs(height))
+        parts.append(element("rect", class_=kind, **place, fill=fill))
     note = words(x + 238, zero - 9, "r_{t}: a penalty on", "line", 12, "start")
     note += words(x + 238, zero + 6, "each, s on the last", "line", 12, "start")
     return "".join(parts) + note

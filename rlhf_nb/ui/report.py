@@ -24,6 +24,7 @@ from rlhf_nb.ui.episodes import episode_signals, when
 from rlhf_nb.ui.gain import compare_rates as compare_rates
 from rlhf_nb.ui.gain import headline
 from rlhf_nb.ui.html import (
+    Html,
     data_table,
     duration,
     element,
@@ -39,7 +40,7 @@ from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
 from rlhf_nb.ui.reproduce import made_of, reproduce_section
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viewer import episode_markup
-from rlhf_nb.ui.viz import Html, curves
+from rlhf_nb.ui.viz import curves
 
 PANELS = (  # title, unit, metrics of which the first that was logged is drawn
     ("Score", "reward model's points", ("objective/raw_scores", "objective/scores")),
@@ -99,18 +100,9 @@ def _between(row: Mapping[str, float]) -> str:
 def stretch(low: float, high: float, half: bool = True) -> Html:
     "A bar from 0 to 100 %, filled from low to high, with a mark at one half or none."
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
-    inside = [
-        f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%;top:2px;bottom:2px;"
-        "background:var(--first,#1f5fa8)"
-    ]
-    if half:
-        inside.append("left:50%;width:2px;top:-2px;bottom:-2px;background:var(--ink,#1a1a1a)")
-    spans = "".join(f'<span style="position:absolute;{style}"></span>' for style in inside)
-    style = (
-        "position:relative;display:inline-block;width:96px;height:12px;"
-        "background:var(--line,#e8e8e8)"
-    )
-    return Html(f'<span class="bar" aria-hidden="true" style="{style}">{spans}</span>')
+    place = f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%"
+    mark = element("span", class_="half") if half else ""
+    return element("span", element("span", style=place), mark, class_="bar", aria_hidden="true")
 
 
 def verdict_section(results: Mapping[str, Any]) -> str:
@@ -156,10 +148,8 @@ def _picture(figure: Figure, description: str) -> str:
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return (
-        f'<img src="data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}" '
-        f'alt="{escape(description)}">'
-    )
+    data = base64.b64encode(file.getvalue()).decode()
+    return element("img", src=f"data:image/svg+xml;base64,{data}", alt=description)
 
 
 def story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
@@ -182,7 +172,7 @@ def curve_panels(metrics: Sequence[Mapping[str, Any]], links: str = "") -> str:
         "Where the score goes on rising and gold turns down, the policy has found what the "
         "reward model likes and nobody else does."
     )
-    return f'<div class="panels">{"".join(pictures)}</div><p>{hint}</p>{links}'
+    return element("div", *pictures, class_="panels") + element("p", hint) + links
 
 
 _STAGES = dict(
@@ -243,7 +233,7 @@ def reward_section(results: Mapping[str, Any]) -> str:
         "The mark is at one half, which is chance. A fact near it is one that the reward model "
         "does not check: PPO has no reason to get it right."
     )
-    return f'<div class="pair">{"".join(tables)}</div><p>{hint}</p>'
+    return element("div", *tables, class_="pair") + element("p", hint)
 
 
 def _first_middle_last(folder: Path) -> list[Rollout]:
@@ -305,28 +295,28 @@ def rollouts_section(
             )
             for i in part
         )
-        parts.append(f"<h3>{escape(when(rollout))}</h3>{cards}")
+        parts.append(element("h3", escape(when(rollout))) + cards)
     hint = (
         "Under each token stands its KL in nats (orange: the policy likes it more than the "
         "reference did), then its advantage (orange: more of it, blue: less). The colours have one "
         "scale over all updates."
     )
-    return f"<p>{hint}</p>" + "".join(parts)
+    return element("p", hint) + "".join(parts)
 
 
 def next_steps(folder: Path, examples: bool) -> list[str]:
     "Links to the pages of rollouts that are beside the report, and the command that writes one."
     pages = sorted(path.name for path in folder.glob("rollouts*.html"))
     links = [
-        f'<a href="{escape(quote(name))}">{safe_text(name)}</a>: the rollouts, token by token'
+        element("a", safe_text(name), href=quote(name)) + ": the rollouts, token by token"
         for name in pages
     ]
     again = "writes that page again, or others" if pages else "writes a page of the rollouts"
-    below = '<a href="#s0">The best and the worst summary</a>, with every fact marked'
+    below = element("a", "The best and the worst summary", href="#s0") + ", with every fact marked"
     return [
         *links,
-        f"<code>rlhf-nb view .</code> in the folder of this report {again}: what PPO did to each "
-        "summary, token by token",
+        element("code", "rlhf-nb view .")
+        + f" in the folder of this report {again}: what PPO did to each summary, token by token",
         *([below] if examples else []),
     ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from rlhf_nb.ui.html import element
 from rlhf_nb.ui.loop import ACCENT, INK, WIDTH, Picture, arrow, group, rectangle, sheet, words
 
 PPO = "rlhf-nb ppo --dataset_name data.jsonl --model_name_or_path runs/sft "
@@ -142,10 +143,8 @@ QUESTIONS = (
 
 def code(x: float, y: float, text: str) -> str:
     "A line of a command."
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="11" fill="{INK}" xml:space="preserve"'
-        f' style="font-family:{MONO}">{escape(text)}</text>'
-    )
+    font = {"font_size": 11, "fill": INK, "xml:space": "preserve", "style": f"font-family:{MONO}"}
+    return element("text", escape(text), x=x, y=y, **font)
 
 
 def command_lines(command: str, width: int = 82) -> list[str]:

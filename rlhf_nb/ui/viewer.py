@@ -20,19 +20,19 @@ from rlhf_nb.ui.episodes import (
     prompt_lines,
     shown_of,
 )
-from rlhf_nb.ui.html import contained, safe_prose
+from rlhf_nb.ui.html import Html, contained, element, safe_prose
 from rlhf_nb.ui.packed import packed_update
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
-from rlhf_nb.ui.viz import Html, signal_table, token_strip
+from rlhf_nb.ui.viz import signal_table, token_strip
 
 
 def prompt_fold(rollout: Rollout, episode: int) -> str:
     "The prompt and its columns, folded."
-    lines = "".join(
-        f'<p style="white-space:pre-wrap">{safe_prose(line)}</p>'
+    lines = [
+        element("p", safe_prose(line), style="white-space:pre-wrap")
         for line in prompt_lines(rollout, episode)
-    )
-    return f'<details class="prompt"><summary>Prompt</summary>{lines}</details>'
+    ]
+    return element("details", element("summary", "Prompt"), *lines, class_="prompt")
 
 
 def episode_markup(
@@ -51,8 +51,8 @@ def episode_markup(
     ]
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
-        table = f"<details><summary>All signals</summary>{table}</details>"
-    facts = f"<p><strong>{escape(episode_facts(rollout, episode))}</strong></p>"
+        table = element("details", element("summary", "All signals"), table)
+    facts = element("p", element("strong", escape(episode_facts(rollout, episode))))
     prompt = prompt_fold(rollout, episode)
     return "".join([facts, prompt, *(below or [token_strip(tokens)]), table])
 

@@ -3,10 +3,8 @@ shows at once."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence
-from html import escape, unescape
+from html import escape
 from math import isfinite, isnan
 
 import matplotlib.pyplot as plt
@@ -18,38 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from torch import Tensor
 
-
-def _inner_text(markup: str) -> str:
-    "What a reader sees of a piece of markup: tags dropped, escapes undone, one line."
-    return " ".join(unescape(re.sub(r"<[^>]*>", "", markup)).split())
-
-
-def _plain_text(markup: str) -> str:
-    "Captions, table rows and paragraphs as lines, cells aligned; other markup as its text."
-    blocks = re.findall(r"<(caption|tr|p|summary)\b[^>]*>(.*?)</\1>", markup, re.S)
-    rows = [
-        [_inner_text(cell) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", inner, re.S)]
-        or [_inner_text(inner)]
-        for _, inner in blocks
-    ]
-    cells = [row for row in rows if len(row) > 1]
-    widths = [
-        max(len(row[i]) for row in cells if i < len(row))
-        for i in range(max(map(len, cells), default=0))
-    ]
-    lines = ["  ".join(map(str.rjust, row, widths)) if len(row) > 1 else row[0] for row in rows]
-    return "\n".join(lines) or _inner_text(markup)
-
-
-class Html(str):
-    """Markup that a notebook shows and a terminal prints as plain text. It escapes nothing: whoever
-    writes the markup does."""
-
-    def _repr_html_(self) -> str:
-        return str(self)
-
-    def __repr__(self) -> str:
-        return _plain_text(self)
+from rlhf_nb.ui.html import SHADE, Html, element, hover_title, inline, visible
 
 
 def signed(
@@ -74,13 +41,8 @@ def signed(
     return text.replace("-", "−")
 
 
-def hover_title(value: float | None) -> str:
-    "The attribute by which a rounded number shows all of itself on hover; nothing for None."
-    return "" if value is None else f' title="{value:.6g}"'
-
-
 BLUE, ORANGE, FULL = "#2882dc", "#cc6600", 0.5  # the ends of the map, and their opacity there
-SHADE, RULE = "#80808026", "#80808073"  # behind header cells, and between cells
+RULE = "#80808073"  # between cells
 CLEAR = "transparent"
 
 
@@ -94,27 +56,6 @@ def tint(
         return CLEAR
     opacity = round(255 * FULL * min(abs(value) / vmax, 1.0))
     return f"{ORANGE if value > 0 else BLUE}{opacity:02x}"
-
-
-def visible(
-    text: str,  # anything a model may write
-) -> (
-    str
-):  # the same with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
-    """Invisible characters made visible. Plain spaces and the joiners that scripts and emoji need
-    stay."""
-
-    def show(character: str) -> str:
-        if character == "\n":
-            return "↵\n"
-        if character == "\t":
-            return "⇥"
-        if character in " \u200c\u200d":
-            return character
-        hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")
-        return f"⟨U+{ord(character):04X}⟩" if hidden else character
-
-    return "".join(map(show, str(text)))
 
 
 def visible_token(
@@ -132,13 +73,13 @@ def html_cell(
     exact: float | None = None,  # the number that the text rounds: shown on hover
 ) -> str:
     "One table cell, its text escaped."
-    tag = f'th scope="{scope}"' if scope else "td"
-    style = (
-        f"background:{ground};color:inherit;text-align:{align};padding:2px 6px;"
-        f"border:1px solid {RULE};white-space:pre-wrap"
+    return element(
+        "th" if scope else "td",
+        element("bdi", escape(text)),
+        scope=scope,
+        style=inline("cell", ground=ground, align=align, edge=RULE),
+        title=hover_title(exact),
     )
-    hover = hover_title(exact)
-    return f'<{tag} style="{style}"{hover}><bdi>{escape(text)}</bdi></{tag[:2]}>'
 
 
 def html_table(
@@ -146,28 +87,21 @@ def html_table(
     caption: str = "",  # above it
 ) -> str:
     "Rows into a table, with a line of text above it."
-    above = (
-        f'<caption style="text-align:left;white-space:nowrap">{escape(visible(caption))}</caption>'
-        if caption
-        else ""
-    )
-    style = "border-collapse:collapse;margin:4px 0;font-size:13px;line-height:1.5;color:inherit"
-    return f'<table style="{style}">{above}{"".join(lines)}</table>'
+    above = element("caption", escape(visible(caption)), style=inline("caption"))
+    return element("table", above if caption else "", *lines, style=inline("table"))
 
 
 def _html_row(name: str, cells: Sequence[str]) -> str:
     "One table row under the header `name`; the corner, which heads nothing, has no name."
     if not name:
-        return f'<tr style="background:none"><td></td>{"".join(cells)}</tr>'
-    return f"<tr>{html_cell(visible(name), SHADE, 'center', 'row')}{''.join(cells)}</tr>"
+        return element("tr", element("td"), *cells, style="background:none")
+    return element("tr", html_cell(visible(name), SHADE, "center", "row"), *cells)
 
 
 def _scroll_box(tables: Sequence[str]) -> Html:
     "Tables, one above the other, that scroll sideways where they are too wide."
-    return Html(
-        '<div style="overflow-x:auto" tabindex="0" role="region" '
-        f'aria-label="table">{"".join(tables)}</div>'
-    )
+    box = dict(tabindex=0, role="region", aria_label="table")
+    return element("div", *tables, style="overflow-x:auto", **box)
 
 
 def _row(values: Sequence[float] | Tensor, name: str) -> list[float]:
