@@ -480,9 +480,24 @@ def landing(project: Project) -> str:
         return ""
     from rlhf_nb.ui.loop import loop_picture
 
+    loop = linked(loop_picture())
     numbers = gain(project.root / "benchmarks" / "results" / "mini_tldr_seeds.json")
-    markup = template.read_text(encoding="utf-8").format(loop=loop_picture(), **numbers)
+    markup = template.read_text(encoding="utf-8").format(loop=loop, **numbers)
     return f"```{{raw}} html\n{markup}\n```"
+
+
+def linked(loop: str) -> str:
+    "The picture of the loop, in which each box leads to its page."
+    from rlhf_nb.ui.loop import STEPS
+
+    pages = {step.number: step.page for step in STEPS}
+
+    def link(box: re.Match[str]) -> str:
+        number = re.search(r'class="page"[^>]*>(\d\d)<', box[0])
+        return f'<a href="{pages[number[1]]}.html">{box[0]}</a>' if number else box[0]
+
+    boxes = re.sub(r'<g class="step.*?</g>', link, loop, flags=re.DOTALL)
+    return boxes.replace('role="img"', 'role="group"', 1)  # an image would hide its links
 
 
 def gain(results: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ def test_the_rollout_of_the_first_page(tmp_path):
         assert len(header["episodes"]) == header["of"] == 256 and header["recipe"]
         assert all("facts" in prompt for prompt in header["prompts"])
         assert all(np.isfinite(row).all() for name in ("logprobs", "values") for row in rows[name])
-    assert {"score", "KL", "gold wins"} <= {curve["name"] for curve in data["curves"]}
+    assert {"raw score", "KL", "gold wins"} <= {curve["name"] for curve in data["curves"]}
 
 
 def test_the_pictures_are_small():

@@ -12,6 +12,14 @@ from rlhf_nb.tldr import SLOT
 from rlhf_nb.ui.facts import claims_of, facts_told
 from rlhf_nb.ui.html import percent
 
+KINDS = {  # of pairs, in words
+    "sample": "two samples of the SFT model",
+    "swap": "summaries with one fact wrong",
+    "drop": "summaries with one fact left out",
+    "opening": "summaries with an idle opening",
+    "repeat": "summaries that say something twice",
+}
+
 
 def listed(words: Sequence[str]) -> str:
     "a, b and c."
@@ -34,6 +42,20 @@ def blind_sentence(
     shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
     if not shares:
         return ""
+    return f"{_of_facts(shares, pairs)}{_of_kinds(measured.get('by_kind') or {})}"
+
+
+def _of_kinds(shares: Mapping[str, float]) -> str:  # right answers, by kind of pair
+    "The kind of held-out pair that it gets wrong most."
+    if not shares:
+        return ""
+    weakest = min(shares, key=lambda kind: shares[kind])
+    what = KINDS.get(weakest, f"pairs of kind “{weakest}”")
+    return f" Of all held-out pairs it is weakest on {what}: right in {percent(shares[weakest])}."
+
+
+def _of_facts(shares: Mapping[str, float], pairs: Mapping[str, int]) -> str:
+    "The facts on which it guesses, or the one on which it is weakest."
     weakest = min(shares, key=lambda slot: shares[slot])
     start = "Shown a perfect summary and a copy with one fact wrong, the reward model"
     if set(pairs) != set(shares):

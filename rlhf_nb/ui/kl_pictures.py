@@ -136,7 +136,7 @@ def kl_picture(
         284,
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
         f"batches of {some}: {'; '.join(labels)}.",
-        words(24, 30, "k1 of a token: the gap log π − log π_{ref}", "title", 15),
+        words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
         *(words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
         gap_panel(logprobs, ref_logprobs, drawn[:tokens]),

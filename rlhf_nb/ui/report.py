@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -38,30 +35,32 @@ from rlhf_nb.ui.html import (
 from rlhf_nb.ui.places import NO_PAGE, SavedPage, episode_link, saved_page, update_links
 from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
 from rlhf_nb.ui.reproduce import made_of, reproduce_section
+from rlhf_nb.ui.run_curves import curve_picture, curve_svg, thin
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viewer import episode_markup
 from rlhf_nb.ui.viz import curves
 
-PANELS = (  # title, unit, metrics of which the first that was logged is drawn
-    ("Score", "reward model's points", ("objective/raw_scores", "objective/scores")),
-    ("Gold win rate", "validation posts, ties half", ("gold/win_rate",)),
-    ("Facts covered", "per summary, gold judge", ("gold/covered",)),
-    ("Facts invented", "per summary, gold judge", ("gold/invented",)),
-    ("KL to the reference", "nats per episode", ("objective/kl",)),
-    ("Entropy of a response, by its samples", "nats per response", ("objective/entropy",)),
-    ("Clipped ratios", "share of tokens", ("policy/clipfrac_avg",)),
-    ("Variance the value explains", "1: all of it", ("val/explained_variance",)),
-    ("Response length", "tokens", ("tokens/response_length",)),
+PANELS = (  # title, unit, metric
+    ("Raw score", "reward model's points", "objective/raw_scores"),
+    ("Score", "after scaling and penalties", "objective/scores"),  # only where no raw one is logged
+    ("Gold win rate, near-greedy", "validation posts, ties half", "gold/win_rate"),
+    ("Facts covered", "per summary, gold judge", "gold/covered"),
+    ("Facts invented", "per summary, gold judge", "gold/invented"),
+    ("KL to the reference", "nats per episode", "objective/kl"),
+    ("Entropy of a response, by its samples", "nats per response", "objective/entropy"),
+    ("Clipped ratios", "tokens", "policy/clipfrac_avg"),
+    ("Variance the value explains", "1: all of it", "val/explained_variance"),
+    ("Response length", "tokens", "tokens/response_length"),
 )
+PERCENT = {"gold/win_rate": 0, "policy/clipfrac_avg": 1}  # shares, and their decimals
 
 
 def logged_panels(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
     "Title, unit and column of each panel that has numbers."
-    logged = [name for name in frame if frame[name].notna().any()]
-    there = [
-        (title, unit, [name for name in names if name in logged]) for title, unit, names in PANELS
-    ]
-    return [(title, unit, names[0]) for title, unit, names in there if names]
+    logged = {name for name in frame if frame[name].notna().any()}
+    if "objective/raw_scores" in logged:
+        logged.discard("objective/scores")
+    return [panel for panel in PANELS if panel[2] in logged]
 
 
 def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: int) -> Figure:
@@ -69,7 +68,7 @@ def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: in
     figure = curves(frame, {title: column for title, _, column in panels}, x="episode", ncols=ncols)
     for axis, (_, unit, column) in zip(figure.axes, panels):
         axis.set_ylabel(unit)
-        decimals = {"gold/win_rate": 0, "policy/clipfrac_avg": 1}.get(column)
+        decimals = PERCENT.get(column)
         if decimals is not None:
             axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals, symbol=" %"))
         if column == "gold/win_rate":
@@ -143,15 +142,6 @@ def verdict_section(results: Mapping[str, Any]) -> str:
     )
 
 
-def _picture(figure: Figure, description: str) -> str:
-    "A figure inside the page, the same bytes every time."
-    file = io.BytesIO()
-    with rc_context({"svg.hashsalt": "rlhf_nb", "svg.fonttype": "path"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    data = base64.b64encode(file.getvalue()).decode()
-    return element("img", src=f"data:image/svg+xml;base64,{data}", alt=description)
-
-
 def story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
     "What a curve shows, for those who cannot see it: where it starts and where it ends."
     line = frame.dropna(subset=[column])
@@ -159,18 +149,27 @@ def story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
     return f"{title} ({unit}): {ends[0]}, {ends[1]}."
 
 
+def _panel(frame: pd.DataFrame, title: str, unit: str, column: str, last: int) -> str:
+    "One metric over the episodes, from 0 to the last of the run."
+    line, scale = frame.dropna(subset=[column]), 100 if column in PERCENT else 1
+    values = (scale * line[column]).tolist()
+    points = thin(list(zip(line["episode"].astype(int).tolist(), values)))
+    drawn = curve_svg(points, (), "episode", "% of " * (scale > 1) + unit, (0, last))
+    picture = curve_picture(drawn, story(frame, title, unit, column))
+    return element("figure", element("figcaption", element("strong", title)), picture)
+
+
 def curve_panels(metrics: Sequence[Mapping[str, Any]], links: str = "") -> str:
     "A picture for each panel, and links to updates of it."
     frame = ppo_lines(metrics)
-    pictures = [
-        _picture(_draw(frame, [panel], ncols=1), story(frame, *panel))
-        for panel in logged_panels(frame)
-    ]
+    last = int(frame["episode"].max()) if len(frame) else 0
+    pictures = [_panel(frame, *panel, last) for panel in logged_panels(frame)]
     if not pictures:
         return missing_note("No curves yet: the stage ppo has logged nothing.")
     hint = (
-        "Where the score goes on rising and gold turns down, the policy has found what the "
-        "reward model likes and nobody else does."
+        "If the raw score goes on rising while gold turns down, the policy has found what the "
+        "reward model likes and nobody else does. From update to update the score also moves with "
+        "the prompts that were drawn."
     )
     return element("div", *pictures, class_="panels") + element("p", hint) + links
 

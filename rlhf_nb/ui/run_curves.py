@@ -74,9 +74,16 @@ def written(value: float, largest: float) -> str:
     return number_text(value, 2 if largest < 10_000 else 0)
 
 
-def curve_svg(line: Points, marks: Sequence[int], name: str, unit: str) -> str:
-    "A line over the updates, its axes named, with dashed marks. `name` is what a step is called."
-    (left, right), values = (line[0][0], line[-1][0]), [y for _, y in line]
+def curve_svg(
+    line: Points,
+    marks: Sequence[int],  # dashed
+    name: str,  # what a step is called
+    unit: str,
+    span: tuple[int, int] | None = None,  # of the steps; None: from the first to the last point
+) -> str:
+    "A line over the updates, its axes named."
+    left, right = span or (line[0][0], line[-1][0])
+    values = [y for _, y in line]
     low, high, largest = min(values), max(values), max(map(abs, values))
     x = lambda u: 56 + 196 * (u - left) / ((right - left) or 1)
     y = lambda value: 114 - 84 * ((value - low) / (high - low) if high > low else 0.5)
@@ -91,9 +98,16 @@ def curve_svg(line: Points, marks: Sequence[int], name: str, unit: str) -> str:
         high=written(high, largest),
         low=written(low, largest) if high > low else "",
         points=" ".join(f"{x(u):.1f},{y(value):.1f}" for u, value in line),
-        x=x(right),
+        x=x(line[-1][0]),
         y=y(values[-1]),
     )
+
+
+def curve_picture(svg: str, description: str) -> str:
+    "A curve inside a page, as an image of its own that follows the page's theme."
+    data = base64.b64encode(svg.encode()).decode()
+    source = f"data:image/svg+xml;base64,{data}"
+    return element("img", alt=description, width=260, height=140, src=source)
 
 
 def curve_figure(metric: str, points: Points, run: Run) -> str:
@@ -111,14 +125,8 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
     number = element("b", show(now), title=f"{now!r} {unit}")
     after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
     moved = any(line[0][0] <= u < last for u in marks)
-    data = base64.b64encode(curve_svg(line, marks, run.name, unit).encode()).decode()
-    picture = element(
-        "img",
-        alt=visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved,
-        width=260,
-        height=140,
-        src=f"data:image/svg+xml;base64,{data}",
-    )
+    told = visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
+    picture = curve_picture(curve_svg(line, marks, run.name, unit), told)
     return element(
         "figure", element("figcaption", head, element("br"), number, safe_text(after)), picture
     )
