@@ -1077,7 +1077,7 @@ def test_report_has_it_all(whole):
     assert (
         len(reader.all("img")) == 9
         and reader.all("img")[1]["alt"]
-        == "Gold win rate (validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
+        == "Gold win rate, near-greedy (validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
     )
     assert reader.tables[-1][1:] == [
         ["seed", "3"],
