@@ -657,6 +657,9 @@ def test_a_verdict_is_true_or_false():
     good, bad = Verdict(True, "yes"), Verdict(False, "no")
     assert bool(good) is True and bool(bad) is False and good.ok and not bad.ok
     assert repr(good) == "✓ yes" and repr(bad) == "✗ no"
+    todo = GAE(None)  # catches: a page that was only opened, read as one that fails
+    assert not todo and repr(todo).startswith("○ my_gae is still None")
+    assert "○ your turn" in todo._repr_html_() and "not yet" not in todo._repr_html_()
 
 
 @pytest.mark.parametrize("ok", [True, False])

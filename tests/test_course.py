@@ -187,7 +187,12 @@ def is_loop(data: dict) -> bool:
 def is_view(data: dict) -> bool:
     "A picture, or HTML that is neither a plain table of numbers nor a checker's verdict."
     html = "".join(data.get("text/html", ""))
-    plain = 'class="dataframe"' in html or "not yet</b>" in html or "right</b>" in html
+    plain = (
+        'class="dataframe"' in html
+        or "not yet</b>" in html
+        or "your turn</b>" in html
+        or "right</b>" in html
+    )
     picture = any(kind.startswith("image/") for kind in data) and not is_loop(data)
     return picture or (bool(html) and not plain) or "<svg" in html or "<img" in html
 

@@ -47,7 +47,7 @@ def copy(tmp_path, monkeypatch):
     "verdict, state",
     [
         ("", OPEN),
-        ("✗ my_gae is still None: write the function.", OPEN),
+        ("○ my_gae is still None: write the function.", OPEN),
         ("✗ gamma and lam are swapped.", OPEN),
         ("✓ Each token has its own surprise.", SOLVED),
     ],

@@ -43,16 +43,19 @@ class Verdict:
     ok: bool
     text: str  # the praise, or the name of the mistake
     seen: str = ""  # inputs, result and what was wanted, one a line
+    begun: bool = True  # False: there is no answer yet, so none is wrong
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __repr__(self) -> str:
-        return f"{'✓' if self.ok else '✗'} {self.text}" + (f"\n{self.seen}" if self.seen else "")
+        mark = "✓" if self.ok else "✗" if self.begun else "○"
+        return f"{mark} {self.text}" + (f"\n{self.seen}" if self.seen else "")
 
     def _repr_html_(self) -> str:
-        ground = "#2882dc30" if self.ok else "#cc660030"  # the page shows through
-        mark = "✓ right" if self.ok else "✗ not yet"
+        # The page shows through: blue, orange, grey.
+        ground = "#2882dc30" if self.ok else "#cc660030" if self.begun else "#80808026"
+        mark = "✓ right" if self.ok else "✗ not yet" if self.begun else "○ your turn"
         text = f"{element('b', mark)} {escape(self.text)}"
         seen = element("pre", escape(self.seen), style=inline("seen")) if self.seen else ""
         return element("div", text, seen, style=inline("verdict", ground=ground))
@@ -113,6 +116,9 @@ class Exercise:
 
     def judge(self, answer: Any, seed: int) -> Verdict:
         "The verdict on one draw. It raises only where the checker is wrong."
+        if answer is None:
+            todo = f"{self.name} is still None: write the function, then run this cell again."
+            return Verdict(False, todo, begun=False)
         refused = self._no_function(answer)
         return Verdict(False, refused) if refused else self._judge(answer, self.draw(seed), seed)
 
@@ -130,8 +136,6 @@ class Exercise:
         return self._programs[message]
 
     def _no_function(self, answer: Any) -> str:
-        if answer is None:
-            return f"{self.name} is still None: write the function, then run this cell again."
         if inspect.isclass(answer) or not callable(answer):
             kind = f"class {answer.__name__}" if inspect.isclass(answer) else type(answer).__name__
             return f"Give the function itself, without calling it: you gave a {kind}."
