@@ -83,7 +83,8 @@ def _variance(x: Floats) -> float:
 def mean_interval(
     values: ArrayLike,  # [S] any number, of each run
 ) -> Estimate:
-    "Mean over seeds. Student 1908. Raises ValueError on NaN, by its place."
+    """Mean over seeds. Student 1908. On rates that lean to one side it holds the truth in 91 to 96 %
+    of simulated experiments (`benchmarks/coverage.py`, here and below). ValueError on NaN."""
     x = _numbers(values, "values")
     mean, half = float(x.mean()), _half_width(_variance(x), len(x) - 1)
     return Estimate(mean, mean - half, mean + half, (len(x),), "Student's t")
@@ -104,7 +105,8 @@ def rate_interval(
     rates: ArrayLike,  # [S] win rate of each run, between 0 and 1
 ) -> Estimate:
     """Mean win rate over seeds, with an interval that stays between 0 and 1: Student's t on the
-    log-odds of the mean. Holds the truth in 93 to 97 % of simulated experiments."""
+    log-odds of the mean. Holds the truth in 93 to 96 % of simulated experiments, with three seeds
+    as with ten."""
     r = _rates(rates, "rates")
     m, half = float(r.mean()), _half_width(_variance(r), len(r) - 1)
     low = high = m if half == 0 else math.nan
@@ -125,7 +127,7 @@ def paired_gain(
     theirs: ArrayLike,  # [S] of the run with the same seed: its start, data and posts
 ) -> Estimate:
     """Mean of ours less theirs, seed by seed, by Student's t on the differences. Holds the truth in
-    93 to 97 % of simulated experiments. Raises ValueError on runs that do not pair up."""
+    92 to 97 % of simulated experiments. Raises ValueError on runs that do not pair up."""
     a, b = _rates(ours, "ours"), _rates(theirs, "theirs")
     if len(a) != len(b):
         raise ValueError(
@@ -140,7 +142,7 @@ def unpaired_gain(
     ours: ArrayLike,  # [S] win rate of each run
     theirs: ArrayLike,  # [R] of runs with other seeds
 ) -> Estimate:
-    """Mean of ours less mean of theirs. Welch 1947. Holds the truth in 93 to 97 % of simulated
+    """Mean of ours less mean of theirs. Welch 1947. Holds the truth in 92 to 97 % of simulated
     experiments. One run on either side leaves its spread unknown, and the interval with it."""
     a, b = _rates(ours, "ours"), _rates(theirs, "theirs")
     parts = np.array([_variance(a), _variance(b)])
@@ -180,8 +182,9 @@ def crossed_gain(
     theirs: ArrayLike,  # [S, N] of the runs with the same seeds, on those posts
 ) -> Estimate:
     """`paired_gain` where all runs share their posts: what is true of other seeds *and* other
-    posts. Variance by mean squares of seeds and posts; degrees of freedom by Hillis 2007. Raises
-    ValueError on unequal shapes or fewer than two posts."""
+    posts. Variance by mean squares of seeds and posts; degrees of freedom by Hillis 2007. Holds
+    the truth in 93 to 96 % of simulated experiments with 100 posts. Raises ValueError on unequal
+    shapes or fewer than two posts."""
     a, b = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     if a.shape != b.shape or a.ndim != 2 or a.shape[1] < 2:
         raise ValueError(
@@ -233,8 +236,9 @@ def two_level_interval(
     seed: int = 0,
     unit: str = "%",  # "points" for differences
 ) -> Estimate:
-    """Percentiles of the two-level bootstrap. Too narrow with few runs: `coverage.json` has how
-    often it holds the truth, less than 90 % at three. For means use the intervals by t."""
+    """Percentiles of the two-level bootstrap. Holds the truth in 75 to 96 % of simulated experiments
+    (the interquartile mean): 75 to 84 with three runs, 90 to 92 with five, 92 to 96 with ten. For
+    means use the intervals by t."""
     rates = seed_rates(outcomes)
     value, S = float(statistic(rates)), len(rates)
     low = high = math.nan
@@ -250,7 +254,8 @@ def probability_of_improvement(
 ) -> Estimate:
     """How often a run of ours beats one of theirs, a tie counted half. Agarwal et al. 2021, section
     4.3. Wilson's interval for as many trials as the smaller group has runs: no estimate of this
-    share varies more (Birnbaum and Klose 1957), so it is too wide rather than too narrow."""
+    share varies more (Birnbaum and Klose 1957), so it is too wide rather than too narrow: it
+    holds the truth in 98 to 100 % of simulated experiments."""
     a, b = _numbers(ours, "ours"), _numbers(theirs, "theirs")
     share = float(np.mean(np.sign(a[:, None] - b) / 2 + 0.5))
     low, high = wilson_interval(share, min(len(a), len(b)))

@@ -937,9 +937,8 @@ def test_judging_beside_an_earlier_judging(parts, capsys):
     table.to_csv("second.csv", index=False)
     code, out, _ = say(capsys, line + "1 --beside second.csv")
     wins = float(re.search(r"Model win rate: ([\d.]+)%", out)[1])
-    assert code == 0 and "on 23 prompts (95 % paired interval" in out
-    if wins == 0:
-        assert f"Less the model of --beside: {-1200 / 23:+.1f} points" in out
+    assert code == 0 and wins == 0 and "on 23 prompts (95 % paired interval" in out
+    assert f"Less the model of --beside: {-1200 / 23:+.1f} points" in out
     code, _, error = say(capsys, line + "6 --num_examples 5 --beside first.csv")
     assert code and "--beside has 24 pairs, and these 5 are not of the same prompts" in error
     Path("other.csv").write_text("a,b\n1,2\n")
