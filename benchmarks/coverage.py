@@ -1,6 +1,6 @@
 """How often the intervals of `rlhf_nb.gains` hold the truth, in experiments where it is known.
 
-    python benchmarks/coverage.py                      # 2,000 experiments a cell; six minutes of a core
+    python benchmarks/coverage.py    # 2,000 experiments a cell: six minutes of a core
     python benchmarks/coverage.py --experiments 100    # a look
 
 Each experiment trains nothing: it draws runs from a world shaped like ours, and posts for each run,

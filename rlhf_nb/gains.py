@@ -83,8 +83,8 @@ def _variance(x: Floats) -> float:
 def mean_interval(
     values: ArrayLike,  # [S] any number, of each run
 ) -> Estimate:
-    """Mean over seeds. Student 1908. On rates that lean to one side it holds the truth in 91 to 96 %
-    of simulated experiments (`benchmarks/coverage.py`, here and below). ValueError on NaN."""
+    """Mean over seeds. Student 1908. Where it is given rates it holds the truth in 91 to 96 % of
+    simulated experiments (`benchmarks/coverage.py`, here and below). ValueError on NaN."""
     x = _numbers(values, "values")
     mean, half = float(x.mean()), _half_width(_variance(x), len(x) - 1)
     return Estimate(mean, mean - half, mean + half, (len(x),), "Student's t")
@@ -236,9 +236,9 @@ def two_level_interval(
     seed: int = 0,
     unit: str = "%",  # "points" for differences
 ) -> Estimate:
-    """Percentiles of the two-level bootstrap. Holds the truth in 75 to 96 % of simulated experiments
-    (the interquartile mean): 75 to 84 with three runs, 90 to 92 with five, 92 to 96 with ten. For
-    means use the intervals by t."""
+    """Percentiles of the two-level bootstrap. Of the interquartile mean it holds the truth in 75 to
+    96 % of simulated experiments: 75 to 84 with three runs, 90 to 92 with five, 92 to 96 with ten.
+    For means use the intervals by t."""
     rates = seed_rates(outcomes)
     value, S = float(statistic(rates)), len(rates)
     low = high = math.nan
