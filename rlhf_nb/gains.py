@@ -381,7 +381,7 @@ def seeds_needed(
             return seeds
     raise ValueError(f"a gain of {gain} with a spread of {spread} needs more than 10,000 seeds.")
 
-
+# %% ../nbs/reference/60_gains.ipynb #7e600036
 class Plan(NamedTuple):
     "What so many seeds can show."
 
