@@ -3,6 +3,7 @@
     python benchmarks/mini_tldr_seeds.py    # five seeds; kl_coef 0, twice as long, on three;
                                             # few labels, on three
     python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
+    python benchmarks/mini_tldr_seeds.py --kept    # run nothing: the table of the JSON that is kept
 
 Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a
 process of its own, on `--threads` threads, `--jobs` of them side by side (their stage times are
@@ -10,14 +11,14 @@ then those of a busy machine). The runs without a KL penalty start from the SFT 
 the same seed. The runs with few labels train the reward model on 8,000 pairs instead of 30,000,
 and then PPO with the penalty and without it, on that same reward model. Finished runs are used
 again. Writes JSON, a table and a plot under benchmarks/results/. The judge is the gold judge, on
-the test posts; training never sees it.
+the test posts; training never sees it. Intervals over the seeds are those of `rlhf_nb.gains`.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from rlhf_nb.gains import Estimate, mean_interval, paired_gain, plan, rate_interval
 
 HERE = Path(__file__).parent
 KEPT = ("settings.json", "sft", "pairs", "reward")
@@ -119,51 +122,75 @@ def read(folder: Path) -> dict:
     )
 
 
-def spread(values: list[float], percent: bool = True) -> str:
-    "Mean, and smallest to largest."
-    scale, form = (100, "{:.1f}") if percent else (1, "{:.3f}")
+def told(one: Estimate, values: list[float], scale: float = 100, least: float = 0.0) -> str:
+    "Mean over the seeds, its 95 % interval, and the smallest and the largest seed."
+    form = (lambda x: f"{scale * x:.1f}") if scale == 100 else (lambda x: f"{x:.3f}")
+    if len(values) == 1:
+        return f"{form(one.value)} (one seed)"
+    low = max(least, one.low)
     return (
-        f"{form.format(scale * statistics.mean(values))} ({form.format(scale * min(values))} "
-        f"to {form.format(scale * max(values))})"
+        f"{form(one.value)} ({form(low)} to {form(one.high)}; "
+        f"{form(min(values))} to {form(max(values))})"
     )
 
 
-def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]]) -> str:
-    "The table of the README."
+def share(rates: list[float]) -> str:
+    "A share, in per cent."
+    return told(rate_interval(rates), rates)
+
+
+def number(values: list[float], least: float = 0.0) -> str:
+    "Another number, which is `least` or more."
+    return told(mean_interval(values), values, 1, least)
+
+
+def gain(ours: list[float], theirs: list[float]) -> str:
+    "In points; the two of a seed share its world, its SFT model and its posts."
+    return told(paired_gain(ours, theirs), [a - b for a, b in zip(ours, theirs)], least=-1)
+
+
+def table(
+    runs: dict[int, dict],
+    bare: dict[int, dict],
+    few: dict[int, tuple[dict, dict]],
+    day: str,  # on which they were run
+) -> str:
+    "The table of the results page."
     at = lambda model, name: [run["verdict"][model][name] for run in runs.values()]
-    gains = [p - s for p, s in zip(at("ppo@0.01", "win_rate"), at("sft@0.01", "win_rate"))]
+    wins = {name: at(name, "win_rate") for name in ("sft@0.01", "ppo@0.01", "sft@1", "ppo@1")}
     posts = next(iter(runs.values()))["verdict"]["sft@0.01"]["posts"]
     drop = [
         max(g["gold/win_rate"] for g in run["gold"]) - run["gold"][-1]["gold/win_rate"]
         for run in runs.values()
     ]
     lines = [
-        f"Mean over {len(runs)} seeds (smallest to largest), {posts:,} test posts each, "
-        f"{date.today().isoformat()}.",
+        f"Mean over {len(runs)} seeds (95 % interval of the mean over seeds; smallest to largest "
+        f"seed), {posts:,} test posts each, {day}.",
         "",
         "| | SFT | PPO |",
         "|---|---|---|",
         "| gold win rate against the references, near-greedy, % | "
-        f"{spread(at('sft@0.01', 'win_rate'))} | {spread(at('ppo@0.01', 'win_rate'))} |",
-        f"| the same at temperature 1, % | {spread(at('sft@1', 'win_rate'))} | "
-        f"{spread(at('ppo@1', 'win_rate'))} |",
-        f"| facts covered of 7, near-greedy | {spread(at('sft@0.01', 'covered'), False)} | "
-        f"{spread(at('ppo@0.01', 'covered'), False)} |",
-        f"| invented facts a summary, near-greedy | {spread(at('sft@0.01', 'invented'), False)} | "
-        f"{spread(at('ppo@0.01', 'invented'), False)} |",
-        f"| invented facts a summary, temperature 1 | {spread(at('sft@1', 'invented'), False)} | "
-        f"{spread(at('ppo@1', 'invented'), False)} |",
+        f"{share(wins['sft@0.01'])} | {share(wins['ppo@0.01'])} |",
+        f"| the same at temperature 1, % | {share(wins['sft@1'])} | {share(wins['ppo@1'])} |",
+        f"| facts covered of 7, near-greedy | {number(at('sft@0.01', 'covered'))} | "
+        f"{number(at('ppo@0.01', 'covered'))} |",
+        f"| invented facts a summary, near-greedy | {number(at('sft@0.01', 'invented'))} | "
+        f"{number(at('ppo@0.01', 'invented'))} |",
+        f"| invented facts a summary, temperature 1 | {number(at('sft@1', 'invented'))} | "
+        f"{number(at('ppo@1', 'invented'))} |",
         "",
         "| | |",
         "|---|---|",
-        f"| gain of PPO over SFT, near-greedy, points | {spread(gains)} |",
+        "| gain of PPO over SFT, near-greedy, points | "
+        f"{gain(wins['ppo@0.01'], wins['sft@0.01'])} |",
+        f"| the same at temperature 1, points | {gain(wins['ppo@1'], wins['sft@1'])} |",
         "| reward model, held-out pairs in gold order, % | "
-        f"{spread([run['reward']['accuracy'] for run in runs.values()])} |",
+        f"{share([run['reward']['accuracy'] for run in runs.values()])} |",
         "| of these the pairs of two samples, % | "
-        f"{spread([run['reward']['by_kind']['sample'] for run in runs.values()])} |",
+        f"{share([run['reward']['by_kind']['sample'] for run in runs.values()])} |",
         "| reward model, probe: one wrong fact in a perfect summary, % | "
-        f"{spread([run['reward']['probe'] for run in runs.values()])} |",
-        f"| best validation win rate less the last, points | {spread(drop)} |",
+        f"{share([run['reward']['probe'] for run in runs.values()])} |",
+        f"| best validation win rate less the last, points | {told(mean_interval(drop), drop)} |",
     ]
     groups = [
         ("kl_coef 0, twice as long", bare),
@@ -187,11 +214,13 @@ def table(runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dic
         ]
         last = lambda key, group=group: [run["gold"][-1][key] for run in group.values()]
         lines.append(
-            f"| {name} | {', '.join(map(str, group))} | {spread(rise, False)} | "
-            f"{spread([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} | "
-            f"{spread(last('gold/win_rate'))} | {spread(last('gold/invented'), False)} | "
-            f"{spread([run['kl'][-1] for run in group.values()], False)} |"
+            f"| {name} | {', '.join(map(str, group))} | {number(rise, -math.inf)} | "
+            f"{share([max(g['gold/win_rate'] for g in run['gold']) for run in group.values()])} | "
+            f"{share(last('gold/win_rate'))} | {number(last('gold/invented'))} | "
+            f"{number([run['kl'][-1] for run in group.values()])} |"
         )
+    if len(runs) > 1:
+        lines += ["", f"Against another recipe, PPO near-greedy. {plan(wins['ppo@0.01'])}"]
     return "\n".join(lines) + "\n"
 
 
@@ -243,7 +272,15 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_tldr_seeds"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kept", action="store_true", help="write the table of the kept JSON")
     asked = parser.parse_args()
+    results = HERE / "results"
+    if asked.kept:
+        old = json.loads((results / "mini_tldr_seeds.json").read_text())
+        text = table(old["default"], old["no_kl"], old["few_labels"], old["date"])
+        (results / "mini_tldr_seeds.md").write_text(text)
+        print(text)
+        return
     with ThreadPoolExecutor(asked.jobs) as pool:
         folders = list(
             pool.map(lambda seed: run(asked.runs / f"seed{seed}", seed, asked.threads), asked.seeds)
@@ -264,12 +301,10 @@ def main() -> None:
     found_few = {
         seed: (read(held), read(free)) for seed, (held, free) in zip(asked.few_label_seeds, few)
     }
-    results = HERE / "results"
     results.mkdir(exist_ok=True)
-    text = table(found, found_bare, found_few)
-    whole = dict(
-        date=date.today().isoformat(), default=found, no_kl=found_bare, few_labels=found_few
-    )
+    day = date.today().isoformat()
+    text = table(found, found_bare, found_few, day)
+    whole = dict(date=day, default=found, no_kl=found_bare, few_labels=found_few)
     (results / "mini_tldr_seeds.json").write_text(json.dumps(whole, indent=1))
     (results / "mini_tldr_seeds.md").write_text(text)
     plot(found, found_bare, found_few, results / "mini_tldr_seeds.png")

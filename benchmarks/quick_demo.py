@@ -1,11 +1,13 @@
 """`rlhf-nb demo --quick` on several seeds of posts, pairs and PPO.
 
     python benchmarks/quick_demo.py    # seeds 0 to 4, one after the other; about six minutes
+    python benchmarks/quick_demo.py --kept    # run nothing: what the kept JSON says over its seeds
 
 Each run is a process of its own, with the command's own settings. The judge is the gold judge, on
 400 test posts; training never sees it. Writes benchmarks/results/quick_demo.json, and says whether
 each seed gains 20 points near-greedy with intervals apart, wins no less at temperature 1, and has
 no more bad form (by two standard errors of the difference). Invented facts are printed, not judged.
+Then the gain over all seeds, with the interval of `rlhf_nb.gains`.
 """
 
 import argparse
@@ -17,6 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from rlhf_nb.gains import paired_gain, plan
 
 HERE = Path(__file__).parent
 
@@ -60,15 +66,40 @@ def run(seed: int, folder: str) -> dict[str, Any]:
     )
 
 
+def over_seeds(runs: list[dict[str, Any]]) -> dict[str, str]:
+    "The gain at each temperature over the seeds, and what so many seeds can show."
+    rates = {
+        name: {
+            temperature: [
+                row["win_rate"]
+                for one in runs
+                for row in one["rows"]
+                if (row["model"], row["temperature"]) == (name, temperature)
+            ]
+            for temperature in (0.01, 1.0)
+        }
+        for name in ("sft", "ppo")
+    }
+    said = {
+        f"gain at temperature {t:g}": str(paired_gain(rates["ppo"][t], rates["sft"][t]))
+        for t in (0.01, 1.0)
+    }
+    if len(runs) > 1:
+        pairs = np.subtract(rates["ppo"][0.01], rates["sft"][0.01])
+        said["plan, paired by seed"] = str(plan(pairs, groups=1))
+    return said
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=HERE / "results" / "quick_demo.json")
+    parser.add_argument("--kept", action="store_true", help="summarise what --output holds")
     options = parser.parse_args()
-    runs = []
-    for seed in options.seeds:
+    runs = json.loads(options.output.read_text())["runs"] if options.kept else []
+    for seed in [] if options.kept else options.seeds:
         with tempfile.TemporaryDirectory() as folder:
             runs.append(run(seed, f"{folder}/run"))
         print(f"seed {seed}: {runs[-1]['seconds']} s, {runs[-1]['holds']}")
@@ -79,7 +110,11 @@ def main() -> None:
                 f"invented {row['invented']:.2f}",
                 flush=True,
             )
-    options.output.write_text(json.dumps(dict(runs=runs), indent=1) + "\n")
+    said = over_seeds(runs)
+    for name, text in said.items():
+        print(f"{name}: {text}")
+    kept = dict(runs=runs, over_seeds=said)
+    options.output.write_text(json.dumps(kept, indent=1) + "\n")
     if not all(all(one["holds"].values()) for one in runs):
         raise SystemExit("not everything holds on every seed")
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from hashlib import sha1
 from html import unescape
 from pathlib import Path
-from statistics import mean
 from urllib.parse import quote, unquote, urlsplit
 
 from markdown_it import MarkdownIt
@@ -502,8 +501,12 @@ def linked(loop: str) -> str:
 
 def gain(results: Path) -> dict[str, str]:
     "Win rates of SFT and PPO in per cent, means over the seeds that were measured."
+    from rlhf_nb.gains import rate_interval
+
     seeds = json.loads(results.read_text(encoding="utf-8"))["default"].values()
-    rate = lambda which: 100 * mean(one["verdict"][which]["win_rate"] for one in seeds)
+    rate = lambda which: (
+        100 * rate_interval([one["verdict"][which]["win_rate"] for one in seeds]).value
+    )
     runs = dict(near_sft="sft@0.01", near_ppo="ppo@0.01", warm_sft="sft@1", warm_ppo="ppo@1")
     return {name: f"{rate(run):.0f}" for name, run in runs.items()} | dict(seeds=str(len(seeds)))
 

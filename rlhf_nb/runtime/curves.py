@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from rlhf_nb.ui.viz import curves
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(
-    freedom: int,  # n - 1
+    freedom: float,  # n - 1
     share: float = 0.95,  # probability between -t and t
 ) -> float:
     "Student's t. Raises ValueError below one degree of freedom."
     if freedom < 1:
         raise ValueError(f"freedom is {freedom}: give at least two runs.")
-    angle = np.linspace(0, math.pi / 2, 200_001)  # x = sqrt(freedom) tan(angle)
+    angle = np.linspace(0, math.pi / 2, 20_001)  # x = sqrt(freedom) tan(angle)
     density = np.cos(angle) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(freedom) * math.tan(np.interp(share * area[-1], area, angle))
