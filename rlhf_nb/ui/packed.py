@@ -16,10 +16,18 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.ui.episodes import Shown, columns_of, episode_tokens, filled, when
+from rlhf_nb.ui.episodes import (
+    Shown,
+    columns_of,
+    episode_tokens,
+    filled,
+    notes_of,
+    unit_of,
+    when,
+)
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.viz import visible
-from rlhf_nb.ui.what_if import Recipe, recipe_of, replays, reproduces
+from rlhf_nb.ui.what_if import Recipe, lacking, recipe_of, reproduces
 
 FOLLOWS = ("kl", "rewards", "advantages", "returns")  # from the recipe and what was measured
 NO_PROMPT = "(the text of the prompt was not kept)"
@@ -82,8 +90,10 @@ def _planes(x: np.ndarray) -> bytes:
 def recipe_for(shown: Shown) -> tuple[Recipe | None, str]:
     """The settings with which a page can compute again what a rollout holds, None where they do not
     give its numbers; and a sentence that says so."""
-    if not replays(shown.rollout):
-        return None, "This rollout was kept before its rewards and advantages were computed."
+    if absent := lacking(shown.rollout):
+        kept = f"The file has no {', '.join(absent)}."
+        early = "This rollout was kept before its rewards and advantages were computed."
+        return None, kept if notes_of(shown.rollout) else early
     recipe = recipe_of(shown.rollout)
     reproduced, sentence = reproduces(shown.rollout, recipe)
     return (recipe if reproduced else None), sentence
@@ -127,13 +137,15 @@ def packed_update(
         of=len(r),
         lengths=n[picked].tolist(),
         widths=[widths[e] for e in rows],
-        stopped=[bool(x) for x in r.stopped[picked].tolist()],
+        stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         pieces=list(vocabulary),
         prompts=[_prompt(text) for text in prompts],
         asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
         columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
         recipe=None if found is None else asdict(found),
         told=told,
+        unit=unit_of(r),
+        notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
         **{name: _numbers(x[picked]) for name, x in scores.items() if x is not None},
     )
