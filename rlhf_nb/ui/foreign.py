@@ -11,9 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -169,6 +171,21 @@ def number(x: Any) -> float:
     return math.nan
 
 
+def _numbers(values: list[Any]) -> Tensor:
+    "A list of numbers; nan for what is none."
+    try:
+        plain = np.array(values, dtype=np.float64)  # fast, and refuses what is no number
+    except (TypeError, ValueError, OverflowError):
+        plain = np.zeros((0, 0))
+    return torch.tensor(plain if plain.ndim == 1 else [number(v) for v in values])
+
+
+def _total(values: Iterable[Any]) -> float:
+    "The sum of those that are numbers; nan where none is."
+    known = [x for x in map(number, values) if not math.isnan(x)]
+    return sum(known) if known else math.nan
+
+
 def _is_missing(x: Any) -> bool:
     return x is None or x is pd.NA or (isinstance(x, float) and math.isnan(x))
 
@@ -213,7 +230,7 @@ def _cell(x: Any) -> Any:
 
 def words_of(text: str) -> list[str]:
     "A text in words, each with the blanks before it, so that together they are the text."
-    return re.findall(r"\s*\S+|\s+\Z", text)
+    return re.findall(r"\s*\S+(?:\s+\Z)?|\s+\Z", text)
 
 
 _ENDED = dict(stop=True, eos=True, true=True, length=False, max_tokens=False, false=False)
@@ -458,7 +475,7 @@ class _Update:
         if target not in self.mapping:
             return None
         parts = _parts(self.columns, self.mapping[target])
-        values = [sum(number(self.columns[part][i]) for part in parts) for i in self.rows]
+        values = [_total(self.columns[part][i] for part in parts) for i in self.rows]
         if len(parts) > 1:
             self.notes.append(f"{target} is the sum of {_names(parts)}, with weights of 1.")
         bad = [(row, "no number") for row, x in enumerate(values) if math.isnan(x)]
@@ -486,14 +503,17 @@ class _Update:
         for row, values in enumerate(self.token_lists(target, spans)):
             n = lengths[row]
             if isinstance(values, list) and len(values) == n:
-                x[row, :n] = torch.tensor([number(v) for v in values], dtype=torch.float64)
+                x[row, :n] = _numbers(values)
             else:
                 x[row, :n] = math.nan
                 held = f"{len(values)} numbers" if isinstance(values, list) else "no list"
                 bad.append((row, f"{held} for {n} {unit}"))
         if bad:
             self.notes.append(f"{target}: not shown in episodes {_rows_told(bad)}.")
-        return None if len(bad) == len(lengths) else x
+        by_chance = unit == "words" and len(bad) > len(lengths) / 2
+        if by_chance and len(bad) < len(lengths):
+            self.notes.append(f"{target}: it fits the others by chance, so it is shown in none.")
+        return None if by_chance or len(bad) == len(lengths) else x
 
     def others(self) -> dict[str, list[Any]]:
         "Columns that nothing was mapped to."
@@ -541,13 +561,15 @@ def _tokens(
 
 def _padded_ids(tokens: Sequence[Sequence[str]], ids: Sequence[Any], width: int) -> Tensor:
     "Token ids [B, T]; where the file has none, the number of each word of this update."
-    vocabulary: dict[str, int] = {}
+    words = [str.strip(word) for row in tokens for word in row]
+    numbers = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    numbered = iter([numbers[word] for word in words])
     out = torch.zeros(len(tokens), width, dtype=torch.long)
-    for row, words in enumerate(tokens):
+    for row, its in enumerate(tokens):
+        counted = list(islice(numbered, len(its)))
         own = ids[row] if ids and isinstance(ids[row], list) else []
-        given = [int(i) for i in own] if len(own) == len(words) else None
-        numbered = given or [vocabulary.setdefault(w.strip(), len(vocabulary)) for w in words]
-        out[row, : len(words)] = torch.tensor(numbered, dtype=torch.long)
+        given = [int(number(i)) for i in own] if len(own) == len(its) else counted
+        out[row, : len(its)] = torch.tensor(given, dtype=torch.long)
     return out
 
 

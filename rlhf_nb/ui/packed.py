@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -117,12 +118,13 @@ def packed_update(
     after = r.rewards is not None and found is not None and found.reward_slot == "after_eos"
     widths = {e: _width(r, e, after) for e in rows}
     vocabulary: dict[str, int] = {}
+    number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
     prompts: dict[str, int] = {}
     ids: list[int] = []
     for e in rows:
         tokens = episode_tokens(r, e)[: int(n[e])]
         pieces = pieces_of(tokens, r.responses[e] if r.responses else "")
-        ids += [vocabulary.setdefault(visible(piece), len(vocabulary)) for piece in pieces]
+        ids += map(number, pieces)
         prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
     arrays = [("ids", np.array(ids, dtype=np.uint32))]
     for name, x in _measured(shown, found).items():
