@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +38,7 @@ def curves_of(
     curves = []
     for name, metric in METRIC_COLUMNS.items():
         drawn = {
-            run: frame[["update", metric]].dropna()
+            run: frame[["update", metric]].replace([math.inf, -math.inf], math.nan).dropna()
             for run, frame in lines.items()
             if metric in frame
         }

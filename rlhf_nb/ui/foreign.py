@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.terminal import harmless
 from rlhf_nb.ui.run_files import (
     METRIC_COLUMNS,
     episode_numbers,
@@ -360,6 +361,11 @@ def file_number(path: Path) -> int:
 # ---- Which column is what ----
 
 
+def quoted(x: Any) -> str:
+    "A name or a value in a sentence: short, and without what would steer a terminal."
+    return harmless(repr(x))[:80]
+
+
 def parse_columns(words: Iterable[str]) -> dict[str, str]:
     "`prompt=question,response=answer` as a dictionary. Raises ValueError on a word without `=`."
     pairs = [pair for word in words for pair in word.split(",") if pair.strip()]
@@ -375,7 +381,7 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
 def _names(names: Iterable[str], most: int = 60) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(ascii(name)[:80] for name in names[:most]) + more
+    return ", ".join(quoted(name) for name in names[:most]) + more
 
 
 def _parts(columns: Columns, column: str) -> list[str]:
@@ -408,8 +414,8 @@ def mapping_of(
     for name, column in mapping.items():
         if not there(column) or (name != "scores" and column not in columns):
             raise ValueError(
-                f"{source} has no column {column!a} for {name}."
-                f"{did_you_mean(column, list(columns))} It has {_names(columns)}."
+                f"{source} has no column {quoted(column)} for {name}."
+                f"{harmless(did_you_mean(column, list(columns)))} It has {_names(columns)}."
             )
     if not {"response", "tokens", "token_ids"} & set(mapping):
         raise ValueError(
@@ -428,7 +434,7 @@ def _steps(columns: Columns, column: str, source: str) -> list[int]:
         value = number(x)
         if not (math.isfinite(value) and value == int(value)):
             raise ValueError(
-                f"{source}, row {i}: {column!a} is {ascii(x)[:80]}, and an update is a whole "
+                f"{source}, row {i}: {quoted(column)} is {quoted(x)}, and an update is a whole "
                 "number. Map another column to step, or none: --columns step="
             )
         steps.append(int(value))
@@ -677,9 +683,7 @@ class ForeignRun:
         steps = _steps(columns, mapping["step"], source) if "step" in mapping else [update] * count
         for i, step in enumerate(steps):
             rows.setdefault(step, []).append(i)
-        read = f"Read as {name}: " + ", ".join(
-            f"{k} from {ascii(v)[:80]}" for k, v in mapping.items()
-        )
+        read = f"Read as {name}: " + ", ".join(f"{k} from {quoted(v)}" for k, v in mapping.items())
         for step, some in rows.items():
             self._parts.setdefault(step, []).append((columns, some, mapping, [f"{read}.", *notes]))
 
