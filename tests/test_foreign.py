@@ -214,7 +214,7 @@ def test_a_signal_of_another_length_is_said_by_row():
     x = seen.shown.rollout.values
     assert x[0].tolist() == [1, 2, 3] and x[1, :2].tolist() == [1, 2] and x[2:4, 0].isnan().all()
     assert x[4, 0].isnan() and x[4, 1] == 2
-    assert "values: not shown in episodes 2 (3 numbers for 1 words), 3 (no list" in notes(
+    assert "values: not shown in episodes 2 (3 numbers for 1 word), 3 (no list" in notes(
         seen.shown.rollout
     )
     check(str(seen))

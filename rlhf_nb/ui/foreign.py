@@ -453,6 +453,11 @@ def _last_run(mask: Sequence[Any]) -> slice:
     return slice(start, end)
 
 
+def counted(n: int, things: str) -> str:
+    "`1 word`, `2 words`."
+    return f"{n} {things[:-1] if n == 1 else things}"
+
+
 def _rows_told(rows: Sequence[tuple[int, str]], most: int = 5) -> str:
     told = ", ".join(f"{row} ({why})" for row, why in rows[:most])
     return told + (f" and {len(rows) - most} more" if len(rows) > most else "")
@@ -512,8 +517,8 @@ class _Update:
                 x[row, :n] = _numbers(values)
             else:
                 x[row, :n] = math.nan
-                held = f"{len(values)} numbers" if isinstance(values, list) else "no list"
-                bad.append((row, f"{held} for {n} {unit}"))
+                held = counted(len(values), "numbers") if isinstance(values, list) else "no list"
+                bad.append((row, f"{held} for {counted(n, unit)}"))
         if bad:
             self.notes.append(f"{target}: not shown in episodes {_rows_told(bad)}.")
         by_chance = unit == "words" and len(bad) > len(lengths) / 2

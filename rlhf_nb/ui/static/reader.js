@@ -198,7 +198,7 @@ export const reader = (root, source) => {
   const claims = part("p", page, "claims");
   const tools = part("div", page, "bar", { role: "group", ariaLabel: "More" });
   const panel = part("section", page, "panel", { hidden: true });
-  const read = part("details", page, "read", { hidden: true });
+  const read = make("details", { className: "read" });
   make("summary", { parent: read, text: "How this file was read" });
   const notes = part("ul", read);
   const bubble = part("output", root, "bubble", { hidden: true });
@@ -596,7 +596,7 @@ export const reader = (root, source) => {
       const next = await source.load(at.update).catch(fail);
       if (!next || mine !== latest) return;
       pack = next;
-      read.hidden = !pack.notes.length;
+      if (pack.notes.length) page.append(read); else read.remove();
       notes.replaceChildren(...pack.notes.map(text => make("li", { text })));
       turn++;
       update.value = at.update;
