@@ -14,28 +14,7 @@ from torch import Tensor
 from .masks import check_left_padded
 
 # %% auto #0
-__all__ = [
-    "truncate_logits",
-    "Sample",
-    "sample",
-    "STEPS",
-    "TENSORS",
-    "SIGNALS",
-    "SCHEMA",
-    "LATER",
-    "draw_tokens",
-    "Sampling",
-    "Writing",
-    "cache_gap",
-    "has_cache",
-    "texts_of",
-    "by_episode",
-    "by_token",
-    "save_rollout",
-    "load_rollout",
-    "Rollout",
-]
-
+__all__ = ['truncate_logits', 'Sample', 'sample', 'STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
 
 # %% ../nbs/course/07_rollout.ipynb #54510149
 def truncate_logits(
@@ -55,7 +34,6 @@ def truncate_logits(
         )
     return logits
 
-
 # %% ../nbs/course/07_rollout.ipynb #d312f009
 class Sample(NamedTuple):
     "What a policy wrote."
@@ -63,7 +41,6 @@ class Sample(NamedTuple):
     response_ids: Tensor  # [B, T], the pad token after the end
     mask: Tensor  # [B, T] true up to and on the stop token
     stopped: Tensor  # [B] true where the row reached its stop token
-
 
 # %% ../nbs/course/07_rollout.ipynb #46ef995a
 @torch.no_grad()
@@ -100,7 +77,6 @@ def sample(
         rows = rows[~done]
     return Sample(ids, mask, stopped)
 
-
 # %% ../nbs/reference/39_sampling.ipynb #b8a100f9
 import inspect
 from collections.abc import Sequence
@@ -124,7 +100,6 @@ from rlhf_nb.runtime.opened import (
 )
 from .ui.viz import episode_table
 
-
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
     probs: Tensor,  # [B, V], not negative; rows need not add up to 1
@@ -147,7 +122,6 @@ def draw_tokens(
         short_of = torch.minimum(at * end, end.nextafter(torch.zeros_like(end)))
         tokens.append(torch.searchsorted(line, short_of, right=True))
     return torch.cat(tokens)
-
 
 # %% ../nbs/reference/39_sampling.ipynb #f8c097db
 @dataclass(frozen=True)
@@ -176,7 +150,6 @@ class Sampling:
                 f"top_k is {self.top_k} and top_p {self.top_p}: give a top_k of at least 0 (0: all "
                 "tokens) and a top_p above 0, up to 1 (1: all tokens)."
             )
-
 
 # %% ../nbs/reference/39_sampling.ipynb #23bdd113
 class Writing:
@@ -231,7 +204,6 @@ class Writing:
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
         self.places = self.places[:, -1:] + 1
 
-
 # %% ../nbs/reference/39_sampling.ipynb #fc193576
 STEPS = 3  # tokens in `cache_gap`
 
@@ -273,7 +245,6 @@ def has_cache(model: Any) -> bool:
     Tested once per model. Raises ValueError if whole rows do not give them either."""
     return uses_cache(model, cache_gap)
 
-
 # %% ../nbs/reference/39_sampling.ipynb #f30648cd
 def texts_of(
     tokenizer: PreTrainedTokenizerBase,
@@ -290,7 +261,6 @@ def texts_of(
         texts.append(str(tokenizer.decode(row[:-1] if ended else row)))
     return texts, [[str(tokenizer.decode([i])) for i in row] for row in rows]
 
-
 # %% ../nbs/reference/39_sampling.ipynb #b241bbe4
 TENSORS = (
     "prompt_ids prompt_mask response_ids mask stopped logprobs ref_logprobs kl values rewards "
@@ -299,7 +269,6 @@ TENSORS = (
 SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_logprobs").split()
 SCHEMA = "rlhf_nb.rollout/1"
 LATER: Any = None  # set by a later phase; until then None, so that no zeros are averaged in
-
 
 # %% ../nbs/reference/39_sampling.ipynb #0bc2ef6d
 def by_episode(r: Rollout) -> pd.DataFrame:
@@ -330,7 +299,6 @@ def by_token(r: Rollout) -> pd.DataFrame:
         if getattr(r, name) is not None:
             frame[name] = getattr(r, name)[r.mask].tolist()
     return pd.DataFrame(frame)
-
 
 # %% ../nbs/reference/39_sampling.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
@@ -387,7 +355,6 @@ def load_rollout(path: Path) -> Rollout:
         f"{path} has schema {header.get('schema')!r}, expected {SCHEMA!r}: it was not written by "
         "Rollout.save."
     )
-
 
 # %% ../nbs/reference/39_sampling.ipynb #09373054
 @dataclass(frozen=True, repr=False)
