@@ -17,7 +17,14 @@ from rlhf_nb.ui.html import contained, safe_text
 from rlhf_nb.ui.packed import packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.run_curves import METRICS
-from rlhf_nb.ui.run_files import METRIC_COLUMNS, RunFolder, Updates, lines_of, spread
+from rlhf_nb.ui.run_files import (
+    METRIC_COLUMNS,
+    RunFolder,
+    Updates,
+    lines_of,
+    rollout_files,
+    spread,
+)
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
 
@@ -75,7 +82,8 @@ def opened_run(
     source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
 ) -> Updates:
     "The updates of a run's folder, of files of another trainer, or of records."
-    if columns is not None or tokenizer is not None or is_foreign(source):
+    told = columns is not None or tokenizer is not None
+    if is_foreign(source) or (told and not rollout_files(Path(source))):
         return ForeignRun(source, columns, tokenizer)
     return RunFolder(source)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -162,7 +163,7 @@ def _listed(x: Any) -> Any:
 
 def number(x: Any) -> float:
     "A number, also one written as text; nan for anything else."
-    if isinstance(x, (str, int, float)) or getattr(x, "ndim", None) == 0:
+    if isinstance(x, str) or (hasattr(x, "__float__") and getattr(x, "ndim", 0) == 0):
         try:
             return float(x)
         except OverflowError:
@@ -191,30 +192,39 @@ def _is_missing(x: Any) -> bool:
     return x is None or x is pd.NA or (isinstance(x, float) and math.isnan(x))
 
 
-def _message(x: Any, named: bool) -> str:
+def _json(x: Any) -> str:
+    try:
+        return json.dumps(x, default=str, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return "…"
+
+
+def _message(x: Any, named: bool, depth: int = 0) -> str:
     "One message of a chat."
     if not isinstance(x, Mapping) or "content" not in x:
-        return text_of(x)
+        return text_of(x, depth)
     content = x["content"]
     parts = content if _is_list(content) else [content]
     texts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
     calls: Any = x.get("tool_calls")
     if not _is_missing(calls) and not (_is_list(calls) and len(calls) == 0):
-        texts.append(json.dumps(calls, default=str, ensure_ascii=False))
-    said = "\n".join(map(text_of, texts))
+        texts.append(_json(_listed(calls)))
+    said = "\n".join(text_of(text, depth) for text in texts)
     return f"{text_of(x.get('role', 'message'))}: {said}" if named else said
 
 
-def text_of(x: Any) -> str:
+def text_of(x: Any, depth: int = 0) -> str:
     "Text of whatever stands for one: a string, a chat of messages, anything else as JSON."
     if isinstance(x, str):
         return x
     if _is_missing(x):
         return ""
+    if depth > 8:
+        return "…"
     if _is_list(x):
-        return "\n\n".join(_message(one, named=len(x) > 1) for one in x)
+        return "\n\n".join(_message(one, len(x) > 1, depth + 1) for one in x)
     if isinstance(x, Mapping):
-        return _message(x, named=False) if "content" in x else json.dumps(x, default=str)
+        return _message(x, False, depth + 1) if "content" in x else _json(x)
     return str(x)
 
 
@@ -288,7 +298,7 @@ def _read_json(raw: bytes, notes: list[str]) -> Columns:
 
 
 def _of_frame(frame: pd.DataFrame) -> Columns:
-    return {str(name): frame[name].tolist() for name in frame.columns}
+    return {str(name): frame.iloc[:, i].tolist() for i, name in enumerate(frame.columns)}
 
 
 def read_table(path: Path, notes: list[str] | None = None) -> Columns:
@@ -329,6 +339,9 @@ def table_of(records: Any) -> Columns:
         return {str(name): list(column) for name, column in records.to_dict().items()}
     if isinstance(records, Mapping):
         raise ValueError("records is one object: give a list of them, one for each episode.")
+    if not isinstance(records, Iterable):
+        kinds = "a file, a list of objects, a DataFrame or a Dataset"
+        raise ValueError(f"records is of type {type(records).__name__}: give {kinds}.")
     columns = _of_rows(list(records))
     if not columns:
         raise ValueError("records is empty: give one object for each episode.")
@@ -647,6 +660,10 @@ def is_foreign(source: Any) -> bool:
     return path.exists() or path.suffix in SUFFIXES
 
 
+def _is_young(path: Path, fresh: float = 60.0) -> bool:
+    return time.time() - path.stat().st_mtime < fresh
+
+
 class ForeignRun:
     """Updates of a file, a folder with a file an update, or records, as `RunFolder` has those of a
     run. Raises ValueError where they cannot be read."""
@@ -657,8 +674,9 @@ class ForeignRun:
         columns: Mapping[str, str] | None = None,  # what a rollout calls it -> a column
         tokenizer: Any = None,  # a tokenizer, or the name of one
     ):
-        self.records = None if isinstance(source, (str, Path)) else source
-        self.path = Path("records") if self.records is not None else Path(source)
+        self.of_file = isinstance(source, (str, Path))
+        self.records = list(source) if isinstance(source, Iterator) else source
+        self.path = Path(source if self.of_file else "records")
         self.columns, self.tokenizer = columns, tokenizer
         if isinstance(tokenizer, str):
             from transformers import AutoTokenizer
@@ -671,13 +689,22 @@ class ForeignRun:
         self._rollouts: dict[int, Rollout] = {}
         self._numbers: dict[int, pd.DataFrame] = {}
         self._parts: dict[int, list[tuple[Columns, list[int], dict[str, str], list[str]]]] = {}
-        if self.records is not None:
+        if not self.of_file:
             self._take(table_of(self.records), 0, "records", [])
         else:
             files = table_files(self.path) if self.path.is_dir() else [self.path]
             for file in files:
                 notes: list[str] = []
-                self._take(read_table(file, notes), file_number(file), str(file), notes)
+                try:
+                    columns = read_table(file, notes)
+                except ValueError:
+                    if len(files) > 1 and _is_young(file):  # it is being written
+                        continue
+                    raise
+                self._take(columns, file_number(file), str(file), notes)
+            if not self._parts:
+                kinds = ", ".join(TABLES)
+                raise ValueError(f"{self.path} has no file of episodes: give some of {kinds}.")
         self._log: pd.DataFrame | None = None
 
     def _take(self, columns: Columns, update: int, source: str, notes: list[str]) -> None:
