@@ -274,7 +274,9 @@ LATER: Any = None  # set by a later phase; until then None, so that no zeros are
 def by_episode(r: Rollout) -> pd.DataFrame:
     "One row per episode: texts, score, KL, length, and the other columns of the prompts."
     frame: dict[str, list] = dict(prompt=r.prompts, response=r.responses)
-    frame |= dict(length=r.mask.sum(1).tolist(), stopped=r.stopped.tolist())
+    frame["length"] = r.mask.sum(1).tolist()
+    if r.stopped is not None:
+        frame["stopped"] = r.stopped.tolist()
     if r.kl is not None:
         frame["kl"] = r.kl.masked_fill(~r.mask, 0.0).sum(1).tolist()
     for name in ("raw_scores", "scores"):
@@ -364,7 +366,7 @@ class Rollout:
     prompt_mask: Tensor  # [B, P]
     response_ids: Tensor  # [B, T] padded on the right
     mask: Tensor  # [B, T] true up to the last real token, and on it
-    stopped: Tensor  # [B] true where the stop token was reached
+    stopped: Tensor = LATER  # [B] true where the stop token was reached; None: not known
     logprobs: Tensor = LATER  # [B, T] of the policy that sampled, nats
     ref_logprobs: Tensor = LATER  # [B, T] of the reference
     kl: Tensor = LATER  # [B, T] estimate per token
@@ -429,7 +431,7 @@ class Rollout:
     def __repr__(self) -> str:
         filled = [name for name in TENSORS[5:] if getattr(self, name) is not None]
         return (
-            f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} tokens; "
+            f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} {self.info.get('unit', 'tokens')}; "
             f"{', '.join(filled) or 'not scored yet'})"
         )
 

@@ -34,18 +34,30 @@ class ViewArguments:
         "Episodes of each update. None: all, so that the page can compute what other settings "
         "would have made of them; in the terminal 8.",
     )
+    columns: str | None = setting(
+        None,
+        "Which column of a file of another trainer is what: prompt=question,response=answer,"
+        "scores=reward. `step=` leaves one out.",
+    )
+    tokenizer: str | None = setting(
+        None, "Name or folder of a tokenizer, with which a file's token ids become tokens."
+    )
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
 
 
 ABOUT = About(
     usage="view RUN [--OPTION VALUE ...]",
-    text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts`, or of "
-    "`rlhf-nb demo`. It writes one static page (rollouts.html, or report.html of a demo) and opens "
-    "it in the browser; --terminal prints and writes nothing.",
+    text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts` or of "
+    "`rlhf-nb demo`; or a file, or a folder with a file an update, that trl, verl, OpenRLHF or "
+    "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page "
+    "(rollouts.html, or report.html of a demo) and opens it in the browser; --terminal prints and "
+    "writes nothing.",
     examples=(
         "rlhf-nb view runs/ppo",
         "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",
+        "rlhf-nb view verl/rollouts",
+        "rlhf-nb view mine.jsonl --columns prompt=question,response=answer,scores=reward",
     ),
 )
 
@@ -53,7 +65,7 @@ ABOUT = About(
 def view_parser() -> Parser:
     "Every option of `rlhf-nb view`."
     parser = Parser(ABOUT, ViewArguments)
-    parser.add_argument("run", metavar="RUN", help="Folder of a run.")
+    parser.add_argument("run", metavar="RUN", help="Folder of a run, or a file of episodes.")
     return parser
 
 
@@ -80,12 +92,15 @@ def last_words(text: str, most: int = 160) -> str:
 
 def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     "The first episodes of a rollout, for a terminal."
+    from rlhf_nb.ui.episodes import unit_of
+
     info = {k: v for k, v in rollout.info.items() if k in ("update", "episode")}
     table = Table(
         title=Text(", ".join(f"{k} {v}" for k, v in info.items())), box=SIMPLE_HEAD, show_lines=True
     )
-    for name in ("prompt", "response", "score", "KL", "tokens", "end"):
-        number = name in ("score", "KL", "tokens")
+    unit = unit_of(rollout)
+    for name in ("prompt", "response", "score", "KL", unit, "end"):
+        number = name in ("score", "KL", unit)
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for i in range(min(episodes, len(rollout))):
         n = int(rollout.mask[i].sum())
@@ -96,9 +111,9 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
             Text(harmless(last_words(rollout.prompts[i])) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
             "" if rollout.scores is None else f"{float(rollout.scores[i]):+.2f}",
-            f"{sum(kl):+.2f}",
+            "" if rollout.kl is None else f"{sum(kl):+.2f}",
             str(n),
-            "stopped" if rollout.stopped[i] else "cut off",
+            "" if rollout.stopped is None else "stopped" if rollout.stopped[i] else "cut off",
         )
     return table
 
@@ -108,9 +123,12 @@ def view_command(words: Sequence[str]) -> None:
     parser = view_parser()
     options = parser.read(words)
     from rlhf_nb.ui.browser import browse  # seconds that `--help` does not wait for
+    from rlhf_nb.ui.episodes import notes_of
+    from rlhf_nb.ui.foreign import parse_columns
     from rlhf_nb.ui.report import report
 
-    folder, browser = Path(options.run), browse(options.run)
+    columns = None if options.columns is None else parse_columns([options.columns])
+    folder, browser = Path(options.run), browse(options.run, None, columns, options.tokenizer)
     first, last = min(browser.run.files), max(browser.run.files)
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):
         parser.error(
@@ -118,10 +136,18 @@ def view_command(words: Sequence[str]) -> None:
         )
     if options.terminal:
         for update in options.update or [last]:
-            Console().print(rollout_table(browser.run.rollout(update), options.episodes or 8))
+            rollout = browser.run.rollout(update)
+            Console().print(rollout_table(rollout, options.episodes or 8))
+            for note in notes_of(rollout):
+                print(harmless(note))
         return
-    page = browser.save_html(folder / "rollouts.html", options.update or 24, options.episodes)
+    name = f"{folder.stem}-rollouts.html" if folder.is_file() else "rollouts.html"
+    beside = folder.parent if folder.is_file() else folder
+    page = browser.save_html(beside / name, options.update or 24, options.episodes)
+    for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
+        print(f"rlhf-nb view: {harmless(note)}")
     if (folder / "settings.json").is_file():
         print(f"rlhf-nb view: {report(options.run)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
-    print(f"rlhf-nb view: {page}{'' if opened else ' (no browser was found: open it yourself)'}")
+    unseen = "" if opened else " (no browser was found: open it yourself)"
+    print(f"rlhf-nb view: {harmless(str(page))}{unseen}")

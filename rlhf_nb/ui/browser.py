@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +12,19 @@ import pandas as pd
 
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.episodes import shown_of, when
+from rlhf_nb.ui.foreign import ForeignRun, is_foreign
 from rlhf_nb.ui.html import contained, element, safe_text
 from rlhf_nb.ui.packed import packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.run_curves import METRICS
-from rlhf_nb.ui.run_files import METRIC_COLUMNS, RunFolder, lines_of, spread
+from rlhf_nb.ui.run_files import (
+    METRIC_COLUMNS,
+    RunFolder,
+    Updates,
+    lines_of,
+    rollout_files,
+    spread,
+)
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
 
@@ -28,12 +37,15 @@ UNITS = {  # as they are written below a curve; METRICS has the long form
 }
 
 
-def curves_of(lines: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
+def curves_of(
+    lines: Mapping[str, pd.DataFrame],  # what each run logged, an update a row
+    counted: str = "tokens",  # what lengths are counted in
+) -> list[dict[str, Any]]:
     "The metrics that were logged, as curves over the updates: a line a run."
     curves = []
     for name, metric in METRIC_COLUMNS.items():
         drawn = {
-            run: frame[["update", metric]].dropna()
+            run: frame[["update", metric]].replace([math.inf, -math.inf], math.nan).dropna()
             for run, frame in lines.items()
             if metric in frame
         }
@@ -43,8 +55,10 @@ def curves_of(lines: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
             if len(frame)
         ]
         if kept:
-            about = ", ".join(METRICS[metric])
-            curves.append(dict(name=name, about=about, unit=UNITS.get(name, ""), lines=kept))
+            about, unit = ", ".join(METRICS[metric]), UNITS.get(name, "")
+            if name == "length":
+                about, unit = about.replace("tokens", counted), counted
+            curves.append(dict(name=name, about=about, unit=unit, lines=kept))
     return curves
 
 
@@ -64,12 +78,29 @@ def nearest(updates: Sequence[int], update: int) -> int:
     return min(updates, key=lambda other: abs(other - update))
 
 
+def opened_run(
+    source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
+) -> Updates:
+    "The updates of a run's folder, of files of another trainer, or of records."
+    told = columns is not None or tokenizer is not None
+    if is_foreign(source) or (told and not rollout_files(Path(source))):
+        return ForeignRun(source, columns, tokenizer)
+    return RunFolder(source)
+
+
 class RunBrowser:
     """A run to move about in, live in a notebook; a static page and a file of its own where there
     is no kernel."""
 
-    def __init__(self, run: str | Path, other: str | Path | None = None):
-        self.run, self.other = RunFolder(run), None if other is None else RunFolder(other)
+    def __init__(
+        self,
+        run: Any,
+        other: Any = None,
+        columns: Mapping[str, str] | None = None,
+        tokenizer: Any = None,
+    ):
+        self.run = opened_run(run, columns, tokenizer)
+        self.other = None if other is None else opened_run(other, columns, tokenizer)
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
         newest = max(self.run.files)
         names = shown_of(self.run.rollout(newest)).names()
@@ -98,7 +129,7 @@ class RunBrowser:
             listed += [dict(name=str(u), update=u, run=1, runName=self.names[1]) for u in theirs]
         return listed
 
-    def folder_of(self, one: Mapping[str, Any]) -> RunFolder:
+    def folder_of(self, one: Mapping[str, Any]) -> Updates:
         "The run that one of `updates` is of."
         return self.other if "run" in one and self.other else self.run
 
@@ -116,7 +147,7 @@ class RunBrowser:
             for one in suspects
         ]
         title = f"Rollouts of {' and '.join(self.names)}"
-        curves = curves_of(self.lines())
+        curves = curves_of(self.lines(), self.run.counted)
         return head_of(title, updates, self.signal, len(mine) - 1, jumps, curves)
 
     def load(self, one: Mapping[str, Any]) -> bytes:
@@ -213,7 +244,7 @@ class RunBrowser:
     ) -> Path:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
         curves."""
-        files, whole = list(self.run.files), run_suspects(self.run.log)
+        files, whole = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
         odd = {nearest(files, one.update) for one in whole}
         chosen = _chosen_updates(files, updates, odd)
         suspects = whole + episode_suspects(self.run.numbers(chosen), 6)
@@ -243,8 +274,12 @@ class RunBrowser:
 
 
 def browse(
-    run: str | Path,  # folder of a run with save_rollouts, or of `rlhf-nb demo`, finished or not
-    other: str | Path | None = None,  # another run, shown beside it
+    # folder of a run with save_rollouts, or of `rlhf-nb demo`, finished or not; or a file, a folder
+    # of files, or records of another trainer
+    run: str | Path | Any,
+    other: str | Path | Any = None,  # another run, shown beside it
+    columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
+    tokenizer: Any = None,  # of a file: with it, or its name, token ids become tokens
 ) -> RunBrowser:
     "Move through the rollouts of a run. Raises ValueError where it kept none."
-    return RunBrowser(run, other)
+    return RunBrowser(run, other, columns, tokenizer)

@@ -67,11 +67,21 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
             facts.append(f"{name} {signed(float(values[episode]))}")
     if rollout.kl is not None:
         facts.append(f"KL {signed(rollout.kl[episode, :n].float().sum().item())} nats")
-    facts += [
-        f"{n} token{'' if n == 1 else 's'}",
-        "stopped by itself" if rollout.stopped[episode] else "cut off",
-    ]
+    facts.append(f"{n} {unit_of(rollout)[: None if n != 1 else -1]}")
+    if rollout.stopped is not None:
+        facts.append("stopped by itself" if rollout.stopped[episode] else "cut off")
     return " · ".join(facts)
+
+
+def unit_of(rollout: Rollout) -> str:
+    "What a response is counted in: tokens, or words where a file of another trainer has no tokens."
+    return "words" if rollout.info.get("unit") == "words" else "tokens"
+
+
+def notes_of(rollout: Rollout) -> list[str]:
+    "How a file of another trainer was read, and what it lacks."
+    notes = rollout.info.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def prompt_lines(rollout: Rollout, episode: int) -> list[str]:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,18 @@ from torch import Tensor
 
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.tldr import gold_judge
-from rlhf_nb.ui.episodes import Shown, columns_of, episode_tokens, filled, when
+from rlhf_nb.ui.episodes import (
+    Shown,
+    columns_of,
+    episode_tokens,
+    filled,
+    notes_of,
+    unit_of,
+    when,
+)
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.viz import visible
-from rlhf_nb.ui.what_if import Recipe, recipe_of, replays, reproduces
+from rlhf_nb.ui.what_if import Recipe, lacking, recipe_of, reproduces
 
 FOLLOWS = ("kl", "rewards", "advantages", "returns")  # from the recipe and what was measured
 NO_PROMPT = "(the text of the prompt was not kept)"
@@ -83,8 +92,10 @@ def _planes(x: np.ndarray) -> bytes:
 def recipe_for(shown: Shown) -> tuple[Recipe | None, str]:
     """The settings with which a page can compute again what a rollout holds, None where they do not
     give its numbers; and a sentence that says so."""
-    if not replays(shown.rollout):
-        return None, "This rollout was kept before its rewards and advantages were computed."
+    if absent := lacking(shown.rollout):
+        kept = f"The file has no {', '.join(absent)}."
+        early = "This rollout was kept before its rewards and advantages were computed."
+        return None, kept if notes_of(shown.rollout) else early
     recipe = recipe_of(shown.rollout)
     reproduced, sentence = reproduces(shown.rollout, recipe)
     return (recipe if reproduced else None), sentence
@@ -108,12 +119,13 @@ def packed_update(
     after = r.rewards is not None and found is not None and found.reward_slot == "after_eos"
     widths = {e: _width(r, e, after) for e in rows}
     vocabulary: dict[str, int] = {}
+    number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
     prompts: dict[str, int] = {}
     ids: list[int] = []
     for e in rows:
         tokens = episode_tokens(r, e)[: int(n[e])]
         pieces = pieces_of(tokens, r.responses[e] if r.responses else "")
-        ids += [vocabulary.setdefault(visible(piece), len(vocabulary)) for piece in pieces]
+        ids += map(number, pieces)
         prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
     arrays = [("ids", np.array(ids, dtype=np.uint32))]
     for name, x in _measured(shown, found).items():
@@ -128,7 +140,7 @@ def packed_update(
         of=len(r),
         lengths=n[picked].tolist(),
         widths=[widths[e] for e in rows],
-        stopped=[bool(x) for x in r.stopped[picked].tolist()],
+        stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         pieces=list(vocabulary),
         prompts=[_prompt(text) for text in prompts],
         asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
@@ -136,6 +148,8 @@ def packed_update(
         recipe=None if found is None else asdict(found),
         told=told,
         bad_form=[_bad_form(r, e) for e in rows],
+        unit=unit_of(r),
+        notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
         **{name: _numbers(x[picked]) for name, x in scores.items() if x is not None},
     )

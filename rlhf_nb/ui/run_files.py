@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -129,6 +129,22 @@ def repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return again / real.sum(1).clamp(min=1)
 
 
+def episode_numbers(there: Mapping[str, Any]) -> pd.DataFrame:
+    "Length, stop, repetition, KL and scores of each episode, from what is there of a rollout."
+    mask = there["mask"].bool()
+    frame = dict(length=mask.sum(1), repetition=repeated(there["response_ids"], mask))
+    if (stopped := there.get("stopped")) is not None:
+        frame["stopped"] = stopped
+    if (kl := there.get("kl")) is not None:
+        frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
+    raw, scores = there.get("raw_scores"), there.get("scores")
+    if (score := raw if scores is None else scores) is not None:
+        frame["score"] = score.float()
+    if raw is not None:
+        frame["raw_score"] = raw.float()
+    return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
+
+
 def numbers_of(path: Path) -> pd.DataFrame:
     """The numbers of each episode in a file, without its texts. Raises ValueError where it is
     damaged."""
@@ -140,20 +156,7 @@ def numbers_of(path: Path) -> pd.DataFrame:
         raise ValueError(
             f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
-    mask = there["mask"].bool()
-    frame = dict(
-        length=mask.sum(1),
-        stopped=there["stopped"],
-        repetition=repeated(there["response_ids"], mask),
-    )
-    if "kl" in there:
-        frame["kl"] = there["kl"].float().masked_fill(~mask, 0.0).sum(1)
-    for name in ("raw_scores", "scores"):
-        if name in there:
-            frame["score"] = there[name].float()
-    if "raw_scores" in there:
-        frame["raw_score"] = there["raw_scores"].float()
-    return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
+    return episode_numbers(there)
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -201,9 +204,47 @@ def _completions_of(table: Path) -> dict[str, dict[str, str]]:
 _Stamp = tuple[int | str, ...]  # an update, and name and time of each of its files
 
 
+class Updates(Protocol):
+    "What a browser moves about in: the updates of a run, wherever they come from."
+
+    path: Path
+
+    @property
+    def counted(self) -> str:
+        "What lengths are counted in: tokens or words."
+
+    @property
+    def files(self) -> Mapping[int, Any]:
+        "The updates, in order."
+
+    @property
+    def log(self) -> pd.DataFrame:
+        "What was logged, a row an update; empty where nothing was."
+
+    def refresh(self) -> None:
+        "Look for what is new."
+
+    def rollout(self, update: int) -> Rollout:
+        "One update."
+
+    def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
+        "Length, score, KL and repetition of each episode."
+
+    def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
+        "Update and row of each time that a prompt was sampled."
+
+    def completions(self) -> dict[str, list[dict[str, str]]]:
+        "What tables of completions hold, by prompt."
+
+    def completed(self, prompt: str) -> list[dict[str, str]]:
+        "The same for one prompt."
+
+
 class RunFolder:
     """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
     ValueError where it kept none."""
+
+    counted = "tokens"
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -219,7 +260,8 @@ class RunFolder:
 
     def refresh(self) -> None:
         "Look for new files."
-        self.files, self.log = rollout_files(self.path), _log_of(self.path)
+        self.files: Mapping[int, list[Path]] = rollout_files(self.path)
+        self.log: pd.DataFrame = _log_of(self.path)
 
     def _stamp(self, update: int) -> _Stamp:
         times = [(file.name, file.stat().st_mtime_ns) for file in self.files[update]]
@@ -297,7 +339,7 @@ METRIC_COLUMNS = {  # short name of a curve -> the metric that is logged
 }
 
 
-def lines_of(runs: Mapping[str, RunFolder]) -> dict[str, pd.DataFrame]:
+def lines_of(runs: Mapping[str, Updates]) -> dict[str, pd.DataFrame]:
     "What each run logged; where it logged nothing, means over its rollouts."
     lines = {}
     for name, run in runs.items():

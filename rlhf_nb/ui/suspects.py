@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rlhf_nb.evaluate import hacking_alarms
-from rlhf_nb.ui.run_files import RunFolder
+from rlhf_nb.ui.run_files import Updates
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspe
 def run_suspects(
     log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
     jump: float = 8.0,  # times the usual step from one update to the next
+    counted: str = "tokens",  # what lengths are counted in
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
     metrics = {
@@ -95,12 +96,14 @@ def run_suspects(
     }
     there = {name: column for name, column in metrics.items() if column in log}
     alarms = hacking_alarms(log) if "score" in there and len(there) > 1 else []
-    suspects = [Suspect(alarm.update, None, f"Alarm. {alarm.sentence}") for alarm in alarms]
+    told = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
+    suspects = [Suspect(alarm.update, None, told(alarm)) for alarm in alarms]
     for name, column in there.items():
         suspects += _jump(name, log.dropna(subset=[column]), column, jump)
     return suspects
 
 
-def suspects_of(run: RunFolder, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
+def suspects_of(run: Updates, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
     "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
-    return run_suspects(run.log) + episode_suspects(run.numbers(updates), most)
+    whole = run_suspects(run.log, counted=run.counted)
+    return whole + episode_suspects(run.numbers(updates), most)

@@ -17,10 +17,12 @@ from rlhf_nb.ui.episodes import (
     episode_facts,
     episode_signals,
     episode_tokens,
+    notes_of,
     prompt_lines,
     shown_of,
 )
-from rlhf_nb.ui.html import Html, contained, element, safe_prose
+from rlhf_nb.ui.foreign import ForeignRun
+from rlhf_nb.ui.html import Html, contained, element, safe_prose, safe_text
 from rlhf_nb.ui.packed import packed_update
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.viz import signal_table, token_strip
@@ -54,7 +56,10 @@ def episode_markup(
         table = element("details", element("summary", "All signals"), table)
     facts = element("p", element("strong", escape(episode_facts(rollout, episode))))
     prompt = prompt_fold(rollout, episode)
-    return "".join([facts, prompt, *(below or [token_strip(tokens)]), table])
+    notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
+    read = element("details", element("summary", "How this file was read"), element("ul", notes))
+    below = below or [token_strip(tokens)]
+    return "".join([facts, prompt, *below, table, read if notes else ""])
 
 
 class RolloutView(Html):
@@ -104,15 +109,34 @@ class RolloutView(Html):
         return write_reader(path, self.reader.head, [packed_update(self.shown, rows)], place, plain)
 
 
+def _opened(
+    source: Any, columns: Mapping[str, str] | None, tokenizer: Any, update: int | None
+) -> Rollout:
+    "One update of a file or of records."
+    if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
+        return Rollout.load(source)
+    run = ForeignRun(source, columns, tokenizer)
+    there = list(run.files)
+    if update is not None and update not in there:
+        raise ValueError(f"there is no update {update}: {run.path} has {there}.")
+    return run.rollout(there[-1] if update is None else update)
+
+
 def view(
-    rollout: Rollout,
+    rollout: Rollout | Any,  # or a file, a list of objects, a DataFrame, a Dataset of episodes
     episode: int = 0,  # which of its rows comes first
     signal: str | None = None,  # behind the text; None: kl where it is there, else the first
     now: Tensor | Rollout | None = None,  # [B, T] log-probs of another policy for these tokens
     entropy: Tensor | None = None,  # [B, T] nats
+    columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
+    tokenizer: Any = None,  # of a file: with it, or its name, token ids become tokens
+    update: int | None = None,  # of a file with several; None: the last
 ) -> RolloutView:
     """One episode with all the signals it has, and the way to all others; `now` adds ratio and
-    clipped. Raises ValueError on an episode or a signal that is not there."""
+    clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
+    be read."""
+    if not isinstance(rollout, Rollout):
+        rollout = _opened(rollout, columns, tokenizer, update)
     if not 0 <= episode < len(rollout):
         raise ValueError(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."

@@ -100,10 +100,16 @@ def _penalties(rollout: Rollout) -> list[dict[str, Any]]:
     return [dict(scores_from="raw", missing_eos_penalty=x) for x in amounts] + stored
 
 
+def lacking(rollout: Rollout) -> list[str]:
+    "What is not there of all that `what_if` starts from and computes."
+    wanted = "stopped logprobs ref_logprobs kl values scores rewards returns advantages".split()
+    absent = [name for name in wanted if getattr(rollout, name) is None]
+    return absent if len(rollout) else ["episodes"]
+
+
 def replays(rollout: Rollout) -> bool:
     "Is everything there that `what_if` starts from, and everything that it computes?"
-    wanted = "logprobs ref_logprobs kl values scores rewards returns advantages".split()
-    return len(rollout) > 0 and all(getattr(rollout, name) is not None for name in wanted)
+    return not lacking(rollout)
 
 
 def recipe_of(rollout: Rollout) -> Recipe:

@@ -627,6 +627,62 @@ def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: 
     assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
 
 
+# catches: the same for files of other trainers: their fields, columns, names, and what is said of them
+@pytest.mark.slow
+def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: str):
+    n = len(EVIL)
+    rows = [
+        {
+            "prompt": [dict(role=text, content=text), dict(role="user", content=IMAGE)],
+            "response": text,
+            "scores": text,
+            "values": text,
+            "step": 1,
+            SCRIPT: EVIL[(i + 1) % n],
+            IMAGE: [dict(content=text)],
+            "length": text,
+        }
+        for i, text in enumerate(EVIL)
+    ]
+    folder = tmp_path / SCRIPT.replace("/", "_")[:60]
+    folder.mkdir()
+    source = folder / "<img src=x onerror=window.hacked=1>\u202e.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    view_command([str(source), "--no-browser", "--columns", f"values={IMAGE}"])
+    file = read(source.with_name(f"{source.stem}-rollouts.html"))
+    for fold in file.page.locator("details > summary").all():
+        fold.click()
+    for i in range(n):
+        told = file.text(".page > .facts")
+        assert f"episode {i} of {n} · " in told and "KL" not in told and "cut off" not in told
+        assert not file.too_wide() and not file.said()
+        file.press("n")
+    assert "window.hacked" in file.text(".read") and "Not in this file" in file.text(".read")
+    file.examine(axe)
+    assert not (told := violations([file.body])), told
+    assert not file.page.locator("#app script, #app img, #app svg svg, #app b b, #plain").count()
+
+
+# catches: a zero, a mark or a filter for what the file does not tell; panels that need what is absent
+@pytest.mark.slow
+def test_a_file_of_another_trainer_without_signals(tmp_path: Path, read: Callable):
+    rows = [dict(prompt="p", response="a b", step=u) for u in (1, 2) for _ in range(2)]
+    file = read(browse(rows).save_html(tmp_path / "bare.html"))
+    assert file.text(".page > .facts") == "Update 2, episode 0 of 2 · 2 words"
+    assert file.listed() and not {"■", "✂", "–", "KL"} & set(file.text(".rows").split())
+    only = file.page.get_by_label("Only").locator("option")
+    sort = file.page.get_by_label("Sort by").locator("option")
+    assert only.all_inner_texts() == ["all"] and sort.all_inner_texts() == ["episode", "words"]
+    for key in "twg?":
+        file.press(key)
+        assert not file.said() and file.page.locator(".panel").is_visible()
+        if key == "w":
+            assert "The file has no stopped, logprobs" in file.text(".panel")
+        if key == "g":
+            file.page.get_by_text("1, episode 0").wait_for()
+            assert "score" not in file.text(".cards") and "2 words" in file.text(".cards")
+
+
 LIVE = """
 import torch
 from rlhf_nb.rollout import Rollout

@@ -28,6 +28,9 @@ const drawn = (tag, parent, attributes, text) => {
   parent.append(node);
   return node;
 };
+const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
+const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
+const joined = (...facts) => facts.filter(Boolean).join(" · ");
 const largest = numbers => numbers.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 0);
 const tinted = (node, x, most) => {
   if (!(most > 0) || !x) return;
@@ -66,7 +69,8 @@ const opened = (pack, arrays) => {
     column += pack.widths[i];
     return {
       i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
-      stopped: pack.stopped[i], badForm: pack.bad_form?.[i] ?? null, score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null,
+      stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
+      score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null,
     };
   });
   return computed({ ...pack, rows });
@@ -99,7 +103,8 @@ const computed = (pack, recipe = pack.recipe) => {
   const made = recipe && whatIf(given(pack), recipe);
   pack.rows.forEach((row, i) => {
     row.signals = signalsOf(row, made?.[i], recipe?.cliprange ?? 0.2);
-    row.kl = row.signals.kl ? row.signals.kl.slice(0, row.length).reduce((a, b) => a + b, 0) : null;
+    const kl = row.signals.kl?.slice(0, row.length).reduce((a, b) => a + b, 0) ?? null;
+    row.kl = Number.isNaN(kl) ? null : kl;
   });
   return pack;
 };
@@ -201,6 +206,9 @@ export const reader = (root, source) => {
   const claims = part("p", page, "claims");
   const tools = part("div", page, "bar", { role: "group", ariaLabel: "More" });
   const panel = part("section", page, "panel", { hidden: true });
+  const read = make("details", { className: "read" });
+  make("summary", { parent: read, text: "How this file was read" });
+  const notes = part("ul", read);
   const bubble = part("output", root, "bubble", { hidden: true });
 
   const update = labelled(bar, "Update", "select", { onchange: e => go({ update: Number(e.target.value), row: 0 }) });
@@ -242,14 +250,15 @@ export const reader = (root, source) => {
 
   // ---- The list ----
 
-  const value = (row, key) => key === "episode" ? row.id : key === "tokens" ? row.length : key === "KL" ? row.kl
+  const value = (row, key) => key === "episode" ? row.id : key === pack.unit ? row.length : key === "KL" ? row.kl
     : key === "score" ? row.score : key === "raw score" ? row.raw : pack.columns[key][row.i];
-  const sorts = () => ["episode", "score", "raw score", "KL", "tokens", ...Object.keys(pack.columns)]
+  const sorts = () => ["episode", "score", "raw score", "KL", pack.unit, ...Object.keys(pack.columns)]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
   const RULES = {
-    all: () => true, "cut off": row => !row.stopped, "bad form": row => row.badForm,
+    all: () => true, "cut off": row => row.stopped === false, "bad form": row => row.badForm,
     "invents a fact": row => known(row)?.invented.length,
-    "score above": row => row.score !== null && row.score > at.above, "KL above": row => row.kl > at.above,
+    "score above": row => row.score !== null && row.score > at.above,
+    "KL above": row => row.kl !== null && row.kl > at.above,
   };
   const searched = row => [row.prompt.text, row.text, ...Object.values(pack.columns).map(column => column[row.i])]
     .join("\n").toLowerCase();
@@ -265,9 +274,10 @@ export const reader = (root, source) => {
     options(sort, sorts(), at.sort);
     at.sort = sort.value;
     const judged = pack.rows.some(row => row.badForm !== null), there = {
-      "score above": pack.scores, "KL above": pack.rows[0]?.kl !== null, "bad form": judged, "invents a fact": judged,
+      "cut off": pack.stopped, "score above": pack.scores, "KL above": pack.rows.some(row => row.kl !== null),
+      "bad form": judged, "invents a fact": judged,
     };
-    options(only, Object.keys(RULES).filter(rule => there[rule] ?? true), at.only);
+    options(only, Object.keys(RULES).filter(rule => !(rule in there) || there[rule]), at.only);
     above.parentNode.hidden = !at.only.includes("above");
     if (document.activeElement !== above) above.value = at.above;
     if (find.value !== at.find) find.value = at.find;
@@ -279,11 +289,11 @@ export const reader = (root, source) => {
     rows.replaceChildren(...list.map(row => {
       const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
       line.dataset.id = row.id;
-      const score = make("b", { parent: line, text: shown(row.score), title: `score ${exact(row.score)}` });
+      const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
       tinted(score, row.score, most);
       make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
-      make("span", { parent: line, text: `${row.length} ${row.stopped ? "■" : "✂"}`,
-        title: `${row.length} tokens, ${row.stopped ? "stopped by itself" : "cut off"}` });
+      make("span", { parent: line, text: `${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
+        title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
       make("bdi", { parent: line, text: row.text.replaceAll("↵\n", "↵ ").trim() || "∅" });
       return line;
     }));
@@ -375,8 +385,7 @@ export const reader = (root, source) => {
     const raw = row.raw !== null && row.raw !== row.score ? ` · raw score ${shown(row.raw)}` : "";
     const score = row.score === null ? "" : ` · score ${shown(row.score)}`;
     facts.textContent = `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}${score}${raw}`
-      + (row.kl === null ? "" : ` · KL ${shown(row.kl)} nats`)
-      + ` · ${row.length} token${row.length === 1 ? "" : "s"} · ${row.stopped ? "stopped by itself" : "cut off"}`;
+      + (row.kl === null ? "" : ` · KL ${shown(row.kl)} nats`) + " · " + joined(counted(row, pack), ending(row));
     drawPrompt(row, claim);
     if (signals.dataset.names !== names.join()) {
       signals.dataset.names = names.join();
@@ -511,7 +520,7 @@ export const reader = (root, source) => {
     }
     if (mine !== turn || at.panel !== "same") return;
     wait.remove();
-    const scores = here.map(([, one]) => one.score), best = Math.max(...scores), worst = Math.min(...scores);
+    const scores = here.map(([, one]) => one.score).filter(Number.isFinite), best = Math.max(...scores), worst = Math.min(...scores);
     const most = largest([...here, ...others].flatMap(([, one]) => one.signals[at.signal] ?? []));  // one scale for all
     for (const [i, one, its] of [...here, ...others]) {
       const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
@@ -520,7 +529,8 @@ export const reader = (root, source) => {
         () => go({ update: i, row: one.id }), { disabled: one === row || Boolean(where.run) });
       const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
       make("p", { parent: card, className: "facts",
-        text: `score ${shown(one.score)}${rank} · KL ${shown(one.kl)} · ${one.length} tokens` });
+        text: joined(one.score !== null && `score ${shown(one.score)}${rank}`, one.kl !== null && `KL ${shown(one.kl)}`,
+          counted(one, its ?? pack)) });
       running(part("p", card, "text small"), one, one.signals[at.signal], most, known(one)?.marks,
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
       if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
@@ -607,6 +617,8 @@ export const reader = (root, source) => {
       const next = await source.load(at.update).catch(fail);
       if (!next || mine !== latest) return;
       pack = next;
+      if (pack.notes.length) page.append(read); else read.remove();
+      notes.replaceChildren(...pack.notes.map(text => make("li", { text })));
       turn++;
       update.value = at.update;
     }

@@ -1,0 +1,514 @@
+"""Files of other trainers: what is read of each format, that what is missing stays missing, and what
+broken and hostile files do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+
+import datasets
+import foreign_files as files
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from packs import pieces, unpacked
+from test_browse import check, update_of
+from test_viewer import HOSTILE, Reader, ask, make, read_page
+
+from rlhf_nb.cli.view import view_command
+from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.foreign import (
+    TARGETS,
+    ForeignRun,
+    parse_columns,
+    read_table,
+    text_of,
+    words_of,
+)
+from rlhf_nb.ui.packed import packed_update
+from rlhf_nb.ui.viewer import view
+
+MINE = dict(prompt="question", response="answer", scores="reward")
+ROWS = [
+    dict(question="q 0", answer="one two three", reward=0.5, uid="a", group=7),
+    dict(question="q 1", answer="four", reward=-1.0, uid="b", group=7),
+]
+
+
+def rollout(source, update=None, **how) -> Rollout:
+    run = ForeignRun(source, **how)
+    return run.rollout(max(run.files) if update is None else update)
+
+
+def notes(r: Rollout) -> str:
+    return " | ".join(r.info["notes"])
+
+
+# ---------------------------------------------------------------- the formats
+def test_verl(tmp_path):
+    # catches: updates in the order 1, 10, 2; prompt and answer exchanged; columns that are lost
+    folder = files.verl(tmp_path / "rollouts", updates=11)
+    seen = browse(folder)
+    assert list(seen.run.files) == list(range(1, 12))
+    r = seen.run.rollout(10)
+    assert r.prompts[1] == "user\nWhat is 1 + 10?\nassistant\n" and r.responses[1] == "It is 11 ."
+    assert r.scores.tolist() == [0, 1, 0, 1] and r.raw_scores is None
+    assert r.columns["gts"] == ["10", "11", "12", "13"] and r.columns["acc"][1] is True
+    assert r.tokens[1] == ["It", " is", " 11", " ."] and r.mask.sum(1).tolist() == [4] * 4
+    assert "Read as verl" in notes(r) and r.info["update"] == 10
+
+
+def test_trl(tmp_path):
+    # catches: a chat as its repr; a reward function that did not answer counted as 0 for all; a
+    # number that is no reward added to the score; other runs' files found in the parent's place
+    folder = files.trl(tmp_path / "out")
+    r = rollout(folder, 1)
+    assert list(ForeignRun(folder).files) == [1, 2]
+    assert r.prompts == ["sum 0", "sum 0", "sum 1", "sum 1"] and r.responses[2] == "well 2 I think"
+    assert r.scores.tolist() == [0.5, 1.5, 0.25, 1.0]
+    assert "sum of 'accuracy_reward', 'format_reward'" in notes(r)
+    assert set(r.columns) == {"accuracy_reward", "format_reward", "answer_length", "advantage"}
+    assert r.columns["advantage"] == [-1.0, 1.0, 0.0, 0.0] and r.advantages is None
+    one = rollout(files.trl(tmp_path / "plain", chat=False, rewards=1), 2)
+    assert one.prompts[0] == "sum 0" and one.scores[:2].tolist() == [0, 1]
+    assert one.scores[2].isnan() and "scores: not in episodes 2 (no number)" in notes(one)
+
+
+def test_rewards_of_trl_that_no_name_tells(tmp_path):
+    # catches: a length taken for a reward
+    rows = [dict(step="4", prompt="p", completion="c", good=1.0, long=9, advantage=0.0)]
+    r = rollout(rows)
+    assert r.scores is None and r.info["update"] == 4
+    assert rollout(rows, columns=dict(scores="good")).scores.tolist() == [1.0]
+    assert rollout(rows, columns=dict(scores="good+long")).scores.tolist() == [10.0]
+    assert rollout(rows, columns=dict(step="")).info["update"] == 0
+
+
+def test_tables_of_ppo(tmp_path):
+    # catches: quotes and line ends of CSV; an empty answer taken for a missing number
+    r = rollout(files.trl_ppo(tmp_path / "completions_12.csv"))
+    assert r.responses == ['say "hi"\nthere', ""] and r.prompts == ["a, b", "c"]
+    assert r.scores.tolist() == [0.5, -1.25] and r.info["update"] == 12
+    assert r.mask.sum(1).tolist() == [3, 0]
+
+
+def test_openrlhf(tmp_path):
+    # catches: taken for verl; the samples of Weights & Biases read as one object
+    r = rollout(files.openrlhf(tmp_path / "out.jsonl"))
+    assert "OpenRLHF (batch inference)" in notes(r) and r.responses[2] == "say 2</s>"
+    assert r.scores.tolist() == [0.0, 0.5, 1.0]
+    run = ForeignRun(files.openrlhf_samples(tmp_path / "samples.table.json"))
+    assert list(run.files) == [1, 2, 3] and run.rollout(2).responses == ["ask 2 say 2"]
+    assert run.rollout(2).prompts == [] and run.rollout(2).scores.tolist() == pytest.approx([0.2])
+
+
+def test_nemo(tmp_path):
+    # catches: validation among the updates; log-probs of the prompt or the padding on the answer;
+    # engine and policy exchanged; words that are taken for tokens
+    folder = files.nemo(tmp_path / "logs")
+    run = ForeignRun(folder, tokenizer=files.Tokenizer())
+    assert list(run.files) == [1, 2]
+    r = run.rollout(1)
+    assert r.prompts == ["user asks"] * 3 and r.responses[1] == "w30 w31 w32"
+    assert r.tokens[1] == [" w30", " w31", " w32"] and r.info["unit"] == "tokens"
+    assert r.response_ids[1].tolist() == [30, 31, 32, 0] and r.scores.tolist() == [0, 1, 2]
+    assert r.logprobs[1, :3].tolist() == pytest.approx([-0.2, -0.3, -0.4])
+    assert r.engine_logprobs[0, :2].tolist() == pytest.approx([-0.21, -0.31])
+    assert r.advantages[2, :4].tolist() == [0.5] * 4 and r.kl is None
+    assert "idx" in r.columns and "content" not in r.columns
+    val = rollout(folder / "val_data_step1.jsonl")
+    assert (val.prompts, val.responses) == (["asks"], ["says"])
+
+
+def test_nemo_without_a_tokenizer(tmp_path):
+    # catches: numbers of tokens laid on words that only chance made as many
+    folder = files.nemo(tmp_path)
+    rows = [json.loads(x) for x in (folder / "train_data_step1.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        row["content"][0][1] = "other words than tokens, and many more"
+    r = rollout(files.write_lines(tmp_path / "x" / "train_data_step1.jsonl", rows))
+    assert r.info["unit"] == "words" and not any(getattr(r, name) is not None for name in SIGNALS)
+    assert "--tokenizer" in notes(r) and "by chance" in notes(r)
+    assert "logprobs: not shown in episodes 1 (3 numbers for 7 words)" in notes(r)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "json", "list", "frame", "dataset"])
+def test_any_table_by_a_mapping(tmp_path, kind):
+    # catches: a kind of table that loses types, columns or order
+    frame, path = pd.DataFrame(ROWS), tmp_path / f"mine 3.{kind}"
+    made = dict(
+        jsonl=lambda: files.write_lines(path, ROWS),
+        parquet=lambda: frame.to_parquet(path) or path,
+        csv=lambda: frame.to_csv(path, index=False) or path,
+        json=lambda: path.write_text(json.dumps(ROWS)) and path,
+        list=lambda: ROWS,
+        frame=lambda: frame,
+        dataset=lambda: datasets.Dataset.from_list(ROWS),
+    )
+    source = made[kind]()
+    r = view(source, columns=MINE).shown.rollout
+    assert r.prompts == ["q 0", "q 1"] and r.responses == ["one two three", "four"]
+    assert r.scores.tolist() == [0.5, -1.0] and r.columns == dict(uid=["a", "b"], group=[7, 7])
+    assert r.info["update"] == (3 if source is path else 0)
+    assert browse(source, columns=MINE).run.rollout(r.info["update"]).responses == r.responses
+    assert "your mapping" in notes(r)
+
+
+def test_signals_by_a_mapping_are_a_rollout_again():
+    # catches: a signal in another's place, a what-if on numbers that are not those of the file
+    whole = update_of(3)
+    n = whole.mask.sum(1).tolist()
+    cut = lambda x: [row[:k] for row, k in zip(x.tolist(), n)]
+    rows = dict(
+        prompt=whole.prompts,
+        response=["".join(t) for t in whole.tokens],
+        tokens=[t[:k] for t, k in zip(whole.tokens, n)],
+        scores=whole.scores.tolist(),
+        finish=["stop" if x else "length" for x in whole.stopped],
+        **{name: cut(getattr(whole, name)) for name in SIGNALS if name != "engine_logprobs"},
+    )
+    r = rollout(pd.DataFrame(rows), columns=dict(stopped="finish"))
+    assert torch.equal(r.stopped, whole.stopped) and r.tokens == rows["tokens"]
+    for name in SIGNALS[:7]:
+        got, wanted = (getattr(x, name).masked_fill(~whole.mask, 0) for x in (r, whole))
+        assert torch.allclose(got, wanted, atol=1e-6), name
+    header, _ = unpacked(
+        packed_update(view(pd.DataFrame(rows), columns=dict(stopped="finish")).shown)
+    )
+    assert header["recipe"]["kl_coef"] == 0.05 and "come" in header["told"]
+
+
+def test_kl_follows_from_log_probs():
+    # catches: the other sign; a KL of zero where one of the two is missing
+    rows = [dict(response="a b", logprobs=[-1.0, -2.0], ref_logprobs=[-1.5, -1.0])]
+    assert rollout(rows).kl.tolist() == [[0.5, -1.0]] and "(k1)" in notes(rollout(rows))
+    assert rollout([dict(response="a b", logprobs=[-1.0, -2.0])]).kl is None
+
+
+# ---------------------------------------------------------------- what is missing, and what does not fit
+def test_what_is_missing_is_absent_and_not_zero(tmp_path):
+    # catches: a KL, a stop or a score of 0 that no file told
+    seen = view([dict(prompt="p", response="a b")])
+    r = seen.shown.rollout
+    absent = ("stopped", "scores", "raw_scores", *SIGNALS)
+    assert all(getattr(r, name) is None for name in absent)
+    header, _ = unpacked(packed_update(seen.shown))
+    assert header["stopped"] is None and header["unit"] == "words"
+    assert not {"scores", "raw_scores"} & set(header) and header["arrays"] == [["ids", 2]]
+    assert "stopped" not in r.episodes() and "kl" not in r.episodes()
+    facts = Reader(str(seen)).text.split("Prompt")[0]
+    assert "2 words" in facts and not re.search("KL|score|stopped|cut off", facts)
+    assert "no stopped, logprobs, ref_logprobs, kl, values, scores" in header["told"]
+    again = Rollout.load(r.save(tmp_path / "r.safetensors"))
+    assert again.stopped is None and again.info["notes"] == r.info["notes"]
+
+
+def test_a_signal_of_another_length_is_said_by_row():
+    # catches: numbers on the wrong words, a row that takes all others with it
+    rows = [dict(response="a b c", values=[1, 2, 3]), dict(response="d e", values=[1, 2])]
+    rows += [dict(response="f", values=[1, 2, 3]), dict(response="g", values=None)]
+    rows += [dict(response="h i", values=[None, "2"])]
+    seen = view(rows, 2)
+    x = seen.shown.rollout.values
+    assert x[0].tolist() == [1, 2, 3] and x[1, :2].tolist() == [1, 2] and x[2:4, 0].isnan().all()
+    assert x[4, 0].isnan() and x[4, 1] == 2
+    assert "values: not shown in episodes 2 (3 numbers for 1 word), 3 (no list" in notes(
+        seen.shown.rollout
+    )
+    check(str(seen))
+    scalar = rollout([dict(response="a b", rewards=0.5)])
+    assert scalar.rewards is None and "no list for 2 words" in notes(scalar)
+
+
+def test_suspects_and_alarms_run_on_what_is_there(tmp_path):
+    # catches: alarms that need a log; words that are called tokens; suspects without a KL
+    rows = []
+    for u in range(12):
+        for i in range(20):
+            text = " ".join(f"w{u}x{i}x{k}" for k in range(6 + 3 * u + (i * 7) % 3))
+            rows.append(dict(prompt="p", response=text, scores=u + 0.1 * ((i * 3) % 5), step=u))
+    rows[-1] |= dict(response=" ".join(f"z{k}" for k in range(200)), scores=30.0)
+    seen = browse(rows)
+    told = [one.sentence for one in seen.suspects]
+    assert any("answers grew from" in one and "words." in one for one in told)
+    assert any(one.startswith("Update 11, episode 19: score +30.00") for one in told)
+    curves = {curve["name"]: curve for curve in seen.reader.head["curves"]}
+    assert set(curves) == {"score", "length"} and curves["length"]["unit"] == "words"
+    assert curves["length"]["about"] == "length, words per response"
+    assert len(seen.again(3, 0)["found"]) == 8 and seen.again(3, 0)["found"][0] == (0, 0)
+
+
+def test_the_same_step_in_two_files(tmp_path):
+    # catches: the second file over the first
+    files.write_lines(tmp_path / "a1.jsonl", [dict(prompt="p", response="x y", step=5)])
+    files.write_lines(tmp_path / "a2.jsonl", [dict(prompt="q", response="z", step=5, scores=1.0)])
+    r = rollout(tmp_path)
+    assert r.responses == ["x y", "z"] and r.prompts == ["p", "q"] and r.scores is None
+    assert ForeignRun(tmp_path).again("q") == [(5, 1)]
+
+
+def test_a_file_that_is_being_written(tmp_path):
+    # catches: a run that cannot be read while it goes on; an old damaged file passed over
+    folder = files.verl(tmp_path, 2)
+    (folder / "3.jsonl").write_text('{"input": "a", "outp')
+    assert list(ForeignRun(folder).files) == [1, 2]
+    os.utime(folder / "3.jsonl", (time.time() - 600,) * 2)
+    with pytest.raises(ValueError, match=r"3.jsonl is damaged"):
+        ForeignRun(folder)
+
+
+def test_what_is_no_table(tmp_path):
+    # catches: a generator that is empty the second time; errors of another module
+    assert ForeignRun(iter([dict(response="a")])).numbers()["length"].tolist() == [1]
+    for source, told in ((None, "of type NoneType"), (dict(response="a"), "is one object")):
+        with pytest.raises(ValueError, match=told):
+            view(source)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no file of episodes"):
+        browse(tmp_path / "empty", columns=MINE)
+    twice = pd.DataFrame([["a", "b"]], columns=["response", "response"])
+    assert len(rollout(twice)) == 1
+
+
+def test_a_run_of_this_package_beside_a_file(tmp_path):
+    # catches: a mapping that takes the other run for a table
+    update_of(1).save(write_run_of(tmp_path) / "update-00001.safetensors")
+    seen = browse(ROWS, tmp_path / "run", columns=MINE)
+    assert seen.other.rollout(1).kl is not None and len(seen.updates()) == 2
+
+
+def write_run_of(folder):
+    (folder / "run" / "rollouts").mkdir(parents=True)
+    return folder / "run" / "rollouts"
+
+
+def test_a_folder_that_goes_on(tmp_path):
+    # catches: a file that is read once and for all
+    seen = browse(files.verl(tmp_path, 2))
+    files.verl(tmp_path, 3)
+    ask(seen.reader, act="refresh")
+    assert [one["update"] for one in seen.reader.head["updates"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ("text", "text"),
+        (None, ""),
+        (float("nan"), ""),
+        ([dict(role="user", content="hi")], "hi"),
+        ([dict(role="user", content="a"), dict(role="assistant", content="b")], "user: a\n\nassistant: b"),
+        ([dict(role="user", content=[dict(type="text", text="a"), dict(type="image")])], 'a\n{"type": "image"}'),
+        (np.array([dict(role="user", content="x")], dtype=object), "x"),
+        (dict(role="tool", content="out"), "out"),
+        (["a", "b"], "a\n\nb"),
+        (3, "3"),
+    ],
+)  # fmt: skip
+def test_texts(given, wanted):
+    # catches: a chat as a Python repr, a missing text as "None" or "nan"
+    assert text_of(given) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["a b  c\n\n d ", "", "  ", "\n", "x", "日本 語", "a\x00b\u202e c"]
+)
+def test_words_are_the_text(text):
+    # catches: blanks that are lost
+    assert "".join(words_of(text)) == text
+
+
+def test_a_text_that_is_nested_deep(tmp_path):
+    # catches: a stack that overflows, and an error without a name
+    deep = "a"
+    for _ in range(400):
+        deep = [dict(role="user", content=deep)]
+    path = files.write_lines(tmp_path / "x.jsonl", [dict(prompt=deep, response="a", other=deep)])
+    assert "…" in rollout(path).prompts[0]
+
+
+# ---------------------------------------------------------------- bad input
+def test_a_mapping_to_what_is_not_there():
+    # catches: a KeyError; an error that does not list the columns
+    with pytest.raises(ValueError, match=r"no column 'questoin' for prompt.*question\?.*'answer'"):
+        view(ROWS, columns=dict(MINE, prompt="questoin"))
+    with pytest.raises(ValueError, match="'anser', which nothing.*prompt, response, step"):
+        view(ROWS, columns=dict(anser="answer"))
+    with pytest.raises(ValueError, match=r"columns 'question', 'answer'.*--columns prompt="):
+        view(ROWS)
+    with pytest.raises(ValueError, match="write what it is"):
+        parse_columns(["question"])
+    assert parse_columns(["prompt=a b,response=c=d"]) == dict(prompt="a b", response="c=d")
+    with pytest.raises(ValueError, match="row 1: 'step' is 'x'.*step="):
+        view([dict(response="a", step=1), dict(response="a", step="x")])
+    with pytest.raises(ValueError, match=r"no update 7.*\[0\]"):
+        view([dict(response="a")], update=7)
+
+
+BROKEN = dict(
+    empty=("x.jsonl", b"", "x.jsonl has no episodes"),
+    blank=("x.jsonl", b"\n\n", "x.jsonl has no episodes"),
+    emptycsv=("x.csv", b"", "x.csv is damaged"),
+    nothing=("x.parquet", b"", "x.parquet is damaged"),
+    middle=("x.jsonl", b'{"response": "a"}\n{"resp\n{"response": "b"}\n', "x.jsonl.*line 2"),
+    torn=("x.jsonl", b'{"respo', "x.jsonl.*line 1"),
+    array=("x.jsonl", b'["a"]\n{"response": "a"}\n', "x.jsonl.*line 1"),
+    scalars=("x.json", b"[1, 2]", "x.json is damaged.*row 0"),
+    deep=("x.json", b"[" * 100_000, "x.json is damaged"),
+    other=("x.pt", b"PK", "x.pt is no table.*jsonl"),
+    pickle=("x.pkl", b"\x80\x04.", "x.pkl is no table"),
+    columns=("x.jsonl", b'{"a": 1}\n', "x.jsonl is of no format known.*'a'"),
+)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_named(tmp_path, case):
+    # catches: a traceback of a library, an error without the file, a pickle that is opened
+    name, raw, told = BROKEN[case]
+    (tmp_path / name).write_bytes(raw)
+    for opened in (view, browse):
+        with pytest.raises(ValueError, match=told):
+            opened(tmp_path / name)
+
+
+def test_a_truncated_parquet_is_named(tmp_path):
+    # catches: half a table that is read as a whole one
+    path = next(files.trl(tmp_path / "run", updates=1).glob("*/*.parquet"))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"completions_00001.parquet is damaged"):
+        browse(tmp_path / "run")
+
+
+def test_a_torn_last_line_and_bytes_that_are_no_text(tmp_path):
+    # catches: an update lost for its last line; bytes that stop it all; damage passed in silence
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"response": "a \xff\xfe b"}\n{"response": "c"}\n{"respon')
+    r = rollout(path)
+    assert r.responses == ["a \ufffd\ufffd b", "c"]
+    assert "Line 3, the last, is cut off" in notes(r) and "no UTF-8" in notes(r)
+
+
+def test_mixed_types(tmp_path):
+    # catches: one odd value that takes the whole column with it
+    scores = [1, "0.5", None, "many", float("nan"), True, [1], {"a": 1}, 10**400, -(2**70)]
+    rows = [dict(response=["a"], prompt=3, scores=x, note=x) for x in scores]
+    rows[3] = dict(response=None, scores="many", other=1)
+    path = files.write_lines(tmp_path / "x.jsonl", rows)
+    seen = view(path)
+    r = seen.shown.rollout
+    assert r.scores[[0, 1, 5]].tolist() == [1.0, 0.5, 1.0]
+    assert r.scores[[2, 3, 4, 6, 7]].isnan().all() and r.responses[3] == ""
+    header, _ = unpacked(packed_update(seen.shown))
+    assert header["scores"][:4] == [1.0, 0.5, None, None] and header["scores"][8] is None
+    check(browse(path)._repr_html_())
+    browse(path).save_html(tmp_path / "x.html")
+
+
+def test_a_run_of_this_package_stays_one(tmp_path):
+    # catches: a run without rollouts that is taken for a table of completions
+    (tmp_path / "run" / "completions").mkdir(parents=True)
+    files.trl_ppo(tmp_path / "run" / "completions" / "completions_1.csv")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"episode": 1}\n')
+    with pytest.raises(ValueError, match="keeps no rollouts.*save_rollouts=True"):
+        browse(tmp_path / "run")
+    path = make(info=dict(update=1)).save(tmp_path / "one.safetensors")
+    assert view(path).shown.rollout.info["update"] == 1
+    with pytest.raises(ValueError, match=r"one.safetensors.*damaged"):
+        path.write_bytes(path.read_bytes()[:-9])
+        view(path)
+
+
+# ---------------------------------------------------------------- hostile texts
+EVIL = HOSTILE + "\x1b[31mred\x1b]0;title\x07"
+
+
+def hostile_rows(n=3):
+    word = EVIL + "a" * 2_000
+    return [
+        {
+            "prompt": [dict(role=EVIL, content=word), dict(role="user", content=EVIL)],
+            "response": f"{word} <b>{EVIL}</b>",
+            "scores": [1.0, EVIL, None][i % 3],
+            "step": 1,
+            "values": EVIL,
+            "stopped": EVIL,
+            EVIL: EVIL,
+            "length": EVIL,
+            "<script>alert(1)</script>": [EVIL],
+        }
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "records"])
+def test_hostile_texts_are_shown_as_text(tmp_path, kind):
+    # catches: one place that forgets to escape: a field, a column's name, a note, a file's name
+    name = "<img src=x onerror=alert(1)>\u202e 1"
+    rows, path = hostile_rows(), tmp_path / f"{name}.{kind}"
+    if kind == "csv":
+        safe = lambda x: x.replace("\ud800", "") if isinstance(x, str) else x
+        frame = pd.DataFrame([{safe(k): safe(str(v)) for k, v in row.items()} for row in rows])
+        frame.to_csv(path, index=False)
+    source = rows if kind == "records" else path
+    if kind == "jsonl":
+        files.write_lines(path, rows)
+    seen = browse(source)
+    reader = check(seen._repr_html_())
+    check(str(view(source, 1)))
+    assert not {"b", "script", "img"} & {tag for tag, _ in reader.seen}
+    assert "<script>alert(1)</script>" in reader.text
+    page, data = read_page(seen.save_html(tmp_path / "x.html"))
+    assert "img" not in {tag for tag, _ in page.seen}
+    header, _ = unpacked(data["updates"][0]["packed"])
+    assert any("<script>" in piece for piece in pieces(data["updates"][0]["packed"])[0])
+    text = json.dumps(header, ensure_ascii=False)
+    assert not set("\u202e\x1b\x00\x07") & set(text + data["title"]) and "⟨U+001B⟩" in text
+
+
+def test_hostile_texts_in_the_terminal(tmp_path, capsys):
+    # catches: colours and titles that a file sets in the terminal
+    path = files.write_lines(tmp_path / "evil\x1b[31m.jsonl", hostile_rows())
+    view_command([str(path), "--terminal"])
+    view_command([str(path), "--no-browser"])
+    out = capsys.readouterr().out
+    assert "\x1b]0" not in out and "\x1b[31m" not in out and "\u202e" not in out
+    assert "evil" in out and "alert(1)" in out
+    with pytest.raises(ValueError) as error:
+        view(path, columns={"prompt": EVIL + "!"})
+    assert not set("\u202e\x1b\x00") & set(str(error.value).replace(str(path), ""))
+
+
+# ---------------------------------------------------------------- the command
+def test_the_command(tmp_path, capsys):
+    # catches: a file written elsewhere, zeros in the place of what is absent
+    path = files.write_lines(tmp_path / "mine.jsonl", ROWS)
+    columns = ["--columns", "prompt=question,response=answer,scores=reward"]
+    view_command([str(path), *columns, "--terminal"])
+    out = capsys.readouterr().out
+    assert "words" in out and "+0.50" in out and "+0.00" not in out and "cut off" not in out
+    assert "Not in this file: logprobs" in out and list(tmp_path.iterdir()) == [path]
+    view_command([str(path), *columns, "--no-browser"])
+    assert (tmp_path / "mine-rollouts.html").is_file() and "Read as your mapping" in (
+        capsys.readouterr().out
+    )
+    view_command([str(files.verl(tmp_path / "verl")), "--no-browser", "--update", "2"])
+    _, data = read_page(tmp_path / "verl" / "rollouts.html")
+    assert [one["name"] for one in data["updates"]] == ["2"]
+
+
+def test_every_target_is_a_name_of_a_rollout():
+    # catches: a name that can be mapped and ends nowhere
+    assert {*TARGETS} - {"step", "token_ids", "token_mask", "prompt", "response"} <= set(
+        vars(make())
+    )
+
+
+def test_bytes_of_an_image_are_not_shown(tmp_path):
+    # catches: a megabyte of \\x00 beside each prompt
+    pd.DataFrame(dict(response=["a"], image=[b"\x00" * 999])).to_parquet(tmp_path / "x.parquet")
+    assert rollout(tmp_path / "x.parquet").columns == dict(image=["999 bytes"])
+    assert read_table(tmp_path / "x.parquet")["image"][0] == b"\x00" * 999
