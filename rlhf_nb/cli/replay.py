@@ -45,10 +45,11 @@ ABOUT = About(
     text="Does one update of a run again with other settings, and shows it beside what it was: "
     "losses, KL moved, clipped share, ratios, explained variance, gradient norms, and what became "
     "likelier, token by token. Nothing is sampled or judged, and nothing of the run's folder is "
-    "written. It needs the checkpoint before the update and its rollout (rlhf-nb ppo --save_steps 1 "
-    "--save_rollouts; for update 0 --save_start). First it does the update with the run's own "
-    "settings, which gives what the run did, bit for bit, or says where it does not. A setting that "
-    "is not given stays as the run had it. A learning rate is the peak of the schedule.",
+    "written. It needs the checkpoint before the update and its rollout (rlhf-nb ppo "
+    "--save_steps 1 --save_rollouts; for update 0 --save_start). First it does the update with the "
+    "run's own settings, which gives what the run did, bit for bit, or says where it does not. A "
+    "setting that is not given stays as the run had it. A learning rate is the peak of the "
+    "schedule.",
     examples=(
         "rlhf-nb replay runs/ppo --update 7 --learning_rate 1e-5 --cliprange 0.1",
         "rlhf-nb replay runs/ppo --update 7 --kl_coef 0.2 --output update7.html",
@@ -83,6 +84,7 @@ def varied_settings() -> type:
 def replay_parser() -> Parser:
     "Every option of `rlhf-nb replay`."
     parser = Parser(ABOUT, ReplayArguments, varied_settings())
+    parser.ranges = {name: hint | None for name, hint in parser.ranges.items()}  # None: not given
     parser.add_argument("run", metavar="RUN", help="Folder of a run, before --options.")
     return parser
 

@@ -1,5 +1,5 @@
-"""One update of a run again: the checkpoint before it, its saved rollout, other settings; nothing is
-sampled. The same settings give what the run did, bit for bit, which is checked each time."""
+"""One update of a run again: the checkpoint before it, its saved rollout, other settings; nothing
+is sampled. The same settings give what the run did, bit for bit, which is checked each time."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Steps(TrainerCallback):
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     "A trainer seeds every generator when it is made; afterwards they are as they were."
-    states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng():
         yield
     random.setstate(states[0])
-    np.random.set_state(states[1])
+    np.random.set_state(states[1])  # noqa: NPY002
 
 
 # ---- The update ----
@@ -91,7 +91,6 @@ def of_all_ranks(r: Rollout) -> Rollout:
 def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:
     """The update with some settings changed; without any, compared with what the run did. Raises
     ValueError on settings that do not go together, FloatingPointError where it diverges."""
-    changes = in_same_batch(changes, record.settings)
     made = {k: record.made[k] for k in ("micro_batch_tokens", "trim_padding") if k in record.made}
     start = time.perf_counter()
     with no_bars(quiet=True), random_state_kept(), tempfile.TemporaryDirectory() as scratch:
@@ -133,7 +132,7 @@ def unlike(a: Any, b: Any, at: str = "") -> list[str]:
 
 
 def state_unlike(trainer: PPOTrainer, after: Path) -> list[str]:
-    "Parts of the optimizer, the schedule, the controller and the moments that a checkpoint has other."
+    "Parts of optimizer, schedule, controller and moments that differ from a checkpoint's."
     load = lambda name: torch.load(after / name, map_location="cpu", weights_only=True)
     state = json.loads((after / "ppo_state.json").read_text())
     own = json.loads(json.dumps(trainer.run_state() | dict(update_count=trainer.update_count)))
@@ -244,8 +243,8 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Whether the run's own settings give, bit for bit, all that the run kept of this update, its
-        metrics or its weights among it."""
+        """Whether the run's own settings give, bit for bit, all that the run kept of this update;
+        its metrics or its weights must be among that."""
         compared = {"metrics", "weights"} & set(self.was.differences)
         return bool(compared) and not any(self.was.differences.values())
 
@@ -277,6 +276,7 @@ class Replay:
 def replayed(record: Record, was: Outcome, settings: Mapping[str, Any]) -> Replay:
     "An update with some settings varied, beside the same with the run's own. Raises ValueError."
     check_settings(settings, record.settings)
+    settings = in_same_batch(settings, record.settings)
     varied = {k: x for k, x in settings.items() if x != record.settings.get(k)}
     now = do_again(record, varied) if varied else was
     return Replay(record, {k: (record.settings.get(k), x) for k, x in varied.items()}, was, now)

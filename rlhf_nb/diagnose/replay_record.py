@@ -129,8 +129,8 @@ def record_of(
     model: Any = None,
     value_model: Any = None,
 ) -> Record:
-    """One update of a run. Raises FileNotFoundError or ValueError where the folder does not have it,
-    and says which setting keeps it."""
+    """One update of a run. Raises FileNotFoundError or ValueError where the folder does not have
+    it, and says which setting keeps it."""
     own: dict[str, Any] = dict(model=model, value_model=value_model)
     if isinstance(run, PPOTrainer):
         own = dict(processing_class=run.processing_class, model=model or run.policy)
@@ -208,8 +208,8 @@ def loaded(
 
 
 def trainer_of(record: Record, args: PPOConfig) -> PPOTrainer:
-    """A trainer in the state before the update, without reference, judges and data. Raises ValueError
-    where the models cannot be made again from the folder."""
+    """A trainer for the update, without judges and data; the checkpoint is yet to be restored.
+    Raises ValueError where the models cannot be made again from the folder."""
     made, folder = record.made, record.checkpoint
     value, has_value = None, (folder / "value").is_dir()
     policy = loaded(load_policy, folder, record.model, made.get("policy", {}), "model")

@@ -537,8 +537,8 @@ class UpdateTrainer(SealedTrainer):
     # ---- stepping by hand ----
 
     def restore(self, checkpoint: Path, changed: Iterable[str] = ()) -> None:
-        """Models, optimizer, schedule and the run's own state as a checkpoint has them, and nothing of
-        sampling or data; `changed` names settings that are other than the checkpoint's."""
+        """Models, optimizer, schedule and the run's own state as a checkpoint has them, and nothing
+        of sampling or data; `changed` names settings that are other than the checkpoint's."""
         self._load_from_checkpoint(str(checkpoint))
         self.prepare()
         self.changed = set(changed)

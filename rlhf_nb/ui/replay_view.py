@@ -101,9 +101,8 @@ def histogram(replay: Any) -> Html:
         )
         parts.append(element("path", class_=kind, d=f"M{LEFT} {BOTTOM}{steps}V{BOTTOM}"))
     below, above = kinds[-1][1].clip
-    for at in (1 - below, 1 + (above or below)):
-        if low < at < high:
-            parts.append(element("path", class_="clip", d=f"M{x(at):.1f} {TOP}V{BOTTOM}"))
+    clips = [at for at in (1 - below, 1 + (above or below)) if low < at < high]
+    parts += [element("path", class_="clip", d=f"M{x(at):.1f} {TOP}V{BOTTOM}") for at in clips]
     word = lambda at, down, text, side: element(
         "text", text, x=f"{at:.0f}", y=f"{down:.0f}", text_anchor=side
     )
