@@ -91,7 +91,9 @@ def of_all_ranks(r: Rollout) -> Rollout:
 def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:
     """The update with some settings changed; without any, compared with what the run did. Raises
     ValueError on settings that do not go together, FloatingPointError where it diverges."""
-    made = {k: record.made[k] for k in ("micro_batch_tokens", "trim_padding") if k in record.made}
+    made: dict[str, Any] = {
+        k: record.made[k] for k in ("micro_batch_tokens", "trim_padding") if k in record.made
+    }
     start = time.perf_counter()
     with no_bars(quiet=True), random_state_kept(), tempfile.TemporaryDirectory() as scratch:
         args = arguments({**record.settings, **made, **changes}, Path(scratch))
@@ -110,7 +112,8 @@ def do_again(record: Record, changes: Mapping[str, Any]) -> Outcome:
         last = seen_by(trainer, r)
         found = {} if changes else differences(trainer, record, (saved, first, r), metrics)
     clip, seconds = (args.cliprange, args.cliprange_high), time.perf_counter() - start
-    return Outcome(metrics, steps.seen, of_all_ranks(r), of_all_ranks(last), clip, seconds, found)
+    both, device = (of_all_ranks(r), of_all_ranks(last)), trainer.layout.device.type
+    return Outcome(metrics, steps.seen, *both, clip, seconds, device, found)
 
 
 # ---- Whether it is what the run did ----
@@ -256,7 +259,8 @@ class Replay:
     @property
     def elsewhere(self) -> str:
         "In what this machine differs from the run's; empty: in nothing that is known."
-        made, now = self.record.made, dict(torch=torch.__version__, threads=torch.get_num_threads())
+        made, device = self.record.made, self.was.device
+        now = dict(torch=torch.__version__, threads=torch.get_num_threads(), device=device)
         other = [f"{k} {made[k]} (here {x})" for k, x in now.items() if made.get(k, x) != x]
         return f"The run computed with {', '.join(other)}: not bit for bit." if other else ""
 

@@ -32,7 +32,7 @@ AFTER = {
     "after/clipfrac": "tokens outside the clip range after it",
     "after/ratio_largest": "largest ratio after it",
     "val/explained_variance": "explained variance of the values before",
-    "after/explained_variance": "and after",
+    "after/explained_variance": "explained variance of the values after",
     "steps": "optimizer steps",
 }
 
@@ -47,6 +47,7 @@ class Outcome:
     after: Rollout  # the same with log-probs and values after it
     clip: tuple[float, float | None]  # cliprange, cliprange_high
     seconds: float = 0.0
+    device: str = "cpu"
     differences: dict[str, list[str]] = field(default_factory=dict)  # from the run, by check
 
     @property

@@ -48,13 +48,14 @@ def replay_panel(
     """An update of a run with five controls: each move does the update again. Raises ValueError as
     `replay` does."""
     record = record_of(run, update, model, value_model)
-    was, specs = do_again(record, {}), five_settings(record.settings)
+    was = do_again(record, {})
+    specs: dict[str, Any] = five_settings(record.settings)
 
     @cache
     def drawn(**settings: Any) -> Html:
         return replay_markup(replayed(record, was, settings))
 
-    worth = {
+    worth: dict[str, dict[str, Any]] = {
         "a learning rate ten times as high": dict(
             learning_rate=float(f"{record.settings['learning_rate'] * 10:.3g}")
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -73,56 +73,64 @@ def step_table(replay: Any) -> Html:
 # ---- The ratios ----
 
 
-def bins_of(ratios: Sequence[Tensor]) -> Tensor:
-    "Edges of the bins, 1 in the middle of one, wide enough for all but one ratio in a thousand."
-    far = (torch.cat(list(ratios)) - 1).abs().double().quantile(0.999).clamp(min=1e-4).item()
-    return torch.linspace(1 - far * 1.05, 1 + far * 1.05, BINS + 1, dtype=torch.float64)
+def bins_of(logs: Sequence[Tensor]) -> Tensor:
+    "Edges of the bins, 0 in the middle of one, wide enough for all but one log in a thousand."
+    far = torch.cat(list(logs)).abs().double().quantile(0.999).clamp(min=1e-4).item()
+    return torch.linspace(-far * 1.05, far * 1.05, BINS + 1, dtype=torch.float64)
 
 
-def counted(ratios: Tensor, edges: Tensor) -> list[int]:
-    "How many ratios are in each bin; what is beyond the last is in it."
-    inside = torch.bucketize(ratios.double().contiguous(), edges[1:-1].contiguous())
+def counted(logs: Tensor, edges: Tensor) -> list[int]:
+    "How many logs are in each bin; what is beyond the last is in it."
+    inside = torch.bucketize(logs.double().contiguous(), edges[1:-1].contiguous())
     return torch.bincount(inside, minlength=BINS).tolist()
 
 
+def bars(
+    counts: Sequence[int],
+    edges: Sequence[float],  # one more
+    x: Callable[[float], float],
+    y: Callable[[int], float],
+) -> str:
+    "The outline of a histogram, as the path of a picture."
+    steps = (f"V{y(n):.1f}H{x(right):.1f}" for n, (_, right) in zip(counts, pairwise(edges)))
+    return f"M{LEFT} {BOTTOM}{''.join(steps)}V{BOTTOM}"
+
+
 def histogram(replay: Any) -> Html:
-    "Probability after over probability before, of every token, on a scale of logarithms."
+    "Probability after over probability before, of every token; both axes are logarithms."
     kinds = columns(replay)
-    edges = bins_of([one.ratios for _, one in kinds])
-    counts = [counted(one.ratios, edges) for _, one in kinds]
-    most = max(map(max, counts))
+    logs = [one.ratios.log() for _, one in kinds]
+    edges = bins_of(logs)
+    counts = [counted(one, edges) for one in logs]
+    most, far = max(map(max, counts)), edges[-1].item()
     y = lambda n: BOTTOM - (BOTTOM - TOP) * math.log1p(n) / math.log1p(most)
-    low, high = edges[0].item(), edges[-1].item()
-    x = lambda ratio: LEFT + (RIGHT - LEFT) * (ratio - low) / (high - low)
-    parts = [element("path", class_="axis", d=f"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}")]
-    for line, kind in zip(counts, ("was", "now")):
-        steps = "".join(
-            f"V{y(n):.1f}H{x(right):.1f}" for n, (_, right) in zip(line, pairwise(edges.tolist()))
-        )
-        parts.append(element("path", class_=kind, d=f"M{LEFT} {BOTTOM}{steps}V{BOTTOM}"))
+    x = lambda log: LEFT + (RIGHT - LEFT) * (log + far) / (2 * far)
     below, above = kinds[-1][1].clip
-    clips = [at for at in (1 - below, 1 + (above or below)) if low < at < high]
-    parts += [element("path", class_="clip", d=f"M{x(at):.1f} {TOP}V{BOTTOM}") for at in clips]
+    ends = [math.log(at) for at in (1 - below, 1 + (above or below)) if at > 0]
     word = lambda at, down, text, side: element(
         "text", text, x=f"{at:.0f}", y=f"{down:.0f}", text_anchor=side
     )
-    parts += [
-        word(LEFT, BOTTOM + 16, f"{low:.3f}", "middle"),
-        word(x(1), BOTTOM + 16, "ratio 1", "middle"),
-        word(RIGHT, BOTTOM + 16, f"{high:.3f}", "middle"),
+    drawn = [bars(count, edges.tolist(), x, y) for count in counts]
+    parts = [
+        element("path", class_="axis", d=f"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"),
+        *(element("path", class_=kind, d=d) for d, kind in zip(drawn, ("was", "now"))),
+        *(
+            element("path", class_="clip", d=f"M{x(at):.1f} {TOP}V{BOTTOM}")
+            for at in ends
+            if abs(at) < far
+        ),
+        *(
+            word(x(at), BOTTOM + 16, f"{math.exp(at):.3g}", "middle")
+            for at in (-far, -far / 2, 0.0, far / 2, far)
+        ),
         word(LEFT - 5, BOTTOM, "0", "end"),
         word(LEFT - 5, TOP + 8, f"{most:,}", "end"),
+        word((LEFT + RIGHT) / 2, BOTTOM + 32, "probability after over before", "middle"),
     ]
-    share = lambda one: short((one.ratios - 1).abs().mean().item())
-    said = "; ".join(f"{name}: {share(one)} from 1 on average" for name, one in kinds)
-    label = f"Ratios of all tokens after the update, {low:.3f} to {high:.3f}. {said}"
-    return element(
-        "svg",
-        *parts,
-        viewBox=f"0 0 {RIGHT + 24} {BOTTOM + 24}",
-        role="img",
-        aria_label=label,
-    )
+    said = "; ".join(f"{name}: {short(one.ratios.max().item())}" for name, one in kinds)
+    label = f"Histogram of the ratios of all tokens after the update. Largest ratio {said}"
+    size = f"0 0 {RIGHT + 24} {BOTTOM + 40}"
+    return element("svg", *parts, viewBox=size, role="img", aria_label=label)
 
 
 # ---- Token by token ----
@@ -137,13 +145,18 @@ def token_text(outcome: Outcome, episode: int, most: float) -> Html:
     return tinted_text(spaced(tokens[:n], whole), moved, most, "log-prob after less before")
 
 
+def end_of(prompt: str, most: int = 160) -> str:
+    "The last words of a long prompt."
+    return prompt if len(prompt) <= most else "… " + prompt[-most:].split(maxsplit=1)[-1]
+
+
 def episode_markup(replay: Any, episode: int, most: float) -> Html:
     "A prompt, and its response as each update moved it."
     r = replay.was.before
     if not 0 <= episode < len(r):
         raise ValueError(f"there is no episode {episode}: the update has {len(r)}, from 0.")
     score = "" if r.scores is None else f", score {short(float(r.scores[episode]))}"
-    prompt = r.prompts[episode][-160:] if r.prompts else ""
+    prompt = end_of(r.prompts[episode]) if r.prompts else ""
     texts = [
         element(
             "div",
@@ -209,8 +222,8 @@ def legend(replay: Any) -> Html:
     ]
     return element(
         "p",
-        "Ratio of every token after the update, number of tokens on a scale of logarithms, dashed: "
-        "the clip range. ",
+        "How many tokens have which ratio after the update (both axes are logarithms; dashed: the "
+        "clip range). ",
         " · ".join(keys),
         class_="quiet",
     )
