@@ -628,8 +628,8 @@ class PPOTrainer(UpdateTrainer):
 
     def run_state(self) -> dict[str, Any]:
         made = surroundings(self.pair, self.forward, self.layout.device)
-        parts = dict(controller=self.controller, moments=self.moments)
-        return dict(made=made) | {name: part.state_dict() for name, part in parts.items()}
+        controller, moments = self.controller.state_dict(), self.moments.state_dict()
+        return dict(controller=controller, moments=moments, made=made)
 
     def restore_run_state(self, state: dict[str, Any]) -> None:
         self.controller.load_state_dict(state["controller"])
