@@ -68,7 +68,7 @@ from rlhf_nb.runtime.prompts import (
     stop_tokens,
 )
 from .runtime.reporting import parameter_counts, ppo_card
-from .runtime.resume import of_ppo
+from .runtime.resume import of_ppo, surroundings
 from .shaping import RunningMoments, slot_mask
 
 logger = logging.get_logger(__name__)
@@ -305,6 +305,7 @@ class PPOTrainer(UpdateTrainer):
             norms.append(self.optimizer_step(model))
             for name, value in of_step.items():
                 sums[name] += value
+            self.notify("ppo_step", of_step, norms[-1])
             kl = of_step["approxkl"] / of_step["tokens"]
             if args.target_kl is not None and kl > args.target_kl:
                 break  # summed over all ranks, so that all of them stop here
@@ -626,7 +627,9 @@ class PPOTrainer(UpdateTrainer):
             load_weights(model.value, folder / "value")
 
     def run_state(self) -> dict[str, Any]:
-        return dict(controller=self.controller.state_dict(), moments=self.moments.state_dict())
+        made = surroundings(self.pair, self.forward, self.layout.device)
+        controller, moments = self.controller.state_dict(), self.moments.state_dict()
+        return dict(controller=controller, moments=moments, made=made)
 
     def restore_run_state(self, state: dict[str, Any]) -> None:
         self.controller.load_state_dict(state["controller"])

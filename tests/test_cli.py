@@ -35,6 +35,7 @@ from rlhf_nb.cli import (
     plot,
     ppo,
     progress,
+    replay,
     reward,
     scoring,
     sft,
@@ -56,6 +57,7 @@ PARSERS = dict(
     judge=judge.judge_parser,
     plot=plot.plot_parser,
     view=view.view_parser,
+    replay=replay.replay_parser,
     progress=progress.progress_parser,
     demo=demo.demo_parser,
 )
@@ -1213,7 +1215,7 @@ def test_help_teaches(capsys, name):
     }
     assert code == 0 and all(f"--{key}" in every for key in options)
     assert ("transformers.TrainingArguments:" in every) is (name in TRAINED)
-    assert all(f"--{key}" in out for key in options) is (name not in TRAINED)
+    assert all(f"--{key}" in out for key in options) is (name not in (*TRAINED, "replay"))
 
 
 # catches: 781 lines of help, an option that must be given and does not say so, a default left out

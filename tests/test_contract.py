@@ -77,6 +77,7 @@ NEW = dict(
     save_merged=False,
     resize_embeddings=False,
     save_rollouts=False,
+    save_start=False,
     reward_weights=None,
     reward_aggregation="sum",
     reward_variance_coef=1.0,

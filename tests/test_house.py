@@ -45,6 +45,7 @@ EXEMPT = {
     ("47_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
     ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/runtime/compat.py",
     ("53_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
+    ("58_replay", "exports_its_module"): "a tool in use: rlhf_nb/diagnose is written by hand",
     ("59_other_trainers", "exports_its_module"): "the plain module ui/foreign in use",
 }
 

@@ -8,27 +8,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from rlhf_nb.cli.arguments import ModelArguments, TrainModelArguments
 from rlhf_nb.models import load_tokenizer
-
-
-@contextmanager
-def no_bars(
-    quiet: bool = False,  # no warnings either, such as that of a head that is missing and made here
-) -> Iterator[None]:
-    "transformers shows no progress bars meanwhile."
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    if quiet:
-        logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+from rlhf_nb.runtime.loading import no_bars
 
 
 @contextmanager

@@ -101,6 +101,11 @@ class PPOConfig(Objective, CheckedArguments):
     save_rollouts: bool = setting(
         False, "Keep each update's rollout as a file under output_dir/rollouts."
     )
+    save_start: bool = setting(
+        False,
+        "Keep the state before the first update as well, as checkpoint-0: `rlhf-nb replay` needs "
+        "it for update 0.",
+    )
     logging_steps: Positive = setting(
         10, "Updates between two logs; the last update is always logged."
     )

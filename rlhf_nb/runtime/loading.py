@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     PreTrainedConfig,
 )
+from transformers.utils import logging
 
 from rlhf_nb.runtime.layout import zero3_is_live
 
@@ -25,6 +26,23 @@ SAVED = dict(
     adapter=["adapter_config.json"],
     tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*"],
 )
+
+
+@contextmanager
+def no_bars(
+    quiet: bool = False,  # no warnings either, such as that of a head that is missing and made here
+) -> Iterator[None]:
+    "transformers shows no progress bars meanwhile."
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    if quiet:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

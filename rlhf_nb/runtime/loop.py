@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -438,7 +438,8 @@ class SealedTrainer(Trainer):
         pending = dict(
             tr_loss=self._tr_loss.cpu(), last_logged=self._globalstep_last_logged, **self.pending()
         )
-        if self.order is not None and self.state.epoch != int(self.state.epoch or 0):
+        epoch = self.state.epoch or 0.0
+        if self.order is not None and epoch != int(epoch):
             pending["order"] = torch.tensor(self.order.drawn)
         torch.save(pending, Path(output_dir) / f"pending_{self.args.process_index}.pt")
 
@@ -527,7 +528,22 @@ class UpdateTrainer(SealedTrainer):
     def between_updates(self) -> None:
         "After each update, before it is logged."
 
+    def begin(self) -> None:
+        "Where save_start is set, the state before the first update is a checkpoint as well."
+        super().begin()
+        if self.args.save_start and not self.state.global_step:
+            self._save_checkpoint(self.model_wrapped, None)
+
     # ---- stepping by hand ----
+
+    def restore(self, checkpoint: Path, changed: Iterable[str] = ()) -> None:
+        """Models, optimizer, schedule and the run's own state as a checkpoint has them, and nothing
+        of sampling or data; `changed` names settings that are other than the checkpoint's."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.prepare()
+        self.changed = set(changed)
+        self._load_optimizer_and_scheduler(str(checkpoint))
+        self.resumed_from = None  # that is for `train`
 
     def prepare(self) -> nn.Module:
         "Make optimizer and schedule and wrap the model, as `train` would; once. Returns the model."

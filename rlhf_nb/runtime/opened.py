@@ -45,6 +45,12 @@ def reads_end_to_end(model: nn.Module) -> bool:
     return packed and attends and getattr(config, "model_type", None) not in _mixing
 
 
+def attention_of(model: Any) -> str | None:
+    "transformers' name for how a model's attention is computed; None: it names none."
+    config = getattr(unwrapped(model), "config", None)
+    return getattr(config, "_attn_implementation", None)
+
+
 def embedding_rows(model: Any) -> int:
     "How many ids a transformers model has an embedding for."
     return model.get_input_embeddings().num_embeddings

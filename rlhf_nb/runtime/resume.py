@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from rlhf_nb.checkpoint import MANIFEST
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.layout import full_shape, sharded
+from rlhf_nb.runtime.opened import attention_of
 
 # Settings that name a run, whichever trainer has them. All others may change.
 NAMING = set(
@@ -229,3 +230,26 @@ def of_ppo(trainer: Any) -> dict[str, Any]:
     if judges.tokenizer is not None:
         names["reward_processing_class"] = of_tokenizer(judges.tokenizer)
     return names | dict(stop_token_id=list(trainer.sampling_settings.stop_ids))
+
+
+def computing(model: Any) -> dict[str, Any]:
+    "How a model computes, where its weights do not tell: precision, attention, what never learns."
+    fixed = [name for name, p in model.named_parameters() if not p.requires_grad]
+    return dict(
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        attention=attention_of(model),
+        fixed=[] if hasattr(model, "peft_config") else fixed,  # of an adapter, all but itself
+    )
+
+
+def surroundings(pair: Any, forward: Any, device: torch.device) -> dict[str, Any]:
+    "What an update's last bits depend on beside settings and weights, for whoever does it again."
+    models = dict(policy=pair.policy, value=pair.value)
+    return dict(
+        device=device.type,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        micro_batch_tokens=forward.tokens,
+        trim_padding=forward.align is not None,
+        **{name: computing(model) for name, model in models.items() if model is not None},
+    )

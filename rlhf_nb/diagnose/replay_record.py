@@ -1,0 +1,220 @@
+"""What a run keeps of one update: the checkpoint before it, its rollout, and what came after it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_nb.checkpoint import verify
+from rlhf_nb.diagnose.replay_settings import settings_of
+from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.files import log_history, read_jsonl
+from rlhf_nb.runtime.folders import checkpoints
+from rlhf_nb.runtime.resume import saved_run
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.ui.run_files import rollout_files
+
+
+@dataclass(frozen=True)
+class Record:
+    "One update of a run, as the run's folder keeps it. Nothing here is written."
+
+    folder: Path
+    update: int
+    checkpoint: Path  # the state before it
+    rollouts: list[Path]  # a file a rank
+    settings: dict[str, Any]  # that it was done with
+    changed: set[str]  # of them, those that are other than the checkpoint's: a resume changed them
+    after: Path | None  # the checkpoint after it
+    line: dict[str, Any] | None  # what was logged of it alone
+    model: Any = None  # the policy, or an adapter's base, where the folder cannot tell
+    value_model: Any = None
+    processing_class: PreTrainedTokenizerBase | None = None
+
+    @property
+    def made(self) -> dict[str, Any]:
+        "What the run computed with; empty for a checkpoint that does not record it."
+        return json.loads((self.checkpoint / "ppo_state.json").read_text()).get("made", {})
+
+    def rollout(self, rank: int = 0, ranks: int = 1) -> Rollout:
+        "A rank's episodes. Raises ValueError where the run had another number of ranks."
+        if ranks != len(self.rollouts):
+            raise ValueError(
+                f"update {self.update} was made by {len(self.rollouts)} processes, which shuffle "
+                f"their own episodes and add up their gradients, and this is {ranks}: start "
+                f"{len(self.rollouts)}, as with rlhf-nb launch --num_processes "
+                f"{len(self.rollouts)} -m rlhf_nb.cli replay ..."
+            )
+        return Rollout.load(self.rollouts[rank])
+
+
+def folder_of(run: Path) -> Path:
+    "Where a run keeps checkpoints and rollouts: its folder, or `ppo` in that of a demo."
+    if not run.is_dir():
+        raise FileNotFoundError(f"there is no folder {run}: give the output_dir of a run.")
+    inner = run / "ppo"
+    return inner if (inner / "rollouts").is_dir() and not (run / "rollouts").is_dir() else run
+
+
+def check_kept(folder: Path, update: int | None) -> None:
+    "Raises ValueError where an update's checkpoint or rollout is not there; it says what keeps it."
+    rollouts, there = rollout_files(folder), {p.name: p for p in checkpoints(folder)}
+    if not rollouts:
+        raise ValueError(
+            f"{folder} keeps no rollouts, so there are no episodes to learn from again: train with "
+            "save_rollouts=True (--save_rollouts)."
+        )
+    whole = [k for k in rollouts if f"checkpoint-{k}" in there]
+    can = f" Updates that can be replayed: {', '.join(map(str, whole))}." if whole else ""
+    if update is None:
+        raise ValueError(f"no update is given: say which, --update N.{can}")
+    if update not in rollouts:
+        first, last = min(rollouts), max(rollouts)
+        raise ValueError(f"{folder} keeps the rollouts of updates {first} to {last}, not {update}.")
+    if update == 0 and "checkpoint-0" not in there:
+        raise ValueError(
+            f"{folder} has no checkpoint-0, the state before the first update: a run keeps it with "
+            f"save_start=True (--save_start).{can}"
+        )
+    if f"checkpoint-{update}" not in there:
+        raise ValueError(
+            f"{folder} has no checkpoint-{update}, the state before update {update}: a run keeps "
+            "one after every update with save_strategy='steps' and save_steps=1 (--save_steps 1), "
+            f"and without save_total_limit, which deletes the oldest.{can}"
+        )
+
+
+def check_state(checkpoint: Path) -> None:
+    "Raises ValueError on a checkpoint that is damaged, of another version, or without a state."
+    verify(checkpoint)
+    settings = saved_run(checkpoint).get("settings")
+    if not settings or not (checkpoint / "ppo_state.json").is_file():
+        raise ValueError(
+            f"{checkpoint} does not record the settings of a run of PPO: it is of another trainer "
+            "or of an older version of rlhf_nb. Replay it with the version that wrote it."
+        )
+    if settings.get("save_only_model"):
+        raise ValueError(
+            f"{checkpoint} was saved with save_only_model: it lacks the optimizer's state. Train "
+            "without it."
+        )
+    if not (checkpoint / "optimizer.pt").is_file():
+        raise ValueError(
+            f"{checkpoint} has the optimizer's state in parts, as FSDP and DeepSpeed write it: an "
+            "update is replayed on one process, or on several under DDP."
+        )
+
+
+def logged(folder: Path, update: int) -> dict[str, Any] | None:
+    "The line of one update alone; None: it was logged together with others, or not yet."
+    state = folder / "trainer_state.json"
+    lines = folder / "metrics.jsonl"
+    rows = read_jsonl(lines) if lines.is_file() else log_history(state) if state.is_file() else []
+    of_step = {row["step"]: row for row in rows if "objective/kl" in row and "step" in row}
+    alone = update == 0 or update in of_step
+    return of_step.get(update + 1) if alone else None
+
+
+def record_of(
+    run: Any,  # the folder of a run, or a PPOTrainer
+    update: int | None,
+    model: Any = None,
+    value_model: Any = None,
+) -> Record:
+    """One update of a run. Raises FileNotFoundError or ValueError where the folder does not have
+    it, and says which setting keeps it."""
+    own: dict[str, Any] = dict(model=model, value_model=value_model)
+    if isinstance(run, PPOTrainer):
+        own = dict(processing_class=run.processing_class, model=model or run.policy)
+        own["value_model"] = value_model or run.pair.value
+        run = run.output_dir
+    folder = folder_of(Path(run))
+    check_kept(folder, update)
+    assert update is not None
+    checkpoint, saved = folder / f"checkpoint-{update}", checkpoints(folder)
+    check_state(checkpoint)
+    # a resume may have changed settings: what was done next is in the next checkpoint
+    later = [path for path in saved if int(path.name.split("-")[1]) > update]
+    before = settings_of(saved_run(checkpoint))
+    settings = settings_of(saved_run(later[0])) if later else before
+    after = folder / f"checkpoint-{update + 1}"
+    return Record(
+        folder=folder,
+        update=update,
+        checkpoint=checkpoint,
+        rollouts=rollout_files(folder)[update],
+        settings=settings,
+        changed={name for name in settings if before.get(name) != settings[name]},
+        after=after if after in later else None,
+        line=logged(folder, update),
+        **own,
+    )
+
+
+# ---- The trainer again ----
+
+
+def no_judge(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
+    "In the place of a reward: the scores of a replay are in the record."
+    raise RuntimeError("a replay uses the scores of the record, and nothing was to be judged.")
+
+
+def loaded(
+    load: Callable[..., Any],  # load_policy or load_scorer
+    folder: Path,  # of the policy or the value model in a checkpoint
+    given: Any,  # a model, or the name of an adapter's base; None: the folder tells
+    made: Mapping[str, Any],  # how it computed
+    argument: str,
+) -> Any:
+    "A model of a checkpoint. Raises ValueError where the folder alone does not tell what it is."
+    how = {k: v for k, v in (("attn_implementation", made.get("attention")),) if v}
+    of_adapter = (folder / "adapter_config.json").is_file()
+    model = given
+    if given is not None and not isinstance(given, (str, Path)):
+        model = copy.deepcopy(given)
+    elif of_adapter:
+        name = given or json.loads((folder / "adapter_config.json").read_text()).get(
+            "base_model_name_or_path"
+        )
+        if not name:
+            raise ValueError(
+                f"{folder} is an adapter, and the model under it had no name: give that as "
+                f"{argument} (--{argument})."
+            )
+        model = load(name, dtype=getattr(torch, made.get("dtype", "float32")), **how)
+    elif (folder / "config.json").is_file():
+        model = load(str(folder), dtype="auto", **how)
+    if model is None:
+        raise ValueError(
+            f"{folder} does not tell what the {argument} was: give one like it as {argument}; its "
+            "weights come from the checkpoint."
+        )
+    if of_adapter and not hasattr(model, "peft_config"):
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    elif made and given is None:
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(name not in made["fixed"])
+    return model
+
+
+def trainer_of(record: Record, args: PPOConfig) -> PPOTrainer:
+    """A trainer for the update, without judges and data; the checkpoint is yet to be restored.
+    Raises ValueError where the models cannot be made again from the folder."""
+    made, folder = record.made, record.checkpoint
+    value, has_value = None, (folder / "value").is_dir()
+    policy = loaded(load_policy, folder, record.model, made.get("policy", {}), "model")
+    if has_value and not args.share_value_trunk:
+        how = made.get("value", {})
+        value = loaded(load_scorer, folder / "value", record.value_model, how, "value_model")
+    tokenizer = record.processing_class or load_tokenizer(str(folder))
+    return PPOTrainer(args, tokenizer, policy, None, no_judge, value_model=value)

@@ -1,0 +1,77 @@
+"""Both of two processes: they train, and then do each update again. python replay_worker.py FOLDER.
+The wrong programs: a rank that takes another rank's episodes, a shuffle that is not the rank's."""
+
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+from datasets import Dataset
+from peft import LoraConfig
+
+import rlhf_nb.trainer
+from rlhf_nb.diagnose.replay import replay
+from rlhf_nb.diagnose.replay_record import Record
+from rlhf_nb.models import load_tokenizer
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+likes_a = lambda prompts, responses, **_: [x.count("a") - 0.1 * len(x) for x in responses]
+lora = lambda task: LoraConfig(r=2, target_modules=["query_key_value"], task_type=task)
+
+
+def trained(kind, **parts):
+    args = PPOConfig(
+        str(folder / kind),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_mini_batches=2,
+        total_episodes=16,
+        response_length=6,
+        temperature=1.0,
+        learning_rate=1e-2,
+        num_sample_generations=0,
+        normalize_scores=True,
+        save_rollouts=True,
+        save_strategy="steps",
+        save_steps=1,
+        seed=5,
+    )
+    data = Dataset.from_dict(dict(prompt=[f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]))
+    base = str(folder / "base")
+    trainer = PPOTrainer(args, load_tokenizer(base), base, None, likes_a, data, **parts)
+    trainer.train()
+    return trainer
+
+
+own = rlhf_nb.trainer.mini_batches
+for kind in ("plain", "lora"):
+    parts = {}
+    if kind == "lora":
+        parts = dict(peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS"))
+    trainer = trained(kind, **parts)
+    for run in (folder / kind, trainer):
+        done = replay(run, 1)
+        assert done.same, [check.measured for check in done.checks.checks]
+        assert len(done.was.before) == 8 and not any(c.skipped for c in done.checks.checks)
+    if kind == "plain":
+        varied = replay(folder / kind, 1, learning_rate=1e-1).now
+        both = trainer.accelerator.gather(varied.likelier[None].contiguous())
+        assert (both[0] == both[1]).all() and varied.metrics != done.was.metrics
+
+        first = lambda record, rank, ranks: Rollout.load(record.rollouts[0])
+        with mock.patch.object(Record, "rollout", first):
+            assert not replay(folder / kind, 1).same
+        common = lambda n, epochs, parts, seed: own(n, epochs, parts, seed - rank)
+        with mock.patch.object(rlhf_nb.trainer, "mini_batches", common):
+            assert not replay(folder / kind, 1).same
+if rank == 0:
+    print("right: two ranks, replayed", flush=True)
+trainer.accelerator.wait_for_everyone()
+# All is asserted; gloo's threads now and then abort a process that takes itself apart.
+os._exit(0)
