@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         get_peft_config,
         get_quantization_config,
     )
+    from rlhf_nb.diagnose.preflight import preflight
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -35,6 +36,7 @@ _MODULES = dict(
     SFTTrainer="sft",
     browse="ui.browser",
     label_preferences="ui.preferences",
+    preflight="diagnose.preflight",
     reward_view="ui.preferences",
     view="ui.viewer",
 )
@@ -61,6 +63,7 @@ __all__ = [
     "get_peft_config",
     "get_quantization_config",
     "label_preferences",
+    "preflight",
     "reward_view",
     "view",
 ]
