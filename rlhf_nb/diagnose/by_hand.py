@@ -101,7 +101,8 @@ def rewards_of(kl: Row, score: float, slots: int, kl_coef: float) -> Row:
 
 def gae_of(rewards: Row, values: Row, after: float, gamma: float, lam: float) -> Row:
     "Backwards through one row. Schulman et al. 2016, eq. 16."
-    advantage, advantages = 0.0, []
+    advantage = 0.0
+    advantages: Row = []
     for reward, value in zip(reversed(rewards), reversed(values)):
         advantage = reward + gamma * after - value + gamma * lam * advantage
         after = value
@@ -205,21 +206,17 @@ def sums_of(
     ref: Tensor,  # [n]
     old: Tensor,  # [n] log-probs that the ratio is taken against
     advantages: Tensor,  # [n]
-    values: Tensor | None,  # [m] now
-    old_values: Tensor | None,  # [m]
-    returns: Tensor | None,  # [m]
+    critic: tuple[Any, Any, Any],  # values now, old values, returns, [m] each; None without
     args: Any,
     weight: float,  # of the tokens of this response
 ) -> Sums:
     "Policy loss, value loss and what is logged, over one episode."
     x = new.logprobs - old
-    if args.importance_level == "sequence":
-        ratio = x.mean().exp().expand(len(x))
-    else:
-        ratio = x.exp()
+    ratio = x.mean().exp().expand(len(x)) if args.importance_level == "sequence" else x.exp()
     loss, clipped = worst(advantages * weight, ratio, args)
     value = loss.new_zeros(())
-    if values is not None and old_values is not None and returns is not None:
+    values, old_values, returns = critic
+    if values is not None:
         low, high = old_values - args.cliprange_value, old_values + args.cliprange_value
         near = torch.maximum(torch.minimum(values, high), low)
         errors = torch.maximum((values - returns) ** 2, (near - returns) ** 2)

@@ -154,8 +154,8 @@ class Checks:
             why = Text(harmless(expected))
             if advice:
                 why.append(f"\n→ {harmless(advice)}", "bold")
-            state = Text(state, colours.get(check.state, "dim"))
-            table.add_row(state, Text(name), Text(harmless(measured)), why)
+            sign = Text(state, colours.get(check.state, "dim"))
+            table.add_row(sign, Text(name), Text(harmless(measured)), why)
         return table
 
 

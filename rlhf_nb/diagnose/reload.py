@@ -18,7 +18,8 @@ def written(
     device: str,
 ) -> dict[str, Any]:
     "The likeliest next tokens after each prompt, as ids and as text."
-    policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
+    policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    policy.to(device).eval()
     tokenizer, found = AutoTokenizer.from_pretrained(folder), []
     for prompt in prompts:
         ids = list(prompt)

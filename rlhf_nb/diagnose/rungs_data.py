@@ -141,8 +141,11 @@ def without_stop_label(subject: Subject) -> int:
     "References whose stop token carries no label when `SFTTrainer` encodes them."
     from datasets import Dataset
 
-    pairs = [(row["prompt"], text) for row, text in subject.answers if "prompt" in row]
-    pairs = [dict(prompt=p, completion=text) for p, text in pairs if isinstance(p, str)]
+    pairs = [
+        dict(prompt=row["prompt"], completion=text)
+        for row, text in subject.answers
+        if isinstance(row.get("prompt"), str)
+    ]
     eos = subject.tokenizer.eos_token_id
     if not pairs or eos is None:
         return 0

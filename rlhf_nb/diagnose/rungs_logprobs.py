@@ -26,7 +26,7 @@ def farthest(theirs: Tensor, ours: list[Tensor]) -> float:
 
 
 def sampling(subject: Subject) -> Found:
-    "Whether sampled tokens are as surprising as tokens of the distribution that they are scored by."
+    "Whether sampled tokens are as surprising as the distribution that they are scored by says."
     args, hand = subject.args, subject.start.hand.policy
     if args.top_k or args.top_p < 1:
         return not_here("top_k or top_p truncates the distribution that tokens are drawn from")
@@ -130,8 +130,8 @@ RUNGS = (
     Rung(
         "log-probs: sampling",
         sampling,
-        "sampled tokens have the mean surprise that the scoring distribution predicts, its entropy, "
-        "within 5 standard errors (law of large numbers; one false alarm in two million)",
+        "sampled tokens have the mean surprise that the scoring distribution predicts, its "
+        "entropy, within 5 standard errors (law of large numbers; one false alarm in two million)",
         "temperature of the sampler and of the log-probs; repetition_penalty, top_k or another "
         "leftover of the model's generation config; the mode of the policy while it samples",
         needs=("data: episodes",),
@@ -177,7 +177,7 @@ RUNGS = (
         "log-probs: ratio",
         ratio,
         "exactly 1 on every token before a step, dropout included, so approxkl below 1e-8 in "
-        "float32 and 1e-5 in bf16 (1707.06347, eq. 6: the ratio is against the policy that sampled)",
+        "float32 and 1e-5 in bf16 (1707.06347, eq. 6: the ratio is against what sampled)",
         "dropout in the policy, precision or padding that differ between rollout and update, a "
         "learning rate that is not the configured one",
         needs=("log-probs: policy",),

@@ -47,7 +47,7 @@ def judges(subject: Subject) -> Found:
         hand = subject.start.hand.scores.get(name)
         if hand is not None:
             gaps[name] = max(gaps[name], apart(scores, hand[: len(scores)]))
-    limit = 10 * close(subject)
+    limit = close(subject)
     found = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
     found = f"{found} apart at most over batch, order and padding (allowed {limit:g})"
     if trainer.judges.tokenizer is None and subject.start.hand.scores:
@@ -73,7 +73,7 @@ def scores(subject: Subject) -> Found:
     pairs = list(zip(r.raw_scores.tolist(), r.stopped.tolist()))
     ours = [by_hand.final_score(x, ended, args, *seen.moments) for x, ended in pairs]
     gap = max(gap, apart(r.scores, torch.tensor(ours)))
-    limit = 10 * close(subject)
+    limit = close(subject)
     found = f"{gap:.1e} apart at most (allowed {limit:g})"
     cut = 1 - r.stopped.float().mean().item()
     if args.missing_eos_penalty is not None or args.non_eos_penalty:
@@ -175,7 +175,7 @@ def paid(subject: Subject) -> Found:
     for seen in (subject.start, subject.moved):
         gaps.append(rows_apart(seen.rollout.rewards, targets(seen, subject).rewards))
         touched |= not torch.equal(seen.sampled.kl, seen.rollout.kl)
-    limit = 10 * close(subject)
+    limit = close(subject)
     found = f"{max(gaps):.1e} apart at most (allowed {limit:g})"
     found += "; the KL was changed in place" if touched else ""
     return Found(max(gaps) <= limit and not touched, found)
@@ -208,8 +208,8 @@ RUNGS = (
     Rung(
         "rewards: scores",
         scores,
-        "weighted sum of the judges, normalised, clipped, less missing_eos_penalty where a response "
-        "was cut off (2403.17031)",
+        "weighted sum of the judges, normalised, clipped, less missing_eos_penalty where a "
+        "response was cut off (2403.17031)",
         "reward_weights, normalize_scores, score_clip, missing_eos_penalty and its sign",
         needs=("rewards: judges", "data: episodes"),
     ),

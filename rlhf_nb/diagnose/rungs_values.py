@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ def values(subject: Subject) -> Found:
         return not_here(NO_VALUE)
     both = subject.start, subject.moved
     gap = max(rows_apart(seen.sampled.values, seen_values(seen)) for seen in both)
-    limit = 10 * close(subject)
+    limit = close(subject)
     return Found(gap <= limit, f"{gap:.1e} apart at most (allowed {limit:g})")
 
 
@@ -41,7 +43,7 @@ def advantages(subject: Subject) -> Found:
     "Advantages by hand."
     both = subject.start, subject.moved
     gap = max(rows_apart(x.rollout.advantages, targets(x, subject).advantages) for x in both)
-    limit = 30 * close(subject)
+    limit = 3 * close(subject)
     return Found(gap <= limit, f"{gap:.1e} apart at most (allowed {limit:g})")
 
 
@@ -51,7 +53,7 @@ def returns(subject: Subject) -> Found:
         return not_here(NO_VALUE)
     both = subject.start, subject.moved
     gap = max(rows_apart(x.rollout.returns, targets(x, subject).returns or []) for x in both)
-    limit = 10 * close(subject)
+    limit = close(subject)
     return Found(gap <= limit, f"{gap:.1e} apart at most (allowed {limit:g})")
 
 
@@ -89,13 +91,11 @@ def distinct(r: Rollout) -> Rollout:
 
 def fitted(subject: Subject, seen: Rollout, rate: float) -> tuple[float, int]:
     "The best explained variance while a value model is fitted, and the steps that it took."
-    trainer, best = taught(subject, rate), -torch.inf
-    for round_ in range(1, STEPS // EPOCHS + 1):
+    trainer, best, steps = taught(subject, rate), -torch.inf, 0
+    while best <= WANTED and steps < STEPS:
         now = after_fit(trainer, seen)
-        best = max(best, explained(now[seen.mask], seen.returns[seen.mask]))
-        if best > WANTED:
-            break
-    return best, round_ * EPOCHS
+        best, steps = max(best, explained(now[seen.mask], seen.returns[seen.mask])), steps + EPOCHS
+    return best, steps
 
 
 def taught(subject: Subject, rate: float) -> PPOTrainer:
@@ -122,7 +122,8 @@ def after_fit(trainer: PPOTrainer, seen: Rollout) -> Tensor:
     trainer.prepare()
     trainer.update(seen.with_(advantages=torch.zeros_like(seen.rewards)))
     with torch.no_grad():
-        return trainer.forward.over(seen, lambda some: trainer.forward(trainer.pair, some)[2:])[0]
+        measure: Any = lambda some: trainer.forward(trainer.pair, some)[2:]
+        return trainer.forward.over(seen, measure)[0]
 
 
 RUNGS = (
@@ -154,8 +155,8 @@ RUNGS = (
         fits,
         f"explained variance above {WANTED} within {STEPS} steps at one of two learning rates: a "
         "model with more weights than the batch has tokens can learn the batch by heart",
-        "whether its weights are in the optimizer and get a gradient, a frozen body, its precision, "
-        "values far from the scale of the returns",
+        "whether its weights are in the optimizer and get a gradient, a frozen body, its "
+        "precision, values far from the scale of the returns",
         needs=("value model: returns",),
     ),
 )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -50,13 +50,14 @@ QUIET: dict[str, Any] = dict(
 @contextmanager
 def random_states() -> Iterator[None]:
     "Inside, random numbers may be drawn; behind it, every generator is where it was."
-    own, of_numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    own, of_torch = random.getstate(), torch.get_rng_state()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # what other people's code draws from
     of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:
         yield
     finally:
         random.setstate(own)
-        np.random.set_state(of_numpy)
+        np.random.set_state(of_numpy)  # noqa: NPY002
         torch.set_rng_state(of_torch)
         if of_cuda:
             torch.cuda.set_rng_state_all(of_cuda)
@@ -90,15 +91,25 @@ def same_dropout(models: nn.Module, like: nn.Module) -> None:
                 setattr(ours, name, x)
 
 
-def nudged(models: nn.Module, share: float = 0.05) -> None:
-    "Move every weight that learns a little, so that policy and reference differ, and no value is 0."
-    draw = torch.Generator().manual_seed(0)
+def nudged(models: nn.Module, seed: int = 0, share: float = 0.05) -> None:
+    "Move every weight that learns a little: policy and reference differ, and no value is 0."
+    draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in models.parameters():
             if weight.requires_grad:
                 size = weight.float().square().mean().sqrt().item() or 0.4
                 noise = torch.randn(weight.shape, generator=draw) * (share * size)
                 weight.add_(noise.to(weight.device, weight.dtype))
+
+
+@torch.no_grad()
+def gap_of(trainer: PPOTrainer, rows: list[Any], before: list[by_hand.Reading]) -> float:
+    "How many nats a policy has moved, a mean over the tokens of some responses."
+    with trainer.accelerator.autocast():
+        policy, t = trainer.pair.policy, trainer.args.temperature
+        now = [by_hand.read(policy, p, response, t) for p, response in rows]
+    gaps = [(a.logprobs - b.logprobs).abs() for a, b in zip(now, before)]
+    return torch.cat(gaps).mean().item()
 
 
 @dataclass(frozen=True)
@@ -244,7 +255,7 @@ class Subject:
                 args,
                 self.tokenizer,
                 pair.policy,
-                given.ref_model,
+                cast(Any, given.ref_model),
                 judges if reward is None else reward,
                 train_dataset=given.train_dataset,
                 value_model=None if own_head else pair.value,
@@ -281,8 +292,12 @@ class Subject:
     @cached_property
     def moved(self) -> Observed:
         "The same where the policy has moved away from the reference, and from the old log-probs."
-        trainer = self.still(LOOKED_AT)
-        nudged(trainer.pair)
+        trainer, start = self.still(LOOKED_AT), self.start
+        rows = by_hand.rows_of(start.sampled)[:4]
+        for seed in range(16):
+            nudged(trainer.pair, seed)
+            if gap_of(trainer, rows, start.hand.policy) > SHIFT:
+                break
         return observe(trainer, self.batch(trainer.args.batch_size), shift=SHIFT)
 
     @property
@@ -457,10 +472,9 @@ def episode_sums(trainer: PPOTrainer, r: Rollout, i: int, among: list[int]) -> b
     m = by_hand.slots_of(n, r.mask.shape[1], args.reward_slot)
     row = by_hand.rows_of(r.select([i]))[0]
     now = by_hand.read(trainer.pair.policy, *row, args.temperature)
-    values = old_values = returns = None
+    critic: tuple[Any, Any, Any] = (None, None, None)
     if r.values is not None:
-        seen = values_by_hand(trainer, *row)
-        values, old_values, returns = seen[:m], r.values[i, :m], r.returns[i, :m]
+        critic = values_by_hand(trainer, *row)[:m], r.values[i, :m], r.returns[i, :m]
     weight = by_hand.weight_of(n, among, args)
     signals = r.ref_logprobs[i, :n], r.logprobs[i, :n], r.advantages[i, :n]
-    return by_hand.sums_of(now, *signals, values, old_values, returns, args, weight)
+    return by_hand.sums_of(now, *signals, critic, args, weight)
