@@ -4,7 +4,8 @@ first. Nothing of the run is touched."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from rlhf_nb.diagnose import (
 )
 from rlhf_nb.diagnose.checks import Checks, Rung, climb
 from rlhf_nb.diagnose.subject import LOOKED_AT, Subject, random_states
+from rlhf_nb.sft import quiet_bars
 from rlhf_nb.trainer import PPOTrainer
 
 logger = logging.get_logger(__name__)
@@ -76,9 +78,9 @@ class Price(NamedTuple):
         )
 
 
-# Passes over LOOKED_AT episodes that the ladder makes, in units of one rollout of so many: measured
-# on GPT-NeoX of 1 and 2 layers on one thread, see `benchmarks` in tests/test_preflight.py.
-UNITS, NEW_PROCESS = 60.0, 8.0  # and seconds to import transformers once more
+# What the ladder costs, in steps of LOOKED_AT episodes: 72 were measured for a model of one layer
+# and five tokens on one thread. NEW_PROCESS: seconds to import transformers once more.
+UNITS, NEW_PROCESS = 90.0, 8.0
 
 
 def price_of(subject: Subject) -> Price:
@@ -94,6 +96,20 @@ def price_of(subject: Subject) -> Price:
     return Price(UNITS * one + NEW_PROCESS, copies)
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    "Inside, transformers logs errors alone and shows no bars: a run on the side is no news."
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def preflight(
     trainer: PPOTrainer,
     pairs: Iterable[Any] | None = None,  # prompt, chosen (good) and rejected (bad) answers, texts
@@ -104,16 +120,13 @@ def preflight(
     is trained. Its weights, folder, random states and data order stay as they are. Raises
     ValueError without training prompts, under a launcher, and on pairs with other columns."""
     start, given = time.perf_counter(), checked_pairs(pairs)
-    level = logging.get_verbosity()
     subject = Subject(trainer, given)
-    with random_states():
-        logging.set_verbosity_error()
+    with random_states(), quiet_bars(True), silent():
         try:
             price = price_of(subject)
             (logger.info if quiet else print)(price)
             done = climb(rungs, subject)
         finally:
-            logging.set_verbosity(level)
             subject.close()
     took = time.perf_counter() - start
     note = f"{trainer.describe()} Took {took:.0f} s; {price.seconds:.0f} s were expected."

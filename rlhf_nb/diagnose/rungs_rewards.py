@@ -151,9 +151,10 @@ def pairs(subject: Subject) -> Found:
 
 def edges(subject: Subject) -> Found:
     "What an empty, a cut, and a very long answer get."
-    rows, r = subject.rows(8), subject.start.scored
-    known = dict(zip(range(len(rows)), (text for _, text in subject.answers)))
-    texts = [known.get(i) or r.responses[i % len(r)] or "a" for i in range(len(rows))]
+    r, rows = subject.start.scored, subject.rows(8)
+    texts = [r.responses[i % len(r)] or "a" for i in range(len(rows))]
+    if subject.answers:
+        rows, texts = map(list, zip(*subject.answers[:8]))
     cases = dict(
         empty=([""] * len(rows), True),
         whole=(texts, True),
