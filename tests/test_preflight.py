@@ -188,7 +188,6 @@ def pairs(good: str, bad: str) -> list[dict[str, str]]:
 
 
 # catches: pairs that are not read, or the wrong way round
-
 def test_pairs_in_the_wrong_order_are_reported(ppo):
     some = rungs("rewards: judges", "rewards: pairs")
     right = preflight(ppo(), pairs("ccc", "aaa"), some, quiet=True)
@@ -264,7 +263,7 @@ def run_of(ppo, tmp_path, letters, monkeypatch):
     )
     words = (
         "preflight --model_name_or_path policy --dataset_name rows.jsonl --use_cpu --report_to none "
-        "--reward_function likes.py:likes_c --output_dir run --response_length 5 --temperature 1 "
+        "--reward_function likes.py:likes_c --output_dir out --response_length 5 --temperature 1 "
         "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --learning_rate 1e-3"
     )
     return words.split()
@@ -284,7 +283,7 @@ def test_a_file_of_pairs_that_is_wrong_is_one_line(text, said, run_of, capsys):
     assert main([*run_of, "--preflight_pairs", "bad.jsonl"]) == 2
     err = capsys.readouterr().err.strip().splitlines()
     assert err[-1].startswith("rlhf-nb preflight: --preflight_pairs bad.jsonl") and said in err[-1]
-    assert not Path("run").exists()
+    assert not Path("out").exists()
 
 
 # catches: a recipe whose section ppo is not read, an exit code that is always 0, a folder left behind
@@ -293,7 +292,7 @@ def test_the_command_prints_writes_and_returns_what_it_found(run_of, capsys):
     assert main([*run_of, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] and [x["name"] for x in told["checks"]] == [x.name for x in LADDER]
-    assert "Every check" in Path("preflight.html").read_text() and not Path("run").exists()
+    assert "Every check" in Path("preflight.html").read_text() and not Path("out").exists()
     bad = dict(prompt="abc", chosen="a", rejected="c")
     Path("pairs.jsonl").write_text(json.dumps(bad))
     assert main([*run_of, "--preflight_pairs", "pairs.jsonl", "--html", "none"]) == 1

@@ -38,7 +38,9 @@ SEEN_BY = dict(  # bug of the museum -> the rung that should report it
     sign_of_the_kl="rewards: per token",
 )
 
-MORE = dict(  # written down when the rungs were done; none was changed for them
+# Written down when the rungs were done. Ten were reported at once; for adapter_left_on the reference
+# was then read by hand without the package's own switch, so it is no bug that nobody prepared for.
+MORE = dict(
     padding_in_the_response=(
         Bug(
             sample,
@@ -68,7 +70,11 @@ MORE = dict(  # written down when the rungs were done; none was changed for them
         "log-probs: reference frozen",
     ),
     adapter_left_on=(
-        Bug(as_reference, "with policy.disable_adapter():", "with torch.enable_grad():"),
+        Bug(
+            as_reference,
+            "with policy.disable_adapter():",
+            "with contextmanager(lambda: (x for x in [0]))():",
+        ),
         "log-probs: KL by hand",
     ),
     score_read_one_token_early=(
@@ -119,7 +125,9 @@ def looked_at(ppo, tiny, world, tokenizer) -> Callable[..., Checks]:
     "Runs a preflight with a bug in the package, from the making of the trainer on."
 
     def look(bug: Bug | None, reward=tells_more, adapter: bool = False, dtype=None) -> Checks:
-        policy = tiny(0, max_position_embeddings=192)
+        policy = tiny(
+            0, max_position_embeddings=192, initializer_range=0.4
+        )  # as sure as a trained one
         for layer in policy.modules():
             if isinstance(layer, Dropout):
                 layer.p = 0.1
@@ -138,6 +146,7 @@ def looked_at(ppo, tiny, world, tokenizer) -> Callable[..., Checks]:
                 num_mini_batches=2,
                 total_episodes=640,
                 response_length=12,
+                stop_token_id=[1, *range(20, 40)],  # it stops as often as a trained one
                 temperature=0.7,
                 kl_coef=0.15,
                 missing_eos_penalty=3.0,

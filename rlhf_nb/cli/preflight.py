@@ -40,14 +40,17 @@ class PreflightArguments:
 ABOUT = About(
     usage="preflight [--config FILE] [--OPTION VALUE ...]",
     text="A ladder of checks on the models, data and settings of a run of `rlhf-nb ppo`, cheapest "
-    "first: data, log-probs, rewards, value model, learning, state. It takes the options of `ppo`, "
-    "works on copies and leaves the run's folder, seed and data order alone. It says first what it "
-    "will cost, and writes one page. Exit code 1: a check failed.",
+    "first: data, log-probs, rewards, value model, learning, state. It needs what `ppo` needs and "
+    "takes its options, works on copies and leaves the run's folder, seed and data order alone. It "
+    "says first what it will cost, and writes one page. Exit code 1: a check failed.",
     examples=(
         "rlhf-nb preflight --config mini_tldr.yaml",
         "rlhf-nb preflight --config mini_tldr.yaml --preflight_pairs pairs.jsonl --json",
     ),
-    options={"preflight": ("preflight_pairs", "html", "json"), **OF_PPO.options},
+    options={
+        "preflight": ("preflight_pairs", "html", "json"),
+        **{name: x for name, x in OF_PPO.options.items() if not name.startswith("logs")},
+    },
     required=OF_PPO.required,
     help=OF_PPO.help,
     section="ppo",
@@ -92,6 +95,8 @@ def preflight_command(words: Sequence[str]) -> int:
     from rlhf_nb.diagnose.preflight import checked_pairs, preflight
 
     how, data, models, args = preflight_parser().settings(words)
+    if models.dry_run:
+        raise ValueError("--dry_run plans memory and runs nothing: give it to `rlhf-nb ppo`.")
     pairs = checked_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
     with untouched(args), redirect_stdout(sys.stderr):  # the checks alone go to the output
         done = preflight(trainer_of(data, models, args), pairs)

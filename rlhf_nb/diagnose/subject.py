@@ -8,7 +8,7 @@ import math
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback
 
 from rlhf_nb.diagnose import by_hand
+from rlhf_nb.engines import Engine
 from rlhf_nb.models import ValueHead
 from rlhf_nb.ppo import Metrics
-from rlhf_nb.rollout import Rollout
+from rlhf_nb.rollout import Rollout, Sample, Sampling
 from rlhf_nb.trainer import PPOTrainer
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
@@ -110,6 +111,36 @@ def gap_of(trainer: PPOTrainer, rows: list[Any], before: list[by_hand.Reading]) 
         now = [by_hand.read(policy, p, response, t) for p, response in rows]
     gaps = [(a.logprobs - b.logprobs).abs() for a, b in zip(now, before)]
     return torch.cat(gaps).mean().item()
+
+
+class Cutting:
+    """An engine around another one: every other response stops early, so that there is padding to
+    get wrong, however seldom the policy stops by itself."""
+
+    def __init__(self, engine: Engine, stop_ids: Sequence[int]):
+        self.engine, self.stop_ids = engine, stop_ids
+
+    def sync(self, model: nn.Module) -> None:
+        "The other engine's."
+        self.engine.sync(model)
+
+    def generate(
+        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+    ) -> tuple[Sample, Tensor | None]:
+        "What the other engine returns, cut."
+        drawn, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
+        ids, mask, stopped = (x.clone() for x in drawn)
+        for i in range(1, len(ids), 2):
+            n = min(1 + 3 * i % ids.shape[1], int(mask[i].sum()))
+            if self.stop_ids and n < int(mask[i].sum()):
+                ids[i, n - 1] = self.stop_ids[0]
+                stopped[i] = True
+            ids[i, n:], mask[i, n:] = how.pad_id, False
+        return Sample(ids, mask, stopped), logprobs
+
+    def close(self) -> None:
+        "The other engine's."
+        self.engine.close()
 
 
 @dataclass(frozen=True)
@@ -298,6 +329,8 @@ class Subject:
             nudged(trainer.pair, seed)
             if gap_of(trainer, rows, start.hand.policy) > SHIFT:
                 break
+        stops = trainer.sampling_settings.stop_ids
+        trainer.engine = cast(Any, Cutting(trainer.engine, stops))
         return observe(trainer, self.batch(trainer.args.batch_size), shift=SHIFT)
 
     @property
@@ -362,6 +395,11 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     sampled = trainer.rollout(batch)
     kept = copy.deepcopy(sampled)
     scored = trainer.score(sampled)
+    if shift:  # a judge that gives everything the same would hide where and how a score is paid
+        draw = torch.Generator().manual_seed(2)
+        scored = scored.with_(
+            scores=scored.scores + torch.randn(len(kept), generator=draw).to(scored.scores)
+        )
     moments = trainer.moments.mean, trainer.moments.std
     r = trainer.advantages(scored)
     hand = read_by_hand(trainer, kept)
@@ -383,7 +421,7 @@ def read_by_hand(trainer: PPOTrainer, r: Rollout) -> ByHand:
     with modes(trainer.pair, *frozen_models(trainer)), trainer.accelerator.autocast():
         trainer.pair.eval()
         policy = each(trainer.pair.policy)
-        reference = trainer.reference(lambda model: each(model.eval()))
+        reference = reference_by_hand(trainer, each)
         values = [values_by_hand(trainer, *row) for row in rows]
         own = trainer.judges.tokenizer is not None  # it reads texts: see the rung of the judges
         scores = {
@@ -393,6 +431,21 @@ def read_by_hand(trainer: PPOTrainer, r: Rollout) -> ByHand:
         }
     none = trainer.pair.value is None
     return ByHand(policy, reference, None if none else values, scores)
+
+
+def reference_by_hand(trainer: PPOTrainer, each: Any) -> list[by_hand.Reading]:
+    "Of the reference model, or of the policy under peft's own switch."
+    policy: Any = trainer.pair.policy
+    if trainer.ref_model is not None:
+        return trainer.reference(lambda model: each(model.eval()))
+    if (name := trainer.args.ref_adapter_name) is None:
+        with policy.disable_adapter():
+            return each(policy)
+    own = policy.active_adapter
+    policy.set_adapter(name)
+    found = each(policy.eval())
+    policy.set_adapter(own)
+    return found
 
 
 def values_by_hand(trainer: PPOTrainer, prompt: Tensor, response: Tensor) -> Tensor:  # [n + 1]
