@@ -135,9 +135,11 @@ class Checks:
         from rlhf_nb.ui.html import element, safe_text, sheet, themed
 
         lead = [element("p", safe_text(x)) for x in (self.verdict, self.note) if x]
-        heads = ("State", "Check", "Measured", "Expected, and why", "Look at")
-        body = sheet(element("h3", safe_text(self.title)), *lead, table_of(heads, self.rows()))
-        return themed(body, sheets=("sheet.css",))
+        heads, rows = ("State", "Check", "Measured", "Expected, and why", "Look at"), self.rows()
+        columns = 5 if any(row[4] for row in rows) else 4
+        table = table_of(heads[:columns], [row[:columns] for row in rows])
+        body = sheet(element("h3", safe_text(self.title)), *lead, table)
+        return themed(body, sheets=("sheet.css", "checks.css"))
 
     def __rich__(self) -> Table:
         from rich.box import SIMPLE_HEAD
@@ -175,7 +177,7 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     from rlhf_nb.ui.html import Html, data_table, safe_text
 
     lines = lambda text: Html("<br>".join(map(safe_text, str(text).split("\n"))))
-    return data_table("", heads, [[row[0], *map(lines, row[1:])] for row in rows])
+    return data_table("", heads, [[row[0], *map(lines, row[1:])] for row in rows], "checks")
 
 
 # What a check may raise on a setting that is wrong: it has failed then, and says with what.

@@ -111,6 +111,7 @@ def taught(subject: Subject, rate: float) -> PPOTrainer:
         vf_coef=1.0,
         cliprange_value=1e6,
         kl_coef=0.0,
+        kl_controller="fixed",
         kl_in="reward",
         entropy_coef=0.0,
     )
