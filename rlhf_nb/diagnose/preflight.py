@@ -83,8 +83,8 @@ class Price(NamedTuple):
 UNITS, NEW_PROCESS = 90.0, 8.0
 
 
-def price_of(subject: Subject) -> Price:
-    "From the time of one small rollout and update of a copy."
+def price_of(subject: Subject, rungs: Sequence[Rung] = LADDER) -> Price:
+    "From the time of one small rollout and update of a copy, and the share of the ladder."
     trainer = subject.still(LOOKED_AT)
     trainer.prepare()
     start = time.perf_counter()
@@ -93,7 +93,7 @@ def price_of(subject: Subject) -> Price:
     learn = [p for p in subject.trainer.pair.parameters() if p.requires_grad]
     trained = sum(p.numel() * p.element_size() for p in learn)
     copies = rungs_state.bytes_of(subject.trainer.pair) * 2 + 3 * trained
-    return Price(UNITS * one + NEW_PROCESS, copies)
+    return Price(UNITS * one * len(rungs) / len(LADDER) + NEW_PROCESS, copies)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def preflight(
     subject = Subject(trainer, given)
     with random_states(), quiet_bars(True), silent():
         try:
-            price = price_of(subject)
+            price = price_of(subject, rungs)
             (logger.info if quiet else print)(price)
             done = climb(rungs, subject)
         finally:
