@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         get_peft_config,
         get_quantization_config,
     )
+    from rlhf_nb.diagnose.preflight import preflight
     from rlhf_nb.diagnose.replay import replay
     from rlhf_nb.reward import RewardConfig, RewardTrainer
     from rlhf_nb.rollout import Rollout
@@ -36,6 +37,7 @@ _MODULES = dict(
     SFTTrainer="sft",
     browse="ui.browser",
     label_preferences="ui.preferences",
+    preflight="diagnose.preflight",
     replay="diagnose.replay",
     reward_view="ui.preferences",
     view="ui.viewer",
@@ -63,6 +65,7 @@ __all__ = [
     "get_peft_config",
     "get_quantization_config",
     "label_preferences",
+    "preflight",
     "replay",
     "reward_view",
     "view",

@@ -34,6 +34,7 @@ from rlhf_nb.cli import (
     judge,
     plot,
     ppo,
+    preflight,
     progress,
     replay,
     reward,
@@ -50,9 +51,11 @@ from rlhf_nb.runtime.fields import fits
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
 SETTINGS = (*TRAINED, "judge")
+LONG_HELP = (*TRAINED, "preflight")  # two lengths of it
 PARSERS = dict(
     sft=sft.sft_parser,
     reward=reward.reward_parser,
+    preflight=preflight.preflight_parser,
     ppo=ppo.ppo_parser,
     judge=judge.judge_parser,
     plot=plot.plot_parser,
@@ -1214,12 +1217,12 @@ def test_help_teaches(capsys, name):
         f.name for kind in parser.dataclass_types for f in dataclasses.fields(kind) if f.init
     }
     assert code == 0 and all(f"--{key}" in every for key in options)
-    assert ("transformers.TrainingArguments:" in every) is (name in TRAINED)
-    assert all(f"--{key}" in out for key in options) is (name not in (*TRAINED, "replay"))
+    assert ("transformers.TrainingArguments:" in every) is (name in LONG_HELP)
+    assert all(f"--{key}" in out for key in options) is (name not in (*LONG_HELP, "replay"))
 
 
 # catches: 781 lines of help, an option that must be given and does not say so, a default left out
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", LONG_HELP)
 def test_help_shows_the_options_that_matter(capsys, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "100")
     _, out, _ = say(capsys, f"{name} --help")

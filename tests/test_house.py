@@ -148,7 +148,7 @@ def opens_with_a_promise(page: Page) -> list[str]:
 def exports_its_module(page: Page) -> list[str]:
     """`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell. A page of
     reference/ may instead add to a module that a page of the course begins, with `#| export
-    logprobs`, or show a plain module of its name, rlhf_nb/ui/viewer.py. Labs export nothing."""
+    logprobs`, or show a plain module of its name, as in rlhf_nb/ui/ or rlhf_nb/diagnose/. Labs export nothing."""
     begun = [
         m for c in page.code for m in re.findall(r"^#\|\s*default_exp\s+(\S+)", c.source, re.M)
     ]
@@ -164,7 +164,8 @@ def exports_its_module(page: Page) -> list[str]:
     if page.folder == "reference" and not begun and len(added) == 1:
         return []
     plain = page.name[3:]
-    shown = any(f"from {LIB}.ui.{plain} import" in c.source for c in page.code)
+    places = [f"from {LIB}.{folder}.{plain} import" for folder in ("ui", "diagnose")]
+    shown = any(place in c.source for place in places for c in page.code)
     if page.folder == "reference" and not begun and not added and shown:
         return []
     return [

@@ -19,6 +19,7 @@ RECIPES = Path(__file__).parent.parent / "recipes"  # settings and launcher file
 COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` in its own module
     "sft": "learn to answer as the references do",
     "reward": "learn which of two answers people prefer",
+    "preflight": "check models, data and settings of a ppo run before it starts",
     "ppo": "write what is preferred, and stay near the starting point",
     "judge": "measure how often the answers beat the references",
     "plot": "draw the metrics of several runs and seeds, a panel for each metric",

@@ -21,6 +21,7 @@ class About:
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of `--help`, by heading
     required: Mapping[str, str] = field(default_factory=dict)  # option -> "required", or a remark
     help: Mapping[str, str] = field(default_factory=dict)  # option -> a shorter text than its own
+    section: str = ""  # of a recipe that the command reads; empty: that of its own name
 
 
 def page(

@@ -91,7 +91,7 @@ class Parser(HfArgumentParser):
 
     def meant(self, name: str, before: str = "") -> str:
         "What an unknown option is called here, or the nearest one."
-        if self.prog.endswith(" ppo") and name in CONFIG:
+        if "ppo" in (self.prog.split()[1], self.about.section) and name in CONFIG:
             return f" An older name: use {CONFIG[name]}"
         return did_you_mean(f"{before}{name}", [f"{before}{known}" for known in self.known])
 
@@ -118,7 +118,8 @@ class Parser(HfArgumentParser):
             self.error(str(error))
         if path and "config" in self.known:
             self.recipe = f"{path}: "
-            settings = self.values(read_recipe(path, self.prog.split()[1]))
+            section = self.about.section or self.prog.split()[1]
+            settings = self.values(read_recipe(path, section))
             without_help = [word for word in words if word not in ("-h", "--help", "--help-all")]
             self.recipe, now = "", vars(self.parse_args(without_help))
             typed = {

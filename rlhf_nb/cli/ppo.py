@@ -98,40 +98,45 @@ def ppo_parser() -> Parser:
     return parser
 
 
+def trainer_of(data: TrainDataArguments, models: PPOModelArguments, args: PPOConfig) -> PPOTrainer:
+    "The trainer that the options describe. Raises ValueError and OSError on wrong ones."
+    check_critic(models, args)
+    check_judges(models, args)
+    name = policy_name(models.model_name_or_path, args.sft_model_path)
+    given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"
+    models.model_name_or_path = models.model_name_or_path or name
+    train, test = splits_of(data, hold_out=100)
+    check_columns(data.dataset_name, train, ("prompt",), ("input_ids",))
+    check_prompts(data.dataset_name, train)
+    copy.copy(args).set_sizes(len(train))  # before models are loaded; the trainer counts again
+    tokenizer = tokenizer_of(models)
+    check_template(data.dataset_name, train, tokenizer)
+    judges = scorers(models, args)
+    with named(f"--{given}", name):
+        policy = load_policy(name, **loading(models))
+    return PPOTrainer(
+        args,
+        tokenizer,
+        policy,
+        reference_of(models, name),
+        judges,
+        train_dataset=drop_long(train, tokenizer, data.max_prompt_length),
+        eval_dataset=test and drop_long(test, tokenizer, data.max_prompt_length),
+        value_model=value_model_of(models, judges, policy, args),
+        reward_processing_class=reward_tokenizer_of(models),
+        peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
+        value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
+    )
+
+
 def ppo_command(words: Sequence[str]) -> int | None:
     "`rlhf-nb ppo`. With --dry_run it returns an exit code, and trains nothing."
     options = ppo_parser().read(words)
     if options.dry_run:  # before PPOConfig, which checks what this machine can do
         return dry_run(options)
     data, models, args = ppo_parser().settings(words)
-    check_critic(models, args)
-    check_judges(models, args)
     with in_folder(args):
-        name = policy_name(models.model_name_or_path, args.sft_model_path)
-        given = "model_name_or_path" if name == models.model_name_or_path else "sft_model_path"
-        models.model_name_or_path = models.model_name_or_path or name
-        train, test = splits_of(data, hold_out=100)
-        check_columns(data.dataset_name, train, ("prompt",), ("input_ids",))
-        check_prompts(data.dataset_name, train)
-        copy.copy(args).set_sizes(len(train))  # before models are loaded; the trainer counts again
-        tokenizer = tokenizer_of(models)
-        check_template(data.dataset_name, train, tokenizer)
-        judges = scorers(models, args)
-        with named(f"--{given}", name):
-            policy = load_policy(name, **loading(models))
-        trainer = PPOTrainer(
-            args,
-            tokenizer,
-            policy,
-            reference_of(models, name),
-            judges,
-            train_dataset=drop_long(train, tokenizer, data.max_prompt_length),
-            eval_dataset=test and drop_long(test, tokenizer, data.max_prompt_length),
-            value_model=value_model_of(models, judges, policy, args),
-            reward_processing_class=reward_tokenizer_of(models),
-            peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
-            value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
-        )
+        trainer = trainer_of(data, models, args)
         kept = f" (rollouts in {Path(args.output_dir) / 'rollouts'})" if args.save_rollouts else ""
         finish(trainer, "ppo", models.resume, f"policy, tokenizer and model card{kept}")
     return None

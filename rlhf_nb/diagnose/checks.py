@@ -3,9 +3,16 @@ fails; a check that needs another one which failed is skipped, and says so."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SIGNS = {"passed": "✓", "failed": "✗", "skipped": "↷", "not measured": "–"}  # beside each colour
 
 
 @dataclass(frozen=True)
@@ -13,18 +20,30 @@ class Check:
     "What one rung of the ladder found."
 
     name: str
-    passed: bool  # False where it was skipped, too
+    passed: bool | None  # None: it does not apply in this setting. False where it was skipped, too
     skipped: bool
     measured: str
     expected: str  # and why, with its source
     advice: str  # what to look at when it fails
 
+    @property
+    def state(self) -> str:
+        "passed, failed, skipped, or not measured."
+        if self.passed is None:
+            return "not measured"
+        return "skipped" if self.skipped else "passed" if self.passed else "failed"
+
 
 class Found(NamedTuple):
-    "What a rung measured."
+    "What a rung measured; `passed` is None where there is nothing to measure in this setting."
 
-    passed: bool
+    passed: bool | None
     measured: str
+
+
+def not_here(why: str) -> Found:
+    "What a rung returns that does not apply: neither passed nor failed."
+    return Found(None, f"not measured here: {why}")
 
 
 @dataclass(frozen=True)
@@ -43,27 +62,146 @@ class Checks:
     "The checks of a ladder, cheapest first."
 
     checks: tuple[Check, ...]
+    title: str = "Checks"
+    note: str = ""  # a line below the title, such as what they cost
 
     @property
     def passed(self) -> bool:
         "Whether none failed; what was skipped because another one failed has not passed."
-        return all(check.passed for check in self.checks)
+        return all(check.passed is not False for check in self.checks)
+
+    @property
+    def summary(self) -> str:
+        "How many passed, failed, were skipped, were not measured."
+        counts = Counter(check.state for check in self.checks)
+        return ", ".join(f"{counts[state]} {state}" for state in SIGNS if counts[state])
+
+    def __getitem__(self, name: str) -> Check:
+        "The check of that name. Raises KeyError."
+        return {check.name: check for check in self.checks}[name]
 
     def as_json(self) -> dict[str, Any]:
         "For `--json`."
         return dict(passed=self.passed, checks=[asdict(check) for check in self.checks])
 
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        "Sign and state, name, what was measured, what is expected, and what to do if it failed."
+        return [
+            (
+                f"{SIGNS[check.state]} {check.state}",
+                check.name,
+                check.measured,
+                check.expected,
+                check.advice if check.state == "failed" else "",
+            )
+            for check in self.checks
+        ]
+
+    def page(self) -> str:
+        "A whole page, in the style of a run's report."
+        from rlhf_nb.ui.html import element, safe_text, section_page
+
+        failed = [check for check in self.checks if check.state == "failed"]
+        opening = "".join(element("p", safe_text(x)) for x in (self.verdict, self.note) if x)
+        sections = {"Verdict": opening}
+        if failed:
+            sections["What failed"] = "".join(
+                element("h3", safe_text(check.name)) + told(check) for check in failed
+            )
+        heads = ("State", "Check", "Measured", "Expected, and why", "If it fails, look at")
+        whole = Checks(self.checks).rows()
+        advice = [check.advice for check in self.checks]
+        sections["Every check"] = table_of(heads, [(*r[:4], a) for r, a in zip(whole, advice)])
+        return section_page(self.title, self.summary, sections)
+
+    @property
+    def verdict(self) -> str:
+        "In one sentence."
+        failed = [check.name for check in self.checks if check.state == "failed"]
+        if failed:
+            return f"Not passed: look at {failed[0]} first ({self.summary})."
+        return f"Passed ({self.summary})."
+
+    def save_html(self, path: str | Path) -> Path:
+        "Write the page."
+        from rlhf_nb.runtime.files import write_text_atomic
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(path, self.page())
+        return path
+
+    def _repr_html_(self) -> str:
+        from rlhf_nb.ui.html import element, safe_text, sheet, themed
+
+        lead = [element("p", safe_text(x)) for x in (self.verdict, self.note) if x]
+        heads, rows = ("State", "Check", "Measured", "Expected, and why", "Look at"), self.rows()
+        columns = 5 if any(row[4] for row in rows) else 4
+        table = table_of(heads[:columns], [row[:columns] for row in rows])
+        body = sheet(element("h3", safe_text(self.title)), *lead, table)
+        return themed(body, sheets=("sheet.css", "checks.css"))
+
+    def __rich__(self) -> Table:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        from rlhf_nb.runtime.terminal import harmless
+
+        table = Table(title=self.title, caption=self.verdict, box=SIMPLE_HEAD, show_lines=True)
+        for name in ("", "check", "measured", "expected; if it failed, what to look at"):
+            table.add_column(name, overflow="fold")
+        colours = {"passed": "green", "failed": "bold red"}
+        for check, (state, name, measured, expected, advice) in zip(self.checks, self.rows()):
+            why = Text(harmless(expected))
+            if advice:
+                why.append(f"\n→ {harmless(advice)}", "bold")
+            sign = Text(state, colours.get(check.state, "dim"))
+            table.add_row(sign, Text(name), Text(harmless(measured)), why)
+        return table
+
+
+def told(check: Check) -> str:
+    "A check that failed, as paragraphs."
+    from rlhf_nb.ui.html import element, safe_prose
+
+    texts = dict(Measured=check.measured, Expected=check.expected, Look=check.advice)
+    names = dict(Look="Look at")
+    return "".join(
+        element("p", element("b", f"{names.get(k, k)}: "), safe_prose(x)) for k, x in texts.items()
+    )
+
+
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    "Rows of text as a table whose cells keep their lines."
+    from rlhf_nb.ui.html import Html, data_table, safe_text
+
+    lines = lambda text: Html("<br>".join(map(safe_text, str(text).split("\n"))))
+    return data_table("", heads, [[row[0], *map(lines, row[1:])] for row in rows], "checks")
+
+
+# What a check may raise on a setting that is wrong: it has failed then, and says with what.
+ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
 
 def climb(rungs: Iterable[Rung], subject: Any) -> Checks:
-    "Measure each rung on the subject, in order."
+    "Measure each rung on the subject, in order. A rung that raises one of ERRORS has failed."
     done: dict[str, Check] = {}
     for rung in rungs:
-        lacking = [name for name in rung.needs if not done[name].passed]
+        lacking = [name for name in rung.needs if name in done and done[name].passed is False]
         if lacking:
             found = Found(False, f"skipped: it needs {', '.join(lacking)}")
         else:
-            found = rung.measure(subject)
+            found = measured(rung, subject)
         done[rung.name] = Check(
             rung.name, found.passed, bool(lacking), found.measured, rung.expected, rung.advice
         )
     return Checks(tuple(done.values()))
+
+
+def measured(rung: Rung, subject: Any) -> Found:
+    "What the rung finds; an error of what it runs is what it found."
+    try:
+        return rung.measure(subject)
+    except ERRORS as error:
+        return Found(False, f"stopped by {type(error).__name__}: {' '.join(str(error).split())}")

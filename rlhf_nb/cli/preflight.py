@@ -1,0 +1,110 @@
+"""`rlhf-nb preflight`: is a run of `rlhf-nb ppo` wired up right, before it starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainingArguments
+
+from rlhf_nb.cli.arguments import PPOModelArguments, TrainDataArguments
+from rlhf_nb.cli.data import load_rows, take
+from rlhf_nb.cli.help import About
+from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.cli.ppo import ABOUT as OF_PPO
+from rlhf_nb.cli.ppo import trainer_of
+from rlhf_nb.cli.training import in_folder
+from rlhf_nb.runtime.fields import setting
+from rlhf_nb.trainer import PPOConfig
+
+
+@dataclass
+class PreflightArguments:
+    "What is checked besides, and where the checks go."
+
+    preflight_pairs: str | None = setting(
+        None,
+        "Good and bad answers, which the rewards must tell apart: a file (or data set) with the "
+        "columns prompt, chosen, rejected. None: references of the data set against spoilt ones.",
+    )
+    html: str = setting("preflight.html", "The page that is written; 'none': no page.")
+    json: bool = setting(False, "Print JSON instead of a table.")
+
+
+ABOUT = About(
+    usage="preflight [--config FILE] [--OPTION VALUE ...]",
+    text="A ladder of checks on the models, data and settings of a run of `rlhf-nb ppo`, cheapest "
+    "first: data, log-probs, rewards, value model, learning, state. It needs what `ppo` needs and "
+    "takes its options, works on copies and leaves the run's folder, seed and data order alone. It "
+    "says first what it will cost, and writes one page. Exit code 1: a check failed.",
+    examples=(
+        "rlhf-nb preflight --config mini_tldr.yaml",
+        "rlhf-nb preflight --config mini_tldr.yaml --preflight_pairs pairs.jsonl --json",
+    ),
+    options={
+        "preflight": ("preflight_pairs", "html", "json"),
+        **{name: x for name, x in OF_PPO.options.items() if not name.startswith("logs")},
+    },
+    required=OF_PPO.required,
+    help=OF_PPO.help,
+    section="ppo",
+)
+
+
+def preflight_parser() -> Parser:
+    "Every option of `rlhf-nb preflight`."
+    kinds = PreflightArguments, TrainDataArguments, PPOModelArguments, PPOConfig
+    parser = Parser(ABOUT, *kinds)
+    parser.add_argument("--config", metavar="FILE")
+    parser.set_defaults(output_dir="runs/ppo")
+    return parser
+
+
+@contextmanager
+def untouched(args: TrainingArguments) -> Iterator[None]:
+    "The run's folder is not made, where it is not there yet."
+    output = Path(str(args.output_dir))
+    new = [folder for folder in (output, *output.parents) if not folder.exists()]
+    try:
+        with in_folder(args):
+            yield
+    finally:
+        for folder in new:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def pairs_of(name: str | None) -> list[Any] | None:
+    "The rows of --preflight_pairs. Raises ValueError and OSError on what cannot be read."
+    if name is None:
+        return None
+    try:
+        return [*take(load_rows(name), "train", "--preflight_pairs")]
+    except (ValueError, OSError) as error:
+        raise type(error)(str(error).replace("--dataset_name", "--preflight_pairs")) from error
+
+
+def preflight_command(words: Sequence[str]) -> int:
+    "`rlhf-nb preflight`."
+    from rlhf_nb.diagnose.preflight import checked_pairs, preflight
+
+    how, data, models, args = preflight_parser().settings(words)
+    if models.dry_run:
+        raise ValueError("--dry_run plans memory and runs nothing: give it to `rlhf-nb ppo`.")
+    pairs = checked_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
+    with untouched(args), redirect_stdout(sys.stderr):  # the checks alone go to the output
+        done = preflight(trainer_of(data, models, args), pairs)
+    if how.json:
+        print(json.dumps(done.as_json(), indent=1))
+    else:
+        wide = None if sys.stdout.isatty() else 140
+        Console(file=sys.stdout, width=wide).print(done)
+    if how.html != "none":
+        print(f"rlhf-nb preflight: {done.save_html(how.html)}", file=sys.stderr)
+    return 0 if done.passed else 1

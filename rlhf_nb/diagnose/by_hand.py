@@ -1,0 +1,245 @@
+"""PPO once more, as loops over plain numbers and models called on one row without padding: slow,
+short, and made of nothing that training uses, so that a fault there shows as a difference here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_nb.rollout import Rollout
+
+Row = list[float]
+
+
+class Reading(NamedTuple):
+    "What a language model says of one response of n tokens."
+
+    logprobs: Tensor  # [n] of its tokens, nats, at the sampling temperature
+    entropy: Tensor  # [n]
+    surprise_var: Tensor  # [n] variance of -log p of a token drawn there
+    all_logprobs: Tensor  # [n, V]
+
+
+def rows_of(r: Rollout) -> list[tuple[Tensor, Tensor]]:
+    "Prompt and response of each episode, without padding."
+    kept = zip(r.prompt_ids, r.prompt_mask.bool(), r.response_ids, r.mask.bool())
+    return [(ids[real], response[there]) for ids, real, response, there in kept]
+
+
+def read(model: Any, prompt: Tensor, response: Tensor, temperature: float) -> Reading:
+    "One forward of the plain model on one row."
+    ids = torch.cat([prompt, response])[None]
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    logp = (logits[0, len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
+    p = logp.exp()
+    surprise = (-logp).masked_fill(p == 0, 0.0)
+    entropy = (p * surprise).sum(-1)
+    spread = (p * (surprise - entropy[:, None]).square()).sum(-1)
+    return Reading(logp.gather(1, response[:, None])[:, 0], entropy, spread, logp)
+
+
+def hidden_after(body: nn.Module, *parts: Tensor) -> Tensor:
+    "Last hidden states [L, hidden] of a model's body on one row."
+    ids = torch.cat(parts)[None]
+    return body(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+
+
+def plain_model(model: Any) -> Any:
+    "The transformers model, its adapter in place."
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def head_of(model: Any) -> Any:
+    "The layer that makes a score of a hidden state."
+    heads = (getattr(model, name, None) for name in ("score", "classifier", "v_head"))
+    return next(head for head in heads if head is not None)
+
+
+def scores_along(model: Any, prompt: Tensor, response: Tensor) -> Tensor:  # [n + 1]
+    "What a scorer says before each token of the response, and after the last one."
+    inner = plain_model(model)
+    hidden = hidden_after(inner.base_model, prompt, response)
+    center = getattr(inner.config, "reward_center", 0.0)
+    return head_of(inner)(hidden).float()[len(prompt) - 1 :, 0] - center
+
+
+# ---- From a score to advantages ----
+
+
+def kl_of(x: float, estimator: str) -> float:
+    "Of one token, from x = log pi - log ref. joschu.net/blog/kl-approx.html"
+    return dict(k1=x, k2=x * x / 2, k3=math.exp(-x) - 1 + x, abs=abs(x))[estimator]
+
+
+def final_score(raw: float, stopped: bool, args: Any, mean: float, std: float) -> float:
+    "Normalised, clipped, charged for a missing stop token."
+    score = (raw - mean) / max(std, 1e-8) if args.normalize_scores else raw
+    if args.score_clip is not None:
+        score = max(-args.score_clip, min(args.score_clip, score))
+    if not stopped and args.missing_eos_penalty is not None:
+        score -= args.missing_eos_penalty
+    if not stopped and args.non_eos_penalty:
+        score = args.penalty_reward_value
+    return score
+
+
+def slots_of(length: int, width: int, reward_slot: str) -> int:
+    "How many columns of a row count: one more than its tokens where the score is paid after them."
+    return min(length + 1, width) if reward_slot == "after_eos" else length
+
+
+def rewards_of(kl: Row, score: float, slots: int, kl_coef: float) -> Row:
+    "Every token pays for its KL, the last column is paid the score."
+    rewards = [-kl_coef * x for x in kl] + [0.0] * (slots - len(kl))
+    rewards[-1] += score
+    return rewards
+
+
+def gae_of(rewards: Row, values: Row, after: float, gamma: float, lam: float) -> Row:
+    "Backwards through one row. Schulman et al. 2016, eq. 16."
+    advantage = 0.0
+    advantages: Row = []
+    for reward, value in zip(reversed(rewards), reversed(values)):
+        advantage = reward + gamma * after - value + gamma * lam * advantage
+        after = value
+        advantages.insert(0, advantage)
+    return advantages
+
+
+def moments(rows: Sequence[Row]) -> tuple[float, float]:
+    "Mean and unbiased variance of all numbers."
+    numbers = [x for row in rows for x in row]
+    mean = sum(numbers) / len(numbers)
+    return mean, sum((x - mean) ** 2 for x in numbers) / max(len(numbers) - 1, 1)
+
+
+def whitened(rows: Sequence[Row], keep_mean: bool = False) -> list[Row]:
+    "In units of their standard deviation."
+    mean, var = moments(rows)
+    return [[(x - mean) / math.sqrt(var + 1e-8) + keep_mean * mean for x in row] for row in rows]
+
+
+class Targets(NamedTuple):
+    "A row for each episode."
+
+    rewards: list[Row]
+    advantages: list[Row]
+    returns: list[Row] | None  # None without a value model
+
+
+def targets_of(
+    kl: Sequence[Row],  # of the tokens
+    scores: Sequence[float],  # of the episodes, penalties included
+    values: Sequence[Row] | None,  # before each token, and after the last
+    stopped: Sequence[bool],
+    width: int,  # T
+    args: Any,  # PPOConfig
+    kl_coef: float,
+) -> Targets:
+    "Rewards, advantages and returns of a batch, row by row."
+    paid = kl_coef if args.kl_in == "reward" else 0.0
+    slots = [slots_of(len(row), width, args.reward_slot) for row in kl]
+    rewards = [rewards_of(*row, paid) for row in zip(kl, scores, slots)]
+    if args.advantage_estimator != "gae":
+        return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
+    used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
+    plain, returns = [], []
+    for row, seen, n, m, ended in zip(used, values or (), map(len, kl), slots, stopped):
+        along = seen[:n] + [seen[n]] * (m - n)
+        after = seen[n] if args.bootstrap_truncated and not ended else 0.0
+        plain.append(gae_of(row, along, after, args.gamma, args.lam)[:n])
+        lam = args.lam if args.lam_value is None else args.lam_value
+        target = gae_of(row, along, after, args.gamma, lam)
+        returns.append([a + v for a, v in zip(target, along)])
+    return Targets(used, whitened(plain), returns)
+
+
+def against_others(rewards: Sequence[Row], lengths: Sequence[int], args: Any) -> list[Row]:
+    "Advantages without a value model: 2402.14740, 2402.03300, 2503.20783, 2501.03262."
+    if args.advantage_estimator == "reinforce_pp":
+        to_go = [gae_of(row, [0.0] * len(row), 0.0, args.gamma, 1.0) for row in rewards]
+        return whitened([row[:n] for row, n in zip(to_go, lengths)])
+    earned, k = [sum(row) for row in rewards], args.num_generations
+    found = []
+    for i, n in enumerate(lengths):
+        group = earned[i // k * k : i // k * k + k]
+        mean = sum(group) / k
+        scale = {"rloo": k / (k - 1), "dr_grpo": 1.0}.get(args.advantage_estimator)
+        if scale is None:
+            scale = 1 / (math.sqrt(moments([group])[1]) + 1e-4)
+        found.append([(earned[i] - mean) * scale] * n)
+    return found
+
+
+# ---- The loss ----
+
+
+class Sums(NamedTuple):
+    "Of one episode: what is added to the loss, and to what is logged."
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    kl: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    approxkl: Tensor
+
+
+def worst(a: Tensor, ratio: Tensor, args: Any) -> tuple[Tensor, Tensor]:
+    "The clipped loss of each token, and where the clip decides. 1707.06347, eq. 7; 1912.09729."
+    high = args.cliprange if args.cliprange_high is None else args.cliprange_high
+    near = torch.where(ratio > 1 + high, 1 + high, ratio)
+    near = torch.where(ratio < 1 - args.cliprange, 1 - args.cliprange, near)
+    loss, clipped = -torch.minimum(a * ratio, a * near), a * near < a * ratio
+    if args.dual_clip is not None:
+        loss = torch.where(a < 0, torch.minimum(loss, -args.dual_clip * a), loss)
+    return loss, clipped
+
+
+def sums_of(
+    new: Reading,
+    ref: Tensor,  # [n]
+    old: Tensor,  # [n] log-probs that the ratio is taken against
+    advantages: Tensor,  # [n]
+    critic: tuple[Any, Any, Any],  # values now, old values, returns, [m] each; None without
+    args: Any,
+    weight: float,  # of the tokens of this response
+) -> Sums:
+    "Policy loss, value loss and what is logged, over one episode."
+    x = new.logprobs - old
+    ratio = x.mean().exp().expand(len(x)) if args.importance_level == "sequence" else x.exp()
+    loss, clipped = worst(advantages * weight, ratio, args)
+    value = loss.new_zeros(())
+    values, old_values, returns = critic
+    if values is not None:
+        low, high = old_values - args.cliprange_value, old_values + args.cliprange_value
+        near = torch.maximum(torch.minimum(values, high), low)
+        errors = torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+        value = errors.sum() / 2
+    kl = loss.new_zeros(())
+    if args.kl_in == "loss":
+        gap = new.logprobs - ref
+        kind = dict(k2=gap**2 / 2, k3=(-gap).exp() - 1 + gap, abs=gap.abs())
+        kl = weight * kind[args.kl_estimator].sum()
+    found = (loss, value, new.entropy, kl, ratio, clipped.float(), x.square() / 2)
+    return Sums(*(part.sum() for part in found))
+
+
+def weight_of(length: int, lengths: Sequence[int], args: Any) -> float:
+    "Of each token of a response, in a sum that is divided by the mini-batch's tokens."
+    if args.loss_aggregation == "token_mean":
+        return 1.0
+    own = length if args.loss_aggregation == "sequence_mean" else args.response_length
+    return sum(lengths) / (len(lengths) * own)
+
+
+def total_loss(sums: Sequence[Sums], tokens: int, args: Any, kl_coef: float) -> Tensor:
+    "Of a mini-batch: policy + vf_coef value - entropy_coef entropy, per token."
+    add: Callable[[str], Tensor] = lambda name: torch.stack([getattr(s, name) for s in sums]).sum()
+    policy = add("policy") - args.entropy_coef * add("entropy") + kl_coef * add("kl")
+    return (policy + args.vf_coef * add("value")) / tokens

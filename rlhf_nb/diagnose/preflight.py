@@ -1,0 +1,134 @@
+"""Before the GPU hours: a ladder of checks on a trainer's own models, data and settings, cheapest
+first. Nothing of the run is touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers.utils import logging
+
+from rlhf_nb.diagnose import (
+    rungs_data,
+    rungs_learning,
+    rungs_logprobs,
+    rungs_rewards,
+    rungs_state,
+    rungs_values,
+)
+from rlhf_nb.diagnose.checks import Checks, Rung, climb
+from rlhf_nb.diagnose.subject import LOOKED_AT, Subject, random_states
+from rlhf_nb.sft import quiet_bars
+from rlhf_nb.trainer import PPOTrainer
+
+logger = logging.get_logger(__name__)
+FAMILIES = dict(
+    data=rungs_data,
+    logprobs=rungs_logprobs,
+    rewards=rungs_rewards,
+    values=rungs_values,
+    learning=rungs_learning,
+    state=rungs_state,
+)
+LADDER: tuple[Rung, ...] = tuple(rung for family in FAMILIES.values() for rung in family.RUNGS)
+COLUMNS = ("prompt", "chosen", "rejected")  # of the user's pairs
+
+
+def checked_pairs(
+    pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
+    name: str = "pairs",  # that an error calls them
+) -> list[dict[str, Any]] | None:
+    "The rows as dictionaries. Raises ValueError where there are none, or a column is missing."
+    if pairs is None:
+        return None
+    rows = list(pairs)
+    if not rows:
+        raise ValueError(f"{name} has no rows: give at least one, with {', '.join(COLUMNS)}.")
+    for i, row in enumerate(rows):
+        there = list(row) if isinstance(row, dict) else []
+        wrong = [x for x in COLUMNS if x not in there or (x != "prompt" and not is_text(row[x]))]
+        if wrong:
+            raise ValueError(
+                f"{name}, row {i}: {wrong[0]} is missing or no text, and it has the columns "
+                f"{', '.join(map(str, there)) or 'none'}: give {', '.join(COLUMNS)}, where chosen "
+                "is a good answer and rejected a bad one."
+            )
+    return rows
+
+
+def is_text(x: Any) -> bool:
+    "Whether it is a str."
+    return isinstance(x, str)
+
+
+class Price(NamedTuple):
+    "What a preflight will cost, about."
+
+    seconds: float
+    memory: int  # bytes of the copies
+
+    def __str__(self) -> str:
+        return (
+            f"preflight: about {self.seconds:.0f} s, and {rungs_state.gib(self.memory)} for copies "
+            "of what is trained"
+        )
+
+
+# What the ladder costs, in steps of LOOKED_AT episodes: 72 were measured for a model of one layer
+# and five tokens on one thread. NEW_PROCESS: seconds to import transformers once more.
+UNITS, NEW_PROCESS = 90.0, 8.0
+
+
+def price_of(subject: Subject, rungs: Sequence[Rung] = LADDER) -> Price:
+    "From the time of one small rollout and update of a copy, and the share of the ladder."
+    trainer = subject.still(LOOKED_AT)
+    trainer.prepare()
+    start = time.perf_counter()
+    trainer.step(subject.batch(trainer.args.batch_size))
+    one = time.perf_counter() - start
+    learn = [p for p in subject.trainer.pair.parameters() if p.requires_grad]
+    trained = sum(p.numel() * p.element_size() for p in learn)
+    copies = rungs_state.bytes_of(subject.trainer.pair) * 2 + 3 * trained
+    return Price(UNITS * one * len(rungs) / len(LADDER) + NEW_PROCESS, copies)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    "Inside, transformers logs errors alone and shows no bars: a run on the side is no news."
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def preflight(
+    trainer: PPOTrainer,
+    pairs: Iterable[Any] | None = None,  # prompt, chosen (good) and rejected (bad) answers, texts
+    rungs: Sequence[Rung] = LADDER,
+    quiet: bool = False,  # True: the price beforehand goes to the log
+) -> Checks:
+    """Is it wired up right? Checks of the trainer's own models, data and settings on copies of what
+    is trained. Its weights, folder, random states and data order stay as they are. Raises
+    ValueError without training prompts, under a launcher, and on pairs with other columns."""
+    start, given = time.perf_counter(), checked_pairs(pairs)
+    subject = Subject(trainer, given)
+    with random_states(), quiet_bars(True), silent():
+        try:
+            price = price_of(subject, rungs)
+            (logger.info if quiet else print)(price)
+            done = climb(rungs, subject)
+        finally:
+            subject.close()
+    took = time.perf_counter() - start
+    note = f"{trainer.describe()} Took {took:.0f} s; {price.seconds:.0f} s were expected."
+    name = Path(str(trainer.args.output_dir)).name
+    return replace(done, title=f"Preflight of {name}", note=note)

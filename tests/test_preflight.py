@@ -1,0 +1,306 @@
+"A preflight: what it returns and shows, what it leaves alone, what it refuses."
+
+from __future__ import annotations
+
+import json
+import random
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from ppo_fixtures import PROMPTS, logs, unlike, untimed, weights
+from rich.console import Console
+
+import rlhf_nb
+from rlhf_nb.cli import main
+from rlhf_nb.diagnose.checks import Check, Checks, Found, Rung, climb, not_here
+from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
+from rlhf_nb.models import scorer_from
+from rlhf_nb.trainer import PPOTrainer
+
+QUICK = ("data: ", "log-probs: ", "rewards: ", "learning: weights")
+
+
+def rungs(*names: str) -> list[Rung]:
+    "Those whose names begin so."
+    return [rung for rung in LADDER if rung.name.startswith(names or QUICK)]
+
+
+# ---- The ladder ----
+
+
+def rung(name: str, found: Found, *needs: str) -> Rung:
+    return Rung(name, lambda subject: found, "expected", "advice", needs)
+
+
+# catches: a check that does not apply counted as passed or failed, or one that skips others
+def test_a_check_that_does_not_apply_is_neither_passed_nor_failed_nor_in_the_way():
+    done = climb([rung("a", not_here("no value model")), rung("b", Found(True, "1"), "a")], None)
+    assert [x.state for x in done.checks] == ["not measured", "passed"] and done.passed
+    assert done["a"].passed is None and not done["a"].skipped
+    assert done["a"].measured == "not measured here: no value model"
+
+
+# catches: a skipped check that lets the whole pass, or that is measured all the same
+def test_a_check_that_needs_a_failed_one_is_skipped_and_says_so():
+    calls = []
+    after = Rung("b", lambda subject: calls.append(1), "", "", ("a",))
+    done = climb([rung("a", Found(False, "0")), after], None)
+    assert done["b"].skipped and not done["b"].passed and not done.passed and not calls
+    assert done["b"].measured == "skipped: it needs a" and done.summary == "1 failed, 1 skipped"
+
+
+# catches: an error that takes the other checks along
+def test_an_error_is_what_a_rung_found():
+    def breaks(subject: object) -> Found:
+        raise ValueError("two\nlines")
+
+    done = climb([Rung("a", breaks, "", ""), rung("b", Found(True, "1"))], None)
+    assert done["a"].measured == "stopped by ValueError: two lines" and done["b"].passed
+
+
+def test_the_names_differ_and_each_need_comes_before():
+    seen: set[str] = set()
+    for x in LADDER:
+        assert x.name not in seen and {*x.needs} <= seen and x.expected and x.advice
+        seen.add(x.name)
+
+
+# ---- What it shows ----
+
+SHOWN = Checks(
+    (
+        Check("a", True, False, "fine", "why", "advice of a"),
+        Check("b", False, False, "<script>\x1b[31m", "why not", "advice of b"),
+        Check("c", False, True, "skipped: it needs b", "", ""),
+        Check("d", None, False, "not measured here: x", "", ""),
+    ),
+    "Title",
+    "Note",
+)
+
+
+# catches: markup of a model's text that reaches the page, a state told by colour alone
+def test_the_page_and_the_notebook_show_every_check(tmp_path):
+    page = SHOWN.save_html(tmp_path / "new" / "page.html").read_text()
+    for text in (page, SHOWN._repr_html_()):
+        assert "&lt;script&gt;" in text and "<script>" not in text
+        for sign in ("✓ passed", "✗ failed", "↷ skipped", "– not measured"):
+            assert sign in text
+        assert "advice of b" in text and "1 passed, 1 failed, 1 skipped, 1 not measured" in text
+    assert "Not passed: look at b first" in page
+
+
+# catches: a terminal that a model's text steers
+def test_the_table_shows_every_check():
+    console = Console(file=StringIO(), width=120, force_terminal=True)
+    console.print(SHOWN)
+    text = console.file.getvalue()
+    assert "advice of b" in text and "advice of a" not in text and "<script>\x1b[31m" not in text
+
+
+def test_json_has_the_fields_that_are_promised():
+    told = json.loads(json.dumps(SHOWN.as_json()))
+    assert told["passed"] is False and [x["passed"] for x in told["checks"]] == [
+        True,
+        False,
+        False,
+        None,
+    ]
+    fields = {"name", "passed", "skipped", "measured", "expected", "advice"}
+    assert all(x.keys() == fields for x in told["checks"])
+
+
+# ---- What it leaves alone ----
+
+
+def states() -> tuple:
+    _, of_numpy, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), of_numpy.tolist(), rest, torch.get_rng_state().tolist()
+
+
+def modes(trainer: PPOTrainer) -> list[tuple[bool, bool]]:
+    models = [trainer.pair, trainer.ref_model, *trainer.judges.models]
+    return [
+        (part.training, p.requires_grad)
+        for model in models
+        if model is not None
+        for part in model.modules()
+        for p in part.parameters(recurse=False)
+    ]
+
+
+RUNS = dict(
+    plain={},
+    moments=dict(normalize_scores=True, kl_controller="adaptive", kl_target=1.0),
+    shared=dict(share_value_trunk=True),
+)
+
+
+# catches: a preflight that draws from the run's random numbers, moves its running moments, steps its
+# optimizer, sets a mode, takes a batch of its prompts, or writes into its folder
+@pytest.mark.parametrize(
+    "name", ["moments", pytest.param("plain", marks=pytest.mark.slow), "shared"]
+)
+def test_a_run_after_a_preflight_is_bit_for_bit_the_run_without(name, ppo, tmp_path):
+    alone = ppo(**RUNS[name], max_steps=2)
+    before = modes(alone)
+    alone.train()
+    looked_at = ppo(**RUNS[name], max_steps=2, output_dir=str(tmp_path / "other"))
+    seen, files = (states(), weights(looked_at)), [*Path(looked_at.args.output_dir).rglob("*")]
+    some = rungs(*QUICK, "value model: values", "state: resume")
+    assert preflight(looked_at, rungs=some, quiet=True).passed
+    assert states() == seen[0] and not unlike(seen[1], weights(looked_at))
+    assert modes(looked_at) == before and looked_at.optimizer is None
+    assert [*Path(looked_at.args.output_dir).rglob("*")] == files
+    looked_at.train()
+    assert not unlike(weights(alone), weights(looked_at))
+    assert [*map(untimed, logs(alone))] == [*map(untimed, logs(looked_at))]
+
+
+# catches: a preflight in the middle of a run by hand that takes its next batch or its optimizer's state
+def test_a_preflight_between_two_updates_changes_neither(ppo):
+    seen = []
+    for look in (False, True):
+        trainer = ppo(reward=scorer_from(ppo().policy, 1), normalize_scores=True)
+        trainer.step()
+        if look:
+            preflight(trainer, rungs=rungs("data: ", "learning: weights"), quiet=True)
+        seen.append((untimed(trainer.step()), weights(trainer)))
+    assert seen[0][0] == seen[1][0] and not unlike(seen[0][1], seen[1][1])
+
+
+def test_it_says_its_price_first(ppo, capsys):
+    done = rlhf_nb.preflight(ppo(), rungs=rungs("data: "))
+    told = capsys.readouterr().out
+    assert told.startswith("preflight: about ") and "for copies of what is trained" in told
+    assert "were expected" in done.note and str(Price(12.2, 2**20)).count("1.0 MiB") == 1
+
+
+# ---- What it finds ----
+
+
+def pairs(good: str, bad: str) -> list[dict[str, str]]:
+    return [dict(prompt="abc", chosen=good, rejected=bad)] * 4
+
+
+# catches: pairs that are not read, or the wrong way round
+def test_pairs_in_the_wrong_order_are_reported(ppo):
+    some = rungs("rewards: judges", "rewards: pairs")
+    right = preflight(ppo(), pairs("ccc", "aaa"), some, quiet=True)
+    wrong = preflight(ppo(), pairs("aaa", "ccc"), some, quiet=True)
+    assert right.passed and "4 of 4 pairs" in right["rewards: pairs"].measured
+    assert not wrong.passed and "0 of 4 pairs" in wrong["rewards: pairs"].measured
+
+
+# catches: an error of somebody's reward that ends the program
+def test_a_reward_that_breaks_on_an_empty_answer_is_a_failed_check(ppo):
+    def divides(prompts, responses, **columns):
+        return [x.count("c") / len(x) for x in responses]
+
+    done = preflight(ppo(divides), rungs=rungs("rewards: odd"), quiet=True)
+    assert not done.passed and "ZeroDivisionError" in done["rewards: odd answers"].measured
+
+
+# catches: a score that depends on the batch
+def test_a_reward_that_looks_at_its_neighbours_is_reported(ppo):
+    def ranks(prompts, responses, **columns):
+        return [float(sum(len(x) > len(y) for y in responses)) for x in responses]
+
+    assert not preflight(ppo(ranks), rungs=rungs("rewards: judges"), quiet=True).passed
+
+
+def test_a_reward_that_is_always_the_same_is_reported(ppo):
+    done = preflight(ppo(lambda p, r, **c: [1.0] * len(r)), rungs=rungs("rewards: spread"))
+    assert not done.passed
+
+
+# catches: a learning rate that breaks the policy and is waved through
+def test_a_learning_rate_that_is_far_too_high_is_reported(ppo):
+    names = "learning: weights", "learning: trivial"
+    assert not preflight(ppo(learning_rate=1e4), rungs=rungs(*names), quiet=True).passed
+
+
+# ---- What it refuses ----
+
+
+def test_a_trainer_without_prompts_is_refused(ppo):
+    trainer = ppo(max_steps=1)
+    trainer.train_dataset = None
+    with pytest.raises(ValueError, match="no train_dataset.*give it one"):
+        preflight(trainer)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ([], "pairs has no rows: give at least one, with prompt, chosen, rejected"),
+        ([dict(prompt="a", good="b")], "row 0: chosen is missing.*columns prompt, good"),
+        ([dict(prompt="a", chosen="b", rejected=1)], "row 0: rejected is missing or no text"),
+        (["a"], "row 0: prompt is missing.*columns none"),
+    ],
+)
+def test_pairs_with_other_columns_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        checked_pairs(given)
+
+
+@pytest.fixture
+def run_of(ppo, tmp_path, letters, monkeypatch):
+    "The words of a tiny run on the command line, in an empty folder."
+    monkeypatch.chdir(tmp_path)
+    policy = ppo().policy
+    policy.save_pretrained("policy")
+    letters.save_pretrained("policy")
+    texts = [a + b for a in sorted(set(PROMPTS)) for b in ("", "a", "cd", "g")]
+    Dataset.from_dict(dict(prompt=texts)).to_json("rows.jsonl")
+    Path("likes.py").write_text(
+        "def likes_c(prompts, responses, **columns):\n"
+        "    return [x.count('c') - 0.1 * len(x) for x in responses]\n"
+    )
+    words = (
+        "preflight --model_name_or_path policy --dataset_name rows.jsonl --use_cpu --report_to none "
+        "--reward_function likes.py:likes_c --output_dir out --response_length 5 --temperature 1 "
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --learning_rate 1e-3"
+    )
+    return words.split()
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ('{"prompt": "a", "good": "b"}', "row 0: chosen is missing or no text"),
+        ("", "--preflight_pairs bad.jsonl: the file has no rows"),
+        (None, "--preflight_pairs bad.jsonl: there is no such file"),
+    ],
+)
+def test_a_file_of_pairs_that_is_wrong_is_one_line(text, said, run_of, capsys):
+    if text is not None:
+        Path("bad.jsonl").write_text(text)
+    assert main([*run_of, "--preflight_pairs", "bad.jsonl"]) == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert err[-1].startswith("rlhf-nb preflight: --preflight_pairs bad.jsonl") and said in err[-1]
+    assert not Path("out").exists()
+
+
+# catches: a recipe whose section ppo is not read, an exit code that is always 0, a folder left behind
+@pytest.mark.slow
+def test_the_command_prints_writes_and_returns_what_it_found(run_of, capsys):
+    assert main([*run_of, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"] and [x["name"] for x in told["checks"]] == [x.name for x in LADDER]
+    assert "Every check" in Path("preflight.html").read_text() and not Path("out").exists()
+    bad = dict(prompt="abc", chosen="a", rejected="c")
+    Path("pairs.jsonl").write_text(json.dumps(bad))
+    assert main([*run_of, "--preflight_pairs", "pairs.jsonl", "--html", "none"]) == 1
+    assert "✗ failed" in capsys.readouterr().out
+
+
+def test_the_help_has_its_own_options_and_those_of_ppo(capsys):
+    with pytest.raises(SystemExit):
+        main(["preflight", "--help"])
+    told = capsys.readouterr().out
+    assert all(f"--{x}" in told for x in ("preflight_pairs", "json", "html", "kl_coef", "config"))
