@@ -151,9 +151,9 @@ def token_table(replay: Replay, episodes: Sequence[int]) -> Table:
 
 def check_lines(replay: Replay) -> str:
     "One line a check of the update with the run's own settings."
-    marks = {True: "ok", False: "DIFFERS"}
+    marks = {"passed": "ok", "failed": "DIFFERS"}
     lines = [
-        f"  {'--' if one.skipped else marks[one.passed]:8}{one.name}: {one.measured}"
+        f"  {marks.get(one.state, '--'):8}{one.name}: {one.measured}"
         for one in replay.checks.checks
     ]
     same = "what the run did, bit for bit" if replay.same else "not shown to be what the run did"
