@@ -33,6 +33,8 @@ METRICS = {  # what is logged: what it is, and its unit
     "val/ratio": ("probability over that of the sampling policy", "ratio"),
     "val/ratio_var": ("variance of that probability ratio", "squared ratio"),
     "val/num_eos_tokens": ("responses that stopped by themselves", "responses"),
+    "val/eos_share": ("responses that stopped by themselves", "share of responses"),
+    "entropy gap": ("entropy as computed less as sampled", "nats per token"),
     "loss/policy_avg": ("loss of the policy", "loss"),
     "loss/kl_avg": ("KL term of the loss", "nats per token"),
     "loss/value_avg": ("loss of the values", "loss"),
