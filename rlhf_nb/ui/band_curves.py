@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from html import escape
 
 from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.curve_points import METRICS, Points, thin, written
 from rlhf_nb.ui.html import element, safe_text
-from rlhf_nb.ui.run_curves import METRICS, Points, thin, written
 from rlhf_nb.ui.viz import Html, visible
 
 MOST = 120  # points of a band's edge
