@@ -167,6 +167,13 @@ def test_a_healthy_run_stays_inside():
     assert sum(map(len, left.values())) <= 0.05 * metrics * len(left), left
 
 
+# the wrong program of the test above: the bare range of the other seeds
+def test_a_bare_range_is_too_narrow(monkeypatch):
+    monkeypatch.setattr(module, "WIDER", 0.0)
+    left = stays_inside(REFERENCE)
+    assert sum(map(len, left.values())) > 0.05 * len(REFERENCE.values) * len(left)
+
+
 # catches: a likeness that does not tell the bugs apart, or that saw the seed before
 def test_most_bugs_are_named_on_a_seed_that_made_no_band():
     named = {

@@ -27,7 +27,7 @@ from rlhf_nb.runtime.curves import mean_and_interval, read_log
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.ranges import RANGES, healthy
 
-WIDER = 3.0  # spreads by which a band is wider, on each side, than the seeds' range
+WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
 FEWEST = 2  # runs whose range is a band
 PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
 FARTHEST = 10.0  # spreads; a deviation beyond counts as this
@@ -141,8 +141,8 @@ def left(metric: str, log: pd.DataFrame, band: Edges, patience: int, counts: boo
     i = first_outside(~inside & ~np.isnan(band.center), min(patience, len(line)))
     if i is None:
         return Left(metric, None, None, None, None, counts)
-    numbers = (float(x[i]) for x in (line, band.low, band.high))
-    return Left(metric, int(log["step"].iloc[i]), *numbers, counts)
+    value, low, high = (float(x[i]) for x in (line, band.low, band.high))
+    return Left(metric, int(log["step"].iloc[i]), value, low, high, counts)
 
 
 # ---- What it looks like ----
@@ -386,10 +386,9 @@ def ends(comparison: Comparison) -> list[dict[str, Any]]:
     metrics = [line.metric for line in comparison.lines]
     frame = pd.DataFrame({m: tail(bands.values[m]) for m in metrics}).T
     summary = over_seeds(frame)
-    return [
-        dict(metric=m, run=float(tail(log[m].to_numpy(float)))) | summary.loc[m].to_dict()
-        for m in metrics
-    ]
+    found = [dict(zip(summary, row)) for row in summary.to_numpy(float).tolist()]
+    own = [float(tail(log[m].to_numpy(float))) for m in metrics]
+    return [dict(metric=m, run=x) | row for m, x, row in zip(metrics, own, found)]
 
 
 def stays_inside(bands: Bands, seeds: Iterable[int] | None = None) -> dict[int, list[str]]:

@@ -23,7 +23,6 @@ from rlhf_nb.ui.band_curves import band_figure
 from rlhf_nb.ui.html import data_table, element, number_text, safe_text, section_page, themed
 from rlhf_nb.ui.viz import Html
 
-SHEETS = ("report.css", "compare.css")
 LAB = "nbs/labs/23_bug_museum.ipynb"
 
 
@@ -82,7 +81,7 @@ def figure_of(c: Comparison, line: Left, where: np.ndarray) -> Html:
     band = along(edges(c.bands.values[line.metric]), where)
     steps = [int(step) for step in c.log["step"]]
     points = lambda values: [(u, float(v)) for u, v in zip(steps, values)]
-    lines = [points(x) for x in (band.low, band.center, band.high)]
+    lines = points(band.low), points(band.center), points(band.high)
     note = "" if line.counts else "no norm for this run"
     return band_figure(line.metric, points(c.log[line.metric]), lines, line.update, note)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
 from html import escape
 
 from rlhf_nb.ui.assets import asset
@@ -72,7 +71,7 @@ def band_svg(
 def band_figure(
     metric: str,
     points: Points,
-    band: Sequence[Points],  # low, median, high
+    band: tuple[Points, Points, Points],  # low, median, high
     left: int | None,
     note: str = "",  # below the name
 ) -> Html:
