@@ -386,7 +386,7 @@ def ends(comparison: Comparison) -> list[dict[str, Any]]:
     metrics = [line.metric for line in comparison.lines]
     frame = pd.DataFrame({m: tail(bands.values[m]) for m in metrics}).T
     summary = over_seeds(frame)
-    found = [dict(zip(summary, row)) for row in summary.to_numpy(float).tolist()]
+    found = [dict(zip(map(str, summary), row)) for row in summary.to_numpy(float).tolist()]
     own = [float(tail(log[m].to_numpy(float))) for m in metrics]
     return [dict(metric=m, run=x) | row for m, x, row in zip(metrics, own, found)]
 
