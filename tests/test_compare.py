@@ -34,6 +34,7 @@ from rlhf_nb.diagnose.compare import (
     warm_up,
 )
 from rlhf_nb.diagnose.compare_page import comparison_markup, comparison_page
+from rlhf_nb.ui.band_curves import view
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -259,6 +260,14 @@ def test_bad_input_is_named(words, says, tmp_path, capsys):
     except SystemExit as stop:
         code = stop.code
     assert code == 2 and says in capsys.readouterr().err
+
+
+# catches: a curve or a median outside of the picture, or a huge band that flattens both
+def test_what_a_picture_shows():
+    line, median = [(1, 0.0), (2, 1.0)], [(1, 0.0), (2, 3.0)]
+    low, high = [(1, -100.0), (2, 2.5)], [(1, 0.5), (2, 3.5)]
+    assert view(line, low, median, high) == (-3.0, 3.5)
+    assert view(line, median, median, median) == (0.0, 3.0)
 
 
 # catches: a name that closes an attribute or a tag of the page

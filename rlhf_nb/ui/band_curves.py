@@ -25,14 +25,13 @@ def within(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def view(line: Points, low: Points, high: Points) -> tuple[float, float]:
-    "What the picture shows from bottom to top: the whole curve, and of the band what is near."
-    values = [y for _, y in line]
-    reach = max(max(values) - min(values), 1e-12)
-    edge = [y for _, y in (*low, *high) if math.isfinite(y)]
-    bottom = max(min(edge), min(values) - 2 * reach) if edge else min(values)
-    top = min(max(edge), max(values) + 2 * reach) if edge else max(values)
-    return min(bottom, *values), max(top, *values)
+def view(line: Points, low: Points, median: Points, high: Points) -> tuple[float, float]:
+    "Bottom and top of the picture: the curve and the median, and of the band what is near them."
+    values = [y for _, y in (*line, *median) if math.isfinite(y)]
+    edge = [y for _, y in (*low, *high) if math.isfinite(y)] or values
+    reach = max(values) - min(values)
+    bottom, top = min(values) - reach, max(values) + reach
+    return min(max(bottom, min(edge)), *values), max(min(top, max(edge)), *values)
 
 
 def band_svg(
@@ -45,7 +44,7 @@ def band_svg(
 ) -> str:
     "The run as a line, the band behind it, the median dotted; a dashed mark where the run left."
     line = thin(points)
-    (first, last), (bottom, top) = (line[0][0], line[-1][0]), view(line, low, high)
+    (first, last), (bottom, top) = (line[0][0], line[-1][0]), view(line, low, median, high)
     x = lambda u: 56 + 196 * (u - first) / ((last - first) or 1)
     scale = lambda value: (within(value, bottom, top) - bottom) / ((top - bottom) or 1)
     y = lambda value: 114 - 84 * scale(value)
