@@ -28,7 +28,15 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["rlhf_nb", "rlhf_nb.*"]),
-    package_data={"rlhf_nb": ["py.typed", "recipes/*", "ui/static/*", "cli/starting_model/*"]},
+    package_data={
+        "rlhf_nb": [
+            "py.typed",
+            "recipes/*",
+            "ui/static/*",
+            "cli/starting_model/*",
+            "diagnose/bands.json",
+        ]
+    },
     include_package_data=True,
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),

@@ -430,8 +430,9 @@ class Rollout:
 
     def __repr__(self) -> str:
         filled = [name for name in TENSORS[5:] if getattr(self, name) is not None]
+        unit = self.info.get("unit", "tokens")
         return (
-            f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} {self.info.get('unit', 'tokens')}; "
+            f"Rollout({len(self)} episodes of up to {self.mask.shape[1]} {unit}; "
             f"{', '.join(filled) or 'not scored yet'})"
         )
 

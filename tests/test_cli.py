@@ -29,6 +29,7 @@ import rlhf_nb
 from rlhf_nb import cli
 from rlhf_nb.cli import (
     arguments,
+    compare,
     data,
     demo,
     judge,
@@ -59,6 +60,7 @@ PARSERS = dict(
     ppo=ppo.ppo_parser,
     judge=judge.judge_parser,
     plot=plot.plot_parser,
+    compare=compare.compare_parser,
     view=view.view_parser,
     replay=replay.replay_parser,
     progress=progress.progress_parser,

@@ -23,6 +23,7 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
     "ppo": "write what is preferred, and stay near the starting point",
     "judge": "measure how often the answers beat the references",
     "plot": "draw the metrics of several runs and seeds, a panel for each metric",
+    "compare": "hold a run's curves against those of healthy runs, and name suspects",
     "view": "read the episodes of a run, token by token",
     "replay": "do one update of a run again with other settings, and see what they change",
     "progress": "list the exercises of the notebooks, and which of them you have solved",

@@ -263,8 +263,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
-    "A whole page without a script: heading, the first section, then the others with links to each."
+def section_page(
+    title: str, lead: str, sections: Mapping[str, str], sheets: Sequence[str] = ()
+) -> str:
+    """A whole page without a script: heading, the first section, then the others with links to
+    each. `sheets` are files of `static`, after the report's own."""
     (first, opening), *others = sections.items()
     links, body = "", ""
     for i, (name, markup) in enumerate(others):
@@ -273,7 +276,7 @@ def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
         body += element("section", head, markup, aria_labelledby=f"s{i}")
     return asset("report.html").format(
         title=escape(visible(title)),
-        style=asset("theme.css") + asset("report.css"),
+        style="".join(map(asset, ("theme.css", "report.css", *sheets))),
         heading=safe_text(title),
         lead=safe_text(lead),
         first=escape(first),

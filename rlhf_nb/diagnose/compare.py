@@ -1,0 +1,402 @@
+"""Is my run normal? Its curves held against those of healthy seeds: when each metric leaves its
+band, and which bugs of the museum a run deviates like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from rlhf_nb.diagnose.bands import (
+    EOS,
+    GAP,
+    Bands,
+    bands_of,
+    compared_metrics,
+    illnesses,
+    kept,
+    references,
+    with_computed,
+)
+from rlhf_nb.runtime.curves import mean_and_interval, read_log
+from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.ranges import RANGES, healthy
+
+WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
+FEWEST = 2  # runs whose range is a band
+PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
+FARTHEST = 10.0  # spreads; a deviation beyond counts as this
+SHOWN = 3  # suspects
+ALIKE = 0.4  # likeness of a suspect; a healthy seed against the others comes as near to some bug
+CARRIES = {  # metrics that mean the same in any run with a KL penalty, and what they do
+    "val/ratio": "1 while nothing was learned yet, then near it",
+    "policy/approxkl_avg": "0 while nothing was learned yet, then small",
+    "policy/clipfrac_avg": "0 while nothing was learned yet, then small",
+    "val/explained_variance": "about 0 at first, then towards 1",
+    EOS: "nearly all",
+    GAP: "about 0: both are estimates of the same entropy",
+}
+NO_NORM = (
+    "Bands of a small world are no norm for a large model. What carries over: the ratio is 1 and "
+    "the KL 0 before anything is learned, few tokens are clipped, nearly all responses stop, the "
+    "values explain more and more. What does not: scores and losses (the unit of your reward), "
+    "the level of KL and entropy and the length (your vocabulary and task), gradient norms (the "
+    "size of the model), learning rate and price of KL (settings)."
+)
+HOW = (
+    "Likeness is the cosine between two lists of deviations, over metrics and updates: this run's, "
+    "and the mean of the runs with that bug. A deviation is from the median of the healthy runs, "
+    f"in units of their spread, and no more than {FARTHEST:g}. 1: the same shape; 0: nothing in "
+    f"common. From {ALIKE} on a bug is named: a suspect, not a verdict."
+)
+NO_LOG = (
+    "A log is the trainer_state.json that `rlhf-nb ppo` writes at its end and into each checkpoint "
+    "(--save_strategy steps --save_steps 1 keeps it during the run, --logging_steps 1 every "
+    "update), that trainer.save_state() writes in a script, or the metrics.jsonl of `rlhf-nb demo`"
+)
+
+
+class Edges(NamedTuple):
+    "The band of a metric, update by update."
+
+    center: np.ndarray  # [U] median of the seeds
+    spread: np.ndarray  # [U] the unit of a deviation
+    low: np.ndarray  # [U]
+    high: np.ndarray  # [U]
+
+
+def edges(values: np.ndarray) -> Edges:  # [U, seeds]
+    """Median and range of the seeds, and the range made wider by WIDER spreads. A spread is half
+    the range, at least half the run's median; where the seeds agree exactly, a hundredth of the
+    largest median."""
+    center, low, high = (f(values, axis=1) for f in (np.nanmedian, np.nanmin, np.nanmax))
+    half, largest = (high - low) / 2, float(np.nanmax(np.abs(center)))
+    agree = half <= 1e-4 * largest
+    usual = float(np.median(half[~agree])) if (~agree).any() else 0.0
+    spread = np.where(agree, 0.01 * largest + 1e-9, np.maximum(half, usual))
+    return Edges(center, spread, low - WIDER * spread, high + WIDER * spread)
+
+
+def warm_up(approxkl: np.ndarray | None) -> int:
+    "Updates at the start in which the policy did not learn; 0 where it never did, or none logged."
+    learned = np.flatnonzero(approxkl > 1e-7) if approxkl is not None else np.array([])
+    return int(learned[0]) if len(learned) else 0
+
+
+def places(
+    count: int,  # updates of the run
+    length: int,  # updates of the bands
+    warm: tuple[int, int] = (0, 0),  # updates of each in which the value model learned alone
+) -> np.ndarray:  # [count]
+    "Where a run's updates are on the bands, by share: warm-up on warm-up, the rest on the rest."
+    ours, theirs = warm if all(warm) else (0, 0)
+    first = np.linspace(0, theirs - 1, ours) if ours else np.zeros(0)
+    return np.concatenate([first, np.linspace(theirs, length - 1, count - ours)])
+
+
+def at(places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    "A line of the bands [U] between its updates."
+    return np.interp(places, np.arange(len(values)), values)
+
+
+def along(edges: Edges, where: np.ndarray) -> Edges:
+    "The band at the updates of a run."
+    return Edges(*(at(where, line) for line in edges))
+
+
+# ---- What left its band ----
+
+
+@dataclass(frozen=True)
+class Left:
+    "One metric of the run against its band."
+
+    metric: str
+    update: int | None  # at which it left its band; None: it stayed inside
+    value: float | None  # then
+    low: float | None
+    high: float | None
+    counts: bool  # whether the bands are a norm for it in this run
+
+
+def first_outside(outside: np.ndarray, patience: int) -> int | None:
+    "Where the first stretch of `patience` trues begins; one that the end cuts off is none."
+    run = 0
+    for i, out in enumerate(outside):
+        run = run + 1 if out else 0
+        if run == patience:
+            return i - patience + 1
+    return None
+
+
+def left(metric: str, log: pd.DataFrame, band: Edges, patience: int, counts: bool) -> Left:
+    "When a metric left its band; a value that is no number is outside."
+    line = log[metric].to_numpy(float)
+    inside = (line >= band.low) & (line <= band.high)
+    i = first_outside(~inside & ~np.isnan(band.center), min(patience, len(line)))
+    if i is None:
+        return Left(metric, None, None, None, None, counts)
+    value, low, high = (float(x[i]) for x in (line, band.low, band.high))
+    return Left(metric, int(log["step"].iloc[i]), value, low, high, counts)
+
+
+# ---- What it looks like ----
+
+
+@dataclass(frozen=True)
+class Suspect:
+    "A bug of the museum, and how much the run deviates like the runs that have it."
+
+    name: str
+    case: int  # of the lab
+    what: str
+    likeness: float  # up to 1
+
+
+def deviations(values: np.ndarray, band: Edges) -> np.ndarray:  # [U] or [U, runs], like values
+    "In units of the healthy runs' spread."
+    columns = (-1, *[1] * (values.ndim - 1))
+    z = (values - band.center.reshape(columns)) / band.spread.reshape(columns)
+    return np.clip(np.nan_to_num(z, nan=FARTHEST), -FARTHEST, FARTHEST)
+
+
+def profile(ill: Bands, beside: Bands) -> dict[str, np.ndarray]:  # metric -> [U]
+    "How runs with a bug deviate from the healthy ones beside them."
+    shared = [m for m in ill.values if m in beside.values]
+    return {m: deviations(ill.values[m], edges(beside.values[m])).mean(1) for m in shared}
+
+
+def likeness(
+    run: dict[str, np.ndarray],  # metric -> deviations [U]
+    other: dict[str, np.ndarray],
+    share: np.ndarray,  # [U] of the other's updates, 0 to 1, at the run's
+) -> float:
+    """The cosine between two profiles, over the metrics that both have. 0 where one of them
+    deviates in nothing."""
+    shared = [m for m in run if m in other]
+    if not shared:
+        return 0.0
+    ours = np.concatenate([run[m] for m in shared])
+    theirs = np.concatenate([at(share * (len(other[m]) - 1), other[m]) for m in shared])
+    size = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
+    return float(ours @ theirs) / size if size else 0.0
+
+
+def ranked(
+    run: dict[str, np.ndarray],  # metric -> deviations [U]
+    share: np.ndarray,  # [U] where its updates are in a case's runs
+    cases: Mapping[str, tuple[Bands, Bands]],
+) -> list[Suspect]:
+    "Every bug, the most alike first."
+    known = kept()["illnesses"]
+    found = [
+        Suspect(
+            name, known[name]["case"], known[name]["what"], likeness(run, profile(*pair), share)
+        )
+        for name, pair in cases.items()
+    ]
+    return sorted(found, key=lambda one: -one.likeness)
+
+
+# ---- The whole ----
+
+
+@dataclass(frozen=True)
+class Comparison:
+    "A run against bands."
+
+    run: str
+    against: str
+    updates: int
+    by_share: bool  # how they were aligned: by the share of the run, or update by update
+    norm: bool  # whether the bands are those of the same recipe
+    lines: tuple[Left, ...]  # those that left first
+    suspects: tuple[Suspect, ...]  # the most alike first; none where all is inside
+    absent: tuple[str, ...]  # metrics of the bands that the run did not log
+    log: pd.DataFrame = field(repr=False)
+    bands: Bands = field(repr=False)
+
+    @property
+    def outside(self) -> list[Left]:
+        "The metrics that left a band that is a norm for them."
+        return [line for line in self.lines if line.counts and line.update is not None]
+
+    @property
+    def verdict(self) -> str:
+        "The whole in a sentence."
+        counted = sum(line.counts for line in self.lines)
+        if not counted:
+            return (
+                f"One other run makes no band: give {FEWEST} or more to see what leaves it. The "
+                "curves are side by side."
+            )
+        if not self.outside:
+            return f"All of {counted} metrics stayed inside their bands: no suspects."
+        first = self.outside[0]
+        alike = "" if self.suspects else " No bug of the museum looks like it."
+        return (
+            f"{len(self.outside)} of {counted} metrics left their bands, {first.metric} first, at "
+            f"update {first.update}.{alike}"
+        )
+
+    @property
+    def aligned(self) -> str:
+        "How, in a sentence."
+        how = (
+            "by the share of the run that is done (the value model's warm-up on that of the bands)"
+            if self.by_share
+            else "update by update"
+        )
+        size = f"{self.bands.updates} updates and {len(self.bands.seeds)} seeds"
+        return f"{self.updates} updates against bands of {size}, aligned {how}."
+
+    def as_json(self) -> dict[str, Any]:
+        "For `--json`."
+        parts = {k: v for k, v in vars(self).items() if k not in ("log", "bands")}
+        parts["lines"] = [asdict(line) for line in self.lines]
+        parts["suspects"] = [asdict(one) for one in self.suspects]
+        shared = dict(verdict=self.verdict, aligned=self.aligned, how=HOW, note=NO_NORM)
+        return parts | shared | dict(carries=carried(self.log), ends=ends(self))
+
+
+def same_recipe(run: Path, command_settings: dict[str, Any]) -> bool:
+    "Whether a demo wrote the run's folder, with these settings."
+    path = run / "settings.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return bool(command_settings) and command_settings.items() <= settings.items()
+
+
+def places_of(log: pd.DataFrame, bands: Bands, by_share: bool) -> np.ndarray:
+    "Where the updates of a log are on the bands."
+    if not by_share:
+        return np.minimum(np.arange(len(log)), bands.updates - 1.0)
+    kl = "policy/approxkl_avg"
+    ours = warm_up(log[kl].to_numpy(float) if kl in log else None)
+    theirs = warm_up(np.nanmedian(bands.values[kl], 1) if kl in bands.values else None)
+    return places(len(log), bands.updates, (ours, theirs))
+
+
+def held_against(
+    log: pd.DataFrame,  # as of `read_log`
+    bands: Bands,
+    name: str = "run",
+    norm: bool = True,  # False: only metrics that carry over count
+    cases: Mapping[str, tuple[Bands, Bands]] | None = None,  # None: those of the museum
+    by_share: bool | None = None,  # None: where the lengths differ
+) -> Comparison:
+    "A log against bands, and the bugs that it deviates like. Raises ValueError: nothing shared."
+    log = with_computed(log)
+    metrics = [m for m in bands.values if m in compared_metrics(log)]
+    if not metrics:
+        raise ValueError(
+            f"{name} logged none of the metrics of {bands.name}, {', '.join(bands.values)}: give a "
+            "run of PPO."
+        )
+    by_share = len(log) != bands.updates if by_share is None else by_share
+    where = places_of(log, bands, by_share)
+    band = {m: along(edges(bands.values[m]), where) for m in metrics}
+    several = len(bands.seeds) >= FEWEST
+    counts = {m: several and (norm or m in CARRIES) for m in metrics}
+    patience = PATIENCE * max(1, round(len(log) / bands.updates)) if by_share else PATIENCE
+    stayed = (None, None, None, None, False)
+    lines = [
+        left(m, log, band[m], patience, counts[m]) if several else Left(m, *stayed) for m in metrics
+    ]
+    lines.sort(key=lambda one: (one.update is None, not one.counts, one.update or 0))
+    run = {m: deviations(log[m].to_numpy(float), band[m]) for m in metrics if counts[m]}
+    ill = any(line.counts and line.update is not None for line in lines)
+    share, cases = where / max(1, bands.updates - 1), illnesses() if cases is None else cases
+    found = ranked(run, share, cases) if ill else []
+    suspects = tuple(one for one in found[:SHOWN] if one.likeness >= ALIKE)
+    absent = tuple(m for m in bands.values if m not in metrics)
+    size = len(log), by_share, norm
+    return Comparison(name, bands.name, *size, tuple(lines), suspects, absent, log, bands)
+
+
+def logged(run: str | Path) -> pd.DataFrame:
+    "What a run logged. Raises ValueError where it kept nothing, with what would have kept it."
+    if not Path(run).is_dir():
+        raise ValueError(f"{run} is no folder: give the --output_dir of a command that trains.")
+    try:
+        log = read_log(run)
+    except ValueError as error:
+        text = str(error).replace("cannot be drawn", "cannot be compared")
+        damaged = "damaged" in text or "is not JSON" in text
+        raise ValueError(text if damaged else f"{text} {NO_LOG}.") from error
+    if "objective/kl" in log:  # lines that a judge wrote between the updates have none
+        log = log.dropna(subset=["objective/kl"])
+    return log.reset_index(drop=True)
+
+
+def compare(
+    run: str | Path,  # a folder
+    others: Sequence[str | Path] = (),  # runs whose range is the band; none: a reference
+    reference: str = "reference",  # or museum
+) -> Comparison:
+    """A run against the bands of a reference, or of other runs. Raises ValueError on a run without
+    a log, a damaged one, or an unknown reference."""
+    log = logged(run)
+    if others:
+        return held_against(log, bands_of([logged(one) for one in others]), str(run))
+    known = references()
+    if reference not in known:
+        hint = did_you_mean(reference, known)
+        raise ValueError(f"the reference is {reference!r}.{hint} There are: {', '.join(known)}.")
+    settings = kept()["references"][reference]["settings"]
+    same = same_recipe(Path(run), settings)
+    norm = same or not settings  # one without settings was named on purpose
+    return held_against(log, known[reference], str(run), norm, by_share=False if same else None)
+
+
+# ---- What holds for any run, and the ends of the curves ----
+
+
+def carried(log: pd.DataFrame) -> list[dict[str, Any]]:
+    "What must hold in any run, and what this one did: the first update, then the healthy ranges."
+    first, rows = log.iloc[0], []
+    for metric, start, near in (("objective/kl", 0.0, 0.01), ("val/ratio", 1.0, 0.05)):
+        if metric in log:
+            value = float(first[metric])
+            holds = abs(value - start) <= near
+            what, measured = f"{metric}, first update", f"{value:.3g}"
+            rows.append(dict(what=what, expected=f"{start:g}", measured=measured, holds=holds))
+    for metric, known in RANGES.items():
+        if metric in log and known.low is not None:
+            beyond = int(sum(not healthy(metric, value) for value in log[metric]))
+            measured = f"outside in {beyond} of {len(log)} updates"
+            row = dict(what=metric, expected=known.healthy, measured=measured, holds=beyond == 0)
+            rows.append(row)
+    return rows
+
+
+def over_seeds(values: pd.DataFrame) -> pd.DataFrame:
+    "Mean and interval over runs: the one place where they come from."
+    return mean_and_interval(values)
+
+
+def ends(comparison: Comparison) -> list[dict[str, Any]]:
+    "The last tenth of each curve: the run's mean, and the others' with its interval."
+    bands, log = comparison.bands, comparison.log
+    tail = lambda x: x[-max(1, len(x) // 10) :].mean(0)
+    metrics = [line.metric for line in comparison.lines]
+    frame = pd.DataFrame({m: tail(bands.values[m]) for m in metrics}).T
+    summary = over_seeds(frame)
+    found = [dict(zip(map(str, summary), row)) for row in summary.to_numpy(float).tolist()]
+    own = [float(tail(log[m].to_numpy(float))) for m in metrics]
+    return [dict(metric=m, run=x) | row for m, x, row in zip(metrics, own, found)]
+
+
+def stays_inside(bands: Bands, seeds: Iterable[int] | None = None) -> dict[int, list[str]]:
+    "Each seed against the bands of the others: the metrics that left."
+    return {
+        seed: [
+            line.metric
+            for line in held_against(bands.log_of(seed), bands.without(seed), cases={}).outside
+        ]
+        for seed in seeds or bands.seeds
+    }
