@@ -29,11 +29,13 @@ from rlhf_nb.diagnose.compare import (
     edges,
     first_outside,
     held_against,
+    over_seeds,
     places,
     stays_inside,
     warm_up,
 )
 from rlhf_nb.diagnose.compare_page import comparison_markup, comparison_page
+from rlhf_nb.gains import mean_interval
 from rlhf_nb.ui.band_curves import view
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -325,3 +327,13 @@ def test_bands_without_a_seed():
     bands = Bands("made", (3, 5), {"x": np.array([[1.0, 2.0], [3.0, 4.0]])})
     assert bands.without(3).values["x"].tolist() == [[2], [4]] and bands.updates == 2
     assert bands.log_of(5)["x"].tolist() == [2, 4] and bands.log_of(5)["step"].tolist() == [1, 2]
+
+
+# catches: an interval over runs that is not the one of the page on gains
+def test_the_interval_over_runs_is_that_of_gains():
+    frame = pd.DataFrame([[0.2, 0.5, 0.4], [1.0, 3.0, 2.5]], index=["a", "b"])
+    for name, row in over_seeds(frame).iterrows():
+        one = mean_interval(frame.loc[name])
+        assert row[["mean", "low", "high"]].tolist() == pytest.approx(
+            [one.value, one.low, one.high], rel=1e-9
+        )
