@@ -375,7 +375,7 @@ def carried(log: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def over_seeds(values: pd.DataFrame) -> pd.DataFrame:
-    "Mean and interval over runs: that of `gains.mean_interval`, without the seconds of its imports."
+    "Mean and interval over runs: that of `gains.mean_interval`, without its imports."
     return mean_and_interval(values)
 
 
