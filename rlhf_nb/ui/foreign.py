@@ -762,7 +762,7 @@ class ForeignRun:
             means = self.numbers().groupby("update").mean(numeric_only=True).reset_index()
             if "raw_score" not in means and "score" in means:
                 means["raw_score"] = means["score"]
-            names = dict(raw_score="score", kl="KL", length="length")
+            names = dict(raw_score="raw score", kl="KL", length="length")
             metrics = {old: METRIC_COLUMNS[new] for old, new in names.items()}
             self._log = means.drop(columns=["episode", "score"], errors="ignore").rename(
                 columns=metrics
