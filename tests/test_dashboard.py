@@ -593,7 +593,7 @@ def test_every_axis_has_a_name_and_a_unit(ppo):
         assert title in words(render_run(dashboard.run, [metric]))
     titles = [METRICS[name] for name in dashboard.run.lines if name in METRICS]
     assert len(set(titles)) == len(titles)
-    entropies = {METRICS[name] for name in METRICS if "entropy" in name}
+    entropies = {METRICS[name] for name in METRICS if "/entropy" in name}
     assert len({title for title, _ in entropies}) == len({unit for _, unit in entropies}) == 2
 
 

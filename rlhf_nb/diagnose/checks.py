@@ -174,9 +174,9 @@ def told(check: Check) -> str:
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     "Rows of text as a table whose cells keep their lines."
-    from rlhf_nb.ui.html import Html, data_table, safe_text
+    from rlhf_nb.ui.html import Html, data_table, element, safe_text
 
-    lines = lambda text: Html("<br>".join(map(safe_text, str(text).split("\n"))))
+    lines = lambda text: Html(element("br").join(map(safe_text, str(text).split("\n"))))
     return data_table("", heads, [[row[0], *map(lines, row[1:])] for row in rows], "checks")
 
 
