@@ -532,7 +532,7 @@ def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
     file.press("g")
     file.page.wait_for_selector(".card >> nth=3")
     heads = file.page.locator(".card h3").all_inner_texts()
-    assert heads == ["1, episode 0", "1, episode 1", "1, episode 5", "0, episode 0"]
+    assert heads == [f"update {u}, episode {e}" for u, e in ((1, 0), (1, 1), (1, 5), (0, 0))]
     scores = given(1).scores[[0, 1, 5]]
     facts = file.page.locator(".card .facts").all_inner_texts()
     assert [i for i, text in enumerate(facts) if "best" in text] == [int(scores.argmax())]
