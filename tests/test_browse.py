@@ -408,6 +408,21 @@ def test_a_run_that_goes_on(run):
     ask(seen.reader, act="refresh")
     assert [one["update"] for one in seen.reader.head["updates"]] == list(range(6))
     assert seen.reader.head["actions"] and unpacked(ask(seen.reader, load=5))[0]["update"] == 5
+    assert seen.reader.head["said"] == "New updates: 1."
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_search_says_what_it_found(run, monkeypatch, odd):
+    # catches: a button that seems dead where no episode is unusual
+    seen = browse(run)
+    found = [Suspect(2, row, "odd") for row in range(odd)]
+    monkeypatch.setattr("rlhf_nb.ui.browser.suspects_of", lambda *_: found)
+    ask(seen.reader, act="search every update")
+    wanted = "unusual episodes: 2." if odd else "no unusual episode."
+    assert seen.reader.head["said"] == f"Every update was searched, {wanted}"
+    assert seen.reader.head["actions"] == ["refresh"]  # a second search would find the same
+    ask(seen.reader, act="refresh")
+    assert "search every update" in seen.reader.head["actions"]
 
 
 def test_the_same_prompt_through_training(tmp_path):

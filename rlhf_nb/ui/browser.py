@@ -28,6 +28,7 @@ from rlhf_nb.ui.run_files import (
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
 
+SEARCH = "search every update"  # what a button says
 UNITS = {  # as they are written below a curve; METRICS has the long form
     "KL": "nats",
     "token entropy": "nats",
@@ -173,7 +174,7 @@ class RunBrowser:
     def reader(self) -> Reader:
         "The live widget, made at its first use; `reader.place` is where it is."
         updates = self.updates()
-        actions = {"refresh": self.refresh, "search every update": self.search}
+        actions = {"refresh": self.refresh, SEARCH: self.search}
         load = lambda i: self.load(self.updates()[i])
         return Reader(
             self.head(updates, self.suspects), load, self.again, dict(signal=self.signal), actions
@@ -220,21 +221,23 @@ class RunBrowser:
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
         self.suspects = suspects_of(self.run, None, 10)
-        self._show()
+        odd = sum(one.episode is not None for one in self.suspects)
+        found = f"unusual episodes: {odd}" if odd else "no unusual episode"
+        self._show(f"Every update was searched, {found}.", ["refresh"])
 
     def refresh(self) -> None:
         "Take in what the run has written since."
+        known = len(self.updates())
         for run in filter(None, (self.run, self.other)):
             run.refresh()
         self.suspects = suspects_of(self.run, [max(self.run.files)])
-        self._show()
+        self._show(f"New updates: {len(self.updates()) - known}.", self.reader.actions)
 
-    def _show(self) -> None:
-        "Tell the live widget what there is now."
+    def _show(self, said: str, actions: Sequence[str]) -> None:
+        "Tell the live widget what there is now, what was done, and which buttons are left."
         head = self.head(self.updates(), self.suspects)
-        old = self.reader.head
-        again = old.get("again", 0) + 1  # another head, so that the page asks for updates anew
-        self.reader.head = {**head, "actions": old["actions"], "again": again}
+        again = self.reader.head.get("again", 0) + 1  # so that the page asks for updates anew
+        self.reader.head = {**head, "said": said, "actions": actions, "again": again}
 
     def save_html(
         self,

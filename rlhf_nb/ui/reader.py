@@ -59,7 +59,8 @@ class Reader(anywidget.AnyWidget):
         actions: Mapping[str, Callable[[], None]] | None = None,  # a button for each
     ):
         self._load, self._again, self._actions = load, again, dict(actions or {})
-        super().__init__(head={**head, "actions": list(self._actions)}, place=dict(place))
+        self.actions = list(self._actions)
+        super().__init__(head={**head, "actions": self.actions}, place=dict(place))
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, asked: Mapping[str, Any], __: Any) -> None:

@@ -283,7 +283,13 @@ class Notebook:
         )
 
     def examine(self, axe: str) -> None:
-        "Make axe-core ready in the page and its frames."
+        """Make axe-core ready in the page and its frames. The window grows over all that there is:
+        text that is scrolled away counts as text on the frame around the notebook, which is grey."""
+        tall = self.page.evaluate(
+            "() => Math.max(0, ...[...document.querySelectorAll('.jp-WindowedPanel-inner')]"
+            ".map(e => e.scrollHeight))"
+        )
+        self.widen(1280, min(8000, max(1000, tall + 250)))
         for frame in self.page.frames:
             frame.evaluate(axe)
 

@@ -130,6 +130,7 @@ def test_axe_finds_nothing_serious(notebook: Notebook, shown: list[Widget], them
     notebook.examine(axe)
     problems = violations(looked_at)
     notebook.theme("Light")
+    notebook.widen(1280, 1000)
     assert not (told := lines(problems, page_of(notebook))), told
 
 

@@ -216,6 +216,7 @@ export const reader = (root, source) => {
   button(bar, "◀", () => turnBy(-1), { ariaLabel: "update before", title: "update before (,)" });
   button(bar, "▶", () => turnBy(1), { ariaLabel: "next update", title: "next update (.)" });
   for (const name of source.actions ?? []) button(bar, name, () => source.act(name).catch(fail));
+  if (source.said) part("span", bar, "count", { role: "status", text: source.said });
   bar.hidden = source.updates.length < 2 && !source.actions?.length;
 
   const finder = part("div", side, "finder");
