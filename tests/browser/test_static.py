@@ -149,6 +149,11 @@ class File:
         return [text.split(maxsplit=1)[1] for text in texts]
 
     def listed(self) -> list[int]:
+        "The episodes in the list, once all of them are drawn: what is out of sight comes last."
+        self.page.wait_for_function(
+            "() => document.querySelectorAll('.rows li').length === "
+            "(parseInt(document.querySelector('.side .count').textContent) || 0)"
+        )
         return [
             int(x)
             for x in self.page.locator(".rows li").evaluate_all("all => all.map(e => e.dataset.id)")

@@ -164,6 +164,7 @@ const SETTINGS = [
 ];
 const PANELS = { table: "All signals", what: "What if", same: "Same prompt", keys: "Keys and words" };
 const LETTERS = { t: "table", w: "what", g: "same", "?": "keys" };
+const SIGHT = 14;  // lines of the list that are drawn before the first picture, after the chosen one
 const LISTING = ["sort", "down", "find", "only", "above"];
 let made = 0;  // views on this page, so that each has ids of its own
 
@@ -173,7 +174,7 @@ export const reader = (root, source) => {
     update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
     find: "", only: "all", above: 0, recipe: null, panel: "", ...source.place,
   };
-  let pack = null, list = [], turn = 0;
+  let pack = null, list = [], turn = 0, waiting = 0, drawRest = () => {};
   root.classList.add("rlhf", "reader");
   root.replaceChildren();
   const part = (tag, parent, className, more) => make(tag, { parent, className, ...more });
@@ -287,22 +288,30 @@ export const reader = (root, source) => {
     const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
     count.textContent = list.length ? `${list.length} of ${all}` : "No episode is left.";
     const most = largest(list.map(row => row.score));
-    rows.replaceChildren(...list.map(row => {
-      const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
-      line.dataset.id = row.id;
-      const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
-      tinted(score, row.score, most);
-      make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
-      make("span", { parent: line, text: `${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
-        title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
-      make("bdi", { parent: line, text: row.text.replaceAll("↵\n", "↵ ").trim() || "∅" });
-      return line;
-    }));
+    const lines = list.map(row => () => lineOf(row, most));
+    // What is in sight first, so that a key is answered at once; the others when the picture stands.
+    const sight = list.findIndex(row => row.id === at.row) + SIGHT;
+    rows.replaceChildren(...lines.splice(0, sight).map(draw => draw()));
+    drawRest = () => { clearTimeout(waiting); rows.append(...lines.splice(0).map(draw => draw())); };
+    clearTimeout(waiting);
+    waiting = setTimeout(drawRest, 60);
+  };
+  const lineOf = (row, most) => {
+    const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
+    line.dataset.id = row.id;
+    const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
+    tinted(score, row.score, most);
+    make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
+    make("span", { parent: line, text: `${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
+      title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
+    make("bdi", { parent: line, text: row.text.replaceAll("↵\n", "↵ ").trim() || "∅" });
+    return line;
   };
   const markList = () => {
     rows.querySelector("[aria-selected=true]")?.removeAttribute("aria-selected");
     rows.removeAttribute("aria-activedescendant");
-    const here = rows.querySelector(`[data-id="${Number(at.row)}"]`);
+    const find = () => rows.querySelector(`[data-id="${Number(at.row)}"]`);
+    const here = find() ?? (drawRest(), find());
     if (!here) return;
     here.setAttribute("aria-selected", "true");
     rows.setAttribute("aria-activedescendant", here.id);
@@ -627,7 +636,7 @@ export const reader = (root, source) => {
     if (list.length && !list.some(row => row.id === at.row)) at.row = list[0].id;
     for (const put of rings) put(source.updates[at.update].update);
     draw();
-    if (source.address && location.hash !== address()) history.replaceState(null, "", address());
+    if (source.address) setTimeout(() => { if (location.hash !== address()) history.replaceState(null, "", address()); });
     if (moved) source.ahead?.(at.update);
     source.moved?.({ ...at });
   };
@@ -684,7 +693,11 @@ const once = load => {
   const kept = new Map();
   return i => kept.get(i) ?? kept.set(i, load(i)).get(i);
 };
-const bytesOf = text => Uint8Array.from(atob(text), character => character.charCodeAt(0));
+const bytesOf = text => {
+  const read = atob(text), bytes = new Uint8Array(read.length);
+  for (let i = 0; i < read.length; i++) bytes[i] = read.charCodeAt(i);
+  return bytes;
+};
 
 // A saved file: everything is in it, and is opened when it is looked at.
 export const fromFile = data => {
@@ -697,7 +710,7 @@ export const fromFile = data => {
     }
     return { found, completed: data.completed[prompt] ?? [] };
   };
-  const ahead = i => setTimeout(() => [i - 1, i + 1].filter(k => data.updates[k]).forEach(load), 100);
+  const ahead = i => setTimeout(() => [i - 1, i + 1].filter(k => data.updates[k]).forEach(load), 20);
   return { ...data, load, again, ahead };
 };
 
