@@ -394,6 +394,17 @@ def test_damage_and_other_versions_are_named(spoilt):
         replay(spoilt, 2)
 
 
+# catches: an optimizer's state in parts that is taken for none, so that Adam starts anew
+def test_a_state_in_parts_is_refused(spoilt):
+    manifest = spoilt / "checkpoint-1" / "manifest.json"
+    text = json.loads(manifest.read_text())
+    del text["files"]["optimizer.pt"]
+    manifest.write_text(json.dumps(text))
+    (spoilt / "checkpoint-1" / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match="in parts, as FSDP and DeepSpeed write it: .* under DDP"):
+        replay(spoilt, 1)
+
+
 # catches: a rollout of another update, an update that is called the same with nothing to compare
 def test_a_rollout_of_another_update_is_not_the_same(spoilt):
     shutil.copy(*(spoilt / "rollouts" / f"update-0000{k}.safetensors" for k in (2, 1)))
