@@ -1,7 +1,8 @@
 """The rollout that the site's first page and the README show.
 
     python docs/hero.py data runs/mini_tldr  docs/hero.json, from a whole run of `rlhf-nb demo`
-    python docs/hero.py picture            docs/static/viewer.gif, from hero.json, with Chromium
+    python docs/hero.py picture            docs/static/viewer.gif and viewer-dark.gif, from
+                                           hero.json, with Chromium
 
 hero.json holds three updates, all their episodes, as a saved file holds them; the page around them
 is written with the script as it is whenever the site is built.
@@ -17,9 +18,14 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-DATA, PICTURE = HERE / "hero.json", HERE / "static" / "viewer.gif"
+DATA = HERE / "hero.json"
+PICTURES = {
+    scheme: HERE / "static" / f"viewer{end}.gif"
+    for scheme, end in (("light", ""), ("dark", "-dark"))
+}
 SHARES = (0.0, 0.3, 1.0)  # of the run, at which an update is kept
 WIDTH, HEIGHT, COLOURS = 1100, 700, 96
 
@@ -60,39 +66,48 @@ STEPS = (  # a key, or an action by name; milliseconds that the picture stays
 )
 
 
-def write_picture() -> None:
-    "The first update, the last one, a number behind a word, and other settings tried."
+def frames_of(tab: Any, page: Path) -> list[Any]:
+    "A picture after each step."
     from PIL import Image
+
+    frames = []
+    tab.goto(page.as_uri() + "#update=0")
+    tab.wait_for_selector("#app:not([hidden]) .token")
+    for step, _ in STEPS:
+        if step == "hover":
+            tab.locator(".page > .text .token").nth(2).hover()
+        elif step == "lam":
+            tab.locator(".panel [data-setting=lam]").fill("0")
+        elif step:
+            tab.mouse.move(0, 0)
+            tab.keyboard.press(step)
+        if step in ("w", "lam"):
+            tab.locator(".panel").scroll_into_view_if_needed()
+        tab.wait_for_timeout(300)
+        shot = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
+        frames.append(shot.quantize(COLOURS, dither=Image.Dither.NONE))
+    return frames
+
+
+def write_pictures() -> None:
+    """The first update, the last one, a number behind a word, and other settings tried: on a light
+    page and on a dark one."""
     from playwright.sync_api import sync_playwright
 
     names = ("chromium", "chromium-browser", "google-chrome")
     chromium = next(filter(None, map(shutil.which, names)), None)
     if chromium is None:
         sys.exit("no Chromium is installed: on Debian, apt-get install chromium.")
-    frames = []
+    times = [time for _, time in STEPS]
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         page = write_page(Path(place) / "hero.html")
         browser = playwright.chromium.launch(executable_path=chromium)
-        tab = browser.new_page(viewport=dict(width=WIDTH, height=HEIGHT), color_scheme="light")
-        tab.goto(page.as_uri() + "#update=0")
-        tab.wait_for_selector("#app:not([hidden]) .token")
-        for step, _ in STEPS:
-            if step == "hover":
-                tab.locator(".page > .text .token").nth(2).hover()
-            elif step == "lam":
-                tab.locator(".panel [data-setting=lam]").fill("0")
-            elif step:
-                tab.mouse.move(0, 0)
-                tab.keyboard.press(step)
-            if step in ("w", "lam"):
-                tab.locator(".panel").scroll_into_view_if_needed()
-            tab.wait_for_timeout(300)
-            shot = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
-            frames.append(shot.quantize(COLOURS, dither=Image.Dither.NONE))
+        for scheme, path in PICTURES.items():
+            size = dict(width=WIDTH, height=HEIGHT)
+            first, *more = frames_of(browser.new_page(viewport=size, color_scheme=scheme), page)
+            first.save(path, save_all=True, append_images=more, duration=times, loop=0)
+            print(f"{path.name}: {len(times)} pictures, {path.stat().st_size / 1000:.0f} kB")
         browser.close()
-    times = [time for _, time in STEPS]
-    frames[0].save(PICTURE, save_all=True, append_images=frames[1:], duration=times, loop=0)
-    print(f"{PICTURE.name}: {len(frames)} pictures, {PICTURE.stat().st_size / 1000:.0f} kB")
 
 
 def main() -> None:
@@ -106,7 +121,7 @@ def main() -> None:
     if args.what == "data":
         write_data(args.run)
     else:
-        write_picture()
+        write_pictures()
 
 
 if __name__ == "__main__":

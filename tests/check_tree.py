@@ -170,7 +170,7 @@ def relink(
             return match[0]
         return before + posixpath.normpath(posixpath.join("nbs", link)) + after
 
-    return re.sub(r"""(\]\(|(?:src|href)=["'])([^)\s"']+)(\)|\s+"|["'])""", moved, text)
+    return re.sub(r"""(\]\(|(?:src|srcset|href)=["'])([^)\s"']+)(\)|\s+"|["'])""", moved, text)
 
 
 def render_readme(root: Path) -> dict[str, bytes]:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from packs import unpacked
+from PIL import Image, ImageStat
 from test_viewer import read_page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from hero import DATA, PICTURE, write_page
+from hero import DATA, PICTURES, write_page
 
 
 # catches: data of an older form, an update of which episodes are missing, a what-if that cannot be
@@ -28,6 +29,16 @@ def test_the_rollout_of_the_first_page(tmp_path):
 
 
 def test_the_pictures_are_small():
-    assert PICTURE.stat().st_size < 2_000_000 and DATA.stat().st_size < 300_000
+    assert sum(path.stat().st_size for path in PICTURES.values()) < 2_000_000
+    assert DATA.stat().st_size < 300_000
     assert json.loads(DATA.read_text())["head"]["title"] == "One run of rlhf-nb demo"
-    assert PICTURE.read_bytes()[:6] == b"GIF89a"
+    assert all(path.read_bytes()[:6] == b"GIF89a" for path in PICTURES.values())
+
+
+# catches: the same picture twice, or the dark one on a light page
+def test_one_picture_is_light_and_one_is_dark():
+    shade = {}
+    for scheme, path in PICTURES.items():
+        with Image.open(path) as picture:
+            shade[scheme] = ImageStat.Stat(picture.convert("L")).mean[0]
+    assert shade["light"] > 200 and shade["dark"] < 60, shade
