@@ -22,10 +22,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE / "hero.json"
-PICTURES = {
-    scheme: HERE / "static" / f"viewer{end}.gif"
-    for scheme, end in (("light", ""), ("dark", "-dark"))
-}
+STATIC = HERE / "static"
+PICTURES = dict(light=STATIC / "viewer.gif", dark=STATIC / "viewer-dark.gif")
 SHARES = (0.0, 0.3, 1.0)  # of the run, at which an update is kept
 WIDTH, HEIGHT, COLOURS = 1100, 700, 96
 

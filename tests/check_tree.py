@@ -222,7 +222,7 @@ def check_readme(root: Path, write: bool = False) -> list[str]:
         for path in [root / README, *(root / IMAGES).glob("*")]
         if path.is_file()
     }
-    links = re.findall(r"\]\(([^)\s#]+)", want[README].decode())
+    links = re.findall(r"""(?:\]\(|(?:src|srcset|href)=["'])([^)\s"'#]+)""", want[README].decode())
     dead = sorted(
         {
             link

@@ -234,12 +234,23 @@ def test_a_dead_link_and_no_index(project):
     assert "is missing" in check_readme(project)[0]
 
 
+# catches: a picture for dark pages alone, which no Markdown link names
+@pytest.mark.parametrize("name", ["src", "srcset"])
+def test_a_dead_picture(project, name):
+    index = project / "nbs/index.ipynb"
+    text = index.read_text().replace("Its map", f"Its map <img {name}='gone.gif'>")
+    index.write_text(text)
+    (problem, _) = check_readme(project)
+    assert problem == "nbs/index.ipynb points to nbs/gone.gif, which is not there: fix the link."
+
+
 @pytest.mark.parametrize(
     "text, moved",
     [
         ("[a](01_a.ipynb#x) ![b](images/b.png)", "[a](nbs/01_a.ipynb#x) ![b](nbs/images/b.png)"),
         ('[a](../tests "T") [b](./b.md)', '[a](tests "T") [b](nbs/b.md)'),
         ("<img src=\"b.png\"> <a href='../c'>", "<img src=\"nbs/b.png\"> <a href='c'>"),
+        ('<source srcset="../b.gif">', '<source srcset="b.gif">'),
         *[
             (same, same)
             for same in (

@@ -28,7 +28,6 @@ from rlhf_nb.ui.run_files import (
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
 
-SEARCH = "search every update"  # what a button says
 UNITS = {  # as they are written below a curve; METRICS has the long form
     "KL": "nats",
     "token entropy": "nats",
@@ -174,7 +173,7 @@ class RunBrowser:
     def reader(self) -> Reader:
         "The live widget, made at its first use; `reader.place` is where it is."
         updates = self.updates()
-        actions = {"refresh": self.refresh, SEARCH: self.search}
+        actions = {"refresh": self.refresh, "search every update": self.search}
         load = lambda i: self.load(self.updates()[i])
         return Reader(
             self.head(updates, self.suspects), load, self.again, dict(signal=self.signal), actions
@@ -231,7 +230,7 @@ class RunBrowser:
         for run in filter(None, (self.run, self.other)):
             run.refresh()
         self.suspects = suspects_of(self.run, [max(self.run.files)])
-        self._show(f"New updates: {len(self.updates()) - known}.", self.reader.actions)
+        self._show(f"New updates: {len(self.updates()) - known}.", list(self.reader.actions))
 
     def _show(self, said: str, actions: Sequence[str]) -> None:
         "Tell the live widget what there is now, what was done, and which buttons are left."

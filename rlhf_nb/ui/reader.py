@@ -58,9 +58,8 @@ class Reader(anywidget.AnyWidget):
         place: Mapping[str, Any],
         actions: Mapping[str, Callable[[], None]] | None = None,  # a button for each
     ):
-        self._load, self._again, self._actions = load, again, dict(actions or {})
-        self.actions = list(self._actions)
-        super().__init__(head={**head, "actions": self.actions}, place=dict(place))
+        self._load, self._again, self.actions = load, again, dict(actions or {})
+        super().__init__(head={**head, "actions": list(self.actions)}, place=dict(place))
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, asked: Mapping[str, Any], __: Any) -> None:
@@ -72,7 +71,7 @@ class Reader(anywidget.AnyWidget):
             elif "again" in asked:
                 self.send(dict(answers=number, value=self._again(*asked["again"])))
             else:
-                self._actions[asked["act"]]()
+                self.actions[asked["act"]]()
                 self.send(dict(answers=number, value=None))
         except Exception as error:
             self.send(dict(answers=number, error=f"{type(error).__name__}: {error}"))

@@ -282,14 +282,14 @@ class Notebook:
             arg=[width, height],
         )
 
-    def examine(self, axe: str) -> None:
-        """Make axe-core ready in the page and its frames. The window grows over all that there is:
-        text that is scrolled away counts as text on the frame around the notebook, which is grey."""
-        tall = self.page.evaluate(
-            "() => Math.max(0, ...[...document.querySelectorAll('.jp-WindowedPanel-inner')]"
-            ".map(e => e.scrollHeight))"
-        )
+    def unroll(self) -> None:
+        """A window over all that the page shows. To axe-core, text that is scrolled away stands on
+        the grey frame around the notebook."""
+        tall = self.page.locator(".jp-WindowedPanel-inner").evaluate("e => e.scrollHeight")
         self.widen(1280, min(8000, max(1000, tall + 250)))
+
+    def examine(self, axe: str) -> None:
+        "Make axe-core ready in the page and its frames."
         for frame in self.page.frames:
             frame.evaluate(axe)
 

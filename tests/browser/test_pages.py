@@ -127,6 +127,7 @@ def test_axe_finds_nothing_serious(notebook: Notebook, shown: list[Widget], them
     if not (looked_at := shown + still(notebook)):
         return
     notebook.theme(theme)
+    notebook.unroll()
     notebook.examine(axe)
     problems = violations(looked_at)
     notebook.theme("Light")

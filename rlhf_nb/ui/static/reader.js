@@ -288,11 +288,11 @@ export const reader = (root, source) => {
     const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
     count.textContent = list.length ? `${list.length} of ${all}` : "No episode is left.";
     const most = largest(list.map(row => row.score));
-    const lines = list.map(row => () => lineOf(row, most));
     // What is in sight first, so that a key is answered at once; the others when the picture stands.
-    const sight = list.findIndex(row => row.id === at.row) + SIGHT;
-    rows.replaceChildren(...lines.splice(0, sight).map(draw => draw()));
-    drawRest = () => { clearTimeout(waiting); rows.append(...lines.splice(0).map(draw => draw())); };
+    const rest = [...list], sight = list.findIndex(row => row.id === at.row) + SIGHT;
+    const lines = count => rest.splice(0, count).map(row => lineOf(row, most));
+    rows.replaceChildren(...lines(sight));
+    drawRest = () => rows.append(...lines(rest.length));
     clearTimeout(waiting);
     waiting = setTimeout(drawRest, 60);
   };
@@ -310,8 +310,9 @@ export const reader = (root, source) => {
   const markList = () => {
     rows.querySelector("[aria-selected=true]")?.removeAttribute("aria-selected");
     rows.removeAttribute("aria-activedescendant");
-    const find = () => rows.querySelector(`[data-id="${Number(at.row)}"]`);
-    const here = find() ?? (drawRest(), find());
+    const chosen = `[data-id="${Number(at.row)}"]`;
+    if (!rows.querySelector(chosen)) drawRest();
+    const here = rows.querySelector(chosen);
     if (!here) return;
     here.setAttribute("aria-selected", "true");
     rows.setAttribute("aria-activedescendant", here.id);
