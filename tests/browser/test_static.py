@@ -742,7 +742,7 @@ def test_hostile_text_in_jupyterlab(lab: Lab, axe: str, tmp_path: Path):
 
 
 # catches: a widget that does not ask the kernel for another update, a place that Python does not
-# hear of or cannot set, keys that JupyterLab takes for itself
+# hear of or cannot set, keys that JupyterLab takes for itself, a button that loses the focus
 def test_the_live_reader_is_the_saved_one(lab: Lab, tmp_path: Path):
     run = run_of(tmp_path / "run", 3, lambda u: rollout(6, 8, seed=u, update=u))
     cells = [
@@ -763,9 +763,15 @@ def test_the_live_reader_is_the_saved_one(lab: Lab, tmp_path: Path):
     expect(page.page.locator(".reader .panel tbody th").first).to_have_text("kl")
     texts = page.page.locator(".reader .page > .text .token").all_inner_texts()
     assert texts == rollout(6, 8, seed=1, update=1).tokens[1]
-    page.page.locator(".reader").get_by_role("button", name="search every update").click()
-    page.settle()
-    expect(facts).to_contain_text("Update 1, episode 1")
+    bar, told = page.page.locator(".reader .bar").first, page.page.locator(".reader .bar .count")
+    for name, said, kept in (
+        ("refresh", "New updates: 0.", bar.get_by_role("button", name="refresh")),
+        ("search every update", "Every update was searched", bar.get_by_role("combobox")),
+    ):
+        bar.get_by_role("button", name=name).press("Enter")
+        expect(told).to_contain_text(said)
+        expect(kept).to_be_focused()
+        expect(facts).to_contain_text("Update 1, episode 1")
     page.close()
 
 

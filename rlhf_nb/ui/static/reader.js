@@ -176,6 +176,7 @@ export const reader = (root, source) => {
   };
   let pack = null, list = [], turn = 0, waiting = 0, drawRest = () => {};
   root.classList.add("rlhf", "reader");
+  const pressed = root.querySelector(".bar > button:focus")?.textContent;  // which had this page drawn anew
   root.replaceChildren();
   const part = (tag, parent, className, more) => make(tag, { parent, className, ...more });
   const button = (parent, text, act, more) => part("button", parent, "", { type: "button", text, onclick: act, ...more });
@@ -217,8 +218,10 @@ export const reader = (root, source) => {
   button(bar, "◀", () => turnBy(-1), { ariaLabel: "update before", title: "update before (,)" });
   button(bar, "▶", () => turnBy(1), { ariaLabel: "next update", title: "next update (.)" });
   for (const name of source.actions ?? []) button(bar, name, () => source.act(name).catch(fail));
-  if (source.said) part("span", bar, "count", { role: "status", text: source.said });
+  const told = part("span", bar, "count", { role: "status" });
+  setTimeout(() => told.textContent = source.said ?? "", 100);  // a change is read aloud, a beginning is not
   bar.hidden = source.updates.length < 2 && !source.actions?.length;
+  if (pressed) ([...bar.querySelectorAll("button")].find(one => one.textContent === pressed) ?? update).focus();
 
   const finder = part("div", side, "finder");
   const find = labelled(finder, "Find", "input", { type: "search", placeholder: "in prompt or answer",
