@@ -75,7 +75,7 @@ def test_trl(tmp_path):
     assert r.columns["advantage"] == [-1.0, 1.0, 0.0, 0.0] and r.advantages is None
     one = rollout(files.trl(tmp_path / "plain", chat=False, rewards=1), 2)
     assert one.prompts[0] == "sum 0" and one.scores[:2].tolist() == [0, 1]
-    assert one.scores[2].isnan() and "scores: not in episodes 2 (no number)" in notes(one)
+    assert one.scores[2].isnan() and "scores: not in episode 2 (no number)" in notes(one)
 
 
 def test_rewards_of_trl_that_no_name_tells(tmp_path):
@@ -133,7 +133,7 @@ def test_nemo_without_a_tokenizer(tmp_path):
     r = rollout(files.write_lines(tmp_path / "x" / "train_data_step1.jsonl", rows))
     assert r.info["unit"] == "words" and not any(getattr(r, name) is not None for name in SIGNALS)
     assert "--tokenizer" in notes(r) and "by chance" in notes(r)
-    assert "logprobs: not shown in episodes 1 (3 numbers for 7 words)" in notes(r)
+    assert "logprobs: not shown in episode 1 (3 numbers for 7 words)" in notes(r)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "json", "list", "frame", "dataset"])

@@ -176,8 +176,11 @@ def test_a_preflight_between_two_updates_changes_neither(ppo):
 def test_it_says_its_price_first(ppo, capsys):
     done = rlhf_nb.preflight(ppo(), rungs=rungs("data: "))
     told = capsys.readouterr().out
-    assert told.startswith("preflight: about ") and "for copies of what is trained" in told
-    assert "were expected" in done.note and str(Price(12.2, 2**20)).count("1.0 MiB") == 1
+    assert told.startswith("preflight: about ") and told.endswith("the whole ladder\n")
+    assert (
+        "were expected of the whole ladder" in done.note
+        and str(Price(12.2, 2**20)).count("1.0 MiB") == 1
+    )
 
 
 # ---- What it finds ----

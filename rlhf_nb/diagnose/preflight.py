@@ -66,7 +66,7 @@ def is_text(x: Any) -> bool:
 
 
 class Price(NamedTuple):
-    "What a preflight will cost, about."
+    "What the whole ladder costs, about."
 
     seconds: float
     memory: int  # bytes of the copies
@@ -83,8 +83,8 @@ class Price(NamedTuple):
 UNITS, NEW_PROCESS = 90.0, 8.0
 
 
-def price_of(subject: Subject, rungs: Sequence[Rung] = LADDER) -> Price:
-    "From the time of one small rollout and update of a copy, and the share of the ladder."
+def price_of(subject: Subject) -> Price:
+    "From the time of one small rollout and update of a copy."
     trainer = subject.still(LOOKED_AT)
     trainer.prepare()
     start = time.perf_counter()
@@ -93,7 +93,7 @@ def price_of(subject: Subject, rungs: Sequence[Rung] = LADDER) -> Price:
     learn = [p for p in subject.trainer.pair.parameters() if p.requires_grad]
     trained = sum(p.numel() * p.element_size() for p in learn)
     copies = rungs_state.bytes_of(subject.trainer.pair) * 2 + 3 * trained
-    return Price(UNITS * one * len(rungs) / len(LADDER) + NEW_PROCESS, copies)
+    return Price(UNITS * one + NEW_PROCESS, copies)
 
 
 @contextmanager
@@ -120,15 +120,17 @@ def preflight(
     is trained. Its weights, folder, random states and data order stay as they are. Raises
     ValueError without training prompts, under a launcher, and on pairs with other columns."""
     start, given = time.perf_counter(), checked_pairs(pairs)
+    whole = len(rungs) >= len(LADDER)
     subject = Subject(trainer, given)
     with random_states(), quiet_bars(True), silent():
         try:
-            price = price_of(subject, rungs)
-            (logger.info if quiet else print)(price)
+            price = price_of(subject)
+            (logger.info if quiet else print)(price if whole else f"{price}, the whole ladder")
             done = climb(rungs, subject)
         finally:
             subject.close()
     took = time.perf_counter() - start
-    note = f"{trainer.describe()} Took {took:.0f} s; {price.seconds:.0f} s were expected."
+    expected = f"{price.seconds:.0f} s were expected" + ("" if whole else " of the whole ladder")
+    note = f"{trainer.describe()} Took {took:.0f} s; {expected}."
     name = Path(str(trainer.args.output_dir)).name
     return replace(done, title=f"Preflight of {name}", note=note)

@@ -108,7 +108,10 @@ def kl(subject: Subject) -> Found:
         ours = [torch.tensor(seen.hand.kl(i, subject.args.kl_estimator)) for i in rows]
         gaps.append(farthest(seen.sampled.kl, ours))
     mean = subject.moved.metrics["objective/kl"]
-    found = f"{max(gaps):.1e} nats apart at most (allowed {limit:g}); moved: {mean:.2f} a response"
+    found = (
+        f"{max(gaps):.1e} nats apart at most (allowed {limit:g}); {mean:.2f} nats a response "
+        "where the policy was changed a little"
+    )
     return Found(max(gaps) <= limit, found)
 
 

@@ -178,8 +178,8 @@ class Explorer:
         "Title and question, as markup."
         if not self.title and not self.question:
             return ""
-        title = element("b", escape(self.title))
-        return element("p", title, element("br"), escape(self.question))
+        title = element("b", escape(self.title)) + element("br") if self.title else ""
+        return element("p", title, escape(self.question))
 
     def state(self) -> dict[str, Any]:
         "The values of the controls."

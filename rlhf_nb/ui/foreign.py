@@ -473,6 +473,7 @@ def counted(n: int, things: str) -> str:
 
 def _rows_told(rows: Sequence[tuple[int, str]], most: int = 5) -> str:
     told = ", ".join(f"{row} ({why})" for row, why in rows[:most])
+    told = f"episode{'s' * (len(rows) > 1)} {told}"
     return told + (f" and {len(rows) - most} more" if len(rows) > most else "")
 
 
@@ -509,7 +510,7 @@ class _Update:
             )
             return None
         if bad:
-            self.notes.append(f"{target}: not in episodes {_rows_told(bad)}.")
+            self.notes.append(f"{target}: not in {_rows_told(bad)}.")
         return torch.tensor(values, dtype=torch.float64).float()
 
     def token_lists(self, target: str, spans: Sequence[slice] | None) -> list[Any]:
@@ -533,7 +534,7 @@ class _Update:
                 held = counted(len(values), "numbers") if isinstance(values, list) else "no list"
                 bad.append((row, f"{held} for {counted(n, unit)}"))
         if bad:
-            self.notes.append(f"{target}: not shown in episodes {_rows_told(bad)}.")
+            self.notes.append(f"{target}: not shown in {_rows_told(bad)}.")
         by_chance = unit == "words" and len(bad) > len(lengths) / 2
         if by_chance and len(bad) < len(lengths):
             self.notes.append(f"{target}: it fits the others by chance, so it is shown in none.")
