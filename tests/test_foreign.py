@@ -133,7 +133,7 @@ def test_nemo_without_a_tokenizer(tmp_path):
     r = rollout(files.write_lines(tmp_path / "x" / "train_data_step1.jsonl", rows))
     assert r.info["unit"] == "words" and not any(getattr(r, name) is not None for name in SIGNALS)
     assert "--tokenizer" in notes(r) and "by chance" in notes(r)
-    assert "logprobs: not shown in episode 1 (3 numbers for 7 words)" in notes(r)
+    assert "logprobs: not shown in episodes 1 (3 numbers for 7 words), 2" in notes(r)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "json", "list", "frame", "dataset"])
