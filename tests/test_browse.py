@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from packs import pieces, unpacked
 from test_viewer import HOSTILE, Reader, ask, make, read_page, write_run
 
+from rlhf_nb.cli.view import view_command
+from rlhf_nb.diagnose.replay_record import check_kept
 from rlhf_nb.evaluate import repetition
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.browser import browse
-from rlhf_nb.ui.run_files import RunFolder
+from rlhf_nb.ui.run_files import RunFolder, left_out, ranges_of
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
 from rlhf_nb.ui.what_if import Recipe, what_if
 
@@ -128,6 +130,41 @@ def test_files_that_are_being_written_are_skipped(run):
     (folder / "update-00005.safetensors").write_bytes(whole)
     ask(seen.reader, act="refresh")
     assert [one["update"] for one in seen.reader.head["updates"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_update_that_is_left_out_is_named(run, capsys):
+    # catches: "keeps 0 to 4: give one of them" where a damaged file of update 2 is there
+    path = run / "rollouts" / "update-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-40])
+    said = "update-00002.safetensors is left out: it is damaged, or not yet written"
+    with pytest.raises(SystemExit):
+        view_command([str(run), "--update", "2"])
+    err = " ".join(capsys.readouterr().err.split())
+    assert "keeps 0, 1, 3, 4: give one of them" in err and said in err
+    with pytest.raises(ValueError, match=f"of updates 0, 1, 3, 4, not 2. {said}"):
+        check_kept(run, 2)
+    assert left_out(run, 1) == left_out(run, 7) == left_out(run / "nowhere", 1) == ""
+
+
+def test_options_that_a_run_folder_does_not_need_are_refused(run, capsys):
+    # catches: --columns and --tokenizer that are ignored in silence
+    for option in ("--columns", "--tokenizer"):
+        with pytest.raises(SystemExit):
+            view_command([str(run), option, "prompt=x"])
+        assert f"{option} is for files of other trainers" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    # catches: a misspelt folder told as a run that kept nothing
+    for columns in (None, dict(prompt="x")):
+        with pytest.raises(ValueError, match="nowhere.* is not there|no file .*nowhere"):
+            browse(tmp_path / "nowhere", columns=columns)
+
+
+def test_ranges():
+    # catches: a gap that is hidden, a list of a thousand numbers
+    assert ranges_of([2, 0, 1, 5, 7, 8]) == "0 to 2, 5, 7, 8" and ranges_of([]) == ""
+    assert ranges_of(range(0, 1000, 10)) == "0, 10, 20, 30, 40, 50, 60, …, 990"
 
 
 def test_an_old_file_that_is_damaged_is_told(run):

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
-from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
+from rlhf_nb.runtime.files import (
+    append_jsonl,
+    read_jsonl,
+    strict_json,
+    writable,
+    write_text_atomic,
+)
 
 
 # catches: a file that is empty for a moment, half a file after an error, a temporary file left over
@@ -15,6 +24,31 @@ def test_text_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_text_atomic(path, "half\ud800")
     assert path.read_text(encoding="utf-8") == "один\n"
+    with pytest.raises(OSError):
+        write_text_atomic(tmp_path, "in the place of a folder")
+    assert list(tmp_path.iterdir()) == [path] and not tmp_path.with_suffix(".partial").exists()
+
+
+# catches: work that is done before it turns out that its page cannot be written
+def test_a_path_that_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    writable(tmp_path / "file", "--output")
+    writable(tmp_path / "new" / "folder" / "page.html", "--output")
+    with pytest.raises(ValueError, match="--output .* is a folder: give a file, such as "):
+        writable(tmp_path, "--output")
+    with pytest.raises(ValueError, match="--output .*page.html: .*file is no folder that can be"):
+        writable(tmp_path / "file" / "page.html", "--output")
+    monkeypatch.setattr("os.access", lambda *given: False)
+    with pytest.raises(ValueError, match="is no folder that can be written to"):
+        writable(tmp_path / "page.html", "--output")
+
+
+# catches: JSON that jq and JavaScript refuse
+def test_json_for_other_programs_has_no_nan():
+    numbers = dict(a=[1.5, math.nan, -math.inf], b=dict(c=math.inf), d="NaN")
+    assert json.loads(strict_json(numbers), parse_constant=pytest.fail) == dict(
+        a=[1.5, None, None], b=dict(c=None), d="NaN"
+    )
 
 
 # catches: a row that is lost because its line has no end, a torn line that stops the run, one that

@@ -243,19 +243,44 @@ def test_suspects_and_alarms_run_on_what_is_there(tmp_path):
 
 
 def test_the_same_step_in_two_files(tmp_path):
-    # catches: the second file over the first
-    files.write_lines(tmp_path / "a1.jsonl", [dict(prompt="p", response="x y", step=5)])
-    files.write_lines(tmp_path / "a2.jsonl", [dict(prompt="q", response="z", step=5, scores=1.0)])
-    r = rollout(tmp_path)
-    assert r.responses == ["x y", "z"] and r.prompts == ["p", "q"] and r.scores is None
+    # catches: the second file over the first; scores and columns of one file lost with the other's;
+    # a note on one file that the other contradicts; episode numbers that start again
+    one = dict(response="x y", step=5, values=[1, 2], stopped=True, seed=3, uid="a")
+    two = dict(prompt="q", response="z", step=5, scores=1.0, values=[1, 2], more="m")
+    files.write_lines(tmp_path / "a1.jsonl", [one])
+    files.write_lines(tmp_path / "a2.jsonl", [two, dict(two, values=[3])])
+    seen = browse(tmp_path)
+    r = seen.run.rollout(5)
+    assert r.responses == ["x y", "z", "z"] and r.prompts == ["", "q", "q"]
+    assert r.scores[0].isnan() and r.scores[1:].tolist() == [1, 1] and r.stopped is None
+    assert r.values[0].tolist() == [1, 2] and r.values[1, 0].isnan() and r.values[2, 0] == 3
+    assert r.columns == dict(seed=[3, None, None], uid=["a", None, None], more=[None, "m", "m"])
     assert ForeignRun(tmp_path).again("q") == [(5, 1)]
+    told = r.info["notes"]
+    assert "'a2.jsonl': values: not shown in episode 1 (2 numbers for 1 word)." in told
+    assert [x.split(": ")[0] for x in told if "Not in this file" in x] == [
+        "'a1.jsonl'",
+        "'a2.jsonl'",
+    ]
+    assert "stopped: not known of every episode, so of none." in told
+    header, _ = unpacked(packed_update(view(r).shown))
+    assert header["scores"] == [None, 1, 1] and header["columns"]["uid"] == ["a", "", ""]
+
+
+def test_a_signal_that_one_of_two_files_lacks(tmp_path):
+    # catches: numbers of padding that are nan, a number for an episode that has none
+    files.write_lines(tmp_path / "a1.jsonl", [dict(response="x", step=5)])
+    files.write_lines(tmp_path / "a2.jsonl", [dict(response="y z", step=5, values=[1, 2])])
+    assert str(rollout(tmp_path).values.tolist()) == "[[nan, 0.0], [1.0, 2.0]]"
 
 
 def test_a_file_that_is_being_written(tmp_path):
-    # catches: a run that cannot be read while it goes on; an old damaged file passed over
+    # catches: a run that cannot be read while it goes on; an old damaged file passed over; a young
+    # one left out without a note
     folder = files.verl(tmp_path, 2)
     (folder / "3.jsonl").write_text('{"input": "a", "outp')
     assert list(ForeignRun(folder).files) == [1, 2]
+    assert "'3.jsonl' cannot be read and is left out" in notes(rollout(folder))
     os.utime(folder / "3.jsonl", (time.time() - 600,) * 2)
     with pytest.raises(ValueError, match=r"3.jsonl is damaged"):
         ForeignRun(folder)
@@ -422,6 +447,75 @@ def test_a_run_of_this_package_stays_one(tmp_path):
         view(path)
 
 
+@pytest.mark.parametrize(
+    "ids", [[1, None], [float("inf"), 2], [-5, 2], [1, 1e30], ["x", 2], [1, 2.5]]
+)
+@pytest.mark.parametrize("more", [{}, dict(tokens=["a", "b"])])
+def test_what_is_no_token_id(tmp_path, ids, more):
+    # catches: a TypeError or an OverflowError in the place of a note; tokens that shift
+    rows = [dict(response="a b", token_ids=["3", 4.0], values=[1, 2], **more)]
+    rows += [dict(rows[0], token_ids=ids)]
+    path = files.write_lines(tmp_path / "x.jsonl", rows)
+    for tokenizer in (None, files.Tokenizer()):
+        r = rollout(path, tokenizer=tokenizer)
+        assert "'token_ids' holds what is no token id in episode 1 (" in notes(r)
+        assert r.values.tolist() == [[1, 2], [1, 2]] and r.response_ids.min() >= 0
+        assert not (tokenizer or more) or r.response_ids[0].tolist() == [3, 4]
+    assert more or (r.tokens[0] == [" w3", " w4"] and r.tokens[1].count("\ufffd") == 1)
+
+
+def test_an_id_that_the_tokenizer_does_not_have(letters):
+    # catches: a token that is shown as nothing, without a word
+    r = rollout([dict(token_ids=[5, 99_999_999])], tokenizer=letters)
+    assert r.tokens[0][1] == "" and "99999999 is no token of the tokenizer" in notes(r)
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path):
+    # catches: an error of transformers that does not name the option
+    path = files.write_lines(tmp_path / "x.jsonl", [dict(token_ids=[1])])
+    with pytest.raises(OSError, match=r"--tokenizer \./nowhere: .*there is no folder \./nowhere"):
+        view_command([str(path), "--tokenizer", "./nowhere"])
+    with pytest.raises(OSError, match="there is no folder ./nowhere"):
+        ForeignRun(path, tokenizer="./nowhere")
+
+
+def test_csv_with_more_fields_than_the_header(tmp_path):
+    # catches: prompts taken for the index, so that every column is that of its neighbour
+    path = tmp_path / "x.csv"
+    path.write_text("prompt,response\na,b,\nc,d,\n")
+    r = rollout(path)
+    assert (r.prompts, r.responses) == (["a", "c"], ["b", "d"])
+    for rows, told in (("a,b,\nc,d,e\n", "row 1 has more"), ("a,b\nc,d,e\n", "line 3, saw 3")):
+        path.write_text("prompt,response\n" + rows)
+        with pytest.raises(ValueError, match=f"x.csv is damaged .*{told}"):
+            read_table(path)
+
+
+def test_other_spellings(tmp_path):
+    # catches: .JSONL refused; an array in a .jsonl refused; bytes of latin-1 changed in silence
+    path = tmp_path / "1.JSONL"
+    path.write_text('[{"response": "a"},\n {"response": "b"}]')
+    assert rollout(path).responses == rollout(tmp_path).responses == ["a", "b"]
+    (tmp_path / "x.csv").write_bytes(b"response\ncaf\xe9\n")
+    r = rollout(tmp_path / "x.csv")
+    assert r.responses == ["caf\ufffd"] and "no UTF-8 are shown as \ufffd, 1 times" in notes(r)
+
+
+def test_a_score_beyond_float32():
+    # catches: a finite score that is shown as infinite, without a note
+    r = rollout([dict(response="a", scores=1.0), dict(response="b", scores=1e39)])
+    assert r.scores[1].isinf() and "too large, in episode 1 (1e+39)" in notes(r)
+
+
+def test_a_column_given_twice_or_with_blanks():
+    # catches: the last of two mappings wins; blanks that belong to the name of no column
+    with pytest.raises(ValueError, match="scores 2 times"):
+        parse_columns(["scores=a, scores=b"])
+    given = parse_columns([" response = answer , scores= b"])
+    r = rollout([{"answer": "a", " b": 2.0}], columns=given)
+    assert r.responses == ["a"] and r.scores.tolist() == [2.0]
+
+
 # ---------------------------------------------------------------- hostile texts
 EVIL = HOSTILE + "\x1b[31mred\x1b]0;title\x07"
 
@@ -498,6 +592,27 @@ def test_the_command(tmp_path, capsys):
     view_command([str(files.verl(tmp_path / "verl")), "--no-browser", "--update", "2"])
     _, data = read_page(tmp_path / "verl" / "rollouts.html")
     assert [one["name"] for one in data["updates"]] == ["2"]
+
+
+def test_updates_that_are_not_there(tmp_path, capsys):
+    # catches: "1 to 10: give one of them" where 3 is not there
+    folder = files.verl(tmp_path / "verl", 4)
+    (folder / "3.jsonl").rename(folder / "9.jsonl")
+    (folder / "9.jsonl").write_text(
+        (folder / "9.jsonl").read_text().replace('step": 3', 'step": 9')
+    )
+    with pytest.raises(SystemExit):
+        view_command([str(folder), "--update", "3"])
+    assert "--update is 3 and" in (err := capsys.readouterr().err)
+    assert "keeps 1, 2, 4, 9: give one of them" in " ".join(err.split())
+
+
+def test_a_missing_score_is_blank_in_the_terminal(tmp_path, capsys):
+    # catches: +nan
+    rows = [dict(response="a", scores=1.0, kl=[None]), dict(response="b", kl=[2.0])]
+    view_command([str(files.write_lines(tmp_path / "x.jsonl", rows)), "--terminal"])
+    out = capsys.readouterr().out
+    assert "nan" not in out and "+1.00" in out and "+2.00" in out
 
 
 def test_every_target_is_a_name_of_a_rollout():

@@ -244,11 +244,18 @@ def test_a_trainer_without_prompts_is_refused(ppo):
         ([dict(prompt="a", good="b")], "row 0: chosen is missing.*columns prompt, good"),
         ([dict(prompt="a", chosen="b", rejected=1)], "row 0: rejected is missing or no text"),
         (["a"], "row 0: prompt is missing.*columns none"),
+        ([dict(prompt=None, chosen="b", rejected="c")], "row 0: prompt is None: give text, or tur"),
+        ([dict(prompt=[1], chosen="b", rejected="c")], r"row 0: prompt is \[1\]: give text"),
     ],
 )
 def test_pairs_with_other_columns_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
         checked_pairs(given)
+
+
+def test_the_prompt_of_a_pair_may_be_a_conversation():
+    row = dict(prompt=[dict(role="user", content="a")], chosen="b", rejected="c")
+    assert checked_pairs([row]) == [row]
 
 
 @pytest.fixture
@@ -287,6 +294,14 @@ def test_a_file_of_pairs_that_is_wrong_is_one_line(text, said, run_of, capsys):
     err = capsys.readouterr().err.strip().splitlines()
     assert err[-1].startswith("rlhf-nb preflight: --preflight_pairs bad.jsonl") and said in err[-1]
     assert not Path("out").exists()
+
+
+# catches: a page that cannot be written, found out after the whole ladder
+def test_a_page_that_is_a_folder_is_refused_before_the_work(run_of, capsys):
+    assert main([*run_of, "--html", "policy"]) == 2
+    told = capsys.readouterr()
+    assert "--html policy is a folder: give a file" in told.err and not told.out
+    assert not Path("policy.partial").exists() and "preflight: about" not in told.err
 
 
 # catches: a recipe whose section ppo is not read, an exit code that is always 0, a folder left behind

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+import re
 import shutil
 import sys
 from dataclasses import fields
@@ -23,7 +25,7 @@ import rlhf_nb.diagnose.replay as module
 import rlhf_nb.trainer
 from rlhf_nb import replay
 from rlhf_nb.cli import main
-from rlhf_nb.diagnose.replay_outcome import most_moved, shown_numbers
+from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
 from rlhf_nb.diagnose.replay_settings import MAY_VARY, REASONS, THEIRS, UNUSED
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
@@ -394,6 +396,45 @@ def test_damage_and_other_versions_are_named(spoilt):
         replay(spoilt, 2)
 
 
+def no_work(*given):
+    raise AssertionError("the update was done before it was refused")
+
+
+# catches: a damaged checkpoint after the update, found out once the update is done
+@pytest.mark.parametrize(
+    "file, text, said",
+    [
+        ("model.safetensors", "cut", "model.safetensors is not as it was written"),
+        ("ppo_state.json", None, "ppo_state.json is missing"),
+        ("manifest.json", "no JSON", "manifest.json is not as it was written"),
+        ("manifest.json", None, "has no manifest.json"),
+    ],
+)
+def test_damage_after_the_update_is_named_before_the_work(spoilt, monkeypatch, file, text, said):
+    path = spoilt / "checkpoint-2" / file
+    path.write_text(text) if text else path.unlink()
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=said) as error:
+        patch.setattr(module, "do_again", no_work)
+        replay(spoilt, 1)
+    assert f"Or move {spoilt / 'checkpoint-2'} out of the run's folder" in str(error.value)
+
+
+# catches: the advice it gives for damage after the update, which does not help
+def test_without_the_checkpoint_after_it_an_update_is_still_replayed(spoilt):
+    (spoilt / "checkpoint-2").rename(spoilt.with_name("aside"))
+    done = replay(spoilt, 1)
+    assert done.same and [x.name for x in done.checks.checks if x.skipped] == ["state", "weights"]
+
+
+# catches: advice to train again where a checkpoint was given, a model's name that is ignored
+def test_a_checkpoint_or_a_model_that_is_of_no_use_is_refused(run):
+    folder = run().output_dir
+    with pytest.raises(ValueError, match=r"checkpoint-1 is a checkpoint: give its run, .*plain\."):
+        replay(folder / "checkpoint-1", 1)
+    with pytest.raises(ValueError, match=r"nowhere would not be used: .* \(--model_name_or_path\)"):
+        replay(folder, 1, model="nowhere")
+
+
 # catches: an optimizer's state in parts that is taken for none, so that Adam starts anew
 def test_a_state_in_parts_is_refused(spoilt):
     manifest = spoilt / "checkpoint-1" / "manifest.json"
@@ -512,6 +553,34 @@ def test_the_command(run, tmp_path, capsys):
     assert told["was"]["numbers"]["lr"] != told["now"]["numbers"]["lr"]
 
 
+# catches: a setting with hyphens that is ignored, a line after the JSON, JSON with a bare NaN
+def test_the_json_is_whole_and_hyphens_are_underscores(run, tmp_path, capsys, monkeypatch):
+    words = ["replay", str(run().output_dir), "--update", "1", "--learning-rate", "1e-5", "--json"]
+    numbers = Outcome.numbers
+    monkeypatch.setattr(Outcome, "numbers", lambda self: numbers(self) | dict(of_none=math.nan))
+    assert main([*words, "--output", str(tmp_path / "page.html")]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out, parse_constant=pytest.fail)
+    assert told["settings"] == dict(learning_rate=dict(was=0.01, now=1e-5))
+    assert told["now"]["numbers"]["of_none"] is None and "page.html" in err
+
+
+# catches: what cannot be done, found out once the update is done
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--episodes 99", "there is no episode 99: update 1 has 8. Give some of 0 to 7"),
+        ("--output .", "--output . is a folder: give a file"),
+        ("--per-device-train-batch-size 3", "is 3 and the record has 8 episodes .* divisor of 8"),
+        ("--model-adapter-name x", "--model_adapter_name cannot .* models"),
+    ],
+)
+def test_the_command_refuses_before_the_work(run, capsys, monkeypatch, words, said):
+    monkeypatch.setattr(module, "do_again", no_work)
+    assert main(["replay", str(run().output_dir), "--update", "1", *words.split()]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -523,8 +592,6 @@ def test_the_command(run, tmp_path, capsys):
     ],
 )
 def test_the_command_refuses_in_one_line(run, capsys, words, said):
-    import re
-
     given = ["replay", str(run().output_dir), "--update", "1", *words.split()]
     try:
         code = main(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -21,6 +20,7 @@ from rlhf_nb.cli.ppo import ABOUT as OF_PPO
 from rlhf_nb.cli.ppo import trainer_of
 from rlhf_nb.cli.training import in_folder
 from rlhf_nb.runtime.fields import setting
+from rlhf_nb.runtime.files import strict_json, writable
 from rlhf_nb.trainer import PPOConfig
 
 
@@ -97,11 +97,13 @@ def preflight_command(words: Sequence[str]) -> int:
     how, data, models, args = preflight_parser().settings(words)
     if models.dry_run:
         raise ValueError("--dry_run plans memory and runs nothing: give it to `rlhf-nb ppo`.")
+    if how.html != "none":
+        writable(how.html, "--html")
     pairs = checked_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
     with untouched(args), redirect_stdout(sys.stderr):  # the checks alone go to the output
         done = preflight(trainer_of(data, models, args), pairs)
     if how.json:
-        print(json.dumps(done.as_json(), indent=1))
+        print(strict_json(done.as_json()))
     else:
         wide = None if sys.stdout.isatty() else 140
         Console(file=sys.stdout, width=wide).print(done)

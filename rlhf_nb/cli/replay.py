@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.text import Text
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Count, Index, setting
+from rlhf_nb.runtime.files import strict_json, writable
 from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def named_settings(words: Sequence[str]) -> list[str]:
     from rlhf_nb.trainer import PPOConfig
 
     own = {f.name for f in fields(PPOConfig)} - {f.name for f in fields(ReplayArguments)}
-    named = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    typed = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    named = [name.replace("-", "_") for name in typed]  # the parser takes both
     for name in named:
         if name in (own | set(REASONS)) - MAY_VARY:
             why = REASONS.get(name, NOWHERE).format(was="the run's own")
@@ -165,7 +167,7 @@ def as_json(replay: Replay) -> str:
     varied = {name: dict(was=old, now=new) for name, (old, new) in replay.settings.items()}
     was = dict(numbers=replay.was.numbers(), steps=replay.was.steps)
     now = dict(numbers=replay.now.numbers(), steps=replay.now.steps)
-    return json.dumps(
+    return strict_json(
         dict(
             update=replay.record.update,
             settings=varied,
@@ -173,8 +175,7 @@ def as_json(replay: Replay) -> str:
             checks=replay.checks.as_json()["checks"],
             was=was,
             now=now,
-        ),
-        indent=1,
+        )
     )
 
 
@@ -183,14 +184,19 @@ def replay_command(words: Sequence[str]) -> int:
     helped = {"-h", "--help", "--help-all"} & {*words}
     names: list[str] = [] if helped else named_settings(words)
     options = replay_parser().read(words)
+    if options.output:
+        writable(options.output, "--output")
     from accelerate import PartialState  # seconds that `--help` does not wait for
 
-    from rlhf_nb.diagnose.replay import replay
+    from rlhf_nb.diagnose.replay import replay_of
     from rlhf_nb.diagnose.replay_outcome import most_moved
+    from rlhf_nb.diagnose.replay_record import record_of
 
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     models = dict(model=options.model_name_or_path, value_model=options.value_model_path)
-    done = replay(options.run, options.update, **models, **settings)
+    record = record_of(options.run, options.update, **models)
+    record.check_episodes(options.episodes or [])
+    done = replay_of(record, settings)
     differ = 1 if any(done.was.differences.values()) else 0
     if not PartialState().is_main_process:
         return differ
@@ -203,5 +209,6 @@ def replay_command(words: Sequence[str]) -> int:
         print(check_lines(done))
     if options.output:
         Path(options.output).parent.mkdir(parents=True, exist_ok=True)
-        print(f"rlhf-nb replay: {done.save_html(options.output, episodes)}")
+        page = done.save_html(options.output, episodes)
+        print(f"rlhf-nb replay: {page}", file=sys.stderr)
     return differ

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,6 +91,11 @@ def last_words(text: str, most: int = 160) -> str:
     return f"… {words[-1]}"
 
 
+def _signed(x: float) -> str:
+    "A number with its sign; nothing where it is not known."
+    return "" if math.isnan(x) else f"{x:+.2f}"
+
+
 def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     "The first episodes of a rollout, for a terminal."
     from rlhf_nb.ui.episodes import unit_of
@@ -110,8 +116,8 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
         table.add_row(
             Text(harmless(last_words(rollout.prompts[i])) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
-            "" if rollout.scores is None else f"{float(rollout.scores[i]):+.2f}",
-            "" if rollout.kl is None else f"{sum(kl):+.2f}",
+            "" if rollout.scores is None else _signed(float(rollout.scores[i])),
+            "" if rollout.kl is None else _signed(sum(kl)),
             str(n),
             "" if rollout.stopped is None else "stopped" if rollout.stopped[i] else "cut off",
         )
@@ -122,17 +128,30 @@ def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
     options = parser.read(words)
-    from rlhf_nb.ui.browser import browse  # seconds that `--help` does not wait for
+    from rlhf_nb.cli.models import named  # seconds that `--help` does not wait for
+    from rlhf_nb.ui.browser import browse
     from rlhf_nb.ui.episodes import notes_of
-    from rlhf_nb.ui.foreign import parse_columns
+    from rlhf_nb.ui.foreign import load_tokenizer, parse_columns
     from rlhf_nb.ui.report import report
+    from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 
     columns = None if options.columns is None else parse_columns([options.columns])
-    folder, browser = Path(options.run), browse(options.run, None, columns, options.tokenizer)
-    first, last = min(browser.run.files), max(browser.run.files)
+    folder, tokenizer = Path(options.run), None
+    for name in ("columns", "tokenizer"):
+        if getattr(options, name) is not None and rollout_files(folder):
+            parser.error(
+                f"--{name} is for files of other trainers, and {folder} has rollouts of rlhf-nb, "
+                "which hold their columns and tokens: leave it out"
+            )
+    if options.tokenizer is not None:
+        with named("--tokenizer", options.tokenizer) as name:
+            tokenizer = load_tokenizer(name)
+    browser = browse(options.run, None, columns, tokenizer)
+    last = max(browser.run.files)
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):
         parser.error(
-            f"--update is {missing[0]} and {folder} keeps {first} to {last}: give one of them"
+            f"--update is {missing[0]} and {folder} keeps {ranges_of(browser.run.files)}: "
+            f"give one of them.{left_out(folder, missing[0])}"
         )
     if options.terminal:
         for update in options.update or [last]:

@@ -22,6 +22,7 @@ from rlhf_nb.diagnose import (
 )
 from rlhf_nb.diagnose.checks import Checks, Rung, climb
 from rlhf_nb.diagnose.subject import LOOKED_AT, Subject, random_states
+from rlhf_nb.runtime.prompts import check_turns
 from rlhf_nb.sft import quiet_bars
 from rlhf_nb.trainer import PPOTrainer
 
@@ -42,7 +43,8 @@ def checked_pairs(
     pairs: Iterable[Any] | None,  # rows with prompt, chosen (good) and rejected (bad) answers
     name: str = "pairs",  # that an error calls them
 ) -> list[dict[str, Any]] | None:
-    "The rows as dictionaries. Raises ValueError where there are none, or a column is missing."
+    """The rows as dictionaries. Raises ValueError where there are none, a column is missing, or a
+    prompt is neither text nor a conversation."""
     if pairs is None:
         return None
     rows = list(pairs)
@@ -57,6 +59,8 @@ def checked_pairs(
                 f"{', '.join(map(str, there)) or 'none'}: give {', '.join(COLUMNS)}, where chosen "
                 "is a good answer and rejected a bad one."
             )
+        if not is_text(row["prompt"]):
+            check_turns(row["prompt"], f"{name}, row {i}: prompt")
     return rows
 
 

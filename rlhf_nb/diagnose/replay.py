@@ -286,6 +286,12 @@ def replayed(record: Record, was: Outcome, settings: Mapping[str, Any]) -> Repla
     return Replay(record, {k: (record.settings.get(k), x) for k, x in varied.items()}, was, now)
 
 
+def replay_of(record: Record, settings: Mapping[str, Any]) -> Replay:
+    "`replay` of what a run keeps of an update."
+    check_settings(settings, record.settings)
+    return replayed(record, do_again(record, {}), settings)
+
+
 def replay(
     run: Any,  # the folder of a run with checkpoints and rollouts, or its PPOTrainer
     update: int | None = None,  # from 0: the k-th starts from checkpoint-k
@@ -296,6 +302,4 @@ def replay(
 ) -> Replay:
     """One update of a run again with other settings, nothing sampled, beside what it was. Raises
     ValueError on a setting of the sampling, and where the run did not keep what is needed."""
-    record = record_of(run, update, model, value_model)
-    check_settings(settings, record.settings)
-    return replayed(record, do_again(record, {}), settings)
+    return replay_of(record_of(run, update, model, value_model), settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_nb.checkpoint import verify
+from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.diagnose.replay_settings import settings_of
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.rollout import Rollout
@@ -20,7 +20,7 @@ from rlhf_nb.runtime.files import log_history, read_jsonl
 from rlhf_nb.runtime.folders import checkpoints
 from rlhf_nb.runtime.resume import saved_run
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.ui.run_files import rollout_files
+from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,15 @@ class Record:
             )
         return Rollout.load(self.rollouts[rank])
 
+    def check_episodes(self, chosen: Sequence[int]) -> None:
+        "Raises ValueError on an episode that the update does not have."
+        count = sum(len(Rollout.load(file)) for file in self.rollouts) if chosen else 0
+        if wrong := [i for i in chosen if not 0 <= i < count]:
+            raise ValueError(
+                f"there is no episode {wrong[0]}: update {self.update} has {count}. Give some of 0 "
+                f"to {count - 1}."
+            )
+
 
 def folder_of(run: Path) -> Path:
     "Where a run keeps checkpoints and rollouts: its folder, or `ppo` in that of a demo."
@@ -67,6 +76,8 @@ def folder_of(run: Path) -> Path:
 def check_kept(folder: Path, update: int | None) -> None:
     "Raises ValueError where an update's checkpoint or rollout is not there; it says what keeps it."
     rollouts, there = rollout_files(folder), {p.name: p for p in checkpoints(folder)}
+    if not rollouts and (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} is a checkpoint: give its run, {folder.absolute().parent}.")
     if not rollouts:
         raise ValueError(
             f"{folder} keeps no rollouts, so there are no episodes to learn from again: train with "
@@ -77,8 +88,8 @@ def check_kept(folder: Path, update: int | None) -> None:
     if update is None:
         raise ValueError(f"no update is given: say which, --update N.{can}")
     if update not in rollouts:
-        first, last = min(rollouts), max(rollouts)
-        raise ValueError(f"{folder} keeps the rollouts of updates {first} to {last}, not {update}.")
+        there_are = f"{folder} keeps the rollouts of updates {ranges_of(rollouts)}, not {update}."
+        raise ValueError(there_are + left_out(folder, update))
     if update == 0 and "checkpoint-0" not in there:
         raise ValueError(
             f"{folder} has no checkpoint-0, the state before the first update: a run keeps it with "
@@ -113,6 +124,17 @@ def check_state(checkpoint: Path) -> None:
         )
 
 
+def check_later(checkpoint: Path) -> None:
+    "The same of one after the update, which a replay can do without."
+    try:
+        check_state(checkpoint)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} Or move {checkpoint} out of the run's folder: it is after this update, which "
+            "is then replayed without being compared with it."
+        ) from error
+
+
 def logged(folder: Path, update: int) -> dict[str, Any] | None:
     "The line of one update alone; None: it was logged together with others, or not yet."
     state = folder / "trainer_state.json"
@@ -143,6 +165,8 @@ def record_of(
     check_state(checkpoint)
     # a resume may have changed settings: what was done next is in the next checkpoint
     later = [path for path in saved if int(path.name.split("-")[1]) > update]
+    if later:
+        check_later(later[0])
     before = settings_of(saved_run(checkpoint))
     settings = settings_of(saved_run(later[0])) if later else before
     after = folder / f"checkpoint-{update + 1}"
@@ -167,6 +191,9 @@ def no_judge(prompts: list[str], responses: list[str], **columns: Any) -> list[f
     raise RuntimeError("a replay uses the scores of the record, and nothing was to be judged.")
 
 
+OPTIONS = dict(model="--model_name_or_path", value_model="--value_model_path")
+
+
 def loaded(
     load: Callable[..., Any],  # load_policy or load_scorer
     folder: Path,  # of the policy or the value model in a checkpoint
@@ -187,10 +214,15 @@ def loaded(
         if not name:
             raise ValueError(
                 f"{folder} is an adapter, and the model under it had no name: give that as "
-                f"{argument} (--{argument})."
+                f"{argument} ({OPTIONS[argument]})."
             )
         model = load(name, dtype=getattr(torch, made.get("dtype", "float32")), **how)
     elif (folder / "config.json").is_file():
+        if given is not None:
+            raise ValueError(
+                f"{folder} has a whole model, so {given} would not be used: leave {argument} out "
+                f"({OPTIONS[argument]})."
+            )
         model = load(str(folder), dtype="auto", **how)
     if model is None:
         raise ValueError(

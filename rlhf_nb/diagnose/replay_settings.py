@@ -91,6 +91,7 @@ def check_settings(
             old = was.get(name)
             text = why.format(was="other settings" if old is None else f"{name} {old}")
             raise ValueError(f"{name} cannot be varied here: {text}.")
+    in_same_batch(changes, was)
 
 
 def unfit(name: str, value: Any, was: Mapping[str, Any]) -> str | None:

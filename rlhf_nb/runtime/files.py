@@ -16,8 +16,27 @@ def write_text_atomic(
 ) -> None:
     "Write beside the file and rename, so that no reader ever sees half of it."
     beside = Path(f"{path}.partial")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except BaseException:  # Ctrl-C too
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def writable(
+    path: str | Path,
+    option: str,  # that gave it, such as "--output"
+) -> None:
+    "Raises ValueError where no file can be written, before the work that is to be written."
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: give a file, such as {path / 'page.html'}.")
+    there = next(folder for folder in path.parents if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ValueError(
+            f"{option} {path}: {there} is no folder that can be written to. Give another path."
+        )
 
 
 def read_jsonl(
@@ -112,6 +131,11 @@ def _untagged(x: dict[str, Any]) -> Any:
 
         return np.array(value, dtype=x["dtype"])
     return x
+
+
+def strict_json(x: Any) -> str:
+    "JSON for other programs: null for NaN and infinity, which the standard does not have."
+    return json.dumps(json.loads(json.dumps(x), parse_constant=lambda _: None), indent=1)
 
 
 def to_json(x: Any) -> str:

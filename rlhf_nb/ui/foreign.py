@@ -5,10 +5,12 @@ file of each."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.loading import loading
 from rlhf_nb.runtime.terminal import harmless
 from rlhf_nb.ui.run_files import (
     METRIC_COLUMNS,
@@ -297,6 +300,25 @@ def _read_json(raw: bytes, notes: list[str]) -> Columns:
     return _of_rows(whole if isinstance(whole, list) else [whole])
 
 
+def _read_csv(raw: bytes) -> pd.DataFrame:
+    "A CSV file. Raises ValueError where a row has more fields than the header."
+    how: dict[str, Any] = dict(
+        index_col=False, keep_default_na=False, encoding_errors="replace"
+    )  # without index_col=False, an additional field shifts all columns
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(io.BytesIO(raw), **how)
+    except pd.errors.ParserWarning:
+        width = pd.read_csv(io.BytesIO(raw), nrows=0, **how).shape[1]
+        rows = pd.read_csv(io.BytesIO(raw), header=None, skiprows=1, dtype=str, **how)
+        row = int(rows.iloc[:, width:].fillna("").ne("").any(axis=1).to_numpy().argmax())
+        fix = "name every column there, and quote a field that has a comma in it"
+        raise ValueError(
+            f"row {row} has more fields than the header, which has {width}: {fix}"
+        ) from None
+
+
 def _of_frame(frame: pd.DataFrame) -> Columns:
     return {str(name): frame.iloc[:, i].tolist() for i, name in enumerate(frame.columns)}
 
@@ -304,25 +326,26 @@ def _of_frame(frame: pd.DataFrame) -> Columns:
 def read_table(path: Path, notes: list[str] | None = None) -> Columns:
     """A file of episodes as columns; what was left out is added to `notes`. Raises ValueError, with
     the file's name, where it is damaged, empty or of another kind."""
-    notes = [] if notes is None else notes
-    if path.suffix not in SUFFIXES:
+    notes, kind = [] if notes is None else notes, path.suffix.lower()
+    if not path.exists():
+        raise ValueError(f"there is no file {path}: give one that is there.")
+    if kind not in SUFFIXES:
         raise ValueError(
             f"{path} is no table of episodes: give a file that ends in {', '.join(SUFFIXES)}, a "
             "folder of them, or the output_dir of a run with save_rollouts=True."
         )
     try:
-        if path.suffix == ".parquet":
+        if kind == ".parquet":
             columns = _of_frame(pd.read_parquet(path))
-        elif path.suffix == ".csv":
-            columns = _of_frame(pd.read_csv(path, keep_default_na=False, encoding_errors="replace"))
         else:
             raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
             if bad := len(re.findall("\ufffd", raw.decode("utf-8", "replace"))):
                 notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
-            read = _read_json if path.suffix == ".json" else _read_lines
-            columns = read(raw, notes)
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}: give one that is there.") from None
+            if kind == ".csv":
+                columns = _of_frame(_read_csv(raw))
+            else:
+                whole = kind == ".json" or raw.lstrip()[:1] == b"["
+                columns = (_read_json if whole else _read_lines)(raw, notes)
     except (ValueError, OSError, TypeError, NotImplementedError) as error:
         short = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} is damaged ({short}): copy it again, or leave it out.") from None
@@ -354,7 +377,8 @@ def table_files(folder: Path) -> list[Path]:
         files = [
             file
             for file in (sorted(place.iterdir()) if place.is_dir() else [])
-            if file.is_file() and (file.suffix in TABLES or file.name.endswith(".table.json"))
+            if file.is_file()
+            and (file.suffix.lower() in TABLES or file.name.endswith(".table.json"))
         ]
         if files:
             family = lambda file: re.sub(r"\d+", "#", file.name)
@@ -388,7 +412,13 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
                 f"--columns has {pair!r}: write what it is, and the column that has it, such as "
                 "prompt=question,response=answer."
             )
-    return {name.strip(): column for name, column in (pair.split("=", 1) for pair in pairs)}
+    split = [(name.strip(), column) for name, column in (pair.split("=", 1) for pair in pairs)]
+    for name, many in Counter(name for name, _ in split).items():
+        if many > 1:
+            raise ValueError(
+                f"--columns has {name} {many} times: give it one column, or a sum: a+b."
+            )
+    return dict(split)
 
 
 def _names(names: Iterable[str], most: int = 60) -> str:
@@ -422,6 +452,7 @@ def mapping_of(
     else:
         known = dict(zip(TARGETS, TARGETS))
     there = lambda column: all(part in columns for part in _parts(columns, column))
+    given = {name: column if there(column) else column.strip() for name, column in given.items()}
     mapping = {name: column for name, column in known.items() if there(column)} | given
     mapping = {name: column for name, column in mapping.items() if column}
     for name, column in mapping.items():
@@ -471,12 +502,6 @@ def counted(n: int, things: str) -> str:
     return f"{n} {things[:-1] if n == 1 else things}"
 
 
-def _rows_told(rows: Sequence[tuple[int, str]], most: int = 5) -> str:
-    told = ", ".join(f"{row} ({why})" for row, why in rows[:most])
-    told = f"episode{'s' * (len(rows) > 1)} {told}"
-    return told + (f" and {len(rows) - most} more" if len(rows) > most else "")
-
-
 @dataclass
 class _Update:
     "The episodes of one update while they become a rollout."
@@ -485,6 +510,13 @@ class _Update:
     rows: Sequence[int]
     mapping: Mapping[str, str]
     notes: list[str]
+    first: int = 0  # number of its first episode: other files of the update may come before it
+
+    def told(self, rows: Sequence[tuple[int, str]], most: int = 5) -> str:
+        "Some of its episodes, each with what is wrong with it."
+        told = ", ".join(f"{self.first + row} ({why})" for row, why in rows[:most])
+        told = f"episode{'s' * (len(rows) > 1)} {told}"
+        return told + (f" and {len(rows) - most} more" if len(rows) > most else "")
 
     def column(self, target: str) -> list[Any] | None:
         if target not in self.mapping:
@@ -510,8 +542,12 @@ class _Update:
             )
             return None
         if bad:
-            self.notes.append(f"{target}: not in {_rows_told(bad)}.")
-        return torch.tensor(values, dtype=torch.float64).float()
+            self.notes.append(f"{target}: not in {self.told(bad)}.")
+        numbers = torch.tensor(values, dtype=torch.float64).float()
+        huge = [(row, f"{values[row]:g}") for row, x in enumerate(numbers.isinf()) if x]
+        if huge:
+            self.notes.append(f"{target}: infinite, or too large, in {self.told(huge)}.")
+        return numbers
 
     def token_lists(self, target: str, spans: Sequence[slice] | None) -> list[Any]:
         lists = [_listed(x) for x in self.column(target) or []]
@@ -534,7 +570,7 @@ class _Update:
                 held = counted(len(values), "numbers") if isinstance(values, list) else "no list"
                 bad.append((row, f"{held} for {counted(n, unit)}"))
         if bad:
-            self.notes.append(f"{target}: not shown in {_rows_told(bad)}.")
+            self.notes.append(f"{target}: not shown in {self.told(bad)}.")
         by_chance = unit == "words" and len(bad) > len(lengths) / 2
         if by_chance and len(bad) < len(lengths):
             self.notes.append(f"{target}: it fits the others by chance, so it is shown in none.")
@@ -554,29 +590,47 @@ def _stops(update: _Update) -> Tensor | None:
     found = [_stopped(x) for x in update.column("stopped") or []]
     if not found or None in found:
         if bad := [(row, "neither") for row, x in enumerate(found) if x is None]:
-            update.notes.append(f"stopped: not known of episodes {_rows_told(bad)}, so of none.")
+            update.notes.append(f"stopped: not known of {update.told(bad)}, so of none.")
         return None
     return torch.tensor(found)
+
+
+def _token_ids(update: _Update, spans: Sequence[slice] | None) -> list[Any]:
+    "The token ids of each episode; -1 for what is none, and a note."
+    bad, lists = [], update.token_lists("token_ids", spans)
+    for row, given in enumerate(lists):
+        if isinstance(given, list):
+            values = [number(x) for x in given]
+            ids = [int(x) if 0 <= x < 2**31 and x == int(x) else -1 for x in values]
+            lists[row] = ids
+            if -1 in ids:
+                bad.append((row, quoted(given[ids.index(-1)])))
+    if bad:
+        column = quoted(update.mapping["token_ids"])
+        update.notes.append(f"token_ids: {column} holds what is no token id in {update.told(bad)}.")
+    return lists
 
 
 def _tokens(
     update: _Update, responses: list[str], spans: Sequence[slice] | None, tokenizer: Any
 ) -> tuple[list[list[str]], list[Any], str]:
     "The tokens of each episode, their ids where the file has them, and what they are."
-    ids = update.token_lists("token_ids", spans)
+    ids = _token_ids(update, spans)
     texts = update.token_lists("tokens", spans)
     if ids and tokenizer is not None and not texts:
-        known: dict[int, str] = {}
-        for i in {int(i) for row in ids if isinstance(row, list) for i in row}:
-            known[i] = str(tokenizer.decode([i]))
-        texts = [[known[int(i)] for i in row] if isinstance(row, list) else None for row in ids]
+        given = {i for row in ids if isinstance(row, list) for i in row}
+        known = {i: str(tokenizer.decode([i])) if i >= 0 else "\ufffd" for i in given}
+        strange = [i for i, text in known.items() if not text and i >= len(tokenizer)]
+        if strange:
+            update.notes.append(f"token_ids: {strange[0]} is no token of the tokenizer: no text.")
+        texts = [[known[i] for i in row] if isinstance(row, list) else None for row in ids]
     if not texts:
         if ids and set(SIGNALS) & set(update.mapping):
             update.notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
         return [words_of(text) for text in responses], [], "words"
     none = [(row, "its words are") for row, x in enumerate(texts) if not isinstance(x, list)]
     if none:
-        update.notes.append(f"tokens: not a list in episodes {_rows_told(none)}.")
+        update.notes.append(f"tokens: not a list in {update.told(none)}.")
     tokens = [
         [text_of(t) for t in x] if isinstance(x, list) else words_of(text)
         for x, text in zip(texts, responses)
@@ -593,7 +647,7 @@ def _padded_ids(tokens: Sequence[Sequence[str]], ids: Sequence[Any], width: int)
     for row, its in enumerate(tokens):
         counted = list(islice(numbered, len(its)))
         own = ids[row] if ids and isinstance(ids[row], list) else []
-        given = [int(number(i)) for i in own] if len(own) == len(its) else counted
+        given = own if len(own) == len(its) and -1 not in own else counted
         out[row, : len(its)] = torch.tensor(given, dtype=torch.long)
     return out
 
@@ -605,10 +659,11 @@ def rollout_from(
     update: int = 0,
     notes: Sequence[str] = (),  # what was left out before
     tokenizer: Any = None,  # with it, token ids become tokens
+    first: int = 0,  # number of its first episode in the notes
 ) -> Rollout:
     """Some episodes of a table as a rollout. What the table lacks is None there; a text without
     tokens is cut into words. `info["notes"]` says what did not fit, and where."""
-    its = _Update(columns, rows, mapping, list(notes))
+    its = _Update(columns, rows, mapping, list(notes), first)
     responses, prompts = its.texts("response"), its.texts("prompt")
     masks = its.token_lists("token_mask", None)
     spans = [_last_run(x if isinstance(x, list) else []) for x in masks] or None
@@ -658,7 +713,27 @@ def is_foreign(source: Any) -> bool:
     own = any((path / name).exists() for name in ("metrics.jsonl", "settings.json", "ppo"))
     if path.is_dir():
         return not own and not rollout_files(path) and bool(table_files(path))
-    return path.exists() or path.suffix in SUFFIXES
+    return path.exists() or path.suffix.lower() in SUFFIXES
+
+
+def load_tokenizer(name: str) -> Any:
+    "A tokenizer by name or folder. Raises OSError or ValueError, in one line, where there is none."
+    from transformers import AutoTokenizer
+
+    with loading(name, "tokenizer"):
+        return AutoTokenizer.from_pretrained(name)
+
+
+def _notes_of_files(notes: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
+    "The notes on each file of an update; what does not hold for all of them names its files."
+    files: dict[str, list[str]] = {}
+    for some, name in zip(notes, names):
+        for note in dict.fromkeys(some):
+            files.setdefault(note, []).append(name)
+    return [
+        note if len(its) == len(names) else f"{_names(its, 3)}: {note}"
+        for note, its in files.items()
+    ]
 
 
 def _is_young(path: Path, fresh: float = 60.0) -> bool:
@@ -678,18 +753,16 @@ class ForeignRun:
         self.of_file = isinstance(source, (str, Path))
         self.records = list(source) if isinstance(source, Iterator) else source
         self.path = Path(source if self.of_file else "records")
-        self.columns, self.tokenizer = columns, tokenizer
-        if isinstance(tokenizer, str):
-            from transformers import AutoTokenizer
-
-            self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self.columns = columns
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.refresh()
 
     def refresh(self) -> None:
         "Read it again."
         self._rollouts: dict[int, Rollout] = {}
         self._numbers: dict[int, pd.DataFrame] = {}
-        self._parts: dict[int, list[tuple[Columns, list[int], dict[str, str], list[str]]]] = {}
+        self._parts: dict[int, list[tuple[Columns, list[int], dict[str, str], list[str], str]]] = {}
+        self._left_out: list[str] = []  # a note on each file that cannot be read yet
         if not self.of_file:
             self._take(table_of(self.records), 0, "records", [])
         else:
@@ -699,13 +772,20 @@ class ForeignRun:
                 try:
                     columns = read_table(file, notes)
                 except ValueError:
-                    if len(files) > 1 and _is_young(file):  # it is being written
+                    if len(files) > 1 and _is_young(file):
+                        self._left_out.append(
+                            f"{quoted(file.name)} cannot be read and is left out: it may still be "
+                            "being written. Open it again later."
+                        )
                         continue
                     raise
                 self._take(columns, file_number(file), str(file), notes)
             if not self._parts:
                 kinds = ", ".join(TABLES)
-                raise ValueError(f"{self.path} has no file of episodes: give some of {kinds}.")
+                left_out = " ".join(["", *self._left_out])
+                raise ValueError(
+                    f"{self.path} has no file of episodes: give some of {kinds}.{left_out}"
+                )
         self._log: pd.DataFrame | None = None
 
     def _take(self, columns: Columns, update: int, source: str, notes: list[str]) -> None:
@@ -718,12 +798,15 @@ class ForeignRun:
             rows.setdefault(step, []).append(i)
         read = f"Read as {name}: " + ", ".join(f"{k} from {quoted(v)}" for k, v in mapping.items())
         for step, some in rows.items():
-            self._parts.setdefault(step, []).append((columns, some, mapping, [f"{read}.", *notes]))
+            part = (columns, some, mapping, [f"{read}.", *notes], Path(source).name)
+            self._parts.setdefault(step, []).append(part)
 
     @property
     def counted(self) -> str:
         "Words, where neither tokens nor a tokenizer for their ids are there."
-        found = {k for parts in self._parts.values() for _, _, mapping, _ in parts for k in mapping}
+        found = {
+            k for parts in self._parts.values() for _, _, mapping, *_ in parts for k in mapping
+        }
         known = "tokens" in found or (self.tokenizer is not None and "token_ids" in found)
         return "tokens" if known else "words"
 
@@ -735,13 +818,16 @@ class ForeignRun:
     def rollout(self, update: int) -> Rollout:
         "One update; the last four are kept."
         if update not in self._rollouts:
-            parts = [
-                rollout_from(columns, rows, mapping, update, notes, self.tokenizer)
-                for columns, rows, mapping, notes in self._parts[update]
-            ]
-            notes = list(dict.fromkeys(note for r in parts for note in r.info["notes"]))
-            whole = merged(parts)
-            self._rollouts[update] = whole.with_(info={**whole.info, "notes": notes})
+            parts, first = list[Rollout](), 0
+            for columns, rows, mapping, notes, _ in self._parts[update]:
+                how = (mapping, update, notes, self.tokenizer, first)
+                parts.append(rollout_from(columns, rows, *how))
+                first += len(rows)
+            whole, names = merged(parts), [name for *_, name in self._parts[update]]
+            told = _notes_of_files([r.info["notes"] for r in parts], names) + self._left_out
+            if whole.stopped is None and any(r.stopped is not None for r in parts):
+                told.append("stopped: not known of every episode, so of none.")
+            self._rollouts[update] = whole.with_(info={**whole.info, "notes": told})
             for old in list(self._rollouts)[:-4]:
                 del self._rollouts[old]
         return self._rollouts[update]
@@ -775,7 +861,7 @@ class ForeignRun:
         hits = []
         for update in self.files:
             row = 0
-            for columns, rows, mapping, _ in self._parts[update]:
+            for columns, rows, mapping, *_ in self._parts[update]:
                 texts = columns[mapping["prompt"]] if "prompt" in mapping else []
                 found = next(
                     (i for i, k in enumerate(rows) if texts and text_of(texts[k]) == prompt), None

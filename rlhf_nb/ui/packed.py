@@ -60,7 +60,10 @@ def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
         given = frame[name].tolist()
         number = pd.api.types.is_numeric_dtype(frame[name])
         columns[visible(name)] = [
-            (float(x) if math.isfinite(x) else None) if number else visible(str(x)) for x in given
+            (float(x) if math.isfinite(x) else None)
+            if number
+            else visible("" if x is None or x != x else str(x))  # nan is not itself
+            for x in given
         ]
     return columns
 

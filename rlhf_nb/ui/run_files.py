@@ -56,13 +56,18 @@ def log_lines(path: Path) -> list[dict[str, Any]]:
 _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
 
 
+def _candidates(path: Path) -> list[Path]:
+    "What is in the folder of a run's rollouts."
+    for folder in (path / "ppo" / "rollouts", path / "rollouts"):
+        if folder.is_dir() and (files := sorted(folder.iterdir())):
+            return files
+    return []
+
+
 def rollout_files(path: Path) -> dict[int, list[Path]]:
     "The rollout files of a run, by update, ranks in order; what is being written is left out."
-    for folder in (path / "ppo" / "rollouts", path / "rollouts"):
-        if folder.is_dir() and any(folder.iterdir()):
-            break
     files: dict[int, dict[int, Path]] = {}
-    for file in folder.iterdir() if folder.is_dir() else ():
+    for file in _candidates(path):
         if (name := _FILE.fullmatch(file.name)) and _is_complete(file):
             files.setdefault(int(name[1]), {})[int(name[2] or 0)] = file
     ranks = max((len(parts) for parts in files.values()), default=0)
@@ -71,6 +76,27 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
     return {
         update: [parts[rank] for rank in sorted(parts)] for update, parts in sorted(files.items())
     }
+
+
+def left_out(path: Path, update: int) -> str:
+    "A sentence on an update's files that `rollout_files` leaves out; empty where there are none."
+    named = [(file.name, _FILE.fullmatch(file.name)) for file in _candidates(path)]
+    names = [name for name, found in named if found and int(found[1]) == update]
+    if not names or update in rollout_files(path):
+        return ""
+    return f" {', '.join(names)} is left out: it is damaged, or not yet written as a whole."
+
+
+def ranges_of(numbers: Iterable[int], most: int = 8) -> str:
+    "`0 to 3, 7, 9 to 12`; of many runs the first and the last."
+    runs: list[list[int]] = []
+    for x in sorted(numbers):
+        if runs and x == runs[-1][1] + 1:
+            runs[-1][1] = x
+        else:
+            runs.append([x, x])
+    words = [f"{a}" if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs]
+    return ", ".join(words if len(words) <= most else [*words[: most - 1], "…", words[-1]])
 
 
 def _is_complete(path: Path, fresh: float = 60.0) -> bool:
@@ -86,30 +112,36 @@ def _is_complete(path: Path, fresh: float = 60.0) -> bool:
 
 
 def merged(parts: Sequence[Rollout]) -> Rollout:
-    "The ranks of one update as one rollout; prompts padded on the left, responses on the right."
+    """The parts of one update as one rollout; prompts padded on the left, responses on the right.
+    What one part lacks is nan in its episodes; truth values are absent if one part lacks them."""
     if len(parts) == 1:
         return parts[0]
     widest = {name: max(filled(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
 
-    def widened(r: Rollout, name: str) -> Tensor:
-        x, left = filled(r, name), name.startswith("prompt")
+    def widened(r: Rollout, name: str, like: Tensor) -> Tensor:
+        x, left = getattr(r, name), name.startswith("prompt")
+        if x is None:
+            x = torch.where(r.mask.bool(), math.nan, 0.0)
+            x = x if like.dim() == 2 else torch.full((len(r),), math.nan)
         if x.dim() == 1:
             return x
         missing = widest["prompt_ids" if left else "mask"] - x.shape[1]
         return pad(x, (missing, 0) if left else (0, missing))
 
     def together(name: str) -> Tensor | None:
-        if any(getattr(r, name) is None for r in parts):
+        there = [x for r in parts if (x := getattr(r, name)) is not None]
+        if not there or (len(there) < len(parts) and not there[0].is_floating_point()):
             return None
-        return torch.cat([widened(r, name) for r in parts])
+        return torch.cat([widened(r, name, there[0]) for r in parts])
 
     texts = {
-        name: [x for r in parts for x in getattr(r, name)]
+        name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
         for name in ("prompts", "responses", "tokens")
+        if any(getattr(r, name) for r in parts)
     }
     columns = {
         name: [x for r in parts for x in r.columns.get(name, [None] * len(r))]
-        for name in parts[0].columns
+        for name in dict.fromkeys(name for r in parts for name in r.columns)
     }
     tensors = {name: together(name) for name in TENSORS}
     return parts[0].with_(**tensors, **texts, columns=columns)
@@ -253,9 +285,10 @@ class RunFolder:
         self._prompts: dict[_Stamp, dict[int, list[int]]] = {}
         self.refresh()
         if not self.files:
+            why = "" if self.path.exists() else ", as it is not there"
             raise ValueError(
-                f"{path} keeps no rollouts: give the output_dir of a run with save_rollouts=True, "
-                "or of `rlhf-nb demo`."
+                f"{path} keeps no rollouts{why}: give the output_dir of a run with "
+                "save_rollouts=True, or of `rlhf-nb demo`."
             )
 
     def refresh(self) -> None:
