@@ -15,7 +15,7 @@ import pandas as pd
 
 DATA = Path(__file__).with_name("bands.json")
 NOT_COMPARED = {"step", "episode", "epoch", "names a day"}  # counters, and what no trainer logs
-SPEED = ("time/", "eps", "tokens/per_second")  # of the machine, and not of the run
+SPEED = ("time/", "eps", "tokens/per_second", "gold/")  # of the machine, or of a judge now and then
 EOS, GAP = "val/eos_share", "entropy gap"  # computed from what is logged
 
 
