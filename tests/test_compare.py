@@ -20,6 +20,7 @@ from rlhf_nb.diagnose.bands import (
     bands_of,
     compared_metrics,
     illnesses,
+    kept,
     references,
     with_computed,
 )
@@ -71,8 +72,8 @@ def ill_of(name: str, seed: int) -> module.Comparison:
 
 # catches: bands.json of other results than those that are kept, or made by hand
 def test_the_bands_are_made_from_the_kept_results():
-    kept = [json.loads((RESULTS / f"{n}.json").read_text()) for n in ("sensitivity", "bug_museum")]
-    assert json.loads(DATA.read_text()) == json.loads(json.dumps(made_by.made(*kept)))
+    results = [json.loads((RESULTS / f"{name}.json").read_text()) for name in made_by.FILES]
+    assert json.loads(DATA.read_text()) == json.loads(json.dumps(made_by.made(*results)))
 
 
 # catches: a file that is not in the wheel
@@ -163,18 +164,21 @@ def test_one_other_run_is_no_band():
 
 
 # catches: bands so narrow that the recipe's own seeds leave them
-def test_a_healthy_run_stays_inside():
-    left = stays_inside(REFERENCE)
-    metrics = len(REFERENCE.values)
+@pytest.mark.parametrize("name", ["reference", "quick", "short"])
+def test_a_healthy_run_stays_inside(name):
+    bands = references()[name]
+    left = stays_inside(bands)
     assert len(left) >= 5
-    assert sum(map(len, left.values())) <= 0.05 * metrics * len(left), left
+    assert sum(map(len, left.values())) <= 0.05 * len(bands.values) * len(left), left
 
 
 # the wrong program of the test above: the bare range of the other seeds
-def test_a_bare_range_is_too_narrow(monkeypatch):
+@pytest.mark.parametrize("name", ["reference", "quick", "short"])
+def test_a_bare_range_is_too_narrow(monkeypatch, name):
     monkeypatch.setattr(module, "WIDER", 0.0)
-    left = stays_inside(REFERENCE)
-    assert sum(map(len, left.values())) > 0.05 * len(REFERENCE.values) * len(left)
+    bands = references()[name]
+    left = stays_inside(bands)
+    assert sum(map(len, left.values())) > 0.05 * len(bands.values) * len(left)
 
 
 # catches: a likeness that does not tell the bugs apart, or that saw the seed before
@@ -212,6 +216,20 @@ def test_another_recipe_counts_only_what_carries_over(tmp_path):
     settings = json.loads(DATA.read_text())["references"]["reference"]["settings"]
     (own / "settings.json").write_text(json.dumps(settings | dict(seed=7)))
     assert "objective/raw_scores" in [line.metric for line in compare(own).outside]
+
+
+# catches: the bands of another recipe than the run's own, where there are some of its own
+@pytest.mark.parametrize("name", ["reference", "quick", "short"])
+def test_a_run_is_held_against_its_own_recipe(tmp_path, name):
+    bands = references()[name]
+    run = written(bands.log_of(bands.seeds[0]), tmp_path / "run")
+    assert compare(run).against == "reference"  # nothing says which recipe it is
+    settings = kept()["references"][name]["settings"]
+    (run / "settings.json").write_text(json.dumps(settings | dict(seed=7)))
+    found = compare(run)
+    assert found.against == name and found.norm and not found.by_share
+    assert found.outside == []  # its own seed is in the bands
+    assert compare(run, reference="museum").against == "museum"
 
 
 # ---- The command ----
@@ -296,12 +314,12 @@ def test_the_plan_of_the_sensitivity_runs():
 
 # catches: runs that are kept and were not planned, or lack what the page reads
 def test_the_kept_sensitivity_runs():
-    kept = json.loads((RESULTS / "sensitivity.json").read_text())
+    found = json.loads((RESULTS / "sensitivity.json").read_text())
     planned = {(job.setting, job.value, job.seed) for job in sensitivity.plan()}
-    runs = {(run["setting"], run["value"], run["seed"]) for run in kept["runs"]}
-    assert runs <= planned and len(runs) == len(kept["runs"])
-    assert {"torch", "machine", "commit"} <= set(kept["environment"]) and kept["command"]
-    for run in kept["runs"]:
+    runs = {(run["setting"], run["value"], run["seed"]) for run in found["runs"]}
+    assert runs <= planned and len(runs) == len(found["runs"])
+    assert {"torch", "machine", "commit"} <= set(found["environment"]) and found["command"]
+    for run in found["runs"]:
         assert [row["temperature"] for row in run["verdict"]] == [0.01, 1.0]
         assert all(row["posts"] == 400 for row in run["verdict"])
 

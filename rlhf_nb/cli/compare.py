@@ -32,7 +32,7 @@ class CompareArguments:
 
 
 ABOUT = About(
-    usage="compare RUN [OTHER ...] [--with reference | museum] [--OPTION VALUE ...]",
+    usage="compare RUN [OTHER ...] [--with NAME] [--OPTION VALUE ...]",
     text="Holds what a run logged against the bands of healthy seeds, kept ones or the range of "
     "OTHER runs: when each metric leaves its band, and which bugs of the museum the run deviates "
     "like, as suspects and not as a verdict. Bands of a small world are no norm for a large model; "
@@ -54,8 +54,9 @@ def compare_parser() -> Parser:
         "--with",
         dest="reference",
         metavar="NAME",
-        help="Kept bands: reference, a short quick demo on several seeds; or museum, the healthy "
-        "runs of the bug museum. Without OTHER runs: reference.",
+        help="Kept bands, each of several seeds: reference, `rlhf-nb demo`; quick, `rlhf-nb demo "
+        "--quick`; short, half of a quick demo; museum, the healthy runs of the bug museum. "
+        "Without OTHER runs: those of the run's own recipe, else reference.",
     )
     return parser
 
@@ -101,7 +102,7 @@ def compare_command(words: Sequence[str]) -> None:
     from rlhf_nb.diagnose.compare import compare  # seconds that `--help` does not wait for
     from rlhf_nb.diagnose.compare_page import comparison_page
 
-    found = compare(options.run, options.others, options.reference or "reference")
+    found = compare(options.run, options.others, options.reference)
     if options.json:
         print(json.dumps(found.as_json(), indent=1))
         return

@@ -336,20 +336,21 @@ def logged(run: str | Path) -> pd.DataFrame:
 def compare(
     run: str | Path,  # a folder
     others: Sequence[str | Path] = (),  # runs whose range is the band; none: a reference
-    reference: str = "reference",  # or museum
+    reference: str | None = None,  # None: the one whose recipe the run has, else `reference`
 ) -> Comparison:
     """A run against the bands of a reference, or of other runs. Raises ValueError on a run without
     a log, a damaged one, or an unknown reference."""
     log = logged(run)
     if others:
         return held_against(log, bands_of([logged(one) for one in others]), str(run))
-    known = references()
+    known, made = references(), kept()["references"]
+    alike = [name for name in known if same_recipe(Path(run), made[name]["settings"])]
+    reference = reference or (alike or ["reference"])[0]
     if reference not in known:
         hint = did_you_mean(reference, known)
         raise ValueError(f"the reference is {reference!r}.{hint} There are: {', '.join(known)}.")
-    settings = kept()["references"][reference]["settings"]
-    same = same_recipe(Path(run), settings)
-    norm = same or not settings  # one without settings was named on purpose
+    same = reference in alike
+    norm = same or not made[reference]["settings"]  # one without settings was named on purpose
     return held_against(log, known[reference], str(run), norm, by_share=False if same else None)
 
 
