@@ -1,7 +1,7 @@
 """The bands that `rlhf-nb compare` draws, from the kept runs.
 
     python benchmarks/bands.py          # from the kept results
-    python benchmarks/bands.py --run    # first six seeds of each recipe of the demo: half an hour
+    python benchmarks/bands.py --run    # ten seeds of each recipe of the demo: an hour
 
 The bands of `rlhf-nb demo`, and of `rlhf-nb demo --quick`, are those of results/demo_runs.json,
 which --run makes: every seed has a world, models, pairs and sampling of its own, and seed 0, which
@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 FILES = ("demo_runs", "sensitivity", "bug_museum")
 DEMOS = {"reference": ["--eval_posts", "500"], "quick": ["--quick"]}  # name -> options
 JUDGED = ("eval_posts", "validation_posts", "evaluations")  # settings that training never sees
-SEEDS = range(1, 7)
+SEEDS = range(1, 11)
 TWINS = ("sign_of_the_kl", "part_of_the_truth")  # whose healthy runs have other settings
 
 

@@ -25,7 +25,10 @@ from rlhf_nb.diagnose.bands import (
     with_computed,
 )
 from rlhf_nb.diagnose.compare import (
+    APPROXKL,
     CARRIES,
+    ENOUGH,
+    carried,
     compare,
     edges,
     first_outside,
@@ -179,6 +182,47 @@ def test_a_bare_range_is_too_narrow(monkeypatch, name):
     bands = references()[name]
     left = stays_inside(bands)
     assert sum(map(len, left.values())) > 0.05 * len(bands.values) * len(left)
+
+
+# catches: three runs that are taken for a norm, without a word
+def test_few_runs_are_narrow_bands():
+    short = references()["short"]
+    for count in range(1, 6):
+        bands = short
+        for seed in short.seeds[: len(short.seeds) - count]:
+            bands = bands.without(seed)
+        told = held_against(short.log_of(short.seeds[0]), bands).aligned
+        assert ("are narrow" in told) == (2 <= count < ENOUGH)
+
+
+# catches: a value model that is asked to be good before it learned, the first learning update
+# held to the range of the later ones, and rows that hold whatever is logged
+def test_what_must_hold_in_any_run():
+    every = [
+        row
+        for bands in references().values()
+        for seed in bands.seeds
+        for row in carried(bands.log_of(seed))
+    ]
+    assert len(every) > 100 and sum(not row["holds"] for row in every) <= 0.01 * len(every)
+    log = pd.DataFrame(
+        {
+            APPROXKL: [0.0, 0.01, 0.01],
+            "val/explained_variance": [-5.0, 0.1, 0.2],
+            "policy/clipfrac_avg": [0.0, 0.24, 0.2],
+            "objective/kl": [0.0, 9.0, 11.0],
+        }
+    )
+    assert all(row["holds"] for row in carried(log))
+    outside = {
+        "val/explained_variance": [-5.0, -0.1, -0.2],
+        "policy/clipfrac_avg": [0.0, 0.26, 0.16],
+        "objective/kl": [0.0, 11.0, 11.0],
+    }
+    for metric, values in outside.items():
+        wrong = [row for row in carried(log.assign(**{metric: values})) if not row["holds"]]
+        assert [row["what"] for row in wrong] == [f"{metric}, once the policy learns"]
+        assert wrong[0]["measured"] == "outside in 2 of 2 updates"
 
 
 # catches: a likeness that does not tell the bugs apart, or that saw the seed before

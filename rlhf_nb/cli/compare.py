@@ -40,7 +40,7 @@ ABOUT = About(
     "metrics.jsonl of `rlhf-nb demo`), prints a table, and writes compare.html.",
     examples=(
         "rlhf-nb compare runs/mini_tldr",
-        "rlhf-nb compare runs/ppo runs/ppo_seed0 runs/ppo_seed1 runs/ppo_seed2 --output c.html",
+        "rlhf-nb compare runs/ppo runs/seeds/* --output compare.html",
     ),
 )
 
@@ -49,7 +49,7 @@ def compare_parser() -> Parser:
     "Every option of `rlhf-nb compare`."
     parser = Parser(ABOUT, CompareArguments)
     parser.add_argument("run", metavar="RUN", help="Folder of a run, before --options.")
-    parser.add_argument("others", nargs="*", metavar="OTHER", help="Runs to hold it against.")
+    parser.add_argument("others", nargs="*", metavar="OTHER", help="Runs to hold it against: 5 or more.")
     parser.add_argument(
         "--with",
         dest="reference",

@@ -29,13 +29,15 @@ from rlhf_nb.runtime.ranges import RANGES, healthy
 
 WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
 FEWEST = 2  # runs whose range is a band
+ENOUGH = 5  # of fewer, most healthy runs leave some band
+APPROXKL = "policy/approxkl_avg"  # 0 while the value model learns alone
 PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
 FARTHEST = 10.0  # spreads; a deviation beyond counts as this
 SHOWN = 3  # suspects
 ALIKE = 0.4  # likeness of a suspect; a healthy seed against the others comes as near to some bug
 CARRIES = {  # metrics that mean the same in any run with a KL penalty, and what they do
     "val/ratio": "1 while nothing was learned yet, then near it",
-    "policy/approxkl_avg": "0 while nothing was learned yet, then small",
+    APPROXKL: "0 while nothing was learned yet, then small",
     "policy/clipfrac_avg": "0 while nothing was learned yet, then small",
     "val/explained_variance": "about 0 at first, then towards 1",
     EOS: "nearly all",
@@ -124,7 +126,7 @@ class Left:
     counts: bool  # whether the bands are a norm for it in this run
 
 
-def first_outside(outside: np.ndarray, patience: int) -> int | None:
+def first_outside(outside: Iterable[bool], patience: int) -> int | None:
     "Where the first stretch of `patience` trues begins; one that the end cuts off is none."
     run = 0
     for i, out in enumerate(outside):
@@ -253,7 +255,12 @@ class Comparison:
             else "update by update"
         )
         size = f"{self.bands.updates} updates and {len(self.bands.seeds)} seeds"
-        return f"{self.updates} updates against bands of {size}, aligned {how}."
+        few = (
+            f" Bands of fewer than {ENOUGH} runs are narrow: most healthy runs leave one of them."
+            if FEWEST <= len(self.bands.seeds) < ENOUGH
+            else ""
+        )
+        return f"{self.updates} updates against bands of {size}, aligned {how}.{few}"
 
     def as_json(self) -> dict[str, Any]:
         "For `--json`."
@@ -275,7 +282,7 @@ def places_of(log: pd.DataFrame, bands: Bands, by_share: bool) -> np.ndarray:
     "Where the updates of a log are on the bands."
     if not by_share:
         return np.minimum(np.arange(len(log)), bands.updates - 1.0)
-    kl = "policy/approxkl_avg"
+    kl = APPROXKL
     ours = warm_up(log[kl].to_numpy(float) if kl in log else None)
     theirs = warm_up(np.nanmedian(bands.values[kl], 1) if kl in bands.values else None)
     return places(len(log), bands.updates, (ours, theirs))
@@ -366,12 +373,20 @@ def carried(log: pd.DataFrame) -> list[dict[str, Any]]:
             holds = abs(value - start) <= near
             what, measured = f"{metric}, first update", f"{value:.3g}"
             rows.append(dict(what=what, expected=f"{start:g}", measured=measured, holds=holds))
+    since = warm_up(log[APPROXKL].to_numpy(float) if APPROXKL in log else None)
     for metric, known in RANGES.items():
         if metric in log and known.low is not None:
-            beyond = int(sum(not healthy(metric, value) for value in log[metric]))
-            measured = f"outside in {beyond} of {len(log)} updates"
-            row = dict(what=metric, expected=known.healthy, measured=measured, holds=beyond == 0)
-            rows.append(row)
+            values = log[metric].iloc[since:]
+            beyond = [not healthy(metric, x, first=i == 0) for i, x in enumerate(values)]
+            first = "" if known.first is None else f" (at first {known.first:g})"
+            rows.append(
+                dict(
+                    what=f"{metric}, once the policy learns" if since else metric,
+                    expected=f"{known.low:g} to {known.high:g}{first}, but for single updates",
+                    measured=f"outside in {sum(beyond)} of {len(values)} updates",
+                    holds=first_outside(beyond, PATIENCE) is None,
+                )
+            )
     return rows
 
 
