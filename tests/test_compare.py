@@ -40,6 +40,7 @@ from rlhf_nb.diagnose.compare import (
 )
 from rlhf_nb.diagnose.compare_page import comparison_markup, comparison_page
 from rlhf_nb.gains import mean_interval
+from rlhf_nb.runtime.files import strict_json
 from rlhf_nb.ui.band_curves import view
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -274,6 +275,93 @@ def test_a_run_is_held_against_its_own_recipe(tmp_path, name):
     assert found.against == name and found.norm and not found.by_share
     assert found.outside == []  # its own seed is in the bands
     assert compare(run, reference="museum").against == "museum"
+
+
+# ---- Logs as runs leave them ----
+
+
+def state(log: pd.DataFrame, path: Path, **more: object) -> Path:
+    "A trainer_state.json, of a log with episodes of 64 an update."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = log.assign(episode=64 * log["step"]).to_dict("records")
+    path.write_text(json.dumps(dict(log_history=rows, **more)))
+    return path.parent
+
+
+# catches: the first half of a healthy run laid over the whole of others
+def test_an_unfinished_run_is_as_far_as_it_is(tmp_path):
+    short = references()["short"]
+    others = [state(short.log_of(s), tmp_path / str(s) / "trainer_state.json") for s in short.seeds]
+    log = short.log_of(short.seeds[0])
+    for planned, rows in ((10, 5), (40, 20)):
+        long = log.loc[np.repeat(log.index, planned // 10)].assign(step=np.arange(1, planned + 1))
+        run = state(long[:rows], tmp_path / "run" / "trainer_state.json", max_steps=planned)
+        found = compare(run, others)
+        assert found.outside == [] and found.aligned.startswith(f"{rows} of {planned} updates")
+        assert found.as_json()["ends"][0]["run"] == pytest.approx(
+            float(long[found.lines[0].metric].iloc[rows - max(1, rows // 10) : rows].mean()),
+            abs=1e-4,
+        )
+    (run / "trainer_state.json").unlink()  # a demo's: its settings tell
+    rows = [row | dict(episode=64 * row["step"]) for row in log[:5].to_dict("records")]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "settings.json").write_text(json.dumps(dict(episodes=640, batch=64)))
+    assert compare(run, others).planned == 10
+
+
+# catches: a mean over two updates taken for that of one, rows taken for updates
+def test_a_log_of_every_second_update(tmp_path):
+    log = pd.DataFrame({"step": [2, 4, 6, 8], "val/num_eos_tokens": 64.0, "objective/kl": 0.5})
+    run = state(log, tmp_path / "run" / "trainer_state.json", max_steps=8)
+    found = compare(run)
+    assert found.updates == 8 and found.log[EOS].tolist() == [1, 1, 1, 1]
+
+
+# catches: updates that are dropped because they are ill
+def test_a_run_that_turned_to_nan(tmp_path):
+    short = references()["short"]
+    log = short.log_of(short.seeds[0])
+    own = [name for name in log if name.startswith(("objective/kl", "policy/", "loss/"))]
+    own.remove("objective/kl_coef")
+    log.loc[4:, own] = np.nan
+    others = [state(short.log_of(s), tmp_path / str(s) / "trainer_state.json") for s in short.seeds]
+    for rows in (slice(0, None), slice(4, None)):
+        found = compare(state(log[rows], tmp_path / "run" / "trainer_state.json"), others)
+        left = {line.metric: line.update for line in found.outside}
+        assert {left.get(name) for name in own} == {5} and found.updates == 10
+        told = json.loads(strict_json(found.as_json()))
+        assert {one["value"] for one in told["lines"] if one["metric"] in own} == {None}
+
+
+# catches: the log of before a run was resumed; a folder that somebody named checkpoint-best
+def test_the_log_that_went_furthest(tmp_path):
+    log = references()["short"].log_of(300)
+    run = state(log[:4], tmp_path / "trainer_state.json", max_steps=4)
+    state(log[:3], run / "checkpoint-3" / "trainer_state.json", max_steps=4)
+    state(log[:2], run / "checkpoint-best" / "trainer_state.json", max_steps=4)
+    assert compare(run).updates == 4
+    state(log[:9], run / "checkpoint-9" / "trainer_state.json", max_steps=10)
+    assert compare(run).updates == 9 and compare(run).planned == 10
+
+
+# catches: bands of a point, in which everything is inside; the wrong folder in an error
+def test_others_that_make_no_band(tmp_path):
+    log = references()["short"].log_of(300)
+    run, two = (
+        state(log[:n], tmp_path / str(n) / "trainer_state.json", max_steps=n) for n in (10, 2)
+    )
+    with pytest.raises(ValueError, match=rf"{two} logged 2 updates.* runs of 3 or more"):
+        compare(run, [two, two])
+    sft = state(log[["step"]].assign(loss=1.0), tmp_path / "sft" / "trainer_state.json")
+    with pytest.raises(ValueError, match=rf"{sft} logged none of the metrics of {run}"):
+        compare(run, [run, sft])
+
+
+# catches: a run that is told to give others where it has none to be held against
+def test_a_log_of_what_is_no_norm(tmp_path):
+    log = pd.DataFrame({"step": [1, 2, 3], "objective/kl": [0.0, 0.1, 0.2]})
+    told = compare(state(log, tmp_path / "trainer_state.json")).verdict
+    assert "no metric that means the same in another recipe" in told
 
 
 # ---- The command ----

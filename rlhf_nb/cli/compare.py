@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.text import Text
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import setting
-from rlhf_nb.runtime.files import write_text_atomic
+from rlhf_nb.runtime.files import strict_json, writable, write_text_atomic
 from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
@@ -49,7 +48,9 @@ def compare_parser() -> Parser:
     "Every option of `rlhf-nb compare`."
     parser = Parser(ABOUT, CompareArguments)
     parser.add_argument("run", metavar="RUN", help="Folder of a run, before --options.")
-    parser.add_argument("others", nargs="*", metavar="OTHER", help="Runs to hold it against: 5 or more.")
+    parser.add_argument(
+        "others", nargs="*", default=[], metavar="OTHER", help="Runs to hold it against, 5 or more."
+    )
     parser.add_argument(
         "--with",
         dest="reference",
@@ -102,12 +103,14 @@ def compare_command(words: Sequence[str]) -> None:
     from rlhf_nb.diagnose.compare import compare  # seconds that `--help` does not wait for
     from rlhf_nb.diagnose.compare_page import comparison_page
 
+    output = Path(options.output or Path(options.run) / "compare.html")
+    if options.output:
+        writable(output, "--output")
     found = compare(options.run, options.others, options.reference)
     if options.json:
-        print(json.dumps(found.as_json(), indent=1))
+        print(strict_json(found.as_json()))
         return
     show(found, Console())
-    output = Path(options.output or Path(options.run) / "compare.html")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(output, comparison_page(found))
     print(f"rlhf-nb compare: {output}")

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 DATA = Path(__file__).with_name("bands.json")
-NOT_COMPARED = {"step", "episode", "epoch", "names a day"}  # counters, and what no trainer logs
-SPEED = ("time/", "eps", "tokens/per_second", "gold/")  # of the machine, or of a judge now and then
+NOT_COMPARED = {"step", "episode", "epoch", "names a day", "total_flos"}  # counters, and no metric
+APART = ("time/", "eps", "tokens/per_second", "train_", "gold/")  # of the machine, or of a judge
 EOS, GAP = "val/eos_share", "entropy gap"  # computed from what is logged
 
 
@@ -23,8 +23,10 @@ def with_computed(log: pd.DataFrame) -> pd.DataFrame:
     """A log with two columns more, where it has what they need: the share of an update's responses
     that reached the stop token, and the entropy of a token less that of the tokens sampled."""
     log = log.copy()
-    if {"val/num_eos_tokens", "episode"} <= set(log):
-        log[EOS] = log["val/num_eos_tokens"] / log["episode"].diff().fillna(log["episode"])
+    if {"val/num_eos_tokens", "episode"} <= set(log):  # a mean over the updates of a row
+        each = log[[x for x in ("episode", "step") if x in log]]
+        each = each.diff().fillna(each)
+        log[EOS] = log["val/num_eos_tokens"] * each.get("step", 1) / each["episode"]
     parts = ["policy/entropy_avg", "objective/entropy", "tokens/response_length"]
     if set(parts) <= set(log):
         log[GAP] = log[parts[0]] - log[parts[1]] / log[parts[2]]
@@ -36,7 +38,7 @@ def compared_metrics(log: pd.DataFrame) -> list[str]:
     return sorted(
         name
         for name in map(str, log)
-        if name not in NOT_COMPARED and not name.startswith(SPEED) and log[name].notna().any()
+        if name not in NOT_COMPARED and not name.startswith(APART) and log[name].notna().any()
     )
 
 

@@ -23,18 +23,21 @@ from rlhf_nb.diagnose.bands import (
     references,
     with_computed,
 )
-from rlhf_nb.runtime.curves import mean_and_interval, read_log
+from rlhf_nb.runtime.curves import mean_and_interval, planned_updates, read_log
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.ranges import RANGES, healthy
 
 WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
 FEWEST = 2  # runs whose range is a band
+SHORTEST = 3  # updates of such a run: of fewer, no two in a row say anything
 ENOUGH = 5  # of fewer, most healthy runs leave some band
 APPROXKL = "policy/approxkl_avg"  # 0 while the value model learns alone
 PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
 FARTHEST = 10.0  # spreads; a deviation beyond counts as this
 SHOWN = 3  # suspects
-ALIKE = 0.4  # likeness of a suspect; a healthy seed against the others comes as near to some bug
+# Likeness of a suspect. Of 30 healthy runs against the others one comes as near to some bug; of the
+# bugs that are named, the farthest run is at 0.48.
+ALIKE = 0.45
 CARRIES = {  # metrics that mean the same in any run with a KL penalty, and what they do
     "val/ratio": "1 while nothing was learned yet, then near it",
     APPROXKL: "0 while nothing was learned yet, then small",
@@ -91,7 +94,7 @@ def warm_up(approxkl: np.ndarray | None) -> int:
 
 
 def places(
-    count: int,  # updates of the run
+    count: int,  # updates that the run is to have
     length: int,  # updates of the bands
     warm: tuple[int, int] = (0, 0),  # updates of each in which the value model learned alone
 ) -> np.ndarray:  # [count]
@@ -214,7 +217,8 @@ class Comparison:
 
     run: str
     against: str
-    updates: int
+    updates: int  # up to the last that it logged
+    planned: int
     by_share: bool  # how they were aligned: by the share of the run, or update by update
     norm: bool  # whether the bands are those of the same recipe
     lines: tuple[Left, ...]  # those that left first
@@ -232,6 +236,11 @@ class Comparison:
     def verdict(self) -> str:
         "The whole in a sentence."
         counted = sum(line.counts for line in self.lines)
+        if not counted and len(self.bands.seeds) >= FEWEST:
+            return (
+                "The run logged no metric that means the same in another recipe: give OTHER runs "
+                "of its own."
+            )
         if not counted:
             return (
                 f"One other run makes no band: give {FEWEST} or more to see what leaves it. The "
@@ -260,7 +269,8 @@ class Comparison:
             if FEWEST <= len(self.bands.seeds) < ENOUGH
             else ""
         )
-        return f"{self.updates} updates against bands of {size}, aligned {how}.{few}"
+        own = f"{self.updates} of {self.planned}" if self.planned > self.updates else self.updates
+        return f"{own} updates against bands of {size}, aligned {how}.{few}"
 
     def as_json(self) -> dict[str, Any]:
         "For `--json`."
@@ -278,14 +288,16 @@ def same_recipe(run: Path, command_settings: dict[str, Any]) -> bool:
     return bool(command_settings) and command_settings.items() <= settings.items()
 
 
-def places_of(log: pd.DataFrame, bands: Bands, by_share: bool) -> np.ndarray:
+def places_of(log: pd.DataFrame, bands: Bands, by_share: bool, planned: int) -> np.ndarray:
     "Where the updates of a log are on the bands."
+    steps = log["step"].to_numpy(int) - 1
     if not by_share:
-        return np.minimum(np.arange(len(log)), bands.updates - 1.0)
+        return np.minimum(steps, bands.updates - 1.0)
     kl = APPROXKL
-    ours = warm_up(log[kl].to_numpy(float) if kl in log else None)
+    first = warm_up(log[kl].to_numpy(float) if kl in log else None)
+    ours = steps[first - 1] + 1 if first else 0
     theirs = warm_up(np.nanmedian(bands.values[kl], 1) if kl in bands.values else None)
-    return places(len(log), bands.updates, (ours, theirs))
+    return places(planned, bands.updates, (int(ours), theirs))[steps]
 
 
 def held_against(
@@ -295,21 +307,25 @@ def held_against(
     norm: bool = True,  # False: only metrics that carry over count
     cases: Mapping[str, tuple[Bands, Bands]] | None = None,  # None: those of the museum
     by_share: bool | None = None,  # None: where the lengths differ
+    planned: int | None = None,  # updates that the run is to have; None: those that it logged
 ) -> Comparison:
     "A log against bands, and the bugs that it deviates like. Raises ValueError: nothing shared."
     log = with_computed(log)
-    metrics = [m for m in bands.values if m in compared_metrics(log)]
+    metrics = [m for m in bands.values if m in log]
     if not metrics:
         raise ValueError(
             f"{name} logged none of the metrics of {bands.name}, {', '.join(bands.values)}: give a "
             "run of PPO."
         )
-    by_share = len(log) != bands.updates if by_share is None else by_share
-    where = places_of(log, bands, by_share)
+    done = int(log["step"].max())
+    planned = max(done, planned or 0)
+    by_share = planned != bands.updates if by_share is None else by_share
+    where = places_of(log, bands, by_share, planned)
     band = {m: along(edges(bands.values[m]), where) for m in metrics}
     several = len(bands.seeds) >= FEWEST
     counts = {m: several and (norm or m in CARRIES) for m in metrics}
-    patience = PATIENCE * max(1, round(len(log) / bands.updates)) if by_share else PATIENCE
+    lines_each = len(log) / done * planned / bands.updates if by_share else 1
+    patience = PATIENCE * max(1, round(lines_each))
     stayed = (None, None, None, None, False)
     lines = [
         left(m, log, band[m], patience, counts[m]) if several else Left(m, *stayed) for m in metrics
@@ -321,7 +337,7 @@ def held_against(
     found = ranked(run, share, cases) if ill else []
     suspects = tuple(one for one in found[:SHOWN] if one.likeness >= ALIKE)
     absent = tuple(m for m in bands.values if m not in metrics)
-    size = len(log), by_share, norm
+    size = done, planned, by_share, norm
     return Comparison(name, bands.name, *size, tuple(lines), suspects, absent, log, bands)
 
 
@@ -335,9 +351,26 @@ def logged(run: str | Path) -> pd.DataFrame:
         text = str(error).replace("cannot be drawn", "cannot be compared")
         damaged = "damaged" in text or "is not JSON" in text
         raise ValueError(text if damaged else f"{text} {NO_LOG}.") from error
-    if "objective/kl" in log:  # lines that a judge wrote between the updates have none
-        log = log.dropna(subset=["objective/kl"])
+    own = [name for name in log if name.startswith(("objective/", "policy/", "val/", "loss/"))]
+    if own:  # lines that a judge wrote between the updates have none of them
+        log = log.dropna(subset=own, how="all")
     return log.reset_index(drop=True)
+
+
+def logged_like(other: str | Path, log: pd.DataFrame, run: str | Path) -> pd.DataFrame:
+    "The log of another run. Raises ValueError where it is too short, or has nothing in common."
+    theirs = logged(other)
+    if len(theirs) < SHORTEST:
+        raise ValueError(
+            f"{other} logged {len(theirs)} updates: a band needs runs of {SHORTEST} or more."
+        )
+    ours = compared_metrics(with_computed(log))
+    if not set(ours) & set(compared_metrics(with_computed(theirs))):
+        raise ValueError(
+            f"{other} logged none of the metrics of {run}, which are {', '.join(ours)}: give runs "
+            "of PPO."
+        )
+    return theirs
 
 
 def compare(
@@ -347,9 +380,10 @@ def compare(
 ) -> Comparison:
     """A run against the bands of a reference, or of other runs. Raises ValueError on a run without
     a log, a damaged one, or an unknown reference."""
-    log = logged(run)
+    log, planned = logged(run), planned_updates(Path(run))
     if others:
-        return held_against(log, bands_of([logged(one) for one in others]), str(run))
+        bands = bands_of([logged_like(one, log, run) for one in others])
+        return held_against(log, bands, str(run), planned=planned)
     known, made = references(), kept()["references"]
     alike = [name for name in known if same_recipe(Path(run), made[name]["settings"])]
     reference = reference or (alike or ["reference"])[0]
@@ -358,7 +392,8 @@ def compare(
         raise ValueError(f"the reference is {reference!r}.{hint} There are: {', '.join(known)}.")
     same = reference in alike
     norm = same or not made[reference]["settings"]  # one without settings was named on purpose
-    return held_against(log, known[reference], str(run), norm, by_share=False if same else None)
+    by_share = False if same else None
+    return held_against(log, known[reference], str(run), norm, by_share=by_share, planned=planned)
 
 
 # ---- What holds for any run, and the ends of the curves ----
@@ -396,11 +431,14 @@ def over_seeds(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def ends(comparison: Comparison) -> list[dict[str, Any]]:
-    "The last tenth of each curve: the run's mean, and the others' with its interval."
+    """The last tenth of each curve as far as the run is: its mean, and the others' with its
+    interval."""
     bands, log = comparison.bands, comparison.log
+    here = places_of(log, bands, comparison.by_share, comparison.planned)[-1]
+    until = int(np.ceil(here)) + 1
     tail = lambda x: x[-max(1, len(x) // 10) :].mean(0)
     metrics = [line.metric for line in comparison.lines]
-    frame = pd.DataFrame({m: tail(bands.values[m]) for m in metrics}).T
+    frame = pd.DataFrame({m: tail(bands.values[m][:until]) for m in metrics}).T
     summary = over_seeds(frame)
     found = [dict(zip(map(str, summary), row)) for row in summary.to_numpy(float).tolist()]
     own = [float(tail(log[m].to_numpy(float))) for m in metrics]

@@ -88,7 +88,7 @@ def figure_of(c: Comparison, line: Left, where: np.ndarray) -> Html:
 
 def curves_grid(c: Comparison) -> str:
     "Every metric, those that left first."
-    where = places_of(c.log, c.bands, c.by_share)
+    where = places_of(c.log, c.bands, c.by_share, c.planned)
     figures = [figure_of(c, line, where) for line in c.lines]
     hint = (
         "Line: this run. Grey: from the lowest to the highest seed, made wider on both sides; "

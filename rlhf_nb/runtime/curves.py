@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -47,15 +48,37 @@ def mean_and_interval(
     return values.iloc[:, :0].assign(mean=mean, low=mean - half, high=mean + half, runs=n)
 
 
+def newest_state(run: Path) -> Path | None:
+    """The trainer_state.json of a run, or of its newest checkpoint where that went further: a
+    resumed run writes its own at the end."""
+    last = re.compile(r"checkpoint-(\d+)$")
+    saved = {
+        int(found[1]): path
+        for path in run.glob("checkpoint-*/trainer_state.json")
+        if (found := last.match(path.parent.name))
+    }
+    newest = saved[max(saved)] if saved else None
+    own = run / "trainer_state.json"
+    if not own.is_file():
+        return newest
+    logged = max((row.get("step", 0) for row in log_history(own)), default=0)
+    return newest if newest and max(saved) > logged else own
+
+
+def planned_updates(run: Path) -> int | None:
+    "Updates that a run was to have, of its state or of the settings of `rlhf-nb demo`."
+    if state := newest_state(run):
+        return json.loads(state.read_text(encoding="utf-8")).get("max_steps") or None
+    path = run / "settings.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return settings["episodes"] // settings["batch"] if "batch" in settings else None
+
+
 def logged_rows(run: Path) -> list[dict[str, Any]]:
     """What a run's trainer_state.json holds, that of its newest checkpoint, or its metrics.jsonl.
     Raises ValueError where there is none of them."""
-    states = sorted(
-        run.glob("checkpoint-*/trainer_state.json"), key=lambda p: int(p.parent.name.split("-")[1])
-    )
-    for state in (run / "trainer_state.json", *reversed(states)):
-        if state.is_file():
-            return log_history(state)
+    if state := newest_state(run):
+        return log_history(state)
     if not (run / "metrics.jsonl").is_file():
         raise ValueError(
             "it has neither trainer_state.json nor metrics.jsonl. Give the --output_dir of a "
