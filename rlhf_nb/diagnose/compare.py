@@ -30,7 +30,7 @@ from rlhf_nb.runtime.ranges import RANGES, healthy
 WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
 FEWEST = 2  # runs whose range is a band
 SHORTEST = 3  # updates of such a run: of fewer, no two in a row say anything
-ENOUGH = 5  # of fewer, most healthy runs leave some band
+ENOUGH = 5  # of fewer, many a healthy run leaves some band
 APPROXKL = "policy/approxkl_avg"  # 0 while the value model learns alone
 PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
 FARTHEST = 10.0  # spreads; a deviation beyond counts as this
@@ -265,7 +265,7 @@ class Comparison:
         )
         size = f"{self.bands.updates} updates and {len(self.bands.seeds)} seeds"
         few = (
-            f" Bands of fewer than {ENOUGH} runs are narrow: most healthy runs leave one of them."
+            f" Bands of fewer than {ENOUGH} runs are narrow: many a healthy run leaves one."
             if FEWEST <= len(self.bands.seeds) < ENOUGH
             else ""
         )
