@@ -351,7 +351,11 @@ def logged(run: str | Path) -> pd.DataFrame:
         text = str(error).replace("cannot be drawn", "cannot be compared")
         damaged = "damaged" in text or "is not JSON" in text
         raise ValueError(text if damaged else f"{text} {NO_LOG}.") from error
-    own = [name for name in log if name.startswith(("objective/", "policy/", "val/", "loss/"))]
+    own = [
+        name
+        for name in map(str, log)
+        if name.startswith(("objective/", "policy/", "val/", "loss/"))
+    ]
     if own:  # lines that a judge wrote between the updates have none of them
         log = log.dropna(subset=own, how="all")
     return log.reset_index(drop=True)
@@ -413,11 +417,11 @@ def carried(log: pd.DataFrame) -> list[dict[str, Any]]:
         if metric in log and known.low is not None:
             values = log[metric].iloc[since:]
             beyond = [not healthy(metric, x, first=i == 0) for i, x in enumerate(values)]
-            first = "" if known.first is None else f" (at first {known.first:g})"
+            at_first = "" if known.first is None else f" (at first {known.first:g})"
             rows.append(
                 dict(
                     what=f"{metric}, once the policy learns" if since else metric,
-                    expected=f"{known.low:g} to {known.high:g}{first}, but for single updates",
+                    expected=f"{known.low:g} to {known.high:g}{at_first}, but for single updates",
                     measured=f"outside in {sum(beyond)} of {len(values)} updates",
                     holds=first_outside(beyond, PATIENCE) is None,
                 )
