@@ -401,7 +401,7 @@ def test_tables_are_made_from_the_kept_figures():
     gain, group = gains.paired_gain(*rates), gains.rate_interval(rates[0])
     assert f"{100 * gain.value:.1f} ({100 * gain.low:.1f} to {100 * gain.high:.1f}; " in text
     readme = (RESULTS.parents[1] / "README.md").read_text()
-    assert f"({100 * group.low:.0f} to {100 * group.high:.0f} % for the mean" in readme
+    assert f"mean: {100 * group.low:.0f} to {100 * group.high:.0f} %)" in readme
     quick = json.loads((RESULTS / "quick_demo.json").read_text())
     assert quick["over_seeds"] == quick_demo.over_seeds(quick["runs"])
 

@@ -61,8 +61,8 @@ def newest_state(run: Path) -> Path | None:
     own = run / "trainer_state.json"
     if not own.is_file():
         return newest
-    logged = max((row.get("step", 0) for row in log_history(own)), default=0)
-    return newest if newest and max(saved) > logged else own
+    logged = lambda state: max((row.get("step", 0) for row in log_history(state)), default=0)
+    return newest if newest and logged(newest) > logged(own) else own
 
 
 def planned_updates(run: Path) -> int | None:
