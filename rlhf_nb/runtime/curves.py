@@ -62,7 +62,7 @@ def newest_state(run: Path) -> Path | None:
     if not own.is_file():
         return newest
     logged = lambda state: max((row.get("step", 0) for row in log_history(state)), default=0)
-    return newest if newest and logged(newest) > logged(own) else own
+    return newest if newest and 0 < logged(own) < logged(newest) else own
 
 
 def planned_updates(run: Path) -> int | None:
