@@ -176,6 +176,25 @@ def test_a_healthy_run_stays_inside(name):
     assert sum(map(len, left.values())) <= 0.05 * len(bands.values) * len(left), left
 
 
+def nearest_bug(bands: Bands, seed: int) -> float:
+    "The largest likeness of a healthy seed to a bug that has not seen it, left or not."
+    cases = illnesses()
+    if bands.name == "museum":
+        cases = {name: tuple(x.without(seed) for x in pair) for name, pair in cases.items()}
+    log, others = with_computed(bands.log_of(seed)), bands.without(seed)
+    band = {m: edges(x) for m, x in others.values.items()}
+    run = {m: module.deviations(log[m].to_numpy(float), band[m]) for m in band}
+    share = np.arange(len(log)) / (bands.updates - 1)
+    return module.ranked(run, share, cases)[0].likeness
+
+
+# catches: a likeness from which bugs are named that healthy runs have too
+def test_healthy_runs_are_like_no_bug():
+    near = [nearest_bug(b, seed) for b in references().values() for seed in b.seeds]
+    assert len(near) == 29 and sum(x >= module.ALIKE for x in near) <= 1
+    assert sum(x >= 0.4 for x in near) >= 5  # the wrong program: a likeness that many have
+
+
 # the wrong program of the test above: the bare range of the other seeds
 @pytest.mark.parametrize("name", ["reference", "quick", "short"])
 def test_a_bare_range_is_too_narrow(monkeypatch, name):

@@ -35,8 +35,8 @@ APPROXKL = "policy/approxkl_avg"  # 0 while the value model learns alone
 PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
 FARTHEST = 10.0  # spreads; a deviation beyond counts as this
 SHOWN = 3  # suspects
-# Likeness of a suspect. Of 30 healthy runs against the others one comes as near to some bug; of the
-# bugs that are named, the farthest run is at 0.48.
+# Likeness of a suspect: of the healthy runs, each against the others of its recipe, one in thirty
+# comes as near to some bug; of ten bugs every run does (tests/test_compare.py counts both).
 ALIKE = 0.45
 CARRIES = {  # metrics that mean the same in any run with a KL penalty, and what they do
     "val/ratio": "1 while nothing was learned yet, then near it",

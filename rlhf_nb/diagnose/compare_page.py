@@ -20,8 +20,15 @@ from rlhf_nb.diagnose.compare import (
     places_of,
 )
 from rlhf_nb.ui.band_curves import band_figure
-from rlhf_nb.ui.html import data_table, element, number_text, safe_text, section_page, themed
-from rlhf_nb.ui.viz import Html
+from rlhf_nb.ui.html import (
+    Html,
+    data_table,
+    element,
+    number_text,
+    safe_text,
+    section_page,
+    themed,
+)
 
 LAB = "nbs/labs/23_bug_museum.ipynb"
 

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.files import log_history, read_jsonl
-from rlhf_nb.ui.viz import curves
 
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 
@@ -174,6 +173,8 @@ def plot_runs(
         if line is not None
     ]
     several = any(len(runs) > 1 for runs in logs.values())
+    from rlhf_nb.ui.viz import curves  # seconds, for torch, that reading a log does not wait for
+
     figure = curves(
         pd.concat(means, ignore_index=True),
         list(metrics),

@@ -8,8 +8,7 @@ from html import escape
 
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.curve_points import METRICS, Points, thin, written
-from rlhf_nb.ui.html import element, safe_text
-from rlhf_nb.ui.viz import Html, visible
+from rlhf_nb.ui.html import Html, element, safe_text, visible
 
 MOST = 120  # points of a band's edge
 

@@ -210,7 +210,9 @@ def verdict(replay: Any) -> Html:
         text = f"Nothing after the update was kept to compare with; the same before it: {compared}."
     rows = [[one.name, one.measured, one.expected] for one in checks]
     table = plain_table(["check", "measured", "expected"], rows)
-    fold = element("details", element("summary", "The checks of this replay"), table)
+    fold = element(
+        "details", element("summary", "The checks of this replay"), table, class_="words"
+    )
     return element("div", element("p", safe_text(text), class_="failed" if failed else None), fold)
 
 

@@ -742,7 +742,8 @@ def test_hostile_text_in_jupyterlab(lab: Lab, axe: str, tmp_path: Path):
 
 
 # catches: a widget that does not ask the kernel for another update, a place that Python does not
-# hear of or cannot set, keys that JupyterLab takes for itself, a button that loses the focus
+# hear of or cannot set, keys that JupyterLab takes for itself, a button that loses the focus,
+# words that Lab's own style breaks in the middle
 def test_the_live_reader_is_the_saved_one(lab: Lab, tmp_path: Path):
     run = run_of(tmp_path / "run", 3, lambda u: rollout(6, 8, seed=u, update=u))
     cells = [
@@ -772,6 +773,13 @@ def test_the_live_reader_is_the_saved_one(lab: Lab, tmp_path: Path):
         expect(told).to_contain_text(said)
         expect(kept).to_be_focused()
         expect(facts).to_contain_text("Update 1, episode 1")
+    page.page.locator(".reader .rows").press("?")
+    words = page.page.locator(".reader .panel dt")
+    line = words.filter(has_text="/").first.bounding_box()
+    assert line and words.count() > 10
+    for word in words.all():  # as high as one of a single letter: none is broken
+        box = word.bounding_box()
+        assert box and box["height"] < 1.5 * line["height"], word.inner_text()
     page.close()
 
 
