@@ -508,6 +508,11 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ),
         (
             "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function "
+            "math:pi " + COMMON,
+            "math has no function pi (pi is float).",
+        ),
+        (
+            "ppo --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft --reward_function "
             "gone.py:f " + COMMON,
             "gone.py",
         ),

@@ -400,6 +400,21 @@ def no_work(*given):
     raise AssertionError("the update was done before it was refused")
 
 
+# catches: a number that only PPOConfig refuses, found out once the update with the run's own is done
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        (dict(cliprange=-1.0), "cliprange is -1.0"),
+        (dict(num_ppo_epochs=0), "num_ppo_epochs is 0"),
+        (dict(num_mini_batches=3), "num_mini_batches is 3"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_the_work(run, monkeypatch, settings, said):
+    monkeypatch.setattr("rlhf_nb.diagnose.replay.do_again", no_work)
+    with pytest.raises(ValueError, match=said):
+        replay(run(), 1, **settings)
+
+
 # catches: a damaged checkpoint after the update, found out once the update is done
 @pytest.mark.parametrize(
     "file, text, said",

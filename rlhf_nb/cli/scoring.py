@@ -76,9 +76,11 @@ def load_reward_function(
         raise ValueError(f"--reward_function {name}: {kind}{error}.") from error
     function = getattr(module, attribute, None)
     if not callable(function):
+        functions = [one for one in dir(module) if callable(getattr(module, one))]
+        what = f" ({attribute} is {type(function).__name__})" * (function is not None)
         raise ValueError(
             f"--reward_function {name}: {place} has no function "
-            f"{attribute}.{did_you_mean(attribute, dir(module))}"
+            f"{attribute}{what}.{did_you_mean(attribute, functions)}"
         )
     return with_name(function, name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -91,7 +92,7 @@ def check_settings(
             old = was.get(name)
             text = why.format(was="other settings" if old is None else f"{name} {old}")
             raise ValueError(f"{name} cannot be varied here: {text}.")
-    in_same_batch(changes, was)
+    arguments({**was, **in_same_batch(changes, was)}, Path(tempfile.gettempdir()))
 
 
 def unfit(name: str, value: Any, was: Mapping[str, Any]) -> str | None:

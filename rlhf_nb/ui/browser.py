@@ -22,6 +22,7 @@ from rlhf_nb.ui.run_files import (
     RunFolder,
     Updates,
     lines_of,
+    ranges_of,
     rollout_files,
     spread,
 )
@@ -69,7 +70,7 @@ def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set
     if updates and {*updates} <= {*files}:
         return sorted({*updates})
     raise ValueError(
-        f"updates is {updates}, and the run keeps {min(files)} to {max(files)}: give some of them."
+        f"updates is {updates}, and the run keeps {ranges_of(files)}: give some of them."
     )
 
 
