@@ -36,8 +36,8 @@ dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change: 12 minutes on two cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
-.PHONY: test-all check-slow
-test-all: test check-slow check-wheel check-oldest  ## before a release: also what is long, every page in the browser, and the package alone
+.PHONY: test-all check-slow check-pages
+test-all: test check-slow check-pages check-wheel check-oldest  ## before a release: also what is long, every page in the browser, and the package alone
 	@echo "make test-all: all of it passed"
 
 check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and nbdev_clean write them
@@ -68,8 +68,10 @@ check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k ga
 check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 09_kl"
 	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow") || $(BROWSE_FAILED)
 
-check-slow: dev browser  ## part of test-all: the tests marked slow, the site, every other notebook in the browser
+check-slow: dev browser  ## part of test-all: the tests marked slow, and the site
 	@echo "pytest, what is slow:" && $(PYTEST) -m slow $(ARGS) || $(PYTEST_FAILED)
+
+check-pages: dev browser  ## part of test-all: every other notebook in JupyterLab, in Chromium, and the explorers of the site
 	@echo "pytest tests/browser, what is slow:" && $(BROWSE) -m slow $(ARGS) || $(BROWSE_FAILED)
 
 # What check-browser looks with, where it can be had; where not, its tests say what is missing.

@@ -115,7 +115,7 @@ def workflow_problems(text: str, min_python: str) -> list[str]:
     commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
     return problems + [
         f"no job runs {command}"
-        for command in ("make lint", ".ci/run", "python tests/wheel_check.py")
+        for command in ("make lint", ".ci/run", "make check-pages", "python tests/wheel_check.py")
         if not any(run.startswith(command) for run in commands)
     ]
 
@@ -132,6 +132,7 @@ def test_the_workflow_tests_the_python_that_the_package_asks_for():
         ('["3.11", "3.13"]', '["3.11"]', "test: one Python"),
         ("versions: oldest", "versions: tested", "wheel: one of"),
         ("run: make lint", "run: echo", "no job runs make lint"),
+        ("run: make check-pages", "run: echo", "no job runs make check-pages"),
         ('python-version: "3.11"', 'python-version: "3.12"', "lint: runs on"),
     ],
 )
