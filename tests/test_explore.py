@@ -189,7 +189,7 @@ def test_it_draws_at_the_start(asked):
     assert calls == [dict(steps=4, kind="k1", on=True)] == [explorer.state()]
     assert explorer.view.value == "<p>4 k1 True</p>"
     assert list(explorer.controls) == ["steps", "kind", "on"]
-    (body,) = explorer.box.children  # no title, no question
+    _, body = explorer.box.children  # a style sheet, no title, no question
     column, view = body.children
     assert view is explorer.view and column.children[1:] == (*explorer.controls.values(),)
 

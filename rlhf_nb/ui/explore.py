@@ -172,7 +172,9 @@ class Explorer:
         body = widgets.HBox(
             [column, self.view], layout=dict(flex_flow="row wrap", align_items="flex-start")
         )
-        return widgets.VBox([widgets.HTML(self.head())] * bool(self.head()) + [body])
+        style = widgets.HTML(element("style", asset("dials.css")), layout=dict(display="none"))
+        box = widgets.VBox([style, *[widgets.HTML(self.head())] * bool(self.head()), body])
+        return box.add_class("rlhf-dials")
 
     def head(self) -> str:
         "Title and question, as markup."
