@@ -594,6 +594,38 @@ def test_the_command(tmp_path, capsys):
     assert [one["name"] for one in data["updates"]] == ["2"]
 
 
+def test_the_page_is_where_it_is_asked_for(tmp_path, capsys):
+    # catches: a page in a folder of somebody else's, an option that is passed over in silence
+    run, page = files.verl(tmp_path / "verl"), tmp_path / "new" / "page.html"
+    there = sorted(run.iterdir())
+    view_command([str(run), "--no_browser", "--output", str(page)])
+    assert read_page(page)[1]["updates"] and sorted(run.iterdir()) == there
+    assert str(page) in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "output, more, said",
+    [
+        ("verl", [], "--output {}/verl is a folder: give a file, such as"),
+        ("x.jsonl/page.html", [], "x.jsonl is no folder that can be written to"),
+        ("x.jsonl", [], "is the file that is read: give another one"),
+        ("page.html", ["--terminal"], "--terminal writes nothing: leave out --output"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, capsys, monkeypatch, output, more, said
+):
+    # catches: an input that is overwritten, an error once every rollout was read
+    monkeypatch.setattr("rlhf_nb.ui.browser.browse", lambda *given: pytest.fail("it was read"))
+    files.verl(tmp_path / "verl")
+    file = files.write_lines(tmp_path / "x.jsonl", ROWS)
+    with pytest.raises((SystemExit, ValueError)) as error:
+        view_command([str(file), "--output", str(tmp_path / output), *more])
+    told = capsys.readouterr().err + str(error.value)
+    assert said.format(tmp_path) in " ".join(told.split())
+    assert file.read_text().count("\n") == len(ROWS)
+
+
 def test_updates_that_are_not_there(tmp_path, capsys):
     # catches: "1 to 10: give one of them" where 3 is not there
     folder = files.verl(tmp_path / "verl", 4)

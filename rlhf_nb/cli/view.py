@@ -17,6 +17,7 @@ from rich.text import Text
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Count, Index, setting
+from rlhf_nb.runtime.files import writable
 from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class ViewArguments:
     tokenizer: str | None = setting(
         None, "Name or folder of a tokenizer, with which a file's token ids become tokens."
     )
+    output: str | None = setting(
+        None, "The page. None: rollouts.html in the folder of RUN, or beside a file."
+    )
     terminal: bool = setting(False, "Print the episodes, and write nothing.")
     no_browser: bool = setting(False, "Write the page, and do not open it.")
 
@@ -52,12 +56,12 @@ ABOUT = About(
     text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts` or of "
     "`rlhf-nb demo`; or a file, or a folder with a file an update, that trl, verl, OpenRLHF or "
     "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page "
-    "(rollouts.html, or report.html of a demo) and opens it in the browser; --terminal prints and "
+    "(rollouts.html; of a demo report.html too) and opens it in the browser; --terminal prints and "
     "writes nothing.",
     examples=(
         "rlhf-nb view runs/ppo",
         "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",
-        "rlhf-nb view verl/rollouts",
+        "rlhf-nb view verl/rollouts --output verl.html",
         "rlhf-nb view mine.jsonl --columns prompt=question,response=answer,scores=reward",
     ),
 )
@@ -128,6 +132,16 @@ def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
     options = parser.read(words)
+    if options.terminal and options.output:
+        parser.error("--terminal writes nothing: leave out --output")
+    folder, tokenizer = Path(options.run), None
+    name = f"{folder.stem}-rollouts.html" if folder.is_file() else "rollouts.html"
+    beside = folder.parent if folder.is_file() else folder
+    path = Path(options.output or beside / name)
+    if not options.terminal and beside.exists():
+        writable(path, "--output")
+        if path.resolve() == folder.resolve():
+            parser.error(f"--output {path} is the file that is read: give another one")
     from rlhf_nb.cli.models import named  # seconds that `--help` does not wait for
     from rlhf_nb.ui.browser import browse
     from rlhf_nb.ui.episodes import notes_of
@@ -136,7 +150,6 @@ def view_command(words: Sequence[str]) -> None:
     from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
 
     columns = None if options.columns is None else parse_columns([options.columns])
-    folder, tokenizer = Path(options.run), None
     for name in ("columns", "tokenizer"):
         if getattr(options, name) is not None and rollout_files(folder):
             parser.error(
@@ -160,12 +173,11 @@ def view_command(words: Sequence[str]) -> None:
             for note in notes_of(rollout):
                 print(harmless(note))
         return
-    name = f"{folder.stem}-rollouts.html" if folder.is_file() else "rollouts.html"
-    beside = folder.parent if folder.is_file() else folder
-    page = browser.save_html(beside / name, options.update or 24, options.episodes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = browser.save_html(path, options.update or 24, options.episodes)
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
-    if (folder / "settings.json").is_file():
+    if (folder / "settings.json").is_file() and not options.output:
         print(f"rlhf-nb view: {report(options.run)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
     unseen = "" if opened else " (no browser was found: open it yourself)"
