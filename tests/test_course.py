@@ -464,9 +464,17 @@ def test_a_page_of_the_course(path, rule):
     assert not problems, f"{path.name}: " + "; ".join(problems)
 
 
+LONG = {"47_metrics"}  # its cells, which are run here, train for a minute
+
+
 # catches: a solution above an exercise of a lab or of the reference
 @pytest.mark.parametrize(
-    "path", [p for p in NOTEBOOKS if p not in PATHS], ids=lambda path: path.stem
+    "path",
+    [
+        pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in LONG else ())
+        for p in NOTEBOOKS
+        if p not in PATHS
+    ],
 )
 def test_no_other_page_shows_a_solution_early(path):
     problems = solutions_come_after(page(path))

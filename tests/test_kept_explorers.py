@@ -18,7 +18,7 @@ from collect import Project, missing_explorers
 from explorers import stale
 
 SITE = Project(ROOT)
-LONG = {"25_where_time_goes", "47_metrics"}  # pages that train for a minute
+LONG = {"25_where_time_goes", "26_tldr_pythia", "47_metrics"}  # pages that run for long
 COURSE = ("01", "02", "05", "08", "09", "10", "11")  # of the course, all have an explorer
 
 
