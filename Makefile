@@ -33,7 +33,7 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 
-test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change: 12 minutes on two cores
+test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change: half an hour on two cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-pages

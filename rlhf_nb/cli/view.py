@@ -55,9 +55,9 @@ ABOUT = About(
     usage="view RUN [--OPTION VALUE ...]",
     text="Opens a run's rollouts. It needs a folder of `rlhf-nb ppo --save_rollouts` or of "
     "`rlhf-nb demo`; or a file, or a folder with a file an update, that trl, verl, OpenRLHF or "
-    "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page "
-    "(rollouts.html; of a demo report.html too) and opens it in the browser; --terminal prints and "
-    "writes nothing.",
+    "NeMo-RL wrote; or any JSONL, parquet or CSV with --columns. It writes one static page, "
+    "rollouts.html, and opens it in the browser. For a demo it also writes report.html, unless "
+    "--output is given. --terminal prints and writes nothing.",
     examples=(
         "rlhf-nb view runs/ppo",
         "rlhf-nb view runs/ppo --terminal --update 3 --episodes 4",

@@ -92,6 +92,7 @@ def check_settings(
             old = was.get(name)
             text = why.format(was="other settings" if old is None else f"{name} {old}")
             raise ValueError(f"{name} cannot be varied here: {text}.")
+    # Made for what PPOConfig alone refuses, such as a number out of range.
     arguments({**was, **in_same_batch(changes, was)}, Path(tempfile.gettempdir()))
 
 
