@@ -295,6 +295,16 @@ def test_a_mistake_is_called_by_its_name(exercise, seed):
             assert exercise(exercise.wrong(message), seed + k).text == message
 
 
+@each
+@pytest.mark.slow
+def test_a_mistake_is_called_by_its_name_in_every_draw(exercise, seed):
+    """catches: cases that hide a mistake in one draw of fifty, as those of my_surrogate did, where
+    no ratio may have been far enough from 1 for clipping to change it"""
+    for k in range(50):
+        for message in exercise.mistakes:
+            assert exercise.judge(exercise.wrong(message), seed + k).text == message
+
+
 def judged(exercise: Exercise, seed: int) -> tuple[list[str], list[tuple[str, str]], int]:
     "Mutants that pass; those that get another message, with it; and how many were wrong."
     passed, unnamed, count = [], [], 0

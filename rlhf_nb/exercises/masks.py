@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import dirty, lengths, normal, pick, ragged, whole
+from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case, plain
 
@@ -24,12 +24,13 @@ def _mean_cases(g: Generator) -> list[Case]:
         return dict(x=dirty(normal(g, *mask.shape) + 1, mask, dirt), mask=mask)
 
     rows = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
+    alone = lengths(0, 1, width=3)  # one token, and its value is never 0
     return [
         dict(x=rows, mask=lengths(3, 1, width=3)),
         case(lengths(4, 2, 1, width=4), 5.0),
         case(ragged(g, 3, 4), math.inf),
         case(lengths(0, 0, width=3), 7.0),
-        case(lengths(0, 1, width=3), 0.0),
+        dict(x=dirty(between(g, 0.5, 2, 2, 3), alone, 0.0), mask=alone),
     ]
 
 

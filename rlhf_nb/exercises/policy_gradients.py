@@ -99,15 +99,16 @@ def my_surrogate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> 
 
 
 def _surrogate_cases(g: Generator) -> list[Case]:
-    def case(count: int, scale: float) -> Case:
-        old = between(g, -3, -0.3, count)
-        return dict(
-            logprobs=old + normal(g, count, scale=scale),
-            old_logprobs=old,
-            advantages=normal(g, count) + 0.3,
-        )
+    def case(change: Tensor, advantages: Tensor) -> Case:
+        old = between(g, -3, -0.8, len(change))
+        return dict(logprobs=old + change, old_logprobs=old, advantages=advantages)
 
-    return [case(3, 0.6), case(one(g, 4, 6), 0.4), case(1, 0.5), case(2, 0.0)]
+    def drawn(count: int, scale: float) -> Case:
+        return case(normal(g, count, scale=scale), normal(g, count) + 0.3)
+
+    # One sample became much likelier and was a good one: clipping would change it, in every draw.
+    clipped = case(between(g, 0.3, 0.8, 1), between(g, 0.4, 1.4, 1))
+    return [drawn(3, 0.6), drawn(one(g, 4, 6), 0.4), clipped, drawn(2, 0.0)]
 
 
 SURROGATE = Exercise(
