@@ -461,8 +461,9 @@ def test_the_address_holds_the_place(files: dict[str, Path], read: Callable):
     file = read(files["run"])
     file.press(",", "n", "n", "2")
     file.wait("Update 2, episode 2")
-    address, facts = file.page.url, file.text(".page > .facts")
     signal = file.text(".signals [aria-pressed=true]")
+    file.page.wait_for_url("**#update=2&episode=2&*")  # it is written after the drawing
+    address, facts = file.page.url, file.text(".page > .facts")
     file.page.goto("about:blank")
     file.page.goto(address)
     file.page.wait_for_selector("#app:not([hidden])")
