@@ -49,7 +49,10 @@ class Estimate(NamedTuple):
         low, high = _written(self.low, self.unit), _written(self.high, self.unit)
         runs = " and ".join(str(n) for n in self.runs)
         text = f"{value} (95 % interval {low} to {high}; {runs} runs, {self.method})"
-        return text if self.low < self.high else f"{text}; runs without any spread: do not trust it"
+        near = 1e-9 if self.unit else 0.0  # shares round by about 1e-16, others by their size
+        if math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=near):
+            return f"{text}; runs without any spread: do not trust it"
+        return text
 
     def __repr__(self) -> str:
         return str(self)
@@ -149,6 +152,7 @@ def unpaired_gain(
     parts = np.array([_variance(a), _variance(b)])
     weights = parts**2 / np.maximum([len(a) - 1, len(b) - 1], 1)
     freedom = parts.sum() ** 2 / weights.sum() if parts.sum() else len(a) + len(b) - 2
+    freedom = max(freedom, min(len(a), len(b)) - 1)  # but for rounding it is; NaN stays NaN
     half = _half_width(float(parts.sum()), freedom)
     return _gain(float(a.mean() - b.mean()), half, (len(a), len(b)), "other seeds, Welch's t")
 
@@ -349,13 +353,29 @@ def power(
     return float(weight @ outside / weight.sum())
 
 
+def _check_design(groups: int, chance: float) -> None:
+    "Raises ValueError naming what no experiment has."
+    if groups not in (1, 2):
+        raise ValueError(
+            f"groups is {groups}: give 2 for runs of other seeds, or 1 for differences of paired "
+            "seeds."
+        )
+    if not 0 < chance < 1:
+        raise ValueError(
+            f"chance is {chance}: give a share above 0 and below 1, such as 0.8. No number of "
+            "seeds makes it certain."
+        )
+
+
 def visible_gain(
     spread: float,  # standard deviation between runs; of the differences, where seeds are paired
     seeds: int,  # of each group
     groups: int = 2,  # 2: runs of other seeds; 1: differences of paired seeds
     chance: float = 0.8,  # of seeing it
 ) -> float:
-    "The smallest true gain whose interval excludes 0 with that chance."
+    """The smallest true gain whose interval excludes 0 with that chance. Raises ValueError on
+    fewer than two seeds, or on groups or a chance that no experiment has."""
+    _check_design(groups, chance)
     freedom = groups * (seeds - 1)
     ratio = last_that_fits(lambda x: power(x, freedom) < chance, 0.0, 1e3)
     return ratio * spread * math.sqrt(groups / seeds)
@@ -368,9 +388,13 @@ def seeds_needed(
     chance: float = 0.8,
 ) -> int:  # of each group
     """The fewest seeds with which `visible_gain` is that gain or less. Raises ValueError beyond
-    10,000."""
-    if not (gain > 0 and spread >= 0):
-        raise ValueError(f"gain is {gain}, spread {spread}: give a gain above 0, and a spread.")
+    10,000, or on a gain, spread, groups or chance that no experiment has."""
+    _check_design(groups, chance)
+    if not (gain > 0 and 0 <= spread < math.inf):
+        raise ValueError(
+            f"gain is {gain}, spread {spread}: give a gain above 0, and a finite spread of 0 or "
+            "more."
+        )
     normal = NormalDist()
     z = normal.inv_cdf(0.975) + normal.inv_cdf(chance)  # Student's t never needs fewer
     least = max(2, math.floor(groups * (z * spread / gain) ** 2))
@@ -393,6 +417,11 @@ class Plan(NamedTuple):
     needed: int  # seeds of each group for the gain that is wanted
 
     def __str__(self) -> str:
+        if self.spread < 1e-9:  # but for rounding, 0
+            return (
+                f"{self.seeds} seeds without any spread say nothing about what you can see: give "
+                "rates that differ, or a spread to visible_gain and seeds_needed."
+            )
         return (
             f"With {self.seeds} seeds of this spread ({100 * self.spread:.1f} points) you see "
             f"differences above {100 * self.visible:.1f} points, four times of five; for "
@@ -408,7 +437,8 @@ def plan(
     wanted: float = 0.05,  # gain to be seen
     groups: int = 2,  # 2: against runs of other seeds; 1: these are differences of paired seeds
 ) -> Plan:
-    "What these seeds can show, and how many would do. Raises ValueError on one run."
+    """What these seeds can show, and how many would do. Raises ValueError on one run. Of seeds
+    without any spread it knows nothing, and its sentence says so."""
     x = _numbers(rates, "rates")
     if len(x) < 2:
         raise ValueError("got one run: its spread over seeds is unknown. Give two or more.")

@@ -38,7 +38,7 @@ from rlhf_nb.diagnose.compare import (
     stays_inside,
     warm_up,
 )
-from rlhf_nb.diagnose.compare_page import comparison_markup, comparison_page
+from rlhf_nb.diagnose.compare_page import carried_rows, comparison_markup, comparison_page
 from rlhf_nb.gains import mean_interval
 from rlhf_nb.runtime.files import strict_json
 from rlhf_nb.ui.band_curves import view
@@ -231,6 +231,7 @@ def test_what_must_hold_in_any_run():
             "val/explained_variance": [-5.0, 0.1, 0.2],
             "policy/clipfrac_avg": [0.0, 0.24, 0.2],
             "objective/kl": [0.0, 9.0, 11.0],
+            "step": [1, 2, 3],
         }
     )
     assert all(row["holds"] for row in carried(log))
@@ -336,6 +337,103 @@ def test_a_log_of_every_second_update(tmp_path):
     assert found.updates == 8 and found.log[EOS].tolist() == [1, 1, 1, 1]
 
 
+SETTINGS = ["step", "lr", "objective/kl_coef"]
+
+
+def every(log: pd.DataFrame, k: int) -> pd.DataFrame:
+    "A log as it is with logging_steps=k: means, but for counters and settings."
+    rows = [log[i : i + k] for i in range(0, len(log), k)]
+    means = pd.DataFrame([row.mean() for row in rows])
+    own = [name for name in SETTINGS if name in log]
+    return means.assign(**{name: [row[name].iloc[-1] for row in rows] for name in own})
+
+
+HEALTHY = next(seed for seed, left in stays_inside(REFERENCE).items() if not left)
+
+
+# catches: rows that are taken for updates, of the run or of the others, means of many updates
+# held to the range of single ones, and settings that are averaged
+@pytest.mark.parametrize(
+    "ours, theirs", [(1, [1]), (3, [3]), (1, [3]), (3, [1]), (1, [1, 3]), (4, [2, 1, 4]), (5, [5])]
+)
+def test_however_often_they_logged(tmp_path, ours, theirs):
+    seeds = [seed for seed in REFERENCE.seeds if seed != HEALTHY]
+    others = [
+        state(
+            every(REFERENCE.log_of(seed), theirs[i % len(theirs)]),
+            tmp_path / str(seed) / "trainer_state.json",
+        )
+        for i, seed in enumerate(seeds)
+    ]
+    log, path = REFERENCE.log_of(HEALTHY), tmp_path / "run" / "trainer_state.json"
+    found = compare(state(every(log, ours), path, max_steps=24), others)
+    assert found.outside == [] and not found.by_share and found.bands.updates == 24
+    assert ("a mean over" in found.aligned) == (max(ours, *theirs) > 1)
+    log.loc[12:, "objective/kl"] += 50
+    (line, *_) = compare(state(every(log, ours), path, max_steps=24), others).outside
+    assert line.metric == "objective/kl" and 13 <= line.update < 13 + max(ours, *theirs)
+
+
+# catches: a mean of two means whose rows are not of as many updates, a NaN that a sum hides
+def test_bands_of_runs_that_logged_at_other_updates():
+    values = np.array([1.0, 5.0, 2.0, 8.0, 4.0, 7.0, 0.0, 3.0, 6.0, 9.0])
+    log = pd.DataFrame({"step": range(1, 11), "objective/kl": values, "lr": values})
+    two = log.assign(step=[1, 3, 4, 6, 7, 9, 10, 12, 14, 15])  # rows of one to two updates
+    found = bands_of([two, log.assign(step=np.arange(1, 11) * 1.5 // 1)[1::2]])
+    assert found.steps.tolist() == [3, 6, 9, 12, 15] and found.updates == 15 and found.width == 3
+    kl, lr = found.values["objective/kl"], found.values["lr"]
+    assert kl[:, 0].tolist() == pytest.approx([11 / 3, 6, 6, 2, 7])
+    assert kl[:, 1].tolist() == lr[:, 0].tolist() == [5, 8, 7, 3, 9]
+    two.loc[0, "objective/kl"] = np.nan
+    assert np.isnan(bands_of([two, two[1::2]]).values["objective/kl"]).tolist() == [
+        [True, False],
+        *[[False, False]] * 4,
+    ]
+    with pytest.raises(ValueError, match="2 updates in common.* every 1 and 7 .*--logging_steps"):
+        bands_of([every(rising(0, 20), 7)[:2], rising(1, 20)])
+
+
+# catches: a row of 10 updates laid on the last of them, where the run is shorter than the others
+@pytest.mark.parametrize("ours", [1, 5, 10])
+@pytest.mark.parametrize("theirs", [1, 10])
+def test_rows_by_the_share_of_the_run(ours, theirs):
+    def steep(updates: int, seed: int = 0) -> pd.DataFrame:
+        share = np.linspace(0, 1, updates)
+        kl = 10 * share**2 + np.random.default_rng(seed).normal(0, 0.05, updates)
+        return pd.DataFrame({"step": range(1, updates + 1), "objective/kl": kl, "lr": 1 - share})
+
+    bands = bands_of([every(steep(120, seed), theirs) for seed in range(1, 7)])
+    found = held_against(every(steep(40), ours), bands, cases={})
+    assert found.by_share and found.outside == []
+    wrong = every(steep(40).assign(**{"objective/kl": 5.0}), ours)
+    assert held_against(wrong, bands, cases={}).outside
+
+
+# catches: the first row of a log taken for the first update
+def test_the_first_update_only_where_it_was_logged_alone():
+    log = rising(0, 40).assign(**{"val/ratio": 1.0}).abs()
+    alone, mean, late = (carried(x)[:2] for x in (log, every(log, 10), log[4:]))
+    assert [row["holds"] for row in alone] == [bool(log["objective/kl"][0] <= 0.01), True]
+    for row in (*mean, *late):
+        assert row["holds"] is None and "--logging_steps 1" in row["measured"]
+    assert [row[-1] for row in carried_rows(every(log, 10))[:2]] == ["–", "–"]
+
+
+# catches: a run that is inside of its own range, a seed that counts twice
+def test_the_run_is_not_among_the_others(tmp_path):
+    runs = [written(rising(seed), tmp_path / f"s{seed}") for seed in range(4)]
+    again = tmp_path / "s0" / ".." / "s1"
+    (tmp_path / "link").symlink_to(runs[0])
+    found = compare(runs[0], [*runs, again, tmp_path / "link"])
+    assert len(found.bands.seeds) == 3
+    assert found.left_out == tuple(map(str, (runs[0], again, tmp_path / "link")))
+    assert "Left out, as the run itself or given twice" in found.aligned
+    assert json.loads(strict_json(found.as_json()))["left_out"] == list(found.left_out)
+    assert "Left out" not in compare(runs[0], runs[1:]).aligned
+    with pytest.raises(ValueError, match="s0 itself.*other seeds"):
+        compare(runs[0], [runs[0], tmp_path / "link"])
+
+
 # catches: updates that are dropped because they are ill
 def test_a_run_that_turned_to_nan(tmp_path):
     short = references()["short"]
@@ -415,6 +513,10 @@ def test_others_are_the_bands(tmp_path):
         (["compare", "RUN", "--with", "referense"], "Did you mean"),
         (["compare", "RUN", "RUN", "--with", "museum"], "give the one or the other"),
         (["compare", "SFT"], "none of the metrics"),
+        (["compare", "CUT"], "CUT/settings.json is damaged"),
+        (["compare", "LIST"], "LIST/settings.json is damaged (it holds a list"),
+        (["compare", "MANY"], "MANY/trainer_state.json: max_steps is 'many'"),
+        (["compare", "RUN", "RUN"], "RUN itself"),
         (["compare"], "RUN"),
     ],
 )
@@ -423,7 +525,11 @@ def test_bad_input_is_named(words, says, tmp_path, capsys):
         (tmp_path / name).mkdir()
     (tmp_path / "DAMAGED" / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
     (tmp_path / "BROKEN" / "trainer_state.json").write_text("{")
-    written(MUSEUM.log_of(0), tmp_path / "RUN")
+    for name in ("RUN", "CUT", "LIST", "MANY"):
+        written(MUSEUM.log_of(0), tmp_path / name)
+    (tmp_path / "CUT" / "settings.json").write_text("{")
+    (tmp_path / "LIST" / "settings.json").write_text("[1]")
+    state(MUSEUM.log_of(0), tmp_path / "MANY" / "trainer_state.json", max_steps="many")
     written(pd.DataFrame(dict(step=[1, 2], loss=[3.0, 2.0])), tmp_path / "SFT")
     words = [str(tmp_path / word) if word.isupper() else word for word in words]
     try:

@@ -9,6 +9,7 @@ import random
 import re
 import statistics
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ import quick_demo
 
 MODELS = ("ppo@0.01", "sft@0.01")
 QUICK = [
-    dict(model=model, temperature=t, win_rate=rate)
+    dict(model=model, temperature=t, win_rate=rate, malformed=0.01, invented=0.1)
     for model, t, rate in (
         ("sft", 0.01, 0.2),
         ("ppo", 0.01, 0.9),
@@ -94,6 +95,18 @@ def test_students_sleep():
     assert (low, high) == pytest.approx((-3.3654832, 0.2054832), abs=1e-5)
     low, high = np.multiply(gains.paired_gain(a, b)[1:3], 10)
     assert (low, high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-5)
+
+
+# catches: degrees of freedom that rounding takes below those of the smaller group
+def test_one_side_without_spread_keeps_its_interval():
+    found = gains.unpaired_gain([0.175, 0.55], [0.5, 0.5])
+    assert ends(found) == pytest.approx((-0.1375, -1, 1)) and "one run" not in str(found)
+    half = 12.7062047 * 0.01 / 2  # of one degree of freedom
+    near = gains.unpaired_gain([0.5, 0.51], [0.4, 0.4])
+    assert ends(near) == pytest.approx((0.105, 0.105 - half, 0.105 + half))
+    for a, b in product(range(40, 60), repeat=2):
+        if a != b:
+            assert gains.unpaired_gain([a / 100, b / 100], [0.55, 0.55]).low < 1
 
 
 # catches: groups of unequal size swapped; degrees of freedom outside of what Welch's can be
@@ -291,6 +304,13 @@ def test_a_plan_reads_as_a_sentence():
     assert gains.plan([0.5, 0.5]).needed == 2
 
 
+# catches: "you need 2 seeds" of runs that say nothing about it, with and without rounding
+@pytest.mark.parametrize("same", [[0.5] * 3, [0.6] * 3, [0.1] * 3])
+def test_a_plan_of_equal_runs_says_that_it_knows_nothing(same):
+    found = str(gains.plan(same))
+    assert "3 seeds without any spread say nothing" in found and "you need" not in found
+
+
 # ---- what says nothing, and what is refused ----
 
 
@@ -314,9 +334,24 @@ def test_equal_values_are_not_believed():
         gains.paired_gain([0.5, 0.6], [0.25, 0.35]),
         gains.unpaired_gain([0.5, 0.5], [0.25, 0.25]),
         gains.crossed_gain([[1, 1], [1, 1]], [[0, 0], [0, 0]]),
+        gains.mean_interval([0.1] * 3),  # from here on with a spread of 1e-17 or so, by rounding
+        gains.mean_interval([0.1e9] * 3),
+        gains.rate_interval([0.1] * 3),
+        gains.paired_gain([0.7, 0.8, 0.9], [0.6, 0.7, 0.8]),
+        gains.unpaired_gain([0.7] * 3, [0.6] * 3),
     ):
         assert same.low == pytest.approx(same.value) == same.high
-    assert "do not trust it" in str(gains.rate_interval([1, 1, 1]))
+        assert "do not trust it" in str(same)
+
+
+# catches: a tolerance that takes small numbers, or small differences between runs, for none
+def test_a_small_spread_is_believed():
+    for small in (
+        gains.mean_interval([1e-12, 2e-12, 4e-12]),
+        gains.mean_interval([1e6, 1e6 + 1, 1e6 - 1]),
+        gains.paired_gain([0.5001, 0.5], [0.5, 0.5]),
+    ):
+        assert small.low < small.high and "do not trust it" not in str(small)
 
 
 NAN = math.nan
@@ -342,6 +377,12 @@ REFUSED = [
     (lambda: gains.plan([0.5]), "one run"),
     (lambda: gains.seeds_needed(0, 0.1), "above 0"),
     (lambda: gains.seeds_needed(1e-4, 0.1), "more than 10,000"),
+    (lambda: gains.seeds_needed(0.05, math.inf), "spread inf: .* finite spread"),
+    (lambda: gains.seeds_needed(0.05, 0.1, groups=0), "groups is 0: give 2 .* or 1"),
+    (lambda: gains.plan([0.5, 0.6], groups=3), "groups is 3: give 2 .* or 1"),
+    (lambda: gains.seeds_needed(0.05, 0.1, chance=1.0), "chance is 1.0: give a share"),
+    (lambda: gains.visible_gain(0.1, 3, chance=0), "chance is 0: give a share"),
+    (lambda: gains.visible_gain(0.1, 3, groups=0), "groups is 0"),
 ]
 
 
@@ -403,7 +444,18 @@ def test_tables_are_made_from_the_kept_figures():
     readme = (RESULTS.parents[1] / "README.md").read_text()
     assert f"mean: {100 * group.low:.0f} to {100 * group.high:.0f} %)" in readme
     quick = json.loads((RESULTS / "quick_demo.json").read_text())
-    assert quick["over_seeds"] == quick_demo.over_seeds(quick["runs"])
+    said = quick_demo.over_seeds(quick["runs"])
+    assert quick["over_seeds"] == said
+    page = (RESULTS.parents[1] / "nbs" / "results.ipynb").read_text()
+    for name, text in (
+        ("gain at temperature 0.01", "gains 70.5 points near-greedy (95 % interval 66.4 to 74.5)"),
+        ("gain at temperature 1", "22.5 at temperature 1 (18.8 to 26.2)"),
+        ("rise of bad form at temperature 1", "bad form rises by 0.5 points (0.2 to 0.8)"),
+        ("invented facts a summary at temperature 1", "invented facts from 0.08 to 0.12 a summary"),
+        ("invented facts a summary at temperature 0.01", "near-greedy from 0.00 to 0.01"),
+    ):
+        numbers = re.findall(r"\d+\.\d+", text)
+        assert text in page and all(number in said[name] for number in numbers), name
 
 
 # catches: an interval made of one seed
@@ -414,6 +466,9 @@ def test_a_table_of_one_seed_has_no_interval():
     assert list(quick_demo.over_seeds([{"rows": QUICK}])) == [
         "gain at temperature 0.01",
         "gain at temperature 1",
+        "rise of bad form at temperature 1",
+        "invented facts a summary at temperature 0.01",
+        "invented facts a summary at temperature 1",
     ]
 
 

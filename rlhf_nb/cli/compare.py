@@ -75,7 +75,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) ->
 def show(found: Comparison, console: Console) -> None:
     "The verdict, what left its band, the suspects and what carries over."
     from rlhf_nb.diagnose import compare_page as page
-    from rlhf_nb.diagnose.compare import HOW, NO_NORM, carried
+    from rlhf_nb.diagnose.compare import HOW, NO_NORM
 
     say = lambda text: console.print(harmless(text), markup=False, highlight=False)
     say(f"{found.aligned}\n{found.verdict}")
@@ -84,10 +84,7 @@ def show(found: Comparison, console: Console) -> None:
     if found.suspects:
         console.print(table("Suspects", page.SUSPECT_HEADS, page.suspect_rows(found)))
         say(HOW)
-    rows = [
-        [row["what"], row["expected"], row["measured"], "yes" if row["holds"] else "look"]
-        for row in carried(found.log)
-    ]
+    rows = page.carried_rows(found.log)
     console.print(table("In any run", ["What", "Expected", "Measured", "Holds"], rows))
     say(NO_NORM)
 

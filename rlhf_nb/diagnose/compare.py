@@ -3,9 +3,8 @@ band, and which bugs of the museum a run deviates like."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,24 +14,27 @@ import pandas as pd
 from rlhf_nb.diagnose.bands import (
     EOS,
     GAP,
+    LAST,
+    SHORTEST,
     Bands,
     bands_of,
     compared_metrics,
+    gathered,
     illnesses,
     kept,
     references,
+    row_width,
     with_computed,
 )
-from rlhf_nb.runtime.curves import mean_and_interval, planned_updates, read_log
+from rlhf_nb.runtime.curves import mean_and_interval, planned_updates, read_log, read_object
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.ranges import RANGES, healthy
 
 WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
 FEWEST = 2  # runs whose range is a band
-SHORTEST = 3  # updates of such a run: of fewer, no two in a row say anything
 ENOUGH = 5  # of fewer, many a healthy run leaves some band
 APPROXKL = "policy/approxkl_avg"  # 0 while the value model learns alone
-PATIENCE = 2  # updates in a row, of the bands' run, that a metric is outside before it has left
+PATIENCE = 2  # rows of the bands in a row that a metric is outside before it has left
 FARTHEST = 10.0  # spreads; a deviation beyond counts as this
 SHOWN = 3  # suspects
 # Likeness of a suspect: of the healthy runs, each against the others of its recipe, one in thirty
@@ -67,15 +69,15 @@ NO_LOG = (
 
 
 class Edges(NamedTuple):
-    "The band of a metric, update by update."
+    "The band of a metric, row by row."
 
-    center: np.ndarray  # [U] median of the seeds
-    spread: np.ndarray  # [U] the unit of a deviation
-    low: np.ndarray  # [U]
-    high: np.ndarray  # [U]
+    center: np.ndarray  # [R] median of the seeds
+    spread: np.ndarray  # [R] the unit of a deviation
+    low: np.ndarray  # [R]
+    high: np.ndarray  # [R]
 
 
-def edges(values: np.ndarray) -> Edges:  # [U, seeds]
+def edges(values: np.ndarray) -> Edges:  # [R, seeds]
     """Median and range of the seeds, and the range made wider by WIDER spreads. A spread is half
     the range, at least half the run's median; where the seeds agree exactly, a hundredth of the
     largest median."""
@@ -109,9 +111,21 @@ def at(places: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.interp(places, np.arange(len(values)), values)
 
 
-def along(edges: Edges, where: np.ndarray) -> Edges:
-    "The band at the updates of a run."
-    return Edges(*(at(where, line) for line in edges))
+def along(
+    edges: Edges,  # of the bands' rows
+    theirs: np.ndarray,  # [R] the last update of each of these
+    ours: np.ndarray,  # [r] of each row of a run
+    where: np.ndarray,  # [U] places of the run's updates on the bands
+    last: bool = False,  # whether a row is the value at its last update, and not a mean
+) -> Edges:  # [r]
+    "The band at a run's rows: its mean over the updates since the row before."
+    if last:
+        return Edges(*(np.interp(where[ours - 1], theirs - 1, line) for line in edges))
+    first = np.append(0, theirs[:-1])  # a row of the bands is level, from its first update on
+    knots = np.stack([first, theirs - 1], 1).ravel()
+    starts, updates = np.append(0, ours[:-1]), np.diff(ours, prepend=0)
+    lines = (np.interp(where, knots, np.repeat(line, 2)) for line in edges)
+    return Edges(*(np.add.reduceat(line, starts) / updates for line in lines))
 
 
 # ---- What left its band ----
@@ -225,7 +239,10 @@ class Comparison:
     suspects: tuple[Suspect, ...]  # the most alike first; none where all is inside
     absent: tuple[str, ...]  # metrics of the bands that the run did not log
     log: pd.DataFrame = field(repr=False)
+    rows: pd.DataFrame = field(repr=False)  # the log in rows no narrower than those of the bands
+    band: Mapping[str, Edges] = field(repr=False)  # metric -> at these rows
     bands: Bands = field(repr=False)
+    left_out: tuple[str, ...] = ()  # OTHER runs that were the run itself, or given before
 
     @property
     def outside(self) -> list[Left]:
@@ -270,11 +287,22 @@ class Comparison:
             else ""
         )
         own = f"{self.updates} of {self.planned}" if self.planned > self.updates else self.updates
-        return f"{own} updates against bands of {size}, aligned {how}.{few}"
+        ours, theirs = row_width(self.log["step"]), self.bands.width
+        often = lambda n: "every update" if n == 1 else f"every {n} updates"
+        means = (
+            f" The run was logged {often(ours)}, the bands {often(theirs)}: each point is a mean "
+            f"over {max(ours, theirs)}."
+            if max(ours, theirs) > 1
+            else ""
+        )
+        out = ", ".join(self.left_out)
+        out = f" Left out, as the run itself or given twice: {out}." if out else ""
+        return f"{own} updates against bands of {size}, aligned {how}.{means}{few}{out}"
 
     def as_json(self) -> dict[str, Any]:
         "For `--json`."
-        parts = {k: v for k, v in vars(self).items() if k not in ("log", "bands")}
+        frames = ("log", "rows", "band", "bands")
+        parts = {k: v for k, v in vars(self).items() if k not in frames}
         parts["lines"] = [asdict(line) for line in self.lines]
         parts["suspects"] = [asdict(one) for one in self.suspects]
         shared = dict(verdict=self.verdict, aligned=self.aligned, how=HOW, note=NO_NORM)
@@ -282,22 +310,21 @@ class Comparison:
 
 
 def same_recipe(run: Path, command_settings: dict[str, Any]) -> bool:
-    "Whether a demo wrote the run's folder, with these settings."
-    path = run / "settings.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """Whether a demo wrote the run's folder, with these settings. Raises ValueError where its
+    settings.json is damaged."""
+    settings = read_object(run / "settings.json")
     return bool(command_settings) and command_settings.items() <= settings.items()
 
 
 def places_of(log: pd.DataFrame, bands: Bands, by_share: bool, planned: int) -> np.ndarray:
-    "Where the updates of a log are on the bands."
-    steps = log["step"].to_numpy(int) - 1
+    "Where each update up to the last of a log is on the bands, from 0."
+    steps, kl = log["step"].to_numpy(int), APPROXKL
     if not by_share:
-        return np.minimum(steps, bands.updates - 1.0)
-    kl = APPROXKL
-    first = warm_up(log[kl].to_numpy(float) if kl in log else None)
-    ours = steps[first - 1] + 1 if first else 0
+        return np.minimum(np.arange(steps[-1]), bands.updates - 1.0)
+    ours = warm_up(log[kl].to_numpy(float) if kl in log else None)
     theirs = warm_up(np.nanmedian(bands.values[kl], 1) if kl in bands.values else None)
-    return places(planned, bands.updates, (int(ours), theirs))[steps]
+    warm = [int(x[rows - 1]) if rows else 0 for x, rows in ((steps, ours), (bands.steps, theirs))]
+    return places(planned, bands.updates, (warm[0], warm[1]))[: steps[-1]]
 
 
 def held_against(
@@ -321,24 +348,27 @@ def held_against(
     planned = max(done, planned or 0)
     by_share = planned != bands.updates if by_share is None else by_share
     where = places_of(log, bands, by_share, planned)
-    band = {m: along(edges(bands.values[m]), where) for m in metrics}
+    rows = gathered(log, (log["step"].to_numpy(int) - 1) // bands.width)
+    ours, theirs = rows["step"].to_numpy(int), bands.steps
+    band = {m: along(edges(bands.values[m]), theirs, ours, where, m in LAST) for m in metrics}
     several = len(bands.seeds) >= FEWEST
     counts = {m: several and (norm or m in CARRIES) for m in metrics}
-    lines_each = len(log) / done * planned / bands.updates if by_share else 1
+    lines_each = len(rows) / done * planned / len(theirs) if by_share else 1
     patience = PATIENCE * max(1, round(lines_each))
     stayed = (None, None, None, None, False)
     lines = [
-        left(m, log, band[m], patience, counts[m]) if several else Left(m, *stayed) for m in metrics
+        left(m, rows, band[m], patience, counts[m]) if several else Left(m, *stayed)
+        for m in metrics
     ]
     lines.sort(key=lambda one: (one.update is None, not one.counts, one.update or 0))
-    run = {m: deviations(log[m].to_numpy(float), band[m]) for m in metrics if counts[m]}
+    run = {m: deviations(rows[m].to_numpy(float), band[m]) for m in metrics if counts[m]}
     ill = any(line.counts and line.update is not None for line in lines)
-    share, cases = where / max(1, bands.updates - 1), illnesses() if cases is None else cases
-    found = ranked(run, share, cases) if ill else []
+    share = where[ours - 1] / max(1, bands.updates - 1)
+    found = ranked(run, share, illnesses() if cases is None else cases) if ill else []
     suspects = tuple(one for one in found[:SHOWN] if one.likeness >= ALIKE)
     absent = tuple(m for m in bands.values if m not in metrics)
-    size = done, planned, by_share, norm
-    return Comparison(name, bands.name, *size, tuple(lines), suspects, absent, log, bands)
+    size, data = (done, planned, by_share, norm), (log, rows, band, bands)
+    return Comparison(name, bands.name, *size, tuple(lines), suspects, absent, *data)
 
 
 def logged(run: str | Path) -> pd.DataFrame:
@@ -377,17 +407,41 @@ def logged_like(other: str | Path, log: pd.DataFrame, run: str | Path) -> pd.Dat
     return theirs
 
 
+def others_once(
+    run: str | Path, others: Sequence[str | Path]
+) -> tuple[list[str | Path], tuple[str, ...]]:
+    """The others without the run itself, each once, and those left out. Raises ValueError where
+    nothing is left."""
+    seen = {Path(run).resolve()}
+    once: list[str | Path] = []
+    out: list[str] = []
+    for one in others:
+        if Path(one).resolve() in seen:
+            out.append(str(one))
+        else:
+            once.append(one)
+        seen.add(Path(one).resolve())
+    if not once:
+        raise ValueError(
+            f"the OTHER runs are {run} itself, which can't be held against itself: give the "
+            "folders of other seeds."
+        )
+    return once, tuple(out)
+
+
 def compare(
     run: str | Path,  # a folder
     others: Sequence[str | Path] = (),  # runs whose range is the band; none: a reference
     reference: str | None = None,  # None: the one whose recipe the run has, else `reference`
 ) -> Comparison:
-    """A run against the bands of a reference, or of other runs. Raises ValueError on a run without
-    a log, a damaged one, or an unknown reference."""
+    """A run against the bands of a reference, or of other runs, each once and without the run
+    itself. Raises ValueError on a run without a log, a damaged file, an unknown reference, or
+    others of which nothing is left or which logged too few updates in common."""
     log, planned = logged(run), planned_updates(Path(run))
     if others:
-        bands = bands_of([logged_like(one, log, run) for one in others])
-        return held_against(log, bands, str(run), planned=planned)
+        once, out = others_once(run, others)
+        bands = bands_of([logged_like(one, log, run) for one in once])
+        return replace(held_against(log, bands, str(run), planned=planned), left_out=out)
     known, made = references(), kept()["references"]
     alike = [name for name in known if same_recipe(Path(run), made[name]["settings"])]
     reference = reference or (alike or ["reference"])[0]
@@ -404,13 +458,15 @@ def compare(
 
 
 def carried(log: pd.DataFrame) -> list[dict[str, Any]]:
-    "What must hold in any run, and what this one did: the first update, then the healthy ranges."
+    """What must hold in any run, and what this one did: the first update, then the healthy ranges.
+    `holds` is None where the log does not tell: a mean of several updates is not the first."""
     first, rows = log.iloc[0], []
     for metric, start, near in (("objective/kl", 0.0, 0.01), ("val/ratio", 1.0, 0.05)):
         if metric in log:
-            value = float(first[metric])
-            holds = abs(value - start) <= near
-            what, measured = f"{metric}, first update", f"{value:.3g}"
+            value, alone = float(first[metric]), first["step"] == 1
+            holds = bool(abs(value - start) <= near) if alone else None
+            measured = f"{value:.3g}" if alone else "not logged alone; --logging_steps 1 shows it"
+            what = f"{metric}, first update"
             rows.append(dict(what=what, expected=f"{start:g}", measured=measured, holds=holds))
     since = warm_up(log[APPROXKL].to_numpy(float) if APPROXKL in log else None)
     for metric, known in RANGES.items():
@@ -439,13 +495,13 @@ def ends(comparison: Comparison) -> list[dict[str, Any]]:
     interval."""
     bands, log = comparison.bands, comparison.log
     here = places_of(log, bands, comparison.by_share, comparison.planned)[-1]
-    until = int(np.ceil(here)) + 1
+    until = int(np.searchsorted(bands.steps, here + 1)) + 1
     tail = lambda x: x[-max(1, len(x) // 10) :].mean(0)
     metrics = [line.metric for line in comparison.lines]
     frame = pd.DataFrame({m: tail(bands.values[m][:until]) for m in metrics}).T
     summary = over_seeds(frame)
     found = [dict(zip(map(str, summary), row)) for row in summary.to_numpy(float).tolist()]
-    own = [float(tail(log[m].to_numpy(float))) for m in metrics]
+    own = [float(tail(comparison.rows[m].to_numpy(float))) for m in metrics]
     return [dict(metric=m, run=x) | row for m, x, row in zip(metrics, own, found)]
 
 

@@ -6,18 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from rlhf_nb.diagnose.compare import (
     HOW,
     NO_NORM,
     Comparison,
     Left,
-    along,
     carried,
-    edges,
     ends,
-    places_of,
 )
 from rlhf_nb.ui.band_curves import band_figure
 from rlhf_nb.ui.html import (
@@ -73,30 +70,33 @@ def suspects_markup(c: Comparison) -> str:
     return table + element("p", safe_text(f"{HOW} The cases are those of {LAB}."))
 
 
+def carried_rows(log: pd.DataFrame) -> list[list[str]]:
+    "What must hold in any run, and whether it does."
+    holds = {True: "yes", False: "look", None: "–"}
+    return [
+        [row["what"], row["expected"], row["measured"], holds[row["holds"]]] for row in carried(log)
+    ]
+
+
 def carried_table(c: Comparison) -> str:
     "What must hold in any run, and the note about bands."
-    rows = [
-        [row["what"], row["expected"], row["measured"], "yes" if row["holds"] else "look"]
-        for row in carried(c.log)
-    ]
     heads = ["What", "Expected in any run", "Measured", "Holds"]
-    return element("p", safe_text(NO_NORM)) + data_table("", heads, rows)
+    return element("p", safe_text(NO_NORM)) + data_table("", heads, carried_rows(c.log))
 
 
-def figure_of(c: Comparison, line: Left, where: np.ndarray) -> Html:
+def figure_of(c: Comparison, line: Left) -> Html:
     "A metric's curve over its band."
-    band = along(edges(c.bands.values[line.metric]), where)
-    steps = [int(step) for step in c.log["step"]]
+    band = c.band[line.metric]
+    steps = [int(step) for step in c.rows["step"]]
     points = lambda values: [(u, float(v)) for u, v in zip(steps, values)]
     lines = points(band.low), points(band.center), points(band.high)
     note = "" if line.counts else "no norm for this run"
-    return band_figure(line.metric, points(c.log[line.metric]), lines, line.update, note)
+    return band_figure(line.metric, points(c.rows[line.metric]), lines, line.update, note)
 
 
 def curves_grid(c: Comparison) -> str:
     "Every metric, those that left first."
-    where = places_of(c.log, c.bands, c.by_share, c.planned)
-    figures = [figure_of(c, line, where) for line in c.lines]
+    figures = [figure_of(c, line) for line in c.lines]
     hint = (
         "Line: this run. Grey: from the lowest to the highest seed, made wider on both sides; "
         "dotted: their median. Dashed: where the run left."

@@ -64,13 +64,33 @@ def newest_state(run: Path) -> Path | None:
     return newest if newest and 0 < logged(own) < logged(newest) else own
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    "The object of a JSON file; empty where there is no file. Raises ValueError naming a bad file."
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, and an object was expected")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): fix or remove it.") from error
+    return found
+
+
 def planned_updates(run: Path) -> int | None:
-    "Updates that a run was to have, of its state or of the settings of `rlhf-nb demo`."
-    if state := newest_state(run):
-        return json.loads(state.read_text(encoding="utf-8")).get("max_steps") or None
-    path = run / "settings.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return settings["episodes"] // settings["batch"] if "batch" in settings else None
+    """Updates that a run was to have, of its state or of the settings of `rlhf-nb demo`; None where
+    neither names them. Raises ValueError with the file that is damaged."""
+    path = newest_state(run) or run / "settings.json"
+    found = read_object(path)
+    names = ("max_steps",) if path.name == "trainer_state.json" else ("episodes", "batch")
+    counts = [found.get(name) or 0 for name in names]
+    for name, count in zip(names, counts):
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(
+                f"{path}: {name} is {count!r}, and a whole number of 0 or more was expected. "
+                f"Correct it, or remove {name} from the file."
+            )
+    if not all(counts):
+        return None
+    return counts[0] // counts[1] if len(counts) == 2 else counts[0]
 
 
 def logged_rows(run: Path) -> list[dict[str, Any]]:
