@@ -215,6 +215,23 @@ def test_none_can_be_typed_where_the_field_may_be_none():
     assert args.missing_eos_penalty is None and args.value_learning_rate == 1e-3
     *_, asked = parse("judge", ["--cache", "None"])
     assert asked.cache is None
+    # catches: `none` refused for a number, or taken for None where it is a text
+    words = "--config a.yaml --missing_eos_penalty none --target_kl None --stop_token none"
+    *_, args = parse("ppo", f"{words} --stop_strings none --report_to none".split())
+    assert (args.missing_eos_penalty, args.target_kl, args.stop_token) == (None, None, None)
+    assert args.stop_strings == ["none"] and args.report_to in ("none", ["none"], [])
+
+
+# catches: a help that does not tell that an option may be switched off
+@pytest.mark.parametrize("name", ["ppo", "replay"])
+def test_the_help_and_the_errors_name_none(name, capsys):
+    with pytest.raises(SystemExit):
+        PARSERS[name]().read(["--help"])
+    printed = capsys.readouterr().out
+    assert "--missing_eos_penalty NUMBER|none" in printed and "--kl_coef NUMBER " in printed
+    with pytest.raises(SystemExit):
+        PARSERS[name]().read(["--missing_eos_penalty", "many"])
+    assert "invalid float or none value: 'many'" in capsys.readouterr().err
 
 
 # ---- The published commands, names apart ----
@@ -1177,13 +1194,13 @@ def test_view(ppo, capsys, monkeypatch):
     code, out, _ = say(capsys, "view run --terminal --update 1 --episodes 3")
     assert (
         code == 0
-        and "update 1" in out
+        and "Update 1" in out
         and "[red]" in out
         and not Path("run/rollouts.html").exists()
         and out.count("stopped") + out.count("cut off") == 3
     )
     code, out, _ = say(capsys, "view run --terminal")
-    assert code == 0 and "update 2" in out and "update 1" not in out
+    assert code == 0 and "Update 2" in out and "Update 1" not in out
     code, _, err = say(capsys, "view run --update 7")
     assert code == 2 and "keeps 0 to 2" in err
     Path("ranks/rollouts").mkdir(parents=True)

@@ -88,6 +88,22 @@ def test_rewards_of_trl_that_no_name_tells(tmp_path):
     assert rollout(rows, columns=dict(step="")).info["update"] == 0
 
 
+def test_numbers_of_trl_that_are_not_in_the_score_are_named():
+    # catches: a part of the score that is shown as the whole, no score without a hint
+    row = dict(step=1, prompt="p", completion="c", accuracy=1.0, format_reward=0.5, advantage=0.1)
+    said = "Not in the score: 'accuracy'. To add it: --columns scores=accuracy+format_reward"
+    r = rollout([row])
+    assert r.scores.tolist() == [0.5] and said in r.info["notes"]
+    whole = rollout([row], columns=parse_columns([said.split("--columns ")[1]]))
+    assert whole.scores.tolist() == [1.5] and "Not in the score" not in notes(whole)
+    row = dict(step=1, prompt="p", completion="c", right=1.0) | {"good form": 0.5}
+    r = rollout([row])
+    assert r.scores is None and "these columns are rewards: 'right', 'good form'" in notes(r)
+    assert "--columns 'scores=right+good form'" in notes(r)  # as a shell takes it
+    assert "No score" not in notes(rollout([row], columns=dict(scores="")))
+    assert "score:" not in notes(rollout([dict(prompt="p", completion="c", right=1.0)]))
+
+
 def test_tables_of_ppo(tmp_path):
     # catches: quotes and line ends of CSV; an empty answer taken for a missing number
     r = rollout(files.trl_ppo(tmp_path / "completions_12.csv"))
@@ -284,6 +300,25 @@ def test_a_file_that_is_being_written(tmp_path):
     os.utime(folder / "3.jsonl", (time.time() - 600,) * 2)
     with pytest.raises(ValueError, match=r"3.jsonl is damaged"):
         ForeignRun(folder)
+
+
+def test_files_of_another_name_are_named(tmp_path, capsys):
+    # catches: files of a folder that nobody reads, without a word
+    for name in ("a.jsonl", "b.jsonl", "c3.csv", "completions/d.jsonl", "completions/e.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"response": "x"}\n')
+    (tmp_path / "notes.txt").write_text("no table")
+    said = (
+        "Only files named like 'a.jsonl' are read. Left out: 4 files, 'b.jsonl', 'c3.csv', "
+        "'completions/d.jsonl' and 1 more. To see one, open it by itself."
+    )
+    assert said in rollout(tmp_path).info["notes"]
+    for how in ("--terminal", "--no_browser"):
+        view_command([str(tmp_path), how])
+        assert said in capsys.readouterr().out
+    header, _ = unpacked(read_page(tmp_path / "rollouts.html")[1]["updates"][0]["packed"])
+    assert said in header["notes"]
+    assert "Left out" not in notes(rollout(files.verl(tmp_path / "verl")))
 
 
 def test_what_is_no_table(tmp_path):
@@ -491,6 +526,21 @@ def test_csv_with_more_fields_than_the_header(tmp_path):
             read_table(path)
 
 
+def test_texts_of_a_csv_are_as_they_were_written(tmp_path):
+    # catches: 02 as 2.0, TRUE as True, NA as nothing, where a whole column looks like something else
+    path = tmp_path / "x.csv"
+    for answers in (["02", "1.50", "1e3"], ["TRUE", "false"], ["NA", "null", "nan"], ["7", "2.5"]):
+        rows = [f"{x},{x},TRUE,{i},,{10 - i},0{i}\n" for i, x in enumerate(answers)]
+        path.write_text("prompt,response,scores,step,stopped,group,id\n" + "".join(rows))
+        whole = [rollout(path, i) for i in range(len(answers))]
+        assert [r.responses + r.prompts for r in whole] == [[x, x] for x in answers]
+        assert [r.scores.tolist() for r in whole] == [[1.0]] * len(answers)
+        assert whole[1].columns == dict(group=[9], id=["01"]) and whole[1].stopped is None
+    path.write_text("response,scores\na,0.5\nb,\nc,FALSE\n")
+    r = rollout(path)
+    assert r.scores[[0, 2]].tolist() == [0.5, 0] and "not in episode 1 (no number)" in notes(r)
+
+
 def test_other_spellings(tmp_path):
     # catches: .JSONL refused; an array in a .jsonl refused; bytes of latin-1 changed in silence
     path = tmp_path / "1.JSONL"
@@ -609,6 +659,7 @@ def test_the_page_is_where_it_is_asked_for(tmp_path, capsys):
         ("verl", [], "--output {}/verl is a folder: give a file, such as"),
         ("x.jsonl/page.html", [], "x.jsonl is no folder that can be written to"),
         ("x.jsonl", [], "is the file that is read: give another one"),
+        ("verl/1.jsonl", [], "1.jsonl exists, and is no page: give another name, or delete it"),
         ("page.html", ["--terminal"], "--terminal writes nothing: leave out --output"),
     ],
 )

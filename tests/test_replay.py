@@ -25,8 +25,16 @@ import rlhf_nb.diagnose.replay as module
 import rlhf_nb.trainer
 from rlhf_nb import replay
 from rlhf_nb.cli import main
+from rlhf_nb.cli.replay import replay_parser
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
-from rlhf_nb.diagnose.replay_settings import MAY_VARY, REASONS, THEIRS, UNUSED
+from rlhf_nb.diagnose.replay_record import record_of
+from rlhf_nb.diagnose.replay_settings import (
+    MAY_VARY,
+    REASONS,
+    THEIRS,
+    UNUSED,
+    check_settings,
+)
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.resume import NAMING
@@ -320,6 +328,9 @@ def test_the_generators_of_the_notebook_and_its_trainer_are_as_they_were(run):
         (dict(batch_size=4), "batch_size cannot .* number of episodes"),
         (dict(reward_slot="after_eos"), "reward_slot cannot .* not in the record"),
         (dict(kl_target=3.0), "kl_target cannot .* vary kl_coef"),
+        (dict(use_liger_kernel=True), "liger_kernel cannot .* no run of PPO .* have no labels"),
+        (dict(torch_compile=True), "torch_compile cannot .* no run of PPO .* rows of a new length"),
+        (dict(full_determinism=True), "full_determinism cannot .* by rounding alone"),
         (dict(save_steps=3), "save_steps cannot .* no number of one update depends on it"),
         (dict(kl_estimator="full"), "kl_estimator cannot .* take k1, k2, k3 or abs"),
         (dict(advantage_estimator="rloo"), "advantage_estimator cannot .* value model"),
@@ -338,6 +349,28 @@ def test_a_setting_that_cannot_be_varied_is_refused_with_the_reason(run, setting
     with pytest.raises(ValueError, match=said) as error:
         replay(run(), 1, **settings)
     assert "\n" not in str(error.value)
+
+
+# catches: scores in units of this one batch, as if they had been those of all scores so far
+def test_scores_are_not_normalized_by_what_the_run_did_not_keep(run):
+    with pytest.raises(ValueError, match="normalize_scores cannot .* the mean and spread of all"):
+        replay(run("lora"), 1, normalize_scores=True)
+    off = replay(run(), 1, normalize_scores=False).now.before
+    assert torch.equal(off.scores, off.raw_scores - 0.5 * ~off.stopped)
+
+
+# catches: a length of the run that is taken up and changes nothing
+def test_total_episodes_beside_max_steps(run, made):
+    was = record_of(run(), 1).settings
+    check_settings(dict(total_episodes=8000), was)
+    steps = "total_episodes cannot be varied here: max_steps is 3, which alone decides"
+    for changes, max_steps in ((dict(), 3), (dict(max_steps=3), -1)):
+        with pytest.raises(ValueError, match=steps):
+            check_settings(dict(total_episodes=8000) | changes, was | dict(max_steps=max_steps))
+    trainer = made(folder="of three steps", total_episodes=None, max_steps=3)
+    trainer.train()
+    other = replay(trainer, 1, total_episodes=8000, max_steps=-1)
+    assert other.same and other.now.metrics["lr"] > other.was.metrics["lr"]
 
 
 # catches: a setting of PPO that is neither varied nor refused with a reason of its own
@@ -566,6 +599,17 @@ def test_the_command(run, tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["same"] and told["settings"]["cliprange"] == dict(was=0.2, now=0.1)
     assert told["was"]["numbers"]["lr"] != told["now"]["numbers"]["lr"]
+
+
+# catches: an optional setting that the command cannot switch off, as Python's None does
+def test_an_optional_setting_is_switched_off(run, capsys):
+    words = ["replay", str(run().output_dir), "--update", "1", "--json"]
+    assert main([*words, "--missing_eos_penalty", "none", "--score-clip", "None"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"] == dict(missing_eos_penalty=dict(was=0.5, now=None))
+    others = "dual_clip target_kl lam_value cliprange_high score_clip".split()
+    options = replay_parser().read(["run", *(f"--{name}=none" for name in others)])
+    assert all(getattr(options, name) is None for name in others)
 
 
 # catches: a setting with hyphens that is ignored, a line after the JSON, JSON with a bare NaN

@@ -74,7 +74,8 @@ def entry(about: About, action: argparse.Action) -> tuple[list[str], dict[str, A
         flags = action.option_strings if name == "help" else action.option_strings[:1]
         return [*flags, *also], how | dict(action="store_true")
     choices = "{" + ",".join(map(str, action.choices or [])) + "}"
-    kind = dict(int="INT", float="NUMBER").get(getattr(action.type, "__name__", ""), "TEXT")
+    kind, _, none = getattr(action.type, "__name__", "").partition(" or ")
+    kind = dict(int="INT", float="NUMBER").get(kind, "TEXT") + f"|{none}" * bool(none)
     metavar = action.metavar or (choices if 2 < len(choices) < 60 else kind)
     return list(action.option_strings[:1]) or [name], how | dict(
         nargs=action.nargs, metavar=metavar

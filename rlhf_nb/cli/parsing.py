@@ -29,17 +29,20 @@ def kinds_of(hint: Any) -> list[Any]:
 
 
 def converter(kinds: list[Any], inner: Callable[[str], Any]) -> Callable[[str], Any]:
-    "What a word means: as `inner` reads it, or None, or JSON, where the field may be that."
+    """What a word means: as `inner` reads it, or None, or JSON, where the field may be that. `none`
+    is None too, unless it may be a text that is meant."""
     made: Any = next((kind for kind in kinds if kind is dict or is_dataclass(kind)), None)
+    optional = NoneType in kinds
+    or_none = optional and (made is not None or not {str, list} & {*kinds})
 
     def convert(text: str) -> Any:
-        if text == "None" and NoneType in kinds:
+        if (optional and text == "None") or (or_none and text.lower() == "none"):
             return None
         if made and (text.startswith("{") or str not in kinds):
             return made(**json.loads(text))
         return inner(text)
 
-    convert.__name__ = getattr(inner, "__name__", "value")
+    convert.__name__ = getattr(inner, "__name__", "value") + " or none" * or_none
     return convert
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from rlhf_nb.runtime import compat
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.resume import NAMING
 from rlhf_nb.trainer import PPOConfig
@@ -46,13 +47,19 @@ REFUSED = {  # why, and the settings
     "reward_aggregation reward_variance_coef reward_center",
     "it belongs to the models: the checkpoint's weights and its optimizer's state are of those "
     "that the run had": "sft_model_path share_value_trunk model_adapter_name ref_adapter_name "
-    "resize_embeddings optim optim_args",
+    "resize_embeddings optim optim_args optim_target_modules",
     "the number of episodes is that of the record: vary num_mini_batches, or "
     "per_device_train_batch_size (rows of a forward pass)": "batch_size local_batch_size "
     "micro_batch_size mini_batch_size local_mini_batch_size",
     "the values of another slot are not in the record: only a new run shows it": "reward_slot",
+    "it decides where and in which order numbers are computed, and so changes them by rounding "
+    "alone: leave it out": "use_cpu full_determinism deepspeed fsdp "
+    "fsdp_config accelerator_config ddp_backend ddp_bucket_cap_mb ddp_static_graph",
+    "no run of PPO can have it: every batch has rows of a new length, so layers would be compiled "
+    "again and again": "torch_compile torch_compile_backend torch_compile_mode",
     "it moves kl_coef after an update, and so changes the next one: vary kl_coef": "kl_controller "
     "kl_target kl_horizon",
+    **{f"no run of PPO can have it: {why}": names for why, names in compat.REFUSED.items()},
 }
 REASONS = {name: why for why, names in REFUSED.items() for name in names.split()}
 NOWHERE = "no number of one update depends on it: leave it out"
@@ -87,7 +94,7 @@ def check_settings(
             guess = did_you_mean(name, sorted(MAY_VARY))
             raise ValueError(f"there is no setting {name!r}.{guess} See rlhf-nb replay --help.")
         why = None if name in MAY_VARY else REASONS.get(name, NOWHERE)
-        why = why or unfit(name, value, was)
+        why = why or unfit(name, {**was, **changes}, was)
         if why and value != was.get(name):
             old = was.get(name)
             text = why.format(was="other settings" if old is None else f"{name} {old}")
@@ -96,9 +103,9 @@ def check_settings(
     arguments({**was, **in_same_batch(changes, was)}, Path(tempfile.gettempdir()))
 
 
-def unfit(name: str, value: Any, was: Mapping[str, Any]) -> str | None:
-    "Why a setting that may vary cannot have this value here; None: it can."
-    old = was.get(name)
+def unfit(name: str, now: Mapping[str, Any], was: Mapping[str, Any]) -> str | None:
+    "Why a setting that may vary cannot have its new value here; None: it can."
+    old, value = was.get(name), now[name]
     if name == "kl_estimator" and value == "full" != old:
         return "the exact sum over the vocabulary is not in the record: take k1, k2, k3 or abs"
     if name == "advantage_estimator" and (value == "gae") != (old == "gae"):
@@ -110,6 +117,16 @@ def unfit(name: str, value: Any, was: Mapping[str, Any]) -> str | None:
         return (
             "the run had one rate for both models, or one each, and so has its optimizer's state: "
             "vary learning_rate, or vf_coef"
+        )
+    if name == "normalize_scores" and value and not old:
+        return (
+            "it needs the mean and spread of all scores so far, which this run did not keep, as it "
+            "was off: only a new run shows it. Vary score_clip or kl_coef"
+        )
+    if name == "total_episodes" and (steps := now["max_steps"]) > 0:
+        return (
+            f"max_steps is {steps}, which alone decides how long the schedule is: vary max_steps, "
+            "or set it to -1 as well"
         )
     return None
 

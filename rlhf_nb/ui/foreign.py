@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import shlex
 import time
 import warnings
 from collections import Counter
@@ -67,19 +68,38 @@ class Format:
     more: Callable[[Columns], dict[str, str]] = _nothing  # columns whose names vary
 
 
-def _trl_scores(columns: Columns) -> dict[str, str]:
-    "trl names a column after each reward function, so the name alone does not tell."
+def _trl_numbers(columns: Columns) -> list[str]:
+    "What may be a reward in trl's table: columns of numbers that are not its own."
     fixed = {"step", "prompt", "completion", "advantage"}
-    numbers = [
+    return [
         name
         for name, column in columns.items()
         if name not in fixed and any(math.isfinite(number(x)) for x in column[:64])
     ]
+
+
+def _trl_scores(columns: Columns) -> dict[str, str]:
+    "trl names a column after each reward function, so the name alone does not tell."
+    numbers = _trl_numbers(columns)
     rewards = [name for name in numbers if "reward" in name.lower()]
     picked = (
         ["reward"] if "reward" in numbers else rewards or (numbers if len(numbers) == 1 else [])
     )
     return dict(scores="+".join(picked)) if picked else {}
+
+
+def _trl_unscored(columns: Columns, mapping: Mapping[str, str]) -> list[str]:
+    "A note on the numbers that are not in the score, and how to add them."
+    scored = _parts(columns, mapping["scores"]) if "scores" in mapping else []
+    numbers = [name for name in _trl_numbers(columns) if name not in mapping.values()]
+    unused = [name for name in numbers if name not in scored]
+    every = "+".join(name for name in columns if name in {*scored, *unused})
+    option = harmless(f"--columns {shlex.quote(f'scores={every}')}")
+    if scored and unused:
+        add = f"To add {'it' if len(unused) == 1 else 'them'}"
+        return [f"Not in the score: {_names(unused)}. {add}: {option}"]
+    none = f"No score: no name tells which of these columns are rewards: {_names(unused)}"
+    return [f"{none}. Give those that are, such as {option}"] if unused else []
 
 
 def _nemo_rows(columns: Columns) -> Columns:
@@ -165,7 +185,9 @@ def _listed(x: Any) -> Any:
 
 
 def number(x: Any) -> float:
-    "A number, also one written as text; nan for anything else."
+    "A number or a truth value, also one written as text; nan for anything else."
+    if isinstance(x, str) and x.strip().lower() in ("true", "false"):
+        return float(x.strip().lower() == "true")
     if isinstance(x, str) or (hasattr(x, "__float__") and getattr(x, "ndim", 0) == 0):
         try:
             return float(x)
@@ -301,22 +323,35 @@ def _read_json(raw: bytes, notes: list[str]) -> Columns:
 
 
 def _read_csv(raw: bytes) -> pd.DataFrame:
-    "A CSV file. Raises ValueError where a row has more fields than the header."
+    "A CSV file, as text. Raises ValueError where a row has more fields than the header."
+    # without index_col=False, an additional field shifts all columns; object is text as it is
     how: dict[str, Any] = dict(
-        index_col=False, keep_default_na=False, encoding_errors="replace"
-    )  # without index_col=False, an additional field shifts all columns
+        index_col=False, keep_default_na=False, dtype=object, encoding_errors="replace"
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(io.BytesIO(raw), **how)
     except pd.errors.ParserWarning:
         width = pd.read_csv(io.BytesIO(raw), nrows=0, **how).shape[1]
-        rows = pd.read_csv(io.BytesIO(raw), header=None, skiprows=1, dtype=str, **how)
+        rows = pd.read_csv(io.BytesIO(raw), header=None, skiprows=1, **how)
         row = int(rows.iloc[:, width:].fillna("").ne("").any(axis=1).to_numpy().argmax())
         fix = "name every column there, and quote a field that has a comma in it"
         raise ValueError(
             f"row {row} has more fields than the header, which has {width}: {fix}"
         ) from None
+
+
+def _typed(texts: list[str]) -> list[Any]:
+    "Numbers, and None for an empty field, if all are written as Python shows them; else the texts."
+
+    def shown(text: str) -> Any:
+        value = number(text)
+        forms = (int(value), value, bool(value)) if math.isfinite(value) else ()
+        return next((form for form in forms if str(form) == text), text)
+
+    values = [shown(text) if text else None for text in texts]
+    return texts if any(isinstance(value, str) for value in values) else values
 
 
 def _of_frame(frame: pd.DataFrame) -> Columns:
@@ -342,7 +377,7 @@ def read_table(path: Path, notes: list[str] | None = None) -> Columns:
             if bad := len(re.findall("\ufffd", raw.decode("utf-8", "replace"))):
                 notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
             if kind == ".csv":
-                columns = _of_frame(_read_csv(raw))
+                columns = {k: _typed(x) for k, x in _of_frame(_read_csv(raw)).items()}
             else:
                 whole = kind == ".json" or raw.lstrip()[:1] == b"["
                 columns = (_read_json if whole else _read_lines)(raw, notes)
@@ -371,22 +406,31 @@ def table_of(records: Any) -> Columns:
     return columns
 
 
-def table_files(folder: Path) -> list[Path]:
-    "The files of a folder of tables, or of its `completions`, in the order of their numbers."
-    for place in (folder, folder / "completions"):
-        files = [
-            file
-            for file in (sorted(place.iterdir()) if place.is_dir() else [])
-            if file.is_file()
-            and (file.suffix.lower() in TABLES or file.name.endswith(".table.json"))
-        ]
-        if files:
-            family = lambda file: re.sub(r"\d+", "#", file.name)
-            counts = Counter(map(family, files))  # beside a file an update lie others
-            most = max(sorted(counts), key=lambda name: counts[name])
-            files = [file for file in files if family(file) == most]
-            return sorted(files, key=lambda file: (file_number(file), file.name))
-    return []
+def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
+    """The files of a folder of tables, or of its `completions`, in the order of their numbers. Of
+    names that differ by more than numbers the most frequent; what was left out is added to `notes`.
+    """
+    every = [
+        file
+        for place in (folder, folder / "completions")
+        for file in (sorted(place.iterdir()) if place.is_dir() else [])
+        if file.is_file() and (file.suffix.lower() in TABLES or file.name.endswith(".table.json"))
+    ]
+    if not every:
+        return []
+    family = lambda file: re.sub(r"\d+", "#", file.name)
+    of_place = [file for file in every if file.parent == every[0].parent]
+    counts = Counter(map(family, of_place))  # beside a file an update lie others
+    most = max(sorted(counts), key=lambda name: counts[name])
+    files = [file for file in of_place if family(file) == most]
+    files = sorted(files, key=lambda file: (file_number(file), file.name))
+    others = [str(file.relative_to(folder)) for file in every if file not in files]
+    if others and notes is not None:
+        notes.append(
+            f"Only files named like {quoted(files[0].name)} are read. Left out: "
+            f"{counted(len(others), 'files')}, {_names(others, 3)}. To see one, open it by itself."
+        )
+    return files
 
 
 def file_number(path: Path) -> int:
@@ -762,11 +806,11 @@ class ForeignRun:
         self._rollouts: dict[int, Rollout] = {}
         self._numbers: dict[int, pd.DataFrame] = {}
         self._parts: dict[int, list[tuple[Columns, list[int], dict[str, str], list[str], str]]] = {}
-        self._left_out: list[str] = []  # a note on each file that cannot be read yet
+        self._left_out: list[str] = []  # notes on files that are not read
         if not self.of_file:
             self._take(table_of(self.records), 0, "records", [])
         else:
-            files = table_files(self.path) if self.path.is_dir() else [self.path]
+            files = table_files(self.path, self._left_out) if self.path.is_dir() else [self.path]
             for file in files:
                 notes: list[str] = []
                 try:
@@ -791,6 +835,8 @@ class ForeignRun:
     def _take(self, columns: Columns, update: int, source: str, notes: list[str]) -> None:
         "Add one table."
         name, columns, mapping = mapping_of(columns, self.columns, source)
+        if name == "trl" and "scores" not in (self.columns or {}):
+            notes = [*notes, *_trl_unscored(columns, mapping)]
         rows: dict[int, list[int]] = {}
         count = len(next(iter(columns.values())))
         steps = _steps(columns, mapping["step"], source) if "step" in mapping else [update] * count
