@@ -6,8 +6,9 @@
 Each run is a process of its own, with the command's own settings. The judge is the gold judge, on
 400 test posts; training never sees it. Writes benchmarks/results/quick_demo.json, and says whether
 each seed gains 20 points near-greedy with intervals apart, wins no less at temperature 1, and has
-no more bad form (by two standard errors of the difference). Invented facts are printed, not judged.
-Then the gain over all seeds, with the interval of `rlhf_nb.gains`.
+no more bad form (by two standard errors of the difference, which forgive a small rise on one seed).
+Then what holds over all seeds, with the interval of `rlhf_nb.gains`: the gain, and the rise of bad
+form, since five small rises are one that is not forgiven. Invented facts are printed, not judged.
 """
 
 import argparse
@@ -67,26 +68,27 @@ def run(seed: int, folder: str) -> dict[str, Any]:
 
 
 def over_seeds(runs: list[dict[str, Any]]) -> dict[str, str]:
-    "The gain at each temperature over the seeds, and what so many seeds can show."
-    rates = {
-        name: {
-            temperature: [
-                row["win_rate"]
-                for one in runs
-                for row in one["rows"]
-                if (row["model"], row["temperature"]) == (name, temperature)
-            ]
-            for temperature in (0.01, 1.0)
-        }
-        for name in ("sft", "ppo")
-    }
-    said = {
-        f"gain at temperature {t:g}": str(paired_gain(rates["ppo"][t], rates["sft"][t]))
-        for t in (0.01, 1.0)
-    }
+    "What PPO changed at each temperature, over the seeds, and what so many seeds can show."
+
+    def values(model: str, temperature: float, column: str) -> list[float]:
+        rows = [row for one in runs for row in one["rows"]]
+        at = [row for row in rows if (row["model"], row["temperature"]) == (model, temperature)]
+        return [row[column] for row in at]
+
+    said = {}
+    for name, column, t in (
+        ("gain", "win_rate", 0.01),
+        ("gain", "win_rate", 1.0),
+        ("rise of bad form", "malformed", 1.0),
+    ):
+        pairs = (values(model, t, column) for model in ("ppo", "sft"))
+        said[f"{name} at temperature {t:g}"] = str(paired_gain(*pairs))
+    for t in (0.01, 1.0):
+        before, after = (np.mean(values(model, t, "invented")) for model in ("sft", "ppo"))
+        said[f"invented facts a summary at temperature {t:g}"] = f"{before:.2f} → {after:.2f}"
     if len(runs) > 1:
-        pairs = np.subtract(rates["ppo"][0.01], rates["sft"][0.01])
-        said["plan, paired by seed"] = str(plan(pairs, groups=1))
+        gains = np.subtract(*(values(model, 0.01, "win_rate") for model in ("ppo", "sft")))
+        said["plan, paired by seed"] = str(plan(gains, groups=1))
     return said
 
 
