@@ -6,19 +6,21 @@ import json
 import random
 from io import StringIO
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import PROMPTS, logs, unlike, untimed, weights
+from ppo_fixtures import PROMPTS, SIZES, logs, unlike, untimed, weights
 from rich.console import Console
 
 import rlhf_nb
 from rlhf_nb.cli import main
 from rlhf_nb.diagnose.checks import Check, Checks, Found, Rung, climb, not_here
 from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
-from rlhf_nb.models import scorer_from
+from rlhf_nb.diagnose.subject import Subject, text_in
+from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOTrainer
 
 QUICK = ("data: ", "log-probs: ", "rewards: ", "learning: weights")
@@ -67,6 +69,25 @@ def test_the_names_differ_and_each_need_comes_before():
     for x in LADDER:
         assert x.name not in seen and {*x.needs} <= seen and x.expected and x.advice
         seen.add(x.name)
+
+
+# catches: an error of a kind that a ladder does not know, and that ends it
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (AttributeError("no group"), "AttributeError: no group"),
+        (AssertionError(), "AssertionError"),
+        (TimeoutExpired("python", 600), "TimeoutExpired: Command 'python' timed out"),
+    ],
+)
+def test_an_error_of_any_kind_is_what_a_rung_found(error, said):
+    def breaks() -> Found:
+        raise error
+
+    rungs = [Rung("a", lambda subject: breaks(), "", ""), rung("b", Found(True, "1"))]
+    done = climb(rungs, None)
+    assert done["b"].passed and done["a"].measured.startswith(f"stopped by {said}")
+    assert "(in breaks, test_preflight.py line" in done["a"].measured
 
 
 # ---- What it shows ----
@@ -221,6 +242,78 @@ def test_a_reward_that_is_always_the_same_is_reported(ppo):
     assert not done.passed
 
 
+# catches: an error in the first rollout, where the price is measured, that leaves nothing to read
+def test_a_reward_that_breaks_at_once_is_a_failed_check(ppo, capsys):
+    def no_column(prompts, responses, **columns):
+        return columns["reference"]
+
+    done = preflight(ppo(no_column), rungs=rungs("data: "))
+    assert "KeyError: 'reference' (in no_column" in done["data: episodes"].measured
+    assert done["data: prompts"].passed and "its price was not known" in done.note
+    assert "how long is not known, as a first update of a copy was" in capsys.readouterr().out
+
+
+def with_answers(*answers) -> Dataset:
+    return Dataset.from_dict(dict(prompt=PROMPTS, answer=[*answers] * len(PROMPTS)))
+
+
+# catches: a column of several references each, which is common, taken for a conversation
+def test_of_several_references_the_first_is_compared(ppo):
+    data = with_answers(["ccc", "aaa"])
+    done = preflight(ppo(data=data), rungs=rungs("rewards: judges", "rewards: pairs"), quiet=True)
+    assert done.passed and "24 references" in done["rewards: pairs"].measured
+    subject = Subject(ppo(data=data))
+    assert {text for _, text in subject.answers} == {"ccc"}
+    subject.close()
+    turns = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    assert [text_in(x) for x in ("a", ["a", "b"], turns, [], None, [["a"]])] == [*"aab", "", "", ""]
+
+
+# catches: a tie that is reported as an empty answer's victory
+@pytest.mark.parametrize(
+    "reward, passed",
+    [
+        (lambda p, r, **c: [float("j" in x) for x in r], None),  # a format that no reference has
+        (lambda p, r, **c: [-float(x.count("j")) for x in r], None),  # a fault that none has
+        (lambda p, r, **c: [-float("f c" in x) for x in r], True),  # a repetition
+        (lambda p, r, **c: [float(x in ("", "c d e f")) for x in r], False),  # "" is as good
+        (lambda p, r, **c: [-float(len(x)) for x in r], False),
+        (lambda p, r, **c: [float(len(x)) for x in r], True),
+    ],
+    ids=["format", "penalty", "repeated", "shuffled", "empty preferred", "reference preferred"],
+)
+def test_references_that_tie_with_empty_answers_are_no_fault(reward, passed, ppo):
+    some = rungs("rewards: judges", "rewards: pairs")
+    done = preflight(ppo(reward, data=with_answers("c d e f")), rungs=some, quiet=True)
+    assert done["rewards: pairs"].passed is passed
+
+
+# catches: copies that should learn nothing and learn at the rate of the user's optimizer
+@pytest.mark.parametrize("middle", [False, True], ids=["given", "in the middle of a run"])
+def test_an_optimizer_that_is_there_keeps_its_rate_to_itself(middle, ppo, letters):
+    if middle:
+        trainer = ppo(total_episodes=640)
+        trainer.step()
+    else:
+        policy = tiny_policy(letters, 0, **SIZES)
+        value = scorer_from(policy, 1)
+        both = torch.optim.AdamW([*policy.parameters(), *value.parameters()], lr=1e-3)
+        parts = dict(value_model=value, optimizers=(both, None))
+        trainer = ppo(model=policy, parts=parts, total_episodes=640)
+    names = "log-probs: ratio", "learning: loss", "learning: gradient", "learning: schedule"
+    done = preflight(trainer, rungs=rungs(*names, "value model: fits"), quiet=True)
+    assert [(x.name, x.measured) for x in done.checks if not x.passed] == []
+    assert trainer.optimizer.param_groups[0]["lr"] > 0
+
+
+# catches: sixteen episodes whose chance is reported as a policy that does not learn
+def test_a_trivial_reward_on_few_episodes_is_not_measured(ppo):
+    small = dict(per_device_train_batch_size=1, gradient_accumulation_steps=1)
+    done = preflight(ppo(**small), rungs=rungs("learning: trivial"), quiet=True)
+    assert done["learning: trivial reward"].passed is None
+    assert "16 updates of 1 are too few episodes" in done["learning: trivial reward"].measured
+
+
 # catches: a learning rate that breaks the policy and is waved through
 def test_a_learning_rate_that_is_far_too_high_is_reported(ppo):
     names = "learning: weights", "learning: trivial"
@@ -302,6 +395,18 @@ def test_a_page_that_is_a_folder_is_refused_before_the_work(run_of, capsys):
     told = capsys.readouterr()
     assert "--html policy is a folder: give a file" in told.err and not told.out
     assert not Path("policy.partial").exists() and "preflight: about" not in told.err
+
+
+# catches: exit code 2 and one line, where a table names what is wrong
+def test_a_reward_that_breaks_at_once_is_exit_code_1_and_a_table(run_of, capsys):
+    Path("likes.py").write_text(
+        "def likes_c(prompts, responses, **columns):\n    return [columns['x'] for x in responses]\n"
+    )
+    assert main([*run_of, "--json", "--html", "none"]) == 1
+    told = capsys.readouterr()
+    checks = {x["name"]: x for x in json.loads(told.out)["checks"]}
+    assert len(checks) == len(LADDER) and "how long is not known" in told.err
+    assert "likes_c failed: KeyError: 'x' (" in checks["data: episodes"]["measured"]
 
 
 # catches: a recipe whose section ppo is not read, an exit code that is always 0, a folder left behind

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import (
@@ -49,6 +50,15 @@ CASES: dict[str, dict[str, Any]] = dict(
     gspo=dict(advantage_estimator="grpo", importance_level="sequence", **GROUPS),
     published_slot=dict(reward_slot="after_eos", non_eos_penalty=True, penalty_reward_value=-1.0),
     whitened=dict(whiten_rewards=True, normalize_scores=True, score_clip=2.0, dual_clip=3.0),
+    own_optimizer=dict(optimizer=True),
+    scheduled=dict(
+        lr_scheduler_type="cosine",
+        warmup_steps=2,
+        value_warmup_updates=3,
+        target_kl=0.1,
+        num_mini_batches=2,
+        max_grad_norm=0.0,
+    ),
     truncated=dict(bootstrap_truncated=True, lam_value=1.0, gamma=0.98, cliprange_high=0.3),
     mini_tldr=dict(recipe="mini_tldr.yaml"),
     docstrings=dict(recipe="docstrings.yaml"),
@@ -93,6 +103,10 @@ def made(ppo, letters, monkeypatch):
         if take("adapter"):
             peft = pytest.importorskip("peft")
             parts["peft_config"] = peft.LoraConfig(r=4, task_type="CAUSAL_LM")
+        if take("optimizer"):
+            value = parts["value_model"] = scorer_from(policy, 1)
+            both = [*policy.parameters(), *value.parameters()]
+            parts["optimizers"] = torch.optim.AdamW(both, lr=1e-3), None
         rewards = [scorer_from(tiny_policy(letters, 1 + i, **sizes), i) for i in range(judges)]
         rewards += [likes_c] * (take("function", False) or not judges)
         if chat := take("chat", False):

@@ -123,6 +123,14 @@ def whitened(rows: Sequence[Row], keep_mean: bool = False) -> list[Row]:
     return [[(x - mean) / math.sqrt(var + 1e-8) + keep_mean * mean for x in row] for row in rows]
 
 
+def kl_coef_after(kl_coef: float, kl: float, episodes: int, args: Any) -> float:
+    "kl_coef after an update whose mean KL was kl. 1909.08593, section 2.2."
+    if args.kl_controller != "adaptive":
+        return kl_coef
+    error = max(-0.2, min(0.2, (kl - args.kl_target) / args.kl_target))
+    return kl_coef * (1 + error * episodes / args.kl_horizon)
+
+
 class Targets(NamedTuple):
     "A row for each episode."
 

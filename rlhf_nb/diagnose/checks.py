@@ -3,6 +3,7 @@ fails; a check that needs another one which failed is skipped, and says so."""
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -180,12 +181,8 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return data_table("", heads, [[row[0], *map(lines, row[1:])] for row in rows], "checks")
 
 
-# What a check may raise on a setting that is wrong: it has failed then, and says with what.
-ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-
-
 def climb(rungs: Iterable[Rung], subject: Any) -> Checks:
-    "Measure each rung on the subject, in order. A rung that raises one of ERRORS has failed."
+    "Measure each rung on the subject, in order. A rung that raises an Exception has failed."
     done: dict[str, Check] = {}
     for rung in rungs:
         lacking = [name for name in rung.needs if name in done and done[name].passed is False]
@@ -203,5 +200,15 @@ def measured(rung: Rung, subject: Any) -> Found:
     "What the rung finds; an error of what it runs is what it found."
     try:
         return rung.measure(subject)
-    except ERRORS as error:
-        return Found(False, f"stopped by {type(error).__name__}: {' '.join(str(error).split())}")
+    except Exception as error:  # of the user's models and functions: any, and always shown
+        return Found(False, f"stopped by {in_words(error)}")
+
+
+def in_words(error: Exception) -> str:
+    "An error in one line, and where it was raised."
+    frames = traceback.extract_tb(error.__traceback__)
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if len(frames) <= 2:  # by the rung itself
+        return text
+    last = frames[-1]
+    return f"{text} (in {last.name}, {Path(last.filename).name} line {last.lineno})"

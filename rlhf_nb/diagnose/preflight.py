@@ -3,6 +3,7 @@ first. Nothing of the run is touched."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ from rlhf_nb.diagnose import (
     rungs_learning,
     rungs_logprobs,
     rungs_rewards,
+    rungs_schedule,
     rungs_state,
     rungs_values,
 )
-from rlhf_nb.diagnose.checks import Checks, Rung, climb
+from rlhf_nb.diagnose.checks import Checks, Rung, climb, in_words
 from rlhf_nb.diagnose.subject import LOOKED_AT, Subject, random_states
 from rlhf_nb.runtime.prompts import check_turns
 from rlhf_nb.sft import quiet_bars
@@ -33,6 +35,7 @@ FAMILIES = dict(
     rewards=rungs_rewards,
     values=rungs_values,
     learning=rungs_learning,
+    schedule=rungs_schedule,
     state=rungs_state,
 )
 LADDER: tuple[Rung, ...] = tuple(rung for family in FAMILIES.values() for rung in family.RUNGS)
@@ -72,14 +75,22 @@ def is_text(x: Any) -> bool:
 class Price(NamedTuple):
     "What the whole ladder costs, about."
 
-    seconds: float
+    seconds: float  # nan where it is not known
     memory: int  # bytes of the copies
+    why: str = ""  # it is not known
 
     def __str__(self) -> str:
+        time = f"about {self.seconds:.0f} s"
+        if self.why:
+            time = f"how long is not known, as a first update of a copy was stopped by {self.why}"
         return (
-            f"preflight: about {self.seconds:.0f} s, and {rungs_state.gib(self.memory)} for copies "
-            "of what is trained"
+            f"preflight: {time}, and {rungs_state.gib(self.memory)} for copies of what is trained"
         )
+
+    @property
+    def expected(self) -> str:
+        "For the note below the title."
+        return "its price was not known" if self.why else f"{self.seconds:.0f} s were expected"
 
 
 # What the ladder costs, in steps of LOOKED_AT episodes: 72 were measured for a model of one layer
@@ -89,15 +100,19 @@ UNITS, NEW_PROCESS = 90.0, 8.0
 
 def price_of(subject: Subject) -> Price:
     "From the time of one small rollout and update of a copy."
-    trainer = subject.still(LOOKED_AT)
-    trainer.prepare()
-    start = time.perf_counter()
-    trainer.step(subject.batch(trainer.args.batch_size))
-    one = time.perf_counter() - start
+    seconds, why = math.nan, ""
+    try:
+        trainer = subject.still(LOOKED_AT)
+        trainer.prepare()
+        start = time.perf_counter()
+        trainer.step(subject.batch(trainer.args.batch_size))
+        seconds = UNITS * (time.perf_counter() - start) + NEW_PROCESS
+    except Exception as error:  # the rungs meet it again, and fail with it
+        why = in_words(error)
     learn = [p for p in subject.trainer.pair.parameters() if p.requires_grad]
     trained = sum(p.numel() * p.element_size() for p in learn)
     copies = rungs_state.bytes_of(subject.trainer.pair) * 2 + 3 * trained
-    return Price(UNITS * one + NEW_PROCESS, copies)
+    return Price(seconds, copies, why)
 
 
 @contextmanager
@@ -134,7 +149,7 @@ def preflight(
         finally:
             subject.close()
     took = time.perf_counter() - start
-    expected = f"{price.seconds:.0f} s were expected" + ("" if whole else " of the whole ladder")
+    expected = price.expected + ("" if whole else " of the whole ladder")
     note = f"{trainer.describe()} Took {took:.0f} s; {expected}."
     name = Path(str(trainer.args.output_dir)).name
     return replace(done, title=f"Preflight of {name}", note=note)

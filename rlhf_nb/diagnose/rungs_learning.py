@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from rlhf_nb.trainer import PPOTrainer
 
 EPISODES = 128  # that a trivial reward is learned from, about
 UPDATES = 4, 16  # at least, at most
+FEWEST = 32  # episodes: of fewer, chance decides what is learned (16 of 1 each: 3 of 8 seeds)
 PLAIN: dict[str, Any] = dict(  # a trivial reward and nothing beside it
     missing_eos_penalty=None,
     non_eos_penalty=False,
@@ -90,7 +92,16 @@ def loss(subject: Subject) -> Found:
     found = f"{gap:.1e} apart at most, in {name} (allowed {limit:g}); "
     found += f"{len(seen.steps)} of {wanted} steps; "
     found += ", ".join(f"{k.split('/')[1]} {x:.3g}" for k, x in ours.items())
-    return Found(gap <= limit and len(seen.steps) == wanted, found)
+    uneven = uneven_epochs(seen)
+    found += f"; {uneven} epochs do not have every episode once" if uneven else ""
+    return Found(gap <= limit and len(seen.steps) == wanted and not uneven, found)
+
+
+def uneven_epochs(seen: Observed) -> int:
+    "How many epochs leave an episode out, or train on one twice."
+    rows, parts = [step.rows.tolist() for step in seen.steps], seen.args.num_mini_batches
+    epochs = [chain(*rows[i : i + parts]) for i in range(0, len(rows), parts)]
+    return sum(sorted(epoch) != [*range(len(seen.trained_on))] for epoch in epochs)
 
 
 def gradient(subject: Subject) -> Found:
@@ -268,6 +279,8 @@ def trivial(subject: Subject) -> Found:
     size = subject.args.batch_size if subject.args.batch_size <= 64 else 64
     trainer: Any = subject.beside(share_of(text), **PLAIN, **subject.sizes(size))
     updates = min(UPDATES[1], max(UPDATES[0], math.ceil(EPISODES / trainer.args.batch_size)))
+    if updates * trainer.args.batch_size < FEWEST:
+        return not_here(f"{updates} updates of {trainer.args.batch_size} are too few episodes")
     rows = by_hand.rows_of(subject.start.sampled)[:LOOKED_AT]
     before = probability(trainer, rows, token)
     scores = [trainer.step()["objective/scores"] for _ in range(updates)]
@@ -284,7 +297,7 @@ RUNGS = (
         loss,
         "the clipped losses of 1707.06347 (eq. 7 and 9) and 2403.17031 (values) on every episode, "
         "where old log-probs and values were shifted so that some ratios are clipped; "
-        "num_ppo_epochs x num_mini_batches steps",
+        "num_ppo_epochs x num_mini_batches steps, and every episode once in each epoch",
         "which log-probs the ratio is against, signs, masks, what the sum is divided by",
         needs=("log-probs: policy", "value model: returns", "value model: advantages"),
     ),

@@ -137,16 +137,21 @@ def pairs(subject: Subject) -> Found:
     if not subject.answers:
         return not_here("no --preflight_pairs, and no reference answers in the data set")
     rows, texts = map(list, zip(*subject.answers))
-    good, models, parts, faults = subject.score(rows, texts), subject.trainer.judges.models, [], []
+    good, models, counts = subject.score(rows, texts), subject.trainer.judges.models, {}
     for how in ("empty", "shuffled", "repeated"):
         bad = subject.score(rows, [worse(text, how) for text in texts])
-        won, lost = compared(good, bad)
-        parts.append(f"{how} {won} won, {lost} lost")
-        judged = how != "repeated" or models
-        if (won <= lost if how == "empty" else won < lost) and judged:
-            faults.append(how)
+        counts[how] = compared(good, bad)
+    parts = [f"{how} {won} won, {lost} lost" for how, (won, lost) in counts.items()]
     found = f"{len(texts)} references against spoilt ones: {'; '.join(parts)}"
-    return Found(not faults, found + (f". Preferred: {', '.join(faults)}" if faults else ""))
+    if not any(map(sum, counts.values())):
+        return not_here(f"{found}: all have the same score, give --preflight_pairs")
+    judged = [how for how in counts if how != "repeated" or models]
+    faults = [how for how in judged if counts[how][0] < counts[how][1]]
+    if faults:
+        return Found(False, f"{found}. Preferred: {', '.join(faults)}")
+    won, lost = counts["shuffled"]
+    as_good = not sum(counts["empty"]) and won > lost  # words count, and having none is no worse
+    return Found(not as_good, found + ". Empty answers earn what references earn" * as_good)
 
 
 def edges(subject: Subject) -> Found:
@@ -217,9 +222,9 @@ RUNGS = (
     Rung(
         "rewards: pairs",
         pairs,
-        "the good answer wins more often than it loses; a reference is never beaten by an empty "
+        "the good answer wins more often than it loses; a reference is not beaten by an empty "
         "answer, by its own words shuffled, nor (for a reward model) by itself three times over: "
-        "chance is one half",
+        "chance is one half; where shuffled words are worse, an empty answer is no match for it",
         "the reward function's comparison, the column it compares with, the labels of the reward "
         "model's pairs",
         needs=("rewards: judges",),

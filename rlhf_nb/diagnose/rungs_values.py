@@ -115,7 +115,7 @@ def taught(subject: Subject, rate: float) -> PPOTrainer:
         kl_in="reward",
         entropy_coef=0.0,
     )
-    return subject.beside(**changes)
+    return subject.beside(own_optimizer=False, **changes)
 
 
 def after_fit(trainer: PPOTrainer, seen: Rollout) -> Tensor:

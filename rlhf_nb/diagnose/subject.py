@@ -230,14 +230,13 @@ class Subject:
 
     @cached_property
     def answers(self) -> list[tuple[dict[str, Any], str]]:
-        "Training rows with their reference answer, where the data set has one."
+        "Training rows with their reference answer (the first of several), where there is one."
         names = ("completion", "reference", "summary", "answer", "chosen")
         data = self.trainer.train_dataset
         name = next((x for x in names if x in data.column_names), None)
         rows = [] if name is None else self.rows(SAMPLED)
-        texts = [row[name] if name else "" for row in rows]
-        texts = [x[-1].get("content") if isinstance(x, list) and x else x for x in texts]
-        return [(row, x) for row, x in zip(rows, texts) if isinstance(x, str) and x.strip()]
+        texts = [text_in(row[name]) if name else "" for row in rows]
+        return [(row, x) for row, x in zip(rows, texts) if x.strip()]
 
     def prompt_texts(self, rows: list[dict[str, Any]]) -> list[str]:
         "Prompts of some rows, as the policy reads them."
@@ -261,16 +260,20 @@ class Subject:
 
     def drawn(self, rows: list[dict[str, Any]], k: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
-        sizes = dict(per_device_train_batch_size=len(rows) * k, gradient_accumulation_steps=1)
-        trainer = self.beside(num_generations=k, num_mini_batches=1, **sizes)
+        sizes = dict[str, Any](
+            per_device_train_batch_size=len(rows) * k, gradient_accumulation_steps=1
+        )
+        trainer = self.beside(own_optimizer=False, num_generations=k, num_mini_batches=1, **sizes)
         trainer.prepare()
         return trainer.rollout(trainer.data_collator(rows)).responses
 
     # ---- trainers beside it ----
 
-    def beside(self, reward: Any = None, **changes: Any) -> PPOTrainer:
+    def beside(self, reward: Any = None, own_optimizer: bool = True, **changes: Any) -> PPOTrainer:
         """A trainer with copies of policy and value model, the same reference and judges, the same
-        settings but for `changes`, a folder of its own, and its own order of the data."""
+        settings but for `changes`, a folder of its own, and its own order of the data. A copy of
+        the optimizer, if there is one, keeps its rates; own_optimizer=False: a new one, at those of
+        the settings."""
         given, args = self.trainer, copy.copy(self.args)
         self.trainers += 1
         folder = str(self.folder / f"run-{self.trainers}")
@@ -278,7 +281,8 @@ class Subject:
             setattr(args, name, value)
         if args.max_steps <= 0:
             args.total_episodes = max(args.total_episodes or 0, args.batch_size)
-        pair, optimizer = copy.deepcopy((given.pair, inner_optimizer(given)))
+        optimizer = inner_optimizer(given) if own_optimizer else None
+        pair, optimizer = copy.deepcopy((given.pair, optimizer))
         own_head = isinstance(pair.value, ValueHead)
         judges = list(given.judges.judges.values())
         with modes(*frozen_models(given)):
@@ -303,7 +307,7 @@ class Subject:
             made.remove_callback(callback)
         return made
 
-    def sizes(self, episodes: int) -> dict[str, int]:
+    def sizes(self, episodes: int) -> dict[str, Any]:
         "Settings of an update of about so many episodes, two micro-batches in each mini-batch."
         unit = math.lcm(self.args.num_generations, self.args.num_mini_batches)
         whole = max(1, episodes // unit) * unit
@@ -358,7 +362,16 @@ class Subject:
         rate = None if self.args.value_learning_rate is None else 0.0
         epochs = min(self.args.num_ppo_epochs, 2)
         how = dict(learning_rate=0.0, value_learning_rate=rate, num_ppo_epochs=epochs)
-        return self.beside(**how, **self.sizes(episodes))
+        return self.beside(own_optimizer=False, **how, **self.sizes(episodes))
+
+
+def text_in(answer: Any) -> str:
+    "A reference answer as text: of several texts the first, of a conversation its last turn."
+    if isinstance(answer, list) and answer:
+        answer = answer[0] if isinstance(answer[0], str) else answer[-1]
+    if isinstance(answer, dict):
+        answer = answer.get("content")
+    return answer if isinstance(answer, str) else ""
 
 
 def inner_optimizer(trainer: PPOTrainer) -> Any:
