@@ -5,8 +5,8 @@
     python benchmarks/viewer.py --updates 200 --episodes 512 --tokens 53
 
 Without --run, a run is made of random words and numbers. Prints medians as JSON, times in seconds.
-In Chromium (playwright), a time runs from the navigation or the key to the last change of the
-page, drawing included.
+In Chromium (playwright), a time runs from the navigation, the key or the step of a slider to the
+last change of the page, drawing included.
 """
 
 import argparse
@@ -101,6 +101,7 @@ def measure(folder: Path, page: Path, moves: int, repeats: int) -> dict[str, flo
 
 
 KEYS = {"episode": "n", "update": ",", "signal": "2", "table": "t", "what_if": "w"}
+SLIDER = "[data-setting=lam]"  # of the what-if panel: every step computes a whole update again
 
 
 def chromium() -> str:
@@ -139,11 +140,16 @@ def measure_file(page: Path, moves: int) -> dict[str, float]:
             ]
             found[f"file_key_{name}"] = median(took)
             found[f"file_key_{name}_most"] = max(took)
+        if not tab.locator(SLIDER).is_visible():
+            tab.evaluate(PRESS, KEYS["what_if"])
+        if tab.locator(SLIDER).is_visible():  # not where a run's numbers cannot be computed again
+            took = [tab.evaluate(STEP, SLIDER) for _ in range(moves)]
+            found["file_key_slider"], found["file_key_slider_most"] = median(took), max(took)
         found["file_requests"] = len(asked) - 5
     return {name: round(x, 4) for name, x in found.items()}
 
 
-PRESS = """key => new Promise(done => {
+TIMED = """given => new Promise(done => {
   const start = performance.now();
   const answer = new MutationObserver(() => {
     answer.disconnect();
@@ -151,8 +157,17 @@ PRESS = """key => new Promise(done => {
   });
   const all = {subtree: true, childList: true, attributes: true};
   answer.observe(document.querySelector(".reader"), all);
-  const pressed = new KeyboardEvent('keydown', {key, bubbles: true});
-  document.querySelector('.rows').dispatchEvent(pressed); })"""
+  ACT })"""
+PRESS = TIMED.replace(
+    "ACT",
+    "document.querySelector('.rows').dispatchEvent("
+    "new KeyboardEvent('keydown', {key: given, bubbles: true}));",
+)
+STEP = TIMED.replace(  # the focus first, as where an arrow key moves a slider
+    "ACT",
+    "const slider = document.querySelector(given); slider.focus(); slider.stepDown();"
+    "slider.dispatchEvent(new Event('input', {bubbles: true}));",
+)
 CELLS = ("from rlhf_nb.ui.browser import browse", "browse({!r})")
 
 

@@ -2,13 +2,16 @@
 
 import re
 from dataclasses import replace
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, kind_of
 from rlhf_nb.ui.gain import gain_of, headline
-from rlhf_nb.ui.gain_picture import LEFT, WIDTH, gain_picture
+from rlhf_nb.ui.gain_picture import EDGE, LEFT, WIDTH, gain_picture
 from rlhf_nb.ui.html import exact, number_text
 
 RATES = {("sft", 0.01): 0.2, ("ppo", 0.01): 0.9, ("sft", 1.0): 0.5, ("ppo", 1.0): 0.4}
@@ -72,6 +75,59 @@ def test_the_picture_is_to_scale():
     assert all(f"{100 * rate:.1f} % won" in root.get("aria-label") for rate in RATES.values())
     heads = [text.text for text in root.iter("text") if text.get("class") == "head"]
     assert heads == ["near-greedy, temperature 0.01", "sampled, temperature 1"]
+
+
+def boxes(root):
+    "Each text of a picture with what it covers, in the widest font that a page may have."
+    for text in root.iter("text"):
+        bold = "bold" if text.get("class") in ("head", "rate") else "normal"
+        size = TextPath(
+            (0, 0), text.text, 13, prop=FontProperties(family="DejaVu Sans", weight=bold)
+        )
+        box, x, y = size.get_extents(), float(text.get("x")), float(text.get("y"))
+        left = x - {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")] * box.width
+        yield text.text, left, left + box.width, y - box.y1, y - box.y0
+
+
+# catches: a line through a heading or a rate, a rate that covers its mark, another text or nothing
+@pytest.mark.parametrize("rates", [(0.231, 0.972), (0.449, 0.724), (0.0, 1.0), (0.31, 0.86)])
+@pytest.mark.parametrize("half", [0.002, 0.04, 0.2])
+def test_no_line_goes_through_a_text(rates, half):
+    rows = [
+        dict(
+            model=model,
+            temperature=t,
+            win_rate=rate,
+            low=max(rate - half, 0.0),
+            high=min(rate + half, 1.0),
+            malformed=1.0,
+        )
+        for t in (0.01, 1.0)
+        for model, rate in zip(("sft", "ppo"), rates)
+    ]
+    root = ElementTree.fromstring(gain_picture(rows))
+    lines = [
+        tuple(map(float, part))
+        for path in root.iter("path")
+        if path.get("class") in ("grid", "half")
+        for part in re.findall(r"M([\d.]+) ([\d.]+)V([\d.]+)", path.get("d"))
+    ]
+    bars = [
+        (float(a), float(y), float(b))
+        for path in root.iter("path")
+        for a, y, b in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)", path.get("d"))
+    ]
+    assert {x for x, *_ in lines} == {LEFT, LEFT + WIDTH / 2, LEFT + WIDTH} and len(bars) == 4
+    found = [*boxes(root)]
+    for name, left, right, top, bottom in found:
+        assert left >= 0 and right <= EDGE, name
+        for x, above, below in lines:
+            assert not (left - 2 < x < right + 2 and above < bottom and below > top), (name, x)
+        for a, y, b in bars:
+            assert not (left < b and right > a and top < y < bottom), name
+    for one, other in combinations(found, 2):
+        apart = one[1] > other[2] or other[1] > one[2] or one[3] > other[4] or other[3] > one[4]
+        assert apart, (one[0], other[0])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rlhf_nb.ui.posts import (
     spread_posts,
     subreddit_of,
 )
+from rlhf_nb.ui.viz import signed
 
 HOSTILE = "</td><script>alert(1)</script>\u202e my boss\x00 <mark> "
 
@@ -78,6 +79,24 @@ def frame_of(world, gains, start=3.0):
         for post, gain in zip(world, gains)
     ]
     return pd.DataFrame(rows)
+
+
+# catches: a reference without its points, so that nobody sees who won; points that are made up where
+# the post tells no facts
+def test_the_reference_has_its_gold(world):
+    def golds(frame):
+        rows = re.findall(r"<tr>(.*?)</tr>", posts_section(frame), re.S)
+        cells = [re.findall(r"<t[hd].*?><bdi>([^<]*)</bdi></t[hd]>", row, re.S) for row in rows]
+        return [row[-1] for row in cells if row[:1] == ["Reference"]]
+
+    frame = frame_of(world, [1.0, 2.0, 0.0])
+    wanted = [
+        signed(gold_judge(post["completion"], json.loads(post["facts"])).gold)
+        for post in world.select(range(3))
+    ]
+    assert sorted(golds(frame)) == sorted(wanted)
+    frame["query"] = ["a post", "of another", "world"]
+    assert golds(frame) == ["–"] * 3
 
 
 # catches: the first six of the file, which may all be of one subreddit; a choice by the outcome

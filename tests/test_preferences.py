@@ -25,6 +25,7 @@ from rlhf_nb.ui import preference_labels as L
 from rlhf_nb.ui import preference_refit as R
 from rlhf_nb.ui import preferences as P
 from rlhf_nb.ui import reward_scores as S
+from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.preference_labels import (
     Labelling,
     draw_pairs,
@@ -697,8 +698,31 @@ def test_the_file_is_whole_and_safe(tmp_path, letters, judge):
         and "<img" not in page
         and "\u202e" not in page
     )
+    page = page.replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
     assert not re.search(r"https?://|src=[\"'](?!x)", page) and "default-src 'none'" in page
     assert not list(tmp_path.glob("*.partial"))
+
+
+# catches: a page that is white in the dark, colours beside those of the theme, numbers that are
+# rounded before anybody can ask for them
+def test_the_file_is_drawn_as_the_other_views_are(tmp_path, letters, judge):
+    seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
+    page = seen.save_html(tmp_path / "v.html").read_text(encoding="utf-8")
+    style = re.search(r"<style>(.*?)</style>", page, re.S)[1]
+    sheets = ("theme.css", "sheet.css", "tints.css")
+    assert all(asset(name) in style for name in sheets) and '<body class="rlhf">' in page
+    theme = set(re.findall(r"--([\w-]+):", asset("theme.css")))
+    for name in ("pairs.css", "facts.css"):
+        assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", asset(name))
+        assert set(re.findall(r"var\(--([\w-]+)\)", asset(name))) <= theme
+    first = seen.pairs[pair_order(seen.pairs, PairLook())[0]]
+    told = S.pair_record(first)["rows"][0]["running score"].split()
+    assert [float(x) for x in told] == pytest.approx(first.scores[0], rel=1e-6)
+
+
+def test_shares_are_written_as_everywhere():
+    assert L.share_sentence(26, 40) == "26 of 40 (65 %; 95 % interval 50 % to 78 %)"
+    assert L.share_sentence(0, 0) == "none yet"
 
 
 # catches: pairs that cannot be labelled: equal, empty, or cut off before their end

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import pieces, unpacked
 
+from rlhf_nb.cli.view import rollout_table
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
@@ -1290,14 +1291,64 @@ def test_rollouts_of_the_first_the_middle_and_the_last_update(run):
         for b in range(3):
             assert f"prompt {u}/{b}" in reader.text
     assert "prompt 0/3" not in reader.text and "prompt 1/0" not in reader.text
+    page = report(run).read_text()
+    for name, word in (("kl", "KL"), ("advantages", "advantage")):
+        rows = [
+            row[:n].tolist()
+            for u in (0, 2, 4)
+            for row, n in zip(getattr(make((3, 5, 2, 4), seed=u), name), (3, 5, 2))
+        ]
+        most = max(abs(x) for row in rows for x in row)
+        assert f"{most:.3g} ({word})" in reader.text.split("full colour at ")[1][:40]
+        spans = re.findall(rf'<span(?: class="(\w+) tint-(\d)")? title="{name} ([^"]+)">', page)
+        told = [x for row in rows for x in row]
+        assert [float(x) for *_, x in spans] == pytest.approx(told)
+        steps = [(("down", "up")[x > 0], str(round(8 * abs(x) / most))) for x in told]
+        assert [one[:2] for one in spans] == [s if s[1] != "0" else ("", "") for s in steps]
+
+
+# catches: little tables in the place of a text, facts without colour, a number that cannot be asked
+# for, tables that are in the way of the text
+def test_rollouts_are_running_text_with_their_facts(run):
+    post = (
+        "SUBREDDIT: r/work\n\nTITLE: need some help\n\nPOST: my boss sold my tent. it was not "
+        "easter. this was on monday. they were bored. i feel sad. should i sue?\n\nTL;DR:"
+    )
+    words = ["my", " boss", " sold", " my la", "mp", "<eos>"]
+    for path in (run / "ppo" / "rollouts").iterdir():
+        r = make((6, 5, 2, 4))
+        r.with_(
+            prompts=[post, *r.prompts[1:]],
+            responses=["my boss sold my lamp", *r.responses[1:]],
+            tokens=[words, *r.tokens[1:]],
+            info=Rollout.load(path).info,
+        ).save(path)
+    page = report(run).read_text()
+    card = page.split('class="card episode"')[1]
+    told, folded = card.split("<details>", 1)
+    assert "<table" not in told and "<table" in folded
+    assert told.count("<strong>tent</strong>") == 1 and "not easter" in told.replace("\n", " ")
     for name in ("kl", "advantages"):
-        largest = max(
-            getattr(make((3, 5, 2, 4), seed=u), name)[:3].abs().max().item() for u in (0, 2, 4)
-        )
-        assert (
-            re.findall(rf"{name}: full colour at (\S+?)token", "".join(reader.words))
-            == [f"{largest:.3g}"] * 9
-        )
+        mark = rf'<span class="(?:\w+ tint-\d ?)?(\w*)" title="{name} [^"]+">([^<]*)<'
+        marks = [text for kind, text in re.findall(mark, told) if kind == "covered"]
+        assert marks == ["boss", "sold"]
+        marks = [text for kind, text in re.findall(mark, told) if kind == "invented"]
+        assert marks == ["my la", "mp"]
+    assert told.count("○") == 5 and "○ what: tent" in told
+    assert asset("tints.css") in page and asset("facts.css") in page
+
+
+# catches: two meanings of “episode” in one table, a number near zero that is written as zero, a
+# score that nobody knows
+def test_the_table_of_the_terminal_speaks_as_the_page_does():
+    r = make((3, 5), info=dict(update=9, episode=1152))
+    kl, scores = torch.zeros(2, 5), torch.tensor([-1.5, math.nan])
+    kl[0, 0] = 0.001
+    table = rollout_table(r.with_(kl=kl, scores=scores))
+    assert str(table.title) == "Update 9, after 1,152 episodes"
+    columns = {column.header: [*column.cells] for column in table.columns}
+    assert columns["KL"] == ["≈0", "0"] and columns["score"] == ["−1.50", ""]
+    assert str(rollout_table(r.with_(info={})).title) == ""
 
 
 def test_rollouts_follow_a_prompt(run):

@@ -95,20 +95,14 @@ def last_words(text: str, most: int = 160) -> str:
     return f"… {words[-1]}"
 
 
-def _signed(x: float) -> str:
-    "A number with its sign; nothing where it is not known."
-    return "" if math.isnan(x) else f"{x:+.2f}"
-
-
 def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     "The first episodes of a rollout, for a terminal."
-    from rlhf_nb.ui.episodes import unit_of
+    from rlhf_nb.ui.episodes import unit_of, when
+    from rlhf_nb.ui.viz import signed
 
-    info = {k: v for k, v in rollout.info.items() if k in ("update", "episode")}
-    table = Table(
-        title=Text(", ".join(f"{k} {v}" for k, v in info.items())), box=SIMPLE_HEAD, show_lines=True
-    )
-    unit = unit_of(rollout)
+    number_of = lambda x: "" if math.isnan(x) else signed(x)  # nothing where it is not known
+    title = Text(when(rollout) if "update" in rollout.info else "")
+    table, unit = Table(title=title, box=SIMPLE_HEAD, show_lines=True), unit_of(rollout)
     for name in ("prompt", "response", "score", "KL", unit, "end"):
         number = name in ("score", "KL", unit)
         table.add_column(name, justify="right" if number else "left", overflow="fold")
@@ -120,8 +114,8 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
         table.add_row(
             Text(harmless(last_words(rollout.prompts[i])) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
-            "" if rollout.scores is None else _signed(float(rollout.scores[i])),
-            "" if rollout.kl is None else _signed(sum(kl)),
+            "" if rollout.scores is None else number_of(float(rollout.scores[i])),
+            "" if rollout.kl is None else number_of(float(sum(kl))),
             str(n),
             "" if rollout.stopped is None else "stopped" if rollout.stopped[i] else "cut off",
         )
@@ -142,6 +136,8 @@ def view_command(words: Sequence[str]) -> None:
         writable(path, "--output")
         if path.resolve() == folder.resolve():
             parser.error(f"--output {path} is the file that is read: give another one")
+        if path.exists() and path.suffix.lower() not in (".html", ".htm"):
+            parser.error(f"--output {path} exists, and is no page: give another name, or delete it")
     from rlhf_nb.cli.models import named  # seconds that `--help` does not wait for
     from rlhf_nb.ui.browser import browse
     from rlhf_nb.ui.episodes import notes_of

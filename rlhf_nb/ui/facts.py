@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import accumulate
 
 from rlhf_nb.tldr import FACTS, SLOT, TOLD
 from rlhf_nb.ui.html import Html, element, inline, visible
@@ -99,9 +100,28 @@ def judged_text(summary: str, facts: Mapping[str, str]) -> Html:
             return element("mark", f"{word}✗", class_="fact invented", title=about)
         return escape(word)
 
+    return Html(_with_marks(summary, mark) + missing_facts(summary, facts))
+
+
+def missing_facts(summary: str, facts: Mapping[str, str]) -> str:
+    "The facts that a summary leaves out (○); nothing where it leaves out none."
     missing = [
         element("mark", f"○ {slot}: {escape(facts[slot])}", class_="fact missing")
-        for slot in claims["missing"]
+        for slot in claims_of(summary, facts)["missing"]
     ]
-    after = element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
-    return Html(_with_marks(summary, mark) + after)
+    return element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
+
+
+def token_claims(
+    tokens: Sequence[str],  # with the blanks between them, so that two words do not become one
+    facts: Mapping[str, str],
+) -> list[str]:
+    "Of each token whether it is a part of a fact that is `covered` or `invented`; else empty."
+    text, marks = "".join(tokens), [""] * len(tokens)
+    claims, ends = claims_of(text, facts), list(accumulate(map(len, tokens)))
+    for word in re.finditer(r"\w+", text):
+        kind = next((kind for kind in ("covered", "invented") if word[0] in claims[kind]), "")
+        for t, (token, end) in enumerate(zip(tokens, ends)):
+            if kind and end - len(token) < word.end() and end > word.start():
+                marks[t] = kind
+    return marks

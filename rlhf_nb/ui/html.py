@@ -140,17 +140,22 @@ def tinted_text(
     values: Sequence[float],  # one a token
     most: float,  # magnitude of full colour; 0: no colour
     name: str,  # of the numbers
+    marks: Sequence[str] = (),  # a CSS class a token, such as those of `facts.css`, or none at all
 ) -> Html:
     """Tokens as running text: orange above zero, blue below, in eight steps (`tints.css`); the
     number on hover."""
 
-    def word(token: str, value: float) -> str:
+    def word(token: str, value: float, mark: str) -> str:
         finite = math.isfinite(value) and most > 0
         step = round(8 * min(1.0, abs(value) / most)) if finite else 0
-        side = f"{'up' if value > 0 else 'down'} tint-{step}" if step else None
-        return element("span", escape(visible(token)), class_=side, title=f"{name} {value!r}")
+        side = f"{'up' if value > 0 else 'down'} tint-{step}" if step else ""
+        kind = " ".join(filter(None, (side, mark))) or None
+        blanks = len(token) - len(token.lstrip(" ")) if marks else 0  # no line is drawn below them
+        text = escape(visible(token[blanks:]))
+        return token[:blanks] + element("span", text, class_=kind, title=f"{name} {value!r}")
 
-    return element("bdi", *map(word, tokens, values), class_="tinted")
+    words = map(word, tokens, values, marks or [""] * len(tokens))
+    return element("bdi", *words, class_="tinted")
 
 
 def spaced(tokens: Sequence[str], text: str) -> list[str]:

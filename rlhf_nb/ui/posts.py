@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from rlhf_nb.tldr import gold_judge
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.facts import facts_told, judged_text, post_with_facts
 from rlhf_nb.ui.html import data_table, element, missing_note, safe_prose
@@ -92,7 +93,9 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPag
     def line(who: str, text: str, *numbers: str | None) -> list[Any]:
         return [who, judged_text(text, facts) if facts else text or "(nothing)", *numbers]
 
-    lines = [line("Reference", str(row["reference"]).strip(), None, None)]
+    reference = str(row["reference"]).strip()
+    gold = signed(gold_judge(reference, facts).gold) if facts else None  # written to be complete
+    lines = [line("Reference", reference, None, gold)]
     for who in ("sft", "ppo"):
         if pd.notna(row.get(f"text_{who}")):
             text = row[f"text_{who}"].strip()

@@ -206,7 +206,8 @@ def share_sentence(count: int, of: int) -> str:
     if not of:
         return "none yet"
     low, high = wilson_interval(count / of, of)
-    return f"{count} of {of} ({count / of:.0%}; 95 % interval {low:.0%} to {high:.0%})"
+    share, least, most = (f"{100 * x:.0f} %" for x in (count / of, low, high))
+    return f"{count} of {of} ({share}; 95 % interval {least} to {most})"
 
 
 def _in_force(records: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:

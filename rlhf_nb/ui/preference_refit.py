@@ -89,7 +89,7 @@ def render_refit(
     rows = [
         (
             int(row["pair"]),
-            f"{row['sure']:.0%}",
+            f"{100 * row['sure']:.0f} %",
             "held out" if row["held_out"] else "trained on",
             turns_text(row["chosen"]),
             turns_text(row["rejected"]),

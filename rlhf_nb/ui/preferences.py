@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.sft import tokenizer_of
+from rlhf_nb.tldr import SLOT
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.controls import (
     action_button,
@@ -41,6 +42,7 @@ from rlhf_nb.ui.html import (
 )
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines, turns_text
 from rlhf_nb.ui.preference_refit import Refit, refit_reward_model, render_refit
+from rlhf_nb.ui.reader import SCRIPT
 from rlhf_nb.ui.reward_scores import (
     PAIR_FILTERS,
     PAIR_SIGNALS,
@@ -57,7 +59,7 @@ from rlhf_nb.ui.reward_scores import (
 from rlhf_nb.ui.viz import Html, signed, visible_token
 
 SHEETS = ("sheet.css", "tints.css", "preferences.css")
-SCALE = "{signal}: orange above zero, blue and underlined below; full colour at {most:.2f}."
+SCALE = "{signal}: orange above zero, blue and underlined below; full colour at {most}."
 NOTE = (
     "Each number is what the reward head says if the text stopped there; only the last one, at the "
     "stop token, was trained."
@@ -272,7 +274,7 @@ def render_pair(
     parts = [
         element("p", element("b", safe_text(pair_facts(one)))),
         element("details", element("summary", "Prompt"), prompt),
-        element("p", SCALE.format(signal=signal, most=most), class_="quiet"),
+        element("p", SCALE.format(signal=signal, most=f"{most:.2f}"), class_="quiet"),
     ]
     for which, name in enumerate(("Chosen", "Rejected")):
         tokens, row = one.tokens[which], rows[which]
@@ -366,17 +368,17 @@ class RewardView(Html):
         note = f" · the first {len(order)} of them are in this file" if cut else ""
         page = script_page(
             "pairs.html",
-            asset("pairs-tools.js") + asset("pairs.js"),
-            asset("pairs.css"),
+            SCRIPT + asset("pairs.js"),
+            "".join(map(asset, ("theme.css", *SHEETS, "facts.css", "pairs.css"))),
             dict(
                 pairs=[pair_record(one) for one in order],
                 signals=list(PAIR_SIGNALS),
-                signal=look.signal,
-                sort=look.sort,
-                only=look.only,
-                find=look.find,
+                look=dict(signal=look.signal, sort=look.sort, only=look.only, find=look.find),
+                scale=SCALE,
+                slots=dict(SLOT),
             ),
             summary=safe_text(pair_summary(self.pairs) + note),
+            note=NOTE,
             plain=breakable("".join(render_pair(one) for one in order[:3])),
         )
         write_text_atomic(path, page)

@@ -17,7 +17,14 @@ from matplotlib.ticker import PercentFormatter
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.ui.blind_spots import blind_sentence, outcome_sentence
-from rlhf_nb.ui.episodes import episode_signals, when
+from rlhf_nb.ui.episodes import (
+    episode_facts,
+    episode_signals,
+    episode_tokens,
+    prompt_lines,
+    when,
+)
+from rlhf_nb.ui.facts import facts_told, missing_facts, post_with_facts, token_claims
 from rlhf_nb.ui.gain import compare_rates as compare_rates
 from rlhf_nb.ui.gain import headline
 from rlhf_nb.ui.html import (
@@ -29,16 +36,18 @@ from rlhf_nb.ui.html import (
     missing_note,
     number_text,
     percent,
+    safe_prose,
     safe_text,
     section_page,
+    spaced,
+    tinted_text,
 )
 from rlhf_nb.ui.places import NO_PAGE, SavedPage, episode_link, saved_page, update_links
 from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
 from rlhf_nb.ui.reproduce import made_of, reproduce_section
 from rlhf_nb.ui.run_curves import curve_picture, curve_svg, thin
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
-from rlhf_nb.ui.viewer import episode_markup
-from rlhf_nb.ui.viz import curves
+from rlhf_nb.ui.viz import curves, signal_table
 
 PANELS = (  # title, unit, metric
     ("Raw score", "reward model's points", "objective/raw_scores"),
@@ -52,6 +61,7 @@ PANELS = (  # title, unit, metric
     ("Variance the value explains", "1: all of it", "val/explained_variance"),
     ("Response length", "tokens", "tokens/response_length"),
 )
+SHEETS = ("tints.css", "facts.css")  # after the report's own
 PERCENT = {"gold/win_rate": 0, "policy/clipfrac_avg": 1}  # shares, and their decimals
 
 
@@ -271,36 +281,63 @@ def _scale(rollouts: Sequence[Rollout], rows: Sequence[Sequence[int]], name: str
     return max((abs(float(x)) for x in numbers if math.isfinite(x) and x != 0), default=None)
 
 
+SHOWN = dict(kl="KL", advantages="advantage")  # signals behind the words of an answer
+
+
+def episode_card(
+    rollout: Rollout,
+    episode: int,
+    scales: Mapping[str, float | None],  # signal -> full colour; None: it has no number but 0
+    link: str = "",  # to the same episode elsewhere
+) -> str:
+    """An episode to read: post and answer as running text, once for each signal behind it, facts
+    marked where the post tells them; all numbers folded."""
+    tokens, signals = episode_tokens(rollout, episode), episode_signals(rollout, episode)
+    answer = rollout.responses[episode] if rollout.responses else ""
+    words = spaced(tokens, answer) if rollout.tokens else [f"{token} " for token in tokens]
+    prompt, *columns = prompt_lines(rollout, episode)
+    facts = facts_told(prompt)
+    marks = token_claims(words, facts) if facts else ()
+    head = element("p", element("strong", escape(episode_facts(rollout, episode))))
+    post = element("p", post_with_facts(prompt, facts) if facts else safe_prose(prompt))
+    parts = [head, element("div", post, class_="query")]
+    for name in [name for name in scales if name in signals]:
+        line = tinted_text(words, signals[name].tolist(), scales[name] or 0.0, name, marks)
+        name_of = element("span", SHOWN[name], class_="of")
+        parts.append(element("p", name_of, " ", line, class_="answer"))
+    if not {*scales} & {*signals}:
+        parts.append(element("p", safe_prose(answer or "".join(words)), class_="answer"))
+    if facts:
+        parts.append(element("p", missing_facts("".join(words), facts), class_="answer"))
+    kept = "".join(element("p", safe_prose(line), class_="query") for line in columns)
+    table = str(signal_table(tokens, **signals)) if signals else ""
+    if table or kept:
+        parts.append(element("details", element("summary", "All signals"), table, kept))
+    return element("div", *parts, element("p", link) if link else "", class_="card episode")
+
+
 def rollouts_section(
     rollouts: Sequence[Rollout],
     count: int = 3,
     page: SavedPage = NO_PAGE,
 ) -> str:
-    "Some episodes of each rollout, with KL and advantage under every token."
+    "Some episodes of each rollout, with KL and advantage behind the words."
     if not rollouts:
         return missing_note("No rollouts yet: the stage ppo writes ppo/rollouts.")
     rows, parts = _shared_rows(rollouts, count), []
     scales = {name: _scale(rollouts, rows, name) for name in ("kl", "advantages")}
     for rollout, part in zip(rollouts, rows):
-        there = [name for name in scales if getattr(rollout, name) is not None]
-        strips = {name: scales[name] for name in there}
         update = rollout.info.get("update")
-        cards = "".join(
-            element(
-                "div",
-                episode_markup(rollout, i, strips, fold=True),
-                element("p", link) if (link := episode_link(page, update, i)) else "",
-                class_="card",
-            )
-            for i in part
-        )
-        parts.append(element("h3", escape(when(rollout))) + cards)
+        cards = [episode_card(rollout, i, scales, episode_link(page, update, i)) for i in part]
+        parts.append(element("h3", escape(when(rollout))) + "".join(cards))
+    full = [f"{most:.3g} ({SHOWN[name]})" for name, most in scales.items() if most is not None]
     hint = (
-        "Under each token stands its KL in nats (orange: the policy likes it more than the "
-        "reference did), then its advantage (orange: more of it, blue: less). The colours have one "
-        "scale over all updates."
+        "Behind each word of an answer is its KL in nats (orange: the policy likes it more than "
+        "the reference did; blue and underlined: less), and in the line below its advantage "
+        "(orange: more of it, blue: less); the number on hover."
     )
-    return element("p", hint) + "".join(parts)
+    scale = f" The colours have one scale over all updates: full colour at {' and '.join(full)}."
+    return element("p", hint + scale * bool(full)) + "".join(parts)
 
 
 def next_steps(folder: Path, examples: bool) -> list[str]:
@@ -372,5 +409,5 @@ def report(
     ]
     title = f"Run report: {folder.resolve().name}"
     path = folder / "report.html"
-    write_text_atomic(path, section_page(title, " · ".join(lead), sections))
+    write_text_atomic(path, section_page(title, " · ".join(lead), sections, SHEETS))
     return path

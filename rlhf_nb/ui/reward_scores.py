@@ -14,8 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_nb.masks import right_pad
 from rlhf_nb.models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
 from rlhf_nb.reward import encode_pairs, preference_metrics
+from rlhf_nb.ui.facts import facts_told
+from rlhf_nb.ui.html import spaced
 from rlhf_nb.ui.preference_labels import share_sentence
-from rlhf_nb.ui.viz import signed, visible, visible_token
+from rlhf_nb.ui.viz import signed, visible
 
 
 def _scorer(model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -215,14 +217,17 @@ def pair_numbers(one: ScoredPair, which: int) -> dict[str, list[float]]:
 
 
 def pair_record(one: ScoredPair) -> dict[str, Any]:
-    "One pair as the script reads it: texts with everything visible, numbers as they are written."
-    plain = lambda numbers: " ".join(signed(float(x)) for x in numbers).replace("−", "-")
+    """One pair as the script reads it: texts with everything visible, all digits of the numbers,
+    and the facts that the prompt tells."""
+    exact = lambda numbers: " ".join(f"{x:.7g}" for x in numbers)
+    words = lambda which: spaced(one.tokens[which], one.answers[which])
     return dict(
         facts=pair_facts(one),
         asked=visible(one.prompt).replace("↵\n", "\n"),
         text=visible(one.text),
         number=one.number,
         margin=one.margin if math.isfinite(one.margin) else None,
-        tokens=[[visible_token(token) for token in tokens] for tokens in one.tokens],
-        rows=[{name: plain(x) for name, x in pair_numbers(one, which).items()} for which in (0, 1)],
+        tokens=[[visible(word) or "∅" for word in words(which)] for which in (0, 1)],
+        rows=[{name: exact(x) for name, x in pair_numbers(one, which).items()} for which in (0, 1)],
+        told=facts_told(one.prompt),
     )

@@ -9,6 +9,8 @@ at once more by its meaning. The hostile rollout is read here and, live, in Jupy
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,6 +27,8 @@ from test_viewer import write_run
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.preferences import RewardView
+from rlhf_nb.ui.reward_scores import PairLook, ScoredPair
 from rlhf_nb.ui.viewer import view
 from rlhf_nb.ui.what_if import Recipe, what_if
 
@@ -228,6 +232,32 @@ def run_of(folder: Path, updates: int, make: Callable[[int], Rollout]) -> Path:
     return folder
 
 
+POST = (
+    "SUBREDDIT: r/work\n\nTITLE: need some help\n\nPOST: my boss sold my tent. it was not easter. "
+    "this was on monday. they were bored. i feel sad. should i sue?\n\nTL;DR:"
+)
+
+
+def reward_page(path: Path, pairs: list[ScoredPair]) -> Path:
+    "What `reward_view` saves of pairs that a reward model has scored."
+    seen = RewardView("")
+    seen.pairs, seen.look = pairs, PairLook(sort="as given")
+    return seen.save_html(path)
+
+
+def scored_pairs() -> list[ScoredPair]:
+    "Pairs of which the first tells facts, with all kinds of numbers."
+    words = "my boss sold my lamp <eos>".split(), "my boss <eos>".split()
+    scores = [2.0, -1.0, 0.001, 0.0, 1 / 3, 1.25], [-4.0, math.nan, -1.5]
+    answers = "my boss sold my lamp", "my boss"
+    first = ScoredPair(0, POST, words, scores, 0.5, answers)
+    more = [
+        ScoredPair(i, f"post {i}", (["a", "b"], ["c"]), ([0.1, i - 2.0], [0.5]), None)
+        for i in range(1, 5)
+    ]
+    return [first, *more]
+
+
 @pytest.fixture
 def read(browser: Browser) -> Iterator[Callable[[Path], File]]:
     "Opens files; at the end none of them may have asked for anything, or complained."
@@ -260,12 +290,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         run=browse(run).save_html(folder / "run.html"),
         command=whole / "rollouts.html",
         report=whole / "report.html",
+        reward=reward_page(folder / "reward.html", scored_pairs()),
     )
 
 
 # ---- What is in them ----
 
-ONE_OF_EACH = pytest.mark.parametrize("kind", ["rollout", "run", "command", "report"])
+ONE_OF_EACH = pytest.mark.parametrize("kind", ["rollout", "run", "command", "report", "reward"])
 
 
 # catches: a file that grows with its markup, or holds a script, a font or a picture that it could
@@ -301,10 +332,26 @@ def test_axe_finds_nothing_serious_in_a_file(
         fold.click()
     if kind != "report":
         file.press("w", "t")  # what-if, then the table, opened as well
-    for scheme in ("light", "dark"):
+    for scheme, dark in (("light", False), ("dark", True)):
         file.page.emulate_media(color_scheme=scheme)
+        ground = file.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert dark == all(int(x) < 64 for x in re.findall(r"\d+", ground)[:3]), ground
         file.examine(axe)
         assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
+
+
+# catches: a column of gold points, of which the title speaks, that a phone does not show
+def test_gold_is_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
+    file = read(files["report"])
+    file.page.set_viewport_size(dict(width=400, height=800))
+    for head in file.page.get_by_role("columnheader", name="Gold", exact=True).all():
+        box = head.bounding_box()
+        assert box and box["x"] + box["width"] <= 400, box
+    assert not file.page.get_by_role("columnheader", name="Score", exact=True).count()
+    around = file.page.locator(".post .wide").evaluate_all(
+        "all => all.map(e => e.scrollWidth - e.clientWidth)"
+    )
+    assert around and max(around) <= 0
 
 
 # catches: a picture of a page that nobody has looked at
@@ -551,10 +598,7 @@ def test_answers_to_the_same_prompt(tmp_path: Path, read: Callable):
 
 # catches: a wrong word in the colour of a right one, a fact that is left out and not named
 def test_facts_are_coloured_where_the_judge_knows_them(tmp_path: Path, read: Callable):
-    post = (
-        "SUBREDDIT: r/work\n\nTITLE: need some help\n\nPOST: my boss sold my tent. it was not easter. "
-        "this was on monday. they were bored. i feel sad. should i sue?\n\nTL;DR:"
-    )
+    post = POST
     words = "my boss sold my lamp because they were bored".split()
     r = rollout(1, len(words), prompts=[post], responses=[" ".join(words)], tokens=[words])
     file = read(view(r).save_html(tmp_path / "facts.html"))
@@ -603,7 +647,345 @@ def test_suspects_lead_to_their_place(tmp_path: Path, read: Callable):
     assert not calm.page.locator(".suspects").count()
 
 
+# catches: a reset that changes the answer and leaves the controls, which the next step then takes
+# for a setting; controls that stay at another update's settings
+def test_what_if_controls_show_what_is_computed(tmp_path: Path, read: Callable):
+    coefs = (0.05, 0.2)
+    given = lambda u: what_if(rollout(6, 8, seed=u, update=u), Recipe(kl_coef=coefs[u])).with_(
+        info=dict(update=u, kl_coef=coefs[u])
+    )
+    file = read(browse(run_of(tmp_path / "run", 2, given)).save_html(tmp_path / "run.html"))
+    slider = lambda name: file.page.locator(f".panel [data-setting={name}]")
+    shows = lambda name: (
+        slider(name).input_value(),
+        slider(name).locator("xpath=../output").inner_text(),
+    )
+    estimator = file.page.locator(".panel").get_by_label("KL estimator")
+    file.press("w")
+    slider("lam").fill("0")
+    estimator.select_option("k3")
+    assert "lam 0.95 → 0" in file.text(".panel") and shows("lam") == ("0", "0")
+    file.reach("as it was")
+    file.press("Enter")
+    assert "Nothing is changed" in file.text(".panel")
+    assert shows("lam") == ("0.95", "0.95") and estimator.input_value() == "k1"
+    slider("gamma").fill("0.5")
+    assert "gamma 1 → 0.5. " in file.text(".panel") and shows("lam") == ("0.95", "0.95")
+    assert shows("kl_coef") == ("0.2", "0.2")
+    file.reach("as it was")
+    file.press(".")
+    file.wait("Update 0,")
+    assert shows("kl_coef") == ("0.05", "0.05") and shows("gamma") == ("0.5", "0.5")
+    file.press("w")
+    assert file.page.locator(".panel").is_hidden()
+
+
+def unaddressed(path: Path) -> Path:
+    "The same page as a widget draws it: no key of the document reaches it, nor has it an address."
+    page = path.read_text(encoding="utf-8")
+    assert "address: true" in page
+    page = re.sub("<meta http-equiv=[^>]*>", "", page.replace("address: true", "address: false"))
+    path.with_name(f"live-{path.name}").write_text(page, encoding="utf-8")
+    return path.with_name(f"live-{path.name}")
+
+
+# catches: a focus that is lost where what has it is drawn anew, so that the next key means something
+# else, or in a widget nothing
+@pytest.mark.parametrize("live", [False, True])
+def test_the_focus_is_not_lost(files: dict[str, Path], read: Callable, live: bool):
+    file = read(unaddressed(files["run"]) if live else files["run"])
+    token = lambda: file.page.locator(".page > .text .token").evaluate_all(
+        "all => all.indexOf(document.activeElement)"
+    )
+    file.page.locator(".page > .text .token").first.focus()
+    for key, wanted in (
+        ("ArrowRight", (3, 0, 1)),
+        ("2", (3, 0, 1)),
+        ("ArrowRight", (3, 0, 2)),
+        ("n", (3, 1, 2)),
+        (",", (2, 1, 2)),
+        ("ArrowLeft", (2, 1, 1)),
+    ):
+        file.press(key)
+        file.wait(f"Update {wanted[0]}, episode {wanted[1]}")
+        assert (file.update(), file.episode(), token()) == wanted, key
+    assert file.text(".bubble").startswith(file.tokens()[1])
+    file.press("/")
+    file.page.keyboard.type("word")
+    file.press("Escape", "n")
+    assert file.episode() == 2
+    file.press("t")
+    file.page.locator(".panel .wide").focus()
+    for wanted in (3, 4):
+        file.press("n")
+        assert file.episode() == wanted
+    file.press("g")
+    card = file.page.locator(".card h3 button:not([disabled])").first
+    card.focus()
+    file.press("Enter")
+    file.wait("Update 0, episode 4")
+    file.press("n")
+    assert file.episode() == 5
+    file.page.set_viewport_size(dict(width=400, height=800))  # where the list is folded away
+    file.page.locator(".side > summary").click()
+    card.focus()
+    file.press("Enter")
+    file.wait("Update 1, episode 5")
+    file.press("p")
+    assert file.episode() == 4
+
+
+# catches: a filter that turns a link, or a card, into one to another episode; a link to what the
+# file has not that leads elsewhere without a word; a link without a tint that comes back with one
+def test_a_link_leads_to_its_episode_or_says_why_not(files: dict[str, Path], read: Callable):
+    file = read(files["run"])
+    said = file.page.locator(".bar .count")
+    to = lambda place: file.page.evaluate("place => { location.hash = place; }", place)
+    find = file.page.get_by_label("Find")
+    find.fill("post 3")
+    assert file.episode() == 3
+    to("#update=1&episode=2")
+    file.wait("Update 1, episode 2")
+    assert find.input_value() == "" and len(file.listed()) == 6
+    scores = [rollout(6, 8, seed=u, update=u).scores for u in (0, 1)]
+    low = int((scores[1] - scores[0]).argmax())  # the filter leaves it in update 1 alone
+    to(f"#update=1&episode={low}")
+    file.wait(f"Update 1, episode {low} ")
+    file.page.get_by_label("Only").select_option("score above")
+    between = ((scores[0] + scores[1])[low] / 2).item()
+    file.page.get_by_label("above", exact=True).fill(f"{between:.3f}")
+    file.page.locator(".rows").focus()
+    file.press("g")
+    file.page.locator(".card button", has_text="update 0,").click()
+    file.wait(f"Update 0, episode {low} ")
+    assert len(file.listed()) == 6
+    file.page.get_by_label("Only").select_option("score above")
+    file.page.get_by_label("above", exact=True).fill("99")
+    to(f"#update=1&episode={low}")
+    file.wait(f"Update 1, episode {low} ")
+    place = f"Update 1, episode {low} "
+    for hash, wanted, where in (
+        ("#update=5&episode=3", "Update 5 is not in this file.", place),
+        ("#update=1&episode=500", "Episode 500 is not in update 1 of this file.", place),
+        ("#update=2&episode=500", "Episode 500 is not in update 2 of this file.", "Update 2, ep"),
+        ("#update=%3Cb%3E", "The update of this address is not in this file.", "Update 2, ep"),
+    ):
+        to(hash)
+        expect(said).to_have_text(wanted)
+        assert file.text(".page > .facts").startswith(where)
+    file.page.locator(".rows").focus()
+    file.press("n")
+    expect(said).to_have_text("")
+    pressed = file.page.locator(".signals [aria-pressed=true]")
+    pressed.click()
+    assert not pressed.count()
+    expect(file.page).to_have_url(re.compile("signal=$"))
+    for start, wanted in (
+        (file.page.url, ""),
+        (f"{file.url}#update=9&episode=2", "Update 9 is not in this file."),
+    ):
+        file.page.goto("about:blank")
+        file.page.goto(start)
+        file.page.wait_for_selector("#app:not([hidden])")
+        expect(said).to_have_text(wanted)
+        assert pressed.count() == bool(wanted)
+    assert file.update() == 3 and file.episode() == 0
+    alone = read(files["rollout"])
+    alone.page.evaluate("location.hash = '#episode=64'")
+    expect(alone.page.locator(".bar .count")).to_contain_text("Episode 64 is not in")
+    expect(alone.page.locator(".bar .count")).to_be_visible()
+
+
+# catches: a curve with a point before the first update that has an axis of its own
+def test_all_curves_have_one_axis(tmp_path: Path, read: Callable):
+    run = run_of(tmp_path / "run", 4, lambda u: rollout(6, 8, seed=u, update=u))
+    log = run / "metrics.jsonl"
+    lines = [{"episode": 0}, *map(json.loads, log.read_text().splitlines())]
+    for i in (0, 2):  # before the first update, and after update 1
+        lines[i]["gold/win_rate"] = 0.2 + i / 10
+    log.write_text("\n".join(map(json.dumps, lines)))
+    file = read(browse(run).save_html(tmp_path / "run.html"))
+    gold = lambda: file.text(".curves figure >> nth=0")
+    rings = lambda: [
+        float(one.get_attribute("cx")) for one in file.page.locator(".curves circle").all()
+    ]
+    for update, told in ((1, "gold wins 40 %"), (0, "gold wins 20 % before the first update")):
+        file.page.get_by_role("combobox", name="Update").select_option(str(update))
+        file.wait(f"Update {update},")
+        assert gold() == told and rings() == pytest.approx([4 + 212 * update / 3] * 4, abs=0.01)
+
+
+# catches: lines of two runs of which nothing says which is whose, or their colour alone; a caption
+# that is cut where the window is narrow; the other run's line drawn as the first one's
+def test_two_runs_are_told_apart(tmp_path: Path, read: Callable):
+    runs = [
+        run_of(tmp_path / name, 3, lambda u, s=s: rollout(6, 8, seed=u + s, update=u))
+        for name, s in (("the-first-of-two-runs", 0), ("the-second-of-two-runs", 9))
+    ]
+    with (runs[1] / "metrics.jsonl").open("a") as log:
+        log.write("\n" + json.dumps({"episode": 18, "gold/win_rate": 0.5}))
+    file = read(browse(*runs).save_html(tmp_path / "two.html"))
+    figure = file.page.locator(".curves figure").nth(1)
+    style = "(e, part) => { const s = getComputedStyle(e, part); return [s.color, s.stroke, s.borderTopStyle, s.borderTopColor]; }"
+    for i, (run, mark) in enumerate(zip(runs, ("solid", "dashed"))):
+        line = figure.locator(f"polyline.line{i}").evaluate(style)[1]
+        said = figure.locator("figcaption > span").nth(i)
+        assert run.name in said.inner_text() and said.evaluate(style)[0] == line
+        assert said.evaluate(style, "::before")[2:] == [mark, line]
+    alone = file.page.locator(".curves figure", has_text="gold wins")
+    assert runs[1].name in alone.inner_text() and alone.locator(".line1, .ring1").count() == 2
+    assert not alone.locator(".line0, .ring0").count()
+    file.page.set_viewport_size(dict(width=400, height=900))
+    for caption in file.page.locator("figcaption, figcaption *").all():
+        assert caption.evaluate("e => e.scrollWidth <= e.clientWidth || !e.clientWidth")
+        assert caption.evaluate("e => getComputedStyle(e).whiteSpace") == "normal"
+
+
+# catches: texts from outside that are taken for names which every object has
+def test_a_prompt_that_is_the_name_of_a_method(tmp_path: Path, read: Callable):
+    names = ["constructor", "toString", "__proto__", "hasOwnProperty", "valueOf", "plain"]
+    run = run_of(
+        tmp_path / "run", 2, lambda u: rollout(6, 8, seed=u, update=u, prompts=list(names))
+    )
+    (run / "completions").mkdir()
+    (run / "completions" / "sft.csv").write_text(
+        "query,model response,score\n__proto__,an answer,1.5\n"
+    )
+    file = read(browse(run).save_html(tmp_path / "run.html"))
+    file.press("g")
+    for i, name in enumerate(names):
+        file.wait(f"episode {i} ")
+        expect(file.page.locator(".card")).to_have_count(2)
+        expect(file.page.locator(".panel .legend")).to_contain_text("Dotted")
+        assert ("an answer" in file.text(".panel")) == (name == "__proto__"), name
+        assert not file.said()
+        file.press("n")
+
+
+# catches: a share that is small and not 0 shown as 0.0 %; a rounded number that does not tell the
+# exact one
+def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
+    given = lambda u: rollout(6, 8, seed=u, update=u)
+    run = run_of(tmp_path / "run", 2, given)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, share in zip(lines, (0.0, 0.00027)):
+        line["policy/clipfrac_avg"] = share
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    file = read(browse(run).save_html(tmp_path / "run.html"))
+    caption = file.page.locator("figcaption", has_text="clipped")
+    told = lambda: (" ".join(caption.inner_text().split()), caption.get_attribute("title"))
+    assert told() == ("clipped ≈0 %", "clipped, share of tokens: 0.027 %")
+    r = given(1)
+    number = lambda x: f"{x.item():.7g}".replace("-", "−")
+    exact = lambda selector: [
+        (one.inner_text(), one.get_attribute("title"))
+        for one in file.page.locator(f"{selector} span[title]").all()
+    ]
+    facts = exact(".page > .facts")
+    assert len(facts) == 2 and facts[0][1] == number(r.scores[0])
+    assert float(facts[1][1].replace("−", "-")) == pytest.approx(r.kl[0].sum().item(), abs=1e-5)
+    file.press("g")
+    file.page.wait_for_selector(".card")
+    assert exact(".card.this .facts") == facts
+    file.press("w")
+    file.page.locator(".panel [data-setting=kl_coef]").fill("0.3")
+    after = what_if(r, Recipe(kl_coef=0.3))
+    titles = [float(title.replace("−", "-")) for _, title in exact(".panel .answer")]
+    wanted = [r.scores[0], after.scores[0], r.rewards[0].sum(), after.rewards[0].sum()]
+    assert titles == pytest.approx([x.item() for x in wanted], abs=1e-5)
+    file.press("Escape", ",")
+    file.wait("Update 0,")
+    assert told()[0] == "clipped 0 %"
+
+
+# catches: the last word of an answer drawn as the stop token that the file does not keep
+def test_a_word_is_no_stop_token(tmp_path: Path, read: Callable):
+    lasts = ["ran", "<eos>", "</s>", "<|endoftext|>", "[EOS]", "a<b"]
+    tokens = [["my", "dog", last] for last in lasts]
+    r = rollout(6, 3, tokens=tokens, responses=[" ".join(words) for words in tokens])
+    r = r.with_(mask=torch.ones(6, 3).bool(), stopped=torch.ones(6).bool())
+    file = read(view(r).save_html(tmp_path / "ends.html"))
+    for last in lasts:
+        wanted = [] if last in ("ran", "a<b") else [last]
+        assert file.page.locator(".page > .text .end").all_inner_texts() == wanted
+        file.press("n")
+
+
+# ---- A reward model ----
+
+
+# catches: a spreadsheet in the place of a text, facts without colour, a number that is rounded or
+# for the mouse alone, that of the other signal or the next token
+def test_answers_under_a_reward_model(files: dict[str, Path], read: Callable):
+    file, one = read(files["reward"]), scored_pairs()[0]
+    lines = file.page.locator(".answer")
+    first = lambda kind="": lines.first.locator(f"span{kind}")
+    assert first().all_inner_texts() == ["my", "boss", "sold", "my", "lamp", "<eos>"]
+    assert lines.last.inner_text() == "my boss<eos>"
+    told = [first(f".{kind}").all_inner_texts() for kind in ("covered", "invented")]
+    assert told == [["boss", "sold"], ["lamp"]]
+    claims = file.text(".claims >> nth=0")
+    assert "covers 2 of 7 facts, invents lamp, leaves out" in claims and "what: tent" in claims
+    bold = file.page.locator("#asked strong").all_inner_texts()
+    assert bold == ["boss", "sold", "tent", "monday", "bored", "sad", "sue"]
+    classes = lambda: first().evaluate_all("all => all.map(e => e.className)")
+    steps = lambda: [re.sub(" ?(covered|invented)", "", name) for name in classes()]
+    assert steps() == ["up tint-4", "down tint-2", "", "", "up tint-1", "up tint-3"]
+    first().nth(4).hover()
+    bubble = lambda: file.text("#bubble").replace("−", "-")
+    assert bubble() == f"lamp running score {1 / 3:.7g} · change {1 / 3:.7g}"
+    file.page.mouse.move(0, 0)
+    assert file.page.locator("#bubble").is_hidden()
+    first().first.focus()
+    file.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft")
+    assert bubble() == f"sold running score 0.001 · change {0.001 + 1.0:.7g}"
+    file.press("Tab", "Enter")
+    rows = file.page.locator("#answers table").first.locator("tr").all_inner_texts()
+    assert rows[0].split("\t") == ["token", "running score", "change"] and len(rows) == 7
+    assert rows[3].split("\t") == ["sold", "≈0", "+1.00"] and one.scores[0][2] == 0.001
+    file.page.get_by_label("Signal").select_option("change")
+    assert steps()[0] == "up tint-3" and file.text("#scale").endswith("full colour at 4.50.")
+
+
+# catches: a list that its controls do not follow, a place in the middle of the new list
+def test_pairs_are_sorted_and_found(files: dict[str, Path], read: Callable):
+    file = read(files["reward"])
+    facts = lambda: int(file.text("#facts").split()[1])
+    file.reach("next ▶")
+    file.press("Enter", "Enter")
+    assert facts() == 2 and file.text("#where") == "3 of 5"
+    file.page.get_by_label("Sort by").select_option("worst mistakes first")
+    assert facts() == 1 and file.text("#where") == "1 of 5"
+    file.page.get_by_label("Only").select_option("right")
+    assert facts() == 3 and file.text("#where") == "1 of 3"
+    file.page.get_by_label("Find").fill("POST 4")
+    assert facts() == 4 and file.text("#where") == "1 of 1"
+    file.page.get_by_label("Find").fill("(")
+    assert "No pair is left" in file.text("#facts") and not file.page.locator(".answer").count()
+
+
 # ---- Hostile text ----
+
+
+# catches: the same as below in the texts of a reward model's pairs
+def test_hostile_text_under_a_reward_model(tmp_path: Path, read: Callable, axe: str):
+    n = len(EVIL)
+    pairs = [
+        ScoredPair(i, text, (EVIL, [text]), ([float(t) for t in range(n)], [math.inf]), None)
+        for i, text in enumerate(EVIL)
+    ]
+    file = read(reward_page(tmp_path / "evil.html", pairs))
+    seen = ""
+    for _ in EVIL:
+        file.page.locator("details").evaluate_all("all => all.forEach(e => { e.open = true; })")
+        seen += file.page.locator("main").inner_text()
+        assert not (told := file.too_wide() + file.said()), told
+        file.page.locator("#next").click()
+    assert SCRIPT in seen and "a" * 10_000 in seen and "\ufffd" in seen
+    assert "⟨U+202E⟩" in seen and "\u202e" not in seen
+    file.examine(axe)
+    assert not (told := violations([file.body])), told
+    assert not file.page.locator("#app script, #app img, #app svg, #app b, #plain").count()
 
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its

@@ -11,9 +11,11 @@ export const shown = x => {  // two decimals; what is exact is told on hover
   const text = size < 0.005 ? "≈0" : size < 1000 ? x.toFixed(2) : size < 1e6 ? x.toLocaleString("en-US", whole) : x.toExponential(1);
   return (x > 0 && text !== "≈0" ? "+" : "") + text.replaceAll("-", "−");
 };
-const plain = (x, unit) => unit === "%" ? `${(100 * x).toFixed(x && x < 0.1 ? 1 : 0)} %` : `${shown(x).replace("+", "")} ${unit}`.trim();
+const percent = share => share && Math.abs(share) < 0.0005 ? "≈0" : (100 * share).toFixed(share && share < 0.1 ? 1 : 0);
+const plain = (x, unit) => unit === "%" ? `${percent(x)} %` : `${shown(x).replace("+", "")} ${unit}`.trim();
 export const exact = x =>
   x === null || x === undefined ? "none" : String(Number.isFinite(x) ? Number(x.toPrecision(7)) : x).replaceAll("-", "−");
+const exactly = (x, unit) => unit === "%" ? `${exact(100 * x)} %` : `${exact(x)} ${unit}`.trim();
 
 const make = (tag, { parent, text, ...more } = {}) => {
   const node = Object.assign(document.createElement(tag), more);
@@ -30,7 +32,8 @@ const drawn = (tag, parent, attributes, text) => {
 };
 const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
 const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
-const joined = (...facts) => facts.filter(Boolean).join(" · ");
+const number = x => make("span", { text: shown(x), title: exact(x) });
+const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flatMap((fact, i) => i ? [" · ", fact].flat() : fact));
 const largest = numbers => numbers.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 0);
 const tinted = (node, x, most) => {
   if (!(most > 0) || !x) return;
@@ -164,7 +167,9 @@ const SETTINGS = [
 ];
 const PANELS = { table: "All signals", what: "What if", same: "Same prompt", keys: "Keys and words" };
 const LETTERS = { t: "table", w: "what", g: "same", "?": "keys" };
+const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
 const SIGHT = 14;  // lines of the list that are drawn before the first picture, after the chosen one
+const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
 const LISTING = ["sort", "down", "find", "only", "above"];
 let made = 0;  // views on this page, so that each has ids of its own
 
@@ -219,8 +224,13 @@ export const reader = (root, source) => {
   button(bar, "▶", () => turnBy(1), { ariaLabel: "next update", title: "next update (.)" });
   for (const name of source.actions ?? []) button(bar, name, () => source.act(name).catch(fail));
   const told = part("span", bar, "count", { role: "status" });
-  setTimeout(() => told.textContent = source.said ?? "", 100);  // a change is read aloud, a beginning is not
-  bar.hidden = source.updates.length < 2 && !source.actions?.length;
+  let saying = 0;
+  const announce = said => {  // a change is read aloud, a beginning is not
+    bar.hidden = source.updates.length < 2 && !source.actions?.length && !said;
+    clearTimeout(saying);
+    saying = setTimeout(() => told.textContent = said, 100);
+  };
+  announce(source.said ?? "");
   if (pressed) ([...bar.querySelectorAll("button")].find(one => one.textContent === pressed) ?? update).focus();
 
   const finder = part("div", side, "finder");
@@ -248,7 +258,7 @@ export const reader = (root, source) => {
     const jumps = part("ul", odd);
     for (const one of source.suspects)
       button(make("li", { parent: jumps }), one.sentence, () => go({
-        update: one.update, row: one.row ?? -1, find: "", only: "all",
+        update: one.update, row: one.row ?? -1, ...UNFILTERED,
         sort: one.row === null ? "score" : "episode", down: one.row === null,
       }));
   }
@@ -256,7 +266,7 @@ export const reader = (root, source) => {
   // ---- The list ----
 
   const value = (row, key) => key === "episode" ? row.id : key === pack.unit ? row.length : key === "KL" ? row.kl
-    : key === "score" ? row.score : key === "raw score" ? row.raw : pack.columns[key][row.i];
+    : key === "score" ? row.score : key === "raw score" ? row.raw : Object.hasOwn(pack.columns, key) ? pack.columns[key][row.i] : null;
   const sorts = () => ["episode", "score", "raw score", "KL", pack.unit, ...Object.keys(pack.columns)]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
   const RULES = {
@@ -269,15 +279,15 @@ export const reader = (root, source) => {
     .join("\n").toLowerCase();
   const listed = () => {
     const words = at.find.toLowerCase();
-    const kept = pack.rows.filter(row => (RULES[at.only] ?? RULES.all)(row)
+    const kept = pack.rows.filter(row => (Object.hasOwn(RULES, at.only) ? RULES[at.only] : RULES.all)(row)
       && (!words || searched(row).includes(words)));
     const key = row => value(row, at.sort) ?? Infinity * (at.down ? -1 : 1);
     return at.sort === "episode" && !at.down ? kept : kept.sort((a, b) => ((key(a) - key(b)) || 0) * (at.down ? -1 : 1));
   };
   const drawList = () => {
-    list = listed();
     options(sort, sorts(), at.sort);
-    at.sort = sort.value;
+    at.sort = sort.value;  // another update may have other columns
+    list = listed();
     const judged = pack.rows.some(row => row.badForm !== null), there = {
       "cut off": pack.stopped, "score above": pack.scores, "KL above": pack.rows.some(row => row.kl !== null),
       "bad form": judged, "invents a fact": judged,
@@ -347,7 +357,7 @@ export const reader = (root, source) => {
       const lead = piece.match(/^ */)[0];
       box.append(lead);
       const token = make("bdi", { parent: box, text: piece.slice(lead.length) || "∅", className: "token" });
-      if (row.stopped && t === row.length - 1) token.classList.add("end");
+      if (row.stopped && t === row.length - 1 && SPECIAL.test(piece)) token.classList.add("end");
       if (marks?.[t]) token.classList.add(marks[t]);
       if (other?.[t]) token.classList.add("changed");
       if (numbers) {
@@ -373,7 +383,7 @@ export const reader = (root, source) => {
     prompt.replaceChildren();
     const truth = row.prompt.facts;
     for (const word of row.prompt.text.split(/([\p{L}\p{N}_]+)/u)) {
-      const slot = truth && source.slots?.[word];
+      const slot = truth && Object.hasOwn(source.slots ?? {}, word) && source.slots[word];
       if (slot && truth[slot] === word) {
         const told = claim.told.has(slot);
         make("mark", { parent: prompt, text: word, className: told ? "covered" : "missing",
@@ -385,7 +395,25 @@ export const reader = (root, source) => {
       make("bdi", { parent: line, text: String(column[row.i] ?? "–") });
     }
   };
+  // What has the focus is often drawn anew; with the focus lost, a widget would hear no key.
+  const focused = () => root.getRootNode().activeElement ?? null;
+  const toList = () => (side.open ? rows : side.firstChild).focus({ preventScroll: true });
+  const toToken = place => {
+    const tokens = [...text.querySelectorAll(".token")], next = tokens[Math.max(0, Math.min(place, tokens.length - 1))];
+    tokens.forEach(token => { token.tabIndex = token === next ? 0 : -1; });
+    next?.focus();
+    return Boolean(next);
+  };
+  const tokenAt = () => [...text.querySelectorAll(".token")].indexOf(focused());
   const draw = () => {
+    const had = focused(), place = tokenAt(), inside = root.contains(had), table = inside && had.classList.contains("wide");
+    drawEpisode();
+    const has = focused(), next = table && panel.querySelector(".wide");
+    if (!inside || root.contains(has) && has.getClientRects().length) return;
+    if (next) next.focus({ preventScroll: true });
+    else if (place < 0 || !toToken(place)) toList();
+  };
+  const drawEpisode = () => {
     hush();
     markList();
     const row = current();
@@ -396,10 +424,11 @@ export const reader = (root, source) => {
     if (!row) { facts.textContent = "No episode is left."; return; }
     const names = Object.keys(row.signals), claim = known(row);
     if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
-    const raw = row.raw !== null && row.raw !== row.score ? ` · raw score ${shown(row.raw)}` : "";
-    const score = row.score === null ? "" : ` · score ${shown(row.score)}`;
-    facts.textContent = `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}${score}${raw}`
-      + (row.kl === null ? "" : ` · KL ${shown(row.kl)} nats`) + " · " + joined(counted(row, pack), ending(row));
+    facts.replaceChildren();
+    spaced(facts, `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}`,
+      row.score !== null && ["score ", number(row.score)],
+      row.raw !== null && row.raw !== row.score && ["raw score ", number(row.raw)],
+      row.kl !== null && ["KL ", number(row.kl), " nats"], counted(row, pack), ending(row));
     drawPrompt(row, claim);
     if (signals.dataset.names !== names.join()) {
       signals.dataset.names = names.join();
@@ -432,7 +461,7 @@ export const reader = (root, source) => {
 
   const drawPanel = (row, names) => {
     panel.hidden = !at.panel;
-    if (at.panel === "what" && panel.dataset.kind === "what" && panel.contains(document.activeElement)) return tell(row);
+    if (at.panel === "what" && panel.dataset.kind === "what" && refit(row)) return;
     panel.replaceChildren();
     panel.dataset.kind = at.panel;
     if (!at.panel) { unfolded = ""; return; }
@@ -459,27 +488,38 @@ export const reader = (root, source) => {
     const kept = make("dl", { parent: panel });
     for (const [key, does] of [...KEYS, ...WORDS]) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
   };
-  let answer = null, unfolded = "";
+  let answer = null, unfolded = "", refit = () => false;  // refit: the controls of the what-if, to what is asked now
   const drawWhat = row => {
+    refit = () => false;
     if (!pack.recipe) {
       make("p", { parent: panel, text: `${pack.told} So nothing can be computed with other settings.` });
       return;
     }
-    const recipe = { ...pack.recipe, ...at.recipe }, box = part("div", panel, "settings");
-    for (const [key, low, high, by] of SETTINGS) {
-      if (key === "cliprange" && !row.stored.now) continue;
+    const box = part("div", panel, "settings"), clipped = Boolean(row.stored.now);
+    const puts = SETTINGS.filter(([key]) => key !== "cliprange" || clipped).map(([key, low, high, by]) => {
       const label = make("label", { parent: box, text: key.replaceAll("_", " ") + " " });
-      const input = make("input", { parent: label, type: "range", min: low, max: high === 1 ? 1 : Math.max(high, 2 * pack.recipe[key]), step: by });
-      input.value = recipe[key];
+      const input = make("input", { parent: label, type: "range", min: low, step: by });
       input.dataset.setting = key;
-      const told = make("output", { parent: label, text: exact(recipe[key]) });
-      input.oninput = () => { told.textContent = input.value; retry({ [key]: Number(input.value) }); };
-    }
+      const told = make("output", { parent: label });
+      input.oninput = () => retry({ [key]: Number(input.value) });
+      return recipe => {
+        input.max = high === 1 ? 1 : Math.max(high, 2 * pack.recipe[key]);
+        input.value = recipe[key];
+        told.textContent = exact(recipe[key]);
+      };
+    });
     const kind = labelled(box, "KL estimator", "select", { onchange: () => retry({ estimator: kind.value }) });
-    options(kind, ["k1", "k2", "k3", "abs", ...(pack.recipe.estimator === "stored" ? ["stored"] : [])], recipe.estimator);
     button(box, "as it was", () => { go({ recipe: null }); });
     answer = part("div", panel, "answer");
-    tell(row);
+    refit = row => {
+      if (!pack.recipe || Boolean(row.stored.now) !== clipped) return false;  // other controls are needed
+      const recipe = { ...pack.recipe, ...at.recipe };
+      puts.forEach(put => put(recipe));
+      options(kind, ["k1", "k2", "k3", "abs", ...(pack.recipe.estimator === "stored" ? ["stored"] : [])], recipe.estimator);
+      tell(row);
+      return true;
+    };
+    refit(row);
   };
   const retry = changes => {
     const recipe = { ...pack.recipe, ...at.recipe, ...changes };
@@ -487,10 +527,9 @@ export const reader = (root, source) => {
     go({ recipe: Object.keys(other).length ? other : null });
   };
   const tell = row => {
-    if (!answer || !pack.recipe) return;
     const recipe = { ...pack.recipe, ...at.recipe };
-    const kind = at.recipe ? Object.entries(at.recipe).map(([key, x]) =>
-      `${key.replaceAll("_", " ")} ${typeof x === "number" ? exact(pack.recipe[key]) : pack.recipe[key]} → ${x}`) : [];
+    const kind = Object.entries(at.recipe ?? {}).filter(([key, x]) => x !== pack.recipe[key]).map(([key, x]) =>
+      `${key.replaceAll("_", " ")} ${typeof x === "number" ? exact(pack.recipe[key]) : pack.recipe[key]} → ${x}`);
     answer.replaceChildren();
     if (!kind.length) {
       make("p", { parent: answer, text: `Nothing is changed. ${pack.told}` });
@@ -500,10 +539,10 @@ export const reader = (root, source) => {
     const after = signalsOf(row, made, recipe.cliprange);
     const sum = x => x.reduce((a, b) => a + b, 0);
     const turned = before.advantages.filter((x, t) => t < row.length && x * after.advantages[t] < 0).length;
-    make("p", { parent: answer, text: `${kind.join("; ")}. Score ${shown(row.score)} → ${shown(made.score)}; all rewards `
-      + `together ${shown(sum(before.rewards))} → ${shown(sum(after.rewards))}; ${turned} of ${row.length} tokens have an `
-      + "advantage of the other sign." + ("missing_eos_penalty" in at.recipe && row.stopped
-        ? " This episode stopped by itself: the penalty reaches it only through the whitening." : "") });
+    make("p", { parent: answer }).append(`${kind.join("; ")}. Score `, number(row.score), " → ", number(made.score),
+      "; all rewards together ", number(sum(before.rewards)), " → ", number(sum(after.rewards)),
+      `; ${turned} of ${row.length} tokens have an advantage of the other sign.`, "missing_eos_penalty" in at.recipe && row.stopped
+        ? " This episode stopped by itself: the penalty reaches it only through the whitening." : "");
     for (const key of ["rewards", "advantages", ...(before.clipped ? ["clipped"] : [])]) {
       const most = largest([...before[key], ...after[key]]);
       for (const [said, its] of [["before", before], ["after", after]]) {
@@ -540,11 +579,10 @@ export const reader = (root, source) => {
       const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
       const where = source.updates[i];
       button(head, `${where.run ? where.runName + ", " : ""}update ${where.name}, episode ${one.id}`,
-        () => go({ update: i, row: one.id }), { disabled: one === row || Boolean(where.run) });
+        () => go({ update: i, row: one.id, ...UNFILTERED }), { disabled: one === row || Boolean(where.run) });
       const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
-      make("p", { parent: card, className: "facts",
-        text: joined(one.score !== null && `score ${shown(one.score)}${rank}`, one.kl !== null && `KL ${shown(one.kl)}`,
-          counted(one, its ?? pack)) });
+      spaced(make("p", { parent: card, className: "facts" }), one.score !== null && ["score ", number(one.score), rank],
+        one.kl !== null && ["KL ", number(one.kl)], counted(one, its ?? pack));
       running(part("p", card, "text small"), one, one.signals[at.signal], most, known(one)?.marks,
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
       if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
@@ -564,37 +602,50 @@ export const reader = (root, source) => {
   // ---- Curves ----
 
   const WIDE = 220, HIGH = 64;
+  const ends = numbers => numbers.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
+  const pointsOf = all => all.flatMap(curve => curve.lines.flatMap(line => line.points));
+  const plotted = (source.curves ?? []).filter(curve => pointsOf([curve]).length);
+  // One axis for all curves: a point before the first update is drawn at its left end.
+  const [left, right] = ends(pointsOf(plotted).map(p => Math.max(p[0], 0)));
+  const along = u => 4 + (WIDE - 8) * (right > left ? (Math.max(u, left) - left) / (right - left) : 0.5);
+  // Which run a line is of: a curve may have a line of the other run alone.
+  const runs = new Set(plotted.flatMap(curve => curve.lines.map(line => line.run))), theirs = source.updates.find(one => one.run)?.runName;
+  const other = runs.has(`${theirs} (other)`) ? `${theirs} (other)` : theirs, two = theirs !== undefined || runs.size > 1;
   const drawCurve = curve => {
-    const figure = make("figure", { parent: curves }), points = curve.lines.flatMap(line => line.points);
-    const [left, right] = [0, 1].map(end => points.map(p => p[0]).sort((a, b) => a - b).at(-end));
-    const [low, high] = [0, 1].map(end => points.map(p => p[1]).sort((a, b) => a - b).at(-end));
-    const x = u => 4 + (WIDE - 8) * (right > left ? (u - left) / (right - left) : 0.5);
+    const figure = make("figure", { parent: curves }), points = pointsOf([curve]);
+    const [first, last] = ends(points.map(p => p[0])), [low, high] = ends(points.map(p => p[1]));
     const y = v => HIGH - 6 - (HIGH - 12) * (high > low ? (v - low) / (high - low) : 0.5);
     const svg = drawn("svg", figure, { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
-    drawn("title", svg, {}, `${curve.about}, updates ${Math.max(left, 0)} to ${right}: ${plain(low, curve.unit)} to ${plain(high, curve.unit)}`);
+    drawn("title", svg, {}, `${curve.about}, updates ${Math.max(first, 0)} to ${Math.max(last, 0)}: `
+      + `${plain(low, curve.unit)} to ${plain(high, curve.unit)}`);
     drawn("path", svg, { d: `M4 ${HIGH - 2}H${WIDE - 4}`, class: "axis" });
-    curve.lines.forEach((line, i) => {
-      drawn("polyline", svg, { points: line.points.map(([u, v]) => `${x(u).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: `line${i}` });
-    });
-    const rings = curve.lines.map((_, i) => drawn("circle", svg, { r: 4, class: `ring${i}` }));
-    const caption = make("figcaption", { parent: figure });
+    const lines = curve.lines.filter(line => line.points.length).map(line => ({ ...line, which: line.run === other ? 1 : 0 }));
+    for (const line of lines) {
+      const corners = line.points.map(([u, v]) => `${along(u).toFixed(1)},${y(v).toFixed(1)}`);
+      drawn("polyline", svg, { points: corners.join(" "), class: `line${line.which}` });
+    }
+    const rings = lines.map(line => drawn("circle", svg, { r: 4, class: `ring${line.which}` }));
+    const caption = make("figcaption", { parent: figure, className: two ? "two" : "" });
     const near = (line, u) => line.points.reduce((a, b) => Math.abs(b[0] - u) < Math.abs(a[0] - u) ? b : a);
     const put = u => {
-      const said = curve.lines.map((line, i) => {
-        const [when, v] = near(line, u);
-        rings[i].setAttribute("cx", x(when));
-        rings[i].setAttribute("cy", y(v));
-        const whose = curve.lines.length > 1 ? `${line.run} ` : "", here = source.updates[at.update].update;
-        return `${whose}${plain(v, curve.unit)}${when === here ? "" : when < 0 ? " before the first update" : ` at update ${when}`}`;
-      });
+      const here = source.updates[at.update].update, precise = [];
       caption.replaceChildren();
       make("b", { parent: caption, text: curve.name });
-      caption.append(` ${said.join(" · ")}`);
-      caption.title = `${curve.about}: ${said.join(" · ")}`;
+      lines.forEach((line, i) => {
+        const [when, v] = near(line, u);
+        rings[i].setAttribute("cx", along(when));
+        rings[i].setAttribute("cy", y(v));
+        const where = when === here ? "" : when < 0 ? " before the first update" : ` at update ${when}`;
+        const said = make("span", { parent: caption, className: two ? `said${line.which}` : "" });
+        if (two) make("bdi", { parent: said, text: line.run });
+        said.append(` ${plain(v, curve.unit)}${where}`);
+        precise.push(`${two ? `${line.run} ` : ""}${exactly(v, curve.unit)}${where}`);
+      });
+      caption.title = `${curve.about}: ${precise.join(" · ")}`;
     };
     const pointed = e => {
       const box = svg.getBoundingClientRect(), u = left + (right - left) * (((e.clientX - box.left) / box.width * WIDE - 4) / (WIDE - 8));
-      return near(curve.lines[0], u)[0];
+      return near(lines[0], u)[0];
     };
     const steps = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run);
     svg.onmousemove = e => put(pointed(e));
@@ -605,7 +656,7 @@ export const reader = (root, source) => {
     };
     return put;
   };
-  const rings = (source.curves ?? []).filter(curve => curve.lines.some(line => line.points.length)).map(drawCurve);
+  const rings = plotted.map(drawCurve);
   curves.hidden = !rings.length;
 
   // ---- Moving ----
@@ -614,18 +665,33 @@ export const reader = (root, source) => {
     facts.textContent = `This could not be read: ${error.message}`;
   };
   const address = () => `#${new URLSearchParams({ update: source.updates[at.update].name, episode: at.row, signal: at.signal })}`;
-  const fromAddress = () => {
-    const asked = new URLSearchParams(location.hash.slice(1)), place = {};
-    const index = source.updates.findIndex(one => !one.run && one.name === asked.get("update"));
-    if (index >= 0) place.update = index;
-    if (/^\d+$/.test(asked.get("episode") ?? "")) place.row = Number(asked.get("episode"));
-    if (asked.get("signal")) place.signal = asked.get("signal");
-    return place;
+  let lost = "", visits = 0;
+  const visit = async () => {  // where the address leads; what it names and the file has not is said, and not taken
+    const asked = new URLSearchParams(location.hash.slice(1)), place = {}, mine = ++visits;
+    const name = asked.get("update"), episode = asked.get("episode"), digits = /^\d{1,9}$/;
+    const index = name === null ? at.update : source.updates.findIndex(one => !one.run && one.name === name);
+    let absent = "";
+    if (asked.has("signal")) place.signal = asked.get("signal");
+    if (index < 0) absent = `${digits.test(name) ? `Update ${name}` : "The update of this address"} is not in this file.`;
+    else if (name !== null || episode !== null) {
+      const there = await source.load(index).catch(() => null);
+      if (mine !== visits) return;
+      Object.assign(place, { update: index, ...UNFILTERED });
+      if (digits.test(episode) && there?.rows.some(row => row.id === Number(episode))) place.row = Number(episode);
+      else if (episode !== null && there) {
+        if (index !== at.update) place.row = -1;
+        const what = digits.test(episode) ? `Episode ${episode}` : "The episode of this address";
+        absent = `${what} is not in update ${source.updates[index].name} of this file.`;
+      }
+    }
+    await go(place);
+    if (absent && mine === visits) announce(lost = absent);
   };
   let latest = 0;
   const go = async changes => {
     const moved = changes.update !== undefined && changes.update !== at.update || !pack;
     Object.assign(at, changes);
+    if (lost) announce(lost = "");
     if (moved) {
       const mine = ++latest;
       const next = await source.load(at.update).catch(fail);
@@ -653,21 +719,15 @@ export const reader = (root, source) => {
     const own = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run).map(([i]) => i);
     go({ update: own[(own.indexOf(at.update) + by + own.length) % own.length] });
   };
-  const tokenBy = by => {
-    const tokens = [...text.querySelectorAll(".token")], place = tokens.indexOf(root.getRootNode().activeElement);
-    const next = tokens[Math.max(0, Math.min(place + by, tokens.length - 1))];
-    tokens.forEach(token => { token.tabIndex = token === next ? 0 : -1; });
-    next?.focus();
-  };
   root.addEventListener("keydown", e => {
     const on = e.target, typing = /^(INPUT|SELECT|TEXTAREA)$/.test(on.tagName);
     if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
     if (e.key === "Escape") {
-      if (typing) on.blur();
+      if (typing) toList();
       if (at.panel) go({ panel: "" });
       if (!typing && root.contains(on)) tool[0][1].focus({ preventScroll: true });
     } else if (typing || (on.classList.contains("wide") || on === prompt || on === curves) && e.key.startsWith("Arrow")) return;
-    else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) tokenBy(e.key === "ArrowLeft" ? -1 : 1);
+    else if (on.classList.contains("token") && /^Arrow(Left|Right)$/.test(e.key)) toToken(tokenAt() + (e.key === "ArrowLeft" ? -1 : 1));
     else if (["n", "ArrowDown", "ArrowRight"].includes(e.key)) stepBy(1);
     else if (["p", "ArrowUp", "ArrowLeft"].includes(e.key)) stepBy(-1);
     else if (e.key === ".") turnBy(1);
@@ -683,11 +743,10 @@ export const reader = (root, source) => {
     document.addEventListener("keydown", e => {  // a key that is answered is not typed into the field that it opens
       if (e.target === document.body && !root.dispatchEvent(new KeyboardEvent("keydown", e))) e.preventDefault();
     });
-    addEventListener("hashchange", () => { if (location.hash !== address()) go(fromAddress()); });
-    Object.assign(at, fromAddress());
+    addEventListener("hashchange", () => { if (location.hash !== address()) visit(); });
   }
   if ((root.clientWidth || innerWidth) < 46 * 16) side.open = false;
-  const ready = go({});
+  const ready = source.address ? visit() : go({});
   return { go, ready, at };
 };
 
@@ -712,7 +771,7 @@ export const fromFile = data => {
       const one = (await load(k)).rows.find(row => row.prompt.text === prompt);
       if (one) found.push([k, one.id]);
     }
-    return { found, completed: data.completed[prompt] ?? [] };
+    return { found, completed: Object.hasOwn(data.completed, prompt) ? data.completed[prompt] : [] };
   };
   const ahead = i => setTimeout(() => [i - 1, i + 1].filter(k => data.updates[k]).forEach(load), 20);
   return { ...data, load, again, ahead };
