@@ -7,6 +7,8 @@ import random
 from io import StringIO
 from pathlib import Path
 from subprocess import TimeoutExpired
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ import rlhf_nb
 from rlhf_nb.cli import main
 from rlhf_nb.diagnose.checks import Check, Checks, Found, Rung, climb, not_here
 from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
+from rlhf_nb.diagnose.rungs_learning import wanted_token
 from rlhf_nb.diagnose.subject import Subject, text_in
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOTrainer
@@ -427,3 +430,23 @@ def test_the_help_has_its_own_options_and_those_of_ppo(capsys):
         main(["preflight", "--help"])
     told = capsys.readouterr().out
     assert all(f"--{x}" in told for x in ("preflight_pairs", "json", "html", "kl_coef", "config"))
+
+
+# catches: a token whose text is a part of other words, for which those were rewarded as well: on a
+# healthy run of the mini world the word "i" became less likely in one of three seeds
+def test_the_trivial_reward_is_for_one_token_alone():
+    words = ["<eos>", "i", "friday", "in", "should", ","]
+    ids = torch.tensor([[1, 2, 1, 5, 0], [1, 3, 1, 5, 0], [2, 4, 3, 3, 0]])
+    sampled = SimpleNamespace(response_ids=ids, mask=torch.ones_like(ids).bool())
+    subject: Any = SimpleNamespace(
+        start=SimpleNamespace(sampled=sampled),
+        trainer=SimpleNamespace(sampling_settings=SimpleNamespace(stop_ids=[0])),
+        tokenizer=SimpleNamespace(decode=lambda one: words[one[0]]),
+    )
+    assert wanted_token(subject) == (3, "in")  # "i" is a part of it, and of "friday"
+    words[3] = "friday in"
+    assert wanted_token(subject) == (3, "friday in")
+    words[3:5] = "i", "i"
+    assert wanted_token(subject) == (2, "friday")
+    words[1:6] = "i" * 5
+    assert wanted_token(subject) == (1, "i")  # none is alone: the commonest

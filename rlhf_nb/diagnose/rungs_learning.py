@@ -242,16 +242,17 @@ def move(subject: Subject) -> Found:
 
 
 def wanted_token(subject: Subject) -> tuple[int, str] | None:
-    "The commonest token of the responses that has a text of its own."
+    """The commonest token with a text of its own that some responses lack. One of two or more
+    letters that no other token spells as well, if there is one, as the reward counts the text."""
     r, stops = subject.start.sampled, subject.trainer.sampling_settings.stop_ids
-    counts = Counter(r.response_ids[r.mask].tolist())
-    n = len(r)
-    shares = {i: (r.response_ids == i).logical_and(r.mask).any(1).sum().item() / n for i in counts}
-    for token, _ in counts.most_common():
-        text = subject.tokenizer.decode([token]).strip()
-        if token not in stops and text and shares[token] < 1:
-            return token, text
-    return None
+    ids = [i for i, _ in Counter(r.response_ids[r.mask].tolist()).most_common() if i not in stops]
+    texts = {i: subject.tokenizer.decode([i]).strip() for i in ids}
+    lacked = {i: not ((r.response_ids == i) & r.mask).any(1).all() for i in ids}
+    found = [(i, texts[i]) for i in ids if texts[i] and lacked[i]]
+    alone = (
+        x for x in found if len(x[1]) > 1 and sum(x[1] in text for text in texts.values()) == 1
+    )
+    return next(alone, found[0] if found else None)
 
 
 def share_of(text: str) -> Callable[..., list[float]]:
