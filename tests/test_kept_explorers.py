@@ -82,6 +82,16 @@ def test_a_stale_grid_is_found(changed, told):
     assert bool(found) == bool(told) and told in "".join(found)
 
 
+def test_a_picture_of_another_run_of_the_same_is_not_stale():
+    "catches: a check that fails on each new processor; one that then lets everything pass"
+    draw = lambda lines, word="": lambda lam, kind: f'<img alt="{kind}{word}" src="{lines}">'
+    kept = dict(made(draw(1)).grid(), cell="a")
+    assert stale(kept, made(draw(2))) and not stale(kept, made(draw(2)), trained=True)
+    assert stale(kept, made(draw(1, " now")), trained=True)
+    assert stale(kept, made(lambda lam, kind: "<p>no picture</p>"), trained=True)
+    assert stale(kept, made(draw(1), title="Another"), trained=True)
+
+
 def page(folder: Path, *cells: str) -> Project:
     "A repository of one page."
     (folder / "nbs").mkdir()
