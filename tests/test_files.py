@@ -32,7 +32,10 @@ def test_text_appears_whole_or_not_at_all(tmp_path):
 # catches: work that is done before it turns out that its page cannot be written
 def test_a_path_that_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    writable(tmp_path / "file", "--output")
+    with pytest.raises(ValueError, match="--output .*file exists, and is no page: give another"):
+        writable(tmp_path / "file", "--output")
+    (tmp_path / "old.HTML").touch()
+    writable(tmp_path / "old.HTML", "--output")
     writable(tmp_path / "new" / "folder" / "page.html", "--output")
     with pytest.raises(ValueError, match="--output .* is a folder: give a file, such as "):
         writable(tmp_path, "--output")

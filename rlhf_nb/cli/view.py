@@ -133,11 +133,9 @@ def view_command(words: Sequence[str]) -> None:
     beside = folder.parent if folder.is_file() else folder
     path = Path(options.output or beside / name)
     if not options.terminal and beside.exists():
-        writable(path, "--output")
-        if path.resolve() == folder.resolve():
+        if path.resolve() == folder.resolve() and folder.is_file():
             parser.error(f"--output {path} is the file that is read: give another one")
-        if path.exists() and path.suffix.lower() not in (".html", ".htm"):
-            parser.error(f"--output {path} exists, and is no page: give another name, or delete it")
+        writable(path, "--output")
     from rlhf_nb.cli.models import named  # seconds that `--help` does not wait for
     from rlhf_nb.ui.browser import browse
     from rlhf_nb.ui.episodes import notes_of

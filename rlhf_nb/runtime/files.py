@@ -28,10 +28,15 @@ def writable(
     path: str | Path,
     option: str,  # that gave it, such as "--output"
 ) -> None:
-    "Raises ValueError where no file can be written, before the work that is to be written."
+    """Raises ValueError where no page can be written, before the work that is to be written. An
+    existing file is written again only if it is a page."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{option} {path} is a folder: give a file, such as {path / 'page.html'}.")
+    if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(
+            f"{option} {path} exists, and is no page: give another name, or delete it."
+        )
     there = next(folder for folder in path.parents if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise ValueError(
