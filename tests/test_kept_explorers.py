@@ -84,12 +84,17 @@ def test_a_stale_grid_is_found(changed, told):
 
 def test_a_picture_of_another_run_of_the_same_is_not_stale():
     "catches: a check that fails on each new processor; one that then lets everything pass"
-    draw = lambda lines, word="": lambda lam, kind: f'<img alt="{kind}{word}" src="{lines}">'
-    kept = dict(made(draw(1)).grid(), cell="a")
-    assert stale(kept, made(draw(2))) and not stale(kept, made(draw(2)), trained=True)
-    assert stale(kept, made(draw(1, " now")), trained=True)
+
+    def drawn(line: int, word: str = "", colour: str = "red") -> Explorer:
+        path = f"<path d=%22M {line}%22 style=%22stroke: {colour}%22>"
+        return made(lambda lam, kind: f'<img alt="{kind}{word}" src="{path}">')
+
+    kept = dict(drawn(1).grid(), cell="a")
+    assert stale(kept, drawn(2)) and not stale(kept, drawn(2), trained=True)
+    assert stale(kept, drawn(2, " now"), trained=True)
+    assert stale(kept, drawn(2, colour="blue"), trained=True)
     assert stale(kept, made(lambda lam, kind: "<p>no picture</p>"), trained=True)
-    assert stale(kept, made(draw(1), title="Another"), trained=True)
+    assert stale(dict(made().grid(), cell="a"), made(lambda lam, kind: "<p>b</p>"), trained=True)
 
 
 def page(folder: Path, *cells: str) -> Project:
