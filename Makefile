@@ -114,7 +114,7 @@ docs: dev  ## the site in _docs/: every page, and the API from the docstrings. R
 	@echo "make docs: open _docs/index.html"
 
 # What `make bench` runs: all of it on a CPU, the one that fetches the peer's packages last, and that on one thread.
-CPU_BENCHES := memory scaling sampler pipeline ppo_vs_trl
+CPU_BENCHES := memory sampler ppo_vs_trl
 HOW_ppo_vs_trl := $(if $(BENCH),,--threads 1)
 
 bench: $(VENV)/.installed  ## measure on this CPU, 15 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/
