@@ -555,9 +555,13 @@ def test_metrics_of_the_objective_keep_their_meaning(ppo):
     r = one.score(one.rollout(PROMPTS[:12]))
     a, b = (trainer.update(trainer.advantages(r)) for trainer in (one, two))
     assert a["objective/kl"] > 0 and a["loss/kl_avg"] > 0
-    for name in a:
+    charged = ("objective/non_score_reward", "objective/rlhf_reward")  # where it is in the rewards
+    for name in a.keys() - {*charged}:
         if name.startswith(("objective/", "tokens/resp", "val/")):
             assert a[name] == pytest.approx(b[name]), name
+    price = b["objective/kl_coef"] * b["objective/kl"]
+    assert [a[name] for name in charged] == [0, a["objective/scores"]]
+    assert [b[name] for name in charged] == pytest.approx([-price, b["objective/scores"] - price])
     # at the weights of the rollout, as a mean of means over responses
     real = torch.where(r.mask, r.kl, 0.0).sum(1) / r.mask.sum(1)
     assert a["loss/kl_avg"] == pytest.approx(real.mean().item(), rel=1e-5)
