@@ -660,6 +660,32 @@ def test_pages_quote_the_kept_figures():
     assert set(table) == gold and len(table) == 8
 
 
+# catches: a table of the page that is not what the job prints, a sentence with another figure
+def test_the_gpu_tables_are_what_the_job_prints():
+    sys.path.insert(0, str(BENCHMARKS / "gpu"))
+    job, page, figures = importlib.import_module("job"), text_of("results"), kept("gpu")
+    for part in job.table(figures).split("\n\n"):
+        assert part in page
+    gains = [x["gain"]["mean"] for x in figures["real"].values()]
+    middle = sum(gains) / 3
+    spread = (sum((x - middle) ** 2 for x in gains) / 2 / 3) ** 0.5 * 4.3027  # Student's t, 2 df
+    shown = f"gain is {middle:.2f} (95 % interval over seeds {middle - spread:.2f} to"
+    assert f"{shown} {middle + spread:.2f})" in page
+    right = figures["right"]
+    assert max(x["largest_log_ratio"] for n, x in right.items() if n[:5] == "ratio") < 2e-6
+    assert right["killed_and_resumed"]["equal"] and right["sampler_torch.float32"]["differ"] == 0
+
+
+# catches: a job that ends early, a step that measures nothing on a CPU
+@pytest.mark.weekly
+def test_the_job_for_a_gpu_runs_on_a_cpu(tmp_path):
+    words = ["--output", str(tmp_path), "--cpu", "--only", "card", "right", "--seconds", "600"]
+    subprocess.run([sys.executable, str(BENCHMARKS / "gpu" / "job.py"), *words], check=True)
+    right = json.loads((tmp_path / "right.json").read_text())
+    assert len(right) > 10 and not [name for name, x in right.items() if "error" in x]
+    assert right["killed_and_resumed"]["equal"]
+
+
 # ---- PPO and its successors ----
 
 

@@ -4,6 +4,7 @@
     python benchmarks/gpu/job.py --output DIR --only card right  some steps
     python benchmarks/gpu/job.py --output DIR --tiny             does it run? Figures mean nothing
     python benchmarks/gpu/job.py --output DIR --cpu              the same, on a CPU
+    python benchmarks/gpu/job.py --show benchmarks/results/gpu.json    the tables of what is kept
 
 `pack.py` collects the kit: wheels that such a machine lacks, to be installed first, and the parts
 of a small real model (`--kit DIR`). Each step runs in a process of its own under a time limit and
@@ -671,6 +672,31 @@ def seed(asked: argparse.Namespace) -> None:
 # ---- Steps ----
 
 
+def table(results: dict) -> str:
+    "The sides and the seeds of `benchmarks/results/gpu.json` as tables in markdown."
+    names = dict(ours="rlhf_nb", peer="trl 1.12.0 as shipped", peer_bf16="trl, its models in bf16")
+    lines = [
+        "| shape | trainer | seconds an update | tokens/s | peak GiB | share of the matrix rate |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for name, x in results["peer"].items():
+        shape, _, side = name.partition("_")
+        figures = f"{x['seconds']:.1f} | {x['tokens_per_second']:.0f} | {x['peak_gib']:.1f}"
+        lines.append(
+            f"| pythia-{shape} | {names[side]} | {figures} | {100 * x['share_of_rate']:.0f} % |"
+        )
+    lines += ["", "| seed | updates | compound before | after | KL a response | perplexity |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, x in results["real"].items():
+        before, after = x["held_out"]["before"], x["held_out"]["after"]
+        compound = f"{before['compound']:.2f} | {after['compound']:.2f}"
+        perplexity = f"{before['perplexity']:.1f} to {after['perplexity']:.1f}"
+        lines.append(
+            f"| {name[-1]} | {len(x['curve'])} | {compound} | {after['kl']:.1f} | {perplexity} |"
+        )
+    return "\n".join(lines)
+
+
 def limited(words: list[str], seconds: float, log: Path) -> int:
     "Run to an end or a limit; the end of its output where it failed. Returns the exit code."
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -693,7 +719,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--output", type=Path)
+    where.add_argument("--show", type=Path, help="print the tables of a kept file, run nothing")
     parser.add_argument("--kit", type=Path, help="what pack.py collected")
     parser.add_argument("--only", nargs="+", choices=LIMITS, default=list(LIMITS))
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: does it run?")
@@ -708,6 +736,8 @@ def main() -> None:
     for name, kind in dict(kill=int, updates=int, seed=int, end=float).items():
         parser.add_argument(f"--{name}", type=kind, default=0, **hidden)
     asked = parser.parse_args()
+    if asked.show:
+        return print(table(json.loads(asked.show.read_text())))
     asked.output, asked.tiny = asked.output.resolve(), asked.tiny or asked.cpu
     os.environ |= dict(
         TRL_EXPERIMENTAL_SILENCE="1", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1"
