@@ -55,13 +55,13 @@ def final_scores(
 def with_advantages(
     r: Rollout,  # with scores, kl and values
     cfg: Objective,
-    kl_coef: float,
+    *,
     last_value: Tensor | None = None,  # [B] after the last token; None: 0
     reduce: Reduce | None = None,
 ) -> Rollout:  # with rewards, returns and whitened advantages
     "Per-token rewards, GAE, targets of the value model. Whitening is over the tokens of all ranks."
     slots = slot_mask(r.mask, cfg.reward_slot)
-    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, kl_coef, cfg.reward_slot)
+    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards, cfg.reward_slot)
     if cfg.whiten_rewards:
         rewards = whiten(rewards, slots, shift_mean=False, reduce=reduce)
     advantages = targets = gae(rewards, r.values, slots, cfg.gamma, cfg.lam, last_value)
@@ -97,7 +97,6 @@ def ppo_loss(
     r: Rollout,
     cfg: Objective,
     value_only: bool = False,  # during a value warm-up
-    kl_coef: float = 0.0,  # of a KL in the loss
     weights: Tensor | float = 1.0,  # [B, 1] of the tokens of each response, as of `loss_weights`
 ) -> tuple[Tensor, dict[str, Tensor]]:  # the loss; sums over tokens to log, "tokens" among them
     "Sum of the loss over the real tokens of some rows. Schulman et al. 2017, eq. 7 and 9."
@@ -117,7 +116,7 @@ def ppo_loss(
     if cfg.kl_in == "loss":
         kl = kl_in_loss(now.logprobs, r.ref_logprobs, r.mask, cfg.kl_estimator)
         logged["kl"] = masked_sum(kl * weights, r.mask)
-        of_policy = of_policy + kl_coef * logged["kl"]
+        of_policy = of_policy + cfg.kl_coef * logged["kl"]
     of_value = policy.new_zeros(())
     if now.values is not None:  # None: no value model
         slots = slot_mask(r.mask, cfg.reward_slot)
@@ -235,6 +234,11 @@ class Objective:
         None, "Stop the epochs of an update where approxkl exceeds this."
     )
 
+    @property
+    def kl_coef_of_rewards(self) -> float:
+        "What a nat costs in the rewards: kl_coef, or 0 where the KL is in the loss."
+        return self.kl_coef if self.kl_in == "reward" else 0.0
+
 # %% ../nbs/reference/45_update.ipynb #cde67221
 class Metrics(dict):
     """The metrics of an update by name; in a notebook, a table. `loss` is the mean of what was
@@ -251,9 +255,9 @@ class Metrics(dict):
 
 def update_metrics(
     r: Rollout,
+    cfg: Objective,
     sums: dict[str, float],  # of `ppo_loss`, over all optimizer steps and ranks
     grad_norms: list[float],  # of each optimizer step
-    kl_coef: float,  # that shaped the rewards
     reduce: Reduce = lambda x: x,
 ) -> Metrics:
     "Means over real tokens or episodes of all ranks."
@@ -265,17 +269,18 @@ def update_metrics(
     each = {name: value / sums["tokens"] for name, value in sums.items()}
     episodes = total(torch.ones(len(r), device=r.mask.device))
     kl, score = total(real(r.kl)) / episodes, total(r.scores) / episodes
+    charge = cfg.kl_coef_of_rewards * kl
     explained = None  # without a value model
     if r.values is not None:
         explained = float(explained_variance(r.values, r.returns, r.mask, reduce=reduce))
     values = {
         "objective/kl": kl,
         "objective/entropy": total(real(-r.logprobs)) / episodes,
-        "objective/non_score_reward": -kl_coef * kl,
-        "objective/rlhf_reward": score - kl_coef * kl,
+        "objective/non_score_reward": 0.0 - charge,  # 0, and not -0, where nothing is charged
+        "objective/rlhf_reward": score - charge,
         "objective/scores": score,
         "objective/raw_scores": total(r.raw_scores) / episodes,
-        "objective/kl_coef": kl_coef,
+        "objective/kl_coef": cfg.kl_coef,
         "policy/approxkl_avg": each["approxkl"],
         "policy/clipfrac_avg": each["clipfrac"],
         "policy/entropy_avg": each["entropy"],
@@ -370,16 +375,15 @@ def check_groups(
 def estimate_advantages(
     r: Rollout,  # with scores and kl; for gae with values
     cfg: Objective,
-    kl_coef: float,
+    *,
     num_generations: int = 1,  # responses in a row that share their prompt
     last_value: Tensor | None = None,  # [B] after the last token, for gae; None: 0
     reduce: Reduce | None = None,
 ) -> Rollout:  # with rewards and advantages; for gae with returns
     "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
-    in_reward = kl_coef if cfg.kl_in == "reward" else 0.0
     if cfg.advantage_estimator == "gae":
-        return with_advantages(r, cfg, in_reward, last_value, reduce)
-    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, in_reward, cfg.reward_slot)
+        return with_advantages(r, cfg, last_value=last_value, reduce=reduce)
+    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards, cfg.reward_slot)
     if cfg.advantage_estimator == "reinforce_pp":
         slots = slot_mask(r.mask, cfg.reward_slot)
         to_go = gae(rewards, torch.zeros_like(rewards), slots, cfg.gamma, lam=1.0)

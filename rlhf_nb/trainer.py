@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_f
 from .models import check_tokenizer, load_tokenizer
 from rlhf_nb.ppo import (
     Metrics,
+    Objective,
     engine_metrics,
     estimate_advantages,
     final_scores,
@@ -289,9 +291,14 @@ class PPOTrainer(UpdateTrainer):
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
         "Per-token rewards, advantages by the estimator, and targets of the value model."
-        args, kl_coef = self.args, self.controller.value
-        last = self.last_values(r) if args.bootstrap_truncated else None
-        return estimate_advantages(r, args, kl_coef, args.num_generations, last, self.layout.sum)
+        last = self.last_values(r) if self.args.bootstrap_truncated else None
+        return estimate_advantages(
+            r,
+            self.live_objective,
+            num_generations=self.args.num_generations,
+            last_value=last,
+            reduce=self.layout.sum,
+        )
 
     def update(self, r: Rollout) -> Metrics:
         "num_ppo_epochs x num_mini_batches optimizer steps; returns the metrics of the update."
@@ -316,6 +323,12 @@ class PPOTrainer(UpdateTrainer):
         return metrics
 
     # ---- the parts of it ----
+
+    @property
+    def live_objective(self) -> Objective:
+        "What this update optimises: the settings, with the controller's present kl_coef."
+        settings = {f.name: getattr(self.args, f.name) for f in fields(Objective)}
+        return Objective(**settings | dict(kl_coef=self.controller.value))
 
     def sample(self, prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Sample, Tensor | None]:
         "Responses, cut to the longest, and the engine's own log-probs if it has any."
@@ -366,7 +379,7 @@ class PPOTrainer(UpdateTrainer):
     def gradients(self, model: nn.Module, r: Rollout, rows: Tensor) -> dict[str, float]:
         """Backward through every micro-batch of a mini-batch; returns the sums to log, over all
         ranks. Raises FloatingPointError on a loss that is not finite."""
-        args = self.args
+        args, objective = self.args, self.live_objective
         sums: dict[str, Any] = defaultdict(float)
         warming = self.update_count < args.value_warmup_updates
         entropy = "learn" if args.entropy_coef and not warming else "look"
@@ -379,12 +392,7 @@ class PPOTrainer(UpdateTrainer):
             with self.layout.accumulate(model, last):
                 now = self.forward(model, some, entropy, detach=warming)
                 loss, logged = ppo_loss(
-                    now,
-                    some,
-                    args,
-                    value_only=warming,
-                    kl_coef=self.controller.value,
-                    weights=weights[part],
+                    now, some, objective, value_only=warming, weights=weights[part]
                 )
                 if not torch.isfinite(loss):
                     self.optimizer.zero_grad()
@@ -421,7 +429,7 @@ class PPOTrainer(UpdateTrainer):
 
     def metrics(self, r: Rollout, sums: dict[str, float], norms: list[float]) -> Metrics:
         "Means over real tokens or episodes of all ranks."
-        metrics = update_metrics(r, sums, norms, self.controller.value, self.layout.sum)
+        metrics = update_metrics(r, self.live_objective, sums, norms, self.layout.sum)
         if r.engine_logprobs is not None:
             largest = lambda x: self.accelerator.gather(x).max()
             cap = self.args.vllm_importance_sampling_cap

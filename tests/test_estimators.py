@@ -131,7 +131,7 @@ def padded(rows: list[np.ndarray]) -> torch.Tensor:
     return wide
 
 
-def loss_in_numpy(new: np.ndarray, r: Rollout, cfg: Objective, beta: float) -> float:
+def loss_in_numpy(new: np.ndarray, r: Rollout, cfg: Objective) -> float:
     "What the policy minimises, divided and all."
     losses = []
     for i, mask in enumerate(r.mask.numpy()):
@@ -146,7 +146,7 @@ def loss_in_numpy(new: np.ndarray, r: Rollout, cfg: Objective, beta: float) -> f
         if cfg.kl_in == "loss":
             gap = x - r.ref_logprobs[i].numpy()[mask]
             each = {"k2": gap**2 / 2, "k3": np.exp(-gap) - 1 + gap, "abs": abs(gap)}
-            loss = loss + beta * each[cfg.kl_estimator]
+            loss = loss + cfg.kl_coef * each[cfg.kl_estimator]
         losses.append(loss)
     if cfg.loss_aggregation == "token_mean":
         return np.concatenate(losses).mean()
@@ -168,7 +168,7 @@ def numeric_slope(f, x: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def objective(**settings) -> Objective:
     if settings.get("kl_in") == "loss":
         settings.setdefault("kl_estimator", "k3")
-    return Objective(**settings)
+    return Objective(**dict(kl_coef=0.3) | settings)
 
 
 # ---- Advantages ----
@@ -184,7 +184,7 @@ def test_advantages_are_those_of_numpy(name, kl_in, seed):
     cfg = objective(advantage_estimator=name, kl_in=kl_in, gamma=gamma)
     for dtype in (torch.float64, torch.float32):
         r = some_rollout(seed, dtype)
-        got = estimate_advantages(r, cfg, 0.3, K)
+        got = estimate_advantages(r, cfg, num_generations=K)
         wanted = padded(advantages_in_numpy(r, cfg, 0.3))
         torch.testing.assert_close(got.advantages.double(), wanted, atol=1e-6, rtol=1e-6)
         assert (got.returns is None) == (name != "gae")
@@ -204,7 +204,8 @@ def test_a_group_that_is_all_equal_teaches_nothing():
 def test_advantages_of_a_response_are_constant():
     r = some_rollout(0)
     for name in GROUPED:
-        a = estimate_advantages(r, objective(advantage_estimator=name), 0.3, K).advantages
+        cfg = objective(advantage_estimator=name)
+        a = estimate_advantages(r, cfg, num_generations=K).advantages
         assert all(len(set(row[keep].tolist())) == 1 for row, keep in zip(a, r.mask))
         assert not a[~r.mask].any() and a[: 2 * K, 0].all()
 
@@ -226,13 +227,14 @@ def with_dropped_mask(r, beta):
 
 
 def whitened_on_top(r, beta):
-    a = estimate_advantages(r, objective(advantage_estimator="grpo"), beta, K).advantages
+    cfg = objective(advantage_estimator="grpo", kl_coef=beta)
+    a = estimate_advantages(r, cfg, num_generations=K).advantages
     return whiten(a, r.mask)
 
 
 def to_go_without_kl(r, beta):
-    cfg = objective(advantage_estimator="reinforce_pp", kl_in="loss")
-    return estimate_advantages(r, cfg, beta).advantages
+    cfg = objective(advantage_estimator="reinforce_pp", kl_in="loss", kl_coef=beta)
+    return estimate_advantages(r, cfg).advantages
 
 
 strided = lambda estimator, x: estimator(x.view(K, -1).T.reshape(-1), K).view(-1, K).T.reshape(-1)
@@ -267,7 +269,7 @@ def test_groups_are_of_one_prompt():
             check_groups(r.select(rows), size)
         with pytest.raises(ValueError, match="num_generations"):
             cfg = objective(advantage_estimator="grpo")
-            estimate_advantages(r.select(rows), cfg, 0.3, size)
+            estimate_advantages(r.select(rows), cfg, num_generations=size)
     left = r.with_(prompt_mask=r.prompt_mask.clone(), prompt_ids=torch.zeros(12, 1))
     left.prompt_mask[1] = False  # the same ids, and one of them is padding
     with pytest.raises(ValueError, match="num_generations"):
@@ -281,10 +283,8 @@ def test_groups_are_of_one_prompt():
 @pytest.mark.parametrize("lam_value", [0.0, 0.5, 1.0])
 def test_targets_have_their_own_lambda(lam_value):
     r = some_rollout(2)
-    plain, own = (
-        with_advantages(r, Objective(lam=0.7, lam_value=x), 0.3) for x in (None, lam_value)
-    )
-    same = with_advantages(r, Objective(lam=lam_value), 0.3)
+    plain, own = (with_advantages(r, objective(lam=0.7, lam_value=x)) for x in (None, lam_value))
+    same = with_advantages(r, objective(lam=lam_value))
     assert torch.equal(own.advantages, plain.advantages) and torch.equal(own.returns, same.returns)
     assert not torch.equal(own.returns, plain.returns)
     if lam_value == 1:
@@ -303,14 +303,14 @@ LOSSES = [
 ]
 
 
-def whole_loss(r, new, cfg, beta, parts=None, reduce=lambda x: x):
+def whole_loss(r, new, cfg, parts=None, reduce=lambda x: x):
     "The loss of a mini-batch of all rows, in parts, as the trainer adds it up."
     rows = torch.arange(len(r))
     weight = loss_weights(r.mask, rows, cfg.loss_aggregation, MOST, reduce)
     total, sums = 0.0, {}
     for part in parts or [rows]:
         now = Forwarded(new[part], None, None)
-        loss, logged = ppo_loss(now, r.select(part), cfg, kl_coef=beta, weights=weight[part])
+        loss, logged = ppo_loss(now, r.select(part), cfg, weights=weight[part])
         total = total + loss / r.mask.sum()
         sums = {name: sums.get(name, 0) + x for name, x in logged.items()}
     return total, sums
@@ -325,7 +325,7 @@ def a_loss(how, level, kl, name, seed=0):
         cliprange_high=0.25,
         **({} if kl == "reward" else dict(kl_in="loss", kl_estimator=kl)),
     )
-    r = estimate_advantages(some_rollout(seed), cfg, 0.3, K)
+    r = estimate_advantages(some_rollout(seed), cfg, num_generations=K)
     chance = torch.Generator().manual_seed(99)
     new = r.logprobs + 0.3 * torch.randn(r.mask.shape, generator=chance, dtype=torch.float64)
     return cfg, r, new.requires_grad_()
@@ -336,9 +336,9 @@ def a_loss(how, level, kl, name, seed=0):
 @pytest.mark.parametrize("how, level, kl, name", LOSSES)
 def test_the_loss_is_that_of_numpy(how, level, kl, name):
     cfg, r, new = a_loss(how, level, kl, name)
-    loss, sums = whole_loss(r, new, cfg, 0.3, list(torch.arange(12).split([1, 5, 6])))
+    loss, sums = whole_loss(r, new, cfg, list(torch.arange(12).split([1, 5, 6])))
     loss.backward()
-    f = lambda x: loss_in_numpy(x, r, cfg, 0.3)
+    f = lambda x: loss_in_numpy(x, r, cfg)
     found = new.detach().numpy()
     assert loss.item() == pytest.approx(f(found), abs=1e-6)
     np.testing.assert_allclose(new.grad, numeric_slope(f, found, r.mask.numpy()), atol=1e-6)
@@ -349,8 +349,8 @@ def test_the_loss_is_that_of_numpy(how, level, kl, name):
 # catches: metrics of the other ratio; an approxkl that target_kl would wait for in vain
 def test_metrics_are_of_the_ratio_in_use():
     cfg, r, new = a_loss("sequence_mean", "sequence", "reward", "grpo")
-    sums = whole_loss(r, new, cfg, 0.3)[1]
-    tokens = whole_loss(r, *a_loss("sequence_mean", "token", "reward", "grpo")[2::-2], 0.3)[1]
+    sums = whole_loss(r, new, cfg)[1]
+    tokens = whole_loss(r, *a_loss("sequence_mean", "token", "reward", "grpo")[2::-2])[1]
     ratios = sequence_log_ratio(new, r.logprobs, r.mask).exp()[r.mask]
     assert sums["ratio"] == pytest.approx(ratios.sum().item())
     assert sums["ratio_sq"] == pytest.approx(ratios.square().sum().item())
@@ -360,21 +360,18 @@ def test_metrics_are_of_the_ratio_in_use():
     assert sums["approxkl"] == tokens["approxkl"] and sums["tokens"] == r.mask.sum()
 
 
-def faulty_loss(fault, r, new, cfg, beta):
+def faulty_loss(fault, r, new, cfg):
     "The loss with one fault."
     each = torch.zeros(())
     count = r.mask.sum(1, keepdim=True)
     weight = loss_weights(r.mask, torch.arange(len(r)), cfg.loss_aggregation, MOST)
     if fault == "each micro-batch by itself":
         return (
-            sum(
-                whole_loss(r.select(part), new[part], cfg, beta)[0]
-                for part in torch.arange(12).split(4)
-            )
+            sum(whole_loss(r.select(part), new[part], cfg)[0] for part in torch.arange(12).split(4))
             / 3
         )
     if fault == "the longest response for response_length":
-        return whole_loss(r, new, cfg, beta)[0] * MOST / T
+        return whole_loss(r, new, cfg)[0] * MOST / T
     gap = sequence_log_ratio(new, r.logprobs, r.mask)
     if fault == "the sum of a response's log-ratios":
         gap = gap * count
@@ -390,7 +387,7 @@ def faulty_loss(fault, r, new, cfg, beta):
         kl = kl_in_loss(r.ref_logprobs, new, r.mask, cfg.kl_estimator)
     if fault == "a KL that is not weighed":
         kl = kl / weight
-    return ((each + beta * kl) * weight * r.mask).sum() / r.mask.sum()
+    return ((each + cfg.kl_coef * kl) * weight * r.mask).sum() / r.mask.sum()
 
 
 FAULTS = (
@@ -409,8 +406,8 @@ def test_wrong_losses_are_seen(fault):
     cfg, r, new = a_loss(how, "sequence", "k3", "grpo")
     if fault == "each micro-batch by itself":
         cfg.loss_aggregation = "token_mean"
-    right = torch.autograd.grad(whole_loss(r, new, cfg, 0.3)[0], new)[0]
-    found = torch.autograd.grad(faulty_loss(fault, r, new, cfg, 0.3), new)[0]
+    right = torch.autograd.grad(whole_loss(r, new, cfg)[0], new)[0]
+    found = torch.autograd.grad(faulty_loss(fault, r, new, cfg), new)[0]
     assert ((found - right).abs().max() > 1e-3) == (fault is not None)
 
 
@@ -436,13 +433,13 @@ def test_what_a_token_weighs_counts_all_ranks():
 def test_the_defaults_change_no_bit(dtype):
     r = some_rollout(3, dtype)
     cfg = Objective()
-    ready = estimate_advantages(r, cfg, 0.3, K)
-    assert torch.equal(ready.advantages, with_advantages(r, cfg, 0.3).advantages)
+    ready = estimate_advantages(r, cfg, num_generations=K)
+    assert torch.equal(ready.advantages, with_advantages(r, cfg).advantages)
     new = (r.logprobs + 0.1).requires_grad_()
     now = Forwarded(new, None, r.values + 0.5)
     weight = loss_weights(r.mask, torch.arange(12), "token_mean", MOST)
     plain, plain_sums = ppo_loss(now, ready, cfg)
-    loss, sums = ppo_loss(now, ready, cfg, kl_coef=0.3, weights=weight)
+    loss, sums = ppo_loss(now, ready, cfg, weights=weight)
     assert torch.equal(plain, loss) and sums.keys() == plain_sums.keys()
     assert all(torch.equal(sums[name], plain_sums[name]) for name in sums)
     assert torch.equal(*(torch.autograd.grad(x, new)[0] for x in (plain, loss)))
@@ -485,7 +482,9 @@ def ready_to_learn(trainer) -> Rollout:
     return trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:12])))
 
 
-def step_in_numpys_terms(policy, r: Rollout, args: PPOConfig) -> dict[str, torch.Tensor]:
+def step_in_numpys_terms(
+    policy, r: Rollout, args: PPOConfig, beta: float
+) -> dict[str, torch.Tensor]:
     "The policy's weights after one step of the plain formula, written once more."
     new = response_logprobs(policy, *r.sequences, temperature=0.8).logprobs
     gap = (new - r.logprobs) * r.mask
@@ -500,7 +499,7 @@ def step_in_numpys_terms(policy, r: Rollout, args: PPOConfig) -> dict[str, torch
     if args.kl_in == "loss":
         x = (new - r.ref_logprobs) * r.mask
         k = x.square() / 2 if args.kl_estimator == "k2" else (-x).exp() - 1 + x
-        loss = loss + args.kl_coef * k
+        loss = loss + beta * k
     of_row = (loss * r.mask).sum(1)
     mean = {
         "token_mean": of_row.sum() / r.mask.sum(),
@@ -516,25 +515,31 @@ def step_in_numpys_terms(policy, r: Rollout, args: PPOConfig) -> dict[str, torch
 @pytest.mark.parametrize("name", METHODS)
 def test_a_whole_update(ppo, name):
     trainer = ppo(**by_sgd(name))
+    beta = 4 * trainer.args.kl_coef  # as an adaptive controller may have moved it
+    trainer.controller.set(beta)
     for weight in trainer.policy.parameters():  # away from the reference, so that the KL counts
         weight.data *= 1.1
     r = ready_to_learn(trainer)
     policy, args = copy.deepcopy(trainer.policy), trainer.args
     critic = name == "gae"
     assert len(r) == 24 and (trainer.pair.value is not None) == critic == (r.values is not None)
-    wanted = padded(advantages_in_numpy(r, args, args.kl_coef)) if not critic else None
+    wanted = padded(advantages_in_numpy(r, args, beta)) if not critic else None
     if wanted is not None and args.advantage_estimator == "reinforce_pp":
         torch.testing.assert_close(
             r.advantages.double(), wanted[:, : r.mask.shape[1]], atol=1e-5, rtol=0
         )
     metrics = trainer.update(r)
-    stepped = step_in_numpys_terms(policy, r, args)
+    stepped = step_in_numpys_terms(policy, r, args, beta)
     assert any(not torch.equal(p, stepped[n]) for n, p in policy.named_parameters())
     for part, weight in trainer.policy.named_parameters():
         torch.testing.assert_close(weight.data, stepped[part], atol=1e-6, rtol=0)
     of_critic = {"loss/value_avg", "val/clipfrac_avg", "val/explained_variance"}
     assert of_critic & metrics.keys() == (of_critic if critic else set())
     assert ("loss/kl_avg" in metrics) == (args.kl_in == "loss")
+    charged = beta * metrics["objective/kl"] * (args.kl_in == "reward")
+    assert metrics["objective/kl_coef"] == beta and metrics["objective/kl"] != 0
+    assert metrics["objective/non_score_reward"] == pytest.approx(-charged)
+    assert metrics["objective/rlhf_reward"] == pytest.approx(metrics["objective/scores"] - charged)
     assert ("no value model" in trainer.describe()) != critic
     learns = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     assert learns >= {id(p) for p in trainer.policy.parameters()}
@@ -550,9 +555,13 @@ def test_metrics_of_the_objective_keep_their_meaning(ppo):
     r = one.score(one.rollout(PROMPTS[:12]))
     a, b = (trainer.update(trainer.advantages(r)) for trainer in (one, two))
     assert a["objective/kl"] > 0 and a["loss/kl_avg"] > 0
-    for name in a:
+    charged = ("objective/non_score_reward", "objective/rlhf_reward")  # where it is in the rewards
+    for name in a.keys() - {*charged}:
         if name.startswith(("objective/", "tokens/resp", "val/")):
             assert a[name] == pytest.approx(b[name]), name
+    price = b["objective/kl_coef"] * b["objective/kl"]
+    assert [a[name] for name in charged] == [0, a["objective/scores"]]
+    assert [b[name] for name in charged] == pytest.approx([-price, b["objective/scores"] - price])
     # at the weights of the rollout, as a mean of means over responses
     real = torch.where(r.mask, r.kl, 0.0).sum(1) / r.mask.sum(1)
     assert a["loss/kl_avg"] == pytest.approx(real.mean().item(), rel=1e-5)

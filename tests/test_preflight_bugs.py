@@ -17,7 +17,7 @@ from rlhf_nb.exercises.museum import BUGS, Bug, planted, right_day, tells_more
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.kl import AdaptiveKLController
 from rlhf_nb.models import frozen, scorer_from
-from rlhf_nb.ppo import mini_batches
+from rlhf_nb.ppo import mini_batches, ppo_loss, update_metrics
 from rlhf_nb.reward import score_rollout
 from rlhf_nb.rollout import sample
 from rlhf_nb.runtime.build import as_reference, split_groups
@@ -181,13 +181,27 @@ LATER = dict(
         ),
         "learning: schedule",
     ),
+    kl_logged_as_charged_twice=(
+        Bug(update_metrics, "charge = cfg.kl_coef_of_rewards * kl", "charge = cfg.kl_coef * kl"),
+        "learning: metrics",
+    ),
+    kl_missing_in_the_loss=(
+        Bug(ppo_loss, 'cfg.kl_coef * logged["kl"]', '0.0 * logged["kl"]'),
+        "learning: gradient",
+    ),
 )
+KL_IN_LOSS = dict(kl_in="loss", kl_estimator="k3")
 SET = dict(  # settings without which a bug does nothing
     controller_sign=dict(kl_controller="adaptive", kl_target=2.0, kl_horizon=100),
     target_kl_ignored=dict(target_kl=0.01),
     warmup_ignored=dict(value_warmup_updates=5),
+    kl_logged_as_charged_twice=KL_IN_LOSS,
+    kl_missing_in_the_loss=KL_IN_LOSS,
 )
-QUICK = ("sign_of_the_score", "mean_of_means", "kl_the_wrong_way_round", "no_clip")
+QUICK = (
+    *("sign_of_the_score", "mean_of_means", "kl_the_wrong_way_round", "no_clip"),
+    *("kl_logged_as_charged_twice", "kl_missing_in_the_loss"),
+)
 
 
 @pytest.fixture

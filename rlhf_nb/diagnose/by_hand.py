@@ -99,6 +99,11 @@ def rewards_of(kl: Row, score: float, slots: int, kl_coef: float) -> Row:
     return rewards
 
 
+def price_in_rewards(kl_coef: float, args: Any) -> float:
+    "What a nat costs there: nothing, where the loss is charged for it."
+    return 0.0 if args.kl_in == "loss" else kl_coef
+
+
 def gae_of(rewards: Row, values: Row, after: float, gamma: float, lam: float) -> Row:
     "Backwards through one row. Schulman et al. 2016, eq. 16."
     advantage = 0.0
@@ -149,9 +154,9 @@ def targets_of(
     kl_coef: float,
 ) -> Targets:
     "Rewards, advantages and returns of a batch, row by row."
-    paid = kl_coef if args.kl_in == "reward" else 0.0
     slots = [slots_of(len(row), width, args.reward_slot) for row in kl]
-    rewards = [rewards_of(*row, paid) for row in zip(kl, scores, slots)]
+    price = price_in_rewards(kl_coef, args)
+    rewards = [rewards_of(*row, price) for row in zip(kl, scores, slots)]
     if args.advantage_estimator != "gae":
         return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
     used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards

@@ -137,12 +137,12 @@ def logged_by_hand(seen: Observed, subject: Subject) -> dict[str, float]:
     lengths = [int(n) for n in r.mask.sum(1)]
     mean = lambda numbers: sum(numbers) / len(rows)
     kl = mean([sum(seen.hand.kl(i, seen.args.kl_estimator)) for i in rows])
-    score = mean(r.scores.tolist())
+    score, price = mean(r.scores.tolist()), by_hand.price_in_rewards(seen.kl_coef, seen.args)
     return {
         "objective/kl": kl,
         "objective/entropy": mean([-r.logprobs[i, : lengths[i]].sum().item() for i in rows]),
-        "objective/non_score_reward": -seen.kl_coef * kl,
-        "objective/rlhf_reward": score - seen.kl_coef * kl,
+        "objective/non_score_reward": -price * kl,
+        "objective/rlhf_reward": score - price * kl,
         "objective/scores": score,
         "objective/raw_scores": mean(r.raw_scores.tolist()),
         "objective/kl_coef": seen.kl_coef,
