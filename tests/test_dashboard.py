@@ -25,9 +25,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb.kl import AdaptiveKLController, FixedKLController
+from rlhf_nb.runtime.metrics import METRICS
 from rlhf_nb.ui import dashboard_panel
 from rlhf_nb.ui.dashboard import LiveDashboard
-from rlhf_nb.ui.run_curves import METRICS, curve_figure, thin
+from rlhf_nb.ui.run_curves import curve_figure, thin
 from rlhf_nb.ui.run_markup import render_run, spaced
 from rlhf_nb.ui.run_record import STATES, Change, Run, state_sentence
 from rlhf_nb.ui.run_wishes import Wishes
@@ -587,14 +588,14 @@ def test_every_axis_has_a_name_and_a_unit(ppo):
     trainer, dashboard = steered(ppo, {})
     trainer.train()
     for metric in dashboard.run.lines:
-        title, unit = METRICS.get(metric, (metric, "seconds"))
-        assert metric in METRICS or metric.startswith("time/"), metric
-        assert unit in drawn(metric, dashboard.run) and "update" in drawn(metric, dashboard.run)
-        assert title in words(render_run(dashboard.run, [metric]))
-    titles = [METRICS[name] for name in dashboard.run.lines if name in METRICS]
-    assert len(set(titles)) == len(titles)
-    entropies = {METRICS[name] for name in METRICS if "/entropy" in name}
-    assert len({title for title, _ in entropies}) == len({unit for _, unit in entropies}) == 2
+        known = METRICS[metric]
+        assert known.unit and known.unit in drawn(metric, dashboard.run)
+        assert "update" in drawn(metric, dashboard.run)
+        assert known.label in words(render_run(dashboard.run, [metric]))
+    labels = [METRICS[name].label for name in dashboard.run.lines]
+    assert len(set(labels)) == len(labels)
+    entropies = [METRICS[name] for name in METRICS if "/entropy" in name]
+    assert len({m.title for m in entropies}) == len({m.unit for m in entropies}) == 2
 
 
 # catches: a tiny number that looks like none, a number of ten digits, a learning rate that is 0.00,

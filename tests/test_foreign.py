@@ -254,7 +254,7 @@ def test_suspects_and_alarms_run_on_what_is_there(tmp_path):
     assert any(one.startswith("Update 11, episode 19: score +30.00") for one in told)
     curves = {curve["name"]: curve for curve in seen.reader.head["curves"]}
     assert set(curves) == {"raw score", "length"} and curves["length"]["unit"] == "words"
-    assert curves["length"]["about"] == "length, words per response"
+    assert curves["length"]["about"] == "response length, words per response"
     assert len(seen.again(3, 0)["found"]) == 8 and seen.again(3, 0)["found"][0] == (0, 0)
 
 

@@ -1,26 +1,42 @@
-"""The metrics page and the log have the same names: a metric without a row fails, and so does a row
-without a metric."""
+"""The registry of metrics: it has the names of the log, no more and no fewer, and whatever shows a
+metric has it from there."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
+import math
 import re
 import sys
-from collections import Counter
 
+import pandas as pd
 import pytest
 import vllm_stand_in
 from datasets import Dataset
 from notebooks import NOTEBOOKS
 
+from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.runtime.ranges import RANGES
+from rlhf_nb.runtime.metrics import (
+    METRICS,
+    RANGES,
+    SHORT,
+    TABLES,
+    Metric,
+    healthy,
+    in_order,
+    metrics_table,
+    ranges_table,
+)
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.ui.browser import curves_of
+from rlhf_nb.ui.report import curve_panels
+from rlhf_nb.ui.run_curves import curve_figure
+from rlhf_nb.ui.run_record import Run
 
 PAGE = NOTEBOOKS["47_metrics"]
-HEADER = ("name", "formula", "healthy", "if not")
 TRANSFORMERS = re.compile(
     r"(epoch|step|total_flos|train_.*|loss|grad_norm|learning_rate|eval_(runtime|samples_per_second|steps_per_second))"
 )
@@ -35,32 +51,18 @@ def sources(kind: str) -> list[str]:
     ]
 
 
-def rows_of(markdown: str) -> list[tuple[str, ...]]:
-    """The rows of every table with this page's header; a bar inside a cell would make a row too
-    long."""
-    found, inside = [], False
-    for line in markdown.splitlines():
-        cells = (
-            tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
-            if line.startswith("|")
-            else ()
-        )
-        if cells == HEADER:
-            inside = True
-        elif not cells:
-            inside = False
-        elif inside and not set("".join(cells)) <= set("-: "):
-            found.append(cells)
+def shown_tables() -> dict[str, str]:
+    "What the page's cells that print a table kept, by the call."
+    page = json.loads(PAGE.read_text(encoding="utf-8"))
+    cells = [cell for cell in page["cells"] if cell["cell_type"] == "code"]
+    found = {}
+    for cell in cells:
+        if call := re.search(r"Markdown\((.*_table\(.*\))\)$", "".join(cell["source"])):
+            found[call[1]] = "".join(cell["outputs"][0]["data"]["text/markdown"])
     return found
 
 
-def names_of(rows: list[tuple[str, ...]]) -> list[str]:
-    return [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[tuple[str, ...]]:
-    return [row for text in sources("markdown") for row in rows_of(text)]
+ON_PAGE = {metric.name for table in TABLES if table != "other" for metric in TABLES[table]}
 
 
 def ours(logs: list[dict]) -> set[str]:
@@ -160,17 +162,16 @@ def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
     return trainer.state.log_history
 
 
-# catches: a metric added to the trainer and not to the page; a row for a name that is never logged,
-# or misspelt, or renamed
-def test_the_page_has_every_name_and_no_other(rows, ppo_logs, engine_logs, reward_logs):
+# catches: a metric added to the trainer and not to the registry; a name that is never logged, or
+# misspelt, or renamed
+def test_the_registry_has_every_name_and_no_other(ppo_logs, engine_logs, reward_logs):
     logged = {
         re.sub(r"^objective/raw_scores/.*", "objective/raw_scores/NAME", name)
         for name in ours(ppo_logs + engine_logs)
     }
     logged |= {name for name in ours(reward_logs) if name not in PAIR}
-    on_page = set(names_of(rows))
-    assert on_page - logged == set(), "rows for names that nothing logs"
-    assert logged - on_page == set(), "names that are logged and have no row"
+    assert ON_PAGE - logged == set(), "metrics that nothing logs"
+    assert logged - ON_PAGE == set(), "names that are logged and not in a table"
 
 
 # catches: a judge's own score that goes missing, so that the row with NAME describes nothing
@@ -180,18 +181,103 @@ def test_each_judge_has_its_own_raw_score(ppo_logs):
 
 # catches: the page's promise that the reward model logs the same five while it trains, without
 # `eval_`
-def test_training_of_the_reward_model_logs_the_same(rows, reward_logs):
-    assert {f"eval_{name}" for name in PAIR} <= set(names_of(rows))
+def test_training_of_the_reward_model_logs_the_same(reward_logs):
+    assert {f"eval_{name}" for name in PAIR} <= ON_PAGE
     assert {name for name in ours(reward_logs) if not name.startswith("eval_")} == set(PAIR)
 
 
-# catches: a name with two rows that may say different things; a formula with a bar in it, which
-# splits its cell; an empty cell
-def test_each_name_has_one_whole_row(rows):
-    assert [name for name, n in Counter(names_of(rows)).items() if n > 1] == []
-    for row in rows:
-        assert len(row) == 4, f"{row[0]} has {len(row)} cells: is there a bar in its formula?"
-        assert all(row[:3]) and (row[3] or row[0] == "`episode`"), f"{row[0]} has an empty cell"
+# catches: a name in two tables, a short name of two metrics, a metric without formula or health, a
+# range without its source or with its ends exchanged, one that is drawn without title or unit, a
+# bar in a formula, which splits its cell
+def test_each_metric_is_whole():
+    names = [metric.name for table in TABLES.values() for metric in table]
+    assert len(names) == len(METRICS) and len(RANGES) >= 8
+    assert len(SHORT) == sum(len(metric.short) for metric in METRICS.values())
+    for metric in METRICS.values():
+        on_page, drawn = metric.name in ON_PAGE, metric.viewer or metric.report
+        assert not on_page or (metric.formula and metric.healthy), metric
+        assert not on_page or metric.otherwise or metric.name == "episode", metric
+        assert not drawn or (metric.title and metric.unit), metric
+        assert not metric.viewer or metric.short, metric
+        assert bool(metric.term) == bool(metric.meaning), metric
+        assert bool(metric.low is None) == bool(metric.high is None), metric
+        assert metric.low is None or (metric.source and metric.low < metric.high), metric
+    for table, columns in ((ranges_table(), 4), *((metrics_table(t), 4) for t in TABLES)):
+        assert {line.count("|") for line in table.splitlines()} == {columns + 1}
+    for place in ("viewer", "report"):
+        order = [getattr(metric, place) for metric in in_order(place)]
+        assert order == list(range(1, len(order) + 1)), place
+
+
+# catches: a page that shows another table than the registry has, or leaves one out
+def test_the_page_shows_the_tables_as_they_are():
+    wanted = {f'metrics_table("{table}")': metrics_table(table) for table in TABLES}
+    del wanted['metrics_table("other")']
+    assert shown_tables() == wanted | {"ranges_table()": ranges_table()}
+
+
+# catches: a glossary that says something else about a metric
+def test_the_glossary_has_each_term_in_the_same_words():
+    page = json.loads(NOTEBOOKS["glossary"].read_text(encoding="utf-8"))
+    text = "".join(line for cell in page["cells"] for line in cell["source"])
+    said = dict(re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \| .+\|$", text, re.M))
+    terms = {metric.term: metric.meaning for metric in METRICS.values() if metric.term}
+    assert len(terms) >= 5 and {term: said.get(term) for term in terms} == terms
+
+
+# catches: a place that has a list of its own, so that one more metric is not seen there
+def test_a_new_metric_is_one_entry(monkeypatch):
+    new = Metric(
+        "val/new",
+        "new thing",
+        "share of tokens",
+        "$x$",
+        "rises",
+        short=("new",),
+        viewer=8,
+        report=11,
+    )
+    monkeypatch.setitem(METRICS, "val/new", new)
+    monkeypatch.setitem(TABLES, "value", (*TABLES["value"], new))
+    rows = [{"episode": 8.0 * i, "update": i, "val/new": i / 10} for i in (1, 2)]
+    curve = curves_of(dict(run=pd.DataFrame(rows)))[-1]
+    assert (curve["name"], curve["about"], curve["unit"]) == (
+        "new",
+        "new thing, share of tokens",
+        "%",
+    )
+    assert "New thing (share of tokens): 0.1 at episode 8, 0.2 at episode 16." in curve_panels(rows)
+    figure = curve_figure("val/new", [(1, 0.1), (2, 0.2)], Run())
+    assert "new thing, share of tokens: 0.2" in figure
+    assert "| `val/new` | $x$ | rises |" in metrics_table("value")
+
+
+# catches: an alarm at another threshold than the registry has
+def test_alarms_have_the_thresholds_of_the_registry():
+    default = {
+        name: parameter.default
+        for name, parameter in inspect.signature(hacking_alarms).parameters.items()
+    }
+    assert default["kl_most"] == RANGES["objective/kl"].high
+    assert f"{default['length_ratio']:g} times" in RANGES["tokens/response_length"].healthy
+    assert f"{default['stopped_ratio']:g} of" in RANGES["val/num_eos_tokens"].healthy
+    assert default["entropy_ratio"] == 0.25 and "quarter" in RANGES["policy/entropy_avg"].healthy
+
+
+# catches: an open end that excludes, NaN taken for health, ends that do not belong to the range
+@pytest.mark.parametrize(
+    "metric, value, wanted",
+    [
+        ("policy/clipfrac_avg", 0.15, True),
+        ("policy/clipfrac_avg", 0.151, False),
+        ("val/explained_variance", -0.02, False),
+        ("objective/kl", -1.9, False),
+        ("objective/kl", math.nan, False),
+        ("policy/entropy_avg", 1e9, True),
+    ],
+)
+def test_healthy(metric, value, wanted):
+    assert healthy(metric, value) == wanted
 
 
 # catches: an explorer with words of its own for a range
@@ -203,19 +289,6 @@ def test_the_explorer_says_what_the_table_says():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SHOWN"
     ]
     assert len(shown) == 1 and len(shown[0]) > 3 and set(shown[0]) <= set(RANGES)
-    assert any("RANGES[metric][:2]" in code for code in sources("code"))
-
-
-# ---- The reader of tables itself ----
-
-GOOD = (
-    "Text.\n\n| name | formula | healthy | if not |\n|---|---|---|---|\n| `a/b`, `c` | $x$ | "
-    "up | `learning_rate` |\n\n| name | what |\n|---|---|\n| `d` | no |"
-)
-
-
-# catches: a reader that takes names from another column, or from another table, or stops at the
-# first row
-def test_names_are_read_from_the_first_column_alone():
-    assert names_of(rows_of(GOOD)) == ["a/b", "c"]
-    assert len(rows_of(GOOD.replace("$x$", "$|x|$"))[0]) == 6
+    assert any(
+        "RANGES[metric].healthy, RANGES[metric].otherwise" in code for code in sources("code")
+    )

@@ -833,7 +833,7 @@ def test_curves_draw_what_was_logged():
         "KL to the reference",
         "Entropy of a response, by its samples",
         "Clipped ratios",
-        "Variance the value explains",
+        "Variance that the values explain",
         "Response length",
     ]
     assert points(found["Raw score"]) == [[8, 1], [16, 2]] and points(
@@ -858,7 +858,9 @@ def test_curves_of_a_trainers_own_log():
             ]
         )
     )
-    assert list(found) == ["Score", "KL to the reference"] and points(found["Score"]) == [[8, 1]]
+    assert list(found) == ["Score after scaling and penalties", "KL to the reference"] and points(
+        found["Score after scaling and penalties"]
+    ) == [[8, 1]]
 
 
 @settings(max_examples=15, deadline=None)
@@ -1078,7 +1080,7 @@ def test_report_has_it_all(whole):
     assert (
         len(reader.all("img")) == 9
         and reader.all("img")[1]["alt"]
-        == "Gold win rate, near-greedy (validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
+        == "Gold win rate, near-greedy (share of validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
     )
     assert reader.tables[-1][1:] == [
         ["seed", "3"],

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_nb.runtime.ranges import SEEDS
+from rlhf_nb.runtime.metrics import SEEDS
 from rlhf_nb.runtime.terminal import terminal_text
 from rlhf_nb.ui.facts import claims_of, facts_told
 from rlhf_nb.ui.gain import compare_rates, gain_of, judged_twice, win_sentences

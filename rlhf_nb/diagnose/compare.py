@@ -28,7 +28,7 @@ from rlhf_nb.diagnose.bands import (
 )
 from rlhf_nb.runtime.curves import mean_and_interval, planned_updates, read_log, read_object
 from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.ranges import RANGES, healthy
+from rlhf_nb.runtime.metrics import RANGES, healthy
 
 WIDER = 2.0  # spreads by which a band is wider, on each side, than the seeds' range
 FEWEST = 2  # runs whose range is a band

@@ -6,11 +6,16 @@ import base64
 import math
 from html import escape
 
+from rlhf_nb.runtime.metrics import metric_of
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.curve_points import METRICS, Points, thin, written
+from rlhf_nb.ui.curve_points import Points, thin, written
 from rlhf_nb.ui.html import Html, element, safe_text, visible
 
 MOST = 120  # points of a band's edge
+COMPUTED = {  # from what was logged: name and unit
+    "val/eos_share": ("responses that stopped by themselves", "share of responses"),
+    "entropy gap": ("entropy as computed less as sampled", "nats per token"),
+}
 
 
 def sparse(points: Points) -> list[tuple[int, float]]:
@@ -74,7 +79,8 @@ def band_figure(
     note: str = "",  # below the name
 ) -> Html:
     "One metric: what it is, the picture, and whether it left its band."
-    title, unit = METRICS.get(metric, (metric, metric))
+    known = metric_of(metric)
+    title, unit = COMPUTED.get(metric, (known.label, known.unit))
     where = "inside its band" if left is None else f"left its band at update {left:,}"
     points = [point for point in points if math.isfinite(point[1])]
     head = element("strong", safe_text(title))

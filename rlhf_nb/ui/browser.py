@@ -10,15 +10,14 @@ from typing import Any
 
 import pandas as pd
 
+from rlhf_nb.runtime.metrics import in_order
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.episodes import shown_of, when
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
 from rlhf_nb.ui.html import contained, element, safe_text
 from rlhf_nb.ui.packed import packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
-from rlhf_nb.ui.run_curves import METRICS
 from rlhf_nb.ui.run_files import (
-    METRIC_COLUMNS,
     RunFolder,
     Updates,
     lines_of,
@@ -29,14 +28,6 @@ from rlhf_nb.ui.run_files import (
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
 
-UNITS = {  # as they are written below a curve; METRICS has the long form
-    "KL": "nats",
-    "token entropy": "nats",
-    "length": "tokens",
-    "clipped": "%",
-    "gold wins": "%",
-}
-
 
 def curves_of(
     lines: Mapping[str, pd.DataFrame],  # what each run logged, an update a row
@@ -44,11 +35,11 @@ def curves_of(
 ) -> list[dict[str, Any]]:
     "The metrics that were logged, as curves over the updates: a line a run."
     curves = []
-    for name, metric in METRIC_COLUMNS.items():
+    for metric in in_order("viewer"):
         drawn = {
-            run: frame[["update", metric]].replace([math.inf, -math.inf], math.nan).dropna()
+            run: frame[["update", metric.name]].replace([math.inf, -math.inf], math.nan).dropna()
             for run, frame in lines.items()
-            if metric in frame
+            if metric.name in frame
         }
         kept = [
             dict(run=run, points=frame.values.tolist())
@@ -56,10 +47,10 @@ def curves_of(
             if len(frame)
         ]
         if kept:
-            about, unit = ", ".join(METRICS[metric]), UNITS.get(name, "")
-            if name == "length":
+            about, unit = f"{metric.title}, {metric.unit}", metric.sign
+            if unit == "tokens":
                 about, unit = about.replace("tokens", counted), counted
-            curves.append(dict(name=name, about=about, unit=unit, lines=kept))
+            curves.append(dict(name=metric.short[0], about=about, unit=unit, lines=kept))
     return curves
 
 

@@ -29,7 +29,7 @@ from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.loading import loading
 from rlhf_nb.runtime.terminal import harmless
 from rlhf_nb.ui.run_files import (
-    METRIC_COLUMNS,
+    MEANS,
     episode_numbers,
     merged,
     rollout_files,
@@ -895,10 +895,8 @@ class ForeignRun:
             means = self.numbers().groupby("update").mean(numeric_only=True).reset_index()
             if "raw_score" not in means and "score" in means:
                 means["raw_score"] = means["score"]
-            names = dict(raw_score="raw score", kl="KL", length="length")
-            metrics = {old: METRIC_COLUMNS[new] for old, new in names.items()}
             self._log = means.drop(columns=["episode", "score"], errors="ignore").rename(
-                columns=metrics
+                columns=MEANS
             )
         return self._log
 

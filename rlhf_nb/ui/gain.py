@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rlhf_nb.runtime.ranges import SEEDS
+from rlhf_nb.runtime.metrics import SEEDS
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.gain_picture import gain_picture, how_sampled
 from rlhf_nb.ui.html import element, missing_note, number_text, percent, points, safe_text

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.files import write_text_atomic
+from rlhf_nb.runtime.metrics import Metric, in_order
 from rlhf_nb.ui.blind_spots import blind_sentence, outcome_sentence
 from rlhf_nb.ui.episodes import (
     episode_facts,
@@ -49,39 +49,29 @@ from rlhf_nb.ui.run_curves import curve_picture, curve_svg, thin
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viz import curves, signal_table
 
-PANELS = (  # title, unit, metric
-    ("Raw score", "reward model's points", "objective/raw_scores"),
-    ("Score", "after scaling and penalties", "objective/scores"),  # only where no raw one is logged
-    ("Gold win rate, near-greedy", "validation posts, ties half", "gold/win_rate"),
-    ("Facts covered", "per summary, gold judge", "gold/covered"),
-    ("Facts invented", "per summary, gold judge", "gold/invented"),
-    ("KL to the reference", "nats per episode", "objective/kl"),
-    ("Entropy of a response, by its samples", "nats per response", "objective/entropy"),
-    ("Clipped ratios", "tokens", "policy/clipfrac_avg"),
-    ("Variance the value explains", "1: all of it", "val/explained_variance"),
-    ("Response length", "tokens", "tokens/response_length"),
-)
 SHEETS = ("tints.css", "facts.css")  # after the report's own
-PERCENT = {"gold/win_rate": 0, "policy/clipfrac_avg": 1}  # shares, and their decimals
 
 
-def logged_panels(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
-    "Title, unit and column of each panel that has numbers."
+def logged_panels(frame: pd.DataFrame) -> list[Metric]:
+    "The metrics of the report that have numbers; the final score only where no raw one is logged."
     logged = {name for name in frame if frame[name].notna().any()}
     if "objective/raw_scores" in logged:
         logged.discard("objective/scores")
-    return [panel for panel in PANELS if panel[2] in logged]
+    return [metric for metric in in_order("report") if metric.name in logged]
 
 
-def _draw(frame: pd.DataFrame, panels: Sequence[tuple[str, str, str]], ncols: int) -> Figure:
+def _title(metric: Metric) -> str:
+    return metric.title[:1].upper() + metric.title[1:]
+
+
+def _draw(frame: pd.DataFrame, panels: Sequence[Metric], ncols: int) -> Figure:
     "Panels with their units; shares in per cent, and one half marked on the win rate."
-    figure = curves(frame, {title: column for title, _, column in panels}, x="episode", ncols=ncols)
-    for axis, (_, unit, column) in zip(figure.axes, panels):
-        axis.set_ylabel(unit)
-        decimals = PERCENT.get(column)
-        if decimals is not None:
-            axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=decimals, symbol=" %"))
-        if column == "gold/win_rate":
+    figure = curves(frame, {_title(m): m.name for m in panels}, x="episode", ncols=ncols)
+    for axis, metric in zip(figure.axes, panels):
+        axis.set_ylabel(metric.unit)
+        if metric.is_share:
+            axis.yaxis.set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
+        if metric.name == "gold/win_rate":
             axis.axhline(0.5, color="#555555", linewidth=0.8, linestyle=":")
     return figure
 
@@ -152,28 +142,30 @@ def verdict_section(results: Mapping[str, Any]) -> str:
     )
 
 
-def story(frame: pd.DataFrame, title: str, unit: str, column: str) -> str:
+def story(frame: pd.DataFrame, metric: Metric) -> str:
     "What a curve shows, for those who cannot see it: where it starts and where it ends."
-    line = frame.dropna(subset=[column])
-    ends = [f"{line[column].iloc[i]:.3g} at episode {line.episode.iloc[i]:,.0f}" for i in (0, -1)]
-    return f"{title} ({unit}): {ends[0]}, {ends[1]}."
+    line = frame.dropna(subset=[metric.name])
+    values, episodes = line[metric.name], line["episode"]
+    ends = [f"{values.iloc[i]:.3g} at episode {episodes.iloc[i]:,.0f}" for i in (0, -1)]
+    return f"{_title(metric)} ({metric.unit}): {ends[0]}, {ends[1]}."
 
 
-def _panel(frame: pd.DataFrame, title: str, unit: str, column: str, last: int) -> str:
+def _panel(frame: pd.DataFrame, metric: Metric, last: int) -> str:
     "One metric over the episodes, from 0 to the last of the run."
-    line, scale = frame.dropna(subset=[column]), 100 if column in PERCENT else 1
-    values = (scale * line[column]).tolist()
+    line = frame.dropna(subset=[metric.name])
+    values = ((100 if metric.is_share else 1) * line[metric.name]).tolist()
+    unit = metric.unit.replace("share of ", "% of ")
     points = thin(list(zip(line["episode"].astype(int).tolist(), values)))
-    drawn = curve_svg(points, (), "episode", "% of " * (scale > 1) + unit, (0, last))
-    picture = curve_picture(drawn, story(frame, title, unit, column))
-    return element("figure", element("figcaption", element("strong", title)), picture)
+    drawn = curve_svg(points, (), "episode", unit, (0, last))
+    picture = curve_picture(drawn, story(frame, metric))
+    return element("figure", element("figcaption", element("strong", _title(metric))), picture)
 
 
 def curve_panels(metrics: Sequence[Mapping[str, Any]], links: str = "") -> str:
     "A picture for each panel, and links to updates of it."
     frame = ppo_lines(metrics)
     last = int(frame["episode"].max()) if len(frame) else 0
-    pictures = [_panel(frame, *panel, last) for panel in logged_panels(frame)]
+    pictures = [_panel(frame, metric, last) for metric in logged_panels(frame)]
     if not pictures:
         return missing_note("No curves yet: the stage ppo has logged nothing.")
     hint = (

@@ -1,4 +1,4 @@
-"""Curves of a run: what each metric is called, in which unit, and a small picture of it."""
+"""Curves of a run: a small picture of each metric, and the same in words."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
+from rlhf_nb.runtime.metrics import SHORT, metric_of
 from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.curve_points import METRICS as METRICS
 from rlhf_nb.ui.curve_points import Points, written
 from rlhf_nb.ui.curve_points import thin as thin
 from rlhf_nb.ui.html import element, safe_text
-from rlhf_nb.ui.run_files import METRIC_COLUMNS
 from rlhf_nb.ui.run_record import Run
 from rlhf_nb.ui.viz import Html, visible
-
-SHORT = {  # short names, and what is logged
-    "kl_coef": "objective/kl_coef",
-    "score": "objective/raw_scores",
-    "entropy": "policy/entropy_avg",
-    **METRIC_COLUMNS,
-}
 
 
 def curve_svg(
@@ -61,7 +53,8 @@ def curve_picture(svg: str, description: str) -> str:
 
 def curve_figure(metric: str, points: Points, run: Run) -> str:
     "One metric: what it is, a picture, and the same in a sentence."
-    title, unit = METRICS.get(metric, (metric, "seconds" if "time/" in metric else metric))
+    known = metric_of(metric)
+    title, unit = known.label, known.unit
     head = element("strong", safe_text(title))
     if title != metric:
         head = Html(head + " " + element("code", safe_text(metric)))

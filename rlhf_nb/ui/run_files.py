@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.runtime.files import log_history, read_jsonl
+from rlhf_nb.runtime.metrics import SHORT
 from rlhf_nb.ui.episodes import filled
 
 
@@ -361,14 +362,10 @@ class RunFolder:
         return self.completions().get(prompt, [])
 
 
-METRIC_COLUMNS = {  # short name of a curve -> the metric that is logged
-    "gold wins": "gold/win_rate",
-    "raw score": "objective/raw_scores",
-    "KL": "objective/kl",
-    "token entropy": "policy/entropy_avg",
-    "length": "tokens/response_length",
-    "clipped": "policy/clipfrac_avg",
-    "explained": "val/explained_variance",
+MEANS = {  # of the numbers of an update's episodes: what a trainer would have logged them as
+    "raw_score": SHORT["raw score"],
+    "kl": SHORT["KL"],
+    "length": SHORT["length"],
 }
 
 
@@ -379,12 +376,6 @@ def lines_of(runs: Mapping[str, Updates]) -> dict[str, pd.DataFrame]:
         log = run.log
         if not len(log):
             means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
-            log = means.rename(
-                columns={
-                    "raw_score": METRIC_COLUMNS["raw score"],
-                    "kl": METRIC_COLUMNS["KL"],
-                    "length": METRIC_COLUMNS["length"],
-                }
-            )
+            log = means.rename(columns=MEANS)
         lines[name] = log
     return lines

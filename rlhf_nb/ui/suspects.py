@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rlhf_nb.evaluate import hacking_alarms
+from rlhf_nb.runtime.metrics import SHORT
 from rlhf_nb.ui.run_files import Updates
 
 
@@ -88,13 +89,8 @@ def run_suspects(
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
-    metrics = {
-        "score": "objective/raw_scores",
-        "KL": "objective/kl",
-        "length": "tokens/response_length",
-        "entropy": "policy/entropy_avg",
-    }
-    there = {name: column for name, column in metrics.items() if column in log}
+    watched = {name: SHORT[name] for name in ("score", "KL", "length", "entropy")}
+    there = {name: column for name, column in watched.items() if column in log}
     alarms = hacking_alarms(log) if "score" in there and len(there) > 1 else []
     told = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
     suspects = [Suspect(alarm.update, None, told(alarm)) for alarm in alarms]

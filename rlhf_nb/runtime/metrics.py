@@ -1,0 +1,561 @@
+"""Every metric: what it is called, its unit and formula, what it is in a healthy run, and where it
+is drawn. Viewer, dashboard, report, alarms, the page on metrics and the glossary read it from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Near-greedy, over ten runs of `rlhf-nb demo` (five seeds, twice): see nbs/results.ipynb.
+SEEDS = dict(  # by the kind of run, which `rlhf_nb.cli.demo_run.kind_of` names
+    usual="79.8 to 98.7 % in ten runs",
+    quick="89.2 to 97.2 % in five quick runs",  # benchmarks/quick_demo.py
+)
+
+DEMO = "five runs of `rlhf-nb demo`, seeds 10 to 14 (`benchmarks/healthy_ranges.py`)"
+DEFINED = "by definition"
+
+
+@dataclass(frozen=True)
+class Metric:
+    "What is known of one number in the log."
+
+    name: str  # as it is logged; NAME stands for a judge's
+    title: str = ""  # what it is, in words; empty: the name says it
+    unit: str = ""
+    formula: str = ""  # Markdown with LaTeX
+    healthy: str = ""  # in words; a rule of thumb
+    otherwise: str = ""  # what to do outside of it
+    source: str = ""  # where the range comes from; empty: it has none of its own
+    low: float | None = None  # of single updates in which the policy learns
+    high: float | None = None
+    first: float | None = None  # in place of high, in the first of those updates
+    short: tuple[str, ...] = ()  # short names, the viewer's first
+    viewer: int = 0  # its place among the viewer's curves; 0: not there
+    report: int = 0  # its place among the report's curves; 0: not there
+    term: str = ""  # the term of the glossary that it is
+    meaning: str = ""  # of that term
+
+    @property
+    def label(self) -> str:
+        "What it is called where it is drawn."
+        return self.title or self.name
+
+    @property
+    def is_share(self) -> bool:
+        "Is it drawn in per cent?"
+        return self.unit.startswith("share of ")
+
+    @property
+    def sign(self) -> str:
+        "The unit as it is written behind a number."
+        first = self.unit.partition(" ")[0]
+        return "%" if self.is_share else first if first in ("nats", "tokens") else ""
+
+
+TABLES = {  # of the page on metrics, and what is in none of them
+    "earned": (
+        Metric(
+            "objective/raw_scores",
+            title="raw score",
+            unit="reward per response",
+            formula=r"$\frac1B\sum_i\sum_j w_j s_{ij}$",
+            healthy="rises",
+            otherwise="flat: look whether the judge tells answers apart at all; only then at "
+            "`learning_rate`",
+            source=DEFINED,
+            short=("raw score", "score"),
+            viewer=2,
+            report=1,
+        ),
+        Metric(
+            "objective/raw_scores/NAME",
+            formula=r"$\frac1B\sum_i s_{ij}$, for each judge, if there are several",
+            healthy="all rise, or hold",
+            otherwise="one rises at the expense of another: change `reward_weights`",
+        ),
+        Metric(
+            "objective/scores",
+            title="score after scaling and penalties",
+            unit="reward per response",
+            formula=r"$\frac1B\sum_i s_i$",
+            healthy="rises; with `normalize_scores` it starts near 0 and stays small",
+            otherwise="below the raw score and falling: penalties; see `val/num_eos_tokens`",
+            report=2,
+        ),
+        Metric(
+            "objective/kl",
+            title="KL to the reference",
+            unit="nats per response",
+            formula=r"$\frac1B\sum_i\sum_t k_{it}$, nats per response",
+            healthy="0 in the first update, then slowly up to a few nats; at most 10",
+            otherwise="above 10: raise `kl_coef`, lower `learning_rate`; clearly negative: two "
+            "temperatures or precisions are being compared",
+            source="0: by definition; up to 5 in "
+            + DEMO
+            + "; 10 is as far as the best of 60,000 samples",
+            low=-0.1,
+            high=10.0,
+            short=("KL",),
+            viewer=3,
+            report=6,
+        ),
+        Metric(
+            "objective/kl_coef",
+            title="price of KL",
+            unit="reward per nat",
+            formula=r"$\beta$ that shaped these rewards",
+            healthy="constant, or settling if adaptive",
+            otherwise="adaptive and running away: `kl_target` cannot be met, lower `learning_rate`",
+            short=("kl_coef",),
+        ),
+        Metric(
+            "objective/non_score_reward",
+            title="KL penalty",
+            unit="reward per response",
+            formula=r"$-\beta\cdot$ `objective/kl`",
+            healthy="small beside the spread of the scores",
+            otherwise="as large as the scores: the policy learns only from the penalty, lower "
+            "`kl_coef`",
+        ),
+        Metric(
+            "objective/rlhf_reward",
+            title="score less the KL penalty",
+            unit="reward per response",
+            formula="`objective/scores` + `objective/non_score_reward`",
+            healthy="rises: it is what PPO maximises",
+            otherwise="falls while the score rises: the gain is not worth its KL",
+        ),
+        Metric(
+            "objective/entropy",
+            title="entropy of a response, by its samples",
+            unit="nats per response",
+            formula=r"$-\frac1B\sum_i\sum_t\log\pi_{it}$, nats per response",
+            healthy="changes with the length of answers",
+            otherwise="divide by `tokens/response_length` before you compare; then read "
+            "`policy/entropy_avg`",
+            report=7,
+        ),
+    ),
+    "moved": (
+        Metric(
+            "val/ratio",
+            title="probability over that of the sampling policy",
+            unit="ratio",
+            formula=r"$\langle\rho\rangle$",
+            healthy="within 0.05 of 1",
+            otherwise="further: sampling and update disagree (temperature, dropout, precision), or "
+            "the steps are far too large",
+            source=DEMO + "; single updates of 1.12 right after the value warm-up",
+            low=0.95,
+            high=1.05,
+            term="ratio",
+            meaning=r"$\rho_t$: how much more likely a sampled token has become since it was "
+            "sampled.",
+        ),
+        Metric(
+            "val/ratio_var",
+            title="variance of that probability ratio",
+            unit="squared ratio",
+            formula=r"$\langle\rho^2\rangle-\langle\rho\rangle^2$",
+            healthy="below 0.1",
+            otherwise="some token became many times as likely: lower `learning_rate`",
+            source=DEMO + "; single outliers far above it, which the clip takes out",
+            low=0.0,
+            high=0.1,
+        ),
+        Metric(
+            "policy/approxkl_avg",
+            title="KL to the policy that sampled",
+            unit="nats per token",
+            formula=r"$\langle\frac12(\log\rho)^2\rangle$",
+            healthy="below 0.05, falling with the learning rate",
+            otherwise="higher: lower `learning_rate`, set `target_kl`; exactly 0: nothing is being "
+            "learned",
+            source="up to 0.023 in "
+            + DEMO
+            + ", 0.05 in the page's run; 0.003 to 0.008 in the 160m run of "
+            "[2403.17031](https://arxiv.org/abs/2403.17031)",
+            low=0.0,
+            high=0.05,
+            term="approxkl",
+            meaning="$k_2$ between the new and the old policy: how far the steps on one batch "
+            "have moved it.",
+        ),
+        Metric(
+            "policy/clipfrac_avg",
+            title="clipped ratios",
+            unit="share of tokens",
+            formula=r"$\langle$ 1 where the clipped loss exceeds the plain one $\rangle$",
+            healthy="below 0.15; up to 0.25 in the first update in which the policy learns",
+            otherwise="higher: lower `learning_rate`, take fewer `num_ppo_epochs`, set `target_kl`",
+            source="up to 0.06 in " + DEMO + "; 0.025 to 0.073 in the 160m run of "
+            "[2403.17031](https://arxiv.org/abs/2403.17031); the rest: this page's run, "
+            "on six seeds",
+            low=0.0,
+            high=0.15,
+            first=0.25,
+            short=("clipped",),
+            viewer=6,
+            report=8,
+            term="clip, clipfrac",
+            meaning="The limit on the ratio in the policy loss; the share of tokens at which it "
+            "takes effect.",
+        ),
+        Metric(
+            "policy/entropy_avg",
+            title="entropy of a token, over the vocabulary",
+            unit="nats per token",
+            formula=r"$\langle H\rangle$",
+            healthy="falls slowly, to no less than a quarter of its start",
+            otherwise="collapsing: raise `kl_coef`, or `entropy_coef` a little; read the answers",
+            source="a third or more of the start in " + DEMO,
+            short=("token entropy", "entropy"),
+            viewer=4,
+            term="entropy",
+            meaning="How undecided the policy is between next tokens. Near 0, it always writes "
+            "the same.",
+        ),
+        Metric(
+            "loss/policy_avg",
+            title="loss of the policy",
+            unit="loss",
+            formula=r"$\langle\max(-A\rho,\,-A\,\mathrm{clip}(\rho))\rangle$",
+            healthy="a little below 0, without a trend",
+            otherwise="it does not measure progress; clearly above 0: steps too large",
+        ),
+        Metric(
+            "loss/kl_avg",
+            title="KL term of the loss",
+            unit="nats per token",
+            formula='the KL term of the loss, before `kl_coef`; with `kl_in="loss"` alone',
+            healthy="small, and steady",
+            otherwise="rises without end: raise `kl_coef`; compare `objective/kl`",
+        ),
+        Metric(
+            "policy/grad_norm",
+            title="gradient before clipping",
+            unit="norm",
+            formula="norm of the gradient before clipping, policy and value model together, mean "
+            "over steps",
+            healthy="steady, near or below `max_grad_norm`",
+            otherwise="spikes: look at that update's scores; always far above: lower `vf_coef` or "
+            "normalise the scores",
+        ),
+        Metric(
+            "lr",
+            title="learning rate",
+            unit="step size",
+            formula="learning rate of the policy in this update",
+            healthy="follows the schedule",
+            otherwise="0 too early: `total_episodes` or `max_steps` is not what you meant",
+        ),
+    ),
+    "engine": (
+        Metric(
+            "sampling/weight",
+            formula=r"$\langle w\rangle$",
+            healthy="near 1",
+            otherwise="the log-probs are not those of the draws, or the engine has old weights",
+        ),
+        Metric(
+            "sampling/weight_max",
+            formula="largest $e^{g}$, before the cap",
+            healthy="not far above 1",
+            otherwise="single tokens that engine and trainer disagree on: keep the cap, use the "
+            "same precision on both sides",
+        ),
+        Metric(
+            "sampling/capped",
+            unit="share of tokens",
+            formula="share of tokens with $e^{g}>c$",
+            healthy="near 0",
+            otherwise="the cap changes what is learned: use the same precision on both sides",
+        ),
+        Metric(
+            "sampling/kl",
+            unit="nats per token",
+            formula=r"$\langle e^{g}-1-g\rangle$",
+            healthy="near 0",
+            otherwise="as for `sampling/weight`",
+        ),
+        Metric(
+            "sampling/gap",
+            unit="nats per token",
+            formula=r"mean of $\lvert g\rvert$, nats",
+            healthy="near 0; larger in 16 bits than in 32",
+            otherwise="as for `sampling/weight`; it should not grow during a run",
+        ),
+    ),
+    "value": (
+        Metric(
+            "loss/value_avg",
+            title="loss of the values",
+            unit="loss",
+            formula=r"$\langle\frac12\max((v-R)^2,\,(v^{\text{clip}}-R)^2)\rangle$, before "
+            "`vf_coef`",
+            healthy="falls, then follows the scores",
+            otherwise="in the hundreds: the scores are large, set `normalize_scores`, or raise "
+            "`cliprange_value`",
+        ),
+        Metric(
+            "val/clipfrac_avg",
+            title="values clipped",
+            unit="share of tokens",
+            formula=r"$\langle$ 1 where the clipped error exceeds the plain one $\rangle$",
+            healthy="falls from a high start",
+            otherwise="stays high: values can move only `cliprange_value` per update, raise it or "
+            "scale the scores down",
+        ),
+        Metric(
+            "val/explained_variance",
+            title="variance that the values explain",
+            unit="share",
+            formula=r"$1-\mathrm{Var}(R-V)/\mathrm{Var}(R)$, at the rollout",
+            healthy="above 0 once the value model has warmed up, and rising",
+            otherwise="below 0: set `value_warmup_updates`, raise `value_learning_rate`, start "
+            "from the reward model",
+            source="0: no better than a constant, by definition; 0.9 at the end of " + DEMO,
+            low=0.0,
+            high=1.0,
+            short=("explained",),
+            viewer=7,
+            report=9,
+            term="explained variance",
+            meaning="The share of the variance of the returns that the values predict: 1 is "
+            "perfect, 0 is no better than a constant.",
+        ),
+    ),
+    "written": (
+        Metric(
+            "val/num_eos_tokens",
+            title="responses that stopped by themselves",
+            unit="responses",
+            formula="answers that reached their stop token, of $B$",
+            healthy="nearly all: 0.9 of the share at the start, or more",
+            otherwise="few: set `missing_eos_penalty`, allow a longer `response_length`, ask "
+            "whether the reward pays for length",
+            source="0.99 or more in " + DEMO,
+        ),
+        Metric(
+            "tokens/response_length",
+            title="response length",
+            unit="tokens per response",
+            formula="$N/B$",
+            healthy="settles, at most 2.25 times its start",
+            otherwise="runs to `response_length` or to 1: the reward can be had by length alone",
+            source="up to twice the start in " + DEMO + ", which have four facts more to tell",
+            short=("length",),
+            viewer=5,
+            report=10,
+        ),
+        Metric(
+            "episode",
+            formula=r"updates so far $\times B$",
+            healthy="the x axis to compare runs on",
+        ),
+        Metric(
+            "time/rollout",
+            unit="seconds",
+            formula="seconds: sampling, log-probs, reference, values",
+            healthy="grows with the length of answers",
+            otherwise="largest: raise `local_rollout_forward_batch_size`, shorten answers",
+        ),
+        Metric(
+            "time/score",
+            unit="seconds",
+            formula="seconds in the judges",
+            healthy="small",
+            otherwise="largest: a slow reward function, call it in batches",
+        ),
+        Metric(
+            "time/update",
+            unit="seconds",
+            formula="seconds: advantages, and all optimizer steps",
+            healthy="the largest on a CPU",
+            otherwise="fewer `num_ppo_epochs`, a larger micro-batch",
+        ),
+        Metric(
+            "tokens/per_second",
+            title="speed",
+            unit="tokens per second",
+            formula="$N$ over the sum of the three times",
+            healthy="steady",
+            otherwise="falling: answers grow, or something else uses the machine",
+        ),
+        Metric(
+            "eps",
+            unit="episodes per second",
+            formula="$B$ over the seconds of the whole update, as `train()` sees it",
+            healthy="steady",
+            otherwise="far below $B$ over the three times: data loading or callbacks",
+        ),
+    ),
+    "evaluation": (
+        Metric(
+            "eval_score",
+            unit="reward per response",
+            formula="mean weighted raw score of the completions, no penalty",
+            healthy="rises with `objective/raw_scores`",
+            otherwise="falls while that rises: the gain shows only in sampled answers; read the "
+            "completions",
+        ),
+        Metric(
+            "eval_length",
+            unit="tokens per response",
+            formula="mean tokens of a completion, including the stop token",
+            healthy="like that of good answers",
+            otherwise="as in `tokens/response_length`",
+        ),
+        Metric(
+            "eval_stopped",
+            unit="share of responses",
+            formula="share that reached the stop token",
+            healthy="1",
+            otherwise="below 0.9: greedy loops; a longer run with `missing_eos_penalty`",
+        ),
+    ),
+    "reward model": (
+        Metric(
+            "eval_loss",
+            unit="nats per pair",
+            formula=r"mean of $-\log\sigma(c-d)$, with margins and centring term if used",
+            healthy=r"below $\log 2 = 0.693$ and falling",
+            otherwise="above 0.693: worse than a coin; rising while the training loss falls: one "
+            "epoch is enough",
+        ),
+        Metric(
+            "eval_accuracy",
+            unit="share of pairs",
+            formula="share of pairs with $c>d$",
+            healthy="0.6 to 0.8 on human labels",
+            otherwise="0.5: chosen and rejected look alike or are swapped; 1.0: something gives "
+            "the label away, often length",
+        ),
+        Metric(
+            "eval_margin",
+            unit="reward per pair",
+            formula="mean of $c-d$",
+            healthy="positive, growing slowly",
+            otherwise="growing without accuracy: overconfident, stop earlier",
+            term="margin",
+            meaning="How much higher the chosen answer of a pair scores than the rejected one.",
+        ),
+        Metric(
+            "eval_calibration_error",
+            unit="share of pairs",
+            formula=r"$\sum_b\frac{n_b}{n}\lvert\bar p_b-\bar o_b\rvert$ over the bins $b$, $n_b$ "
+            "of $n$ pairs in each",
+            healthy="below 0.1",
+            otherwise="higher: overconfident (or underconfident), stop earlier; PPO will overreact "
+            "to small differences",
+        ),
+        Metric(
+            "eval_min_reward",
+            unit="reward per response",
+            formula="smallest of all $c$ and $d$",
+            healthy="a few below the mean",
+            otherwise="far below: set `score_clip` in PPO",
+        ),
+        Metric(
+            "eval_mean_reward",
+            unit="reward per response",
+            formula="mean of all $c$ and $d$",
+            healthy="near 0",
+            otherwise="far from 0: `center_rewards`, or `normalize_scores` in PPO",
+        ),
+        Metric(
+            "eval_max_reward",
+            unit="reward per response",
+            formula="largest of all $c$ and $d$",
+            healthy="a few above the mean",
+            otherwise="far above: set `score_clip` in PPO",
+        ),
+    ),
+    "other": (
+        Metric(
+            "gold/win_rate",
+            title="gold win rate, near-greedy",
+            unit="share of validation posts, ties half",
+            short=("gold wins",),
+            viewer=1,
+            report=3,
+        ),
+        Metric(
+            "gold/covered",
+            title="facts covered",
+            unit="per summary, gold judge",
+            report=4,
+        ),
+        Metric(
+            "gold/invented",
+            title="facts invented",
+            unit="per summary, gold judge",
+            report=5,
+        ),
+        Metric(
+            "learning_rate",
+            title="learning rate",
+            unit="step size",
+        ),
+        Metric(
+            "loss",
+            title="loss",
+            unit="nats per token",
+        ),
+    ),
+}
+
+METRICS = {metric.name: metric for table in TABLES.values() for metric in table}
+RANGES = {name: metric for name, metric in METRICS.items() if metric.source}
+SHORT = {short: name for name, metric in METRICS.items() for short in metric.short}
+
+
+def metric_of(name: str) -> Metric:
+    "A metric by the name in the log; one that is not known here is its own title and unit."
+    return METRICS.get(name) or Metric(name, unit=name)
+
+
+def in_order(of: str) -> list[Metric]:  # of "viewer" or "report"
+    "The metrics that are drawn there, in their order."
+    drawn = [metric for metric in METRICS.values() if getattr(metric, of)]
+    return sorted(drawn, key=lambda metric: getattr(metric, of))
+
+
+def healthy(metric: str, value: float, first: bool = False) -> bool:
+    """Whether a value is inside the metric's range, `first`: in the first update in which the
+    policy learns. A metric without numbers has none to leave."""
+    found = RANGES[metric]
+    low = -math.inf if found.low is None else found.low
+    high = math.inf if found.high is None else found.high
+    if first and found.first is not None:
+        high = found.first
+    return low <= value <= high
+
+
+def _table(head: str, rows: Sequence[tuple[str, ...]]) -> str:
+    "A table in Markdown; `head` has a bar between two columns."
+    lines = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
+
+
+def ranges_table() -> str:  # Markdown
+    "The healthy ranges, a row a metric."
+    rows = [(f"`{m.name}`", m.healthy, m.otherwise, m.source) for m in RANGES.values()]
+    return _table("metric | healthy | if not | where the range comes from", rows)
+
+
+def metrics_table(table: str) -> str:  # Markdown
+    "A table of the page on metrics; a metric with a range refers to `ranges_table`."
+    rows = [
+        (
+            f"`{m.name}`",
+            m.formula,
+            "range" if m.source else m.healthy,
+            "as above" if m.source else m.otherwise,
+        )
+        for m in TABLES[table]
+    ]
+    return _table("name | formula | healthy | if not", rows)
