@@ -22,9 +22,10 @@ from statistics import median
 
 import torch
 
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.browser import browse
-from rlhf_nb.ui.what_if import Recipe, what_if
+from rlhf_nb.ui.what_if import what_if
 
 WORDS = "the cat dog bird sat ran sang on a mat and was very happy today .".split()
 
@@ -52,7 +53,7 @@ def rollout(update: int, episodes: int, tokens: int) -> Rollout:
         tokens=texts,
         info=dict(update=update, episode=update * episodes, kl_coef=0.05),
     )
-    return what_if(made, Recipe())
+    return what_if(made, Objective())
 
 
 def make(folder: Path, updates: int, episodes: int, tokens: int) -> Path:
