@@ -303,7 +303,7 @@ def by_token(r: Rollout) -> pd.DataFrame:
 # %% ../nbs/reference/39_sampling.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
     "Save everything to one safetensors file; texts, columns and schema name are in its header."
-    lists = ("prompts", "responses", "tokens", "columns", "info")
+    lists = ("prompts", "responses", "tokens", "columns", "info", "objective")
     described = {name: getattr(r, name) for name in lists}
     tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
     plain = {
@@ -331,6 +331,7 @@ def _misfit(r: Rollout) -> str | None:
     columns = r.columns if isinstance(r.columns, dict) else {"columns": ()}
     wrong += [name for name, column in columns.items() if len(column) != rows]
     wrong += ["tokens"] * short + ["info"] * (not isinstance(r.info, dict))
+    wrong += ["objective"] * (not isinstance(r.objective, dict | None))
     return next(iter(wrong), None)
 
 
@@ -382,6 +383,7 @@ class Rollout:
     tokens: list[list[str]] = field(default_factory=list)  # text of each response token
     columns: dict[str, list] = field(default_factory=dict)  # other columns of the prompts
     info: dict[str, Any] = field(default_factory=dict)  # update, episode, seed, kl_coef, ...
+    objective: dict[str, Any] | None = None  # the settings of `Objective` that it was made with
 
     def __len__(self) -> int:
         return len(self.response_ids)
@@ -407,7 +409,7 @@ class Rollout:
             x = getattr(self, f.name)
             if f.name == "columns":
                 changes[f.name] = {name: pick(column) for name, column in x.items()}
-            elif f.name != "info" and x is not None and len(x):
+            elif f.name not in ("info", "objective") and x is not None and len(x):
                 changes[f.name] = pick(x)
         return replace(self, **changes)
 

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,7 @@ class PPOTrainer(UpdateTrainer):
                 kl_coef=self.controller.value,
                 temperature=args.temperature,
             ),
+            objective=asdict(self.live_objective),
         )
         seen = lambda some: self.forward(self.model_wrapped, some)[::2]
         measure = lambda some: tuple(x for x in seen(some) if x is not None)

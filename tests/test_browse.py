@@ -19,12 +19,13 @@ from test_viewer import HOSTILE, Reader, ask, make, read_page, write_run
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay_record import check_kept
 from rlhf_nb.evaluate import repetition
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui import run_files
 from rlhf_nb.ui.browser import browse
 from rlhf_nb.ui.run_files import RunFolder, left_out, ranges_of
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
-from rlhf_nb.ui.what_if import Recipe, what_if
+from rlhf_nb.ui.what_if import what_if
 
 WORDS = "a b c d e f".split()
 
@@ -39,7 +40,7 @@ def update_of(u, n=6, width=7, seed=0, prompts=None, **changes):
         responses=[" ".join(WORDS[(i + t) % 6] for t in range(width)) for i in range(n)],
         info=dict(update=u, episode=n * u, kl_coef=0.05),
     )
-    return what_if(r, Recipe()).with_(**changes)
+    return what_if(r, Objective()).with_(**changes)
 
 
 def write(folder: Path, updates=5, log=True, under="rollouts", **more) -> Path:
@@ -536,7 +537,7 @@ def test_what_if_follows_the_price_of_each_update(tmp_path):
     # catches: the price of the newest update used for all under an adaptive controller
     run = write(tmp_path, updates=0, log=False)
     for u, kl_coef in enumerate((0.2, 0.1, 0.05)):
-        r = what_if(update_of(u), Recipe(kl_coef=kl_coef))
+        r = what_if(update_of(u), Objective(kl_coef=kl_coef))
         r.with_(info=dict(r.info, kl_coef=kl_coef)).save(
             run / "rollouts" / f"update-{u:05d}.safetensors"
         )

@@ -1190,6 +1190,18 @@ def test_view(ppo, capsys, monkeypatch):
     assert [one["name"] for one in data["updates"]] == ["0", "2"]
     header, _ = unpacked(data["updates"][0]["packed"])
     assert len(header["episodes"]) == header["of"] and header["recipe"]  # all, for a what-if
+    assert "carries its own" in say(capsys, "view run --no-browser --objective lam=0.5")[2]
+    for file in Path("run/rollouts").iterdir():
+        old = Rollout.load(file)
+        old.with_(objective=None).save(file)
+    assert "does not say with which settings" in say(capsys, "view run --no-browser")[1]
+    out = say(capsys, "view run --no-browser --objective lam=0.5,kl_coef=0.5")[1]
+    assert "kl_coef 0.5, k1, gamma 1, lam 0.5, EOS penalty 0 (chosen by you)" in out
+    made = ",".join(f"{k}={old.objective[k]}" for k in ("lam", "kl_coef"))
+    assert "does not say" not in say(capsys, f"view run --no-browser --objective {made}")[1]
+    for wrong in ("lamm=0.5", "lam=2"):
+        code, _, err = say(capsys, f"view run --no-browser --objective {wrong}")
+        assert code and "lam" in err
     Path("run/rollouts.html").unlink()
     code, out, _ = say(capsys, "view run --terminal --update 1 --episodes 3")
     assert (

@@ -19,6 +19,7 @@ from test_browse import check, update_of
 from test_viewer import HOSTILE, Reader, ask, make, read_page
 
 from rlhf_nb.cli.view import view_command
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.browser import browse
 from rlhf_nb.ui.foreign import (
@@ -192,10 +193,11 @@ def test_signals_by_a_mapping_are_a_rollout_again():
     for name in SIGNALS[:7]:
         got, wanted = (getattr(x, name).masked_fill(~whole.mask, 0) for x in (r, whole))
         assert torch.allclose(got, wanted, atol=1e-6), name
-    header, _ = unpacked(
-        packed_update(view(pd.DataFrame(rows), columns=dict(stopped="finish")).shown)
-    )
-    assert header["recipe"]["kl_coef"] == 0.05 and "come" in header["told"]
+    seen = view(pd.DataFrame(rows), columns=dict(stopped="finish"))
+    header, _ = unpacked(packed_update(seen.shown))  # no other trainer says how it was made
+    assert header["recipe"] is None and header["asks"] and "does not say" in header["told"]
+    header, _ = unpacked(packed_update(seen.shown, None, Objective()))
+    assert header["recipe"]["kl_coef"] == 0.05 and "(chosen by you)" in header["told"]
 
 
 def test_kl_follows_from_log_probs():
@@ -254,7 +256,7 @@ def test_suspects_and_alarms_run_on_what_is_there(tmp_path):
     assert any(one.startswith("Update 11, episode 19: score +30.00") for one in told)
     curves = {curve["name"]: curve for curve in seen.reader.head["curves"]}
     assert set(curves) == {"raw score", "length"} and curves["length"]["unit"] == "words"
-    assert curves["length"]["about"] == "response length, words per response"
+    assert curves["length"]["about"] == "length, words per response"
     assert len(seen.again(3, 0)["found"]) == 8 and seen.again(3, 0)["found"][0] == (0, 0)
 
 

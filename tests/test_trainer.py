@@ -3,6 +3,7 @@ input."""
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ import rlhf_nb.ppo
 import rlhf_nb.runtime.layout
 from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.layout import Offloaded
 
@@ -263,7 +265,7 @@ def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
         returns, values = r.returns.numpy()[real], r.values.numpy()[real]
         wanted = {
             "objective/kl": kl,
-            "objective/kl_coef": r.info["kl_coef"],
+            "objective/kl_coef": r.objective["kl_coef"],
             "objective/non_score_reward": -r.info["kl_coef"] * kl,
             "objective/entropy": -r.logprobs.numpy()[real].sum() / 8,
             "objective/scores": r.scores.mean().item(),
@@ -280,6 +282,9 @@ def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
         assert (r.kl.numpy()[~real] == 0).all() and (
             kl_estimator not in ("k2", "k3", "abs", "full") or kl >= 0
         )
+    for r in rollouts(trainer):  # a saved rollout says with which settings it was made
+        live = replace(trainer.live_objective, kl_coef=r.info["kl_coef"])
+        assert Objective(**r.objective) == live and live.kl_estimator == kl_estimator
     coefs = [log["objective/kl_coef"] for log in logs(trainer)]
     assert coefs == [0.05] * 3 if kl_controller == "fixed" else coefs[2] > coefs[1]
 

@@ -5,7 +5,7 @@ import base64
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -21,14 +21,15 @@ from rlhf_nb.cli.view import rollout_table
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.shaping import penalize_missing_eos, shape_rewards, slot_mask
+from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.packed import packed_update, pieces_of
 from rlhf_nb.ui.report import report, run_curves
 from rlhf_nb.ui.viewer import view
 from rlhf_nb.ui.viz import signed
-from rlhf_nb.ui.what_if import Recipe, recipe_of, what_if
+from rlhf_nb.ui.what_if import objective_of, what_if
 
 VOID = {"meta", "img", "br", "wbr"}
 TAGS = {
@@ -393,66 +394,75 @@ def test_view_changes_nothing_and_prints():
 
 # ---------------------------------------------------------------- what if
 def trained(
-    estimator="k1",
+    kl_estimator="k1",
     kl_coef=0.05,
     gamma=1.0,
     lam=0.95,
-    penalty=None,
-    slot="last",
+    missing_eos_penalty=None,
+    kl_in="reward",
     whiten_rewards=False,
+    lam_value=None,
     seed=0,
+    **more,
 ):
     "What the trainer's phases make, written out: the independent half of the comparison."
     r = make((3, 5, 1, 4), seed=seed)
-    raw = torch.tensor([1.5, -2.0, 0.25, 3.0])
-    scores = raw if penalty is None else penalize_missing_eos(raw, r.stopped, penalty)
-    kl = estimate_kl(r.logprobs, r.ref_logprobs, estimator).masked_fill(~r.mask, 0.0)
-    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef, slot)
-    slots = slot_mask(r.mask, slot)
+    raw, penalty = torch.tensor([1.5, -2.0, 0.25, 3.0]), missing_eos_penalty
+    scores = raw if "score_clip" not in more else raw.clamp(-more["score_clip"], more["score_clip"])
+    scores = scores if penalty is None else penalize_missing_eos(scores, r.stopped, penalty)
+    kl = estimate_kl(r.logprobs, r.ref_logprobs, kl_estimator).masked_fill(~r.mask, 0.0)
+    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef if kl_in == "reward" else 0.0)
     if whiten_rewards:
-        rewards = whiten(rewards, slots, shift_mean=False)
-    plain = gae(rewards, r.values, slots, gamma, lam)
+        rewards = whiten(rewards, r.mask, shift_mean=False)
+    plain = gae(rewards, r.values, r.mask, gamma, lam)
+    targets = plain if lam_value is None else gae(rewards, r.values, r.mask, gamma, lam_value)
+    made = Objective(
+        kl_estimator=kl_estimator,
+        kl_coef=kl_coef,
+        gamma=gamma,
+        lam=lam,
+        missing_eos_penalty=penalty,
+        kl_in=kl_in,
+        whiten_rewards=whiten_rewards,
+        lam_value=lam_value,
+        **more,
+    )
     return r.with_(
         kl=kl,
         raw_scores=raw,
         scores=scores,
         rewards=rewards,
-        returns=returns_from(plain, r.values, slots),
+        returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(plain * r.mask, r.mask),
         info=dict(update=1, kl_coef=kl_coef),
+        objective=asdict(made),
     )
 
 
 MADE = ("kl", "scores", "rewards", "returns", "advantages")
 SETTINGS = [
     dict(),
-    dict(estimator="k3", kl_coef=0.3),
+    dict(kl_estimator="k3", kl_coef=0.3),
     dict(gamma=0.99, lam=0.9),
-    dict(penalty=1.0),
-    dict(slot="after_eos"),
+    dict(missing_eos_penalty=1.0),
+    dict(kl_in="loss", kl_estimator="k3"),
     dict(whiten_rewards=True, lam=1.0),
-    dict(estimator="abs", penalty=0.7, gamma=0.95, lam=0.0, kl_coef=0.0123),
+    dict(lam_value=1.0, score_clip=1.0, missing_eos_penalty=0.5),
+    dict(kl_estimator="abs", missing_eos_penalty=0.7, gamma=0.9123, lam=0.0456, kl_coef=0.0123),
 ]
 
 
 @pytest.mark.parametrize("settings_", SETTINGS, ids=repr)
-def test_the_settings_of_a_run_are_found_and_give_its_numbers_back(settings_):
+def test_the_objective_of_a_rollout_gives_its_numbers_back(settings_, tmp_path):
     # catches: a default that is not the trainer's, a penalty taken off twice, whitening of padding,
-    # the wrong slot, a setting that is guessed wrong
-    r = trained(**settings_)
-    found = recipe_of(r)
+    # a setting that gets lost in the file
+    r = Rollout.load(trained(**settings_).save(tmp_path / "r.safetensors"))
+    carried = objective_of(r)
+    assert {name: getattr(carried, name) for name in settings_} == settings_
+    again = what_if(r, carried)
+    assert again.objective == r.objective == asdict(carried)
     for name in MADE:
-        assert torch.equal(getattr(what_if(r, found), name), getattr(r, name)), name
-    wanted = dict(
-        estimator=found.estimator,
-        kl_coef=found.kl_coef,
-        gamma=found.gamma,
-        lam=found.lam,
-        penalty=found.missing_eos_penalty or None,
-        slot=found.reward_slot,
-        whiten_rewards=found.whiten_rewards,
-    )
-    assert {name: wanted[name] for name in settings_} == pytest.approx(settings_)
+        assert torch.equal(getattr(again, name), getattr(r, name)), name
     told = unpacked(packed_update(view(r).shown))[0]["told"]
     assert "advantages come out exactly" in told
 
@@ -463,29 +473,76 @@ def test_the_settings_of_a_run_are_found_and_give_its_numbers_back(settings_):
     st.sampled_from([0.0, 0.02, 0.5]),
     st.sampled_from([0.0, 0.9, 1.0]),
     st.sampled_from([0.0, 0.95, 1.0]),
-    st.sampled_from([0.0, 1.5]),
+    st.sampled_from([None, 1.5]),
 )
 def test_what_if_is_what_the_trainer_would_have_made(estimator, kl_coef, gamma, lam, penalty):
     # catches: a setting that is not passed on, or is mixed up with another
-    new = what_if(trained(), Recipe(kl_coef, estimator, gamma, lam, penalty))
     wanted = trained(estimator, kl_coef, gamma, lam, penalty)
+    new = what_if(trained(), objective_of(wanted))
     for name in MADE:
         assert torch.equal(getattr(new, name), getattr(wanted, name)), name
 
 
-def test_what_cannot_be_found_is_said():
+def test_what_does_not_come_out_is_said():
     # catches: "exactly" where it is not; numbers of other settings taken for those of the run
     r = trained()
     odd = r.with_(advantages=r.advantages * 1.5 + 0.1)  # whitened over other ranks too
     header, rows = unpacked(packed_update(view(odd).shown))
-    assert header["recipe"] is None and "stored advantages do not come out" in header["told"]
+    assert header["recipe"] is None is header["asks"]
+    assert "stored advantages do not come out: several processes" in header["told"]
     assert np.allclose(rows["advantages"][1], odd.advantages[1, :5])
     near = unpacked(packed_update(view(r.with_(advantages=r.advantages + 1e-6 * r.mask)).shown))[0]
     assert "within" in near["told"] and near["recipe"]
-    full_kl = r.with_(kl=r.kl.abs() + 0.5 * r.mask)
-    assert recipe_of(full_kl).estimator == "stored"
-    scaled = r.with_(scores=r.raw_scores / 3)
-    assert recipe_of(scaled).scores_from == "stored"
+    full = r.with_(objective=r.objective | dict(kl_estimator="full"), kl=r.kl.abs() * 3)
+    header, rows = unpacked(packed_update(view(what_if(full, objective_of(full))).shown))
+    assert header["recipe"]["kl_estimator"] == "full" and "kl" in rows and "rewards" not in rows
+    scaled = r.with_(
+        scores=r.raw_scores / 3 - 2.0 * ~r.stopped,
+        objective=r.objective | dict(normalize_scores=True, missing_eos_penalty=2.0),
+    )
+    free = what_if(scaled, replace(objective_of(scaled), missing_eos_penalty=None))
+    assert torch.allclose(free.scores, r.raw_scores / 3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "carried, tried, why",
+    [
+        (dict(advantage_estimator="rloo"), {}, "advantage_estimator is rloo"),
+        ({}, dict(advantage_estimator="rloo"), "advantage_estimator is rloo"),
+        (dict(bootstrap_truncated=True), {}, "bootstrap_truncated took"),
+        ({}, dict(kl_estimator="full"), "the whole vocabulary"),
+        ({}, dict(normalize_scores=True, score_clip=1.0), "normalize_scores, score_clip made"),
+    ],
+)
+def test_what_a_rollout_does_not_hold_is_not_made_up(carried, tried, why):
+    # catches: a setting that is ignored without a word
+    r = trained()
+    r = r.with_(objective=r.objective | carried)
+    with pytest.raises(ValueError, match=why):
+        what_if(r, replace(objective_of(r), **tried))
+    if carried:
+        header, _ = unpacked(packed_update(view(r).shown))
+        assert header["recipe"] is None and why in header["told"]
+
+
+def test_a_rollout_without_an_objective_asks_for_it():
+    # catches: settings that are guessed; a choice that is taken for what the run said
+    r = trained(kl_coef=0.1, missing_eos_penalty=1.0, lam=0.7)
+    for old in (r.with_(objective=None), r.with_(objective=r.objective | dict(gone=1))):
+        assert objective_of(old) is None
+        header, rows = unpacked(packed_update(view(old).shown))
+        assert header["recipe"] is None and header["told"].startswith("The file does not say")
+        assert header["asks"]["kl_coef"] == 0.1 and header["asks"]["lam"] == 0.95  # the default
+        assert header["unpenalized"] == r.raw_scores.tolist() and "advantages" in rows
+        for chosen, fits in ((objective_of(r), True), (Objective(), False)):
+            seen = view(old, objective=chosen)
+            header, _ = unpacked(packed_update(seen.shown, None, seen.objective))
+            assert "(chosen by you)" in header["told"] and bool(header["recipe"]) == fits
+            assert (header["asks"] is None) == fits and (
+                "do not come out" in header["told"]
+            ) != fits
+    with pytest.raises(ValueError, match="carries its own"):
+        view(r, objective=Objective())
 
 
 @pytest.mark.parametrize("settings_", SETTINGS, ids=repr)
@@ -501,14 +558,14 @@ def test_what_follows_is_not_stored_and_what_was_measured_is(settings_):
         "values",
     } | ({"engine_logprobs"} if r.engine_logprobs is not None else set())
     lengths = r.mask.sum(1).tolist()
-    late = settings_.get("slot") == "after_eos"
-    widths = [min(n + late, r.mask.shape[1]) for n in lengths]
-    assert header["lengths"] == lengths and header["widths"] == widths
+    assert header["lengths"] == header["widths"] == lengths
     for name in ("logprobs", "ref_logprobs", "values"):
-        for i, width in enumerate(widths):
+        for i, width in enumerate(lengths):
             assert rows[name][i] == getattr(r, name)[i, :width].tolist()
     assert header["raw_scores"] == r.raw_scores.tolist() and header["scores"] == r.scores.tolist()
-    assert Recipe(**header["recipe"]) == recipe_of(r)
+    offered = {name: x for name, x in header["recipe"].items() if name != "missing_eos_penalty"}
+    assert offered.items() <= r.objective.items()
+    assert ("kl_coef" in offered) == (r.objective["kl_in"] == "reward")
 
 
 def test_some_episodes_are_packed_with_all_their_signals():
@@ -548,7 +605,9 @@ def test_ratio_and_clipped_by_hand():
     assert torch.allclose(shown.signals(0)["ratio - 1"], torch.tensor(0.5)) and shown.signals(0)[
         "clipped"
     ].tolist() == [1, 1, 0]
-    assert shown.signals(0, cliprange=0.6)["clipped"].tolist() == [0, 0, 0]
+    for wide in (dict(cliprange=0.6), dict(cliprange_high=0.6)):
+        wider = view(r.with_(objective=r.objective | wide), now=up).shown
+        assert wider.signals(0)["clipped"].tolist() == [0, 0, 0]
     down = view(r, now=r.with_(logprobs=r.logprobs - math.log(2))).shown
     assert (
         down.signals(0)["clipped"].tolist() == [0, 0, -1]
@@ -832,9 +891,9 @@ def test_curves_draw_what_was_logged():
         "Facts invented",
         "KL to the reference",
         "Entropy of a response, by its samples",
-        "Clipped ratios",
+        "Clipped",
         "Variance that the values explain",
-        "Response length",
+        "Length",
     ]
     assert points(found["Raw score"]) == [[8, 1], [16, 2]] and points(
         found["KL to the reference"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import webbrowser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from rlhf_nb.runtime.files import writable
 from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
+    from rlhf_nb.ppo import Objective
     from rlhf_nb.rollout import Rollout
 
 
@@ -43,6 +44,11 @@ class ViewArguments:
     )
     tokenizer: str | None = setting(
         None, "Name or folder of a tokenizer, with which a file's token ids become tokens."
+    )
+    objective: str | None = setting(
+        None,
+        "Settings of rollouts that do not say how they were made, for the page's what-if: "
+        "kl_coef=0.1,lam=0.9. The others have their defaults.",
     )
     output: str | None = setting(
         None, "The page. None: rollouts.html in the folder of RUN, or beside a file."
@@ -122,6 +128,15 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     return table
 
 
+def objective_typed(text: str) -> Objective:
+    "`kl_coef=0.1,lam=0.9` as an objective. Exits where a part is no setting of it."
+    from rlhf_nb.ppo import Objective
+
+    typed = [f"--{pair.strip()}" for pair in text.split(",") if pair.strip()]
+    read = vars(Parser(ABOUT, Objective).read(typed))
+    return Objective(**{f.name: read[f.name] for f in fields(Objective)})
+
+
 def view_command(words: Sequence[str]) -> None:
     "`rlhf-nb view`."
     parser = view_parser()
@@ -153,7 +168,8 @@ def view_command(words: Sequence[str]) -> None:
     if options.tokenizer is not None:
         with named("--tokenizer", options.tokenizer) as name:
             tokenizer = load_tokenizer(name)
-    browser = browse(options.run, None, columns, tokenizer)
+    objective = None if options.objective is None else objective_typed(options.objective)
+    browser = browse(options.run, None, columns, tokenizer, objective)
     last = max(browser.run.files)
     if missing := sorted({*(options.update or [])} - {*browser.run.files}):
         parser.error(
@@ -169,6 +185,8 @@ def view_command(words: Sequence[str]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     page = browser.save_html(path, options.update or 24, options.episodes)
+    if told := browser.asks():
+        print(f"rlhf-nb view: {told}")
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
     if (folder / "settings.json").is_file() and not options.output:

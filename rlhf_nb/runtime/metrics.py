@@ -186,7 +186,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
         ),
         Metric(
             "policy/clipfrac_avg",
-            title="clipped ratios",
+            title="clipped",
             unit="share of tokens",
             formula=r"$\langle$ 1 where the clipped loss exceeds the plain one $\rangle$",
             healthy="below 0.15; up to 0.25 in the first update in which the policy learns",
@@ -341,7 +341,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
         ),
         Metric(
             "tokens/response_length",
-            title="response length",
+            title="length",
             unit="tokens per response",
             formula="$N/B$",
             healthy="settles, at most 2.25 times its start",

@@ -10,12 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from rlhf_nb.ppo import Objective
 from rlhf_nb.runtime.metrics import in_order
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.episodes import shown_of, when
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
 from rlhf_nb.ui.html import contained, element, safe_text
-from rlhf_nb.ui.packed import packed_update, prompt_text
+from rlhf_nb.ui.packed import objective_for, packed_update, prompt_text
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.run_files import (
     RunFolder,
@@ -27,6 +28,7 @@ from rlhf_nb.ui.run_files import (
 )
 from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects, suspects_of
 from rlhf_nb.ui.viewer import episode_markup
+from rlhf_nb.ui.what_if import check_chosen
 
 
 def curves_of(
@@ -90,11 +92,14 @@ class RunBrowser:
         other: Any = None,
         columns: Mapping[str, str] | None = None,
         tokenizer: Any = None,
+        objective: Objective | None = None,
     ):
+        self.objective = objective
         self.run = opened_run(run, columns, tokenizer)
         self.other = None if other is None else opened_run(other, columns, tokenizer)
         self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
         newest = max(self.run.files)
+        check_chosen(self.run.rollout(newest), objective)
         names = shown_of(self.run.rollout(newest)).names()
         self.signal = names[0] if names else ""
         self.suspects = suspects_of(self.run, [newest])
@@ -144,7 +149,14 @@ class RunBrowser:
 
     def load(self, one: Mapping[str, Any]) -> bytes:
         "One of `updates`, packed."
-        return packed_update(shown_of(self.folder_of(one).rollout(one["update"])))
+        shown = shown_of(self.folder_of(one).rollout(one["update"]))
+        return packed_update(shown, None, self.objective)
+
+    def asks(self) -> str:
+        "A sentence where a what-if has to ask for the objective of the newest update; else empty."
+        newest = shown_of(self.run.rollout(max(self.run.files)))
+        _, asks, told = objective_for(newest, self.objective)
+        return told if asks else ""
 
     def again(self, index: int, row: int) -> dict[str, Any]:
         "Where else a prompt was answered, as indices into `updates` and rows; and its completions."
@@ -254,7 +266,7 @@ class RunBrowser:
                 ]
                 first = range(min(episodes, len(shown.rollout)))
                 rows = list(dict.fromkeys([*first, *(x for x in far if x is not None)]))
-            packed.append(packed_update(shown, rows))
+            packed.append(packed_update(shown, rows, self.objective))
             prompts.update(shown.rollout.prompts)
         completed = {
             prompt_text(prompt): found
@@ -274,6 +286,7 @@ def browse(
     other: str | Path | Any = None,  # another run, shown beside it
     columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
     tokenizer: Any = None,  # of a file: with it, or its name, token ids become tokens
+    objective: Objective | None = None,  # of rollouts that do not say how they were made
 ) -> RunBrowser:
     "Move through the rollouts of a run. Raises ValueError where it kept none."
-    return RunBrowser(run, other, columns, tokenizer)
+    return RunBrowser(run, other, columns, tokenizer, objective)

@@ -92,17 +92,16 @@ def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
     ]
 
 
-def against(
-    rollout: Rollout, episode: int, now: Tensor, cliprange: float = 0.2
-) -> dict[str, Tensor]:
+def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
-    clip it above or below."""
-    old = filled(rollout, "logprobs")
+    clip it above or below: at the rollout's own cliprange, or 0.2."""
+    old, made = filled(rollout, "logprobs"), rollout.objective or {}
+    clip = made.get("cliprange", 0.2), made.get("cliprange_high")
     advantages = old if rollout.advantages is None else rollout.advantages
 
     def diagnose(t: int) -> dict[str, Tensor]:
         at = (slice(episode, episode + 1), slice(t, t + 1))
-        return policy_diagnostics(now[at], old[at], advantages[at], rollout.mask[at], cliprange)
+        return policy_diagnostics(now[at], old[at], advantages[at], rollout.mask[at], *clip)
 
     metrics = [diagnose(t) for t in range(int(rollout.mask[episode].sum()))]
     ratio = torch.tensor([float(one["ratio"]) - 1 for one in metrics])
@@ -121,18 +120,18 @@ class Shown:
     now: Tensor | None = None  # [B, T] log-probs of another policy
     entropy: Tensor | None = None  # [B, T] nats
 
-    def extra(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
+    def extra(self, episode: int) -> dict[str, Tensor]:
         "The signals of one episode that are computed here."
-        signals = {} if self.now is None else against(self.rollout, episode, self.now, cliprange)
+        signals = {} if self.now is None else against(self.rollout, episode, self.now)
         n = int(self.rollout.mask[episode].sum())
         if self.entropy is not None:
             signals["entropy"] = self.entropy[episode, :n].float()
         after = slots(self.rollout, episode) - n
         return {name: pad(x, (0, after)) for name, x in signals.items()}
 
-    def signals(self, episode: int, cliprange: float = 0.2) -> dict[str, Tensor]:
+    def signals(self, episode: int) -> dict[str, Tensor]:
         "All signals of one episode."
-        return episode_signals(self.rollout, episode) | self.extra(episode, cliprange)
+        return episode_signals(self.rollout, episode) | self.extra(episode)
 
     def names(self) -> list[str]:
         "Which signals there are, those that are looked at most in front."

@@ -7,7 +7,6 @@ import gzip
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.tldr import gold_judge
 from rlhf_nb.ui.episodes import (
@@ -29,9 +29,16 @@ from rlhf_nb.ui.episodes import (
 )
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.viz import visible
-from rlhf_nb.ui.what_if import Recipe, lacking, recipe_of, reproduces
+from rlhf_nb.ui.what_if import (
+    UNKNOWN,
+    lacking,
+    objective_of,
+    page_recipe,
+    reproduces,
+    unpenalized,
+)
 
-FOLLOWS = ("kl", "rewards", "advantages", "returns")  # from the recipe and what was measured
+FOLLOWS = {"kl", "rewards", "advantages", "returns"}  # from the objective and what was measured
 NO_PROMPT = "(the text of the prompt was not kept)"
 
 
@@ -73,15 +80,15 @@ def _numbers(x: Tensor) -> list[float | None]:
     return [v if math.isfinite(v) else None for v in x.double().tolist()]
 
 
-def _measured(shown: Shown, recipe: Recipe | None) -> dict[str, Tensor]:
+def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
     "The signals that a page cannot compute, by name."
-    r = shown.rollout
-    computed = () if recipe is None else FOLLOWS
+    r, computed = shown.rollout, FOLLOWS if objective else set()
+    if objective and objective.kl_estimator == "full":
+        computed = computed - {"kl"}
     there = {
         name: filled(r, name)
         for name in SIGNALS
-        if getattr(r, name) is not None
-        and (name not in computed or (name == "kl" and recipe and recipe.estimator == "stored"))
+        if getattr(r, name) is not None and name not in computed
     }
     more = dict(now=shown.now, entropy=shown.entropy)
     return there | {name: x for name, x in more.items() if x is not None}
@@ -92,35 +99,43 @@ def _planes(x: np.ndarray) -> bytes:
     return np.ascontiguousarray(x.view(np.uint8).reshape(-1, x.itemsize).T).tobytes()
 
 
-def recipe_for(shown: Shown) -> tuple[Recipe | None, str]:
-    """The settings with which a page can compute again what a rollout holds, None where they do not
-    give its numbers; and a sentence that says so."""
-    if absent := lacking(shown.rollout):
+def objective_for(
+    shown: Shown,
+    chosen: Objective | None = None,  # by the reader, for a rollout that carries none
+) -> tuple[Objective | None, Objective | None, str]:
+    """The objective with which a page can compute again what a rollout holds, None where it does
+    not give its numbers; what a page that asks the reader for one begins with, None where it need
+    not ask; and a sentence that says so."""
+    r = shown.rollout
+    if absent := lacking(r):
         kept = f"The file has no {', '.join(absent)}."
         early = "This rollout was kept before its rewards and advantages were computed."
-        return None, kept if notes_of(shown.rollout) else early
-    recipe = recipe_of(shown.rollout)
-    reproduced, sentence = reproduces(shown.rollout, recipe)
-    return (recipe if reproduced else None), sentence
+        return None, None, kept if notes_of(r) else early
+    carried = objective_of(r)
+    objective = carried or chosen
+    if objective is None:
+        return None, Objective(kl_coef=r.info.get("kl_coef", Objective.kl_coef)), UNKNOWN
+    reproduced, sentence = reproduces(r, objective)
+    if reproduced:
+        return objective, None, sentence
+    return None, None if carried else objective, sentence
 
 
 def packed_update(
     shown: Shown,
     rows: Sequence[int] | None = None,  # None: all; of some, nothing can be computed again
+    chosen: Objective | None = None,  # by the reader, for a rollout that carries none
 ) -> bytes:
     """An update, compressed: a JSON header behind its length in four bytes, then arrays of float32
     in byte planes. `rlhf_nb/ui/static/reader.js` reads it."""
     r = shown.rollout
     rows = range(len(r)) if rows is None else rows
-    found, told = recipe_for(shown)
+    objective, asks, told = objective_for(shown, chosen)
     if len(rows) < len(r):
-        found, told = (
-            None,
-            "Advantages are whitened over a whole update, and some episodes are left out.",
-        )
+        objective = asks = None
+        told = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
-    after = r.rewards is not None and found is not None and found.reward_slot == "after_eos"
-    widths = {e: _width(r, e, after) for e in rows}
+    widths = {e: _width(r, e) for e in rows}
     vocabulary: dict[str, int] = {}
     number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
     prompts: dict[str, int] = {}
@@ -131,10 +146,12 @@ def packed_update(
         ids += map(number, pieces)
         prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
     arrays = [("ids", np.array(ids, dtype=np.uint32))]
-    for name, x in _measured(shown, found).items():
+    for name, x in _measured(shown, objective).items():
         row = [x[e, : widths[e]].detach().float() for e in rows]
         arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
     scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
+    if objective or asks:
+        scores["unpenalized"] = unpenalized(r, objective)
     picked = list(rows)
     header = dict(
         update=r.info.get("update"),
@@ -148,7 +165,9 @@ def packed_update(
         prompts=[_prompt(text) for text in prompts],
         asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
         columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
-        recipe=None if found is None else asdict(found),
+        recipe=page_recipe(objective) if objective else None,
+        asks=page_recipe(asks) if asks else None,
+        clip={k: x for k, x in (r.objective or {}).items() if k in ("cliprange", "cliprange_high")},
         told=told,
         bad_form=[_bad_form(r, e) for e in rows],
         unit=unit_of(r),
@@ -167,12 +186,12 @@ def header_of(packed: bytes) -> dict[str, Any]:
     return json.loads(whole[4 : 4 + int.from_bytes(whole[:4], "little")])
 
 
-def _width(r: Rollout, episode: int, after: bool) -> int:
+def _width(r: Rollout, episode: int) -> int:
     "How many columns of an episode are stored: its tokens, and one more where the score is paid."
     n, rewards = int(r.mask[episode].sum()), r.rewards
     if rewards is None or n >= rewards.shape[1]:
         return n
-    return n + (after or bool(rewards[episode, n] != 0))
+    return n + bool(rewards[episode, n] != 0)
 
 
 def _bad_form(r: Rollout, episode: int) -> bool | None:

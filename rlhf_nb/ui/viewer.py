@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.ui.controls import notebook_bundle
 from rlhf_nb.ui.episodes import (
@@ -26,6 +27,7 @@ from rlhf_nb.ui.html import Html, contained, element, safe_prose, safe_text
 from rlhf_nb.ui.packed import packed_update
 from rlhf_nb.ui.reader import Reader, head_of, write_reader
 from rlhf_nb.ui.viz import signal_table, token_strip
+from rlhf_nb.ui.what_if import check_chosen
 
 
 def prompt_fold(rollout: Rollout, episode: int) -> str:
@@ -68,6 +70,7 @@ class RolloutView(Html):
 
     shown: Shown
     place: dict[str, Any]
+    objective: Objective | None = None  # chosen by the reader
 
     @property
     def name(self) -> str:
@@ -82,7 +85,7 @@ class RolloutView(Html):
         head = head_of(self.name, [dict(name=self.name, update=update)], self.place["signal"])
         return Reader(
             head,
-            load=lambda _: packed_update(self.shown),
+            load=lambda _: packed_update(self.shown, None, self.objective),
             again=lambda *_: dict(found=[], completed=[]),
             place=self.place,
         )
@@ -105,8 +108,8 @@ class RolloutView(Html):
         plain = "".join(
             episode_markup(r, i, strips, True, self.shown.signals(i)) for i in range(min(3, len(r)))
         )
-        place = self.reader.place
-        return write_reader(path, self.reader.head, [packed_update(self.shown, rows)], place, plain)
+        packed = packed_update(self.shown, rows, self.objective)
+        return write_reader(path, self.reader.head, [packed], self.reader.place, plain)
 
 
 def _opened(
@@ -131,6 +134,7 @@ def view(
     columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
     tokenizer: Any = None,  # of a file: with it, or its name, token ids become tokens
     update: int | None = None,  # of a file with several; None: the last
+    objective: Objective | None = None,  # that it was made with, where the rollout does not say so
 ) -> RolloutView:
     """One episode with all the signals it has, and the way to all others; `now` adds ratio and
     clipped. Raises ValueError on an episode or a signal that is not there, and where a file cannot
@@ -153,4 +157,6 @@ def view(
     markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
     seen = RolloutView(contained(markup))
     seen.shown, seen.place = shown, dict(row=episode, signal=signal)
+    check_chosen(shown.rollout, objective)
+    seen.objective = objective
     return seen

@@ -1,9 +1,9 @@
-"""What other settings would have made of a rollout, and which settings it was made with."""
+"What other settings would have made of a rollout that carries the objective it was made with."
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,75 +11,93 @@ from torch import Tensor
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
+from rlhf_nb.ppo import Objective, final_scores
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.shaping import penalize_missing_eos, shape_rewards, slot_mask
+from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.ui.episodes import filled
 
+UNKNOWN = (
+    "The file does not say with which settings it was made: choose them in the what-if, or give "
+    "--objective kl_coef=0.05,lam=0.95 (in Python, objective=Objective(...))."
+)
 
-@dataclass(frozen=True)
-class Recipe:
-    "The settings between a scored rollout and its advantages."
 
-    kl_coef: float = 0.05
-    estimator: str = "k1"  # or k2, k3, abs; stored: the KL as it is in the rollout, such as `full`
-    gamma: float = 1.0
-    lam: float = 0.95
-    missing_eos_penalty: float = 0.0
-    cliprange: float = 0.2
-    reward_slot: str = "last"
-    whiten_rewards: bool = False
-    scores_from: str = (
-        "raw"  # what the penalty is subtracted from; stored: where scaling came first
-    )
+def objective_of(rollout: Rollout) -> Objective | None:
+    """The objective that a rollout carries. None where it carries none, or settings that are not
+    known here."""
+    made, known = rollout.objective, {f.name for f in fields(Objective)}
+    return Objective(**made) if made is not None and {*made} <= known else None
+
+
+def check_chosen(rollout: Rollout, chosen: Objective | None) -> None:
+    "Raises ValueError where an objective is given for a rollout that carries its own."
+    if chosen is not None and objective_of(rollout) is not None:
+        raise ValueError(
+            "objective is for rollouts that do not say how they were made, and this one carries "
+            "its own: leave objective out, and change settings in the view."
+        )
+
+
+def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B]
+    "Scores before the penalty for a missing stop token; raw ones where the objective is not known."
+    scores, raw = filled(rollout, "scores"), rollout.raw_scores
+    if made is None:
+        return scores if raw is None else raw
+    if made.non_eos_penalty:
+        return scores
+    if made.normalize_scores or raw is None:  # the running mean is in no file
+        return scores + (made.missing_eos_penalty or 0.0) * ~rollout.stopped.bool()
+    return final_scores(raw, rollout.stopped, replace(made, missing_eos_penalty=None))
+
+
+def unanswered(rollout: Rollout, objective: Objective) -> str:
+    "A sentence on why an objective cannot be tried on a rollout; empty where it can."
+    made = objective_of(rollout) or objective
+    for name in {made.advantage_estimator, objective.advantage_estimator} - {"gae"}:
+        return f"advantage_estimator is {name}, and only gae is computed again."
+    if made.bootstrap_truncated and not filled(rollout, "stopped").all():
+        return (
+            "bootstrap_truncated took the value model's estimate after a response that was cut "
+            "off, and the rollout does not hold it."
+        )
+    if objective.kl_estimator == "full" and made.kl_estimator != "full":
+        return "kl_estimator full needs the whole vocabulary: the rollout has sampled tokens alone."
+    of_scores = "normalize_scores score_clip non_eos_penalty penalty_reward_value".split()
+    if moved := [x for x in of_scores if getattr(made, x) != getattr(objective, x)]:
+        return f"{', '.join(moved)} made the scores, and only missing_eos_penalty is tried on them."
+    return ""
 
 
 def what_if(
     rollout: Rollout,  # scored, with log-probs of policy and reference, and values
-    recipe: Recipe,
+    objective: Objective,
 ) -> Rollout:  # the same with kl, scores, rewards, returns and advantages computed again
     """The trainer's third phase with other settings. Whitening is over this rollout alone. Raises
-    ValueError on a rollout that lacks what it starts from."""
-    r, values = rollout, filled(rollout, "values")
-    if recipe.estimator == "stored":
-        kl = filled(r, "kl")
-    else:
+    ValueError where the rollout does not hold what these settings need."""
+    if why := unanswered(rollout, objective):
+        raise ValueError(f"{why} Change another setting of the rollout's own objective.")
+    r, values, stopped = rollout, filled(rollout, "values"), filled(rollout, "stopped")
+    kl = filled(r, "kl")
+    if objective.kl_estimator != "full":
         logprobs, ref_logprobs = filled(r, "logprobs"), filled(r, "ref_logprobs")
-        kl = estimate_kl(logprobs, ref_logprobs, recipe.estimator).masked_fill(~r.mask, 0.0)
-    before = filled(r, "raw_scores" if recipe.scores_from == "raw" else "scores")
-    scores = penalize_missing_eos(before, r.stopped, recipe.missing_eos_penalty)
-    slots = slot_mask(r.mask, recipe.reward_slot)
-    rewards, _ = shape_rewards(scores, kl, r.mask, recipe.kl_coef, recipe.reward_slot)
-    if recipe.whiten_rewards:
-        rewards = whiten(rewards, slots, shift_mean=False)
-    advantages = gae(rewards, values, slots, recipe.gamma, recipe.lam)
+        kl = estimate_kl(logprobs, ref_logprobs, objective.kl_estimator).masked_fill(~r.mask, 0.0)
+    before = unpenalized(r, objective_of(r) or objective)
+    scores = penalize_missing_eos(before, stopped, objective.missing_eos_penalty or 0.0)
+    kl_coef = objective.kl_coef if objective.kl_in == "reward" else 0.0
+    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef)
+    if objective.whiten_rewards:
+        rewards = whiten(rewards, r.mask, shift_mean=False)
+    advantages = targets = gae(rewards, values, r.mask, objective.gamma, objective.lam)
+    if objective.lam_value is not None:
+        targets = gae(rewards, values, r.mask, objective.gamma, objective.lam_value)
     return r.with_(
         kl=kl,
         scores=scores,
         rewards=rewards,
-        returns=returns_from(advantages, values, slots),
+        returns=returns_from(targets, values, r.mask),
         advantages=whiten(advantages * r.mask, r.mask),
+        objective=asdict(objective),
     )
-
-
-_GUESSES: tuple[tuple[str, list[dict[str, Any]]], ...] = (
-    ("kl", [dict(estimator=name) for name in ("k1", "k2", "k3", "abs", "stored")]),
-    (
-        "rewards",
-        [
-            dict(reward_slot=slot, whiten_rewards=white)
-            for white in (False, True)
-            for slot in ("last", "after_eos")
-        ],
-    ),
-    (
-        "returns",
-        [
-            dict(gamma=gamma, lam=lam)
-            for gamma in (1.0, 0.99, 0.95)
-            for lam in (0.95, 1.0, 0.9, 0.97, 0.98, 0.99, 0.8, 0.0)
-        ],
-    ),
-)
 
 
 def _largest_difference(a: Tensor, b: Tensor) -> float:
@@ -89,17 +107,6 @@ def _largest_difference(a: Tensor, b: Tensor) -> float:
     )
 
 
-def _penalties(rollout: Rollout) -> list[dict[str, Any]]:
-    "What may have been subtracted from the scores of episodes that did not stop."
-    stored: list[dict[str, Any]] = [dict(scores_from="stored", missing_eos_penalty=0.0)]
-    if rollout.raw_scores is None:
-        return stored
-    cut = ~rollout.stopped.bool()
-    lost = (rollout.raw_scores - filled(rollout, "scores"))[cut][:1].double().tolist()
-    amounts = [0.0, *(round(x, 4) for x in lost if x > 0)]
-    return [dict(scores_from="raw", missing_eos_penalty=x) for x in amounts] + stored
-
-
 def lacking(rollout: Rollout) -> list[str]:
     "What is not there of all that `what_if` starts from and computes."
     wanted = "stopped logprobs ref_logprobs kl values scores rewards returns advantages".split()
@@ -107,57 +114,40 @@ def lacking(rollout: Rollout) -> list[str]:
     return absent if len(rollout) else ["episodes"]
 
 
-def replays(rollout: Rollout) -> bool:
-    "Is everything there that `what_if` starts from, and everything that it computes?"
-    return not lacking(rollout)
-
-
-def recipe_of(rollout: Rollout) -> Recipe:
-    """The settings that a rollout was made with, as far as its numbers tell; where several do
-    equally well, the usual one."""
-    known = {f.name: rollout.info[f.name] for f in fields(Recipe) if f.name in rollout.info}
-    recipe = Recipe(**known)
-    for name, choices in (("scores", _penalties(rollout)), *_GUESSES):
-        stored, best, nearest = filled(rollout, name), math.inf, recipe
-        for choice in choices:
-            candidate = replace(recipe, **choice)
-            off = _largest_difference(filled(what_if(rollout, candidate), name), stored)
-            if off < best:
-                best, nearest = off, candidate
-            if best == 0:
-                break
-        recipe = nearest
-    return recipe
-
-
 _REPLAYED = ("rewards", "returns", "advantages")
 
 
-def reproduces(rollout: Rollout, recipe: Recipe) -> tuple[bool, str]:
-    "Whether the recipe gives the stored numbers, and a sentence that says so."
-    again = what_if(rollout, recipe)
+def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
+    "Whether the objective gives the stored numbers, and a sentence that says so."
+    if why := unanswered(rollout, objective):
+        return False, why
+    again = what_if(rollout, objective)
     off = {
         name: _largest_difference(filled(again, name), filled(rollout, name)) for name in _REPLAYED
     }
     settings = (
-        f"kl_coef {recipe.kl_coef:.3g}, {recipe.estimator}, gamma {recipe.gamma:g}, lam "
-        f"{recipe.lam:g}, EOS penalty {recipe.missing_eos_penalty:g}"
+        f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma {objective.gamma:g}, "
+        f"lam {objective.lam:g}, EOS penalty {objective.missing_eos_penalty or 0:g}"
     )
+    chosen = " (chosen by you)" if objective_of(rollout) is None else ""
     worst = max(off.values())
     if not worst:
-        return (
-            True,
-            f"With {settings}, all stored rewards, returns and advantages come out exactly.",
-        )
+        exactly = "all stored rewards, returns and advantages come out exactly"
+        return True, f"With {settings}{chosen}, {exactly}."
     if worst < 1e-4:
-        return True, f"With {settings}, what is stored comes out within {worst:.0e}."
+        return True, f"With {settings}{chosen}, what is stored comes out within {worst:.0e}."
     lost = ", ".join(name for name in _REPLAYED if off[name] >= 1e-4)
-    return False, (
-        f"With {settings}, the stored {lost} do not come out: the run had a setting that its files "
-        "do not tell. Before is what these settings make of it."
+    why = (
+        "several processes, or code of its own, made what" if not chosen else "other settings made"
     )
+    return False, f"With {settings}{chosen}, the stored {lost} do not come out: {why} it holds."
 
 
-def setting(name: str, x: Any) -> str:
-    "A setting and its value, in words."
-    return f"{name.replace('_', ' ')} {f'{x:.3g}' if isinstance(x, float) else x}"
+def page_recipe(objective: Objective) -> dict[str, Any]:
+    "What a page computes with; a setting that is not there has no effect, and no control."
+    recipe = {"kl_coef": objective.kl_coef} if objective.kl_in == "reward" else {}
+    others = "kl_estimator gamma lam lam_value whiten_rewards cliprange cliprange_high".split()
+    recipe |= {name: getattr(objective, name) for name in others}
+    if not objective.non_eos_penalty:
+        recipe["missing_eos_penalty"] = objective.missing_eos_penalty or 0.0
+    return recipe

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import random
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page
 
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.ui.assets import module
-from rlhf_nb.ui.what_if import Recipe, what_if
+from rlhf_nb.ui.what_if import page_recipe, unpenalized, what_if
 
 ROLLOUTS = 1000
 COMPUTED = ("kl", "scores", "rewards", "advantages", "returns")
@@ -48,17 +48,19 @@ def some_rollout(rng: random.Random) -> Rollout:
     )
 
 
-def some_recipe(rng: random.Random) -> Recipe:
+def some_objective(rng: random.Random) -> Objective:
     "Random settings, those at the ends of their ranges often."
-    return Recipe(
+    return Objective(
         kl_coef=rng.choice([0.0, 0.05, rng.random()]),
-        estimator=rng.choice(["k1", "k2", "k3", "abs", "stored"]),
+        kl_estimator=rng.choice(["k1", "k2", "k3", "abs", "full"]),
+        kl_in=rng.choice(["reward", "reward", "loss"]),
         gamma=rng.choice([0.0, 1.0, rng.random()]),
         lam=rng.choice([0.0, 1.0, rng.random()]),
-        missing_eos_penalty=rng.choice([0.0, 1.0]),
-        reward_slot=rng.choice(["last", "after_eos"]),
+        lam_value=rng.choice([None, 1.0, rng.random()]),
+        missing_eos_penalty=rng.choice([None, 1.0]),
         whiten_rewards=rng.random() < 0.5,
-        scores_from=rng.choice(["raw", "stored"]),
+        score_clip=rng.choice([None, 0.5]),
+        normalize_scores=rng.random() < 0.3,
     )
 
 
@@ -69,12 +71,12 @@ def wide(rollout: Rollout) -> Rollout:
     return rollout.with_(**floats)
 
 
-def as_script(rollout: Rollout) -> list[dict[str, Any]]:
+def as_script(rollout: Rollout, made: Objective) -> list[dict[str, Any]]:
     "Episodes as the script takes them."
     rows = dict(
-        length=rollout.mask.sum(1), stopped=rollout.stopped, raw=rollout.raw_scores,
-        score=rollout.scores, logprobs=rollout.logprobs, refLogprobs=rollout.ref_logprobs,
-        values=rollout.values, kl=rollout.kl,
+        length=rollout.mask.sum(1), stopped=rollout.stopped,
+        unpenalized=unpenalized(wide(rollout), made), logprobs=rollout.logprobs,
+        refLogprobs=rollout.ref_logprobs, values=rollout.values, kl=rollout.kl,
     )  # fmt: skip
     return [{name: x[i].tolist() for name, x in rows.items()} for i in range(len(rollout))]
 
@@ -92,14 +94,14 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[tuple[Rollout, Recipe]]:
+def cases() -> list[tuple[Rollout, Objective]]:
     rng = random.Random(25)
-    return [(some_rollout(rng), some_recipe(rng)) for _ in range(ROLLOUTS)]
+    return [(some_rollout(rng), some_objective(rng)) for _ in range(ROLLOUTS)]
 
 
-def answers(page: Page, cases: list[tuple[Rollout, Recipe]]) -> list[list[dict[str, Any]]]:
+def answers(page: Page, cases: list[tuple[Rollout, Objective]]) -> list[list[dict[str, Any]]]:
     "What the script makes of each rollout."
-    given = json.dumps([[as_script(r), dataclasses.asdict(recipe)] for r, recipe in cases])
+    given = json.dumps([[as_script(r, x), page_recipe(x)] for r, x in cases])
     return json.loads(
         page.evaluate(
             "given => JSON.stringify(JSON.parse(given).map(([r, s]) => it.whatIf(r, s)))", given
@@ -107,33 +109,33 @@ def answers(page: Page, cases: list[tuple[Rollout, Recipe]]) -> list[list[dict[s
     )
 
 
-def largest_gap(page: Page, cases: list[tuple[Rollout, Recipe]], double: bool) -> float:
+def largest_gap(page: Page, cases: list[tuple[Rollout, Objective]], double: bool) -> float:
     "The largest difference of any number, relative to the largest number of its tensor."
     worst = 0.0
-    for (rollout, recipe), got in zip(cases, answers(page, cases), strict=True):
-        want = what_if(wide(rollout) if double else rollout, recipe)
+    for (rollout, objective), got in zip(cases, answers(page, cases), strict=True):
+        want = what_if(wide(rollout) if double else rollout, objective)
         for name in COMPUTED:
             numbers = getattr(want, name).double()
             mine = torch.tensor(
                 [one["score" if name == "scores" else name] for one in got], dtype=torch.float64
             )
             off = (mine - numbers).abs().max() / max(1e-12, float(numbers.abs().max()))
-            assert torch.isfinite(off), (name, recipe)
+            assert torch.isfinite(off), (name, objective)
             worst = max(worst, float(off))
     return worst
 
 
-def test_a_thousand_rollouts_in_float64(page: Page, cases: list[tuple[Rollout, Recipe]]) -> None:
+def test_a_thousand_rollouts_in_float64(page: Page, cases: list[tuple[Rollout, Objective]]) -> None:
     assert largest_gap(page, cases, double=True) < 1e-9
 
 
 def test_a_thousand_rollouts_in_the_float32_of_the_trainer(
-    page: Page, cases: list[tuple[Rollout, Recipe]]
+    page: Page, cases: list[tuple[Rollout, Objective]]
 ) -> None:
     assert largest_gap(page, cases, double=False) < 1e-4
 
 
-def test_other_arithmetic_is_found(page: Page, cases: list[tuple[Rollout, Recipe]]) -> None:
+def test_other_arithmetic_is_found(page: Page, cases: list[tuple[Rollout, Objective]]) -> None:
     "A script that whitens each episode alone, or bootstraps from padding, is off by more than that."
     script = module("arithmetic.js")
     for right, wrong in (

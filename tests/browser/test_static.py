@@ -25,12 +25,13 @@ from playwright.sync_api import Browser, expect
 from test_viewer import write_run
 
 from rlhf_nb.cli.view import view_command
+from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.browser import browse
 from rlhf_nb.ui.preferences import RewardView
 from rlhf_nb.ui.reward_scores import PairLook, ScoredPair
 from rlhf_nb.ui.viewer import view
-from rlhf_nb.ui.what_if import Recipe, what_if
+from rlhf_nb.ui.what_if import what_if
 
 NARROW, WIDE = 800, 1280
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
@@ -193,7 +194,7 @@ def rollout(count: int, width: int, seed: int = 0, update: int = 7, **texts: obj
         **said | texts,
         info=dict(update=update, episode=count * update, kl_coef=0.05),
     )
-    return what_if(r, Recipe())
+    return what_if(r, Objective())
 
 
 def hostile(update: int = 7) -> Rollout:
@@ -549,7 +550,7 @@ def test_what_if_without_a_kernel(files: dict[str, Path], read: Callable):
     assert "Nothing is changed" in file.text(".panel") and "come out" in file.text(".panel")
     for name, x in (("kl_coef", "0.3"), ("lam", "0.5")):
         file.page.locator(f".panel [data-setting={name}]").fill(x)
-    new = what_if(r, Recipe(kl_coef=0.3, lam=0.5))
+    new = what_if(r, Objective(kl_coef=0.3, lam=0.5))
     lines = file.page.locator(".panel .text").all()
     told = {line.inner_text().split(":")[0]: line for line in lines}
     for key, its in (("before", r), ("after", new)):
@@ -651,7 +652,7 @@ def test_suspects_lead_to_their_place(tmp_path: Path, read: Callable):
 # for a setting; controls that stay at another update's settings
 def test_what_if_controls_show_what_is_computed(tmp_path: Path, read: Callable):
     coefs = (0.05, 0.2)
-    given = lambda u: what_if(rollout(6, 8, seed=u, update=u), Recipe(kl_coef=coefs[u])).with_(
+    given = lambda u: what_if(rollout(6, 8, seed=u, update=u), Objective(kl_coef=coefs[u])).with_(
         info=dict(update=u, kl_coef=coefs[u])
     )
     file = read(browse(run_of(tmp_path / "run", 2, given)).save_html(tmp_path / "run.html"))
@@ -678,6 +679,23 @@ def test_what_if_controls_show_what_is_computed(tmp_path: Path, read: Callable):
     assert shows("kl_coef") == ("0.05", "0.05") and shows("gamma") == ("0.5", "0.5")
     file.press("w")
     assert file.page.locator(".panel").is_hidden()
+
+
+# catches: settings that the page makes up; a choice of the reader that is taken for the run's own,
+# or that is not held against the stored numbers
+def test_what_if_asks_where_the_file_does_not_say(tmp_path: Path, read: Callable):
+    made = what_if(rollout(6, 8), Objective(lam=0.5, missing_eos_penalty=1.0))
+    file = read(view(made.with_(objective=None)).save_html(tmp_path / "old.html"))
+    file.press("w")
+    shown = lambda: file.text(".panel")
+    assert "does not say with which settings" in shown() and "do not come out" in shown()
+    assert "Chosen by you: kl coef 0.05; gamma 1; lam 0.95; missing eos penalty 0" in shown()
+    for name, x in (("lam", "0.5"), ("missing_eos_penalty", "1")):
+        file.page.locator(f".panel [data-setting={name}]").fill(x)
+    assert "lam 0.5; missing eos penalty 1; " in shown() and "numbers come out." in shown()
+    file.reach("as it was")
+    file.press("Enter")
+    assert "lam 0.95; " in shown() and "do not come out" in shown()
 
 
 def unaddressed(path: Path) -> Path:
@@ -889,7 +907,7 @@ def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
     assert exact(".card.this .facts") == facts
     file.press("w")
     file.page.locator(".panel [data-setting=kl_coef]").fill("0.3")
-    after = what_if(r, Recipe(kl_coef=0.3))
+    after = what_if(r, Objective(kl_coef=0.3))
     titles = [float(title.replace("−", "-")) for _, title in exact(".panel .answer")]
     wanted = [r.scores[0], after.scores[0], r.rewards[0].sum(), after.rewards[0].sum()]
     assert titles == pytest.approx([x.item() for x in wanted], abs=1e-5)

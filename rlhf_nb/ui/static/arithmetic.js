@@ -19,10 +19,6 @@ const sum = numbers => {  // Neumaier's: exact enough to agree with any order of
   return total + lost;
 };
 
-// How many columns of an episode count: its tokens, and one more where the score has a slot of its own.
-export const slotsOf = (length, width, slot) =>
-  length > 0 && slot === "after_eos" ? Math.min(length + 1, width) : length;
-
 // A standard deviation of 1 over the first counts[i] columns of every row: rlhf_nb.masks.whiten.
 export const whiten = (rows, counts, shiftMean = true) => {
   const real = rows.flatMap((row, i) => row.slice(0, counts[i]));
@@ -42,28 +38,28 @@ export const gae = (rewards, values, count, gamma, lam) => {
   return advantages;
 };
 
-// Episodes with other settings. Each has length, stopped, raw, score, and the rows logprobs, refLogprobs, values
-// and kl, all of one width. Whitening is over the episodes that are given: give all of an update.
+// Episodes with other settings. Each has length, stopped, unpenalized (its score before the penalty for a missing
+// stop token), and the rows logprobs, refLogprobs, values and kl. Whitening is over the episodes that are given:
+// give all of an update. A setting that is not there has no effect; kl_estimator full takes the KL that is given.
 export const whatIf = (episodes, recipe) => {
-  const width = Math.max(0, ...episodes.map(e => e.values.length));
-  const counts = episodes.map(e => slotsOf(e.length, width, recipe.reward_slot));
-  const made = episodes.map((e, i) => {
+  const counts = episodes.map(e => e.length);
+  const made = episodes.map(e => {
     const kl = e.values.map((_, t) => t >= e.length ? 0
-      : recipe.estimator === "stored" ? e.kl[t] : klOf[recipe.estimator](e.logprobs[t], e.refLogprobs[t]));
-    const before = recipe.scores_from === "raw" ? e.raw : e.score;
-    const score = e.stopped ? before : before - recipe.missing_eos_penalty;
-    const rewards = kl.map((x, t) => t < e.length ? -recipe.kl_coef * x : 0);
-    if (e.length) rewards[counts[i] - 1] += score;
+      : recipe.kl_estimator === "full" ? e.kl[t] : klOf[recipe.kl_estimator](e.logprobs[t], e.refLogprobs[t]));
+    const score = e.unpenalized - (e.stopped ? 0 : recipe.missing_eos_penalty ?? 0);
+    const rewards = kl.map((x, t) => t < e.length ? -(recipe.kl_coef ?? 0) * x : 0);
+    if (e.length) rewards[e.length - 1] += score;
     return {kl, score, rewards};
   });
   if (recipe.whiten_rewards) {
     const white = whiten(made.map(e => e.rewards), counts, false);
     made.forEach((e, i) => { e.rewards = white[i]; });
   }
-  const raw = made.map((e, i) => gae(e.rewards, episodes[i].values, counts[i], recipe.gamma, recipe.lam));
-  const advantages = whiten(raw, episodes.map(e => e.length));
+  const by = lam => made.map((e, i) => gae(e.rewards, episodes[i].values, counts[i], recipe.gamma, lam));
+  const raw = by(recipe.lam), targets = recipe.lam_value == null ? raw : by(recipe.lam_value);
+  const advantages = whiten(raw, counts);
   return made.map((e, i) => ({
     ...e, advantages: advantages[i],
-    returns: raw[i].map((x, t) => t < counts[i] ? x + episodes[i].values[t] : 0),
+    returns: targets[i].map((x, t) => t < counts[i] ? x + episodes[i].values[t] : 0),
   }));
 };

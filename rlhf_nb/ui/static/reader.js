@@ -73,7 +73,7 @@ const opened = (pack, arrays) => {
     return {
       i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
-      score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null,
+      score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null, unpenalized: pack.unpenalized?.[i] ?? null,
     };
   });
   return computed({ ...pack, rows });
@@ -82,14 +82,14 @@ const opened = (pack, arrays) => {
 // Signals by the settings of the run, or by others.
 const ORDER = "kl advantages rewards logprobs ref_logprobs values returns engine_logprobs entropy".split(" ");
 const given = pack => pack.rows.map(row => ({
-  length: row.length, stopped: row.stopped, raw: row.raw ?? row.score, score: row.score, kl: row.stored.kl,
+  length: row.length, stopped: row.stopped, unpenalized: row.unpenalized, kl: row.stored.kl,
   logprobs: row.stored.logprobs, refLogprobs: row.stored.ref_logprobs, values: row.stored.values,
 }));
-const clips = (now, old, advantage, range) => {
-  const ratio = Math.exp(now - old), near = Math.min(Math.max(ratio, 1 - range), 1 + range);
+const clips = (now, old, advantage, low, high) => {
+  const ratio = Math.exp(now - old), near = Math.min(Math.max(ratio, 1 - low), 1 + high);
   return -advantage * near > -advantage * ratio ? Math.sign(ratio - 1) : 0;
 };
-export const signalsOf = (row, made, range) => {
+export const signalsOf = (row, made, { cliprange = 0.2, cliprange_high } = {}) => {
   const all = { ...row.stored };
   if (made) Object.assign(all, { kl: made.kl, rewards: made.rewards, advantages: made.advantages, returns: made.returns });
   const signals = {};
@@ -98,14 +98,14 @@ export const signalsOf = (row, made, range) => {
     const known = t => t < row.length;
     signals["ratio - 1"] = all.now.map((x, t) => known(t) ? Math.expm1(x - all.logprobs[t]) : 0);
     if (all.advantages)
-      signals.clipped = all.now.map((x, t) => known(t) ? clips(x, all.logprobs[t], all.advantages[t], range) : 0);
+      signals.clipped = all.now.map((x, t) => known(t) ? clips(x, all.logprobs[t], all.advantages[t], cliprange, cliprange_high ?? cliprange) : 0);
   }
   return signals;
 };
 const computed = (pack, recipe = pack.recipe) => {
   const made = recipe && whatIf(given(pack), recipe);
   pack.rows.forEach((row, i) => {
-    row.signals = signalsOf(row, made?.[i], recipe?.cliprange ?? 0.2);
+    row.signals = signalsOf(row, made?.[i], recipe ?? pack.clip);
     const kl = row.signals.kl?.slice(0, row.length).reduce((a, b) => a + b, 0) ?? null;
     row.kl = Number.isNaN(kl) ? null : kl;
   });
@@ -489,63 +489,72 @@ export const reader = (root, source) => {
     for (const [key, does] of [...KEYS, ...WORDS]) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
   };
   let answer = null, unfolded = "", refit = () => false;  // refit: the controls of the what-if, to what is asked now
+  const basis = () => pack.recipe ?? pack.asks;  // asks: the file does not say, so the reader chooses
+  const controls = row => SETTINGS.filter(([key]) => key in basis() && (key !== "cliprange" || row.stored.now));
   const drawWhat = row => {
     refit = () => false;
-    if (!pack.recipe) {
+    if (!basis()) {
       make("p", { parent: panel, text: `${pack.told} So nothing can be computed with other settings.` });
       return;
     }
-    const box = part("div", panel, "settings"), clipped = Boolean(row.stored.now);
-    const puts = SETTINGS.filter(([key]) => key !== "cliprange" || clipped).map(([key, low, high, by]) => {
+    const box = part("div", panel, "settings"), chosen = controls(row);
+    const puts = chosen.map(([key, low, high, by]) => {
       const label = make("label", { parent: box, text: key.replaceAll("_", " ") + " " });
       const input = make("input", { parent: label, type: "range", min: low, step: by });
       input.dataset.setting = key;
       const told = make("output", { parent: label });
       input.oninput = () => retry({ [key]: Number(input.value) });
       return recipe => {
-        input.max = high === 1 ? 1 : Math.max(high, 2 * pack.recipe[key]);
+        input.max = high === 1 ? 1 : Math.max(high, 2 * basis()[key]);
         input.value = recipe[key];
         told.textContent = exact(recipe[key]);
       };
     });
-    const kind = labelled(box, "KL estimator", "select", { onchange: () => retry({ estimator: kind.value }) });
+    const kind = labelled(box, "KL estimator", "select", { onchange: () => retry({ kl_estimator: kind.value }) });
     button(box, "as it was", () => { go({ recipe: null }); });
     answer = part("div", panel, "answer");
     refit = row => {
-      if (!pack.recipe || Boolean(row.stored.now) !== clipped) return false;  // other controls are needed
-      const recipe = { ...pack.recipe, ...at.recipe };
+      if (!basis() || controls(row).join() !== chosen.join()) return false;  // other controls are needed
+      const recipe = { ...basis(), ...at.recipe };
       puts.forEach(put => put(recipe));
-      options(kind, ["k1", "k2", "k3", "abs", ...(pack.recipe.estimator === "stored" ? ["stored"] : [])], recipe.estimator);
+      const full = pack.asks || pack.recipe.kl_estimator === "full";
+      options(kind, ["k1", "k2", "k3", "abs", ...(full ? ["full"] : [])], recipe.kl_estimator);
       tell(row);
       return true;
     };
     refit(row);
   };
   const retry = changes => {
-    const recipe = { ...pack.recipe, ...at.recipe, ...changes };
-    const other = Object.fromEntries(Object.entries(recipe).filter(([key, x]) => x !== pack.recipe[key]));
+    const recipe = { ...basis(), ...at.recipe, ...changes };
+    const other = Object.fromEntries(Object.entries(recipe).filter(([key, x]) => x !== basis()[key]));
     go({ recipe: Object.keys(other).length ? other : null });
   };
   const tell = row => {
-    const recipe = { ...pack.recipe, ...at.recipe };
-    const kind = Object.entries(at.recipe ?? {}).filter(([key, x]) => x !== pack.recipe[key]).map(([key, x]) =>
-      `${key.replaceAll("_", " ")} ${typeof x === "number" ? exact(pack.recipe[key]) : pack.recipe[key]} → ${x}`);
+    const recipe = { ...basis(), ...at.recipe }, said = x => typeof x === "number" ? exact(x) : x;
+    const kind = pack.asks ? [...controls(row).map(([key]) => key), "kl_estimator"].map(key =>
+      `${key.replaceAll("_", " ")} ${said(recipe[key])}`)
+      : Object.entries(at.recipe ?? {}).filter(([key, x]) => x !== pack.recipe[key]).map(([key, x]) =>
+        `${key.replaceAll("_", " ")} ${said(pack.recipe[key])} → ${x}`);
     answer.replaceChildren();
-    if (!kind.length) {
+    if (pack.asks) make("p", { parent: answer, text: pack.told });
+    else if (!kind.length) {
       make("p", { parent: answer, text: `Nothing is changed. ${pack.told}` });
       return;
     }
-    const made = whatIf(given(pack), recipe)[row.i], before = row.signals;
-    const after = signalsOf(row, made, recipe.cliprange);
+    const all = whatIf(given(pack), recipe), made = all[row.i], before = row.signals;
+    const after = signalsOf(row, made, recipe);
+    const fits = pack.rows.every((one, i) => ["rewards", "advantages", "returns"].every(key =>
+      one.signals[key].every((x, t) => Math.abs(x - all[i][key][t]) < 1e-4)));
     const sum = x => x.reduce((a, b) => a + b, 0);
     const turned = before.advantages.filter((x, t) => t < row.length && x * after.advantages[t] < 0).length;
-    make("p", { parent: answer }).append(`${kind.join("; ")}. Score `, number(row.score), " → ", number(made.score),
+    make("p", { parent: answer }).append(pack.asks ? "Chosen by you: " : "", `${kind.join("; ")}. `, !pack.asks ? ""
+      : `With it, the stored numbers ${fits ? "come out" : "do not come out"}. `, "Score ", number(row.score), " → ", number(made.score),
       "; all rewards together ", number(sum(before.rewards)), " → ", number(sum(after.rewards)),
-      `; ${turned} of ${row.length} tokens have an advantage of the other sign.`, "missing_eos_penalty" in at.recipe && row.stopped
+      `; ${turned} of ${row.length} tokens have an advantage of the other sign.`, "missing_eos_penalty" in (at.recipe ?? {}) && row.stopped
         ? " This episode stopped by itself: the penalty reaches it only through the whitening." : "");
     for (const key of ["rewards", "advantages", ...(before.clipped ? ["clipped"] : [])]) {
       const most = largest([...before[key], ...after[key]]);
-      for (const [said, its] of [["before", before], ["after", after]]) {
+      for (const [said, its] of [[pack.asks ? "stored" : "before", before], [pack.asks ? "by your choice" : "after", after]]) {
         const line = part("p", answer, "text small");
         make("b", { parent: line, text: `${key}, ${said}: ` });
         running(line, { ...row, signals: its }, its[key], most);
