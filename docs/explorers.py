@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import multiprocessing
 import os
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +107,29 @@ def check(project: Project, name: str) -> list[str]:
     ]
 
 
+def one(write_it: bool, name: str) -> None:
+    "Write or check one page; exits with what to do."
+    project = Project(HERE.parent)
+    if write_it:
+        write(project, name)
+    elif told := check(project, name):
+        sys.exit("\n".join([*told, f"Run `python docs/explorers.py {name}`."]))
+
+
+def apart(write_it: bool, names: list[str]) -> bool:
+    """Each page in a process of its own, as a page may set torch's seed or precision; forked from
+    one that has imported what pages import. Whether all went well."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["matplotlib.pyplot", "rlhf_nb.trainer", "rlhf_nb.ui.explore"])
+    good = True
+    for name in names:
+        process = context.Process(target=one, args=(write_it, name))
+        process.start()
+        process.join()
+        good &= process.exitcode == 0
+    return good
+
+
 def main() -> None:
     project = Project(HERE.parent)
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,14 +137,7 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", help="otherwise all that have an explorer")
     args = parser.parse_args()
     pages = args.pages or project.explorer_pages
-    if len(pages) > 1:  # each in a process of its own: a page may set torch's seed or precision
-        options = ["--check"] * args.check
-        runs = [subprocess.run([sys.executable, __file__, *options, name]) for name in pages]
-        sys.exit(any(run.returncode for run in runs))
-    if not args.check:
-        write(project, pages[0])
-    elif told := check(project, pages[0]):
-        sys.exit("\n".join([*told, f"Run `python docs/explorers.py {pages[0]}`."]))
+    sys.exit(not apart(not args.check, pages))
 
 
 if __name__ == "__main__":

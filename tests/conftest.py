@@ -131,7 +131,7 @@ def imports():
 @pytest.fixture
 def ppo(letters, small_args, imports):
     """Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`. One update is 8
-    rows, 5 tokens each; a third of the rows stop."""
+    rows, 5 tokens each, read twice; a third of the rows stop."""
     from datasets import Dataset
     from ppo_fixtures import PROMPTS, SIZES, likes_c
 
@@ -143,6 +143,7 @@ def ppo(letters, small_args, imports):
             per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
             total_episodes=24,
+            num_ppo_epochs=2,
             response_length=5,
             temperature=1.0,
             learning_rate=1e-3,

@@ -167,64 +167,57 @@ def cells_of(page: str) -> list[dict]:
 
 # catches: words that MyST takes for markup of its own and swallows (a line that begins with %, a
 # role, a target), a cell that is dropped
-@pytest.mark.parametrize("page", PAGES)
-def test_no_word_of_a_page_is_lost(soups, page):
+def test_no_word_of_a_page_is_lost(soups):
     markdown = MarkdownIt("commonmark").enable("table")
 
     def words(text: str) -> str:
         return " ".join(re.findall(r"[A-Za-z]{2,}", html.unescape(re.sub(r"<[^>]+>", " ", text))))
 
-    shown = words(str(soups[page].select_one("article")))
-    for cell in cells_of(page):
-        if cell["cell_type"] != "markdown":
-            continue
-        for part in re.split(r"\$\$.*?\$\$|\$[^$\n]+\$|\n\n", "".join(cell["source"]), flags=re.S):
-            assert words(re.sub(r"\$[^$]*\$", "", markdown.render(part))) in shown
+    lost = []
+    for page in PAGES:
+        shown = words(str(soups[page].select_one("article")))
+        texts = ["".join(c["source"]) for c in cells_of(page) if c["cell_type"] == "markdown"]
+        for text in texts:
+            parts = re.split(r"\$\$.*?\$\$|\$[^$\n]+\$|\n\n", text, flags=re.S)
+            plain = [words(re.sub(r"\$[^$]*\$", "", markdown.render(part))) for part in parts]
+            lost += [(page, part) for part in plain if part not in shown]
+    assert not lost
 
 
 # catches: a drawing that a reader who cannot see it is not told about
-@pytest.mark.parametrize("page", PAGES)
-def test_the_picture_of_the_loop_has_its_words(soups, page):
-    cells = cells_of(page)
-    outputs = [o.get("data", {}) for cell in cells for o in cell.get("outputs", [])]
-    drawings = ["".join(data["image/svg+xml"]) for data in outputs if "image/svg+xml" in data]
-    labels = [html.unescape(re.search(r'aria-label="([^"]*)"', d)[1]) for d in drawings]
-    shown = soups[page].select("div.cell_output img[src$='.svg']")
-    assert [img["alt"] for img in shown] == labels
+def test_the_picture_of_the_loop_has_its_words(soups):
+    for page in PAGES:
+        outputs = [o.get("data", {}) for cell in cells_of(page) for o in cell.get("outputs", [])]
+        drawings = ["".join(data["image/svg+xml"]) for data in outputs if "image/svg+xml" in data]
+        labels = [html.unescape(re.search(r'aria-label="([^"]*)"', d)[1]) for d in drawings]
+        shown = soups[page].select("div.cell_output img[src$='.svg']")
+        assert [img["alt"] for img in shown] == labels, page
 
 
 # catches: code of a page that is not shown, directives that are, a hidden cell that is shown, an
 # output that is lost
-@pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_is_shown(soups, page):
-    shown = [cell.get_text().strip() for cell in soups[page].select("div.cell_input pre")]
-    cells = [
-        ("".join(cell["source"]), cell) for cell in cells_of(page) if cell["cell_type"] == "code"
-    ]
-    seen = [
-        source
-        for source, _ in cells
-        if not re.search(r"^#\| *(default_exp|hide\b|echo: false)", source, re.M)
-    ]
-    assert shown == [re.sub(r"^#\|.*\n?", "", source, flags=re.M).strip() for source in seen]
-    assert len(soups[page].select("div.cell.tag_exported")) == sum(
-        bool(re.search(r"^#\| *exports?\b", source, re.M)) for source in seen
-    )
-    assert bool(soups[page].select("div.cell_output")) == any(cell["outputs"] for _, cell in cells)
+def test_the_code_of_a_page_is_shown(soups):
+    for page in PAGES:
+        soup = soups[page]
+        shown = [cell.get_text().strip() for cell in soup.select("div.cell_input pre")]
+        cells = [cell for cell in cells_of(page) if cell["cell_type"] == "code"]
+        hidden = re.compile(r"^#\| *(default_exp|hide\b|echo: false)", re.M)
+        seen = [text for cell in cells if not hidden.search(text := "".join(cell["source"]))]
+        assert shown == [re.sub(r"^#\|.*\n?", "", s, flags=re.M).strip() for s in seen], page
+        exported = [source for source in seen if re.search(r"^#\| *exports?\b", source, re.M)]
+        assert len(soup.select("div.cell.tag_exported")) == len(exported), page
+        assert bool(soup.select("div.cell_output")) == any(c["outputs"] for c in cells), page
 
 
 # catches: an export that autodoc passes over (a constant, what is put together elsewhere), or a
 # page that nobody made
-@pytest.mark.parametrize("module", [*MODULES, *PLAIN])
-def test_every_export_is_in_the_reference(soups, module):
-    names = public(module)
-    assert names
-    ids, front = (
-        {part["id"] for part in soups[f"api/{module}"].select("dt[id]")},
-        {a["href"] for a in soups["api/index"].select("article a")},
-    )
-    assert {f"{LIB}.{module}.{name}" for name in names} <= ids
-    assert {f"{module}.html#{LIB}.{module}.{name}" for name in names} <= front
+def test_every_export_is_in_the_reference(soups):
+    front = {a["href"] for a in soups["api/index"].select("article a")}
+    for module in [*MODULES, *PLAIN]:
+        names = public(module)
+        ids = {part["id"] for part in soups[f"api/{module}"].select("dt[id]")}
+        assert names and {f"{LIB}.{module}.{name}" for name in names} <= ids, module
+        assert {f"{module}.html#{LIB}.{module}.{name}" for name in names} <= front, module
 
 
 # catches: promises of the package itself that the front page of the reference forgets
@@ -270,14 +263,13 @@ def beside_parameters(module: str) -> Iterator[tuple[str, str]]:
 
 # catches: comments beside parameters that are not read: those alone on a line, those of the
 # returned value, those of a class, those of inherited settings
-@pytest.mark.parametrize("module", [*MODULES, *PLAIN])
-def test_comments_beside_parameters_are_in_the_reference(soups, module):
-    shown = re.sub(r"[\s`]", "", soups[f"api/{module}"].select_one("article").get_text())
-    lost = [
-        (name, comment)
-        for name, comment in beside_parameters(module)
-        if re.sub(r"[\s`]", "", comment) not in shown
-    ]
+def test_comments_beside_parameters_are_in_the_reference(soups):
+    bare = lambda text: re.sub(r"[\s`]", "", text)
+    lost = []
+    for module in [*MODULES, *PLAIN]:
+        shown = bare(soups[f"api/{module}"].select_one("article").get_text())
+        said = beside_parameters(module)
+        lost += [(module, name, comment) for name, comment in said if bare(comment) not in shown]
     assert not lost
 
 
@@ -319,9 +311,9 @@ def test_a_class_is_shown_whole_and_alone(soups):
 
 # catches: [source] that leads nowhere, to another cell, or to the wrong notebook; a method that
 # comes from a plain module, and leads elsewhere than to its line
-@pytest.mark.parametrize("module", MODULES)
-def test_source_leads_to_the_cell_that_makes_it(soups, module):
-    for entry in soups[f"api/{module}"].select("dt[id]"):
+def test_source_leads_to_the_cell_that_makes_it(soups):
+    entries = [(m, entry) for m in MODULES for entry in soups[f"api/{m}"].select("dt[id]")]
+    for module, entry in entries:
         name = entry["id"].removeprefix(f"{LIB}.{module}.").split(".")[-1]
         if of_plain := entry.select_one(f"a[href*='/blob/main/{LIB}/']"):
             path, line = of_plain["href"].partition("/blob/main/")[2].split("#L")
@@ -526,9 +518,8 @@ def test_a_page_left_out_of_the_menu_is_told(tmp_path):
 
 
 # catches: a pattern that lets a mistyped address through, or stops at a good one
-@pytest.mark.parametrize(
-    "href, good",
-    [
+def test_the_form_of_an_address():
+    for href, good in (
         ("https://arxiv.org/abs/1707.06347", True),
         ("https://arxiv.org/abs/2403.17031v2", True),
         ("http://joschu.net/blog/kl-approx.html", True),
@@ -545,10 +536,8 @@ def test_a_page_left_out_of_the_menu_is_told(tmp_path):
         ("https://example.org/wiki/Bias_(statistics", False),
         ("file:///tmp/a.html", False),
         ("javascript:alert(1)", False),
-    ],
-)
-def test_the_form_of_an_address(href, good):
-    assert bool(links.ill_formed(href)) == (not good)
+    ):
+        assert bool(links.ill_formed(href)) == (not good), href
 
 
 # catches: `|x|`, `*x*`, `x_` or a dash in front read as markup; an arXiv number that is no link

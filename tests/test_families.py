@@ -295,7 +295,7 @@ def check_values(model: nn.Module, r: Rollout) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow], id=name)
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.weekly], id=name)
         for name in FAMILIES
     ],
 )

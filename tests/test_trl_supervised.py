@@ -26,6 +26,10 @@ from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 
+# What another library's tests hold is looked at once a week: a change here that breaks one of
+# them breaks a test of our own first (test_sft.py, test_reward.py, test_scripts.py).
+pytestmark = pytest.mark.weekly
+
 PREFERENCE = ("standard_preference", "conversational_preference")
 IMPLICIT = ("standard_implicit_prompt_preference", "conversational_implicit_prompt_preference")
 LANGUAGE = ("standard_language_modeling", "conversational_language_modeling")
