@@ -33,11 +33,11 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 
-test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change: half an hour on two cores
+test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: half an hour on two cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
-.PHONY: test-all check-slow check-pages
-test-all: test check-slow check-pages check-wheel check-oldest  ## before a release: also what is long, every page in the browser, and the package alone
+.PHONY: test-all check-slow check-weekly check-wheel-quick
+test-all: test check-slow check-weekly check-wheel check-oldest  ## before a release: also what is slow, what is weekly, and the package alone
 	@echo "make test-all: all of it passed"
 
 check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and nbdev_clean write them
@@ -63,16 +63,19 @@ BROWSE = $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screensh
 BROWSE_FAILED = { echo "pytest: the pages named above fail in the browser. Look at build/screenshots, or at one: make check-browser ARGS='-k NAME'." >&2; exit 1; }
 
 check-tests: dev  ## part of test: pytest. Options: make check-tests ARGS="-k gae"
-	@echo "pytest:" && $(PYTEST) $(or $(ARGS),-m "not slow") || $(PYTEST_FAILED)
+	@echo "pytest:" && $(PYTEST) $(or $(ARGS),-m "not slow and not weekly") || $(PYTEST_FAILED)
 
-check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 09_kl"
-	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow") || $(BROWSE_FAILED)
+check-browser: dev browser  ## part of test: a few notebooks in JupyterLab, in Chromium. Any page: make check-browser ARGS="-k 08_kl"
+	@echo "pytest tests/browser:" && $(BROWSE) $(or $(ARGS),-m "not slow and not weekly") || $(BROWSE_FAILED)
 
-check-slow: dev browser  ## part of test-all: the tests marked slow, and the site
-	@echo "pytest, what is slow:" && $(PYTEST) -m slow $(ARGS) || $(PYTEST_FAILED)
+# What each marker means is written in pyproject.toml. A test with both is weekly.
+check-slow: dev browser  ## part of .ci/run: the tests marked slow, and the site
+	@echo "pytest, what is slow:" && $(PYTEST) -m "slow and not weekly" $(ARGS) || $(PYTEST_FAILED)
+	@echo "pytest tests/browser, what is slow:" && $(BROWSE) -m "slow and not weekly" $(ARGS) || $(BROWSE_FAILED)
 
-check-pages: dev browser  ## part of test-all: every other notebook in JupyterLab, in Chromium, and the explorers of the site
-	@echo "pytest tests/browser, what is slow:" && $(BROWSE) -m slow $(ARGS) || $(BROWSE_FAILED)
+check-weekly: dev browser  ## part of test-all: the tests marked weekly: every other page in JupyterLab, every model family, trl's own tests
+	@echo "pytest, what is weekly:" && $(PYTEST) -m weekly $(ARGS) || $(PYTEST_FAILED)
+	@echo "pytest tests/browser, what is weekly:" && $(BROWSE) -m weekly $(ARGS) || $(BROWSE_FAILED)
 
 # What check-browser looks with, where it can be had; where not, its tests say what is missing.
 browser: dev
@@ -83,6 +86,9 @@ browser: dev
 	@if [ ! -f $(VENV)/axe.min.js ] && command -v npm > /dev/null; then \
 		(cd $(VENV) && npm pack --silent $(AXE) > /dev/null && tar -xzf axe-core-*.tgz --strip-components 1 package/axe.min.js && rm axe-core-*.tgz) \
 			|| echo "make: axe-core could not be fetched by npm" >&2; fi
+
+check-wheel-quick: dev  ## part of .ci/run: the wheel, run with the packages that are installed here. No network
+	@$(BIN)/python tests/wheel_check.py quick
 
 check-wheel:  ## the package alone, with the tested versions: wheel, empty environment, quick demo. 3 GB of disk (9 with CUDA)
 	@$(PYTHON) tests/wheel_check.py tested
@@ -108,7 +114,7 @@ docs: dev  ## the site in _docs/: every page, and the API from the docstrings. R
 	@echo "make docs: open _docs/index.html"
 
 # What `make bench` runs: all of it on a CPU, the one that fetches the peer's packages last, and that on one thread.
-CPU_BENCHES := memory scaling sampler pipeline ppo_vs_trl
+CPU_BENCHES := memory sampler ppo_vs_trl
 HOW_ppo_vs_trl := $(if $(BENCH),,--threads 1)
 
 bench: $(VENV)/.installed  ## measure on this CPU, 15 minutes. Options: make bench BENCH=mini_tldr_seeds ARGS="" for one of benchmarks/

@@ -15,7 +15,6 @@ import os
 import platform
 import subprocess
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -38,7 +37,6 @@ import torch  # noqa: E402  reads the variables set above
 HERE = Path(__file__).resolve().parent
 PAD, EOS = 0, 1
 PHASES = ("rollout", "score", "advantages", "update")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
 SMALL = dict(
     hidden=128,
     layers=4,
@@ -352,32 +350,6 @@ def make_trainer(s: dict, folder: Path, kind: type, **more: Any) -> Any:
     )
 
 
-class Clock:
-    """Seconds by name: `with clock('update'): ...`, or `clock.mark('head')`, which runs until the
-    next mark."""
-
-    def __init__(self):
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.name, self.since = None, 0.0
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
-
-    def mark(self, name: str | None) -> None:
-        now = time.perf_counter()
-        if self.name is not None:
-            self.seconds[self.name] += now - self.since
-        self.name, self.since = name, now
-
-    def read(self) -> dict[str, float]:
-        "What was counted since the last reading."
-        found, self.seconds = dict(self.seconds), defaultdict(float)
-        return found
-
-
 # ---- Telling ----
 
 
@@ -484,7 +456,7 @@ def parser_of(doc: str, name: str) -> argparse.ArgumentParser:
         "--output",
         type=Path,
         default=HERE / "results" / f"{name}.json",
-        help="the plot is put beside it",
+        help="a JSON file",
     )
     parser.add_argument(
         "--under_load",
@@ -500,10 +472,7 @@ def parsed(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse
     if asked.threads < 1:
         parser.error(f"--threads is {asked.threads}: give a positive number")
     if asked.output.suffix != ".json":
-        parser.error(
-            f"--output is {asked.output}: give a name that ends in .json; the plot takes it with "
-            ".png"
-        )
+        parser.error(f"--output is {asked.output}: give a name that ends in .json")
     rounds = getattr(asked, "rounds", 5)
     if rounds < (1 if asked.quick else 5):
         parser.error(f"--rounds is {rounds}: a median wants at least 5 (or take --quick)")
@@ -512,36 +481,13 @@ def parsed(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse
     return asked
 
 
-def told(
-    results: dict,
-    asked: argparse.Namespace,
-    shown: list,
-    draw: Callable[[dict, Any], None],
-    size: tuple[float, float],
-) -> dict:
-    "Writes JSON and plot, prints tables and checks."
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def told(results: dict, asked: argparse.Namespace, table: Any) -> dict:
+    "Writes JSON, prints the table and the checks."
     from rich.console import Console
 
     asked.output.write_text(json.dumps(results, indent=1) + "\n")
-    figure = plt.figure(figsize=size, layout="constrained")
-    draw(results, figure)
-    figure.savefig(asked.output.with_suffix(".png"), dpi=130)
-    plt.close(figure)
     console = Console()
-    for one in (*shown, *([verdicts(results["checks"])] if results["checks"] else [])):
+    for one in (table, *([verdicts(results["checks"])] if results["checks"] else [])):
         console.print(one)
-    console.print(f"{asked.output}, and the plot beside it", style="dim", soft_wrap=True)
+    console.print(str(asked.output), style="dim", soft_wrap=True)
     return results
-
-
-def plain(panel: Any, title: str, x: str, y: str) -> Any:
-    "Titles and labels of a panel, no frame above and on the right."
-    panel.set(xlabel=x, ylabel=y)
-    panel.set_title(title, fontsize=9)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
-    return panel

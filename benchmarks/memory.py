@@ -44,7 +44,7 @@ from typing import Any
 
 import common
 import torch
-from common import COLOURS, PHASES, SMALL, at_most, environment, sized, title
+from common import SMALL, at_most, environment, sized, title
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -291,40 +291,6 @@ def table(results: dict) -> Any:
     return shown
 
 
-def draw(results: dict, figure: Any) -> None:
-    "A panel for each sweep, a line for each phase."
-    panels = figure.subplots(1, len(results["sweeps"]), squeeze=False)[0]
-    for panel, (sweep, found) in zip(panels, results["sweeps"].items()):
-        x = [x_of(sweep, p) for p in found]
-        for name, colour, style in zip(PHASES, COLOURS, ("o-", "s--", "^-", "D-")):
-            panel.plot(
-                x,
-                [p["phases"][name]["aside"] / 2**20 for p in found],
-                style,
-                color=colour,
-                label=name,
-                ms=4,
-            )
-        panel.plot(
-            x,
-            [p["resident"] / 2**20 for p in found],
-            "x:",
-            color="#999999",
-            label="process, all",
-            ms=4,
-        )
-        panel.set(
-            xscale="log",
-            yscale="log",
-            xticks=x,
-            xticklabels=[f"{n / 1e6:.1f}M" if n >= 2e5 else f"{n:,}" for n in x],
-        )
-        panel.xaxis.minorticks_off()
-        common.plain(panel, f"by {sweep}", sweep if sweep != "tokens" else "response tokens", "")
-    panels[0].set_ylabel("peak MiB, embedding and head aside")
-    panels[0].legend(fontsize=7, frameon=False)
-
-
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
     parser = common.parser_of(__doc__, "memory")
@@ -353,7 +319,7 @@ def main(words: list[str] | None = None) -> dict:
         sweeps={name: [found[json.dumps(s)] for s in sweep] for name, sweep in sweeps.items()},
     )
     results["checks"] = checks(results)
-    return common.told(results, asked, [table(results)], draw, (1 + 3 * len(sweeps), 3.4))
+    return common.told(results, asked, table(results))
 
 
 if __name__ == "__main__":

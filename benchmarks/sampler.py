@@ -41,7 +41,6 @@ from typing import Any
 import common
 import torch
 from common import (
-    COLOURS,
     EOS,
     PAD,
     SMALL,
@@ -287,29 +286,6 @@ def table(results: dict) -> Any:
     return shown
 
 
-def draw(results: dict, figure: Any) -> None:
-    "Bars side by side, a panel for each law of lengths."
-    names = list(dict.fromkeys(r["name"] for r in results["runs"]))
-    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
-    for panel, name in zip(panels, names):
-        runs = [r for r in results["runs"] if r["name"] == name]
-        for k, side in enumerate(("ours", *OTHERS)):
-            places, speeds = (
-                [i + 0.27 * (k - 1) for i in range(len(runs))],
-                [r["tokens_per_second"][side] for r in runs],
-            )
-            bars = panel.bar(places, speeds, 0.25, color=COLOURS[k], label=side)
-            if side != "ours":
-                panel.bar_label(bars, [f"×{r['times_faster'][side]:.2f}" for r in runs], fontsize=7)
-        panel.set_xticks(range(len(runs)), [str(r["setting"]["batch"]) for r in runs])
-        common.plain(panel, f"{name} lengths", "batch", "")
-    panels[0].set_ylabel("tokens per second (×: ours is faster)")
-    panels[0].set_ylim(
-        0, 1.25 * max(x for r in results["runs"] for x in r["tokens_per_second"].values())
-    )
-    panels[-1].legend(fontsize=7, frameon=False, ncols=3, loc="upper right")
-
-
 def main(words: list[str] | None = None) -> dict:
     "Measure, write, print."
     parser = common.parser_of(__doc__, "sampler")
@@ -348,7 +324,7 @@ def main(words: list[str] | None = None) -> dict:
                 s |= QUICK | dict(mean_length=s["mean_length"] and 4)
             results["runs"].append(dict(name=name, **measure(s, asked.rounds, asked.at_a_time)))
     results["checks"] = checks(results)
-    return common.told(results, asked, [table(results)], draw, (1 + 3.5 * len(asked.lengths), 3.4))
+    return common.told(results, asked, table(results))
 
 
 if __name__ == "__main__":

@@ -11,27 +11,25 @@ import math
 import re
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from .models import inside, with_adapter
 from .runtime.last_layer import position_wise
-from .ui.html import element
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
 # %% auto #0
-__all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize', 'model_size', 'Precision',
-           'layer_activations', 'model_activations', 'logits_bytes', 'kv_cache', 'PPOSetup', 'states', 'gathered',
-           'MemoryPlan', 'Change', 'plan_memory', 'network_bytes']
+__all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'CHOICES', 'COUNTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'WORDS', 'ModelSize',
+           'model_size', 'Precision', 'layer_activations', 'model_activations', 'logits_bytes', 'kv_cache', 'PPOSetup',
+           'states', 'gathered', 'MemoryPlan', 'plan_memory']
 
 # %% ../nbs/reference/49_memory.ipynb #cd887a38
 def _count(model: nn.Module) -> int:
@@ -258,30 +256,34 @@ LAYOUTS = ("alone", "ddp", "zero2", "zero3", "fsdp2")
 
 @dataclass(frozen=True)
 class PPOSetup:
-    "All that the memory of a PPO run depends on: the arguments of `plan_memory`."
+    """All that the memory of a PPO run depends on. Raises ValueError, naming the field and the fix,
+    where the run would be refused too."""
 
-    policy: PreTrainedConfig
-    reward: PreTrainedConfig | None  # None: the reward is a function
-    value: PreTrainedConfig
-    layout: str
-    num_processes: int
-    prompt_length: int
-    response_length: int
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-    num_mini_batches: int
-    local_rollout_forward_batch_size: int
-    precision: str
-    dtype: str
-    checkpointing: bool
-    share_value_trunk: bool
-    adapter: Any
-    value_adapter: Any
-    gather_for_generation: bool
-    gpu_memory: float | None
-    offload_frozen: bool = False
-    critic: bool = True  # False: an estimator that trains no value model
+    policy: PreTrainedConfig  # of a causal language model; no weights are read
+    reward: PreTrainedConfig | None = None  # None: the reward is a function
+    value: PreTrainedConfig | None = None  # None: like the reward model, or else like the policy
+    layout: str = "alone"
+    num_processes: int = 1  # GPUs
+    prompt_length: int = 512  # tokens, of the longest prompt of a batch
+    response_length: int = 53
+    per_device_train_batch_size: int = 8  # rows of a micro-batch
+    gradient_accumulation_steps: int = 1
+    num_mini_batches: int = 1
+    local_rollout_forward_batch_size: int = 64
+    precision: str = "bf16"  # bf16, fp16 or float32; bf16 is autocast over the weights' own dtype
+    dtype: str = "float32"  # of the loaded weights: float32 or bfloat16
+    activation_checkpointing: bool = True
+    share_value_trunk: bool = False
+    peft_config: Any = None  # of the policy; the reference is then its adapter off
+    value_peft_config: Any = None
+    ds3_gather_for_generation: bool = True
+    gpu_memory: float | None = None  # GiB of a GPU; None: unknown
+    offload_frozen: bool = False  # reference and reward model stay in host memory
+    critic: bool = True  # False: an advantage_estimator that trains no value model
     more_rewards: tuple[PreTrainedConfig, ...] = ()  # the other members of an ensemble
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     @property
     def length(self) -> int:
@@ -290,10 +292,8 @@ class PPOSetup:
     @property
     def rows(self) -> int:
         "Rows of a forward pass without gradient, and of a sampling batch."
-        return min(
-            self.local_rollout_forward_batch_size,
-            self.per_device_train_batch_size * self.gradient_accumulation_steps,
-        )
+        local = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        return min(self.local_rollout_forward_batch_size, local)
 
     @property
     def micro_batches(self) -> int:
@@ -304,51 +304,51 @@ class PPOSetup:
     def form(self) -> Precision:
         """How the two trained models compute. DeepSpeed and FSDP2 compute with bf16 weights, DDP by
         autocast."""
-        if self.precision == "float32":
-            return FORMS["bf16" if self.dtype == "bfloat16" else "float32"]
-        return FORMS[
-            "autocast" if self.dtype == "float32" and self.layout in ("alone", "ddp") else "bf16"
-        ]
+        if self.precision == "float32" and self.dtype == "float32":
+            return FORMS["float32"]
+        mixed = self.dtype == "float32" and self.layout in ("alone", "ddp")
+        return FORMS["autocast" if mixed else "bf16"]
 
     @property
+    def frozen_width(self) -> int:
+        "Bytes of a frozen weight: as loaded; under DeepSpeed as its engine computes."
+        if self.layout in ("zero2", "zero3"):
+            return self.form.weights
+        return 2 if self.dtype == "bfloat16" else 4
+
+    @cached_property
     def sizes(self) -> tuple[ModelSize, ModelSize | None, list[ModelSize]]:
         "Policy, value model (None: a layer on the policy, or none), and frozen models."
-        policy = model_size(self.policy, adapter=self.adapter)
         value = None
         if self.critic and not self.share_value_trunk:
-            value = model_size(self.value, True, self.value_adapter)
-        frozen = [] if self.adapter is not None else [model_size(self.policy)]
+            config = self.value or self.reward or self.policy
+            value = model_size(config, True, self.value_peft_config)
+        frozen = [] if self.peft_config is not None else [model_size(self.policy)]
         rewards = [self.reward, *self.more_rewards]
         frozen += [model_size(reward, True) for reward in rewards if reward is not None]
-        return policy, value, frozen
+        return model_size(self.policy, adapter=self.peft_config), value, frozen
 
     @property
     def trained(self) -> list[ModelSize]:
         "The models that are trained."
-        policy, value, _ = self.sizes
-        return [policy] if value is None else [policy, value]
+        return [model for model in self.sizes[:2] if model is not None]
 
 # %% ../nbs/reference/49_memory.ipynb #0874c042
+CHOICES = dict(layout=LAYOUTS, precision=("bf16", "fp16", "float32"), dtype=("float32", "bfloat16"))
+COUNTS = (
+    "num_processes prompt_length response_length per_device_train_batch_size "
+    "gradient_accumulation_steps num_mini_batches local_rollout_forward_batch_size"
+).split()
+
+
 def _check(setup: PPOSetup) -> None:
     def refuse(name: str, wanted: str) -> None:
         raise ValueError(f"{name} is {getattr(setup, name)!r}: {wanted}.")
 
-    for name, known in (
-        ("layout", LAYOUTS),
-        ("precision", ("bf16", "fp16", "float32")),
-        ("dtype", ("float32", "bfloat16")),
-    ):
+    for name, known in CHOICES.items():
         if getattr(setup, name) not in known:
             refuse(name, f"give one of {', '.join(known)}")
-    for name in (
-        "num_processes",
-        "prompt_length",
-        "response_length",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_mini_batches",
-        "local_rollout_forward_batch_size",
-    ):
+    for name in COUNTS:
         if not (isinstance(getattr(setup, name), int) and getattr(setup, name) > 0):
             refuse(name, "give a whole number above 0")
     if setup.layout == "alone" and setup.num_processes > 1:
@@ -359,9 +359,7 @@ def _check(setup: PPOSetup) -> None:
             "DeepSpeed ZeRO-3 places weights by its own configuration; set "
             "offload_param_device: cpu there, and leave offload_frozen out",
         )
-    if setup.gpu_memory is not None and not (
-        math.isfinite(setup.gpu_memory) and setup.gpu_memory > 0
-    ):
+    if setup.gpu_memory is not None and not 0 < setup.gpu_memory < math.inf:
         refuse("gpu_memory", "give GiB, such as 80, or None")
     positions = getattr(setup.policy, "max_position_embeddings", None)
     if positions and setup.length > positions:
@@ -371,60 +369,30 @@ def _check(setup: PPOSetup) -> None:
         )
 
 # %% ../nbs/reference/49_memory.ipynb #9a8a7e34
-def _frozen_bytes(setup: PPOSetup) -> int:
-    """Bytes per frozen weight: as loaded; under DeepSpeed in the type that its engine computes
-    in."""
-    if setup.layout in ("zero2", "zero3"):
-        return setup.form.weights
-    return 2 if setup.dtype == "bfloat16" else 4
-
-
 def states(setup: PPOSetup) -> dict[str, float]:
     """Bytes that stay on each GPU from update to update, and the gradients; Rajbhandari et al.
     2020, section 3, for ZeRO."""
     policy, value, frozen = setup.sizes
-    n, layout, form, trained = setup.num_processes, setup.layout, setup.form, setup.trained
-    all_ = sum(m.params for m in trained)
+    n, layout, trained = setup.num_processes, setup.layout, setup.trained
+    weights = sum(m.params for m in trained)
     learns = sum(m.trained for m in trained) + (0 if value or not setup.critic else policy.hidden)
-    own = 2 if setup.dtype == "bfloat16" else 4
-    still = 0 if setup.offload_frozen else _frozen_bytes(setup) * sum(m.params for m in frozen)
-    if layout in ("alone", "ddp"):
-        moved = 4 * learns
-        if own == 2:  # an adapter is float32, whatever it is added to
-            moved = sum(m.trained * (4 if m.trained < m.params else 2) for m in trained)
-        return dict(
-            weights=all_ * own,
-            frozen=still,
-            optimizer=2 * moved,
-            gradients=moved * (2 if layout == "ddp" else 1),  # DDP copies them into buckets
-        )
+    still = 0 if setup.offload_frozen else setup.frozen_width * sum(m.params for m in frozen)
+    if layout in ("zero2", "zero3"):
+        b, part = setup.form.weights, n if layout == "zero3" else 1
+        held = dict(weights=b * weights / part, gradients=b * learns / n, optimizer=12 * learns / n)
+        return held | dict(frozen=still / part)
     if layout == "fsdp2":
-        return dict(
-            weights=4 * all_ / n,
-            frozen=still / n,
-            gradients=4 * learns / n,
-            optimizer=8 * learns / n,
-        )
-    part = n if layout == "zero3" else 1
-    return dict(
-        weights=all_ * form.weights / part,
-        frozen=still / part,
-        gradients=form.weights * learns / n,
-        optimizer=12 * learns / n,
-    )
+        held = dict(weights=4 * weights, gradients=4 * learns, optimizer=8 * learns, frozen=still)
+        return {row: held[row] / n for row in held}
+    width, moved = 4, 4 * learns
+    if setup.dtype == "bfloat16":  # an adapter is float32, whatever it is added to
+        width = 2
+        moved = sum(m.trained * (4 if m.trained < m.params else 2) for m in trained)
+    # DDP copies gradients into buckets
+    gradients = moved * (2 if layout == "ddp" else 1)
+    return dict(weights=width * weights, gradients=gradients, optimizer=2 * moved, frozen=still)
 
 # %% ../nbs/reference/49_memory.ipynb #18d09b36
-def _placed_frozen(setup: PPOSetup, phase: str) -> float:
-    """Bytes of the larger offloaded model, which is on the GPU while it runs; under FSDP2 this
-    GPU's part of a unit."""
-    frozen = setup.sizes[2]
-    if not (setup.offload_frozen and phase == "score" and frozen):
-        return 0
-    if setup.layout == "fsdp2":
-        return _frozen_bytes(setup) * max(map(_unit, frozen)) / setup.num_processes
-    return _frozen_bytes(setup) * max(m.params for m in frozen)
-
-
 def _unit(size: ModelSize) -> int:
     "What FSDP2 holds whole of a model that runs: embeddings, head, a layer and the next one."
     return size.params - size.layer * (size.layers - 2)
@@ -434,27 +402,38 @@ def gathered(setup: PPOSetup, phase: str) -> float:
     """Bytes of weights and gradients that are temporarily whole on a GPU, in addition to their
     shards; buckets of DeepSpeed."""
     policy, value, frozen = setup.sizes
-    b, trained = setup.form.weights, setup.trained
-    all_, learns = sum(m.params for m in trained), sum(m.trained for m in trained)
+    b, trained, gathers = setup.form.weights, setup.trained, setup.ds3_gather_for_generation
+    weights, learns = sum(m.params for m in trained), sum(m.trained for m in trained)
     bucket = b * min(learns, 5e8) if phase == "update" else 0  # reduce_bucket_size
     if setup.layout == "zero2":
         return bucket
     if setup.layout == "zero3":
-        if phase == "rollout" and setup.gather_for_generation:
+        if phase == "rollout" and gathers:
             return b * policy.params
         # stage3_max_live_parameters, stage3_prefetch_bucket_size
-        return b * min(all_, 1e9 + 5e7) + bucket
+        return b * min(weights, 1e9 + 5e7) + bucket
     if setup.layout != "fsdp2":
         return 0
     if phase == "rollout":  # embeddings and heads of both models are one group
         head = value.params - value.layer * value.layers if value else 0
-        return b * (head + (policy.params if setup.gather_for_generation else _unit(policy)))
+        return b * (head + (policy.params if gathers else _unit(policy)))
     unit = sum(map(_unit, trained))
     if phase == "score":
         return b * max([unit, *map(_unit, frozen)])  # one after the other
     # whole gradients are kept until the last micro-batch
     whole = learns if setup.micro_batches > 1 else 0
-    return b * (unit + unit * learns / all_ + whole)
+    return b * (unit + unit * learns / weights + whole)
+
+
+def _placed_frozen(setup: PPOSetup, phase: str) -> float:
+    """Bytes of the larger offloaded model, which is on the GPU while it runs; under FSDP2 this
+    GPU's part of a unit."""
+    frozen = setup.sizes[2]
+    if not (setup.offload_frozen and phase == "score" and frozen):
+        return 0
+    if setup.layout == "fsdp2":
+        return setup.frozen_width * max(map(_unit, frozen)) / setup.num_processes
+    return setup.frozen_width * max(m.params for m in frozen)
 
 # %% ../nbs/reference/49_memory.ipynb #aec3c6cc
 def _copies(setup: PPOSetup, phase: str) -> float:
@@ -463,7 +442,7 @@ def _copies(setup: PPOSetup, phase: str) -> float:
     if not setup.form.autocast:
         return 0
     running = setup.trained[:1] if phase == "rollout" else setup.trained
-    if phase == "update" and not setup.checkpointing:
+    if phase == "update" and not setup.activation_checkpointing:
         return 2 * sum(m.matrices for m in running)  # kept for the backward pass
     return 2 * sum(m.trained_matrices for m in running)
 
@@ -512,20 +491,20 @@ def _update(setup: PPOSetup) -> dict[str, float]:
     n, read = rows * setup.length, setup.response_length + 1  # before each token, after the last
     reads = (setup.length if setup.layout == "zero3" else read, read)
     kept, *of_value = [
-        model_activations(m, form, rows, setup.length, setup.checkpointing, read)
+        model_activations(m, form, rows, setup.length, setup.activation_checkpointing, read)
         for m, read in zip(models, reads)
     ]
     again = 0.0
-    if setup.checkpointing:  # inputs of frozen matrices are there for a while too
+    if setup.activation_checkpointing:  # inputs of frozen matrices are there for a while too
         whole_layers = [replace(m, learns=ModelSize.learns) for m in models]
         again = n * max(layer_activations(m, form, setup.length) for m in whole_layers)
     tokens, copies = rows * setup.response_length, _copies(setup, "update")
-    again_copies = 2 * policy.layer if form.autocast and setup.checkpointing else copies
+    again_copies = 2 * policy.layer if form.autocast and setup.activation_checkpointing else copies
     held, first, back = _held_logits(setup, tokens)
     moments = [
         dict(activations=kept, copies=copies, logits=first),
         dict(activations=kept + sum(of_value), copies=copies, logits=held),
-        dict(activations=kept, copies=0 if setup.checkpointing else copies, logits=back),
+        dict(activations=kept, copies=0 if setup.activation_checkpointing else copies, logits=back),
         dict(
             activations=kept + sum(of_value) + again + 2 * n * form.stream * policy.hidden,
             logits=held if value else 0,
@@ -567,84 +546,49 @@ NCCL = 1.0 * GIB  # its buffers, with several GPUs
 FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
 
 # %% ../nbs/reference/49_memory.ipynb #8de3c442
-class _Option(NamedTuple):
-    "A change to the settings."
-
-    name: str
-    how: str  # what to type
-    setup: PPOSetup  # after it
+WORDS = dict(peft_config="--use_peft", value_peft_config="--value_use_peft")
 
 
-def _options(setup: PPOSetup) -> list[_Option]:
-    "Every change that may save memory."
-    options, micro = list[_Option](), setup.per_device_train_batch_size
-
-    def offer(name: str, how: str, **changed: Any) -> None:
-        options.append(_Option(name, how, replace(setup, **changed)))
-
-    if not setup.checkpointing:
-        offer("recompute activations", "--activation_checkpointing True", checkpointing=True)
-    for smaller in sorted({micro // 2, 1} - {0, micro}, reverse=True):
-        steps = setup.gradient_accumulation_steps * micro // smaller
-        offer(
-            f"micro-batches of {smaller}",
-            f"--per_device_train_batch_size {smaller} --gradient_accumulation_steps {steps}",
-            per_device_train_batch_size=smaller,
-            gradient_accumulation_steps=steps,
-        )
-    if setup.adapter is None and (adapter := _lora("CAUSAL_LM")) is not None:
-        if setup.share_value_trunk or not setup.critic:
-            offer("LoRA", "--use_peft", adapter=adapter, value_adapter=None)
-        else:
-            offer(
-                "LoRA on both models",
-                "--use_peft --value_use_peft",
-                adapter=adapter,
-                value_adapter=_lora("SEQ_CLS"),
-            )
-    if setup.critic and not setup.share_value_trunk:
-        offer("value on the policy's trunk", "--share_value_trunk", share_value_trunk=True)
-    if setup.local_rollout_forward_batch_size > 8 and setup.rows > 8:
-        offer(
-            "smaller sampling batches",
-            "--local_rollout_forward_batch_size 8",
-            local_rollout_forward_batch_size=8,
-        )
-    if setup.layout != "zero3" and not setup.offload_frozen and setup.sizes[2]:
-        offer("frozen models in host memory", "--offload_frozen", offload_frozen=True)
-    return options + _scaled(setup)
-
-
-def _lora(task: str) -> Any:
-    "An adapter as the command line makes it; None without peft."
-    try:
+def _options(s: PPOSetup) -> list[dict[str, Any]]:
+    "Fields to change, each of which may save memory."
+    n, later = s.num_processes, LAYOUTS[LAYOUTS.index(s.layout) + 1 :]
+    rows, steps = s.per_device_train_batch_size, s.gradient_accumulation_steps
+    options: list[dict[str, Any]] = [
+        dict(activation_checkpointing=True),
+        dict(share_value_trunk=True),
+        dict(local_rollout_forward_batch_size=8),
+        dict(ds3_gather_for_generation=False),
+        dict(layout="zero3", num_processes=8) if n == 1 else dict(num_processes=2 * n),
+    ]
+    options += [dict(layout=layout) for layout in later if n > 1]
+    options += [
+        dict(per_device_train_batch_size=fewer, gradient_accumulation_steps=steps * rows // fewer)
+        for fewer in {max(1, rows // 2), 1}
+    ]
+    if s.layout != "zero3":
+        options.append(dict(offload_frozen=True))
+    if find_spec("peft") and s.peft_config is None:
         from peft import LoraConfig
-    except ImportError:
-        return None
-    return LoraConfig(task_type=task, r=16, lora_alpha=32, lora_dropout=0.0)
 
-# %% ../nbs/reference/49_memory.ipynb #319c6a03
-def _scaled(setup: PPOSetup) -> list[_Option]:
-    "Other layouts on these GPUs, and more GPUs."
-    n, layout, options = setup.num_processes, setup.layout, list[_Option]()
-
-    def offer(name: str, how: str, **changed: Any) -> None:
-        if setup.offload_frozen and changed.get("layout") == "zero3":  # it refuses offload_frozen
-            how, changed = f"{how} --offload_frozen False", changed | dict(offload_frozen=False)
-        options.append(_Option(name, how, replace(setup, **changed)))
-
-    if layout not in ("zero3", "fsdp2") and n > 1:
-        for other in LAYOUTS[LAYOUTS.index(layout) + 1 :]:
-            how = f"rlhf-nb launch --config_file {other}.yaml"
-            offer(f"layout {other}", how, layout=other)
-    more, other = (8, "zero3") if n == 1 else (2 * n, layout)
-    if other in ("zero2", "zero3", "fsdp2"):
-        how = f"--layout {other} --num_processes {more}"
-        offer(f"{more} GPUs, {other}", how, layout=other, num_processes=more)
-    if layout in ("zero3", "fsdp2") and setup.gather_for_generation:
-        how = "--ds3_gather_for_generation False"
-        offer("sample without gathering (slow)", how, gather_for_generation=False)
+        tasks = dict(peft_config="CAUSAL_LM", value_peft_config="SEQ_CLS")
+        if s.sizes[1] is None:
+            del tasks["value_peft_config"]
+        options.append({k: LoraConfig(task_type=task, r=16) for k, task in tasks.items()})
+    for changed in options:
+        if s.offload_frozen and changed.get("layout") == "zero3":  # which refuses it
+            changed["offload_frozen"] = False
     return options
+
+
+def _how(changed: dict[str, Any]) -> str:
+    "What to type for a change."
+    words = [
+        f"rlhf-nb launch --config_file {value}.yaml"
+        if name == "layout"
+        else WORDS.get(name, f"--{name} {value}")
+        for name, value in changed.items()
+    ]
+    return " ".join(words)
 
 # %% ../nbs/reference/49_memory.ipynb #ed4299d6
 @dataclass(frozen=True)
@@ -662,7 +606,7 @@ class MemoryPlan:
     @property
     def phase(self) -> str:
         "The largest phase."
-        return _largest(self.totals)
+        return max(self.totals, key=lambda name: self.totals[name])
 
     @property
     def peak(self) -> float:
@@ -672,7 +616,8 @@ class MemoryPlan:
     @property
     def dominates(self) -> str:
         "The largest row of the largest phase."
-        return _largest(self.phases[self.phase])
+        rows = self.phases[self.phase]
+        return max(rows, key=lambda name: rows[name])
 
     @property
     def fits(self) -> bool | None:
@@ -695,198 +640,56 @@ class MemoryPlan:
             return f"It fits: {summary}; {left:.1f} of {size:g} GiB are left."
         return f"It does not fit: {summary}; that is {-left:.1f} GiB more than the GPU's {size:g}."
 
-    def changes(self) -> list[Change]:
-        """Possible changes with their peaks; those that fit come first. If none does, the best ones
-        combined come before them."""
-        plans = [(option, _plan(option.setup)) for option in _options(self.setup)]
-        changes = [Change(option.name, option.how, p.peak, p.fits) for option, p in plans]
-        changes.sort(key=lambda change: (not change.fits, change.peak))
-        if self.fits is None or any(change.fits for change in changes):
-            return changes
-        return [*self._combined(), *changes]
-
-    def _combined(self) -> list[Change]:
-        "The best change, then the best after it, and so on, until it fits or nothing helps."
-        plan, taken = self, dict[str, _Option]()
-        for _ in range(6):
-            options = _options(plan.setup)
-            if not options:
-                break
-            best = min(options, key=lambda option: _plan(option.setup).peak)
-            if _plan(best.setup).peak >= plan.peak:
-                break
-            plan = _plan(best.setup)
-            taken[best.how.split()[0]] = best  # doubling the GPUs twice is four times
-            if plan.fits:
-                break
-        if not plan.setup.offload_frozen:
-            taken.pop("--offload_frozen", None)  # a later change to ZeRO-3 refuses it
-        if len(taken) < 2:
-            return []
-        name = " + ".join(option.name for option in taken.values())
-        how = " ".join(option.how for option in taken.values())
-        return [Change(name, how, plan.peak, plan.fits)]
-
     def frame(self) -> pd.DataFrame:
         "GiB on each GPU: a row for each kind, a column for each phase."
-        frame = pd.DataFrame(self.phases).loc[
-            [row for row in ROWS if any(row in p for p in self.phases.values())]
-        ]
-        return (
-            pd.concat([frame.rename(index=ROWS).fillna(0.0), frame.sum().to_frame("sum").T]) / GIB
-        )
+        known = [row for row in ROWS if any(row in rows for rows in self.phases.values())]
+        frame = pd.DataFrame(self.phases).loc[known].fillna(0.0).rename(index=ROWS)
+        return pd.concat([frame, frame.sum().to_frame("sum").T]) / GIB
 
     def advice(self) -> pd.DataFrame:
-        "The changes as a table."
-        word = {True: "fits", False: "no", None: "?"}
-        return pd.DataFrame(
-            [(c.name, c.how, round(c.peak / GIB, 1), word[c.fits]) for c in self.changes()],
-            columns=["change", "how", "peak GiB", "then"],
-        )
+        """Changes that lower the peak, the best first: `change` (what to type), `peak GiB`, and
+        `fits` (None: no GPU memory was given)."""
+        plans = {}
+        for changed in _options(self.setup):
+            setup = replace(self.setup, **changed)
+            plans[_how(changed)] = MemoryPlan(setup, _phases(setup))
+        better = {how: plan for how, plan in plans.items() if plan.peak < self.peak}
+        rows = [(how, round(plan.peak / GIB, 1), plan.fits) for how, plan in better.items()]
+        rows.sort(key=lambda row: row[1])
+        return pd.DataFrame(rows, columns=["change", "peak GiB", "fits"])
 
     def _repr_html_(self) -> str:
+        from rlhf_nb.ui.html import element  # a view, asked for when something is shown
+
         advice = "" if self.fits else self.advice().to_html(index=False)
         table = self.frame().to_html(float_format="{:.2f}".format)
         return f"{table}{element('p', self.verdict)}{advice}"
 
-    def __rich__(self) -> Group:
-        frame, table = self.frame(), _narrow_table("GiB on each GPU")
-        for name in ("", *frame.columns):
-            table.add_column(name, justify="right" if name else "left")
-        for name, row in frame.iterrows():
-            style = "bold" if name == "sum" else ""
-            table.add_row(str(name), *map("{:.2f}".format, row), style=style)
-        if self.fits:
-            return Group(table, self.verdict)
-        todo = _narrow_table("what to change")
-        for name in ("change", "how", "peak GiB", "then"):
-            todo.add_column(name, overflow="fold")
-        for _, row in self.advice().iterrows():
-            todo.add_row(*map(str, row))
-        return Group(table, self.verdict, todo)
-
-# %% ../nbs/reference/49_memory.ipynb #bfbbd37a
-@dataclass(frozen=True)
-class Change:
-    "One change, and the peak it would give."
-
-    name: str
-    how: str  # what to type
-    peak: float  # bytes
-    fits: bool | None  # None: no GPU memory was given
-
-
-def _largest(amounts: dict[str, float]) -> str:
-    return max(amounts.items(), key=lambda item: item[1])[0]
-
-
-def _narrow_table(title: str) -> Table:
-    return Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-
-
-def _plan(setup: PPOSetup) -> MemoryPlan:
+# %% ../nbs/reference/49_memory.ipynb #6818cd3d
+def _phases(setup: PPOSetup) -> dict[str, dict[str, float]]:
     resident, phases = states(setup), {}
     gradients = resident.pop("gradients")
     for name, needs in (("rollout", _rollout), ("score", _score), ("update", _update)):
         left = gradients / 2 if setup.layout == "ddp" else 0  # its buckets are never freed
-        rows = (
+        moving = dict(copies=_copies(setup, name), gathered=gathered(setup, name)) | needs(setup)
+        lost = FRAGMENTS * sum(moving.values()) + CONTEXT + (NCCL if setup.num_processes > 1 else 0)
+        phases[name] = (
             resident
-            | dict(
-                frozen=resident["frozen"] + _placed_frozen(setup, name),
-                gradients=gradients if name == "update" else left,
-                copies=_copies(setup, name),
-                gathered=gathered(setup, name),
-            )
-            | needs(setup)
+            | dict(frozen=resident["frozen"] + _placed_frozen(setup, name))
+            | dict(gradients=gradients if name == "update" else left)
+            | moving
+            | dict(allowance=lost)
         )
-        moving = sum(
-            rows.get(row, 0) for row in ("copies", "gathered", "kv", "activations", "logits")
-        )
-        lost = FRAGMENTS * moving + CONTEXT + (NCCL if setup.num_processes > 1 else 0)
-        phases[name] = rows | dict(allowance=lost)
-    return MemoryPlan(setup, phases)
+    return phases
 
-# %% ../nbs/reference/49_memory.ipynb #6818cd3d
+
 def plan_memory(
-    policy: PreTrainedConfig,  # of a causal language model; no weights are read
-    reward: PreTrainedConfig | None = None,  # None: the reward is a function
-    value: PreTrainedConfig | None = None,  # None: like the reward model, or else like the policy
-    layout: str = "alone",  # alone, ddp, zero2, zero3, fsdp2
-    num_processes: int = 1,  # GPUs
-    prompt_length: int = 512,  # tokens, of the longest prompt of a batch
-    response_length: int = 53,
-    per_device_train_batch_size: int = 8,  # rows of a micro-batch
-    gradient_accumulation_steps: int = 1,
-    num_mini_batches: int = 1,
-    local_rollout_forward_batch_size: int = 64,
-    precision: str = "bf16",  # bf16, fp16 or float32; bf16 is autocast over the weights' own dtype
-    dtype: str = "float32",  # of the loaded weights: float32 or bfloat16
-    activation_checkpointing: bool = True,
-    share_value_trunk: bool = False,
-    peft_config: Any = None,  # of the policy; the reference is then its adapter off
-    value_peft_config: Any = None,
-    ds3_gather_for_generation: bool = True,
-    gpu_memory: float | None = None,  # GiB of a GPU; None: unknown
-    offload_frozen: bool = False,  # reference and reward model stay in host memory
-    critic: bool = True,  # False: an advantage_estimator that trains no value model
-    more_rewards: tuple[PreTrainedConfig, ...] = (),  # the other members of an ensemble
+    policy: PreTrainedConfig,
+    reward: PreTrainedConfig | None = None,
+    value: PreTrainedConfig | None = None,
+    **settings: Any,  # the other fields of PPOSetup
 ) -> MemoryPlan:
-    """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the argument
-    and the fix."""
-    setup = PPOSetup(
-        policy=policy,
-        reward=reward,
-        value=value or reward or policy,
-        layout=layout,
-        num_processes=num_processes,
-        prompt_length=prompt_length,
-        response_length=response_length,
-        per_device_train_batch_size=per_device_train_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        num_mini_batches=num_mini_batches,
-        local_rollout_forward_batch_size=local_rollout_forward_batch_size,
-        precision=precision,
-        dtype=dtype,
-        checkpointing=activation_checkpointing,
-        share_value_trunk=share_value_trunk,
-        adapter=peft_config,
-        value_adapter=value_peft_config,
-        gather_for_generation=ds3_gather_for_generation,
-        gpu_memory=gpu_memory,
-        offload_frozen=offload_frozen,
-        critic=critic,
-        more_rewards=more_rewards,
-    )
-    _check(setup)
-    return _plan(setup)
-
-# %% ../nbs/reference/49_memory.ipynb #9150759e
-def network_bytes(
-    setup: PPOSetup,
-    num_ppo_epochs: int = 4,
-) -> dict[str, float]:
-    """Bytes that each GPU sends in one update, by kind, with ring collectives; it receives as
-    many. Patarasu and Yuan 2009; Rajbhandari et al. 2020, section 7."""
-    policy, _, frozen = setup.sizes
-    n, layout, b = setup.num_processes, setup.layout, setup.form.weights
-    all_, learns = sum(m.params for m in setup.trained), sum(m.trained for m in setup.trained)
-    steps = num_ppo_epochs * setup.num_mini_batches
-    passes = steps * setup.micro_batches
-    part = b * (n - 1) / n  # to gather a number; to add it up on every GPU takes twice that
-    if layout in ("alone", "ddp"):
-        return dict(gradients=2 * part * steps * learns)
-    if layout == "zero2":
-        return dict(gradients=2 * part * passes * learns, update=part * steps * learns)
-    batch = setup.per_device_train_batch_size * setup.gradient_accumulation_steps
-    calls = math.ceil(batch / setup.rows)  # of a model, to read the responses
-    sampled = gathered(setup, "rollout") / b
-    if not setup.gather_for_generation:
-        sampled = policy.params * calls * setup.response_length
-    outside = sum(m.params - m.layer * m.layers for m in frozen)  # FSDP2 keeps it between calls
-    kept = outside * (calls - 1) if layout == "fsdp2" else 0
-    return dict(
-        gradients=part * (steps if layout == "fsdp2" else passes) * learns,
-        update=2 * part * passes * all_,
-        sampling=part * sampled,
-        scoring=part * (calls * (all_ + sum(m.params for m in frozen)) - kept),
-    )
+    """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the field and
+    the fix."""
+    setup = PPOSetup(policy, reward, value, **settings)
+    return MemoryPlan(setup, _phases(setup))

@@ -35,7 +35,7 @@ LONG = (
     "test_recipes_launch",
     "test_two_processes_parts",
 )
-# Who uses one of these is slow: the site takes a minute and a half to build.
+# A test that uses one of these is slow: the site takes a minute and a half to build.
 SLOW_FIXTURES = {"builds"}
 
 

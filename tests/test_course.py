@@ -353,7 +353,8 @@ def solutions(page: Page, number: int, name: str) -> list[ast.FunctionDef]:
 
 
 def defined_functions(page: Page) -> dict[str, Callable]:
-    "The functions that the code of a page defines, made without running anything else of it."
+    """The functions that the code of a page defines, made without running anything else of it; none
+    that it imports."""
     scope: dict = dict(__name__="page")
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     later = __future__.annotations.compiler_flag
@@ -362,7 +363,8 @@ def defined_functions(page: Page) -> dict[str, Callable]:
             if isinstance(node, (*kinds, ast.Assign) if cell.exports else kinds):
                 with contextlib.suppress(Exception):  # a default that the page computes
                     exec(compile(ast.Module([node], []), "<page>", "exec", later), scope)
-    return {name: value for name, value in scope.items() if inspect.isfunction(value)}
+    found = {name: value for name, value in scope.items() if inspect.isfunction(value)}
+    return {name: f for name, f in found.items() if f.__code__.co_filename == "<page>"}
 
 
 def passing(page: Page, name: str) -> set[str]:
@@ -457,28 +459,22 @@ RULES: list[Callable[[Page], list[str]]] = [
 ]
 
 
+def breaking(rule: Callable[[Page], list[str]], paths: list[Path]) -> str:
+    "A line for each page that breaks a rule."
+    assert paths
+    found = {path.name: problems for path in paths if (problems := rule(page(path)))}
+    return "".join(f"\n{name}: {'; '.join(problems)}" for name, problems in found.items())
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_page_of_the_course(path, rule):
-    problems = rule(page(path))
-    assert not problems, f"{path.name}: " + "; ".join(problems)
-
-
-LONG = {"47_metrics"}  # its cells, which are run here, train for a minute
+def test_the_pages_of_the_course(rule):
+    assert not (problems := breaking(rule, PATHS)), problems
 
 
 # catches: a solution above an exercise of a lab or of the reference
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in LONG else ())
-        for p in NOTEBOOKS
-        if p not in PATHS
-    ],
-)
-def test_no_other_page_shows_a_solution_early(path):
-    problems = solutions_come_after(page(path))
-    assert not problems, f"{path.name}: " + "; ".join(problems)
+def test_no_other_page_shows_a_solution_early():
+    others = [path for path in NOTEBOOKS if path not in PATHS]
+    assert not (problems := breaking(solutions_come_after, others)), problems
 
 
 # ---- The course as a whole ----
@@ -498,20 +494,29 @@ def test_the_index_shows_the_minutes_of_the_pages():
 
 
 # catches: a kept picture with the colours or the steps of an older drawing
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_the_loop_on_a_page_is_the_one_of_today(path):
+def test_the_loop_on_a_page_is_the_one_of_today():
+    assert not (problems := breaking(loop_of_today, PATHS)), problems
+    stale = good_page()
+    stale["cells"][3]["outputs"][0]["data"]["image/svg+xml"] += "older"
+    assert loop_of_today(Page("10_gae", stale))
+    assert loop_of_today(Page("10_gae", dict(cells=[])))
+
+
+def loop_of_today(page: Page) -> list[str]:
     kept = [
         (call[1], "".join(d["image/svg+xml"]))
-        for cell in page(path).code
+        for cell in page.code
         if (call := re.search(r"^loop_picture\((?:\"(\w+)\")?\)$", cell.source, re.M))
         for d in cell.outputs
         if is_loop(d)
     ]
-    assert kept, f"{path.name} has no cell that ends in loop_picture(...)"
-    for step, picture in kept:
-        assert picture.strip() == str(loop_picture(step)).strip(), (
-            f"{path.name}: run the cell with loop_picture again, and keep what it draws"
-        )
+    if not kept:
+        return ["no cell ends in loop_picture(...)"]
+    return [
+        "run the cell with loop_picture again, and keep what it draws"
+        for step, picture in kept
+        if picture.strip() != str(loop_picture(step)).strip()
+    ]
 
 
 def test_minutes_are_counted_as_announced():
@@ -574,15 +579,15 @@ def broken(nb: dict, folder: Path, read: Callable[[Path], dict]) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_no_link_is_broken(path):
-    problems = broken(page(path).nb, path.parent, lambda target: page(target).nb)
-    assert not problems, f"{path.name}: " + "; ".join(problems)
+def test_no_link_is_broken():
+    read = lambda target: page(target).nb
+    assert not (
+        problems := {p.name: found for p in NOTEBOOKS if (found := broken(read(p), p.parent, read))}
+    ), problems
 
 
-@pytest.mark.parametrize(
-    "link, complaint",
-    [
+def test_a_broken_link_is_caught():
+    for link, complaint in (
         ("[x](10_gae.ipynb)", ""),
         ("[x](10_gae.ipynb#recap)", ""),
         ("[x](#a-part-two)", ""),
@@ -594,12 +599,10 @@ def test_no_link_is_broken(path):
         ('<a href="../gone.md">x</a>', "no such file"),
         ("| a |\n|---|\n| ![x](gone.png) |", "no such file"),
         ("<details>\n\n[x](gone.ipynb)\n\n</details>", "no such file"),
-    ],
-)
-def test_a_broken_link_is_caught(link, complaint):
-    nb = dict(cells=[prose("# T\n\n## A *part*: two\n\n" + link)])
-    problems = broken(nb, COURSE, lambda target: page(target).nb)
-    assert bool(problems) == bool(complaint) and complaint in "".join(problems)
+    ):
+        nb = dict(cells=[prose("# T\n\n## A *part*: two\n\n" + link)])
+        problems = broken(nb, COURSE, lambda target: page(target).nb)
+        assert bool(problems) == bool(complaint) and complaint in "".join(problems), link
 
 
 # ---- A page that keeps the rules, and wrong ones ----
@@ -758,13 +761,12 @@ def test_a_good_page_keeps_every_rule():
     assert {rule.__name__: rule(good) for rule in RULES} == {rule.__name__: [] for rule in RULES}
 
 
-@pytest.mark.parametrize(
-    "rule, change", WRONG, ids=[f"{r.__name__}-{i}" for i, (r, _) in enumerate(WRONG)]
-)
-def test_a_wrong_page_is_caught(rule, change):
-    nb = good_page()
-    change(nb)
-    assert rule(Page("10_gae", nb)), "the rule lets it pass"
+def test_a_wrong_page_is_caught():
+    assert {rule for rule, _ in WRONG} == set(RULES)
+    for i, (rule, change) in enumerate(WRONG):
+        nb = good_page()
+        change(nb)
+        assert rule(Page("10_gae", nb)), f"{rule.__name__} lets wrong page {i} pass"
 
 
 # catches: a solution in other words, which no comparison of code finds
@@ -783,13 +785,8 @@ def test_a_function_that_the_checker_accepts_is_a_solution():
     assert "defines average, which solves my_mean" in problem
 
 
-def test_every_rule_has_a_wrong_page():
-    assert {rule for rule, _ in WRONG} == set(RULES)
-
-
-@pytest.mark.parametrize(
-    "answer, shown, seen",
-    [
+def test_what_counts_as_the_solution():
+    for answer, shown, seen in (
         ("return (x * mask).sum() / mask.sum()", "mean = (a * b).sum() / b.sum()", True),
         ("return (x * mask).sum() / mask.sum()", "mean = (a * b).sum() / c.sum()", False),
         ("return (x * mask).sum() / mask.sum()", "total = (a * b).sum()", False),
@@ -814,8 +811,6 @@ def test_every_rule_has_a_wrong_page():
             "for i in k:\n    b = a.exp() * m\n    c = b.sum() + a",
             True,
         ),
-    ],
-)
-def test_what_counts_as_the_solution(answer, shown, seen):
-    solution = parsed("def my_x(x, mask):\n" + textwrap.indent(answer, "    "))[0]
-    assert reveals(parsed(shown), solution) == seen
+    ):
+        solution = parsed("def my_x(x, mask):\n" + textwrap.indent(answer, "    "))[0]
+        assert reveals(parsed(shown), solution) == seen, (answer, shown)

@@ -20,7 +20,7 @@ from wheel_check import main as check_wheel
 from wheel_check import oldest, requirements, wheel_problems
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKFLOW = ".github/workflows/test.yml"
+WORKFLOWS = (".github/workflows/test.yml", ".github/workflows/weekly.yml")
 
 
 def settings() -> dict[str, str]:
@@ -94,9 +94,12 @@ def test_pre_commit_accepts_its_file():
 # ---- The workflow ----
 
 
-def workflow_problems(text: str, min_python: str) -> list[str]:
-    "Python versions that settings.ini doesn't name, and checks that the workflow doesn't run."
-    jobs, problems = yaml.safe_load(text)["jobs"], []
+def workflow_problems(texts: list[str], min_python: str) -> list[str]:
+    "Python versions that settings.ini doesn't name, and checks that no workflow runs."
+    daily, weekly = (yaml.safe_load(text) for text in texts)
+    jobs, problems = daily["jobs"] | weekly["jobs"], []
+    if "cron" not in str(weekly[True]):  # YAML reads `on` as true
+        problems.append("weekly: it has no schedule")
     tested = jobs["test"]["strategy"]["matrix"]["python"]
     wheels = jobs["wheel"]["strategy"]["matrix"]["include"]
     for name, pythons in dict(test=tested, wheel=[w["python"] for w in wheels]).items():
@@ -108,20 +111,21 @@ def workflow_problems(text: str, min_python: str) -> list[str]:
             problems.append(f"{name}: one Python alone is tested")
     if {w["versions"] for w in wheels} != {"tested", "oldest", "newest"}:
         problems.append("wheel: one of tested, oldest, newest is missing")
-    for name in ("lint", "demo"):
-        used = [s["with"]["python-version"] for s in jobs[name]["steps"] if "with" in s]
+    for name in ("lint", "demo", "weekly"):
+        steps = [step.get("with", {}) for step in jobs[name]["steps"]]
+        used = [step["python-version"] for step in steps if "python-version" in step]
         if used != [min_python]:
             problems.append(f"{name}: runs on {used}, not on min_python")
     commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
     return problems + [
         f"no job runs {command}"
-        for command in ("make lint", ".ci/run", "make check-pages", "python tests/wheel_check.py")
+        for command in ("make lint", ".ci/run", "make check-weekly", "python tests/wheel_check.py")
         if not any(run.startswith(command) for run in commands)
     ]
 
 
 def test_the_workflow_tests_the_python_that_the_package_asks_for():
-    assert workflow_problems(read(WORKFLOW), settings()["min_python"]) == []
+    assert workflow_problems([*map(read, WORKFLOWS)], settings()["min_python"]) == []
 
 
 @pytest.mark.parametrize(
@@ -132,14 +136,16 @@ def test_the_workflow_tests_the_python_that_the_package_asks_for():
         ('["3.11", "3.13"]', '["3.11"]', "test: one Python"),
         ("versions: oldest", "versions: tested", "wheel: one of"),
         ("run: make lint", "run: echo", "no job runs make lint"),
-        ("run: make check-pages", "run: echo", "no job runs make check-pages"),
+        ("run: make check-weekly", "run: echo", "no job runs make check-weekly"),
+        ("- cron:", "- from:", "weekly: it has no schedule"),
         ('python-version: "3.11"', 'python-version: "3.12"', "lint: runs on"),
     ],
 )
 def test_a_workflow_that_tests_less_is_caught(old, new, complaint):
-    text = read(WORKFLOW)
-    assert old in text
-    assert complaint in " ".join(workflow_problems(text.replace(old, new, 1), "3.11"))
+    texts = [*map(read, WORKFLOWS)]
+    assert any(old in text for text in texts)
+    changed = [text.replace(old, new, 1) for text in texts]
+    assert complaint in " ".join(workflow_problems(changed, "3.11"))
 
 
 # ---- Versions and texts ----
@@ -198,7 +204,7 @@ def test_issue_forms_ask_for_what_one_needs(name):
 def test_every_target_that_is_named_exists():
     "In texts for contributors, each `make TARGET` is one of the Makefile's."
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
-    files = ["CONTRIBUTING.md", "CHANGELOG.md", ".github/pull_request_template.md", WORKFLOW]
+    files = ["CONTRIBUTING.md", "CHANGELOG.md", ".github/pull_request_template.md", *WORKFLOWS]
     named = {m for f in files for m in re.findall(r"(?:`|run: |^)make ([a-z-]+)", read(f), re.M)}
     assert {"lint", "format", "check-wheel", "check-oldest"} <= named | targets
     assert named <= targets

@@ -1,4 +1,5 @@
-"""Bytes that `network_bytes` says an update sends, against what two processes exchange."""
+"""Bytes that `moved` of the lab 26_tldr_pythia says an update moves, against what two processes
+exchange."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from pathlib import Path
 import forks
 import pytest
 from ppo_fixtures import need_deepspeed
+from test_plans import page
 from test_two_processes import LAYOUTS
 from transformers import AutoConfig
 
-from rlhf_nb.memory import network_bytes, plan_memory
+from rlhf_nb.memory import plan_memory
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 
 WORKER = Path(__file__).with_name("network_worker.py")
@@ -49,10 +51,14 @@ def test_an_update_sends_what_the_formula_says(layout, tmp_path):
         local_rollout_forward_batch_size=4,
         precision="float32",
     )
-    sent = network_bytes(plan.setup, num_ppo_epochs=3)
-    half = 4 / 2  # of 4 bytes: what each of two sends for a number that is gathered
+    setup, epochs, half = plan.setup, 3, 1 / 2  # each of two gathers the other's half
+    steps = epochs * setup.num_mini_batches
+    # DeepSpeed sums the gradients of every micro-batch, on each process: twice as far
+    sums = dict(ddp=2 * steps, zero2=2 * steps * setup.micro_batches, fsdp2=steps)[layout]
+    gradients = half * 4 * sums * sum(model.trained for model in setup.trained)
     # without a GPU, FSDP2 adds up everywhere and then keeps its part: here it counts as scattered
     twice = 1 if layout == "fsdp2" else 2
     close = pytest.approx if layout != "fsdp2" else lambda x: pytest.approx(x, rel=0.02)  # padding
-    assert twice * half * seen["gloo:all_reduce"] == close(sent.pop("gradients"))
-    assert half * seen.get("gloo:all_gather", 0) == close(sum(sent.values()))
+    assert twice * half * 4 * seen["gloo:all_reduce"] == close(gradients)
+    others = sum(page.moved(setup, epochs).values()) - gradients
+    assert half * 4 * seen.get("gloo:all_gather", 0) == close(others)

@@ -175,7 +175,7 @@ def check_moved(page):
     both, others = P + V, 7 / 8
     found = {layout: page.moved(setup(layout)) for layout in ("ddp", "zero2", "zero3", "fsdp2")}
     assert found["ddp"] == near(dict(rollout=0, score=0, update=others * 4 * 2 * 4 * both))
-    assert found["zero2"] == near(dict(rollout=0, score=0, update=others * 2 * both * (24 + 4)))
+    assert found["zero2"] == near(dict(rollout=0, score=0, update=others * 2 * both * (2 * 24 + 4)))
     assert found["zero3"] == near(
         dict(
             rollout=others * 2 * P,
@@ -199,7 +199,7 @@ def check_moved(page):
         others * 2 * (both - 2 * inner + inner * 20 * 3)
     )
     assert page.moved(setup("alone", n=1)) == dict(rollout=0, score=0, update=0)
-    assert page.moved(setup(num_mini_batches=2))["update"] == near(others * 2 * both * (24 + 8))
+    assert page.moved(setup(num_mini_batches=2))["update"] == near(others * 2 * both * (2 * 24 + 8))
     thin = setup("zero3", peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS"))
     policy, value, (reward,) = thin.sizes  # the reference is the policy, asked twice
     assert page.moved(thin)["score"] == near(
@@ -329,13 +329,13 @@ WRONG = [
     ("rows left out", "return rows * (2 *", "return (2 *", check_forward),
     (
         "backward costs one pass",
-        "1 + 1 + (size.trained == size.params) + setup.checkpointing",
-        "1 + 1 + setup.checkpointing",
+        "1 + 1 + (size.trained == size.params) + setup.activation_checkpointing",
+        "1 + 1 + setup.activation_checkpointing",
         check_flops,
     ),
     (
         "recomputing is free",
-        "(size.trained == size.params) + setup.checkpointing",
+        "(size.trained == size.params) + setup.activation_checkpointing",
         "(size.trained == size.params)",
         check_flops,
     ),
@@ -402,6 +402,7 @@ WRONG = [
         "update = steps * b * learns",
         check_moved,
     ),
+    ("ZeRO-2's sum goes one way", "(2 * passes + steps) * b", "(passes + steps) * b", check_moved),
     (
         "DDP's gradients in 16 bits, always",
         "update = 2 * steps * b * learns",
@@ -442,7 +443,7 @@ WRONG = [
     ),
     (
         "the adapter's reference is free",
-        "frozen + ([policy] if setup.adapter is not None else [])",
+        "frozen + ([policy] if setup.peft_config is not None else [])",
         "frozen",
         check_moved,
     ),

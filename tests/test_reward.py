@@ -814,9 +814,10 @@ def test_a_resumed_run_is_the_same_bit_for_bit(trained, tmp_path, strategy):
 
 # catches: a best checkpoint under the name that it has while it is written, other weights at the end
 def test_the_best_checkpoint_is_named_and_loaded(trained):
-    trainer = trained(max_steps=6, learning_rate=0.5, metric_for_best_model="eval_loss", **BEST)
-    trainer.train()
-    check_best(trainer, "eval_loss", largest=False)
+    best = dict(greater_is_better=True, metric_for_best_model="eval_loss", **BEST)
+    trainer = trained(max_steps=6, learning_rate=0.5, **best)
+    trainer.train()  # the loss falls: the "best" step is the first, whose weights are not the last
+    check_best(trainer, "eval_loss", largest=True)
 
 
 # catches: a checkpoint that is half written and looks whole, a resume from one that is damaged

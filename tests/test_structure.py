@@ -9,7 +9,8 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,6 +36,20 @@ LOOP = (PACKAGE / "runtime" / "loop.py").read_text(encoding="utf-8")
 PHASES = ("rollout", "score", "advantages", "update")
 
 
+parsed = cache(ast.parse)
+
+
+@cache
+def read(name: str) -> str:
+    return (PACKAGE / name).read_text(encoding="utf-8")
+
+
+def breaking(rule: Callable[[str], Collection], names: list[str] = NAMES) -> dict[str, Collection]:
+    "File -> what a rule finds in its source, for each file in which it finds something."
+    assert names
+    return {name: found for name in names if (found := rule(read(name)))}
+
+
 PUBLIC = ("_", "_asdict", "_fields", "_make", "_replace")  # the last four are of named tuples
 
 
@@ -53,7 +68,7 @@ def own(node: ast.expr, classes: set[str]) -> bool:
 
 def reached_into(source: str) -> dict[str, int]:
     "Private names of other objects, with the line of their first use."
-    tree = ast.parse(source)
+    tree = parsed(source)
     classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     uses: dict[str, int] = {}
     for node in ast.walk(tree):
@@ -72,7 +87,7 @@ def imported(source: str) -> list[str]:
     "Private names that come from other modules of the package."
     return [
         f"{node.module or '.'}.{alias.name}"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.ImportFrom)
         and (node.level or (node.module or "").split(".")[0] == "rlhf_nb")
         for alias in node.names
@@ -82,7 +97,7 @@ def imported(source: str) -> list[str]:
 
 def parents(sources: list[str]) -> dict[str, list[str]]:
     "The bases of each class, by their last names."
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    nodes = [node for source in sources for node in ast.walk(parsed(source))]
     last = lambda base: ast.unparse(base).split("[")[0].split(".")[-1]
     return {
         node.name: [last(base) for base in node.bases]
@@ -135,7 +150,7 @@ def too_long(source: str) -> list[str]:
 
 def of_trainer() -> set[str]:
     "Private names of transformers' Trainer: methods, class attributes, and those it sets on itself."
-    tree = ast.parse(inspect.getsource(Trainer))
+    tree = parsed(inspect.getsource(Trainer))
     on_itself = {
         node.attr
         for node in ast.walk(tree)
@@ -148,7 +163,7 @@ def of_trainer() -> set[str]:
 def trainers_own(source: str, classes: set[str]) -> set[str]:
     "Private names of Trainer that some classes of a module override, read, set or call."
     names: set[str] = set()
-    for kind in ast.walk(ast.parse(source)):
+    for kind in ast.walk(parsed(source)):
         if not isinstance(kind, ast.ClassDef) or kind.name not in classes:
             continue
         for node in ast.walk(kind):
@@ -171,7 +186,7 @@ HANDED_ON = {  # handlers of any error that do not raise it, and what they do wi
 
 def swallowed(source: str) -> Iterator[str]:
     "Functions with a handler of every error there is, which does not raise it again."
-    tree = ast.parse(source)
+    tree = parsed(source)
     functions = [
         x for x in ast.walk(tree) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
@@ -185,36 +200,34 @@ def swallowed(source: str) -> Iterator[str]:
             yield around[-1] if around else "the module"
 
 
-def read(name: str) -> str:
-    return (PACKAGE / name).read_text(encoding="utf-8")
-
-
 # ---- Private names ----
 
 
 # catches: a private attribute of a library, or of another module, outside of the one place for it
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("runtime")])
-def test_private_names_stay_in_runtime(name):
-    assert not reached_into(read(name))
+def test_private_names_stay_in_runtime():
+    assert not breaking(reached_into, [name for name in NAMES if not name.startswith("runtime")])
+
+
+def unlisted(source: str) -> dict[str, int]:
+    "Private names of others that no comment or docstring of the module names, nor `PRIVATE` of loop."
+    listed = "\n".join(line for line in source.splitlines() if line.lstrip().startswith("#"))
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, (ast.Module, ast.FunctionDef)):
+            listed += ast.get_docstring(node) or ""
+    if source == LOOP:
+        listed += " ".join(PRIVATE)
+    return {use: line for use, line in reached_into(source).items() if use not in listed}
 
 
 # catches: a private name that runtime uses and does not own up to, where one reads what to look at
 # when a library has a new release
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("runtime")])
-def test_private_names_in_runtime_are_listed(name):
-    source = read(name)
-    listed = "\n".join(line for line in source.splitlines() if line.lstrip().startswith("#"))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.FunctionDef)):
-            listed += ast.get_docstring(node) or ""
-    if name == "runtime/loop.py":
-        listed += " ".join(PRIVATE)
-    assert not {use: line for use, line in reached_into(source).items() if use not in listed}
+def test_private_names_in_runtime_are_listed():
+    assert not breaking(unlisted, [name for name in NAMES if name.startswith("runtime")])
+    assert unlisted("x._a, x._b  # _a\n# _b") == {"_a": 1}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_a_private_name_is_seen():
+    for source in (
         "model._forward_hooks.clear()",
         "self.model._no_split_modules = []",
         "rlhf_nb.trainer._helper()",
@@ -222,52 +235,36 @@ def test_private_names_in_runtime_are_listed(name):
         "getattr(trainer, '_tr_loss')",
         "setattr(model, '_x', 1)",
         "[x._y for x in models]",
-    ],
-)
-def test_a_private_name_is_seen(source):
-    assert reached_into(source)
-
-
-def test_what_is_ones_own_is_not_private():
+    ):
+        assert reached_into(source), source
     assert not reached_into(
         "class A:\n def f(self, r): return self._x, super()._x, A._x, r._repr_html_(), r.__len__()"
     )
 
 
 # catches: what the docstring of runtime/layout.py promises, in a release that lacks one of them
-@pytest.mark.parametrize(
-    "owner, name",
-    [
+def test_private_names_of_the_layout_are_there():
+    for owner, name in (
         (GradientState, "_set_sync_gradients"),
         (FSDPModule, "_get_fsdp_state"),
         (FSDPState, "_lazy_init"),
         (transformers.PreTrainedModel, "_no_split_modules"),
         (torch.nn.Module(), "_forward_hooks"),
         (torch.nn.Module(), "_forward_pre_hooks"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_private_names_of_the_layout_are_there(owner, name):
-    assert hasattr(owner, name) and name in read("runtime/layout.py")
+    ):
+        assert hasattr(owner, name) and name in read("runtime/layout.py"), name
 
 
 # catches: a helper of one module that another one has come to need, under its private name
-@pytest.mark.parametrize("name", NAMES)
-def test_no_private_name_is_imported(name):
-    assert not imported(read(name))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_no_private_name_is_imported():
+    assert not breaking(imported)
+    for source in (
         "from rlhf_nb.masks import _places",
         "from .masks import pack, _places",
         "from . import _masks",
         "def f():\n    from rlhf_nb.runtime.loop import _order as order",
-    ],
-)
-def test_a_private_import_is_seen(source):
-    assert imported(source)
+    ):
+        assert imported(source), source
 
 
 # ---- Sharded weights and ranks ----
@@ -280,7 +277,7 @@ def of_sharding(source: str) -> set[str]:
     "What it knows of DeepSpeed, FSDP2 and torch.distributed from inside."
     known: set[str] = set()
     ours: set[str] = set()  # full_tensor is also a function of runtime/layout.py
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and str(node.module).endswith("runtime.layout"):
             ours |= {name.name for name in node.names}
         if isinstance(node, ast.Attribute):
@@ -297,27 +294,17 @@ def of_sharding(source: str) -> set[str]:
 
 
 # catches: a second place that has to be looked at when a layout, or a release of one, changes
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "runtime/layout.py"])
-def test_the_layout_alone_knows_how_weights_are_sharded(name):
-    assert not of_sharding(read(name))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_layout_alone_knows_how_weights_are_sharded():
+    assert [*breaking(of_sharding)] == ["runtime/layout.py"]
+    for source in (
         "hasattr(p, 'ds_id')",
         "x.full_tensor()",
         "import deepspeed",
         "def f():\n    import deepspeed",
         "from torch.distributed.tensor import DTensor",
         "torch.distributed.barrier()",
-    ],
-)
-def test_what_knows_sharding_is_seen(source):
-    assert of_sharding(source)
-
-
-def test_the_names_of_the_layout_are_free_to_use():
+    ):
+        assert of_sharding(source), source
     assert not of_sharding(
         "from rlhf_nb.runtime.layout import full_tensor, sharded\nsharded(full_tensor(x))"
     )
@@ -332,22 +319,19 @@ def test_no_private_chain_is_longer_than_two():
     assert {"PPOTrainer", "SealedTrainer"} < set(bases)
     assert not {name for name in bases if private_chain(name, bases) > 2}
 
-
-@pytest.mark.parametrize("most, chained", [(2, 2), (3, 3)])
-def test_a_private_chain_is_counted(most, chained):
-    line = ["Base", "_A", "_B", "_C"][: most + 1]
-    source = "\n".join(f"class {b}({a}): pass" for a, b in pairwise(line))
-    bases = parents([source, f"class Public(rows.{line[-1]}[int]): pass"])
-    assert private_chain("Public", bases) == chained
+    for most in (2, 3):
+        line = ["Base", "_A", "_B", "_C"][: most + 1]
+        source = "\n".join(f"class {b}({a}): pass" for a, b in pairwise(line))
+        bases = parents([source, f"class Public(rows.{line[-1]}[int]): pass"])
+        assert private_chain("Public", bases) == most
 
 
 # catches: a third class between a trainer and Hugging Face's
-@pytest.mark.parametrize("kind", [PPOTrainer, SFTTrainer, RewardTrainer])
-def test_two_classes_at_most_are_between_a_trainer_and_transformers(kind):
-    assert between(kind, Trainer) == ["UpdateTrainer", "SealedTrainer"][kind is not PPOTrainer :]
+def test_two_classes_at_most_are_between_a_trainer_and_transformers():
+    assert between(PPOTrainer, Trainer) == ["UpdateTrainer", "SealedTrainer"]
+    for kind in (SFTTrainer, RewardTrainer):
+        assert between(kind, Trainer) == ["SealedTrainer"]
 
-
-def test_a_third_class_is_seen():
     class Third(PPOTrainer):
         pass
 
@@ -394,9 +378,8 @@ def test_a_long_function_is_seen(source, long):
 
 
 # catches: a release of transformers that renames or drops one of them
-@pytest.mark.parametrize("name", PRIVATE)
-def test_what_the_loop_needs_of_trainer_is_there(name):
-    assert name in of_trainer() and PRIVATE[name]
+def test_what_the_loop_needs_of_trainer_is_there():
+    assert PRIVATE.keys() <= of_trainer() and all(PRIVATE.values())
 
 
 LOOPS = {"SealedTrainer", "UpdateTrainer"}
@@ -408,39 +391,30 @@ def test_the_list_of_private_names_is_whole():
 
 
 # catches: a trainer that goes round the loop and overrides a private method by itself
-@pytest.mark.parametrize("name", ["trainer.py", "sft.py", "reward.py"])
-def test_trainers_leave_what_is_private_to_the_loop(name):
-    kinds = {kind.__name__ for kind in (PPOTrainer, SFTTrainer, RewardTrainer)}
-    assert kinds & set(parents([read(name)])) and not trainers_own(read(name), kinds)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_trainers_leave_what_is_private_to_the_loop():
+    of = {"trainer.py": PPOTrainer, "sft.py": SFTTrainer, "reward.py": RewardTrainer}
+    kinds = {kind.__name__ for kind in of.values()}
+    for name, kind in of.items():
+        assert kind.__name__ in parents([read(name)])
+        assert not trainers_own(read(name), kinds), name
+    for source in (
         "def _save(self): pass",
         "def f(self): super()._save()",
         "def f(self): return self._get_learning_rate()",
         "def f(self): self._tr_loss += 1",
-    ],
-)
-def test_a_private_method_of_trainer_is_seen(source):
-    assert trainers_own(f"class SealedTrainer(Trainer):\n    {source}", LOOPS)
+    ):
+        assert trainers_own(f"class SealedTrainer(Trainer):\n    {source}", LOOPS), source
 
 
 # catches: a first error in the middle of a run, under a release that this loop was not written for
-@pytest.mark.parametrize("release", ["4.57.0", "5.19.0", "6.0.0"])
-def test_a_release_of_transformers_that_was_not_tried_is_refused(release):
-    with pytest.raises(ImportError, match=rf"transformers {release} .*works with >=5.20,<6: pip"):
+def test_a_release_of_transformers_that_was_not_tried_is_refused():
+    for release in ("4.57.0", "5.19.0", "6.0.0"):
+        told = rf"transformers {release} .*works with >=5.20,<6: pip"
+        with pytest.raises(ImportError, match=told):
+            check_version(release)
+    for release in ("5.20.0", "5.21.0.dev0", "5.99.1"):
         check_version(release)
-
-
-@pytest.mark.parametrize("release", ["5.20.0", "5.21.0.dev0", "5.99.1"])
-def test_a_release_in_the_range_is_taken(release):
-    check_version(release)
     check_version()
-
-
-def test_the_range_is_that_of_settings():
     settings = PACKAGE.parent / "settings.ini"
     if settings.is_file():
         wanted = str(rlhf_nb.runtime.loop.SUPPORTED)
@@ -456,24 +430,16 @@ def test_no_error_is_swallowed():
     assert sorted(seen) == sorted(HANDED_ON)
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        "except: pass",
-        "except Exception: return None",
-        "except BaseException as error: print(error)",
-        "except (ValueError, Exception): x = 1",
-    ],
-)
-def test_a_swallowed_error_is_seen(handler):
-    assert [*swallowed(f"def f():\n    try: g()\n    {handler}")]
-
-
-@pytest.mark.parametrize(
-    "handler", ["except ValueError: pass", "except Exception as e: raise ValueError from e"]
-)
-def test_a_narrow_or_passing_handler_is_fine(handler):
-    assert not [*swallowed(f"def f():\n    try: g()\n    {handler}")]
+def test_a_swallowed_error_is_seen():
+    for handler, seen in {
+        "except: pass": True,
+        "except Exception: return None": True,
+        "except BaseException as error: print(error)": True,
+        "except (ValueError, Exception): x = 1": True,
+        "except ValueError: pass": False,
+        "except Exception as e: raise ValueError from e": False,
+    }.items():
+        assert bool([*swallowed(f"def f():\n    try: g()\n    {handler}")]) == seen, handler
 
 
 # ---- Markup, style sheets and scripts ----
@@ -508,7 +474,7 @@ FOREIGN = {
 def foreign_lines(source: str) -> dict[str, set[int]]:
     """Lines of strings that hold HTML or SVG, CSS or JavaScript. Docstrings are none, nor are the
     patterns of `re`, which read markup."""
-    nodes = [*ast.walk(ast.parse(source))]
+    nodes = [*ast.walk(parsed(source))]
     apart: set[ast.AST] = set()
     for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
@@ -526,20 +492,15 @@ def foreign_lines(source: str) -> dict[str, set[int]]:
 
 
 # catches: a view that writes tags by hand, and may forget to escape what is between them
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (KIT, LESSON)])
-def test_other_languages_are_not_in_strings(name):
-    assert not foreign_lines(read(name))
+def test_other_languages_are_not_in_strings():
+    found = breaking(foreign_lines)
+    kit, lesson = found.pop(KIT), found.pop(LESSON)
+    assert not found
+    assert kit.keys() == lesson.keys() == {"HTML"} and len(kit["HTML"]) <= 40
 
 
-def test_the_kit_has_40_lines_of_markup_at_most():
-    found = foreign_lines(read(KIT))
-    assert found.keys() == {"HTML"} and len(found["HTML"]) <= 40
-    assert foreign_lines(read(LESSON)).keys() == {"HTML"}
-
-
-@pytest.mark.parametrize(
-    "kind, source",
-    [
+def test_another_language_is_seen():
+    for kind, source in (
         ("HTML", "x = '<div>'"),
         ("HTML", "x = f'<p class=\"{kind}\">{text}</p>'"),
         ("HTML", "def f():\n    return 'a<br>b'"),
@@ -553,19 +514,13 @@ def test_the_kit_has_40_lines_of_markup_at_most():
         ("JavaScript", "x = 'xs.map((x) => x + 1)'"),
         ("JavaScript", "x = 'export default function draw({ model, el }) {'"),
         ("JavaScript", "x = 'document.querySelector(name).focus()'"),
-    ],
-)
-def test_another_language_is_seen(kind, source):
-    assert kind in foreign_lines(source)
-
-
-def test_every_line_of_a_string_is_counted():
+    ):
+        assert kind in foreign_lines(source), source
     assert foreign_lines('x = """\n<ul>\n<li>\n"""\ny = "<p>"') == {"HTML": {1, 2, 3, 4, 5}}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_what_is_no_other_language_is_fine():
+    for source in (
         "def f():\n    '''Writes <p>, const x = 1 and td { color: red }.'''",
         "tokens = ['<pad>', '<eos>', '</s>']",
         "re.findall(r'<td>(.*?)</td>', markup)",
@@ -574,7 +529,5 @@ def test_every_line_of_a_string_is_counted():
         "'let it return markup, or give a function f(text)'",
         "f'<{name}>{text}</{name}>'",  # parts of a prompt for a judge
         "'{left:.1f} to {right:,}'.format(left=1, right=2)",
-    ],
-)
-def test_what_is_no_other_language_is_fine(source):
-    assert not foreign_lines(source)
+    ):
+        assert not foreign_lines(source), source

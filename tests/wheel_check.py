@@ -1,13 +1,16 @@
 """What a user gets who runs `pip install` and has no checkout: the wheel, in an empty virtual
 environment, run from another folder. pytest does not collect this file; make does:
 
-    make check-wheel     python tests/wheel_check.py tested   the versions in constraints.txt
-    make check-oldest    python tests/wheel_check.py oldest   the lower bounds in settings.ini
-                         python tests/wheel_check.py newest   whatever the package index has today
+    make check-wheel         wheel_check.py tested   the versions in constraints.txt
+    make check-oldest        wheel_check.py oldest   the lower bounds in settings.ini
+                             wheel_check.py newest   whatever the package index has today
+    make check-wheel-quick   wheel_check.py quick    the packages of the Python that runs it
 
 Each builds the wheel from a clean copy of the tree, installs it, checks what came with it, runs
 `rlhf-nb demo --quick`, and prints how long each part took. It needs a package index, and disk for
 one installation (3 GB; 9 where pip brings torch with CUDA) in a temporary folder, which it removes.
+`quick` installs the wheel alone and looks for all else where it is already: it needs neither, and
+sees a file that the wheel lacks, but not a requirement that settings.ini lacks.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ def run(*command: str | Path, **options) -> str:
     return done.stdout
 
 
-def build(folder: Path, python: str) -> Path:
+def build(folder: Path, python: str, *options: str) -> Path:
     """Build the wheel, from a copy of what git knows: setuptools would take stale modules from a
     `build/` folder that an earlier build left behind."""
     for name, content in tree(ROOT).items():
@@ -103,30 +106,13 @@ def build(folder: Path, python: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     pip = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
-    run(*pip, "--wheel-dir", folder / "wheels", folder / "source")
+    run(*pip, *options, "--wheel-dir", folder / "wheels", folder / "source")
     (wheel,) = (folder / "wheels").glob("*.whl")
     return wheel
 
 
-def check(versions: str, python: str, folder: Path) -> dict[str, float]:
-    "Build, install, look and run. Returns the seconds that each part took."
-    times: dict[str, float] = {}
-    with timed("build the wheel", times):
-        wheel = build(folder, python)
-    with zipfile.ZipFile(wheel) as archive:
-        if problems := wheel_problems(archive.namelist()):
-            sys.exit("\n".join(problems))
-
-    what = {
-        "tested": ["-c", str(ROOT / "constraints.txt")],
-        "oldest": oldest(requirements()),
-        "newest": [],
-    }[versions]
-    with timed(f"install it, with the {versions} versions", times):
-        run(python, "-m", "venv", folder / "venv")
-        bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
-        pip = [bin / "python", "-m", "pip", "--disable-pip-version-check"]
-        run(*pip, "install", "--quiet", "--no-cache-dir", wheel, *what)
+def installed_alone(pip: Sequence[str | Path]) -> None:
+    "Exit unless the requirements are met, and no tool of development came with the package."
     run(*pip, "check")
     installed = {
         p["name"].lower(): p["version"] for p in json.loads(run(*pip, "list", "--format=json"))
@@ -139,6 +125,40 @@ def check(versions: str, python: str, folder: Path) -> dict[str, float]:
         "  "
         + " ".join(f"{r.split('>=')[0]}=={installed[r.split('>=')[0]]}" for r in requirements())
     )
+
+
+def borrow(bin: Path, python: str) -> None:
+    """Let an environment import the packages of another Python. Its own come first, and a package
+    that is installed there as a link to its checkout (`pip install -e`) is not found."""
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own, other = (Path(run(p, "-c", where).strip()) for p in (bin / "python", python))
+    (own / "borrowed.pth").write_text(f"{other}\n")
+
+
+def check(versions: str, python: str, folder: Path) -> dict[str, float]:
+    "Build, install, look and run. Returns the seconds that each part took."
+    times: dict[str, float] = {}
+    with timed("build the wheel", times):
+        wheel = build(folder, python, *(["--no-build-isolation"] if versions == "quick" else []))
+    with zipfile.ZipFile(wheel) as archive:
+        if problems := wheel_problems(archive.namelist()):
+            sys.exit("\n".join(problems))
+
+    what = {
+        "tested": ["-c", str(ROOT / "constraints.txt")],
+        "oldest": oldest(requirements()),
+        "newest": [],
+        "quick": ["--no-deps", "--no-index"],
+    }[versions]
+    with timed(f"install it, with the {versions} versions", times):
+        run(python, "-m", "venv", folder / "venv")
+        bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
+        pip = [bin / "python", "-m", "pip", "--disable-pip-version-check"]
+        run(*pip, "install", "--quiet", "--no-cache-dir", wheel, *what)
+    if versions == "quick":
+        borrow(bin, python)
+    else:
+        installed_alone(pip)
 
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -157,7 +177,7 @@ def check(versions: str, python: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("versions", choices=["tested", "oldest", "newest"])
+    parser.add_argument("versions", choices=["tested", "oldest", "newest", "quick"])
     parser.add_argument("--python", default=sys.executable, help="the Python to install into")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wheel_check_") as folder:

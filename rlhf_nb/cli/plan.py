@@ -10,8 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from transformers import AutoConfig, PretrainedConfig
 
 from rlhf_nb.cli.arguments import PPOModelArguments
@@ -132,9 +135,10 @@ def plan_of(options: Namespace) -> MemoryPlan:
         policy,
         reward,
         value,
-        layout,
-        processes,
-        options.max_prompt_length or max(1, min(512, positions - options.response_length)),
+        layout=layout,
+        num_processes=processes,
+        prompt_length=options.max_prompt_length
+        or max(1, min(512, positions - options.response_length)),
         dtype="bfloat16" if half else "float32",
         gpu_memory=gpu_memory_of(options),
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
@@ -144,6 +148,16 @@ def plan_of(options: Namespace) -> MemoryPlan:
         **precision_of(options),
         **{key: getattr(options, key) for key in AS_IN_THE_RUN},
     )
+
+
+def _table(frame: pd.DataFrame, title: str) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name, column in frame.items():
+        numbers = pd.api.types.is_float_dtype(column)
+        table.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(f"{x:.2f}" if isinstance(x, float) else str(x) for x in row))
+    return table
 
 
 def dry_run(options: Namespace, console: Console | None = None) -> int:
@@ -156,7 +170,7 @@ def dry_run(options: Namespace, console: Console | None = None) -> int:
     head = "a layer on the policy" if setup.critic else "none"
     count = lambda size: f"{size.trained:,} of {size.params:,}" if size else head
     assumed = "" if options.max_prompt_length else " (assumed: set --max_prompt_length)"
-    memory = "recomputed" if setup.checkpointing else "kept"
+    memory = "recomputed" if setup.activation_checkpointing else "kept"
     console = console or Console(
         file=sys.stdout, force_jupyter=False, width=None if sys.stdout.isatty() else 110
     )
@@ -174,5 +188,10 @@ def dry_run(options: Namespace, console: Console | None = None) -> int:
             "with the rest.",
             highlight=False,
         )
-    console.print(plan)
+    console.print(_table(plan.frame().reset_index(names=""), "GiB on each GPU"))
+    console.print(plan.verdict)
+    if not plan.fits:
+        advice = plan.advice()
+        fits = {True: "yes", False: "no", None: "?"}
+        console.print(_table(advice.assign(fits=advice["fits"].map(fits)), "what to change"))
     return 1 if plan.fits is False else 0

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length, rotate_checkpoints, set_seed
 from transformers.utils import logging
 
+from rlhf_nb import __version__
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
 from rlhf_nb.runtime.compat import published, with_metadata
 from rlhf_nb.runtime.config import PPOConfig
@@ -86,7 +86,7 @@ def check_version(release: str = transformers.__version__) -> None:
     major, minor = (int(part) for part in release.split(".")[:2])
     if not (5, 20) <= (major, minor) < (6, 0):
         raise ImportError(
-            f"transformers {release} is installed, and rlhf_nb {version('rlhf_nb')} works with "
+            f"transformers {release} is installed, and rlhf_nb {__version__} works with "
             f"{SUPPORTED}: pip install 'transformers{SUPPORTED}'."
         )
 

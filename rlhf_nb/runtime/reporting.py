@@ -19,6 +19,7 @@ from transformers.integrations import (
     WandbCallback,
 )
 
+from rlhf_nb import __version__
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import ValueHead
 from rlhf_nb.runtime.prompts import sets_of
@@ -78,7 +79,8 @@ def parameter_counts(model: nn.Module) -> str:
 
 def software() -> dict[str, str]:
     "Versions that a card names."
-    return {name: version(name) for name in ("rlhf_nb", "torch", "transformers", "accelerate")}
+    others = ("torch", "transformers", "accelerate")
+    return dict(rlhf_nb=__version__, **{name: version(name) for name in others})
 
 
 def ppo_card(trainer: Any, name: str) -> str:

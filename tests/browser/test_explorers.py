@@ -216,7 +216,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # catches: a page of the site whose explorer is dead, or shows other states than those kept, which
 # tests/test_kept_explorers.py compares with the page's own functions
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", SITE.explorer_pages)
 def test_the_explorers_of_the_site(opened: Callable, site: Path, name: str):
     page = opened(site / f"{name}.html")

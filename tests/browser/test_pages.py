@@ -16,10 +16,12 @@ from controls import Widget, nameless, photograph, still, violations, widgets
 from lab import ROOT, Lab, Notebook
 from notebooks import NOTEBOOKS
 
-# Pages that `make test` looks at too: sliders, choices and boxes, and one that plants a fault. All
-# of them are looked at by `make test-all`.
+# Pages that `make test` looks at too: sliders, choices and boxes, and one that plants a fault. The
+# others are weekly.
 OFTEN = ("32_explore", "09_shaping")
-PAGES = [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in NOTEBOOKS]
+PAGES = [
+    pytest.param(name, marks=[] if name in OFTEN else pytest.mark.weekly) for name in NOTEBOOKS
+]
 
 # ---- What is let off, and why. Nothing else is; and what need not be let off any more fails too.
 # ----
