@@ -77,6 +77,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "detach: logp.clamp(min=-10000.0).detach()": "the gradient of a sum of probabilities is 0",
         "detach: logp.detach() (again)": "the gradient of a sum of probabilities is 0",
     },
+    "my_logprobs": {
+        "literal: torch.where(mask[:, :, None], logits[:, prompt_width - 1:-1], 0.0) | "
+        "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end",
+    },
     "my_merge": {"swap: a, b": "two sets together are the same, whichever comes first"},
     "my_tint": {"operator: value > 0 | value > 0 → value >= 0": "at 0 both ends give white"},
 }
@@ -430,11 +434,71 @@ def test_the_values_of_the_last_draw_fail(exercise, seed):
     assert not exercise(answer, seed + 1)
 
 
+# Finite losses whose gradients are NaN, where padding holds infinity or NaN.
+
+
+def indexed_late(logprobs, old_logprobs, advantages, mask, cliprange):
+    ratio = (logprobs - old_logprobs).exp()
+    near = ratio.clamp(1 - cliprange, 1 + cliprange)
+    return torch.maximum(-advantages * ratio, -advantages * near)[mask].sum()
+
+
+def squared_first(values, old_values, returns, mask, cliprange_value):
+    near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
+    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)[mask].sum()
+
+
+def softmax_first(logits, ids, prompt_width, mask):
+    logp = logits[:, prompt_width - 1 : -1].log_softmax(-1)
+    found = logp.gather(-1, ids[:, prompt_width:, None]).squeeze(-1)
+    return torch.where(mask, found, 0.0)
+
+
+@pytest.mark.parametrize(
+    "checker, late",
+    [
+        (checks.check_policy_loss, indexed_late),
+        (checks.check_value_loss, squared_first),
+        (checks.check_logprobs, softmax_first),
+    ],
+)
+def test_a_loss_that_is_finite_and_not_its_gradient_is_told_so(checker, late, seed):
+    """catches: a checker that calls such an answer right, because it looks at gradients only where
+    padding is finite"""
+    assert "gradient is NaN" in checker(late, seed).text
+    assert all(checker.flows(case) for case in checker.draw(seed))
+
+
+def test_padding_may_be_zeroed_before_it_is_used(seed):
+    def answer(logprobs, old_logprobs, advantages, mask, cliprange):
+        logprobs, old_logprobs, advantages = (
+            torch.where(mask, x, 0.0) for x in (logprobs, old_logprobs, advantages)
+        )
+        ratio = (logprobs - old_logprobs).exp()
+        near = ratio.clamp(1 - cliprange, 1 + cliprange)
+        loss = torch.maximum(-advantages * ratio, -advantages * near)
+        return torch.where(mask, loss, 0.0).sum()
+
+    assert checks.check_policy_loss(answer, seed)
+
+
 # Answers that passed once, by the function that they should be.
 FOOLED = {
     "a policy loss without a gradient": (
         checks.check_policy_loss,
         lambda right: lambda *given: right(*given).detach(),
+    ),
+    "a policy loss that indexes after exp": (
+        checks.check_policy_loss,
+        lambda right: indexed_late,
+    ),
+    "a value loss that indexes after the square": (
+        checks.check_value_loss,
+        lambda right: squared_first,
+    ),
+    "log-probs that choose after the softmax": (
+        checks.check_logprobs,
+        lambda right: softmax_first,
     ),
     "weights with a gradient": (
         checks.check_weights,

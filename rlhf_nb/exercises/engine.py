@@ -164,7 +164,7 @@ class Exercise:
         worst = min(failing, key=lambda i: (not _finite(cases[i]), _size(cases[i])))
         seen = self._seen(cases[worst], got[worst], want[worst], bool(weights) and answer)
         for message in self.mistakes:
-            if self._agree(self.wrong(message), answer, cases, got):
+            if self._agree(self.wrong(message), answer, cases, got, bool(weights)):
                 return Verdict(False, message, seen)
         if weights:
             return Verdict(False, self._gradient_mistake(answer, [cases[i] for i in failing]), seen)
@@ -178,22 +178,32 @@ class Exercise:
         return found if isinstance(found, Raised) else self.read(found)
 
     def _agree(
-        self, program: Callable, answer: Callable, cases: list[Case], got: list[Any]
+        self,
+        program: Callable,
+        answer: Callable,
+        cases: list[Case],
+        got: list[Any],
+        everywhere: bool,
     ) -> bool:
-        "Whether a program of the catalogue does what the answer does, gradients included."
+        """Whether a program of the catalogue does what the answer does, gradients included: those
+        of infinite padding (`everywhere`) only where no number is wrong."""
         if not all(same(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
             return False
         return all(
             _same_gradients(self.gradients(program, c), self.gradients(answer, c))
             for c in cases
-            if self.flows(c)
+            if self.flows(c) and (everywhere or _finite(c))
         )
 
     # ---- Gradients ----
 
     def flows(self, case: Case) -> bool:
-        "Whether gradients are compared on this case: where all its numbers are finite."
-        return bool(self.grads) and _finite(case)
+        """Whether gradients are compared on this case: where those of the right answer are finite,
+        with infinity on padding too."""
+        if not self.grads:
+            return False
+        right = self.gradients(self.right, case)
+        return right is not None and _finite(right)
 
     def gradients(self, program: Callable, case: Case) -> dict[str, Tensor] | None:
         """The gradients of a randomly weighted sum of the results; None where the program fails.
@@ -238,6 +248,11 @@ class Exercise:
             return (
                 "The numbers are right, but your function fails on tensors that need a gradient: "
                 "stay within torch, and change nothing in place."
+            )
+        if not _finite(got):
+            return (
+                "The numbers are right, but a gradient is NaN or infinite: what is infinite on "
+                "padding has to be left out before it is computed with, not after."
             )
         for name in self.grads:
             if bool(want[name].any()) and not bool(got[name].any()):

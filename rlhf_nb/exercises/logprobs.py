@@ -15,7 +15,8 @@ from rlhf_nb.exercises.values import Case
 
 
 def my_logprobs(logits: Tensor, ids: Tensor, prompt_width: int, mask: Tensor) -> Tensor:
-    logp = logits[:, prompt_width - 1 : -1].log_softmax(-1)
+    real = torch.where(mask[:, :, None], logits[:, prompt_width - 1 : -1], 0.0)
+    logp = real.log_softmax(-1)
     tokens = ids[:, prompt_width:]
     found = logp.gather(-1, tokens[:, :, None]).squeeze(-1)
     return torch.where(mask, found, 0.0)
@@ -42,6 +43,7 @@ def _logprobs_cases(g: Generator) -> list[Case]:
     ]
 
 
+REAL = "torch.where(mask[:, :, None], logits[:, prompt_width - 1 : -1], 0.0)"
 TAKEN = "logp.gather(-1, tokens[:, :, None]).squeeze(-1)"
 
 LOGPROBS = Exercise(
@@ -88,11 +90,20 @@ LOGPROBS = Exercise(
             "logp.amax(-1)",
         ),
         "Zero times NaN is NaN: choose by the mask with torch.where, do not multiply by it.": (
+            REAL,
+            "logits[:, prompt_width - 1 : -1]",
             "torch.where(mask, found, 0.0)",
             "found * mask",
         ),
+        "The numbers are right and the gradient is NaN: NaN went through log_softmax before the "
+        "mask chose. Choose the real columns of the logits first.": (
+            REAL,
+            "logits[:, prompt_width - 1 : -1]",
+        ),
         "Padding still has log-probs: set it to 0, by the mask, so that the sum over a row is "
         "the response's log-prob.": (
+            REAL,
+            "logits[:, prompt_width - 1 : -1]",
             "torch.where(mask, found, 0.0)",
             "found",
         ),

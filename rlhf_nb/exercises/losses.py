@@ -17,10 +17,11 @@ from rlhf_nb.exercises.values import Case
 def my_policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, cliprange: float
 ) -> Tensor:
-    ratio = torch.exp(logprobs - old_logprobs)
+    advantages = advantages[mask]
+    ratio = torch.exp(logprobs[mask] - old_logprobs[mask])
     clipped = ratio.clamp(1 - cliprange, 1 + cliprange)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-    return loss[mask].sum()
+    return loss.sum()
 
 
 def _policy_cases(g: Generator) -> list[Case]:
@@ -76,16 +77,16 @@ POLICY_LOSS = Exercise(
             "return -loss",
         ),
         "The minus sign of the advantages is missing: the loss is -advantages * ratio.": (
-            "-advantages",
-            "advantages",
+            "-advantages *",
+            "advantages *",
         ),
         "The ratio is upside down, with old and new swapped: its log is logprobs - old_logprobs.": (
-            "logprobs - old_logprobs",
-            "old_logprobs - logprobs",
+            "logprobs[mask] - old_logprobs[mask]",
+            "old_logprobs[mask] - logprobs[mask]",
         ),
         "That is the log of the ratio: take its exponential.": (
-            "torch.exp(logprobs - old_logprobs)",
-            "logprobs - old_logprobs",
+            "torch.exp(logprobs[mask] - old_logprobs[mask])",
+            "logprobs[mask] - old_logprobs[mask]",
         ),
         "You clip the log-ratio at 1 - cliprange and 1 + cliprange: clip the ratio, after exp.": (
             "ratio.clamp(1 - cliprange, 1 + cliprange)",
@@ -105,25 +106,34 @@ POLICY_LOSS = Exercise(
             "clamp(min=1 - cliprange)",
         ),
         "Padding counts in your sum: choose the real tokens by the mask.": (
-            "loss[mask].sum()",
+            "[mask]",
+            "",
+        ),
+        "The number is right and its gradient is NaN: you chose the real tokens after exp, and "
+        "the gradient of -inf less -inf is NaN times 0. Choose them before.": (
+            "[mask]",
+            "",
             "loss.sum()",
+            "loss[mask].sum()",
         ),
         "Zero times NaN is NaN: choose by the mask, do not multiply by it.": (
-            "loss[mask].sum()",
+            "[mask]",
+            "",
+            "loss.sum()",
             "(loss * mask).sum()",
         ),
         "You return a mean: return the sum, which the caller divides by the number of tokens.": (
-            "loss[mask].sum()",
-            "loss[mask].mean()",
+            "loss.sum()",
+            "loss.mean()",
         ),
         "You average row by row, so a token in a short row weighs more: return the sum.": (
-            "loss[mask].sum()",
-            "torch.stack([row[keep].sum() / keep.sum().clamp(min=1) for row, keep in zip(loss, "
-            "mask)]).mean()",
+            "loss.sum()",
+            "torch.stack([row.sum() / max(len(row), 1) for row in "
+            "loss.split(mask.sum(1).tolist())]).mean()",
         ),
         "Your loss has no gradient: the ratio is detached, so nothing can be learned from it.": (
-            "torch.exp(logprobs - old_logprobs)",
-            "torch.exp(logprobs - old_logprobs).detach()",
+            "torch.exp(logprobs[mask] - old_logprobs[mask])",
+            "torch.exp(logprobs[mask] - old_logprobs[mask]).detach()",
         ),
         "The unclipped ratio is detached: the gradient has to flow through it.": (
             "-advantages * ratio,",
@@ -139,9 +149,10 @@ POLICY_LOSS = Exercise(
 def my_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, cliprange_value: float
 ) -> Tensor:
+    values, old_values, returns = values[mask], old_values[mask], returns[mask]
     near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
     loss = torch.maximum((values - returns) ** 2, (near - returns) ** 2)
-    return 0.5 * loss[mask].sum()
+    return 0.5 * loss.sum()
 
 
 def _value_cases(g: Generator) -> list[Case]:
@@ -232,22 +243,31 @@ VALUE_LOSS = Exercise(
             "",
         ),
         "Padding counts in your sum: choose the real tokens by the mask.": (
-            "loss[mask].sum()",
+            "[mask]",
+            "",
+        ),
+        "The number is right and its gradient is NaN: you chose the real tokens after squaring, "
+        "and infinity times 0 is NaN. Choose them before.": (
+            "[mask]",
+            "",
             "loss.sum()",
+            "loss[mask].sum()",
         ),
         "Zero times infinity is NaN: choose by the mask, do not multiply by it.": (
-            "loss[mask].sum()",
+            "[mask]",
+            "",
+            "loss.sum()",
             "(loss * mask).sum()",
         ),
         "You return a mean: return the sum, which the caller divides by the number of tokens.": (
-            "loss[mask].sum()",
-            "loss[mask].mean()",
+            "loss.sum()",
+            "loss.mean()",
         ),
         "The clipped value is detached: near the old value the gradient has to flow through it "
         "too. Beyond the clip it is 0 anyway.": (NEAR, NEAR + ".detach()"),
         "Your loss has no gradient: the values are detached, so nothing can be learned from it.": (
-            "loss[mask].sum()",
-            "loss[mask].sum().detach()",
+            "loss.sum()",
+            "loss.sum().detach()",
         ),
     },
     grads=("values",),
