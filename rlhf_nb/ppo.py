@@ -22,7 +22,6 @@ from rlhf_nb.shaping import (
     penalize_missing_eos,
     replace_missing_eos,
     shape_rewards,
-    slot_mask,
 )
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
@@ -60,16 +59,15 @@ def with_advantages(
     reduce: Reduce | None = None,
 ) -> Rollout:  # with rewards, returns and whitened advantages
     "Per-token rewards, GAE, targets of the value model. Whitening is over the tokens of all ranks."
-    slots = slot_mask(r.mask, cfg.reward_slot)
-    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards, cfg.reward_slot)
+    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
     if cfg.whiten_rewards:
-        rewards = whiten(rewards, slots, shift_mean=False, reduce=reduce)
-    advantages = targets = gae(rewards, r.values, slots, cfg.gamma, cfg.lam, last_value)
+        rewards = whiten(rewards, r.mask, shift_mean=False, reduce=reduce)
+    advantages = targets = gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam, last_value)
     if cfg.lam_value is not None:
-        targets = gae(rewards, r.values, slots, cfg.gamma, cfg.lam_value, last_value)
+        targets = gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam_value, last_value)
     return r.with_(
         rewards=rewards,
-        returns=returns_from(targets, r.values, slots),
+        returns=returns_from(targets, r.values, r.mask),
         advantages=whiten(advantages * r.mask, r.mask, reduce=reduce),
     )
 
@@ -119,10 +117,9 @@ def ppo_loss(
         of_policy = of_policy + cfg.kl_coef * logged["kl"]
     of_value = policy.new_zeros(())
     if now.values is not None:  # None: no value model
-        slots = slot_mask(r.mask, cfg.reward_slot)
-        value = value_loss(now.values, r.values, r.returns, slots, cfg.cliprange_value)
+        value = value_loss(now.values, r.values, r.returns, r.mask, cfg.cliprange_value)
         of_value = cfg.vf_coef * value
-        values = value_diagnostics(now.values, r.values, r.returns, slots, cfg.cliprange_value)
+        values = value_diagnostics(now.values, r.values, r.returns, r.mask, cfg.cliprange_value)
         logged |= dict(value=value, value_clipfrac=values["clipfrac"])
     logged |= dict(loss=of_value + of_policy, policy=policy, entropy=entropy)
     # 0 x the policy's part keeps its weights in the graph: DDP waits for a gradient of each
@@ -175,11 +172,6 @@ class Objective:
     )
     kl_target: Positive = setting(6.0, "Nats per response that the adaptive controller aims at.")
     kl_horizon: Count = setting(10000, "Episodes over which the adaptive controller corrects.")
-    reward_slot: Literal["last", "after_eos"] = setting(
-        "last",
-        "The score is paid on the last real token; after_eos: one slot later, as the published "
-        "code does.",
-    )
     bootstrap_truncated: bool = setting(
         False,
         "After a response cut off by response_length comes the value model's estimate instead of "
@@ -383,10 +375,9 @@ def estimate_advantages(
     "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
     if cfg.advantage_estimator == "gae":
         return with_advantages(r, cfg, last_value=last_value, reduce=reduce)
-    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards, cfg.reward_slot)
+    rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
     if cfg.advantage_estimator == "reinforce_pp":
-        slots = slot_mask(r.mask, cfg.reward_slot)
-        to_go = gae(rewards, torch.zeros_like(rewards), slots, cfg.gamma, lam=1.0)
+        to_go = gae(rewards, torch.zeros_like(rewards), r.mask, cfg.gamma, lam=1.0)
         return r.with_(rewards=rewards, advantages=whiten(to_go * r.mask, r.mask, reduce=reduce))
     check_groups(r, num_generations)
     of_group = GROUPED[cfg.advantage_estimator](rewards.sum(1), num_generations)

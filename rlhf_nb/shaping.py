@@ -13,24 +13,7 @@ from torch import Tensor
 from .masks import last_index, only_real
 
 # %% auto #0
-__all__ = ['score_index', 'shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'slot_mask', 'merge_moments', 'batch_moments', 'RunningMoments']
-
-# %% ../nbs/course/09_shaping.ipynb #2a368724
-def score_index(
-    mask: Tensor,  # [B, T] true on real tokens
-    reward_slot: str = "last",  # "last": the last real token; "after_eos": one slot later, if any
-) -> Tensor:  # [B] long: the column that the score belongs to; 0 for a row without tokens
-    """Where the score is paid. `after_eos` is the published code's slot (arXiv 2403.17031). Raises
-    ValueError for another slot."""
-    last = last_index(mask).clamp(min=0)
-    if reward_slot == "last":
-        return last
-    if reward_slot == "after_eos":
-        return (last + 1).clamp(max=mask.shape[1] - 1)
-    raise ValueError(
-        f"reward_slot={reward_slot!r} is unknown: give 'last' (the last real token) "
-        "or 'after_eos' (one slot later)."
-    )
+__all__ = ['shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'merge_moments', 'batch_moments', 'RunningMoments']
 
 # %% ../nbs/course/09_shaping.ipynb #c5ee83a7
 def shape_rewards(
@@ -38,10 +21,9 @@ def shape_rewards(
     kl: Tensor,  # [B, T] KL estimate per token, in nats
     mask: Tensor,  # [B, T] true on real tokens
     kl_coef: float,  # price of one nat, zero or more
-    reward_slot: str = "last",  # which token gets the score, see `score_index`
 ) -> tuple[Tensor, Tensor]:  # rewards and non_score_rewards, new, [B, T], float32 or wider
-    """Per-token rewards: -kl_coef * KL on real tokens, and the score on one. Ziegler et al. 2019,
-    eq. 2. Raises ValueError."""
+    """Per-token rewards: -kl_coef * KL on real tokens, and the score on the last. Ziegler et al.
+    2019, eq. 2. Raises ValueError."""
     if scores.shape != mask.shape[:1] or kl.shape != mask.shape:
         raise ValueError(
             f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do "
@@ -50,7 +32,7 @@ def shape_rewards(
     if not 0 <= kl_coef < math.inf:
         raise ValueError(f"kl_coef={kl_coef}: give a finite number, zero or more.")
     column = torch.arange(mask.shape[1], device=mask.device)
-    paid = (column == score_index(mask, reward_slot)[:, None]) & mask.bool().any(1, keepdim=True)
+    paid = column == last_index(mask)[:, None]  # -1, which is no column, for a row without tokens
     non_score_rewards = -kl_coef * only_real(kl, mask)
     return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
 
@@ -108,17 +90,6 @@ def clip_scores(
 # %% ../nbs/reference/43_rewards.ipynb #a1d37c52
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-
-# %% ../nbs/reference/43_rewards.ipynb #32402669
-def slot_mask(
-    mask: Tensor,  # [B, T] true on real tokens
-    reward_slot: str = "last",  # the one given to `shape_rewards`
-) -> Tensor:  # [B, T] true on real tokens and on the slot of the score
-    """Where rewards, values and returns count: `mask` itself for 'last', one column more (where
-    there is one) for 'after_eos'."""
-    column = torch.arange(mask.shape[1], device=mask.device)
-    paid = column == score_index(mask, reward_slot)[:, None]
-    return mask.bool() | (paid & mask.bool().any(1, keepdim=True))
 
 # %% ../nbs/reference/43_rewards.ipynb #7d1ce22e
 def merge_moments(

@@ -71,7 +71,7 @@ from rlhf_nb.runtime.prompts import (
 )
 from .runtime.reporting import parameter_counts, ppo_card
 from .runtime.resume import of_ppo, surroundings
-from .shaping import RunningMoments, slot_mask
+from .shaping import RunningMoments
 
 logger = logging.get_logger(__name__)
 
@@ -274,7 +274,7 @@ class PPOTrainer(UpdateTrainer):
             logprobs=logprobs,
             ref_logprobs=ref_logprobs,
             kl=self.kl(r, logprobs, ref_logprobs),
-            values=values[0] * slot_mask(r.mask, args.reward_slot) if values else None,
+            values=values[0] * r.mask if values else None,
         )
 
     @torch.no_grad()

@@ -16,11 +16,11 @@ def unpacked(packed: bytes | str) -> tuple[dict[str, Any], dict[str, list[list[f
     start = 4 + int.from_bytes(whole[:4], "little")
     header, at, rows = json.loads(whole[4:start]), start, {}
     for name, count in header["arrays"]:
-        kind, widths = (np.uint32, "lengths") if name == "ids" else (np.float32, "widths")
+        kind = np.uint32 if name == "ids" else np.float32
         planes = np.frombuffer(whole, np.uint8, 4 * count, at).reshape(4, count)
         numbers = np.ascontiguousarray(planes.T).view(kind)[:, 0].tolist()
-        ends = np.cumsum(header[widths]).tolist()
-        rows[name] = [numbers[b - n : b] for n, b in zip(header[widths], ends)]
+        ends = np.cumsum(header["lengths"]).tolist()
+        rows[name] = [numbers[b - n : b] for n, b in zip(header["lengths"], ends)]
         at += 4 * count
     assert at == len(whole)
     return header, rows

@@ -96,7 +96,6 @@ WRONG_OF_PPO: dict[str, list] = {
     "kl_target": [nan, 0.0],
     "kl_estimator": [None, 1, "K1", ["k1"]],
     "kl_controller": [None, "Adaptive"],
-    "reward_slot": [0, None],
     "missing_eos_penalty": ["1.0", -1.0, nan],
     "penalty_reward_value": [None, nan],
     "normalize_scores": [None, 1, "False"],

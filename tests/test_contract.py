@@ -61,7 +61,6 @@ NEW = dict(
     normalize_scores=False,
     score_clip=None,
     kl_controller="fixed",
-    reward_slot="last",
     bootstrap_truncated=False,
     cliprange_high=None,
     dual_clip=None,

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from rlhf_nb.checks import check_deltas, check_gae, check_targets
 from rlhf_nb.gae import gae, gae_matrix, returns_from, td_errors
 from rlhf_nb.masks import whiten
-from rlhf_nb.shaping import shape_rewards, slot_mask
 
 BOTH = [gae, gae_matrix]
 
@@ -196,7 +195,7 @@ def test_the_order_of_targets_and_whitening():
     )
 
 
-def test_the_published_pipeline_with_the_score_after_eos():
+def test_the_published_pipeline_over_its_own_slots():
     """Catches a drift from the published code: its loop has no mask, zeroes values two slots behind
     the end, and adds the score there."""
     _, values, mask = a_batch(6, junk=False)
@@ -206,10 +205,11 @@ def test_the_published_pipeline_with_the_score_after_eos():
         torch.randn(mask.shape, generator=g, dtype=torch.float64),
         torch.randn(len(mask), generator=g, dtype=torch.float64),
     )
-    slots = slot_mask(mask, "after_eos")
-    ours = gae(shape_rewards(scores, kl, mask, 0.05, "after_eos")[0], values, slots, 1.0, 0.95)
-
     T, last = mask.shape[1], mask.sum(1).numpy() - 1
+    slots = torch.arange(T) <= torch.from_numpy(last + 1)[:, None]
+    late = torch.where(mask, -0.05 * kl, 0.0)
+    late[range(len(late)), (last + 1).clip(max=T - 1)] += scores
+    ours = gae(late, values, slots, 1.0, 0.95)
     v, r = values.numpy().copy(), np.where(mask.numpy(), -0.05 * kl.numpy(), 0.0)
     v[np.arange(T) > (last + 1)[:, None]] = 0.0
     r[np.arange(len(r)), np.where(last + 1 < T, last + 1, last)] += scores.numpy()

@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = dict(
     dr_grpo=dict(advantage_estimator="dr_grpo", loss_aggregation="constant", **GROUPS),
     reinforce_pp=dict(advantage_estimator="reinforce_pp", gradient_accumulation_steps=4),
     gspo=dict(advantage_estimator="grpo", importance_level="sequence", **GROUPS),
-    published_slot=dict(reward_slot="after_eos", non_eos_penalty=True, penalty_reward_value=-1.0),
+    fixed_score=dict(non_eos_penalty=True, penalty_reward_value=-1.0),
     whitened=dict(whiten_rewards=True, normalize_scores=True, score_clip=2.0, dual_clip=3.0),
     own_optimizer=dict(optimizer=True),
     scheduled=dict(

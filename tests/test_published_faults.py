@@ -747,12 +747,11 @@ class PaysOneSlotLate(PaysInTheLastColumn):
         return super()._paid(r, torch.minimum(r.mask.sum(1), column))
 
 
-def check_paid(ppo, kind, kl_coef, **settings):
+def check_paid(ppo, kind, kl_coef):
     trainer = ppo(
         lambda prompts, responses, **_: [3.0 + i for i in range(len(responses))],
         kind=kind,
         kl_coef=kl_coef,
-        **settings,
     )
     trainer.train()  # so that the KL is not zero
     r = scored(trainer)
@@ -773,13 +772,10 @@ def test_fault_09_the_score_is_paid_on_the_last_real_token(ppo, kl_coef):
     check_paid(ppo, PPOTrainer, kl_coef)
 
 
-@pytest.mark.parametrize(
-    "kind, settings",
-    [(PaysInTheLastColumn, {}), (PaysOneSlotLate, {}), (PPOTrainer, dict(reward_slot="after_eos"))],
-)
-def test_fault_09_is_seen(ppo, kind, settings):
+@pytest.mark.parametrize("kind", [PaysInTheLastColumn, PaysOneSlotLate])
+def test_fault_09_is_seen(ppo, kind):
     with pytest.raises(AssertionError):
-        check_paid(ppo, kind, 0.5, **settings)
+        check_paid(ppo, kind, 0.5)
 
 
 # ---- 10: the model's own generation config ----

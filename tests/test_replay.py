@@ -326,7 +326,6 @@ def test_the_generators_of_the_notebook_and_its_trainer_are_as_they_were(run):
         (dict(share_value_trunk=True), "share_value_trunk cannot .* the models"),
         (dict(optim="sgd"), "optim cannot .* optimizer's state"),
         (dict(batch_size=4), "batch_size cannot .* number of episodes"),
-        (dict(reward_slot="after_eos"), "reward_slot cannot .* not in the record"),
         (dict(kl_target=3.0), "kl_target cannot .* vary kl_coef"),
         (dict(use_liger_kernel=True), "liger_kernel cannot .* no run of PPO .* have no labels"),
         (dict(torch_compile=True), "torch_compile cannot .* no run of PPO .* rows of a new length"),

@@ -85,7 +85,6 @@ def with_weight(w):
         ("stop_token_id", dict(stop_token_id=[3])),
         ("kl_estimator", dict(kl_estimator="k3")),
         ("whiten_rewards", dict(whiten_rewards=True)),
-        ("reward_slot", dict(reward_slot="after_eos")),
         ("kl_controller", dict(kl_controller="adaptive")),
         ("temperature", dict(temperature=0.9)),
         ("train_dataset", dict(prompts=PROMPTS[::-1])),

@@ -22,12 +22,8 @@ from rlhf_nb.shaping import (
     merge_moments,
     penalize_missing_eos,
     replace_missing_eos,
-    score_index,
     shape_rewards,
-    slot_mask,
 )
-
-SLOTS = ["last", "after_eos"]
 
 
 def a_batch(seed, T=7, dtype=torch.float64):
@@ -44,61 +40,37 @@ def a_batch(seed, T=7, dtype=torch.float64):
     return torch.randn(len(lengths), generator=g, dtype=dtype), torch.where(mask, kl, junk), mask
 
 
-def by_hand(scores, kl, mask, kl_coef, slot):
+def by_hand(scores, kl, mask, kl_coef):
     "One row at a time, with plain indices."
     rewards = np.zeros(mask.shape)
     for b, length in enumerate(mask.sum(1).tolist()):
         rewards[b, :length] = -kl_coef * kl[b, :length].numpy()
         if length:
-            rewards[b, length - 1 if slot == "last" or length == mask.shape[1] else length] += (
-                scores[b].item()
-            )
+            rewards[b, length - 1] += scores[b].item()
     return rewards
 
 
-@pytest.mark.parametrize("slot", SLOTS)
 @given(seed=st.integers(0, 10**6), kl_coef=st.floats(0, 2))
 @settings(max_examples=30, deadline=None)
-def test_rewards_equal_the_row_by_row_formula(slot, seed, kl_coef):
+def test_rewards_equal_the_row_by_row_formula(seed, kl_coef):
     """Catches: wrong sign, wrong slot, a score for an empty row, padding that leaks, -1 used as an
     index."""
     scores, kl, mask = a_batch(seed)
-    rewards, non_score = shape_rewards(scores, kl, mask, kl_coef, slot)
+    rewards, non_score = shape_rewards(scores, kl, mask, kl_coef)
+    np.testing.assert_allclose(rewards.numpy(), by_hand(scores, kl, mask, kl_coef), atol=1e-12)
     np.testing.assert_allclose(
-        rewards.numpy(), by_hand(scores, kl, mask, kl_coef, slot), atol=1e-12
+        non_score.numpy(), by_hand(scores * 0, kl, mask, kl_coef), atol=1e-12
     )
-    np.testing.assert_allclose(
-        non_score.numpy(), by_hand(scores * 0, kl, mask, kl_coef, slot), atol=1e-12
-    )
-    assert (rewards[~slot_mask(mask, slot)] == 0).all()
-    assert (
-        score_index(mask, slot)[0] == (slot == "after_eos") and not slot_mask(mask, slot)[0].any()
-    )  # the empty row
-
-
-def test_the_published_slot():
-    """Catches a drift from the published arithmetic: sequence_length is the last real token, +1 if
-    that is a column."""
-    scores, kl, mask = a_batch(3)
-    mask[:, 0] = True  # the published code has no empty rows
-    kl = torch.where(mask & kl.isfinite(), kl, 0.0)
-    sequence_lengths = mask.sum(1) - 1
-    p1 = sequence_lengths + 1
-    end = torch.where(p1 < mask.shape[1], p1, sequence_lengths)
-    want = -0.05 * kl
-    want[torch.arange(len(want)), end] += scores
-    assert_close(shape_rewards(scores, kl, mask, 0.05, "after_eos")[0], want)
-    assert torch.equal(slot_mask(mask, "after_eos"), ~(torch.arange(mask.shape[1]) > p1[:, None]))
+    assert (rewards[~mask] == 0).all() and not mask[0].any()  # the empty row
 
 
 def test_rewards_of_a_row_add_up():
     "Catches a score paid twice or not at all."
     scores, kl, mask = a_batch(5)
-    for slot in SLOTS:
-        rewards, non_score = shape_rewards(scores, kl, mask, 0.1, slot)
-        paid = torch.where(mask.any(1), scores, 0.0)
-        assert_close(rewards.sum(1), paid - 0.1 * torch.where(mask, kl, 0.0).sum(1))
-        assert_close(rewards.sum(1) - non_score.sum(1), paid)
+    rewards, non_score = shape_rewards(scores, kl, mask, 0.1)
+    paid = torch.where(mask.any(1), scores, 0.0)
+    assert_close(rewards.sum(1), paid - 0.1 * torch.where(mask, kl, 0.0).sum(1))
+    assert_close(rewards.sum(1) - non_score.sum(1), paid)
 
 
 JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
@@ -131,11 +103,9 @@ def test_hostile_numbers():
         torch.tensor([[False] * 3, [True, False, False]]),
     )
     nans = torch.full((2, 3), math.nan)
-    for slot in SLOTS:
-        assert (shape_rewards(torch.tensor([1.0, math.nan]), nans, none, 0.1, slot)[0] == 0).all()
-        assert shape_rewards(
-            torch.tensor([4.0]), torch.tensor([[2.0]]), torch.ones(1, 1), 0.5, slot
-        )[0].tolist() == [[3.0]]
+    assert (shape_rewards(torch.tensor([1.0, math.nan]), nans, none, 0.1)[0] == 0).all()
+    four, two = torch.tensor([4.0]), torch.tensor([[2.0]])
+    assert shape_rewards(four, two, torch.ones(1, 1), 0.5)[0].tolist() == [[3.0]]
     kl = nans.clone()
     kl[1, 0] = 1e4  # k1 of log-probs 0 and -1e4
     assert shape_rewards(torch.tensor([math.inf, 1.0]), kl, one, 0.05)[0].tolist() == [
@@ -213,8 +183,7 @@ def test_gradcheck():
     scores, kl, mask = a_batch(15, T=4)
     leaves = [scores.requires_grad_(), kl.where(mask, 0.5).requires_grad_()]
     shape = partial(shape_rewards, mask=mask, kl_coef=0.3)
-    for slot in SLOTS:
-        assert torch.autograd.gradcheck(partial(shape, reward_slot=slot), leaves)
+    assert torch.autograd.gradcheck(shape, leaves)
     stopped, moments = mask[:, -1], RunningMoments(4, 0.5, 12.0)
     for f in (
         lambda s: penalize_missing_eos(s, stopped, 1.0),
@@ -237,12 +206,9 @@ def test_gradient_skips_padding():
 def test_masks_of_numbers_are_taken_as_masks():
     "Catches ~mask on a 0/1 integer mask, which is -1 and -2."
     scores, kl, mask = a_batch(13)
-    for slot in SLOTS:
-        assert torch.equal(
-            shape_rewards(scores, kl, mask.long(), 0.1, slot)[0],
-            shape_rewards(scores, kl, mask, 0.1, slot)[0],
-        )
-        assert torch.equal(slot_mask(mask.long(), slot), slot_mask(mask, slot))
+    assert torch.equal(
+        shape_rewards(scores, kl, mask.long(), 0.1)[0], shape_rewards(scores, kl, mask, 0.1)[0]
+    )
 
 
 def test_penalty_and_replacement():
@@ -257,14 +223,6 @@ def test_penalty_and_replacement():
 @pytest.mark.parametrize(
     "call, says",
     [
-        (lambda: score_index(torch.ones(1, 2, dtype=torch.bool), "eos"), "after_eos"),
-        (
-            lambda: shape_rewards(
-                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1, "first"
-            ),
-            "first",
-        ),
-        (lambda: slot_mask(torch.ones(2, 3, dtype=torch.bool), "first"), "first"),
         (
             lambda: shape_rewards(
                 torch.ones(2, 1), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1

@@ -588,7 +588,6 @@ def rows(**columns):
         (dict(stop_token="period"), "stop_token is 'period'"),
         (dict(kl_estimator="k4"), "kl_estimator is 'k4': give one of k1, k2, k3, abs, full"),
         (dict(kl_controller="pid"), "kl_controller is 'pid'"),
-        (dict(reward_slot="first"), "reward_slot is 'first'"),
         (dict(missing_eos_penalty=1.0, non_eos_penalty=True), "non_eos_penalty is True"),
         *[
             ({name: value}, f"{name} is {value}")

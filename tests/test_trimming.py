@@ -34,7 +34,6 @@ from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import Packed, close_up, pack, response_columns
 from rlhf_nb.models import ValueHead, response_values, scorer_from
 from rlhf_nb.runtime.opened import PACKED_ATTENTION, reads_end_to_end
-from rlhf_nb.shaping import slot_mask
 from rlhf_nb.trainer import PPOTrainer
 
 SMALL = dict(
@@ -117,11 +116,6 @@ def test_closed_up_rows_give_the_same(name, multiple):
         assert len(found[0]) > 20
         for a, b in zip(*found):
             assert (a - b).abs().max() <= 1e-5 * max(1.0, a.abs().max())
-        slots = slot_mask(mask, "after_eos")
-        one, other = (pair(*batch, **closing)[2][slots] for closing in ({}, dict(align=multiple)))
-        assert slots.sum() > mask.sum() and (one - other).abs().max() <= 1e-5 * max(
-            1.0, one.abs().max()
-        )
     plain, closed = (
         response_values(value, *batch, **closing) for closing in ({}, dict(align=multiple))
     )
@@ -193,9 +187,6 @@ def test_rows_end_to_end_give_the_same(name, trunk, dtype, near, end_to_end):
     tokens = int(batch[1].sum() + batch[3].sum())
     assert len(plain) > 20 and set(end_to_end) == {torch.Size([1, tokens])}
     assert apart(plain, line) < near
-    slots = slot_mask(batch[3], "after_eos")
-    a, b = (pair(*batch, align=align)[2][slots] for align in (None, 16))
-    assert slots.sum() > batch[3].sum() and apart([a], [b]) < near
 
 
 # catches: a slice of rows whose numbers depend on which rows are beside them
@@ -273,9 +264,7 @@ def test_padding_can_hold_anything(end_to_end):
 
 
 # catches: an update that is not that of the rectangle, a run in which rows never lie end to end
-@pytest.mark.parametrize(
-    "more", [dict(), dict(kl_estimator="full"), dict(reward_slot="after_eos")], ids=str
-)
+@pytest.mark.parametrize("more", [dict(), dict(kl_estimator="full")], ids=str)
 def test_a_run_end_to_end(ppo, more, end_to_end):
     def run(**how):
         # Adam would make much of the last bit of a small gradient
@@ -352,15 +341,13 @@ def check_same(a: tuple, b: tuple) -> None:
 
 
 # catches: rows left out, counted twice or normalised by the tokens of their part, values of another
-# token, a slot after the end that is not read
+# token
 @pytest.mark.parametrize(
     "more",
     [
         dict(),
         dict(num_mini_batches=3),
         dict(share_value_trunk=True),
-        dict(reward_slot="after_eos"),
-        dict(reward_slot="after_eos", share_value_trunk=True),
         dict(micro_batch_tokens=20),
         dict(micro_batch_tokens=10**6, num_ppo_epochs=1),
         dict(bootstrap_truncated=True, num_mini_batches=2),
@@ -373,23 +360,6 @@ def test_an_update_is_the_same(ppo, name, more):
     assert len(set((plain[0].prompt_mask.sum(1) + plain[0].mask.sum(1)).tolist())) > 3
     check_same(plain, updated(ppo, plain[0], name=name, **more | dict(trim_padding=True)))
     check_same(plain, updated(ppo, plain[0], name=name, **more))  # float32: on by itself
-
-
-# catches: an old value of 0 where the score is paid, a state there that the last layer or the
-# closed row has left out
-@pytest.mark.parametrize("trims", [True, False])
-@pytest.mark.parametrize("trunk", [True, False])
-def test_the_slot_after_the_end_has_its_value(ppo, trunk, trims):
-    trainer = ppo(
-        reward_slot="after_eos", share_value_trunk=trunk, trim_padding=trims, learning_rate=0.0
-    )
-    torch.nn.init.normal_(trainer.model.value.score.weight)
-    r = trainer.rollout(trainer.train_dataset["prompt"][:8])
-    slots = slot_mask(r.mask, "after_eos")
-    with torch.no_grad():
-        there = trainer.pair.values(r)[:, :-1]
-    assert slots.sum() > r.mask.sum() and (there[slots & ~r.mask].abs() > 1e-3).all()
-    assert (r.values - there * slots).abs().max() < 1e-5
 
 
 # where, the passage, and what is wrong instead of it

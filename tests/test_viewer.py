@@ -354,19 +354,6 @@ def test_padding_is_not_seen():
     ]
 
 
-def test_a_score_after_the_end_is_seen():
-    # catches: the published code's slot, one after the last token, cut away
-    r = make()
-    late = r.rewards.clone()
-    late[0, 3] = 2.5
-    rows = check(view(r.with_(rewards=late), 0)).tables[-1]
-    assert (
-        rows[0] == ["", "w0", "w1", "w2", "⟨after⟩"]
-        and rows[1 + SIGNALS.index("rewards")][-1] == "+2.50"
-    )
-    assert len(check(view(r.with_(rewards=late), 1)).tables[-1][0]) == 6
-
-
 def test_view_escapes_everything():
     evil = make(
         prompts=[HOSTILE] * 3,
@@ -558,7 +545,7 @@ def test_what_follows_is_not_stored_and_what_was_measured_is(settings_):
         "values",
     } | ({"engine_logprobs"} if r.engine_logprobs is not None else set())
     lengths = r.mask.sum(1).tolist()
-    assert header["lengths"] == header["widths"] == lengths
+    assert header["lengths"] == lengths
     for name in ("logprobs", "ref_logprobs", "values"):
         for i, width in enumerate(lengths):
             assert rows[name][i] == getattr(r, name)[i, :width].tolist()

@@ -87,14 +87,9 @@ def final_score(raw: float, stopped: bool, args: Any, mean: float, std: float) -
     return score
 
 
-def slots_of(length: int, width: int, reward_slot: str) -> int:
-    "How many columns of a row count: one more than its tokens where the score is paid after them."
-    return min(length + 1, width) if reward_slot == "after_eos" else length
-
-
-def rewards_of(kl: Row, score: float, slots: int, kl_coef: float) -> Row:
-    "Every token pays for its KL, the last column is paid the score."
-    rewards = [-kl_coef * x for x in kl] + [0.0] * (slots - len(kl))
+def rewards_of(kl: Row, score: float, kl_coef: float) -> Row:
+    "Every token pays for its KL, the last is paid the score."
+    rewards = [-kl_coef * x for x in kl]
     rewards[-1] += score
     return rewards
 
@@ -149,22 +144,20 @@ def targets_of(
     scores: Sequence[float],  # of the episodes, penalties included
     values: Sequence[Row] | None,  # before each token, and after the last
     stopped: Sequence[bool],
-    width: int,  # T
     args: Any,  # PPOConfig
     kl_coef: float,
 ) -> Targets:
     "Rewards, advantages and returns of a batch, row by row."
-    slots = [slots_of(len(row), width, args.reward_slot) for row in kl]
     price = price_in_rewards(kl_coef, args)
-    rewards = [rewards_of(*row, price) for row in zip(kl, scores, slots)]
+    rewards = [rewards_of(*row, price) for row in zip(kl, scores)]
     if args.advantage_estimator != "gae":
         return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
     used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
     plain, returns = [], []
-    for row, seen, n, m, ended in zip(used, values or (), map(len, kl), slots, stopped):
-        along = seen[:n] + [seen[n]] * (m - n)
+    for row, seen, n, ended in zip(used, values or (), map(len, kl), stopped):
+        along = seen[:n]
         after = seen[n] if args.bootstrap_truncated and not ended else 0.0
-        plain.append(gae_of(row, along, after, args.gamma, args.lam)[:n])
+        plain.append(gae_of(row, along, after, args.gamma, args.lam))
         lam = args.lam if args.lam_value is None else args.lam_value
         target = gae_of(row, along, after, args.gamma, lam)
         returns.append([a + v for a, v in zip(target, along)])
@@ -175,7 +168,7 @@ def against_others(rewards: Sequence[Row], lengths: Sequence[int], args: Any) ->
     "Advantages without a value model: 2402.14740, 2402.03300, 2503.20783, 2501.03262."
     if args.advantage_estimator == "reinforce_pp":
         to_go = [gae_of(row, [0.0] * len(row), 0.0, args.gamma, 1.0) for row in rewards]
-        return whitened([row[:n] for row, n in zip(to_go, lengths)])
+        return whitened(to_go)
     earned, k = [sum(row) for row in rewards], args.num_generations
     found = []
     for i, n in enumerate(lengths):

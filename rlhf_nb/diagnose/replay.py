@@ -28,7 +28,6 @@ from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.runtime.loading import no_bars
 from rlhf_nb.runtime.resume import in_words
-from rlhf_nb.shaping import slot_mask
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui.replay_view import replay_markup, replay_page
 from rlhf_nb.ui.run_files import merged
@@ -79,8 +78,7 @@ def seen_by(trainer: PPOTrainer, r: Rollout) -> Rollout:
     seen = lambda some: trainer.forward(trainer.model_wrapped, some)[::2]
     measure = lambda some: tuple(x for x in seen(some) if x is not None)
     logprobs, *values = trainer.forward.over(r, measure)
-    slots = slot_mask(r.mask, trainer.args.reward_slot)
-    return r.with_(logprobs=logprobs, values=values[0] * slots if values else None)
+    return r.with_(logprobs=logprobs, values=values[0] * r.mask if values else None)
 
 
 def of_all_ranks(r: Rollout) -> Rollout:

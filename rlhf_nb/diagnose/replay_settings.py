@@ -51,7 +51,6 @@ REFUSED = {  # why, and the settings
     "the number of episodes is that of the record: vary num_mini_batches, or "
     "per_device_train_batch_size (rows of a forward pass)": "batch_size local_batch_size "
     "micro_batch_size mini_batch_size local_mini_batch_size",
-    "the values of another slot are not in the record: only a new run shows it": "reward_slot",
     "it decides where and in which order numbers are computed, and so changes them by rounding "
     "alone: leave it out": "use_cpu full_determinism deepspeed fsdp "
     "fsdp_config accelerator_config ddp_backend ddp_bucket_cap_mb ddp_static_graph",

@@ -63,10 +63,9 @@ def of_episode(seen: Observed, i: int, weight: float) -> dict[str, float]:
     "What one episode adds."
     r, args, hand = seen.trained_on, seen.args, seen.hand
     n = int(r.mask[i].sum())
-    m = by_hand.slots_of(n, r.mask.shape[1], args.reward_slot)
     values: tuple[Any, ...] = (None, None, None)
     if hand.values is not None:
-        values = (hand.values[i][:m], r.values[i, :m], r.returns[i, :m])
+        values = (hand.values[i][:n], r.values[i, :n], r.returns[i, :n])
     signals = r.ref_logprobs[i, :n], r.logprobs[i, :n], r.advantages[i, :n]
     sums = by_hand.sums_of(hand.policy[i], *signals, values, args, weight)
     return {name: x.item() for name, x in sums._asdict().items()}

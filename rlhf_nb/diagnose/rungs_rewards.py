@@ -196,7 +196,6 @@ def targets(seen: Observed, subject: Subject) -> by_hand.Targets:
         seen.scored.scores.tolist(),
         values,
         r.stopped.tolist(),
-        r.mask.shape[1],
         args,
         seen.kl_coef,
     )

@@ -22,10 +22,8 @@ NO_VALUE = "advantage_estimator has no value model"
 
 
 def seen_values(seen: Observed) -> list[list[float]]:
-    "By hand, on the slots that count."
-    r, slot = seen.sampled, seen.args.reward_slot
-    extra = 1 if slot == "after_eos" else 0
-    lengths = [min(int(n) + extra, r.mask.shape[1]) for n in r.mask.sum(1)]
+    "By hand, on the real tokens."
+    lengths = seen.sampled.mask.sum(1).tolist()
     return [x[:n].tolist() for x, n in zip(seen.hand.values or (), lengths)]
 
 

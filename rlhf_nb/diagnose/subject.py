@@ -535,12 +535,11 @@ def loss_by_hand(trainer: PPOTrainer, r: Rollout, rows: list[int]) -> Tensor:
 def episode_sums(trainer: PPOTrainer, r: Rollout, i: int, among: list[int]) -> by_hand.Sums:
     "What one episode adds to the loss of a mini-batch whose responses have these lengths."
     args, n = trainer.args, int(r.mask[i].sum())
-    m = by_hand.slots_of(n, r.mask.shape[1], args.reward_slot)
     row = by_hand.rows_of(r.select([i]))[0]
     now = by_hand.read(trainer.pair.policy, *row, args.temperature)
     critic: tuple[Any, Any, Any] = (None, None, None)
     if r.values is not None:
-        critic = values_by_hand(trainer, *row)[:m], r.values[i, :m], r.returns[i, :m]
+        critic = values_by_hand(trainer, *row)[:n], r.values[i, :n], r.returns[i, :n]
     weight = by_hand.weight_of(n, among, args)
     signals = r.ref_logprobs[i, :n], r.logprobs[i, :n], r.advantages[i, :n]
     return by_hand.sums_of(now, *signals, critic, args, weight)

@@ -88,8 +88,8 @@ BUGS = dict(  # by what is wrong, in the order of the lab's cases
     ),
     whitened_targets=Bug(
         with_advantages,
-        "gae(rewards, r.values, slots, cfg.gamma, cfg.lam, last_value)",
-        "whiten(gae(rewards, r.values, slots, cfg.gamma, cfg.lam, last_value), slots)",
+        "gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam, last_value)",
+        "whiten(gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam, last_value), r.mask)",
     ),
     kl_in_place=Bug(
         shape_rewards,
@@ -102,9 +102,9 @@ BUGS = dict(  # by what is wrong, in the order of the lab's cases
     ),
     score_on_padding=Bug(
         shape_rewards,
-        "    paid = (column == score_index(mask, reward_slot)[:, None])",
-        "    behind = score_index(mask, reward_slot)[:, None] + 1\n"
-        "    paid = (column == behind.clamp(max=mask.shape[1] - 1))",
+        "    paid = column == last_index(mask)[:, None]"
+        "  # -1, which is no column, for a row without tokens",
+        "    paid = column == (last_index(mask)[:, None] + 1).clamp(max=mask.shape[1] - 1)",
     ),
     another_temperature=Bug(
         Forward.__init__,

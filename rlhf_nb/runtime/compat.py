@@ -63,6 +63,7 @@ CONFIG = renames(  # fields of PPOConfig
     "adap_kl_ctrl": "kl_controller='adaptive'",
     "is_peft_model": "peft_config of PPOTrainer",
     "is_encoder_decoder": "leave it out: encoder-decoder models are not supported",
+    "reward_slot": "leave it out: the score is on the last token of the response",
     "optimize_cuda_cache": OUT,
     "optimize_device_cache": OUT,
     "save_safetensors": OUT,

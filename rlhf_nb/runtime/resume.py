@@ -27,7 +27,7 @@ from rlhf_nb.runtime.opened import attention_of
 NAMING = set(
     "seed data_seed optim dataloader_drop_last train_sampling_strategy packing response_length "
     "num_generations temperature top_k top_p stop_strings normalize_scores non_eos_penalty "
-    "kl_estimator kl_in kl_controller reward_slot bootstrap_truncated whiten_rewards "
+    "kl_estimator kl_in kl_controller bootstrap_truncated whiten_rewards "
     "advantage_estimator loss_aggregation importance_level "
     "model_adapter_name ref_adapter_name".split()
 )

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rlhf_nb.losses import policy_diagnostics
 from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
@@ -26,29 +25,17 @@ def filled(rollout: Rollout, name: str) -> Tensor:
     return values
 
 
-def slots(rollout: Rollout, episode: int) -> int:
-    """How many columns an episode has: its tokens, and the slot after the end where something is
-    paid there (reward_slot 'after_eos')."""
-    n = int(rollout.mask[episode].sum())
-    rewards = rollout.rewards
-    paid_after = rewards is not None and n < rewards.shape[1] and bool(rewards[episode, n] != 0)
-    return n + paid_after
-
-
 def episode_tokens(rollout: Rollout, episode: int) -> list[str]:
     "The text of each token; its id where the texts were not kept."
     n = int(rollout.mask[episode].sum())
-    texts = (
-        rollout.tokens[episode][:n]
-        if rollout.tokens
-        else [str(i) for i in rollout.response_ids[episode, :n].tolist()]
-    )
-    return texts + ["⟨after⟩"] * (slots(rollout, episode) - n)
+    if rollout.tokens:
+        return rollout.tokens[episode][:n]
+    return [str(i) for i in rollout.response_ids[episode, :n].tolist()]
 
 
 def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, by name, for the tokens of one episode."
-    n = slots(rollout, episode)
+    n = int(rollout.mask[episode].sum())
     return {
         name: filled(rollout, name)[episode, :n].detach().float()
         for name in SIGNALS
@@ -126,8 +113,7 @@ class Shown:
         n = int(self.rollout.mask[episode].sum())
         if self.entropy is not None:
             signals["entropy"] = self.entropy[episode, :n].float()
-        after = slots(self.rollout, episode) - n
-        return {name: pad(x, (0, after)) for name, x in signals.items()}
+        return signals
 
     def signals(self, episode: int) -> dict[str, Tensor]:
         "All signals of one episode."

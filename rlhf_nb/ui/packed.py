@@ -135,7 +135,6 @@ def packed_update(
         objective = asks = None
         told = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
-    widths = {e: _width(r, e) for e in rows}
     vocabulary: dict[str, int] = {}
     number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
     prompts: dict[str, int] = {}
@@ -147,7 +146,7 @@ def packed_update(
         prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
     arrays = [("ids", np.array(ids, dtype=np.uint32))]
     for name, x in _measured(shown, objective).items():
-        row = [x[e, : widths[e]].detach().float() for e in rows]
+        row = [x[e, : int(n[e])].detach().float() for e in rows]
         arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
     scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
     if objective or asks:
@@ -159,7 +158,6 @@ def packed_update(
         episodes=picked,
         of=len(r),
         lengths=n[picked].tolist(),
-        widths=[widths[e] for e in rows],
         stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         pieces=list(vocabulary),
         prompts=[_prompt(text) for text in prompts],
@@ -184,14 +182,6 @@ def header_of(packed: bytes) -> dict[str, Any]:
     "The JSON header of a packed update."
     whole = gzip.decompress(packed)
     return json.loads(whole[4 : 4 + int.from_bytes(whole[:4], "little")])
-
-
-def _width(r: Rollout, episode: int) -> int:
-    "How many columns of an episode are stored: its tokens, and one more where the score is paid."
-    n, rewards = int(r.mask[episode].sum()), r.rewards
-    if rewards is None or n >= rewards.shape[1]:
-        return n
-    return n + bool(rewards[episode, n] != 0)
 
 
 def _bad_form(r: Rollout, episode: int) -> bool | None:

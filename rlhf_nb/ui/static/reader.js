@@ -62,14 +62,13 @@ export const unpack = async bytes => {
 };
 
 const opened = (pack, arrays) => {
-  let token = 0, column = 0;
+  let token = 0;
   const rows = pack.lengths.map((length, i) => {
-    const cut = name => arrays[name] && Array.from(arrays[name].subarray(column, column + pack.widths[i]));
+    const cut = name => arrays[name] && Array.from(arrays[name].subarray(token, token + length));
     const pieces = Array.from(arrays.ids.subarray(token, token + length), id => pack.pieces[id]);
     const stored = {};
     for (const [name] of pack.arrays) if (name !== "ids") stored[name] = cut(name);
     token += length;
-    column += pack.widths[i];
     return {
       i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
@@ -340,7 +339,7 @@ export const reader = (root, source) => {
   const current = () => list.find(row => row.id === at.row);
   const say = (token, row, t) => {
     bubble.replaceChildren();
-    make("bdi", { parent: bubble, text: row.pieces[t] ?? "⟨after⟩" });
+    make("bdi", { parent: bubble, text: row.pieces[t] });
     const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
     make("span", { parent: bubble, text: ` token ${t + 1}: ${line.join(" · ")}` });
     bubble.hidden = false;
@@ -352,8 +351,7 @@ export const reader = (root, source) => {
   };
   const hush = () => { bubble.hidden = true; };
   const running = (box, row, numbers, most, marks, other) => {
-    const pieces = (numbers?.length ?? 0) > row.length ? [...row.pieces, " ⟨after⟩"] : row.pieces;
-    pieces.forEach((piece, t) => {
+    row.pieces.forEach((piece, t) => {
       const lead = piece.match(/^ */)[0];
       box.append(lead);
       const token = make("bdi", { parent: box, text: piece.slice(lead.length) || "∅", className: "token" });
@@ -474,9 +472,8 @@ export const reader = (root, source) => {
     const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
     make("td", { parent: head });
-    const slots = Math.max(row.length, ...names.map(key => row.signals[key].length));
-    for (let t = 0; t < slots; t++)
-      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: row.pieces[t]?.trim() ?? "⟨after⟩" });
+    for (const piece of row.pieces)
+      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: piece.trim() });
     const body = make("tbody", { parent: table });
     for (const key of names) {
       const line = make("tr", { parent: body }), most = largest(row.signals[key]);
