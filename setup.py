@@ -34,7 +34,6 @@ setup(
             "recipes/*",
             "ui/static/*",
             "cli/starting_model/*",
-            "diagnose/bands.json",
         ]
     },
     include_package_data=True,

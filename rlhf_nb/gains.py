@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .evaluate import paired_interval, wilson_interval
-from .runtime.curves import t_quantile
-from .runtime.intervals import last_that_fits
+from .runtime.intervals import last_that_fits, t_quantile
 
 Floats = NDArray[np.float64]
 

@@ -23,11 +23,14 @@ COMMANDS = {  # name -> its line in `rlhf-nb --help`; each is `<name>_command` i
     "ppo": "write what is preferred, and stay near the starting point",
     "judge": "measure how often the answers beat the references",
     "plot": "draw the metrics of several runs and seeds, a panel for each metric",
-    "compare": "hold a run's curves against those of healthy runs, and name suspects",
     "view": "read the episodes of a run, token by token",
     "replay": "do one update of a run again with other settings, and see what they change",
     "progress": "list the exercises of the notebooks, and which of them you have solved",
     "demo": "the whole of RLHF on embedded data, in minutes on a CPU",
+}
+GONE = {  # a command that there was, and what took its place
+    "compare": "rlhf-nb plot RUN [RUN ...] draws runs side by side, with the spread over seeds; "
+    "rlhf-nb view lists the alarms of one",
 }
 STOPPED = {  # what Ctrl-C leaves behind
     "demo": "Finished stages are kept; the same command goes on from there.",
@@ -76,6 +79,9 @@ def main(words: list[str] | None = None) -> int:
     if name == "--version":
         print(f"rlhf-nb {__version__}")
         return 0
+    if name in GONE:
+        print(f"rlhf-nb: there is no command {name!r} any more: {GONE[name]}.", file=sys.stderr)
+        return 2
     if name not in (*COMMANDS, "launch"):
         known = f"{did_you_mean(name, COMMANDS) or ' Commands: ' + ', '.join(COMMANDS) + '.'}"
         print(

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.runtime.fields import Count, setting
+from rlhf_nb.runtime.terminal import harmless
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlhf_nb.runtime.curves import Log
 
 
 @dataclass
@@ -31,9 +43,10 @@ class PlotArguments:
 ABOUT = About(
     usage="plot RUN [RUN ...] [--OPTION VALUE ...]",
     text="Draws what runs logged, by episode. Runs whose names differ in nothing but the seed "
-    "become one line: the mean, with a 95 % interval over the seeds (Student's t). It needs "
-    "folders with trainer_state.json (or metrics.jsonl, which `rlhf-nb demo` writes), and writes "
-    "OUTPUT.png and OUTPUT.svg.",
+    "become one line: the mean, in a band from the least to the most of them. It needs folders "
+    "with metrics.jsonl or trainer_state.json, writes OUTPUT.png and OUTPUT.svg, and prints the "
+    "last values: score, KL, length and entropy, or what --metrics names. A run that ended early "
+    "is drawn as far as it is, and a run that logged NaN leaves a gap; a line names both.",
     examples=(
         "rlhf-nb plot runs/ppo_seed0 runs/ppo_seed1 runs/ppo_seed2 --output ppo",
         "rlhf-nb plot runs/a runs/b --metrics 'objective/*' val/ratio --group 'kl 0.05' 'kl 0'",
@@ -48,16 +61,53 @@ def plot_parser() -> Parser:
     return parser
 
 
+def remarks(
+    logs: Mapping[str, Log],  # run -> what it logged
+    metrics: Sequence[str],
+) -> list[str]:
+    "A line for each run that is not finished, and for each that logged NaN."
+    from rlhf_nb.runtime.curves import along, line_of
+    from rlhf_nb.runtime.logs import planned_updates
+
+    said = []
+    for run, log in logs.items():
+        done, planned = int(log[-1]["step"]), planned_updates(Path(run))
+        if planned and done < planned:
+            said.append(f"{run} is not finished: {done} of {planned} updates.")
+        x = along([log])
+        lines = {metric: line_of(log, metric, x) for metric in metrics}
+        ill = {metric: line.index[line.isna()][0] for metric, line in lines.items() if line.hasnans}
+        if ill:
+            first = min(ill, key=lambda metric: ill[metric])
+            more = f", and {len(ill) - 1} more metrics" if len(ill) > 1 else ""
+            said.append(f"{run} logged NaN: {first} from {x} {ill[first]:g} on{more}.")
+    return said
+
+
+def table(values: pd.DataFrame) -> Table:
+    "The last values, for a terminal."
+    made = Table(title="Last values", box=SIMPLE_HEAD, title_justify="left")
+    for head in values:
+        made.add_column(str(head), justify="left" if head in ("metric", "name") else "right")
+    for row in values.itertuples(index=False):
+        cells = (f"{x:.4g}" if isinstance(x, float) else harmless(str(x)) for x in row)
+        made.add_row(*map(Text, cells))
+    return made
+
+
 def plot_command(words: Sequence[str]) -> None:
     "`rlhf-nb plot`."
     options = plot_parser().read(words)
     from matplotlib import rc_context  # seconds that `--help` does not wait for
 
-    from rlhf_nb.runtime.curves import choose_metrics, group_runs, plot_runs, read_log
+    from rlhf_nb.runtime.curves import choose_metrics, group_runs, last_values, plot_runs, steps_of
+    from rlhf_nb.runtime.metrics import SHORT
 
     groups = group_runs(options.runs, options.group)
-    logs = {name: [read_log(run) for run in runs] for name, runs in groups.items()}
-    metrics = choose_metrics([log for runs in logs.values() for log in runs], options.metrics)
+    of_run = {run: steps_of(run) for runs in groups.values() for run in runs}
+    logs = {name: [of_run[run] for run in runs] for name, runs in groups.items()}
+    metrics = choose_metrics([*of_run.values()], options.metrics)
+    said = remarks(of_run, metrics)  # damaged settings are named before anything is written
     figure, output = plot_runs(logs, metrics, options.ncols), Path(options.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "rlhf_nb"}):  # the same figure is the same bytes
@@ -65,7 +115,14 @@ def plot_command(words: Sequence[str]) -> None:
         figure.savefig(f"{output}.svg.partial", format="svg", metadata={"Date": None})
     for kind in ("png", "svg"):
         os.replace(f"{output}.{kind}.partial", f"{output}.{kind}")
+    main = [SHORT[name] for name in ("score", "KL", "length", "entropy")]
+    short = metrics if options.metrics else [m for m in main if m in metrics] or metrics
+    Console(force_jupyter=False).print(table(last_values(logs, ["episode", *short])))
+    for line in said:
+        print(harmless(line))
+    if twice := len(options.runs) - len(of_run):
+        print(f"{twice} of the runs were given before, and are left out.")
     print(
-        f"rlhf-nb plot: {len(metrics)} metrics of {len(options.runs)} runs in {output}.png and "
+        f"rlhf-nb plot: {len(metrics)} metrics of {len(of_run)} runs in {output}.png and "
         f"{output}.svg"
     )

@@ -16,8 +16,8 @@ from rlhf_nb.checkpoint import MANIFEST, verify
 from rlhf_nb.diagnose.replay_settings import settings_of
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.files import log_history, read_jsonl
 from rlhf_nb.runtime.folders import checkpoints
+from rlhf_nb.runtime.logs import logged_rows
 from rlhf_nb.runtime.resume import saved_run
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
@@ -137,9 +137,7 @@ def check_later(checkpoint: Path) -> None:
 
 def logged(folder: Path, update: int) -> dict[str, Any] | None:
     "The line of one update alone; None: it was logged together with others, or not yet."
-    state = folder / "trainer_state.json"
-    lines = folder / "metrics.jsonl"
-    rows = read_jsonl(lines) if lines.is_file() else log_history(state) if state.is_file() else []
+    rows = logged_rows(folder)
     of_step = {row["step"]: row for row in rows if "objective/kl" in row and "step" in row}
     alone = update == 0 or update in of_step
     return of_step.get(update + 1) if alone else None

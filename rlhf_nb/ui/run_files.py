@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_nb.rollout import TENSORS, Rollout
-from rlhf_nb.runtime.files import log_history, read_jsonl
+from rlhf_nb.runtime.files import read_jsonl
+from rlhf_nb.runtime.logs import logged_rows
 from rlhf_nb.runtime.metrics import SHORT
 from rlhf_nb.ui.episodes import filled
 
@@ -50,8 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def log_lines(path: Path) -> list[dict[str, Any]]:
     "A log of one JSON object a line, empty where there is none; a torn last line is left out."
-    rows = read_jsonl(path) if path.is_file() else []
-    return [row for row in rows if isinstance(row, dict)]
+    return read_jsonl(path) if path.is_file() else []
 
 
 _FILE = re.compile(r"update-(\d+)(?:-rank(\d+))?\.safetensors")
@@ -194,17 +194,7 @@ def numbers_of(path: Path) -> pd.DataFrame:
 
 def _log_of(path: Path) -> pd.DataFrame:
     "PPO's log entries of a run, a row each, with their `update`; empty where none was written."
-    lines = log_lines(path / "metrics.jsonl")
-    states = [
-        path / "trainer_state.json",
-        path / "ppo" / "trainer_state.json",
-        *sorted(
-            path.glob("**/checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime
-        )[-1:],
-    ]
-    for file in states:
-        if not lines and file.is_file():
-            lines = log_history(file)
+    lines = next((rows for folder in (path, path / "ppo") if (rows := logged_rows(folder))), [])
     frame = ppo_lines(lines)
     if not len(frame) or "step" not in frame:
         return pd.DataFrame()

@@ -1,0 +1,74 @@
+"What a run logged: the one reader of metrics.jsonl and trainer_state.json."
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from rlhf_nb.runtime.files import log_history, read_jsonl
+
+
+def newest_state(run: Path) -> Path | None:
+    """The trainer_state.json of a run, or of its newest checkpoint where that went further: a
+    resumed run writes its own at the end."""
+    last = re.compile(r"checkpoint-(\d+)$")
+    saved = {
+        int(found[1]): path
+        for path in run.glob("checkpoint-*/trainer_state.json")
+        if (found := last.match(path.parent.name))
+    }
+    newest = saved[max(saved)] if saved else None
+    own = run / "trainer_state.json"
+    if not own.is_file():
+        return newest
+    logged = lambda state: max((row.get("step", 0) for row in log_history(state)), default=0)
+    return newest if newest and 0 < logged(own) < logged(newest) else own
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    "The object of a JSON file; empty where there is no file. Raises ValueError naming a bad file."
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, and an object was expected")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): fix or remove it.") from error
+    return found
+
+
+def planned_updates(run: Path) -> int | None:
+    """Updates that a run was to have, of its state or of the settings of `rlhf-nb demo`; None where
+    neither names them. Raises ValueError with the file that is damaged."""
+    path = newest_state(run) or run / "settings.json"
+    found = read_object(path)
+    names = ("max_steps",) if path.name == "trainer_state.json" else ("episodes", "batch")
+    counts = [found.get(name) or 0 for name in names]
+    for name, count in zip(names, counts):
+        if not isinstance(count, int) or count < 0:
+            raise ValueError(
+                f"{path}: {name} is {count!r}, and a whole number of 0 or more was expected. "
+                f"Correct it, or remove {name} from the file."
+            )
+    if not all(counts):
+        return None
+    return counts[0] // counts[1] if len(counts) == 2 else counts[0]
+
+
+def logged_rows(run: Path) -> list[dict[str, Any]]:
+    """The lines of PPO, or of the one command that wrote the folder; none where it logged nothing.
+    They are those of metrics.jsonl, which a resumed run cuts back to its checkpoint, else of
+    trainer_state.json. Where the steps go back, a stretch was done again: the last attempt counts.
+    Raises ValueError naming a damaged file."""
+    own, state = run / "metrics.jsonl", newest_state(run)
+    lines = read_jsonl(own) if own.is_file() else []
+    lines = lines or (log_history(state) if state else [])
+    kept, limit = [], math.inf
+    for row in reversed([row for row in lines if row.get("stage", "ppo") == "ppo"]):
+        step = row.get("step", limit)
+        if step <= limit:
+            kept.append(row)
+            limit = step
+    return kept[::-1]
