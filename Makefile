@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo dev test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
+.PHONY: help demo dev quick test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,6 +33,10 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 
+quick: lint  ## while you work: lint, export, and the tests that touch what changed since main. A minute. make quick ARGS=--list only lists
+	@$(BIN)/python tests/check_tree.py export
+	@$(TEST_ENV) $(BIN)/python tests/quick.py $(ARGS)
+
 test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: half an hour on two cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
@@ -42,6 +46,7 @@ test-all: test check-slow check-weekly check-wheel check-oldest  ## before a rel
 
 check-tree: dev  ## part of test: modules and notebooks are as nbdev_export and nbdev_clean write them
 	@$(BIN)/python tests/check_tree.py export
+	@$(BIN)/python tests/check_tree.py layout
 
 check-widgets: dev  ## part of test: no notebook keeps widget state
 	@$(BIN)/python tests/check_tree.py widgets
@@ -102,9 +107,12 @@ lint: dev  ## ruff (mistakes and format) and mypy (types). They change nothing
 	$(BIN)/mypy
 
 format: dev  ## fix what ruff can fix, format everything, and export the notebooks
+	$(BIN)/ruff check --fix nbs
+	$(BIN)/ruff format nbs
+	$(BIN)/nbdev_export
+	$(BIN)/python tests/check_tree.py layout --write
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/nbdev_export
 
 readme: dev  ## write README.md anew from nbs/index.ipynb
 	$(BIN)/python tests/check_tree.py readme --write

@@ -5,6 +5,7 @@ and exits with 1 if there is any.
     python tests/check_tree.py widgets   no notebook keeps widget state, nor a widget without it
                                          (--write: remove them)
     python tests/check_tree.py readme    README.md is what nbs/index.ipynb makes (--write: make it)
+    python tests/check_tree.py layout    ruff leaves out what notebooks write (--write: name it)
     python tests/check_tree.py colab     every page of the course and every lab that has code opens
                                          in Colab and installs there (--write: put the cells in)
 
@@ -113,6 +114,23 @@ def check_export(root: Path) -> list[str]:
             "`nbdev_export`, and commit the result."
         )
     return problems
+
+
+LEFT_OUT = re.compile(r"rlhf_nb/\{[a-z0-9_,]*\}\.py")
+
+
+def check_layout(root: Path, write: bool = False) -> list[str]:
+    """Modules that notebooks write are laid out by nbdev: ruff formats and sorts their notebooks.
+    Its patterns can't say that (* crosses folders), so pyproject.toml names them, here."""
+    path = root / "pyproject.toml"
+    made = [p.stem for p in sorted((root / LIB).glob("*.py")) if EXPORTED in p.read_bytes()[:2000]]
+    was = path.read_text(encoding="utf-8")
+    wanted = LEFT_OUT.sub(f"rlhf_nb/{{{','.join(made)}}}.py", was)
+    if write:
+        path.write_text(wanted, encoding="utf-8")
+    elif wanted != was:
+        return ["pyproject.toml: its rlhf_nb/{...}.py are not what notebooks write. `make format`."]
+    return []
 
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -320,18 +338,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("check", choices=["export", "widgets", "readme", "colab"])
+    parser.add_argument("check", choices=["export", "widgets", "readme", "layout", "colab"])
     parser.add_argument("--write", action="store_true", help="all but export: write it")
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="the tree to check (default: this one)"
     )
     args = parser.parse_args()
     if args.write and args.check == "export":
-        parser.error("--write goes with readme, widgets and colab")
+        parser.error("--write goes with readme, widgets, layout and colab")
     if args.check == "export":
         problems = check_export(args.root)
     else:
-        checks = {"readme": check_readme, "widgets": check_widgets, "colab": check_colab}
+        checks = dict(readme=check_readme, widgets=check_widgets, colab=check_colab)
+        checks |= dict(layout=check_layout)
         problems = checks[args.check](args.root, args.write)
     for problem in problems:
         print(f"check_tree: {problem}", file=sys.stderr)

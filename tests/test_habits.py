@@ -3,6 +3,7 @@ the wheel. Each check runs on this repository, and on small mistakes that it mus
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -44,10 +45,11 @@ def hook_problems(config: str, bin: Path) -> list[str]:
             problems.append(f"{repo['repo']} is fetched from the network")
             continue
         for hook in repo["hooks"]:
-            program = Path(shlex.split(hook["entry"])[0])
+            shell, _, command, *_ = [*shlex.split(hook["entry"]), *[""] * 3]
+            program = Path(shlex.split(command)[0] if shell == "bash" else shell)
             if hook["language"] != "system":
                 problems.append(f"{hook['id']} is installed by pre-commit, not by `make dev`")
-            if program.parent != Path(".venv/bin") or not (bin / program.name).is_file():
+            if program.parent != Path("${VENV:-.venv}/bin") or not (bin / program.name).is_file():
                 problems.append(f"{hook['id']} runs {program}, which isn't there")
     return problems
 
@@ -61,9 +63,33 @@ def test_hooks_run_the_tools_of_the_environment():
     config = read(".pre-commit-config.yaml")
     assert hook_problems(config, BIN) == []
     entries = [hook["entry"] for hook in yaml.safe_load(config)["repos"][0]["hooks"]]
-    commands = [" ".join(entry.removeprefix(".venv/bin/").split()[:2]) for entry in entries]
-    # Exported last: what is exported is then fixed, formatted and clean
-    assert commands == ["ruff check", "ruff format", "nbdev_clean", "nbdev_export"]
+    commands = [
+        [Path(word).name for word in shlex.split(shlex.split(entry)[2])][:2] for entry in entries
+    ]
+    # What is exported is fixed, formatted and clean; types are those of what was exported
+    ruff, nbdev = [["ruff", "check"], ["ruff", "format"]], [["nbdev_clean"], ["nbdev_export"]]
+    assert commands == [*ruff, *nbdev, ["mypy"]]
+
+
+# catches: a hook that knows no environment but .venv, or drops the files that git names
+def test_a_hook_runs_in_the_environment_that_VENV_names(tmp_path):
+    (tmp_path / "bin").mkdir()
+    for tool in ("ruff", "mypy"):
+        (tmp_path / "bin" / tool).write_text(f'#!/bin/sh\necho {tool} "$@"\n')
+        (tmp_path / "bin" / tool).chmod(0o755)
+    hooks = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]
+    said = {
+        hook["id"]: subprocess.run(
+            [*shlex.split(hook["entry"]), "a b.py"],
+            env=os.environ | dict(VENV=str(tmp_path)),
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hook in hooks
+    }
+    assert said["ruff-check"] == "ruff check --fix --force-exclude a b.py\n"
+    assert said["ruff-format"] == "ruff format --force-exclude a b.py\n"
+    assert said["mypy"] == "mypy\n"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +97,9 @@ def test_hooks_run_the_tools_of_the_environment():
     [
         ("repo: local", "repo: https://github.com/psf/black", "fetched from the network"),
         ("language: system", "language: python", "installed by pre-commit"),
-        ("entry: .venv/bin/ruff check", "entry: .venv/bin/rough check", "isn't there"),
-        ("entry: .venv/bin/nbdev_clean", "entry: nbdev_clean", "isn't there"),
+        ('bin/ruff" check', 'bin/rough" check', "isn't there"),
+        ("bash -c '\"${VENV:-.venv}/bin/nbdev_clean\"'", "nbdev_clean", "isn't there"),
+        ("${VENV:-.venv}/bin/mypy", "mypy", "isn't there"),
     ],
 )
 def test_hooks_that_would_not_run_are_caught(old, new, complaint):
