@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .runtime.intervals import last_that_fits
 
 # %% auto #0
-__all__ = ['outcomes', 'win_rate_interval', 'paired_interval', 'JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'interleaved', 'completions_table', 'print_table', 'wilson_interval', 'bootstrap_interval', 'GoldReport', 'judge_completions', 'Judge', 'GoldPairJudge', 'RewardModelJudge', 'JudgeReport', 'judge_pairs', 'judging_messages', 'parse_verdict', 'EndpointJudge', 'PersonJudge', 'judging_box', 'best_of_n_kl', 'best_of_n_reward', 'response_kl', 'frontier', 'plot_frontier', 'distinct_n', 'repetition', 'text_statistics', 'Alarm', 'hacking_alarms']
+__all__ = ['outcomes', 'win_rate_interval', 'paired_interval', 'JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'interleaved', 'completions_table', 'print_table', 'wilson_interval', 'bootstrap_interval', 'GoldReport', 'judge_completions', 'Judge', 'GoldPairJudge', 'RewardModelJudge', 'JudgeReport', 'judge_pairs', 'judging_messages', 'parse_verdict', 'EndpointJudge', 'best_of_n_kl', 'best_of_n_reward', 'response_kl', 'frontier', 'plot_frontier', 'distinct_n', 'repetition', 'text_statistics', 'Alarm', 'hacking_alarms']
 
 # %% ../nbs/course/14_evaluate.ipynb #7e140007
 def outcomes(
@@ -103,7 +103,7 @@ from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
 from .runtime.terminal import terminal_text
 from .tldr import Verdict, gold_judge
-from .ui.html import Html, element, safe_text
+from .ui.html import element
 from .ui.viz import curves
 
 # %% ../nbs/reference/46_judging.ipynb #7e334582
@@ -837,83 +837,6 @@ class EndpointJudge:
             wait = response.headers.get("Retry-After", "")
             raise _Temporary(reason, float(wait) if wait.isdigit() else 0.0)
         raise ConnectionError(reason)
-
-# %% ../nbs/reference/46_judging.ipynb #25414904
-class PersonJudge:
-    "Collects a person's choices between two answers, one pair at a time; then serves as a judge."
-
-    name = "a person"
-
-    def __init__(self, prompts: Sequence[str], pairs: Sequence[tuple[str, str]], seed: int = 0):
-        coin = random.Random(seed)
-        self.rows = [
-            (prompt, tuple(pair if coin.random() < 0.5 else pair[::-1]))
-            for prompt, pair in zip(prompts, pairs, strict=True)
-        ]
-        self.chosen: list[float] = []  # verdicts on the first rows, in the order shown
-
-    def view(self) -> Html:
-        "The next pair to judge."
-        done, total = len(self.chosen), len(self.rows)
-        if done == total:
-            return element("p", f"All {total} pairs are judged: give this judge to judge_pairs.")
-        prompt, pair = self.rows[done]
-        texts = [
-            element("p", element("b", name))
-            + element("p", safe_text(text), style="white-space:pre-wrap")
-            for name, text in (("Prompt", prompt), ("Answer 1", pair[0]), ("Answer 2", pair[1]))
-        ]
-        return Html(element("p", f"Pair {done + 1} of {total}") + "".join(texts))
-
-    def choose(self, key: str) -> None:
-        """1: the first is better. 2: the second. 0: neither. Raises ValueError on another key, or
-        if all pairs are judged."""
-        if key not in ("0", "1", "2") or len(self.chosen) == len(self.rows):
-            raise ValueError(
-                f"key {key!r} after {len(self.chosen)} of {len(self.rows)} pairs: press 1, 2 or 0 "
-                "while a pair is shown."
-            )
-        self.chosen.append({"0": 0.5, "1": 0.0, "2": 1.0}[key])
-
-    def usage(self) -> str:
-        return f"{len(self.chosen)} of {len(self.rows)} pairs were judged by a person"
-
-    def __call__(
-        self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
-    ) -> list[float | None]:
-        "The choice for each pair, in either order; None if there is none."
-        seen = {(prompt, *pair): v for (prompt, pair), v in zip(self.rows, self.chosen)}
-        seen |= {(prompt, *pair[::-1]): 1 - v for (prompt, pair), v in zip(self.rows, self.chosen)}
-        return [seen.get((prompt, *pair)) for prompt, pair in zip(prompts, pairs, strict=True)]
-
-# %% ../nbs/reference/46_judging.ipynb #480b6d77
-def judging_box(judge: PersonJudge) -> Any:  # an ipywidgets box
-    "The next pair to judge, with buttons and a field for the keys 1, 2 and 0."
-    import ipywidgets as widgets  # here, so that a training run does not load it
-
-    shown, field_ = (
-        widgets.HTML(judge.view()),
-        widgets.Text(description="key", placeholder="1, 2 or 0", continuous_update=True),
-    )
-
-    def choose(key: str) -> None:
-        if key in ("0", "1", "2") and len(judge.chosen) < len(judge.rows):
-            judge.choose(key)
-        shown.value = judge.view()
-
-    def typed(change: dict[str, Any]) -> None:
-        if not change["new"]:
-            return
-        field_.value = ""  # ready for the next key
-        choose(change["new"][-1])
-
-    buttons = [
-        widgets.Button(description=text) for text in ("1 is better", "2 is better", "0 neither")
-    ]
-    for button in buttons:
-        button.on_click(lambda b: choose(b.description[0]))
-    field_.observe(typed, names="value")
-    return widgets.VBox([shown, widgets.HBox([*buttons, field_])])
 
 # %% ../nbs/reference/46_judging.ipynb #491978c7
 def best_of_n_kl(

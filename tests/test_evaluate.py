@@ -21,7 +21,6 @@ from rlhf_nb.evaluate import (
     Completions,
     EndpointJudge,
     GoldPairJudge,
-    PersonJudge,
     RewardModelJudge,
     best_of_n_kl,
     best_of_n_reward,
@@ -31,7 +30,6 @@ from rlhf_nb.evaluate import (
     hacking_alarms,
     judge_completions,
     judge_pairs,
-    judging_box,
     outcomes,
     paired_interval,
     parse_verdict,
@@ -767,62 +765,6 @@ def test_settings(serve, monkeypatch):
 )
 def test_parse_verdict(text, verdict):
     assert parse_verdict(text) == verdict
-
-
-# ---- A person ----
-
-
-# catches: a fixed order that gives the model away, a choice put on the wrong answer, a pair judged
-# twice, markup of a model that the browser runs
-def test_person():
-    prompts, pairs = (
-        [f"p{i} <b>" for i in range(40)],
-        [(f"o{i}<script>", f"t{i}") for i in range(40)],
-    )
-    judge = PersonJudge(prompts, pairs)
-    turned = [shown != pair for (_, shown), pair in zip(judge.rows, pairs)]
-    assert 8 < sum(turned) < 32
-    for i in range(30):
-        html = judge.view()
-        assert (
-            "<script>" not in html and f"p{i} &lt;b&gt;" in html and f"Pair {i + 1} of 40" in html
-        )
-        assert html.index(
-            judge.rows[i][1][0].replace("<", "&lt;").replace(">", "&gt;")
-        ) < html.index("Answer 2")
-        judge.choose(
-            "0" if i % 3 == 0 else "1" if (judge.rows[i][1][0][0] == "o") else "2"
-        )  # ours, or neither
-    for both in (True, False):
-        found = judge_pairs(judge, prompts, *zip(*pairs), both_orders=both)
-        assert (found.wins, found.ties, found.losses, found.invalid) == (
-            20,
-            10,
-            0,
-            10,
-        ) and "30 of 40" in found.usage
-    with pytest.raises(ValueError, match="'x'"):
-        judge.choose("x")
-    for _ in range(10):
-        judge.choose("1")
-    assert "All 40" in judge.view()
-    with pytest.raises(ValueError, match="40 of 40"):
-        judge.choose("1")
-
-
-# catches: a key that counts twice because the field is emptied, a click after the last pair that
-# raises
-def test_the_box_of_a_person():
-    judge = PersonJudge(["p", "q", "r"], [("a", "b")] * 3)
-    box = judging_box(judge)
-    shown, row = box.children
-    row.children[3].value = "7"
-    row.children[3].value = "2"
-    assert judge.chosen == [1.0] and row.children[3].value == "" and "Pair 2 of 3" in shown.value
-    row.children[2].click()
-    row.children[0].click()
-    row.children[1].click()
-    assert judge.chosen == [1.0, 0.5, 0.0] and "All 3" in shown.value
 
 
 # ---- Best of n and the frontier ----

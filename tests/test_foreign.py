@@ -92,14 +92,14 @@ def test_rewards_of_trl_that_no_name_tells(tmp_path):
 def test_numbers_of_trl_that_are_not_in_the_score_are_named():
     # catches: a part of the score that is shown as the whole, no score without a hint
     row = dict(step=1, prompt="p", completion="c", accuracy=1.0, format_reward=0.5, advantage=0.1)
-    said = "Not in the score: 'accuracy'. To add it: --columns scores=accuracy+format_reward"
+    said = "Not in the score: 'accuracy'. To add all: --columns scores=accuracy+format_reward"
     r = rollout([row])
     assert r.scores.tolist() == [0.5] and said in r.info["notes"]
     whole = rollout([row], columns=parse_columns([said.split("--columns ")[1]]))
     assert whole.scores.tolist() == [1.5] and "Not in the score" not in notes(whole)
     row = dict(step=1, prompt="p", completion="c", right=1.0) | {"good form": 0.5}
     r = rollout([row])
-    assert r.scores is None and "these columns are rewards: 'right', 'good form'" in notes(r)
+    assert r.scores is None and "which columns are rewards: 'right', 'good form'" in notes(r)
     assert "--columns 'scores=right+good form'" in notes(r)  # as a shell takes it
     assert "No score" not in notes(rollout([row], columns=dict(scores="")))
     assert "score:" not in notes(rollout([dict(prompt="p", completion="c", right=1.0)]))
@@ -169,7 +169,9 @@ def test_any_table_by_a_mapping(tmp_path, kind):
     source = made[kind]()
     r = view(source, columns=MINE).shown.rollout
     assert r.prompts == ["q 0", "q 1"] and r.responses == ["one two three", "four"]
-    assert r.scores.tolist() == [0.5, -1.0] and r.columns == dict(uid=["a", "b"], group=[7, 7])
+    assert r.scores.tolist() == [0.5, -1.0] and r.columns == dict(
+        uid=["a", "b"], group=["7", "7"] if kind == "csv" else [7, 7]
+    )
     assert r.info["update"] == (3 if source is path else 0)
     assert browse(source, columns=MINE).run.rollout(r.info["update"]).responses == r.responses
     assert "your mapping" in notes(r)
@@ -275,12 +277,10 @@ def test_the_same_step_in_two_files(tmp_path):
     assert r.columns == dict(seed=[3, None, None], uid=["a", None, None], more=[None, "m", "m"])
     assert ForeignRun(tmp_path).again("q") == [(5, 1)]
     told = r.info["notes"]
-    assert "'a2.jsonl': values: not shown in episode 1 (2 numbers for 1 word)." in told
-    assert [x.split(": ")[0] for x in told if "Not in this file" in x] == [
-        "'a1.jsonl'",
-        "'a2.jsonl'",
-    ]
-    assert "stopped: not known of every episode, so of none." in told
+    assert "values: not shown in episode 1 (2 numbers for 1 word)." in told
+    assert "scores: not in episode 0 (no number)." in told
+    assert [x for x in told if x.startswith("Not in this file: logprobs")] == told[-1:]
+    assert "stopped: not known of episodes 1 (neither), 2 (neither), so of none." in told
     header, _ = unpacked(packed_update(view(r).shown))
     assert header["scores"] == [None, 1, 1] and header["columns"]["uid"] == ["a", "", ""]
 
@@ -495,7 +495,7 @@ def test_what_is_no_token_id(tmp_path, ids, more):
     path = files.write_lines(tmp_path / "x.jsonl", rows)
     for tokenizer in (None, files.Tokenizer()):
         r = rollout(path, tokenizer=tokenizer)
-        assert "'token_ids' holds what is no token id in episode 1 (" in notes(r)
+        assert "token_ids: its column holds what is no token id in episode 1 (" in notes(r)
         assert r.values.tolist() == [[1, 2], [1, 2]] and r.response_ids.min() >= 0
         assert not (tokenizer or more) or r.response_ids[0].tolist() == [3, 4]
     assert more or (r.tokens[0] == [" w3", " w4"] and r.tokens[1].count("\ufffd") == 1)
@@ -522,7 +522,7 @@ def test_csv_with_more_fields_than_the_header(tmp_path):
     path.write_text("prompt,response\na,b,\nc,d,\n")
     r = rollout(path)
     assert (r.prompts, r.responses) == (["a", "c"], ["b", "d"])
-    for rows, told in (("a,b,\nc,d,e\n", "row 1 has more"), ("a,b\nc,d,e\n", "line 3, saw 3")):
+    for rows, told in (("a,b,\nc,d,e\n", "row 1 has more"), ("a,b\nc,d,e\n", "row 1 has more")):
         path.write_text("prompt,response\n" + rows)
         with pytest.raises(ValueError, match=f"x.csv is damaged .*{told}"):
             read_table(path)
@@ -537,7 +537,7 @@ def test_texts_of_a_csv_are_as_they_were_written(tmp_path):
         whole = [rollout(path, i) for i in range(len(answers))]
         assert [r.responses + r.prompts for r in whole] == [[x, x] for x in answers]
         assert [r.scores.tolist() for r in whole] == [[1.0]] * len(answers)
-        assert whole[1].columns == dict(group=[9], id=["01"]) and whole[1].stopped is None
+        assert whole[1].columns == dict(group=["9"], id=["01"]) and whole[1].stopped is None
     path.write_text("response,scores\na,0.5\nb,\nc,FALSE\n")
     r = rollout(path)
     assert r.scores[[0, 2]].tolist() == [0.5, 0] and "not in episode 1 (no number)" in notes(r)
@@ -711,4 +711,4 @@ def test_bytes_of_an_image_are_not_shown(tmp_path):
     # catches: a megabyte of \\x00 beside each prompt
     pd.DataFrame(dict(response=["a"], image=[b"\x00" * 999])).to_parquet(tmp_path / "x.parquet")
     assert rollout(tmp_path / "x.parquet").columns == dict(image=["999 bytes"])
-    assert read_table(tmp_path / "x.parquet")["image"][0] == b"\x00" * 999
+    assert read_table(tmp_path / "x.parquet")[0]["image"] == b"\x00" * 999

@@ -19,6 +19,7 @@ from datasets import Dataset, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf_nb.evaluate import judge_pairs
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
 from rlhf_nb.ui import preference_labels as L
@@ -290,6 +291,28 @@ def test_conversations_and_whole_texts(tmp_path):
     )
     label(tmp_path / "whole.jsonl", "1", rows=[dict(answer_1="all of it", answer_2="all of that")])
     assert "prompt" not in load_preferences(tmp_path / "whole.jsonl").column_names
+
+
+# catches: a fixed order that gives the model away, a choice put on the wrong answer, a pair that
+# counts twice because it was shown twice, a pair that nobody judged counted as a tie
+def test_a_person_as_a_judge(tmp_path):
+    rows = [dict(prompt=f"p{i}", answer_1=f"o{i}", answer_2=f"t{i}") for i in range(40)]
+    work = Labelling(rows, tmp_path / "a.jsonl")
+    assert 8 < sum(one.left for one in work.order if not one.again) < 32
+    while len(work.labels.fresh) < 30:
+        pair, again = work.showing.pair, work.showing.again
+        ours = "1" if work.shown()[1][0].startswith("o") else "2"
+        work.choose("1" if again else "0" if pair % 3 == 0 else ours)
+    prompts, pairs = [row["prompt"] for row in rows], [(f"o{i}", f"t{i}") for i in range(40)]
+    for both in (True, False):
+        judge = L.PersonJudge(tmp_path / "a.jsonl")
+        found = judge_pairs(judge, prompts, *zip(*pairs), both_orders=both)
+        assert (found.wins, found.ties, found.losses, found.invalid) == (20, 10, 0, 10)
+        assert "30 pairs" in found.usage and found.judge == "a person"
+    assert judge(["p0", "p99", "p99"], [("t0", "o0"), ("a", "a"), ("a", "b")]) == [0.5, 0.5, None]
+    for key in ("x", "u", ""):
+        with pytest.raises(ValueError, match="give 1, 2 or 0"):
+            work.choose(key)
 
 
 # ---- Keys and buttons ----

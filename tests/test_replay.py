@@ -312,6 +312,24 @@ def test_the_generators_of_the_notebook_and_its_trainer_are_as_they_were(run):
     assert all(torch.equal(x, weights[k]) for k, x in trainer.pair.state_dict().items())
 
 
+# catches: generators that stay reseeded where the replay ends in an error
+def test_the_generators_are_as_they_were_after_a_replay_that_fails(run, monkeypatch):
+    trainer = run()
+    draw = lambda: (random.random(), np.random.rand(), torch.rand(1).item())  # noqa: NPY002
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    first = draw()
+    random.setstate(states[0]), np.random.set_state(states[1])  # noqa: NPY002
+    torch.set_rng_state(states[2])
+
+    def fail(*given, **more):
+        raise ValueError("this checkpoint is of another run")
+
+    monkeypatch.setattr(PPOTrainer, "restore", fail)  # once the trainer is made, and has seeded
+    with pytest.raises(ValueError, match="of another run"):
+        replay(trainer, 1, learning_rate=1.0)
+    assert draw() == first
+
+
 # ---- What is refused ----
 
 

@@ -23,8 +23,9 @@ from rlhf_nb.diagnose import (
     rungs_values,
 )
 from rlhf_nb.diagnose.checks import Checks, Rung, climb, in_words
-from rlhf_nb.diagnose.subject import LOOKED_AT, Subject, random_states
+from rlhf_nb.diagnose.subject import LOOKED_AT, Subject
 from rlhf_nb.runtime.prompts import check_turns
+from rlhf_nb.runtime.random_state import random_state_kept
 from rlhf_nb.sft import quiet_bars
 from rlhf_nb.trainer import PPOTrainer
 
@@ -141,7 +142,7 @@ def preflight(
     start, given = time.perf_counter(), checked_pairs(pairs)
     whole = len(rungs) >= len(LADDER)
     subject = Subject(trainer, given)
-    with random_states(), quiet_bars(True), silent():
+    with random_state_kept(), quiet_bars(True), silent():
         try:
             price = price_of(subject)
             (logger.info if quiet else print)(price if whole else f"{price}, the whole ladder")

@@ -4,16 +4,13 @@ is sampled. The same settings give what the run did, bit for bit, which is check
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -27,6 +24,7 @@ from rlhf_nb.ppo import Metrics, final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.runtime.loading import no_bars
+from rlhf_nb.runtime.random_state import random_state_kept
 from rlhf_nb.runtime.resume import in_words
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui.replay_view import replay_markup, replay_page
@@ -42,16 +40,6 @@ class Steps(TrainerCallback):
     def ppo_step(self, sums: dict[str, float], norm: float) -> None:
         means = {name: x / sums["tokens"] for name, x in sums.items() if name != "tokens"}
         self.seen.append(means | dict(tokens=sums["tokens"], grad_norm=norm))
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    "A trainer seeds every generator when it is made; afterwards they are as they were."
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng():
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
 
 
 # ---- The update ----

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback
@@ -46,22 +44,6 @@ QUIET: dict[str, Any] = dict(
     value_warmup_updates=0,
     target_kl=None,
 )
-
-
-@contextmanager
-def random_states() -> Iterator[None]:
-    "Inside, random numbers may be drawn; behind it, every generator is where it was."
-    own, of_torch = random.getstate(), torch.get_rng_state()
-    of_numpy = np.random.get_state()  # noqa: NPY002  # what other people's code draws from
-    of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    finally:
-        random.setstate(own)
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        torch.set_rng_state(of_torch)
-        if of_cuda:
-            torch.cuda.set_rng_state_all(of_cuda)
 
 
 @contextmanager

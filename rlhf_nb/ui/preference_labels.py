@@ -314,6 +314,39 @@ def load_preferences(
     return read_labels(path).training()
 
 
+class PersonJudge:
+    """The choices of a file as a judge for `evaluate.judge_pairs`. Raises what `read_labels`
+    raises."""
+
+    name = "a person"
+
+    def __init__(
+        self,
+        path: str | Path,  # of label_preferences
+    ):
+        self.rows = read_labels(path).fresh
+        self.verdicts: dict[tuple[str, ...], float] = {}
+        for row in self.rows:
+            texts = tuple(map(turns_text, (row["prompt"], *row["answers"])))
+            verdict = {"1": 0.0, "2": 1.0, "0": 0.5}[row["choice"]]
+            self.verdicts[texts] = verdict
+            self.verdicts[texts[0], texts[2], texts[1]] = 1 - verdict
+
+    def usage(self) -> str:
+        "How many pairs were judged, for a report."
+        return f"{len(self.rows)} pairs were judged by a person"
+
+    def __call__(
+        self, prompts: list[str], pairs: list[tuple[str, str]], **columns: list
+    ) -> list[float | None]:
+        """0: the first answer is better. 1: the second. 0.5: a tie, or twice the same answer. None
+        where nobody has chosen yet."""
+        return [
+            0.5 if one == two else self.verdicts.get((prompt, one, two))
+            for prompt, (one, two) in zip(prompts, pairs, strict=True)
+        ]
+
+
 def _in_order(pair: Mapping[str, Any], showing: Showing) -> list[Turns]:
     "The two answers of a pair as they are shown: answer 1 first."
     return pair["answers"][:: -1 if showing.left else 1]

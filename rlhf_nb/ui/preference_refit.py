@@ -5,14 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import random
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import torch
 from datasets import Dataset
@@ -20,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from rlhf_nb.evaluate import wilson_interval
 from rlhf_nb.reward import RewardConfig, RewardTrainer, pair_texts, score_texts
+from rlhf_nb.runtime.random_state import random_state_kept
 from rlhf_nb.sft import Turns, tokenizer_of
 from rlhf_nb.ui.html import element, plain_table, safe_text, sheet, themed
 from rlhf_nb.ui.preference_labels import share_sentence, turns_text
@@ -106,19 +103,6 @@ def render_refit(
     else:
         parts.append(element("p", "It agrees with every label."))
     return themed(sheet(*parts), sheets=["sheet.css"])
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    "Leaves the random numbers of Python, numpy and torch as they were."
-    ours = random.getstate()
-    arrays = np.random.get_state()  # noqa: NPY002 (the global state is what training changes)
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(arrays)  # noqa: NPY002
 
 
 def margins_of(
