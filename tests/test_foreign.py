@@ -142,8 +142,9 @@ def test_nemo(tmp_path):
 
 
 def test_nemo_without_a_tokenizer(tmp_path):
-    # catches: numbers of tokens laid on words that only chance made as many
+    # catches: numbers or ids of tokens laid on words that only chance made as many
     folder = files.nemo(tmp_path)
+    assert rollout(folder, 1).response_ids[1].tolist() == [0, 1, 2, 0]
     rows = [json.loads(x) for x in (folder / "train_data_step1.jsonl").read_text().splitlines()]
     for row in rows[1:]:
         row["content"][0][1] = "other words than tokens, and many more"

@@ -624,7 +624,7 @@ def rollout_from(
     return Rollout(
         none_there,
         none_there.bool(),
-        _padded_ids(tokens, ids, mask),
+        _padded_ids(tokens, ids if texts else [], mask),
         mask,
         **made,
         prompts=list(map(text_of, column("prompt"))),
