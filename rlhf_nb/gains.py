@@ -131,8 +131,7 @@ def paired_gain(
     a, b = _rates(ours, "ours"), _rates(theirs, "theirs")
     if len(a) != len(b):
         raise ValueError(
-            f"got {len(a)} and {len(b)} runs: give one of each for every seed, in "
-            "the same order."
+            f"got {len(a)} and {len(b)} runs: give one of each for every seed, in the same order."
         )
     half = _half_width(_variance(a - b), len(a) - 1)
     return _gain(float((a - b).mean()), half, (len(a), len(b)), "paired by seed, Student's t")
