@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .evaluate import paired_interval, wilson_interval
+from .evaluate import paired_interval
 from .runtime.intervals import last_that_fits, t_quantile
 
 Floats = NDArray[np.float64]
 
 # %% auto #0
-__all__ = ['Floats', 'Estimate', 'mean_interval', 'rate_interval', 'paired_gain', 'unpaired_gain', 'seed_rates', 'crossed_gain',
-           'two_level_bootstrap', 'interquartile_mean', 'two_level_interval', 'probability_of_improvement',
-           'JudgeNoise', 'judge_noise', 'Spread', 'spread_of', 'power', 'visible_gain', 'seeds_needed', 'Plan', 'plan']
+__all__ = ['Floats', 'CHANCE', 'Estimate', 'mean_interval', 'rate_interval', 'paired_gain', 'seed_rates', 'crossed_gain',
+           'JudgeNoise', 'judge_noise', 'Spread', 'spread_of', 'power', 'Plan', 'plan']
 
 # %% ../nbs/reference/60_gains.ipynb #7e60000a
 def _written(value: float, unit: str) -> str:
@@ -85,8 +84,7 @@ def _variance(x: Floats) -> float:
 def mean_interval(
     values: ArrayLike,  # [S] any number, of each run
 ) -> Estimate:
-    """Mean over seeds. Student 1908. Where it is given rates it holds the truth in 91 to 96 % of
-    simulated experiments (`benchmarks/coverage.py`, here and below). ValueError on NaN."""
+    "Mean over seeds. Student 1908. Raises ValueError on NaN."
     x = _numbers(values, "values")
     mean, half = float(x.mean()), _half_width(_variance(x), len(x) - 1)
     return Estimate(mean, mean - half, mean + half, (len(x),), "Student's t")
@@ -107,8 +105,7 @@ def rate_interval(
     rates: ArrayLike,  # [S] win rate of each run, between 0 and 1
 ) -> Estimate:
     """Mean win rate over seeds, with an interval that stays between 0 and 1: Student's t on the
-    log-odds of the mean. Holds the truth in 93 to 96 % of simulated experiments, with three seeds
-    as with ten."""
+    log-odds of the mean."""
     r = _rates(rates, "rates")
     m, half = float(r.mean()), _half_width(_variance(r), len(r) - 1)
     low = high = m if half == 0 else math.nan
@@ -128,32 +125,16 @@ def paired_gain(
     ours: ArrayLike,  # [S] win rate of each run
     theirs: ArrayLike,  # [S] of the run with the same seed: its start, data and posts
 ) -> Estimate:
-    """Mean of ours less theirs, seed by seed, by Student's t on the differences. Holds the truth in
-    92 to 97 % of simulated experiments; in 86 to 91 % with 5 to 10 seeds on the same 100 posts,
-    for which there is `crossed_gain`. Raises ValueError on runs that do not pair up."""
+    """Mean of ours less theirs, seed by seed, by Student's t on the differences. Too narrow where
+    all seeds are judged on the same few posts, for which there is `crossed_gain`. Raises ValueError
+    on runs that do not pair up."""
     a, b = _rates(ours, "ours"), _rates(theirs, "theirs")
     if len(a) != len(b):
         raise ValueError(
-            f"got {len(a)} and {len(b)} runs: give one of each for every seed. For runs that share "
-            "no seeds there is unpaired_gain."
+            f"got {len(a)} and {len(b)} runs: give one of each for every seed, in the same order."
         )
     half = _half_width(_variance(a - b), len(a) - 1)
     return _gain(float((a - b).mean()), half, (len(a), len(b)), "paired by seed, Student's t")
-
-
-def unpaired_gain(
-    ours: ArrayLike,  # [S] win rate of each run
-    theirs: ArrayLike,  # [R] of runs with other seeds
-) -> Estimate:
-    """Mean of ours less mean of theirs. Welch 1947. Holds the truth in 92 to 97 % of simulated
-    experiments. One run on either side leaves its spread unknown, and the interval with it."""
-    a, b = _rates(ours, "ours"), _rates(theirs, "theirs")
-    parts = np.array([_variance(a), _variance(b)])
-    weights = parts**2 / np.maximum([len(a) - 1, len(b) - 1], 1)
-    freedom = parts.sum() ** 2 / weights.sum() if parts.sum() else len(a) + len(b) - 2
-    freedom = max(freedom, min(len(a), len(b)) - 1)  # but for rounding it is; NaN stays NaN
-    half = _half_width(float(parts.sum()), freedom)
-    return _gain(float(a.mean() - b.mean()), half, (len(a), len(b)), "other seeds, Welch's t")
 
 # %% ../nbs/reference/60_gains.ipynb #7e600018
 def _posts(outcomes: Sequence[ArrayLike]) -> list[Floats]:
@@ -186,9 +167,8 @@ def crossed_gain(
     theirs: ArrayLike,  # [S, N] of the runs with the same seeds, on those posts
 ) -> Estimate:
     """`paired_gain` where all runs share their posts: what is true of other seeds *and* other
-    posts. Variance by mean squares of seeds and posts; degrees of freedom by Hillis 2007. Holds
-    the truth in 93 to 96 % of simulated experiments with 100 posts. Raises ValueError on unequal
-    shapes or fewer than two posts."""
+    posts. Variance by mean squares of seeds and posts; degrees of freedom by Hillis 2007.
+    Raises ValueError on unequal shapes or fewer than two posts."""
     a, b = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     if a.shape != b.shape or a.ndim != 2 or a.shape[1] < 2:
         raise ValueError(
@@ -205,65 +185,6 @@ def crossed_gain(
     both = seeds + max(0.0, posts - (rest**2).sum() / ((S - 1) * (N - 1)))
     freedom = both**2 / (seeds**2 / (S - 1)) if seeds else S - 1
     return _gain(value, _half_width(both / (S * N), min(freedom, 1e6)), runs, method)
-
-# %% ../nbs/reference/60_gains.ipynb #7e600020
-def two_level_bootstrap(
-    outcomes: Sequence[ArrayLike],  # [S][N] of each run; for a gain, ours less theirs on each post
-    draws: int = 2000,
-    seed: int = 0,
-) -> Floats:  # [draws, S] rates of drawn runs on drawn posts
-    "Draw runs with replacement, and for each drawn run its posts with replacement."
-    rng, S = np.random.default_rng(seed), len(outcomes)
-    runs, rates = rng.integers(S, size=(draws, S)), np.empty((draws, S))
-    for i, run in enumerate(_posts(outcomes)):
-        values, counts = np.unique(run, return_counts=True)
-        drawn, N = runs == i, counts.sum()
-        rates[drawn] = rng.multinomial(N, counts / N, size=drawn.sum()) @ values / N
-    return rates
-
-
-def interquartile_mean(
-    values: ArrayLike,  # [..., S]
-) -> Floats:  # [...]
-    """Mean of the middle half; a value that a quartile cuts counts with the part inside. Agarwal
-    et al. 2021 (2108.13264), section 4.3. Of three runs it is nearly the median."""
-    x = np.sort(np.asarray(values, dtype=float))
-    edges = np.linspace(0, 1, x.shape[-1] + 1)
-    inside = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
-    return x @ (2 * inside)
-
-
-def two_level_interval(
-    outcomes: Sequence[ArrayLike],  # [S][N]
-    statistic: Callable[[Floats], Floats] = interquartile_mean,  # of the last axis
-    draws: int = 2000,
-    seed: int = 0,
-    unit: str = "%",  # "points" for differences
-) -> Estimate:
-    """Percentiles of the two-level bootstrap. Of the interquartile mean it holds the truth in 75 to
-    96 % of simulated experiments: 75 to 84 with three runs, 90 to 92 with five, 92 to 96 with ten.
-    For means use the intervals by t."""
-    rates = seed_rates(outcomes)
-    value, S = float(statistic(rates)), len(rates)
-    low = high = math.nan
-    if S > 1:
-        drawn = statistic(two_level_bootstrap(outcomes, draws, seed))
-        low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
-    return Estimate(value, low, high, (S,), "bootstrap of runs and posts", unit)
-
-# %% ../nbs/reference/60_gains.ipynb #7e600024
-def probability_of_improvement(
-    ours: ArrayLike,  # [S] any number, of each run: higher is better
-    theirs: ArrayLike,  # [R] of runs with other seeds
-) -> Estimate:
-    """How often a run of ours beats one of theirs, a tie counted half. Agarwal et al. 2021, section
-    4.3. Wilson's interval for as many trials as the smaller group has runs: no estimate of this
-    share varies more (Birnbaum and Klose 1957), so it is too wide rather than too narrow: it
-    holds the truth in 98 to 100 % of simulated experiments."""
-    a, b = _numbers(ours, "ours"), _numbers(theirs, "theirs")
-    share = float(np.mean(np.sign(a[:, None] - b) / 2 + 0.5))
-    low, high = wilson_interval(share, min(len(a), len(b)))
-    return Estimate(share, low, high, (len(a), len(b)), "every pair, Wilson", "%")
 
 # %% ../nbs/reference/60_gains.ipynb #7e60002e
 class JudgeNoise(NamedTuple):
@@ -351,60 +272,6 @@ def power(
     outside = sum(erfc((t * s + side * ratio) / math.sqrt(2)) / 2 for side in (-1, 1))
     return float(weight @ outside / weight.sum())
 
-
-def _check_design(groups: int, chance: float) -> None:
-    "Raises ValueError naming what no experiment has."
-    if groups not in (1, 2):
-        raise ValueError(
-            f"groups is {groups}: give 2 for runs of other seeds, or 1 for differences of paired "
-            "seeds."
-        )
-    if not 0 < chance < 1:
-        raise ValueError(
-            f"chance is {chance}: give a share above 0 and below 1, such as 0.8. No number of "
-            "seeds makes it certain."
-        )
-
-
-def visible_gain(
-    spread: float,  # standard deviation between runs; of the differences, where seeds are paired
-    seeds: int,  # of each group
-    groups: int = 2,  # 2: runs of other seeds; 1: differences of paired seeds
-    chance: float = 0.8,  # of seeing it
-) -> float:
-    """The smallest true gain whose interval excludes 0 with that chance. Raises ValueError on
-    fewer than two seeds, or on groups or a chance that no experiment has."""
-    _check_design(groups, chance)
-    freedom = groups * (seeds - 1)
-    ratio = last_that_fits(lambda x: power(x, freedom) < chance, 0.0, 1e3)
-    return ratio * spread * math.sqrt(groups / seeds)
-
-
-def seeds_needed(
-    gain: float,  # to be seen
-    spread: float,
-    groups: int = 2,
-    chance: float = 0.8,
-) -> int:  # of each group
-    """The fewest seeds with which `visible_gain` is that gain or less. Raises ValueError beyond
-    10,000, or on a gain, spread, groups or chance that no experiment has."""
-    _check_design(groups, chance)
-    if not (gain > 0 and 0 <= spread < math.inf):
-        raise ValueError(
-            f"gain is {gain}, spread {spread}: give a gain above 0, and a finite spread of 0 or "
-            "more."
-        )
-    normal = NormalDist()
-    z = normal.inv_cdf(0.975) + normal.inv_cdf(chance)  # Student's t never needs fewer
-    least = max(2, math.floor(groups * (z * spread / gain) ** 2))
-    for seeds in range(least, 10_001):
-        if (
-            power(gain / max(spread, 1e-12) * math.sqrt(seeds / groups), groups * (seeds - 1))
-            >= chance
-        ):
-            return seeds
-    raise ValueError(f"a gain of {gain} with a spread of {spread} needs more than 10,000 seeds.")
-
 # %% ../nbs/reference/60_gains.ipynb #7e600036
 class Plan(NamedTuple):
     "What so many seeds can show."
@@ -419,7 +286,7 @@ class Plan(NamedTuple):
         if self.spread < 1e-9:  # but for rounding, 0
             return (
                 f"{self.seeds} seeds without any spread say nothing about what you can see: give "
-                "rates that differ, or a spread to visible_gain and seeds_needed."
+                "rates that differ."
             )
         return (
             f"With {self.seeds} seeds of this spread ({100 * self.spread:.1f} points) you see "
@@ -431,16 +298,38 @@ class Plan(NamedTuple):
         return str(self)
 
 
+CHANCE = 0.8  # of seeing a gain: four experiments of five
+
+
 def plan(
     rates: ArrayLike,  # [S] of one group; of paired seeds, the differences
     wanted: float = 0.05,  # gain to be seen
     groups: int = 2,  # 2: against runs of other seeds; 1: these are differences of paired seeds
 ) -> Plan:
-    """What these seeds can show, and how many would do. Raises ValueError on one run. Of seeds
-    without any spread it knows nothing, and its sentence says so."""
+    """The smallest true gain whose interval excludes 0 four times of five, and the fewest seeds for
+    the gain that is wanted. Raises ValueError on one run, beyond 10,000 seeds, or on a gain or
+    groups that no experiment has. Of seeds without any spread it knows nothing, and says so."""
     x = _numbers(rates, "rates")
     if len(x) < 2:
         raise ValueError("got one run: its spread over seeds is unknown. Give two or more.")
-    spread = float(x.std(ddof=1))
-    visible = visible_gain(spread, len(x), groups)
-    return Plan(len(x), spread, visible, wanted, seeds_needed(wanted, spread, groups))
+    if groups not in (1, 2):
+        raise ValueError(
+            f"groups is {groups}: give 2 for runs of other seeds, or 1 for differences of paired "
+            "seeds."
+        )
+    if not wanted > 0:
+        raise ValueError(f"wanted is {wanted}: give a gain above 0.")
+    S, spread = len(x), float(x.std(ddof=1))
+    freedom = groups * (S - 1)
+    ratio = last_that_fits(lambda x: power(x, freedom) < CHANCE, 0.0, 1e3)
+    normal = NormalDist()
+    z = normal.inv_cdf(0.975) + normal.inv_cdf(CHANCE)  # Student's t never needs fewer
+    seeds = max(2, math.floor(groups * (z * spread / wanted) ** 2))
+    in_errors = lambda seeds: wanted / max(spread, 1e-12) * math.sqrt(seeds / groups)
+    while seeds <= 10_000 and power(in_errors(seeds), groups * (seeds - 1)) < CHANCE:
+        seeds += 1
+    if seeds > 10_000:
+        raise ValueError(
+            f"a gain of {wanted} with a spread of {spread:.3g} needs more than 10,000 seeds."
+        )
+    return Plan(S, spread, ratio * spread * math.sqrt(groups / S), wanted, seeds)

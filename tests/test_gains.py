@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
-import statistics
 import sys
-from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from rlhf_nb import gains
-from rlhf_nb.evaluate import paired_interval, win_rate_interval
-from rlhf_nb.runtime.curves import mean_and_interval
+from rlhf_nb.evaluate import paired_interval
+from rlhf_nb.runtime.intervals import t_quantile
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 sys.path.insert(0, str(RESULTS.parent))
@@ -47,20 +43,30 @@ def ends(estimate):
 # ---- by hand ----
 
 
+# catches: a normal quantile where there are three runs, n instead of n - 1
+def test_students_t():
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 29: 2.045, 120: 1.980}
+    assert all(abs(t_quantile(k) - t) < 6e-4 for k, t in table.items())  # of any textbook
+    assert abs(t_quantile(5, 0.99) - 4.032) < 6e-4
+    with pytest.raises(ValueError, match="at least two runs"):
+        t_quantile(0)
+
+
+# catches: an interval that holds the truth more or less often than it says, where runs are normal
+@pytest.mark.parametrize("interval", ["mean", "paired"])
+def test_intervals_hold_the_truth_as_often_as_they_say(interval):
+    draws, held = np.random.default_rng(0).normal(0.5, 0.05, (20_000, 4)), 0
+    for x in draws:
+        one = gains.mean_interval(x) if interval == "mean" else gains.paired_gain(x, [0.2] * 4)
+        held += one.low < (0.5 if interval == "mean" else 0.3) < one.high
+    assert abs(held / len(draws) - 0.95) < 0.005
+
+
 # catches: a normal quantile, a standard deviation over S, an interval of the runs instead of their
 # mean
 def test_mean_interval_by_hand():
     half = 4.302653 * 0.1 / math.sqrt(3)
     assert ends(gains.mean_interval(OURS)) == pytest.approx((0.8, 0.8 - half, 0.8 + half))
-
-
-# catches: a function of our own that disagrees with the one that draws bands behind curves
-def test_mean_interval_is_that_of_the_plots():
-    values = [0.3, 0.45, 0.5, 0.9]
-    band = mean_and_interval(pd.DataFrame([values])).iloc[0]
-    assert ends(gains.mean_interval(values)) == pytest.approx(
-        (band["mean"], band["low"], band.high)
-    )
 
 
 # catches: the slope forgotten or upside down, the interval of the mean of the log-odds
@@ -78,44 +84,20 @@ def test_rate_interval_stays_inside(rates):
     assert 0 <= found.low <= found.value <= found.high <= 1 and found.low < found.high
 
 
-# catches: unpaired where paired (and the other way round), n - 1 degrees of freedom for Welch
+# catches: an interval of two groups where the seeds are paired
 def test_gains_by_hand():
     half = 4.302653 * 0.1 / math.sqrt(3)
     assert ends(gains.paired_gain(OURS, THEIRS)) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
-    half = 2.776445 * math.sqrt(0.02 / 3)
-    assert ends(gains.unpaired_gain(OURS, THEIRS)) == pytest.approx((0.3, 0.3 - half, 0.3 + half))
 
 
-# catches: a pooled variance. Student's own data on sleep, from 0 to 1 by a tenth: Welch's 95 %
-# interval of the extra hours is -3.3654832 to 0.2054832, paired -2.4598858 to -0.7001142 (R)
+# catches: a pooled variance. Student's own data on sleep, from 0 to 1 by a tenth: the 95 % interval
+# of the extra hours, paired, is -2.4598858 to -0.7001142 (R)
 def test_students_sleep():
     first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
     second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
     a, b = ([(x + 2) / 10 for x in group] for group in (first, second))
-    low, high = np.multiply(gains.unpaired_gain(a, b)[1:3], 10)
-    assert (low, high) == pytest.approx((-3.3654832, 0.2054832), abs=1e-5)
     low, high = np.multiply(gains.paired_gain(a, b)[1:3], 10)
     assert (low, high) == pytest.approx((-2.4598858, -0.7001142), abs=1e-5)
-
-
-# catches: degrees of freedom that rounding takes below those of the smaller group
-def test_one_side_without_spread_keeps_its_interval():
-    found = gains.unpaired_gain([0.175, 0.55], [0.5, 0.5])
-    assert ends(found) == pytest.approx((-0.1375, -1, 1)) and "one run" not in str(found)
-    half = 12.7062047 * 0.01 / 2  # of one degree of freedom
-    near = gains.unpaired_gain([0.5, 0.51], [0.4, 0.4])
-    assert ends(near) == pytest.approx((0.105, 0.105 - half, 0.105 + half))
-    for a, b in product(range(40, 60), repeat=2):
-        if a != b:
-            assert gains.unpaired_gain([a / 100, b / 100], [0.55, 0.55]).low < 1
-
-
-# catches: groups of unequal size swapped; degrees of freedom outside of what Welch's can be
-def test_unpaired_groups_may_be_unequal():
-    a, b = [0.1, 0.5, 0.4, 0.3], [0.2, 0.21]
-    one, other = gains.unpaired_gain(a, b), gains.unpaired_gain(b, a)
-    assert ends(one) == pytest.approx((-other.value, -other.high, -other.low))
-    assert one.runs == (4, 2)
 
 
 def by_loops(d):
@@ -142,7 +124,7 @@ def test_crossed_gain_against_loops(seed):
     b = 1.0 * (rng.random((4, 20)) < 0.4 - easy)
     mean, seeds, posts, rest = by_loops((a - b).tolist())
     both = seeds + max(0.0, posts - rest)
-    half = gains.t_quantile(both**2 / (seeds**2 / 3)) * math.sqrt(both / 80)
+    half = t_quantile(both**2 / (seeds**2 / 3)) * math.sqrt(both / 80)
     found = gains.crossed_gain(a, b)
     assert ends(found) == pytest.approx((mean, max(-1, mean - half), min(1, mean + half)))
 
@@ -151,85 +133,6 @@ def test_crossed_gain_against_loops(seed):
 def test_crossed_gain_is_paired_gain_without_an_effect_of_posts():
     a, b = np.array([[1, 1], [1, 1]]), np.array([[0, 1], [0, 0]])
     assert ends(gains.crossed_gain(a, b)) == ends(gains.paired_gain(a.mean(1), b.mean(1)))
-
-
-# ---- the bootstrap ----
-
-
-def exact_variance(outcomes):
-    "Of the mean of drawn runs on drawn posts: between runs, and within each over its posts."
-    rates = [statistics.fmean(run) for run in outcomes]
-    within = [statistics.pvariance(run) / len(run) for run in outcomes]
-    return (statistics.pvariance(rates) + statistics.fmean(within)) / len(outcomes)
-
-
-UNEQUAL = [[1, 0, 1, 1], [0.5, 0, 0], [1, 1, 1, 0, 0, 1, 0.5]]
-
-
-# catches: the three wrong programs below, and posts drawn in another number than there are
-def test_two_levels_have_the_variance_of_both():
-    drawn = gains.two_level_bootstrap(UNEQUAL, draws=40_000).mean(1)
-    assert drawn.var() == pytest.approx(exact_variance(UNEQUAL), rel=0.03)
-    rates = gains.seed_rates(UNEQUAL)
-    assert drawn.mean() == pytest.approx(rates.mean(), abs=0.005)
-
-
-def seeds_alone(outcomes, draws):
-    "Wrong: runs are drawn, their posts are not."
-    rng, rates = np.random.default_rng(0), gains.seed_rates(outcomes)
-    return rates[rng.integers(len(rates), size=(draws, len(rates)))]
-
-
-def posts_alone(outcomes, draws):
-    "Wrong: posts are drawn, runs are not."
-    rng = np.random.default_rng(0)
-    columns = [rng.choice(run, (draws, len(run))).mean(1) for run in outcomes]
-    return np.array(columns).T
-
-
-def posts_pooled(outcomes, draws):
-    "Wrong: the posts of all runs in one bag."
-    rng, bag = np.random.default_rng(0), np.concatenate(outcomes)
-    return rng.choice(bag, (draws, len(bag))).mean(1, keepdims=True)
-
-
-@pytest.mark.parametrize("wrong", [seeds_alone, posts_alone, posts_pooled])
-def test_wrong_bootstraps_have_another_variance(wrong):
-    drawn = wrong(UNEQUAL, 40_000).mean(1)
-    assert drawn.var() != pytest.approx(exact_variance(UNEQUAL), rel=0.06)
-
-
-# catches: another way to draw. An independent loop, draw by draw
-def test_two_level_interval_against_a_loop():
-    draw, means = random.Random(1), []
-    for _ in range(4000):
-        runs = draw.choices(UNEQUAL, k=3)
-        means.append(statistics.fmean(statistics.fmean(draw.choices(r, k=len(r))) for r in runs))
-    wanted = np.quantile(means, [0.025, 0.975])
-    found = gains.two_level_interval(UNEQUAL, lambda r: r.mean(-1), draws=8000)
-    assert (found.low, found.high) == pytest.approx(tuple(wanted), abs=0.025)
-    assert found == gains.two_level_interval(UNEQUAL, lambda r: r.mean(-1), draws=8000)
-
-
-# catches: a mean of all, a median, whole values only. scipy.stats.trim_mean(x, 0.25) where four
-# divides the number of values
-def test_interquartile_mean():
-    assert gains.interquartile_mean([10, 1, 3, 2]) == 2.5
-    assert gains.interquartile_mean([9, 1, 2]) == pytest.approx((0.25 + 2 + 2.25) / 1.5)
-    assert gains.interquartile_mean([7]) == 7
-    x = np.random.default_rng(0).normal(size=(5, 12))
-    assert gains.interquartile_mean(x) == pytest.approx(np.sort(x)[:, 3:9].mean(1))
-
-
-# catches: ties as wins or as losses, pairs in place of all pairs
-def test_probability_of_improvement():
-    found = gains.probability_of_improvement([3, 5, 2], [1, 4])
-    wins = [(a > b) + (a == b) / 2 for a in (3, 5, 2) for b in (1, 4)]
-    assert found.value == statistics.fmean(wins) and found.runs == (3, 2)
-    assert gains.probability_of_improvement([1, 2], [1, 2]).value == 0.5
-    low, high = win_rate_interval(3, 0, 0)
-    apart = gains.probability_of_improvement([5, 6, 7], [1, 2, 3, 4])
-    assert ends(apart) == pytest.approx((1, low, high))  # of three trials, not of twelve
 
 
 # ---- judge, spread, plan ----
@@ -269,14 +172,21 @@ def test_the_judges_noise_is_found_again():
     assert parts.posts == pytest.approx(0.4, abs=0.01)
 
 
+def spread_by(seeds, spread):
+    "Runs with this standard deviation."
+    x = np.arange(seeds) - (seeds - 1) / 2
+    return spread * x / x.std(ddof=1)
+
+
 # catches: z in place of t, one side, the wrong count of groups. Tables of power: 17 and 64 a group
 # for one and for half a standard deviation, 34 pairs for half a one
 @pytest.mark.parametrize(
     "gain, groups, wanted", [(1, 2, 17), (0.5, 2, 64), (0.5, 1, 34), (1, 1, 10), (0.2, 2, 394)]
 )
-def test_seeds_needed_is_that_of_the_tables(gain, groups, wanted):
-    assert gains.seeds_needed(gain, 1, groups) == wanted
-    assert gains.visible_gain(1, wanted, groups) <= gain < gains.visible_gain(1, wanted - 1, groups)
+def test_seeds_needed_are_those_of_the_tables(gain, groups, wanted):
+    enough, short = (gains.plan(spread_by(n, 1), gain, groups) for n in (wanted, wanted - 1))
+    assert enough.needed == short.needed == wanted
+    assert enough.visible <= gain < short.visible
 
 
 # catches: power by a shifted t where the noncentral one is needed
@@ -284,7 +194,7 @@ def test_seeds_needed_is_that_of_the_tables(gain, groups, wanted):
 def test_power_against_experiments(seeds, gain):
     rng = np.random.default_rng(0)
     d = rng.normal(gain, 0.08, (40_000, seeds))
-    half = gains.t_quantile(seeds - 1) * d.std(1, ddof=1) / math.sqrt(seeds)
+    half = t_quantile(seeds - 1) * d.std(1, ddof=1) / math.sqrt(seeds)
     seen = np.mean(np.abs(d.mean(1)) > half)
     assert gains.power(gain / 0.08 * math.sqrt(seeds), seeds - 1) == pytest.approx(seen, abs=0.01)
 
@@ -301,7 +211,7 @@ def test_a_plan_reads_as_a_sentence():
     said = f"differences above {100 * found.visible:.1f} points"
     assert "With 3 seeds of this spread (8.0 points)" in str(found) and said in str(found)
     assert f"for 5 points you need {found.needed} seeds" in str(found)
-    assert gains.seeds_needed(0.05, 0.08) == found.needed
+    assert gains.plan(spread_by(9, 0.08)).needed == found.needed
     assert gains.plan([0.5, 0.5]).needed == 2
 
 
@@ -320,9 +230,7 @@ def test_one_run_says_nothing_of_seeds():
         gains.mean_interval([0.8]),
         gains.rate_interval([0.8]),
         gains.paired_gain([0.8], [0.5]),
-        gains.unpaired_gain([0.8], [0.5, 0.6]),
         gains.crossed_gain([[1, 0, 1]], [[0, 0, 1]]),
-        gains.two_level_interval([[1, 0, 1]]),
     ):
         assert math.isnan(one.low) and math.isnan(one.high)
         assert "one run says nothing of other seeds" in str(one)
@@ -333,13 +241,11 @@ def test_equal_values_are_not_believed():
         gains.mean_interval([2, 2, 2]),
         gains.rate_interval([1, 1, 1]),
         gains.paired_gain([0.5, 0.6], [0.25, 0.35]),
-        gains.unpaired_gain([0.5, 0.5], [0.25, 0.25]),
         gains.crossed_gain([[1, 1], [1, 1]], [[0, 0], [0, 0]]),
         gains.mean_interval([0.1] * 3),  # from here on with a spread of 1e-17 or so, by rounding
         gains.mean_interval([0.1e9] * 3),
         gains.rate_interval([0.1] * 3),
         gains.paired_gain([0.7, 0.8, 0.9], [0.6, 0.7, 0.8]),
-        gains.unpaired_gain([0.7] * 3, [0.6] * 3),
     ):
         assert same.low == pytest.approx(same.value) == same.high
         assert "do not trust it" in str(same)
@@ -361,8 +267,8 @@ REFUSED = [
     (lambda: gains.rate_interval([0.5, math.inf]), r"rates\[1\] is inf"),
     (lambda: gains.rate_interval([0.5, 92.8]), r"rates\[1\] is 92.8.*between 0 and 1"),
     (lambda: gains.paired_gain([0.5, NAN], [0.5, 0.5]), r"ours\[1\] is nan"),
-    (lambda: gains.unpaired_gain([0.5], [NAN]), r"theirs\[0\] is nan"),
-    (lambda: gains.paired_gain([0.5, 0.6], [0.5]), "2 and 1 runs.*unpaired_gain"),
+    (lambda: gains.paired_gain([0.5], [NAN]), r"theirs\[0\] is nan"),
+    (lambda: gains.paired_gain([0.5, 0.6], [0.5]), "2 and 1 runs.*the same order"),
     (lambda: gains.mean_interval([]), "one number for each run"),
     (lambda: gains.mean_interval([[1, 2]]), "one number for each run"),
     (lambda: gains.seed_rates([]), "0 runs"),
@@ -370,20 +276,16 @@ REFUSED = [
     (lambda: gains.seed_rates([[1, 0], [1, None]]), "run 1, post 1 is nan"),
     (lambda: gains.crossed_gain([[1, 0]], [[1, 0, 1]]), r"\(1, 2\), theirs \(1, 3\)"),
     (lambda: gains.crossed_gain([[1, NAN]], [[1, 0]]), "run 0, post 1 is nan"),
-    (lambda: gains.two_level_interval([[1, NAN]]), "run 0, post 1 is nan"),
-    (lambda: gains.probability_of_improvement([NAN], [1]), r"ours\[0\] is nan"),
     (lambda: gains.judge_noise([1], [1, 0]), "1 and 2 scores"),
     (lambda: gains.judge_noise([1, None], [None, 0]), "none of 2 pairs"),
     (lambda: gains.spread_of([[1, 0]]), "1 runs"),
     (lambda: gains.plan([0.5]), "one run"),
-    (lambda: gains.seeds_needed(0, 0.1), "above 0"),
-    (lambda: gains.seeds_needed(1e-4, 0.1), "more than 10,000"),
-    (lambda: gains.seeds_needed(0.05, math.inf), "spread inf: .* finite spread"),
-    (lambda: gains.seeds_needed(0.05, 0.1, groups=0), "groups is 0: give 2 .* or 1"),
+    (lambda: gains.plan([0.5, 0.6], 0), "wanted is 0: give a gain above 0"),
+    (lambda: gains.plan([0.5, 0.6], NAN), "wanted is nan"),
+    (lambda: gains.plan([0.5, 0.6], 1e-4), "more than 10,000"),
+    (lambda: gains.plan([0.5, math.inf]), r"rates\[1\] is inf"),
+    (lambda: gains.plan([0.5, 0.6], groups=0), "groups is 0: give 2 .* or 1"),
     (lambda: gains.plan([0.5, 0.6], groups=3), "groups is 3: give 2 .* or 1"),
-    (lambda: gains.seeds_needed(0.05, 0.1, chance=1.0), "chance is 1.0: give a share"),
-    (lambda: gains.visible_gain(0.1, 3, chance=0), "chance is 0: give a share"),
-    (lambda: gains.visible_gain(0.1, 3, groups=0), "groups is 0"),
 ]
 
 
@@ -393,45 +295,7 @@ def test_bad_input_is_named(call, said):
         call()
 
 
-# ---- how often they hold, as kept ----
-
-KEPT = json.loads((RESULTS / "coverage.json").read_text())
-CELLS = pd.DataFrame(KEPT["rows"])
-PROMISED = {  # method -> for what, as its docstring says
-    "mean_interval": "mean of one group",
-    "rate_interval": "mean of one group",
-    "paired_gain": "gain, paired seeds",
-    "unpaired_gain": "gain, other seeds",
-    "crossed_gain": "gain, paired seeds",
-    "two_level_interval": "interquartile mean",
-    "probability_of_improvement": "probability of improvement",
-}
-
-
-# catches: figures of a short look kept in place of the whole, a cell that is missing
-def test_coverage_was_measured_in_full():
-    assert KEPT["experiments"] >= 2000 and CELLS["standard_error"].max() < 0.012
-    assert set(CELLS["seeds"]) == {3, 5, 10} and {"numpy", "commit"} <= KEPT["environment"].keys()
-    assert not CELLS.duplicated(["world", "what", "method", "seeds"]).any()
-
-
-def promised(method):
-    "The lowest and the highest coverage that a docstring names, in per cent."
-    words = " ".join(getattr(gains, method).__doc__.split())
-    low, high = re.search(r"[Hh]olds? the truth in (\d+) to (\d+) %", words).groups()
-    return int(low), int(high)
-
-
-# catches: a docstring that promises what was not measured, or hides in a band that is too wide
-@pytest.mark.parametrize("method", PROMISED)
-def test_the_intervals_hold_what_they_promise(method):
-    cells = CELLS[(CELLS["method"] == method) & (CELLS["what"] == PROMISED[method])]
-    cells = cells[cells["world"] != "one run in three collapses"]
-    if method == "paired_gain":  # on shared posts it is true of these posts only
-        cells = cells[~cells["world"].str.contains("the same for all")]
-    found = 100 * cells["covered"]
-    low, high = promised(method)
-    assert len(cells) >= 3 and low <= found.min() < low + 1.5 and high - 1.5 < found.max() <= high
+# ---- as kept ----
 
 
 # catches: a table made by hand, or from other figures
@@ -473,18 +337,7 @@ def test_a_table_of_one_seed_has_no_interval():
     ]
 
 
-# catches: a page that warns of what does not happen
-def test_what_breaks_is_seen_to_break():
-    held = CELLS.groupby(["method", "seeds"])["covered"].max()
-    assert held["two_level_interval", 3] < 0.93
-    assert held["posts of all seeds pooled", 3] < 0.9
-    fallen = CELLS[CELLS["world"] == "one run in three collapses"]
-    assert fallen.set_index(["method", "what", "seeds"])["covered"][
-        "paired_gain", "gain, paired seeds", 3
-    ] == pytest.approx(0.7, abs=0.06)
-
-
-# catches: an interval whose coverage the benchmark did not see, as its program changed since
+# catches: posts that count as seeds, and an interval by seeds that holds less than it says
 @pytest.mark.parametrize("wrong", [False, True])
 def test_pooled_posts_lose_what_seeds_keep(wrong):
     rng, held, rounds = np.random.default_rng(3), 0, 400
