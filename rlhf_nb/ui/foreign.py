@@ -714,8 +714,8 @@ class ForeignRun:
                 if len(files) == 1 or not _is_young(file):
                     raise
                 self._left_out.append(
-                    f"{quoted(file.name)} cannot be read and is left out: it may still be being "
-                    "written. Open it again later."
+                    f"{quoted(file.name)} cannot be read and is left out: it may not be "
+                    "complete yet. Open it again later."
                 )
             else:
                 named = [f"{quoted(file.name)}: {note}" for note in notes]

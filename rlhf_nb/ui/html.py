@@ -247,9 +247,9 @@ def number_text(value: float | None, digits: int = 2) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, digits: int = 1) -> str:
     "A share as per cent, or a dash."
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f} %"
 
 
 def points(value: float, digits: int = 1) -> str:

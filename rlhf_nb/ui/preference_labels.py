@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.evaluate import complete, wilson_interval
 from rlhf_nb.sft import Turns
+from rlhf_nb.ui.html import percent
 
 
 def draw_pairs(
@@ -206,7 +207,7 @@ def share_sentence(count: int, of: int) -> str:
     if not of:
         return "none yet"
     low, high = wilson_interval(count / of, of)
-    share, least, most = (f"{100 * x:.0f} %" for x in (count / of, low, high))
+    share, least, most = (percent(x, 0) for x in (count / of, low, high))
     return f"{count} of {of} ({share}; 95 % interval {least} to {most})"
 
 

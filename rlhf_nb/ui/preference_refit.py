@@ -18,7 +18,7 @@ from rlhf_nb.evaluate import wilson_interval
 from rlhf_nb.reward import RewardConfig, RewardTrainer, pair_texts, score_texts
 from rlhf_nb.runtime.random_state import random_state_kept
 from rlhf_nb.sft import Turns, tokenizer_of
-from rlhf_nb.ui.html import element, plain_table, safe_text, sheet, themed
+from rlhf_nb.ui.html import element, percent, plain_table, safe_text, sheet, themed
 from rlhf_nb.ui.preference_labels import share_sentence, turns_text
 from rlhf_nb.ui.viz import Html
 
@@ -86,7 +86,7 @@ def render_refit(
     rows = [
         (
             int(row["pair"]),
-            f"{100 * row['sure']:.0f} %",
+            percent(row["sure"], 0),
             "held out" if row["held_out"] else "trained on",
             turns_text(row["chosen"]),
             turns_text(row["rejected"]),
