@@ -37,6 +37,7 @@ from rlhf_nb.ppo import (
     kl_in_loss,
     loss_weights,
     ppo_loss,
+    reinforce_pp,
     rloo,
     sequence_log_ratio,
     with_advantages,
@@ -673,7 +674,7 @@ def doubled(r, cfg, *, last_value=None, reduce=None):
 
 OWN = dict(
     group=(Estimator(best_or_nothing, group=True), dict(num_generations=4)),
-    tokens=(Estimator(lambda rewards, mask, gamma, reduce: rewards.sign() * mask), {}),
+    tokens=(Estimator(lambda *given: reinforce_pp(*given).clamp(-1.0, 1.0)), {}),
     critic=(Estimator(doubled, critic=True), {}),
 )
 
