@@ -253,11 +253,12 @@ def reinforce(
     from rlhf_nb.cli.demo_run import DemoSettings
     from rlhf_nb.cli.demo_stages import common, quiet
     from rlhf_nb.models import load_policy, load_scorer, zero_head
+    from rlhf_nb.ppo import ESTIMATORS
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
     m, out, report = models(folder), tempfile.mkdtemp(), {}
     policy = load_policy(str(folder / "sft"))
-    critic = METHODS[method]["advantage_estimator"] == "gae"
+    critic = ESTIMATORS[METHODS[method]["advantage_estimator"]].critic
     value = zero_head(load_scorer(str(folder / "reward"))) if critic else None
     set_seed(seed)
     args = PPOConfig(

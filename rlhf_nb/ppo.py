@@ -27,7 +27,7 @@ from rlhf_nb.shaping import (
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
 
 # %% auto #0
-__all__ = ['Reduce', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'GROUPED', 'dr_grpo', 'rloo', 'grpo', 'check_groups', 'estimate_advantages', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
+__all__ = ['Reduce', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'ESTIMATORS', 'dr_grpo', 'rloo', 'grpo', 'reinforce_pp', 'Estimator', 'check_groups', 'estimate_advantages', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
 
 # %% ../nbs/course/12_ppo.ipynb #993552ae
 def final_scores(
@@ -134,7 +134,7 @@ import pandas as pd
 
 from .engines import mismatch
 from .losses import explained_variance
-from .runtime.fields import Count, NotNegative, Positive, Range, Share, setting
+from .runtime.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
 @dataclass
@@ -182,7 +182,7 @@ class Objective:
     )
 
     # Advantages
-    advantage_estimator: Literal["gae", "rloo", "grpo", "dr_grpo", "reinforce_pp"] = setting(
+    advantage_estimator: Annotated[str, Among(ESTIMATORS)] = setting(
         "gae",
         "gae, with a value model; rloo, grpo or dr_grpo: against the other responses to the prompt "
         "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
@@ -312,6 +312,8 @@ def engine_metrics(
     return means | {"sampling/weight_max": most.item()}
 
 # %% ../nbs/reference/55_estimators.ipynb #3ee33d7c
+from typing import Any
+
 from .kl import estimate_kl
 from .masks import log_ratio
 
@@ -347,8 +349,37 @@ def grpo(
     deviation = earned.unflatten(0, (-1, size)).std(1).repeat_interleave(size)
     return dr_grpo(earned, size) / (deviation + eps)
 
+# %% ../nbs/reference/55_estimators.ipynb #5d0f3a71
+def reinforce_pp(
+    rewards: Tensor,  # [B, T]
+    mask: Tensor,  # [B, T] true on real tokens
+    gamma: float = 1.0,  # discount per token
+    reduce: Reduce | None = None,
+) -> Tensor:  # [B, T] whitened over the tokens of all ranks
+    "Rewards to go less their mean, over their deviation. Hu 2025 (2501.03262)."
+    to_go = gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
+    return whiten(to_go * mask, mask, reduce=reduce)
 
-GROUPED = dict(rloo=rloo, grpo=grpo, dr_grpo=dr_grpo)  # what compares the responses to one prompt
+# %% ../nbs/reference/55_estimators.ipynb #c7a4e950
+@dataclass(frozen=True)
+class Estimator:
+    """One value of `advantage_estimator`. With a critic, `compute(r, cfg, last_value=, reduce=)`
+    returns the rollout with rewards, advantages and returns. With groups,
+    `compute(earned [B], size)` returns one advantage for each response. With neither,
+    `compute(rewards [B, T], mask [B, T], gamma, reduce)` returns one for each token."""
+
+    compute: Callable[..., Any]
+    critic: bool = False  # a value model, with its settings and metrics
+    group: bool = False  # num_generations responses to each prompt are compared
+
+
+ESTIMATORS = dict(
+    gae=Estimator(with_advantages, critic=True),
+    rloo=Estimator(rloo, group=True),
+    grpo=Estimator(grpo, group=True),
+    dr_grpo=Estimator(dr_grpo, group=True),
+    reinforce_pp=Estimator(reinforce_pp),
+)
 
 # %% ../nbs/reference/55_estimators.ipynb #fb78b19a
 def check_groups(
@@ -365,22 +396,23 @@ def check_groups(
 
 
 def estimate_advantages(
-    r: Rollout,  # with scores and kl; for gae with values
+    r: Rollout,  # with scores and kl; with a critic also values
     cfg: Objective,
     *,
     num_generations: int = 1,  # responses in a row that share their prompt
-    last_value: Tensor | None = None,  # [B] after the last token, for gae; None: 0
+    last_value: Tensor | None = None,  # [B] after the last token, with a critic; None: 0
     reduce: Reduce | None = None,
-) -> Rollout:  # with rewards and advantages; for gae with returns
+) -> Rollout:  # with rewards and advantages; with a critic also returns
     "Advantages by `cfg.advantage_estimator`. A KL in the loss is not in the rewards."
-    if cfg.advantage_estimator == "gae":
-        return with_advantages(r, cfg, last_value=last_value, reduce=reduce)
+    estimator = ESTIMATORS[cfg.advantage_estimator]
+    if estimator.critic:
+        return estimator.compute(r, cfg, last_value=last_value, reduce=reduce)
     rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
-    if cfg.advantage_estimator == "reinforce_pp":
-        to_go = gae(rewards, torch.zeros_like(rewards), r.mask, cfg.gamma, lam=1.0)
-        return r.with_(rewards=rewards, advantages=whiten(to_go * r.mask, r.mask, reduce=reduce))
+    if not estimator.group:
+        of_tokens = estimator.compute(rewards, r.mask, cfg.gamma, reduce)
+        return r.with_(rewards=rewards, advantages=of_tokens)
     check_groups(r, num_generations)
-    of_group = GROUPED[cfg.advantage_estimator](rewards.sum(1), num_generations)
+    of_group = estimator.compute(rewards.sum(1), num_generations)
     return r.with_(rewards=rewards, advantages=of_group[:, None] * r.mask)
 
 # %% ../nbs/reference/55_estimators.ipynb #64e62e21

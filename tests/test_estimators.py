@@ -20,13 +20,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rlhf_nb import cli
 from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_parser
+from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.forward import Forwarded
 from rlhf_nb.gae import gae
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import whiten
 from rlhf_nb.memory import plan_memory
 from rlhf_nb.ppo import (
-    GROUPED,
+    ESTIMATORS,
+    Estimator,
     Objective,
     check_groups,
     dr_grpo,
@@ -35,6 +37,7 @@ from rlhf_nb.ppo import (
     kl_in_loss,
     loss_weights,
     ppo_loss,
+    reinforce_pp,
     rloo,
     sequence_log_ratio,
     with_advantages,
@@ -44,8 +47,9 @@ from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.ui.viewer import view
 
-ESTIMATORS = ("gae", *GROUPED, "reinforce_pp")
-NO_CRITIC = ESTIMATORS[1:]
+NAMES = tuple(ESTIMATORS)
+NO_CRITIC = NAMES[1:]
+GROUPED = dict(rloo=rloo, grpo=grpo, dr_grpo=dr_grpo)
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
 K, T, MOST = 4, 6, 7  # responses to a prompt, columns, response_length
 
@@ -178,7 +182,7 @@ def objective(**settings) -> Objective:
 # padding that is counted, a second whitening
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kl_in", ["reward", "loss"])
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", NAMES)
 def test_advantages_are_those_of_numpy(name, kl_in, seed):
     gamma = 0.9 if name in ("gae", "reinforce_pp") else 1.0
     cfg = objective(advantage_estimator=name, kl_in=kl_in, gamma=gamma)
@@ -650,6 +654,54 @@ def test_groups_are_whole_at_the_end_of_the_data(ppo, prompts):
     trainer.train()
     for path in sorted((Path(trainer.args.output_dir) / "rollouts").iterdir()):
         check_groups(Rollout.load(path), 4)
+
+
+# ---- One of your own ----
+
+
+def best_or_nothing(earned: torch.Tensor, size: int) -> torch.Tensor:
+    "A made-up estimator: the best response of a group gets 1, the others share -1."
+    groups = earned.unflatten(0, (-1, size))
+    best = groups == groups.max(1, keepdim=True).values
+    return (torch.where(best, 1.0, 0.0) - best.float().mean(1, keepdim=True)).flatten()
+
+
+def doubled(r, cfg, *, last_value=None, reduce=None):
+    "Another one, with a critic."
+    ready = with_advantages(r, cfg, last_value=last_value, reduce=reduce)
+    return ready.with_(advantages=2 * ready.advantages)
+
+
+OWN = dict(
+    group=(Estimator(best_or_nothing, group=True), dict(num_generations=4)),
+    tokens=(Estimator(lambda *given: reinforce_pp(*given).clamp(-1.0, 1.0)), {}),
+    critic=(Estimator(doubled, critic=True), {}),
+)
+
+
+# catches: a reader with a list of its own, an unknown estimator that is checked as if it were GRPO,
+# or counted as passed
+@pytest.mark.parametrize("kind", OWN)
+def test_an_estimator_of_ones_own_needs_a_function_and_a_row(kind, ppo, monkeypatch):
+    estimator, more = OWN[kind]
+    monkeypatch.setitem(ESTIMATORS, "mine", estimator)
+    assert ppo_parser().read(["--advantage_estimator", "mine"]).advantage_estimator == "mine"
+    settings = dict(advantage_estimator="mine", gradient_accumulation_steps=4) | more
+    trainer = ppo(total_episodes=640, **settings)
+    assert (trainer.pair.value is not None) == estimator.critic
+    rungs = [x for x in LADDER if not x.name.startswith("state")]
+    checks = {x.name: x for x in preflight(trainer, rungs=rungs, quiet=True).checks}
+    assert [(x.name, x.measured) for x in checks.values() if x.passed is False] == []
+    why = "not measured here: advantage_estimator 'mine' has no copy by hand"
+    assert checks["value model: advantages"].passed is None
+    assert checks["value model: advantages"].measured == why
+    assert (checks["value model: returns"].measured == why) == estimator.critic
+    assert checks["rewards: per token"].passed
+    trainer = ppo(total_episodes=32, save_strategy="no", **settings)
+    trainer.train()
+    assert trainer.state.global_step > 0
+    with pytest.raises(ValueError, match="one of gae, rloo, grpo, dr_grpo, reinforce_pp, mine"):
+        PPOConfig("unused", advantage_estimator="theirs", use_cpu=True)
 
 
 # ---- Bad input ----

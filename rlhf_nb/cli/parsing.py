@@ -18,7 +18,7 @@ from rlhf_nb.cli.help import About, page
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.runtime.compat import CONFIG
 from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.fields import complaint, hints_of
+from rlhf_nb.runtime.fields import complaint, hints_of, names_of
 from rlhf_nb.runtime.terminal import harmless
 
 
@@ -84,6 +84,8 @@ class Parser(HfArgumentParser):
             how |= dict(nargs="?", const=True)  # `--bf16` alone, also where None is allowed
         if list in kinds:
             how["nargs"] = "+"
+        if names := names_of(self.ranges.get(flags[0].lstrip("-"))):
+            how.setdefault("choices", names)
         if "choices" in how and NoneType in kinds:
             how["choices"] = [*how["choices"], None]
         if "action" not in how:

@@ -21,6 +21,7 @@ from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
 from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
 from rlhf_nb.memory import MemoryPlan, plan_memory
+from rlhf_nb.ppo import ESTIMATORS
 
 AS_IN_THE_RUN = (  # options that the plan takes over by name
     "response_length",
@@ -143,7 +144,7 @@ def plan_of(options: Namespace) -> MemoryPlan:
         gpu_memory=gpu_memory_of(options),
         peft_config=adapter_config(models, "CAUSAL_LM", models.use_peft),
         value_peft_config=adapter_config(models, "SEQ_CLS", models.value_use_peft),
-        critic=options.advantage_estimator == "gae",
+        critic=ESTIMATORS[options.advantage_estimator].critic,
         more_rewards=tuple(more),
         **precision_of(options),
         **{key: getattr(options, key) for key in AS_IN_THE_RUN},

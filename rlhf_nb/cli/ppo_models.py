@@ -14,6 +14,7 @@ from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import loading, named
 from rlhf_nb.cli.scoring import REWARDS, load_reward_function
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, zero_head
+from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.reward import load_judge, load_reward_model
 from rlhf_nb.runtime.build import ensemble_of
 from rlhf_nb.runtime.config import check_ensemble, check_estimator
@@ -98,7 +99,7 @@ def value_model_of(
 ) -> Any:
     "The value model that the options describe; None: the trainer makes one."
     value = None
-    if args.advantage_estimator != "gae":
+    if not ESTIMATORS[args.advantage_estimator].critic:
         return value
     from_reward = (
         isinstance(scorers[0], Module) and models.reward_tokenizer_name_or_path is None

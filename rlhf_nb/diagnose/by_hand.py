@@ -131,11 +131,14 @@ def kl_coef_after(kl_coef: float, kl: float, episodes: int, args: Any) -> float:
     return kl_coef * (1 + error * episodes / args.kl_horizon)
 
 
+ESTIMATORS = "gae", "rloo", "grpo", "dr_grpo", "reinforce_pp"  # whose advantages are done by hand
+
+
 class Targets(NamedTuple):
     "A row for each episode."
 
     rewards: list[Row]
-    advantages: list[Row]
+    advantages: list[Row] | None  # None for an estimator that is not in ESTIMATORS here
     returns: list[Row] | None  # None without a value model
 
 
@@ -150,9 +153,11 @@ def targets_of(
     "Rewards, advantages and returns of a batch, row by row."
     price = price_in_rewards(kl_coef, args)
     rewards = [rewards_of(*row, price) for row in zip(kl, scores)]
+    used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
+    if args.advantage_estimator not in ESTIMATORS:
+        return Targets(used, None, None)
     if args.advantage_estimator != "gae":
         return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
-    used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
     plain, returns = [], []
     for row, seen, n, ended in zip(used, values or (), map(len, kl), stopped):
         along = seen[:n]

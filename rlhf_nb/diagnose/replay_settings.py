@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.runtime import compat
 from rlhf_nb.runtime.errors import did_you_mean
 from rlhf_nb.runtime.resume import NAMING
@@ -107,7 +108,7 @@ def unfit(name: str, now: Mapping[str, Any], was: Mapping[str, Any]) -> str | No
     old, value = was.get(name), now[name]
     if name == "kl_estimator" and value == "full" != old:
         return "the exact sum over the vocabulary is not in the record: take k1, k2, k3 or abs"
-    if name == "advantage_estimator" and (value == "gae") != (old == "gae"):
+    if name == "advantage_estimator" and critic_of(value) != critic_of(old):
         return (
             "the checkpoint's optimizer has or lacks a value model as the run did: take an "
             "estimator that agrees with it about the value model"
@@ -128,6 +129,11 @@ def unfit(name: str, now: Mapping[str, Any], was: Mapping[str, Any]) -> str | No
             "or set it to -1 as well"
         )
     return None
+
+
+def critic_of(name: Any) -> bool:
+    "Whether an estimator has a value model."
+    return name in ESTIMATORS and ESTIMATORS[name].critic
 
 
 def in_same_batch(changes: Mapping[str, Any], was: Mapping[str, Any]) -> dict[str, Any]:

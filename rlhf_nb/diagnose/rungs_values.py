@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Found, Rung, not_here
 from rlhf_nb.diagnose.rungs_logprobs import close
 from rlhf_nb.diagnose.rungs_rewards import rows_apart, targets
@@ -19,6 +20,12 @@ STEPS, EPOCHS = 200, 20  # optimizer steps at most, and between two looks
 RATE = 0.3  # learning rate times width, the first of two that are tried
 WANTED = 0.9  # explained variance after them
 NO_VALUE = "advantage_estimator has no value model"
+
+
+def unknown(subject: Subject) -> str:
+    "Why there is nothing to compare an estimator's numbers with; empty where there is."
+    name = subject.args.advantage_estimator
+    return "" if name in by_hand.ESTIMATORS else f"advantage_estimator {name!r} has no copy by hand"
 
 
 def seen_values(seen: Observed) -> list[list[float]]:
@@ -39,8 +46,10 @@ def values(subject: Subject) -> Found:
 
 def advantages(subject: Subject) -> Found:
     "Advantages by hand."
+    if why := unknown(subject):
+        return not_here(why)
     both = subject.start, subject.moved
-    gap = max(rows_apart(x.rollout.advantages, targets(x, subject).advantages) for x in both)
+    gap = max(rows_apart(x.rollout.advantages, targets(x, subject).advantages or []) for x in both)
     limit = 3 * close(subject)
     return Found(gap <= limit, f"{gap:.1e} apart at most (allowed {limit:g})")
 
@@ -49,6 +58,8 @@ def returns(subject: Subject) -> Found:
     "What the value model is trained towards, by hand."
     if subject.start.hand.values is None:
         return not_here(NO_VALUE)
+    if why := unknown(subject):
+        return not_here(why)
     both = subject.start, subject.moved
     gap = max(rows_apart(x.rollout.returns, targets(x, subject).returns or []) for x in both)
     limit = close(subject)

@@ -27,6 +27,7 @@ from rlhf_nb.models import (
     with_adapter,
     with_rows,
 )
+from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.reward import Ensemble, Judges
 from rlhf_nb.rollout import has_cache
 from rlhf_nb.runtime.config import PPOConfig
@@ -103,7 +104,7 @@ def build_models(
             grown_for_pad(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
-    if args.advantage_estimator != "gae":  # no critic: its settings were refused before
+    if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
         return without_dropout(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
         if value_model is not None:

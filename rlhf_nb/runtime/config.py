@@ -12,7 +12,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.ppo import GROUPED, Objective
+from rlhf_nb.ppo import ESTIMATORS, Objective
 from rlhf_nb.runtime.compat import check_refused, check_sizes, old_names
 from rlhf_nb.runtime.fields import (
     Count,
@@ -350,12 +350,13 @@ def check_estimator(
 ) -> None:
     "Settings of an estimator that exclude or need each other. Raises ValueError."
     name = args.advantage_estimator
-    if name in GROUPED and args.num_generations == 1:
+    estimator = ESTIMATORS[name]
+    if estimator.group and args.num_generations == 1:
         wanted = f"{name} compares the responses to one prompt; give 2 or more, such as 4"
         refuse(args, "num_generations", wanted)
-    if name in GROUPED and args.gamma != 1:
+    if estimator.group and args.gamma != 1:
         refuse(args, "gamma", f"{name} has one advantage for a whole response; leave it at 1")
-    if name != "gae":
+    if not estimator.critic:
         no_critic = (
             f"advantage_estimator {name!r} has no value model; leave it out, or take "
             "advantage_estimator='gae'"
@@ -367,10 +368,11 @@ def check_estimator(
         for part, given in of_critic.items():
             if given:
                 raise ValueError(f"{part} is given: {no_critic}.")
-    if args.importance_level == "sequence" and name not in GROUPED:
+    if args.importance_level == "sequence" and not estimator.group:
+        grouped = ", ".join(name for name, estimator in ESTIMATORS.items() if estimator.group)
         wanted = (
             f"one ratio for a whole response would mix the advantages that {name} gives to each "
-            f"token; take advantage_estimator {', '.join(GROUPED)}, or importance_level='token'"
+            f"token; take advantage_estimator {grouped}, or importance_level='token'"
         )
         refuse(args, "importance_level", wanted)
     if args.kl_in == "loss" and args.kl_estimator in NO_GRADIENT:

@@ -37,6 +37,16 @@ class Range:
         return ", ".join(f"{word} {x:.10g}" for word, x in ends.items() if isfinite(x))
 
 
+@dataclass(frozen=True, eq=False)
+class Among:
+    "Which texts a setting may be: the names in a table, which may grow."
+
+    names: Mapping[str, Any]
+
+    def __contains__(self, x: object) -> bool:
+        return x in self.names
+
+
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
@@ -143,20 +153,22 @@ def in_words(hint: Any) -> str:
         return ", or ".join(map(in_words, options))
     hint = options[0]
     kind, parts = get_origin(hint) or hint, get_args(hint)
+    if known := names_of(hint):
+        shown = ", ".join(map(str, known[:8])) + ", ..." * (len(known) > 8)
+        return shown if len(known) == 1 else f"one of {shown}"
     if kind is Annotated:
         return f"{in_words(parts[0])} {parts[1]}"
     if kind is list:
         return f"a list, each item {in_words(parts[0])}" if parts else "a list"
-    if known := names_of(hint):
-        shown = ", ".join(map(str, known[:8])) + ", ..." * (len(known) > 8)
-        return shown if len(known) == 1 else f"one of {shown}"
     return NAMES.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def names_of(hint: Any) -> list[Any]:
-    "The values of a Literal or an enumeration; of anything else none."
+    "The values of a Literal, an enumeration or a table; of anything else none."
     if get_origin(hint) is Literal:
         return list(get_args(hint))
+    if get_origin(hint) is Annotated and isinstance(among := get_args(hint)[1], Among):
+        return list(among.names)
     return [x.value for x in hint] if isinstance(hint, type) and issubclass(hint, Enum) else []
 
 

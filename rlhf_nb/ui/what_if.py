@@ -8,12 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
-from rlhf_nb.masks import whiten
-from rlhf_nb.ppo import Objective, final_scores
+from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
+from rlhf_nb.shaping import penalize_missing_eos
 from rlhf_nb.ui.episodes import filled
 
 UNKNOWN = (
@@ -53,8 +51,9 @@ def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B]
 def unanswered(rollout: Rollout, objective: Objective) -> str:
     "A sentence on why an objective cannot be tried on a rollout; empty where it can."
     made = objective_of(rollout) or objective
-    for name in {made.advantage_estimator, objective.advantage_estimator} - {"gae"}:
-        return f"advantage_estimator is {name}, and only gae is computed again."
+    for name in {made.advantage_estimator, objective.advantage_estimator}:
+        if name not in ESTIMATORS or ESTIMATORS[name].compute is not with_advantages:
+            return f"advantage_estimator is {name}, and only gae is computed again."
     if made.bootstrap_truncated and not filled(rollout, "stopped").all():
         return (
             "bootstrap_truncated took the value model's estimate after a response that was cut "
@@ -83,21 +82,8 @@ def what_if(
         kl = estimate_kl(logprobs, ref_logprobs, objective.kl_estimator).masked_fill(~r.mask, 0.0)
     before = unpenalized(r, objective_of(r) or objective)
     scores = penalize_missing_eos(before, stopped, objective.missing_eos_penalty or 0.0)
-    kl_coef = objective.kl_coef if objective.kl_in == "reward" else 0.0
-    rewards, _ = shape_rewards(scores, kl, r.mask, kl_coef)
-    if objective.whiten_rewards:
-        rewards = whiten(rewards, r.mask, shift_mean=False)
-    advantages = targets = gae(rewards, values, r.mask, objective.gamma, objective.lam)
-    if objective.lam_value is not None:
-        targets = gae(rewards, values, r.mask, objective.gamma, objective.lam_value)
-    return r.with_(
-        kl=kl,
-        scores=scores,
-        rewards=rewards,
-        returns=returns_from(targets, values, r.mask),
-        advantages=whiten(advantages * r.mask, r.mask),
-        objective=asdict(objective),
-    )
+    again = with_advantages(r.with_(kl=kl, scores=scores, values=values), objective)
+    return again.with_(objective=asdict(objective))
 
 
 def _largest_difference(a: Tensor, b: Tensor) -> float:
