@@ -247,6 +247,7 @@ def test_metrics_are_means_over_what_is_real(ppo, kl_estimator, kl_controller):
         **(dict(kl_target=0.01, kl_horizon=50) if kl_controller == "adaptive" else {}),
         missing_eos_penalty=1.0,
         learning_rate=1e-2,
+        num_ppo_epochs=4,
     )
     trainer.train()
     assert len(logs(trainer)) == len(rollouts(trainer)) == 3
@@ -401,7 +402,7 @@ def test_how_long_a_run_is(ppo, settings, updates):
 
 
 def test_stepping_by_hand(ppo, steps):
-    trainer = ppo()
+    trainer = ppo(num_ppo_epochs=4)
     metrics = [trainer.step(PROMPTS[:8]) for _ in range(2)]
     assert (
         len(steps) == 8 and set(NAMES) - set(metrics[0]) == {"eps"} and metrics[1]["episode"] == 16
