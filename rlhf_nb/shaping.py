@@ -13,7 +13,7 @@ from torch import Tensor
 from .masks import last_index, only_real
 
 # %% auto #0
-__all__ = ['shape_rewards', 'one_a_row', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'merge_moments', 'batch_moments', 'RunningMoments']
+__all__ = ['shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'merge_moments', 'batch_moments', 'RunningMoments']
 
 # %% ../nbs/course/09_shaping.ipynb #c5ee83a7
 def shape_rewards(
@@ -37,7 +37,7 @@ def shape_rewards(
     return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
 
 # %% ../nbs/course/09_shaping.ipynb #a2b5edbd
-def one_a_row(
+def _one_score_each(
     scores: Tensor,  # [B]
     reached_stop: Tensor,  # [B]; a [B, T] mask in its place would broadcast
 ) -> Tensor:  # [B] scores in float32 or wider
@@ -57,7 +57,7 @@ def penalize_missing_eos(
 ) -> Tensor:  # [B] new scores, lower where the row was cut off
     """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
     or non-finite penalty."""
-    scores = one_a_row(scores, reached_stop)
+    scores = _one_score_each(scores, reached_stop)
     if not 0 <= missing_eos_penalty < math.inf:
         raise ValueError(
             f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, "
@@ -78,7 +78,9 @@ def replace_missing_eos(
             f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most "
             "scores."
         )
-    return torch.where(reached_stop.bool(), one_a_row(scores, reached_stop), penalty_reward_value)
+    return torch.where(
+        reached_stop.bool(), _one_score_each(scores, reached_stop), penalty_reward_value
+    )
 
 # %% ../nbs/course/09_shaping.ipynb #31725ec2
 def clip_scores(

@@ -299,7 +299,8 @@ def test_the_value_model_has_an_adapter_of_its_own(ppo):
 
 # catches: a second pass through the trunk, values of another column, a head that nobody trains
 def test_a_head_on_the_trunk(ppo):
-    trainer, calls = ppo(share_value_trunk=True, learning_rate=1e-2), []
+    trainer = ppo(share_value_trunk=True, learning_rate=1e-2, num_ppo_epochs=4)
+    calls = []
     assert (
         isinstance(trainer.model.value, ValueHead)
         and sum(p.numel() for p in trainer.model.value.parameters()) == 16
