@@ -100,8 +100,8 @@ def ppo_loss(
     "Sum of the loss over the real tokens of some rows. Schulman et al. 2017, eq. 7 and 9."
     clip = cfg.cliprange, cfg.cliprange_high
     new, old, weighted = now.logprobs, r.logprobs, r.advantages * weights
-    if r.engine_logprobs is not None and cfg.vllm_importance_sampling_correction:
-        cap = cfg.vllm_importance_sampling_cap
+    if r.engine_logprobs is not None and cfg.importance_sampling_correction:
+        cap = cfg.importance_sampling_cap
         weighted = weighted * importance_weights(r.logprobs, r.engine_logprobs, r.mask, cap)
     logged = policy_diagnostics(new, old, r.advantages, r.mask, *clip)
     if cfg.importance_level == "sequence":
@@ -146,39 +146,53 @@ class Objective:
         None,
         "Subtracted from the score of a response that did not reach its stop token: a positive "
         "number.",
+        "rewards",
     )
     non_eos_penalty: bool = setting(
-        False, "Replace the score of such a response by penalty_reward_value instead."
+        False,
+        "Replace the score of such a response by penalty_reward_value instead.",
+        "rewards names",
     )
-    penalty_reward_value: float = setting(-1.0, "The score that non_eos_penalty gives.")
+    penalty_reward_value: float = setting(-1.0, "The score that non_eos_penalty gives.", "rewards")
     normalize_scores: bool = setting(
-        False, "Scores less their running mean, over their running standard deviation."
+        False,
+        "Scores less their running mean, over their running standard deviation.",
+        "rewards names",
     )
-    score_clip: Positive | None = setting(None, "Scores are clipped to -score_clip .. score_clip.")
+    score_clip: Positive | None = setting(
+        None, "Scores are clipped to -score_clip .. score_clip.", "rewards"
+    )
 
     # Rewards
-    kl_coef: NotNegative = setting(0.05, "Weight of the KL penalty.")
+    kl_coef: NotNegative = setting(0.05, "Weight of the KL penalty.", "rewards")
     kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = setting(
-        "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary."
+        "k1", "k1, k2, k3, abs, or full: the exact sum over the vocabulary.", "rewards names"
     )
     kl_in: Literal["reward", "loss"] = setting(
         "reward",
         "reward: each token is charged for its KL, detached; loss: kl_coef times the estimator is "
         "added to the policy's loss, with its gradient.",
+        "update names",
     )
     kl_controller: Literal["fixed", "adaptive"] = setting(
         "fixed",
         "fixed, or adaptive: kl_coef moves so that the KL of a response comes to kl_target.",
+        "controller names",
     )
-    kl_target: Positive = setting(6.0, "Nats per response that the adaptive controller aims at.")
-    kl_horizon: Count = setting(10000, "Episodes over which the adaptive controller corrects.")
+    kl_target: Positive = setting(
+        6.0, "Nats per response that the adaptive controller aims at.", "controller"
+    )
+    kl_horizon: Count = setting(
+        10000, "Episodes over which the adaptive controller corrects.", "controller"
+    )
     bootstrap_truncated: bool = setting(
         False,
         "After a response cut off by response_length comes the value model's estimate instead of "
         "0.",
+        "rewards names critic",
     )
     whiten_rewards: bool = setting(
-        False, "Rewards over their standard deviation; their mean stays."
+        False, "Rewards over their standard deviation; their mean stays.", "rewards names critic"
     )
 
     # Advantages
@@ -186,11 +200,14 @@ class Objective:
         "gae",
         "gae, with a value model; rloo, grpo or dr_grpo: against the other responses to the prompt "
         "(num_generations); reinforce_pp: rewards to go over the batch's mean and deviation.",
+        "rewards names",
     )
-    gamma: Share = setting(1.0, "Discount per token.")
-    lam: Share = setting(0.95, "Lambda of GAE.")
+    gamma: Share = setting(1.0, "Discount per token.", "rewards")
+    lam: Share = setting(0.95, "Lambda of GAE.", "rewards critic")
     lam_value: Share | None = setting(
-        None, "Lambda of the value model's targets. None: that of GAE; 1: the rewards to go."
+        None,
+        "Lambda of the value model's targets. None: that of GAE; 1: the rewards to go.",
+        "rewards critic",
     )
 
     # Losses
@@ -198,32 +215,40 @@ class Objective:
         "token",
         "sequence: one ratio for all tokens of a response, their geometric mean; it needs a far "
         "smaller cliprange, such as the 3e-4 of its paper.",
+        "update names",
     )
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = setting(
         "token_mean",
         "The policy's loss and a KL in it: mean over tokens; mean over responses of means over "
         "their tokens; or sum over tokens, divided by responses times response_length.",
+        "update names",
     )
-    cliprange: Positive = setting(0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.")
-    cliprange_high: Positive | None = setting(None, "Upper range, where it differs.")
+    cliprange: Positive = setting(
+        0.2, "The ratio counts from 1 - cliprange to 1 + cliprange.", "update"
+    )
+    cliprange_high: Positive | None = setting(None, "Upper range, where it differs.", "update")
     dual_clip: Annotated[float, Range(above=1)] | None = setting(
-        None, "Above 1: bounds the loss of a token with negative advantage."
+        None, "Above 1: bounds the loss of a token with negative advantage.", "update"
     )
-    cliprange_value: NotNegative = setting(0.2, "How far a value may move from the old one.")
-    vf_coef: NotNegative = setting(0.1, "Weight of the value loss.")
-    entropy_coef: NotNegative = setting(0.0, "Weight of the entropy bonus.")
-    vllm_importance_sampling_correction: bool = setting(
-        True, "Weigh each token's policy loss by the trainer's probability over vLLM's."
+    cliprange_value: NotNegative = setting(
+        0.2, "How far a value may move from the old one.", "update critic"
     )
-    vllm_importance_sampling_cap: Positive | None = setting(
-        2.0, "Largest such weight. None: not truncated."
+    vf_coef: NotNegative = setting(0.1, "Weight of the value loss.", "update critic")
+    entropy_coef: NotNegative = setting(0.0, "Weight of the entropy bonus.", "update")
+    importance_sampling_correction: bool = setting(
+        True,
+        "Weigh each token's policy loss by the trainer's probability over the engine's.",
+        "update",
+    )
+    importance_sampling_cap: Positive | None = setting(
+        2.0, "Largest such weight. None: not truncated.", "update"
     )
 
     # Epochs
-    num_ppo_epochs: Count = setting(4, "Passes over each rollout.")
-    num_mini_batches: Count = setting(1, "Optimizer steps in each pass.")
+    num_ppo_epochs: Count = setting(4, "Passes over each rollout.", "update")
+    num_mini_batches: Count = setting(1, "Optimizer steps in each pass.", "update")
     target_kl: Positive | None = setting(
-        None, "Stop the epochs of an update where approxkl exceeds this."
+        None, "Stop the epochs of an update where approxkl exceeds this.", "update"
     )
 
     @property

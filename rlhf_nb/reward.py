@@ -426,8 +426,9 @@ class RewardConfig(SupervisedConfig):
         None,
         "Weight of (chosen + rejected)^2 in the loss, which pulls scores towards zero "
         "(Eisenstein et al. 2023). None: 0.",
+        "update",
     )
-    disable_dropout: bool = setting(True, "Train without the model's dropout.")
+    disable_dropout: bool = setting(True, "Train without the model's dropout.", "update")
     learning_rate: NotNegative = setting(1e-5, "Peak learning rate.")
 
 # %% ../nbs/reference/38_reward_training.ipynb #b6b5fc62

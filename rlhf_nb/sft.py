@@ -341,24 +341,30 @@ class SFTConfig(SupervisedConfig):
     "The settings of `SFTTrainer`. Of fields with one value no other is supported."
 
     packing: bool = setting(
-        False, "Lay the rows of a batch end to end instead of padding them; the loss is the same."
+        False,
+        "Lay the rows of a batch end to end instead of padding them; the loss is the same.",
+        "data names",
     )
     learning_rate: NotNegative = setting(2e-5, "Peak learning rate.")
-    dataset_text_field: str = setting("text", "The column of plain texts.")
+    dataset_text_field: str = setting("text", "The column of plain texts.", "data")
     completion_only_loss: bool | None = setting(
-        None, "False: prompts count too. None: True where there are completions."
+        None, "False: prompts count too. None: True where there are completions.", "data"
     )
     assistant_only_loss: bool = setting(
-        False, "Of conversations, only what the assistant says counts."
+        False, "Of conversations, only what the assistant says counts.", "data"
     )
-    packing_strategy: Literal["bfd"] = setting("bfd", "Rows are never cut to fill a line.")
-    eval_packing: Literal[False] | None = setting(None, "An evaluation has its rows apart.")
-    padding_free: Literal[False] = setting(False, "Use packing.")
-    truncation_mode: Literal["keep_start"] = setting("keep_start", "Of texts without a prompt.")
-    shuffle_dataset: Literal[False] = setting(False, "The sampler shuffles.")
-    dataset_kwargs: None = setting(None, "Give input_ids and labels instead.")
-    loss_type: Literal["nll", "chunked_nll"] | None = setting(None, "The loss is the model's own.")
-    router_aux_loss_coef: None = setting(None, "Set it in model_init_kwargs.")
+    packing_strategy: Literal["bfd"] = setting("bfd", "Rows are never cut to fill a line.", "data")
+    eval_packing: Literal[False] | None = setting(None, "An evaluation has its rows apart.", "data")
+    padding_free: Literal[False] = setting(False, "Use packing.", "data")
+    truncation_mode: Literal["keep_start"] = setting(
+        "keep_start", "Of texts without a prompt.", "data"
+    )
+    shuffle_dataset: Literal[False] = setting(False, "The sampler shuffles.", "data")
+    dataset_kwargs: None = setting(None, "Give input_ids and labels instead.", "data")
+    loss_type: Literal["nll", "chunked_nll"] | None = setting(
+        None, "The loss is the model's own.", "update"
+    )
+    router_aux_loss_coef: None = setting(None, "Set it in model_init_kwargs.", "update")
 
 # %% ../nbs/reference/37_sft.ipynb #e66973e7
 @contextmanager

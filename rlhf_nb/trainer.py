@@ -433,7 +433,7 @@ class PPOTrainer(UpdateTrainer):
         metrics = update_metrics(r, self.live_objective, sums, norms, self.layout.sum)
         if r.engine_logprobs is not None:
             largest = lambda x: self.accelerator.gather(x).max()
-            cap = self.args.vllm_importance_sampling_cap
+            cap = self.args.importance_sampling_cap
             metrics |= engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
         metrics["lr"] = self.learning_rate()
         metrics["episode"] = (self.update_count + 1) * self.args.batch_size

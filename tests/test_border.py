@@ -26,7 +26,7 @@ from ppo_fixtures import PROMPTS, SIZES, likes_c
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from rlhf_nb import cli
 from rlhf_nb.checkpoint import model_card
@@ -34,8 +34,18 @@ from rlhf_nb.evaluate import print_table
 from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.compat import REFUSED
 from rlhf_nb.runtime.config import PPOConfig
-from rlhf_nb.runtime.fields import INHERITED, Count, hints_of, in_words
+from rlhf_nb.runtime.fields import (
+    CONVERTED,
+    INHERITED,
+    Count,
+    facts_of,
+    hints_of,
+    in_words,
+    setting,
+    settings_that_say,
+)
 from rlhf_nb.runtime.terminal import harmless
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOTrainer
@@ -185,10 +195,37 @@ def test_a_near_miss_is_suggested():
         PPOConfig("unused", use_cpu=True, kl_ceof=0.1)
 
 
+# catches: a new setting that no list has: refused on resume, varied in a replay, or neither
+def test_every_setting_says_what_it_is():
+    inherited = {f.name for f in dataclasses.fields(TrainingArguments)}
+    assert INHERITED.keys() == inherited
+    for kind in (PPOConfig, SFTConfig, RewardConfig):
+        silent = [
+            f.name
+            for f in dataclasses.fields(kind)
+            if f.name not in inherited and not hasattr(f.metadata.get("help"), "facts")
+        ]
+        assert not silent, f"give these of {kind.__name__} a phase: setting(default, help, facts)"
+        refused = {name for names in REFUSED.values() for name in names.split()}
+        assert refused == {*settings_that_say(kind, "refused")}
+    for text in ("rewards update", "names", "rewards name"):  # two phases, none, a word misspelt
+        with pytest.raises(ValueError, match="says '.*' of itself: give one of update, rewards"):
+            setting(1.0, "A help.", text)
+
+    @dataclasses.dataclass
+    class Mine(PPOConfig):
+        own: int = 0
+        named: int = setting(0, "A help.", "judges names")
+
+    facts = facts_of(Mine)
+    assert facts["own"] == {"run"} and facts["named"] == {"judges", "names"}
+    assert settings_that_say(Mine, "names")[-1] == "named"
+
+
 # catches: a range that another release's TrainingArguments has no field for; a subclass's own
 # annotation that cannot be read here
 def test_ranges_are_of_fields_that_exist():
-    assert not INHERITED.keys() - hints_of(SFTConfig).keys()
+    assert not INHERITED.keys() - hints_of(SFTConfig).keys() - {*CONVERTED}
     assert in_words(Count | None) == "a whole number of at least 1, or None"
 
     @dataclasses.dataclass

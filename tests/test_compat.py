@@ -17,9 +17,9 @@ from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_nb
-from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer, cli
 from rlhf_nb.models import scorer_from, tiny_policy
-from rlhf_nb.runtime.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER
+from rlhf_nb.runtime.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER, with_new_names
 from rlhf_nb.runtime.compat import SIZES as COMPUTED
 
 ROWS = [dict(prompt=prompt) for prompt in PROMPTS]
@@ -504,3 +504,15 @@ def test_episodes_after_a_resume(ppo):
     again = ppo(save_strategy="steps", save_steps=1, callbacks=[Begin()])
     again.train(resume_from_checkpoint=str(first.output_dir / "checkpoint-1"))
     assert seen == [4] and again.state.episode == 8
+
+
+# catches: a script of an earlier release that stops, or whose setting is dropped without a word
+def test_a_name_of_an_earlier_release_still_works(tmp_path, capsys):
+    with pytest.warns(FutureWarning, match="vllm_importance_sampling_cap is now importance_samp"):
+        args = PPOConfig(str(tmp_path), use_cpu=True, vllm_importance_sampling_cap=3.0)
+    assert args.importance_sampling_cap == 3.0
+    kept = dict(vllm_importance_sampling_cap=3.0, seed=1)
+    assert with_new_names(kept) == dict(importance_sampling_cap=3.0, seed=1)
+    with pytest.raises(SystemExit):
+        cli.main(["ppo", "--vllm_importance_sampling_cap", "3"])
+    assert "An older name: use importance_sampling_cap" in capsys.readouterr().err

@@ -785,7 +785,7 @@ class TestSettings:
         "changes, match",
         [
             (dict(vllm_mode="elsewhere"), "vllm_mode"),
-            (dict(vllm_importance_sampling_cap=0.0), "vllm_importance_sampling_cap"),
+            (dict(importance_sampling_cap=0.0), "importance_sampling_cap"),
             (dict(top_k=5), "top_k"),
             (dict(top_p=0.9), "top_p"),
             (dict(temperature=0.005), "temperature"),
@@ -798,7 +798,7 @@ class TestSettings:
             ppo(use_vllm=True, **changes)
 
     def test_truncated_sampling_without_correction_is_allowed(self, vllm, ppo):
-        ppo(use_vllm=True, top_k=5, vllm_importance_sampling_correction=False).step()
+        ppo(use_vllm=True, top_k=5, importance_sampling_correction=False).step()
 
     # catches: settings that are read by nobody
     def test_each_is_honoured(self, vllm, ppo, tmp_path, letters):
@@ -841,8 +841,8 @@ class TestSettings:
         for on in (True, False):
             trainer = ppo(
                 use_vllm=True,
-                vllm_importance_sampling_correction=on,
-                vllm_importance_sampling_cap=None,
+                importance_sampling_correction=on,
+                importance_sampling_cap=None,
             )
             torch.manual_seed(0)
             r = trainer.advantages(

@@ -19,7 +19,6 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, untimed
-from transformers import TrainingArguments
 
 import rlhf_nb.diagnose.replay as module
 import rlhf_nb.trainer
@@ -30,14 +29,14 @@ from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
 from rlhf_nb.diagnose.replay_record import record_of
 from rlhf_nb.diagnose.replay_settings import (
     MAY_VARY,
+    NOWHERE,
     REASONS,
-    THEIRS,
-    UNUSED,
+    UNREPLAYED,
     check_settings,
 )
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.resume import NAMING
+from rlhf_nb.runtime.fields import settings_that_say
 from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.ui.replay_panel import replay_panel
@@ -393,10 +392,10 @@ def test_total_episodes_beside_max_steps(run, made):
 # catches: a setting of PPO that is neither varied nor refused with a reason of its own
 def test_every_setting_is_known():
     names = {f.name for f in fields(PPOConfig)}
-    own = names - {f.name for f in fields(TrainingArguments)}
-    assert not MAY_VARY & set(REASONS) and names >= MAY_VARY
-    assert own | NAMING <= MAY_VARY | set(REASONS) | UNUSED | {"offload_frozen", "save_merged"}
-    assert (MAY_VARY & names) - own <= THEIRS | {"activation_checkpointing"}
+    of_run = {*settings_that_say(PPOConfig, "run")}
+    assert not MAY_VARY & (of_run | set(REASONS) | UNREPLAYED) and not of_run & set(REASONS)
+    assert names <= MAY_VARY | set(REASONS) | of_run and NOWHERE
+    assert {*settings_that_say(PPOConfig, "names")} <= MAY_VARY | set(REASONS)
 
 
 @pytest.fixture

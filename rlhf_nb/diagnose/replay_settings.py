@@ -8,79 +8,41 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
-
 from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.runtime import compat
 from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.resume import NAMING
+from rlhf_nb.runtime.fields import PHASES, settings_that_say
 from rlhf_nb.trainer import PPOConfig
 
-# Settings that the optimizer steps read.
-OF_UPDATE = set(
-    "learning_rate value_learning_rate value_warmup_updates lr_scheduler_type lr_scheduler_kwargs "
-    "warmup_steps total_episodes max_steps weight_decay adam_beta1 adam_beta2 adam_epsilon "
-    "max_grad_norm cliprange cliprange_high dual_clip cliprange_value vf_coef entropy_coef "
-    "importance_level loss_aggregation kl_in num_ppo_epochs num_mini_batches target_kl "
-    "vllm_importance_sampling_correction vllm_importance_sampling_cap per_device_train_batch_size "
-    "gradient_accumulation_steps micro_batch_tokens trim_padding activation_checkpointing "
-    "gradient_checkpointing gradient_checkpointing_kwargs bf16 fp16 tf32".split()
-)
-# Settings between the judge's score and the advantages: the record has all that they need.
-OF_REWARDS = set(
-    "kl_coef kl_estimator gamma lam lam_value missing_eos_penalty non_eos_penalty "
-    "penalty_reward_value normalize_scores score_clip whiten_rewards bootstrap_truncated "
-    "advantage_estimator".split()
-)
-MAY_VARY = OF_UPDATE | OF_REWARDS
-REFUSED = {  # why, and the settings
-    "it belongs to the sampling: these episodes were written with {was}, and nothing is sampled "
-    "again. Only a new run shows another one": "temperature top_k top_p response_length "
-    "stop_token stop_token_id stop_strings num_generations train_sampling_strategy packing "
-    "local_rollout_forward_batch_size ds3_gather_for_generation dataloader_drop_last data_seed "
-    "num_train_epochs use_vllm vllm_mode vllm_gpu_memory_utilization vllm_max_model_length "
-    "vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port "
-    "vllm_server_timeout vllm_group_port",
-    "it belongs to the sampling and to the order of the rows: with another seed the run would have "
-    "had other episodes. Only a new run shows that": "seed",
-    "it belongs to the judges, which do not judge again: the record keeps the total of their "
-    "scores. Vary missing_eos_penalty, score_clip or kl_coef": "reward_model_path reward_weights "
-    "reward_aggregation reward_variance_coef reward_center",
-    "it belongs to the models: the checkpoint's weights and its optimizer's state are of those "
-    "that the run had": "sft_model_path share_value_trunk model_adapter_name ref_adapter_name "
-    "resize_embeddings optim optim_args optim_target_modules",
+MAY_VARY = {*settings_that_say(PPOConfig, "update", "rewards")}
+OF_BATCH = (
     "the number of episodes is that of the record: vary num_mini_batches, or "
-    "per_device_train_batch_size (rows of a forward pass)": "batch_size local_batch_size "
-    "micro_batch_size mini_batch_size local_mini_batch_size",
-    "it decides where and in which order numbers are computed, and so changes them by rounding "
-    "alone: leave it out": "use_cpu full_determinism deepspeed fsdp "
-    "fsdp_config accelerator_config ddp_backend ddp_bucket_cap_mb ddp_static_graph",
-    "no run of PPO can have it: every batch has rows of a new length, so layers would be compiled "
-    "again and again": "torch_compile torch_compile_backend torch_compile_mode",
-    "it moves kl_coef after an update, and so changes the next one: vary kl_coef": "kl_controller "
-    "kl_target kl_horizon",
-    **{f"no run of PPO can have it: {why}": names for why, names in compat.REFUSED.items()},
+    "per_device_train_batch_size (rows of a forward pass)"
+)
+REASONS = {  # why a setting cannot be varied, of those that may have a say in an update
+    **{
+        name: why
+        for phase, why in PHASES.items()
+        if why and phase != "run"
+        for name in settings_that_say(PPOConfig, phase)
+    },
+    **{name: OF_BATCH for name in compat.SIZES if name.endswith("batch_size")},
+    **{
+        name: f"no run of PPO can have it: {why}"
+        for why, names in compat.REFUSED.items()
+        for name in names.split()
+    },
 }
-REASONS = {name: why for why, names in REFUSED.items() for name in names.split()}
-NOWHERE = "no number of one update depends on it: leave it out"
-
-# What a trainer is made from again: PPO's own settings, and these of transformers.
-THEIRS = set(
-    "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 "
-    "adam_beta2 adam_epsilon max_grad_norm optim optim_args optim_target_modules max_steps "
-    "num_train_epochs per_device_train_batch_size gradient_accumulation_steps seed "
-    "bf16 fp16 tf32 gradient_checkpointing gradient_checkpointing_kwargs use_cpu "
-    "use_liger_kernel liger_kernel_config ddp_bucket_cap_mb ddp_find_unused_parameters".split()
-)
-UNUSED = set(  # of PPO's own: who samples, and what else is not in one update
-    "use_vllm save_rollouts save_start num_sample_generations overwrite_output_dir resume_anyway "
-    "ref_adapter_name logging_steps dataset_num_proc".split()
-)
+NOWHERE = PHASES["run"] or ""
+# What a trainer that does one update again is made without.
+UNREPLAYED = {*settings_that_say(PPOConfig, "run", "refused", "compiler", "unreplayed")}
 
 
 def settings_of(run: Mapping[str, Any]) -> dict[str, Any]:
     "All settings that a checkpoint's manifest records of its run."
-    return {name: run[name] for name in NAMING if name in run} | run.get("settings", {})
+    names = settings_that_say(PPOConfig, "names")
+    named = {name: run[name] for name in names if name in run}
+    return compat.with_new_names(named | run.get("settings", {}))
 
 
 def check_settings(
@@ -161,9 +123,8 @@ def arguments(
     folder: Path,  # for what a trainer writes, not the run's
 ) -> PPOConfig:
     "Settings for a trainer that does one update and reports to nobody. Raises ValueError."
-    own = {f.name for f in fields(PPOConfig)} - {f.name for f in fields(TrainingArguments)}
     defaults = {f.name: f.default for f in fields(PPOConfig) if f.init}
-    names = defaults.keys() & ((own - UNUSED) | THEIRS) & settings.keys()
+    names = defaults.keys() & settings.keys() - UNREPLAYED
     given = {name: settings[name] for name in names if settings[name] != defaults[name]}
     if not given.get("gradient_checkpointing"):  # an older name, which warns even where it is off
         given.pop("gradient_checkpointing", None)

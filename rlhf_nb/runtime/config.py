@@ -23,6 +23,7 @@ from rlhf_nb.runtime.fields import (
     Range,
     check_fields,
     setting,
+    settings_that_say,
 )
 
 logger = logging.get_logger(__name__)
@@ -37,11 +38,13 @@ class CheckedArguments(TrainingArguments):
         False,
         "A fresh run deletes the checkpoints of an earlier run in output_dir. Otherwise it is "
         "refused there.",
+        "run place unlisted unreplayed",
     )
     resume_anyway: list[str] | None = setting(
         None,
         "Names of differences that do not stop a resume, such as train_dataset; the model card "
         "names them.",
+        "run place unlisted unreplayed",
     )
 
     def __post_init__(self) -> None:
@@ -66,45 +69,59 @@ class PPOConfig(Objective, CheckedArguments):
 
     # Sampling
     total_episodes: Count | None = setting(
-        None, "Responses sampled in the whole run. None: num_train_epochs times the data set."
+        None,
+        "Responses sampled in the whole run. None: num_train_epochs times the data set.",
+        "update",
     )
-    response_length: Count = setting(53, "Most tokens of a response.")
+    response_length: Count = setting(53, "Most tokens of a response.", "sampling names")
     num_generations: Count = setting(
-        1, "Responses to each prompt of an update; batch_size counts responses."
+        1, "Responses to each prompt of an update; batch_size counts responses.", "sampling names"
     )
-    temperature: Positive = setting(0.7, "Of the sampling, and of every log-prob.")
-    top_k: Index = setting(0, "Sample from the k most likely tokens. 0: from all.")
+    temperature: Positive = setting(
+        0.7, "Of the sampling, and of every log-prob.", "sampling names"
+    )
+    top_k: Index = setting(
+        0, "Sample from the k most likely tokens. 0: from all.", "sampling names"
+    )
     top_p: Annotated[float, Range(above=0, most=1)] = setting(
-        1.0, "Sample from the most likely tokens that have this probability together. 1: from all."
+        1.0,
+        "Sample from the most likely tokens that have this probability together. 1: from all.",
+        "sampling names",
     )
     stop_token: Literal["eos"] | None = setting(
         None,
         "'eos': a response ends at the tokenizer's EOS token. None means the same unless "
         "stop_token_id or stop_strings is set.",
+        "sampling place",
     )
     stop_token_id: list[Index] | None = setting(
-        None, "A response ends at this token, or at one of these."
+        None, "A response ends at this token, or at one of these.", "sampling place"
     )
     stop_strings: list[str] | None = setting(
-        None, "A response ends where one of these texts is complete."
+        None, "A response ends where one of these texts is complete.", "sampling names"
     )
 
     # The run
     learning_rate: NotNegative = setting(3e-06, "Peak learning rate of the policy.")
     value_learning_rate: NotNegative | None = setting(
-        None, "Peak learning rate of the value model. None: that of the policy."
+        None, "Peak learning rate of the value model. None: that of the policy.", "update critic"
     )
-    value_warmup_updates: Index = setting(0, "First updates that train the value model alone.")
+    value_warmup_updates: Index = setting(
+        0, "First updates that train the value model alone.", "update critic"
+    )
     num_sample_generations: Index = setting(
-        10, "How often in the run evaluation prompts are completed and shown. 0: never."
+        10,
+        "How often in the run evaluation prompts are completed and shown. 0: never.",
+        "run unreplayed",
     )
     save_rollouts: bool = setting(
-        False, "Keep each update's rollout as a file under output_dir/rollouts."
+        False, "Keep each update's rollout as a file under output_dir/rollouts.", "run unreplayed"
     )
     save_start: bool = setting(
         False,
         "Keep the state before the first update as well, as checkpoint-0: `rlhf-nb replay` needs "
         "it for update 0.",
+        "run unreplayed",
     )
     logging_steps: Positive = setting(
         10, "Updates between two logs; the last update is always logged."
@@ -116,47 +133,59 @@ class PPOConfig(Objective, CheckedArguments):
         None,
         "Kept for scripts of the published trainer, and without effect: prompts are tokenised "
         "batch by batch.",
+        "run unlisted unreplayed",
     )
 
     # Models
     sft_model_path: str = setting(
-        "EleutherAI/pythia-160m", "Policy and reference, if the trainer is given none."
+        "EleutherAI/pythia-160m",
+        "Policy and reference, if the trainer is given none.",
+        "models place unlisted",
     )
     reward_model_path: str = setting(
-        "EleutherAI/pythia-160m", "Reward and value model, if the trainer is given none."
+        "EleutherAI/pythia-160m",
+        "Reward and value model, if the trainer is given none.",
+        "judges place unlisted",
     )
     reward_weights: list[float] | None = setting(
-        None, "Weight of each judge, if there are several. None: 1 each."
+        None, "Weight of each judge, if there are several. None: 1 each.", "judges place"
     )
     reward_aggregation: Literal["sum", "mean", "min", "mean_minus_variance"] = setting(
         "sum",
         "How several reward models become one score: sum (weighted), or mean, min, "
         "mean_minus_variance of an ensemble. Reward functions are added to it.",
+        "judges place",
     )
     reward_variance_coef: NotNegative = setting(
-        1.0, "Charge for the members' variance under mean_minus_variance."
+        1.0, "Charge for the members' variance under mean_minus_variance.", "judges place"
     )
     reward_center: str = setting(
         "group",
         "What an ensemble's members are centred on for min and mean_minus_variance: group (their "
         "mean over num_generations), a column with a known answer to each prompt, or none.",
+        "judges place",
     )
     share_value_trunk: bool = setting(
-        False, "The value model is one layer on the policy's own hidden states."
+        False, "The value model is one layer on the policy's own hidden states.", "models critic"
     )
     model_adapter_name: str | None = setting(
-        None, "The adapter to train, where the policy brings several."
+        None, "The adapter to train, where the policy brings several.", "models names"
     )
     ref_adapter_name: str | None = setting(
-        None, "The adapter that is the reference. None: the policy's adapter off."
+        None,
+        "The adapter that is the reference. None: the policy's adapter off.",
+        "models names unreplayed",
     )
     resize_embeddings: bool = setting(
         False,
         "Grow the models' embeddings where the tokenizer has ids beyond them; otherwise that is "
         "an error.",
+        "models",
     )
     save_merged: bool = setting(
-        False, "save_model writes the policy with its adapter merged into the weights."
+        False,
+        "save_model writes the policy with its adapter merged into the weights.",
+        "run unreplayed",
     )
 
     # Memory and speed
@@ -167,29 +196,35 @@ class PPOConfig(Objective, CheckedArguments):
         None, "Recompute activations in the backward. None: on a GPU."
     )
     local_rollout_forward_batch_size: Count = setting(
-        64, "Rows in one forward pass without gradient, and in one sampling batch."
+        64,
+        "Rows in one forward pass without gradient, and in one sampling batch.",
+        "sampling rounds",
     )
     trim_padding: bool | None = setting(
         None,
         "Put rows of like length together and leave padding out of the models. None: in float32, "
         "and where attention reads rows end to end. In bfloat16 rectangles it costs the exact "
         "agreement of rollout and update.",
+        "update rounds",
     )
     micro_batch_tokens: Count | None = setting(
         None,
         "With trim_padding, most positions of a forward pass, beside the limits on rows. None: on "
         "a CPU what suits its caches, 3 * 2**16 over the model's width for each thread; elsewhere "
         "no limit. Not used under DeepSpeed, which counts micro-batches itself.",
+        "update rounds",
     )
     offload_frozen: bool = setting(
         False,
         "Keep reference and reward model in host memory except while they run. Under ZeRO-3, use "
         "offload_param_device of its configuration.",
+        "layout",
     )
     ds3_gather_for_generation: bool = setting(
         True,
         "Under DeepSpeed ZeRO-3 and FSDP2, gather the policy's weights once for a rollout. False:"
         " layer by layer at each token, for models that do not fit.",
+        "sampling",
     )
     torch_compile: bool = setting(
         False,
@@ -199,32 +234,40 @@ class PPOConfig(Objective, CheckedArguments):
 
     # vLLM
     use_vllm: bool = setting(
-        False, "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler."
+        False,
+        "Sample with vLLM (release 0.33, on a GPU) instead of the package's own sampler.",
+        "sampling rounds unreplayed",
     )
     vllm_mode: Literal["colocate", "server"] = setting(
         "colocate",
         "colocate: in this process, on each rank's GPU; server: a vLLM server that runs elsewhere.",
+        "sampling rounds",
     )
     vllm_gpu_memory_utilization: Annotated[float, Range(above=0, most=1)] = setting(
-        0.3, "colocate: share of the GPU's memory for vLLM's weights and cache."
+        0.3, "colocate: share of the GPU's memory for vLLM's weights and cache.", "sampling"
     )
     vllm_max_model_length: Count | None = setting(
-        None, "colocate: most tokens of prompt and response. None: the model's positions."
+        None,
+        "colocate: most tokens of prompt and response. None: the model's positions.",
+        "sampling",
     )
     vllm_enable_sleep_mode: bool = setting(
         False,
         "colocate: vLLM leaves the GPU between rollouts; its weights wait in the host's memory.",
+        "sampling",
     )
     vllm_server_base_url: str | None = setting(
-        None, "server: its address. None: from vllm_server_host and vllm_server_port."
+        None,
+        "server: its address. None: from vllm_server_host and vllm_server_port.",
+        "sampling unlisted",
     )
-    vllm_server_host: str = setting("127.0.0.1", "server: its host.")
-    vllm_server_port: Port = setting(8000, "server: its port.")
+    vllm_server_host: str = setting("127.0.0.1", "server: its host.", "sampling unlisted")
+    vllm_server_port: Port = setting(8000, "server: its port.", "sampling unlisted")
     vllm_server_timeout: Positive = setting(
-        240.0, "server: seconds to wait for it to come up, and for one answer."
+        240.0, "server: seconds to wait for it to come up, and for one answer.", "sampling"
     )
     vllm_group_port: Port = setting(
-        51216, "server: port of the connection on which weights travel."
+        51216, "server: port of the connection on which weights travel.", "sampling unlisted"
     )
 
     def __post_init__(self) -> None:
@@ -291,7 +334,8 @@ class PPOConfig(Objective, CheckedArguments):
     def recipe(self) -> dict[str, Any]:
         "Every setting of PPO, and those of TrainingArguments that matter, for a model card."
         own = {f.name for f in fields(PPOConfig)} - {f.name for f in fields(TrainingArguments)}
-        names = [*RECIPE, *(f.name for f in fields(self) if f.name in own - NOT_IN_RECIPE)]
+        own -= {*settings_that_say(PPOConfig, "unlisted")}
+        names = [*RECIPE, *(f.name for f in fields(self) if f.name in own)]
         settings = {name: getattr(self, name, None) for name in names}
         return {name: getattr(x, "value", x) for name, x in settings.items() if x is not None}
 
@@ -300,10 +344,6 @@ RECIPE = (
     "learning_rate lr_scheduler_type optim max_grad_norm weight_decay bf16 "
     "per_device_train_batch_size gradient_accumulation_steps world_size batch_size mini_batch_size"
 ).split()
-NOT_IN_RECIPE = set(
-    "sft_model_path reward_model_path dataset_num_proc vllm_server_base_url vllm_server_host "
-    "vllm_server_port vllm_group_port overwrite_output_dir resume_anyway".split()
-)
 
 
 def refuse(args: PPOConfig, name: str, wanted: str) -> None:
@@ -338,12 +378,6 @@ def check_config(args: PPOConfig) -> None:
     check_vllm(args)
 
 
-OF_CRITIC = (  # settings that only GAE and its value model read
-    "lam lam_value whiten_rewards bootstrap_truncated vf_coef cliprange_value value_learning_rate "
-    "value_warmup_updates share_value_trunk"
-).split()
-
-
 def check_estimator(
     args: Any,  # PPOConfig, or its fields on a command line
     **of_critic: Any,  # whatever else was given for a value model, by name
@@ -362,7 +396,7 @@ def check_estimator(
             "advantage_estimator='gae'"
         )
         defaults = {f.name: f.default for f in fields(PPOConfig)}
-        for setting_name in OF_CRITIC:
+        for setting_name in settings_that_say(PPOConfig, "critic"):
             if getattr(args, setting_name) != defaults[setting_name]:
                 refuse(args, setting_name, no_critic)
         for part, given in of_critic.items():
@@ -409,10 +443,10 @@ def check_vllm(args: PPOConfig) -> None:
     if args.temperature < 0.01:
         refuse(args, "temperature", "vLLM samples greedily below 0.01: give a higher one")
     for name, off in (("top_k", 0), ("top_p", 1.0)):
-        if args.vllm_importance_sampling_correction and getattr(args, name) != off:
+        if args.importance_sampling_correction and getattr(args, name) != off:
             refuse(
                 args,
                 name,
                 f"tokens that are never drawn cannot be weighed: leave it at {off}, or set "
-                "vllm_importance_sampling_correction=False",
+                "importance_sampling_correction=False",
             )

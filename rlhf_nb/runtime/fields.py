@@ -1,5 +1,5 @@
-"""What a setting may be: types with a range, read from a configuration's own annotations, and one
-check of all its fields before anything runs."""
+"""What a setting is, said beside its field: the part of a run that it belongs to. And what it may
+be: types with a range, read from its annotation, and one check of all fields before a run."""
 
 from __future__ import annotations
 
@@ -55,34 +55,180 @@ Index = Annotated[int, Range(least=0)]  # 0, 1, 2, ...
 Port = Annotated[int, Range(least=1, most=65535)]
 Seed = Annotated[int, Range(least=0, below=2**32)]  # as numpy takes it
 Decay = Annotated[float, Range(least=0, below=1)]
-INHERITED: dict[str, Any] = dict(  # of transformers.TrainingArguments, which states no ranges
-    per_device_train_batch_size=Count,
-    per_device_eval_batch_size=Count,
-    gradient_accumulation_steps=Count,
-    eval_accumulation_steps=Count | None,
-    num_train_epochs=Positive,
-    max_steps=Count | Literal[-1],
-    learning_rate=NotNegative,
-    weight_decay=NotNegative,
-    adam_beta1=Decay,
-    adam_beta2=Decay,
-    adam_epsilon=NotNegative,
-    max_grad_norm=NotNegative,
-    warmup_steps=NotNegative,
-    label_smoothing_factor=Share,
-    logging_steps=Positive,
-    save_steps=Positive,
-    eval_steps=Positive | None,
-    eval_delay=NotNegative,
-    save_total_limit=Count | None,
-    train_sampling_strategy=Literal["random", "sequential", "group_by_length", "batch_rebalance"],
-    torch_empty_cache_steps=Count | None,
-    dataloader_num_workers=Index,
-    dataloader_prefetch_factor=Count | None,
-    ddp_timeout=Count,
-    seed=Seed,
-    data_seed=Seed | None,
+# ---- What a setting is ----
+
+# The part of a run that a setting belongs to, and why one update cannot be done again with another
+# value of it; None: it can.
+PHASES: dict[str, str | None] = {
+    "update": None,  # the optimizer steps
+    "rewards": None,  # from the judge's score to the advantages
+    "sampling": "it belongs to the sampling: these episodes were written with {was}, and nothing "
+    "is sampled again. Only a new run shows another one",
+    "seeds": "it belongs to the sampling and to the order of the rows: with another seed the run "
+    "would have had other episodes. Only a new run shows that",
+    "judges": "it belongs to the judges, which do not judge again: the record keeps the total of "
+    "their scores. Vary missing_eos_penalty, score_clip or kl_coef",
+    "models": "it belongs to the models: the checkpoint's weights and its optimizer's state are of "
+    "those that the run had",
+    "layout": "it decides where and in which order numbers are computed, and so changes them by "
+    "rounding alone: leave it out",
+    "controller": "it moves kl_coef after an update, and so changes the next one: vary kl_coef",
+    "compiler": "no run of PPO can have it: every batch has rows of a new length, so layers would "
+    "be compiled again and again",
+    "run": "no number of one update depends on it: leave it out",  # logs, files, evaluation
+    "data": None,  # of supervised training: which texts, and which of their tokens count
+    "refused": None,  # what PPO cannot do: the reasons are in `compat.REFUSED`
+}
+# What else a setting may say of itself.
+MARKS = {
+    "names": "it names a run: a checkpoint of another value belongs to another run",
+    "place": "it says where something is or goes: a resume neither compares nor logs it",
+    "rounds": "after its change the same numbers are added up in another order",
+    "critic": "only GAE and its value model read it",
+    "unlisted": "it is not on the model card",
+    "unreplayed": "a trainer that does one update again is made without it",
+}
+
+
+class Help(str):
+    """A help text that carries what the setting is. It is a text because `HfArgumentParser` hands
+    all metadata of a field to argparse, which refuses a name that it does not know."""
+
+    facts: frozenset[str]
+
+
+def as_facts(text: str) -> frozenset[str]:
+    "'rewards names' as a set: one phase, and any marks. Raises ValueError on anything else."
+    words = text.split()
+    if sum(word in PHASES for word in words) != 1 or not {*words} <= PHASES.keys() | MARKS.keys():
+        raise ValueError(
+            f"a setting says {text!r} of itself: give one of {', '.join(PHASES)}, and any of "
+            f"{', '.join(MARKS)}."
+        )
+    return frozenset(words)
+
+
+def setting(
+    default: Any,
+    help: str,  # which `rlhf-nb COMMAND --help` prints
+    facts: str = "",  # of a trainer's settings: one of PHASES, and any of MARKS
+) -> Any:
+    "A field of a configuration, with what is to be known of it."
+    text = Help(help)
+    if facts:
+        text.facts = as_facts(facts)
+    return field(default=default, metadata={"help": text})
+
+
+ANY = object()  # no range of ours: what transformers' own annotation allows
+# Fields of transformers.TrainingArguments: their range, which it does not state, and what they are.
+INHERITED: dict[str, tuple[Any, str]] = dict(
+    per_device_train_batch_size=(Count, "update rounds"),
+    gradient_accumulation_steps=(Count, "update rounds"),
+    max_steps=(Count | Literal[-1], "update"),
+    learning_rate=(NotNegative, "update"),
+    lr_scheduler_type=(ANY, "update"),
+    lr_scheduler_kwargs=(ANY, "update"),
+    warmup_steps=(NotNegative, "update"),
+    weight_decay=(NotNegative, "update"),
+    adam_beta1=(Decay, "update"),
+    adam_beta2=(Decay, "update"),
+    adam_epsilon=(NotNegative, "update"),
+    max_grad_norm=(NotNegative, "update"),
+    bf16=(ANY, "update rounds"),
+    fp16=(ANY, "update rounds"),
+    tf32=(ANY, "update rounds"),
+    activation_checkpointing=(ANY, "update"),
+    gradient_checkpointing=(ANY, "update"),  # the older name
+    gradient_checkpointing_kwargs=(ANY, "update"),
+    num_train_epochs=(Positive, "sampling"),
+    dataloader_drop_last=(ANY, "sampling names"),
+    train_sampling_strategy=(
+        Literal["random", "sequential", "group_by_length", "batch_rebalance"],
+        "sampling names",
+    ),
+    data_seed=(Seed | None, "sampling names"),
+    seed=(Seed, "seeds names"),
+    optim=(ANY, "models names"),
+    optim_args=(ANY, "models"),
+    optim_target_modules=(ANY, "models"),
+    use_cpu=(ANY, "layout"),
+    full_determinism=(ANY, "layout unreplayed"),
+    accelerator_config=(ANY, "layout unreplayed"),
+    ddp_backend=(ANY, "layout unreplayed"),
+    ddp_bucket_cap_mb=(ANY, "layout"),
+    ddp_find_unused_parameters=(ANY, "layout"),
+    ddp_static_graph=(ANY, "layout unreplayed"),
+    fsdp=(ANY, "layout unreplayed"),
+    fsdp_config=(ANY, "layout unreplayed"),
+    deepspeed=(ANY, "layout unreplayed"),
+    torch_compile=(ANY, "compiler"),
+    torch_compile_backend=(ANY, "compiler"),
+    torch_compile_mode=(ANY, "compiler"),
+    label_smoothing_factor=(Share, "refused"),
+    torch_empty_cache_steps=(Count | None, "refused"),
+    output_dir=(ANY, "run place"),
+    run_name=(ANY, "run place"),
+    hub_token=(ANY, "run place"),
+    resume_from_checkpoint=(ANY, "run place"),
+    local_rank=(ANY, "run place"),
+    logging_steps=(Positive, "run"),
+    eval_steps=(Positive | None, "run"),
+    eval_delay=(NotNegative, "run"),
+    per_device_eval_batch_size=(Count, "run"),
+    eval_accumulation_steps=(Count | None, "run"),
+    save_steps=(Positive, "run"),
+    save_total_limit=(Count | None, "run"),
+    dataloader_num_workers=(Index, "run"),
+    dataloader_prefetch_factor=(Count | None, "run"),
+    ddp_timeout=(Count, "run"),
 )
+for names, facts in (
+    (
+        "bf16_full_eval fp16_full_eval use_liger_kernel liger_kernel_config neftune_noise_alpha "
+        "auto_find_batch_size include_num_input_tokens_seen ignore_data_skip parallelism_config "
+        "debug",
+        "refused",
+    ),
+    (
+        "activation_checkpointing_kwargs average_tokens_across_devices use_cache logging_strategy "
+        "logging_first_step log_on_each_node logging_nan_inf_filter log_level log_level_replica "
+        "disable_tqdm report_to project trackio_space_id trackio_bucket_id trackio_static_space_id "
+        "eval_strategy prediction_loss_only eval_on_start eval_do_concat_batches "
+        "eval_use_gather_object include_for_metrics batch_eval_metrics save_only_model "
+        "save_strategy save_on_each_node enable_jit_checkpoint push_to_hub hub_private_repo "
+        "hub_model_id hub_strategy hub_always_push hub_revision load_best_model_at_end "
+        "metric_for_best_model greater_is_better restore_callback_states_from_checkpoint "
+        "dataloader_pin_memory dataloader_persistent_workers dataloader_multiprocessing_context "
+        "dataloader_in_order remove_unused_columns label_names length_column_name "
+        "ddp_broadcast_buffers skip_memory_metrics do_train do_eval "
+        "do_predict",
+        "run",
+    ),
+):
+    INHERITED |= dict.fromkeys(names.split(), (ANY, facts))
+
+
+@lru_cache
+def facts_of(kind: type) -> dict[str, frozenset[str]]:
+    """What each setting of a configuration is. A field that says nothing, of a user's subclass or
+    of a newer transformers, is of the run around the training."""
+
+    def facts(name: str, help: Any) -> frozenset[str]:
+        if name in INHERITED:
+            return as_facts(INHERITED[name][1])
+        return getattr(help, "facts", as_facts("run"))
+
+    return {f.name: facts(f.name, f.metadata.get("help")) for f in fields(kind)}
+
+
+def settings_that_say(kind: type, *words: str) -> list[str]:
+    "The settings of a configuration that say one of these of themselves, in their order."
+    return [name for name, facts in facts_of(kind).items() if facts & {*words}]
+
+
+# ---- What a setting may be ----
+
 CONVERTED = ("fsdp", "debug", "accelerator_config")  # TrainingArguments puts other types there
 NAMES: dict[Any, str] = {
     bool: "True or False",
@@ -92,11 +238,6 @@ NAMES: dict[Any, str] = {
     dict: "a dictionary",
     NoneType: "None",
 }
-
-
-def setting(default: Any, help: str) -> Any:
-    "A field of a configuration with its help text, which `rlhf-nb COMMAND --help` prints."
-    return field(default=default, metadata={"help": help})
 
 
 @lru_cache
@@ -110,11 +251,10 @@ def hints_of(kind: type) -> dict[str, Any]:
             more = (None,) if f.default is None else ()
             hints[f.name] = Literal[*f.metadata["choices"], *more]
     inherits = "per_device_train_batch_size" in hints
-    return {
-        name: INHERITED.get(name, hint) if inherits else hint
-        for name, hint in hints.items()
-        if name not in CONVERTED
-    }
+    ranges = {name: known for name, (known, _) in INHERITED.items() if known is not ANY}
+    if inherits:
+        hints |= {name: known for name, known in ranges.items() if name in hints}
+    return {name: hint for name, hint in hints.items() if name not in CONVERTED}
 
 
 def options_of(hint: Any) -> list[Any]:

@@ -385,9 +385,10 @@ class SealedTrainer(Trainer):
         self.changed, self.changes = set(changes), {**saved.get("changes", {})}
         if changes:
             step = folder.name.removeprefix("checkpoint-")
-            self.changes[f"after step {step}"] = in_words(changes)
+            text = in_words(changes, type(self.args))
+            self.changes[f"after step {step}"] = text
             if self.is_world_process_zero():
-                logger.warning(f"resumed from {folder.name} with {in_words(changes)}.")
+                logger.warning(f"resumed from {folder.name} with {text}.")
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

@@ -20,30 +20,10 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from rlhf_nb.checkpoint import MANIFEST
 from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.runtime.fields import settings_that_say
 from rlhf_nb.runtime.layout import full_shape, sharded
 from rlhf_nb.runtime.opened import attention_of
 
-# Settings that name a run, whichever trainer has them. All others may change.
-NAMING = set(
-    "seed data_seed optim dataloader_drop_last train_sampling_strategy packing response_length "
-    "num_generations temperature top_k top_p stop_strings normalize_scores non_eos_penalty "
-    "kl_estimator kl_in kl_controller bootstrap_truncated whiten_rewards "
-    "advantage_estimator loss_aggregation importance_level "
-    "model_adapter_name ref_adapter_name".split()
-)
-# Settings that say where something is or goes, and nothing of the run.
-ELSEWHERE = set(
-    "output_dir logging_dir run_name resume_from_checkpoint resume_anyway overwrite_output_dir "
-    "hub_token push_to_hub_token local_rank sft_model_path reward_model_path reward_weights "
-    "reward_aggregation reward_variance_coef reward_center "
-    "stop_token stop_token_id batch_size local_batch_size micro_batch_size mini_batch_size "
-    "local_mini_batch_size".split()
-)
-# Settings after whose change the same numbers are added up in another order.
-ROUNDING = set(
-    "per_device_train_batch_size gradient_accumulation_steps world_size bf16 fp16 tf32 "
-    "micro_batch_tokens trim_padding local_rollout_forward_batch_size use_vllm vllm_mode".split()
-)
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}
 
@@ -136,12 +116,13 @@ def as_json(x: Any) -> Any:
 
 def naming_settings(args: TrainingArguments) -> dict[str, Any]:
     "The settings that name a run."
-    return {f.name: as_json(getattr(args, f.name)) for f in fields(args) if f.name in NAMING}
+    return {name: as_json(getattr(args, name)) for name in settings_that_say(type(args), "names")}
 
 
 def free_settings(args: TrainingArguments) -> dict[str, Any]:
     "The settings that may change between two parts of a run."
-    names = [f.name for f in fields(args) if f.name not in NAMING | ELSEWHERE]
+    others = settings_that_say(type(args), "names", "place")
+    names = [f.name for f in fields(args) if f.name not in others]
     return {name: as_json(getattr(args, name, None)) for name in [*names, "world_size"]}
 
 
@@ -181,10 +162,14 @@ def changed_settings(run: dict[str, Any], settings: dict[str, Any]) -> dict[str,
     return {k: (saved[k], x) for k, x in settings.items() if k in saved and saved[k] != x}
 
 
-def in_words(changes: dict[str, tuple[Any, Any]]) -> str:
+def in_words(
+    changes: dict[str, tuple[Any, Any]],  # saved and now
+    kind: type,  # of the settings
+) -> str:
     "'kl_coef 0.1 (was 0.05), ...', and whether the bits can be the same."
+    rounds = {"world_size", *settings_that_say(kind, "rounds")}
     text = ", ".join(f"{name} {new} (was {old})" for name, (old, new) in changes.items())
-    return text + "; not bit for bit" * any(name in ROUNDING for name in changes)
+    return text + "; not bit for bit" * bool(rounds & changes.keys())
 
 
 def with_new_rates(

@@ -26,24 +26,33 @@ class SupervisedConfig(CheckedArguments):
     max_length: Count | None = setting(
         None,
         "Most tokens of prompt and answer together; the prompt is cut on its left. None: no limit.",
+        "data",
     )
     logging_steps: float = setting(10, "Steps between two logs.")
     train_sampling_strategy: str = setting(
         "group_by_length", "Rows of like length share a batch: little padding."
     )
     length_column_name: str = setting("length", "Column with the tokens of a row.")
-    dataset_num_proc: Count | None = setting(None, "Processes that tokenise the data.")
-    pad_to_multiple_of: Count | None = setting(None, "Batches are padded to a multiple of this.")
-    eos_token: str | None = setting(None, "The token that ends a text. None: the tokenizer's own.")
-    pad_token: str | None = setting(None, "The pad token. None: the tokenizer's own.")
+    dataset_num_proc: Count | None = setting(None, "Processes that tokenise the data.", "run")
+    pad_to_multiple_of: Count | None = setting(
+        None, "Batches are padded to a multiple of this.", "data"
+    )
+    eos_token: str | None = setting(
+        None, "The token that ends a text. None: the tokenizer's own.", "data"
+    )
+    pad_token: str | None = setting(None, "The pad token. None: the tokenizer's own.", "data")
     chat_template_path: str | None = setting(
-        None, "A .jinja file, or the name of a tokenizer whose chat template is taken."
+        None, "A .jinja file, or the name of a tokenizer whose chat template is taken.", "data"
     )
     model_init_kwargs: dict[str, Any] | str | None = setting(
-        None, "For from_pretrained, where the model is given by name."
+        None, "For from_pretrained, where the model is given by name.", "models"
     )
-    trust_remote_code: bool = setting(False, "Run code from the folder of a model given by name.")
-    activation_offloading: Literal[False] = setting(False, "Use gradient_checkpointing instead.")
+    trust_remote_code: bool = setting(
+        False, "Run code from the folder of a model given by name.", "models"
+    )
+    activation_offloading: Literal[False] = setting(
+        False, "Use gradient_checkpointing instead.", "update"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

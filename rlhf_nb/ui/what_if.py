@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.compat import with_new_names
 from rlhf_nb.shaping import penalize_missing_eos
 from rlhf_nb.ui.episodes import filled
 
@@ -23,8 +24,10 @@ UNKNOWN = (
 def objective_of(rollout: Rollout) -> Objective | None:
     """The objective that a rollout carries. None where it carries none, or settings that are not
     known here."""
-    made, known = rollout.objective, {f.name for f in fields(Objective)}
-    return Objective(**made) if made is not None and {*made} <= known else None
+    if rollout.objective is None:
+        return None
+    made, known = with_new_names(rollout.objective), {f.name for f in fields(Objective)}
+    return Objective(**made) if {*made} <= known else None
 
 
 def check_chosen(rollout: Rollout, chosen: Objective | None) -> None:
