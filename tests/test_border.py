@@ -40,9 +40,9 @@ from rlhf_nb.runtime.fields import (
     CONVERTED,
     INHERITED,
     Count,
+    allowed,
     facts_of,
     hints_of,
-    in_words,
     setting,
     settings_that_say,
 )
@@ -226,7 +226,7 @@ def test_every_setting_says_what_it_is():
 # annotation that cannot be read here
 def test_ranges_are_of_fields_that_exist():
     assert not INHERITED.keys() - hints_of(SFTConfig).keys() - {*CONVERTED}
-    assert in_words(Count | None) == "a whole number of at least 1, or None"
+    assert allowed(Count | None) == "a whole number of at least 1, or None"
 
     @dataclasses.dataclass
     class Mine(PPOConfig):

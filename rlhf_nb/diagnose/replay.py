@@ -25,7 +25,7 @@ from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.runtime.loading import no_bars
 from rlhf_nb.runtime.random_state import random_state_kept
-from rlhf_nb.runtime.resume import in_words
+from rlhf_nb.runtime.resume import changes_text
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.ui.replay_view import replay_markup, replay_page
 from rlhf_nb.ui.run_files import merged
@@ -240,7 +240,7 @@ class Replay:
     @property
     def words(self) -> str:
         "What was varied; whether the bits can be the same."
-        return in_words(self.settings, PPOConfig) if self.settings else "the run's own settings"
+        return changes_text(self.settings, PPOConfig) if self.settings else "the run's own settings"
 
     @property
     def elsewhere(self) -> str:

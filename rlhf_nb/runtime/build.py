@@ -34,7 +34,7 @@ from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.custom import CustomScorer
 from rlhf_nb.runtime.layout import Layout, Placed, zero3_is_live
 from rlhf_nb.runtime.opened import embedding_rows, opened, without_dropout
-from rlhf_nb.runtime.precision import in_words
+from rlhf_nb.runtime.precision import dtype_name
 
 logger = logging.get_logger(__name__)
 
@@ -88,8 +88,8 @@ def build_models(
         reference.eval().requires_grad_(False)
         if reference.dtype != policy.dtype:
             logger.warning(
-                f"ref_model is in {in_words(reference.dtype)} and the policy in "
-                f"{in_words(policy.dtype)}: the KL is not 0 before training, but about 0.003 nats "
+                f"ref_model is in {dtype_name(reference.dtype)} and the policy in "
+                f"{dtype_name(policy.dtype)}: the KL is not 0 before training, but about 0.003 nats "
                 "a token. Load both in the same precision."
             )
     elif not hasattr(policy, "peft_config"):

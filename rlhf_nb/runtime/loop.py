@@ -45,9 +45,9 @@ from rlhf_nb.runtime.nodes import common_checkpoint, count_machines, lost_ranks,
 from rlhf_nb.runtime.precision import warn_of_half
 from rlhf_nb.runtime.resume import (
     changed_settings,
+    changes_text,
     check_same_run,
     free_settings,
-    in_words,
     naming_settings,
     of_data,
     of_model,
@@ -385,7 +385,7 @@ class SealedTrainer(Trainer):
         self.changed, self.changes = set(changes), {**saved.get("changes", {})}
         if changes:
             step = folder.name.removeprefix("checkpoint-")
-            text = in_words(changes, type(self.args))
+            text = changes_text(changes, type(self.args))
             self.changes[f"after step {step}"] = text
             if self.is_world_process_zero():
                 logger.warning(f"resumed from {folder.name} with {text}.")

@@ -16,7 +16,7 @@ logger = logging.get_logger(__name__)
 HALF = (torch.bfloat16, torch.float16)
 
 
-def in_words(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     "Its name without the module's."
     return str(dtype).removeprefix("torch.")
 
@@ -24,7 +24,8 @@ def in_words(dtype: torch.dtype) -> str:
 def half_trained(model: nn.Module) -> list[str]:
     "The 16-bit types of weights that learn."
     return sorted(
-        {in_words(p.dtype) for p in model.parameters() if p.requires_grad} & {*map(in_words, HALF)}
+        {dtype_name(p.dtype) for p in model.parameters() if p.requires_grad}
+        & {*map(dtype_name, HALF)}
     )
 
 

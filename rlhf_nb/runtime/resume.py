@@ -162,7 +162,7 @@ def changed_settings(run: dict[str, Any], settings: dict[str, Any]) -> dict[str,
     return {k: (saved[k], x) for k, x in settings.items() if k in saved and saved[k] != x}
 
 
-def in_words(
+def changes_text(
     changes: dict[str, tuple[Any, Any]],  # saved and now
     kind: type,  # of the settings
 ) -> str:
