@@ -89,8 +89,8 @@ def build_models(
         if reference.dtype != policy.dtype:
             logger.warning(
                 f"ref_model is in {dtype_name(reference.dtype)} and the policy in "
-                f"{dtype_name(policy.dtype)}: the KL is not 0 before training, but about 0.003 nats "
-                "a token. Load both in the same precision."
+                f"{dtype_name(policy.dtype)}: the KL is not 0 before training, but about 0.003 "
+                "nats a token. Load both in the same precision."
             )
     elif not hasattr(policy, "peft_config"):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
