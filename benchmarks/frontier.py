@@ -30,13 +30,13 @@ from rlhf_nb.evaluate import (
     complete,
     frontier,
     hacking_alarms,
-    plot_frontier,
     repetition,
 )
 from rlhf_nb.models import load_policy, load_scorer
 from rlhf_nb.reward import score_texts
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.tldr import gold_judge, win_rate
+from rlhf_nb.ui.plots import plot_frontier
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.7  # of the PPO stage of `rlhf-nb demo`

@@ -29,11 +29,12 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
-from rlhf_nb.engines import CachedEngine, VLLMEngine, VLLMServer, mismatch
+from rlhf_nb.engines import CachedEngine, VLLMEngine, VLLMServer
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import train_tokenizer
 from rlhf_nb.rollout import Sampling
+from rlhf_nb.sampling import mismatch
 
 
 def a_policy(dtype: torch.dtype):

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import httpx
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -26,7 +25,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from .masks import check_left_padded, log_ratio, masked_sum
+from .masks import check_left_padded
 from .models import inside
 from .rollout import Sample, Sampling, sample
 from rlhf_nb.runtime.layout import (
@@ -39,24 +38,8 @@ from rlhf_nb.runtime.layout import (
 )
 
 # %% auto #0
-__all__ = ['LOG_WEIGHT_CAP', 'VLLM', 'START', 'Engine', 'CachedEngine', 'importance_weights', 'mismatch', 'Answer', 'collect',
-           'policy_weights', 'weight_shapes', 'vllm_module', 'check_release', 'request', 'answer_of', 'VLLMEngine',
-           'VLLMServer']
-
-# %% ../nbs/reference/40_engines.ipynb #7fb4d264
-class Engine(Protocol):
-    "A sampler of responses, whatever program runs it."
-
-    def sync(self, model: nn.Module) -> None:
-        "Copy the policy's current weights. Call it on every rank."
-
-    def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
-    ) -> tuple[Sample, Tensor | None]:
-        "A response to each prompt [B, P], and the engine's log-probs [B, T], zero on padding."
-
-    def close(self) -> None:
-        "Free its memory and connections."
+__all__ = ['VLLM', 'START', 'CachedEngine', 'Answer', 'collect', 'policy_weights', 'weight_shapes', 'vllm_module',
+           'check_release', 'request', 'answer_of', 'VLLMEngine', 'VLLMServer']
 
 # %% ../nbs/reference/40_engines.ipynb #1ba6e86c
 class CachedEngine:
@@ -90,45 +73,6 @@ class CachedEngine:
 
     def close(self) -> None:
         self.model = None
-
-# %% ../nbs/reference/40_engines.ipynb #40896497
-LOG_WEIGHT_CAP = 20.0  # e^20 is 485 million: a larger number adds nothing
-
-
-@torch.no_grad()
-def importance_weights(
-    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
-    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    mask: Tensor,  # [B, T] true on real tokens
-    cap: float | None = 2.0,  # largest weight; None: no limit, unbiased
-) -> Tensor:  # [B, T] float32 (float64 stays), zero on padding, without gradient
-    "Truncated importance weights (Ionides 2008) by token. Raises ValueError on a bad shape or cap."
-    if cap is not None and not cap > 0:
-        raise ValueError(
-            f"cap is {cap}: give a positive number, such as 2, or None for no truncation."
-        )
-    weights = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP).exp()
-    return (weights if cap is None else weights.clamp(max=cap)).masked_fill(~mask.bool(), 0.0)
-
-# %% ../nbs/reference/40_engines.ipynb #4a186fae
-@torch.no_grad()
-def mismatch(
-    logprobs: Tensor,  # [B, T] of the trainer's policy at the rollout
-    engine_logprobs: Tensor,  # [B, T] of the engine that drew the tokens
-    mask: Tensor,  # [B, T] true on real tokens
-    cap: float | None = 2.0,  # as in importance_weights
-) -> dict[str, Tensor]:  # sums of weight, capped, kl, gap and tokens; and the maximum weight_max
-    "Engine against trainer: sums over tokens, to divide by `tokens`; kl is KL(engine, trainer)."
-    gap = log_ratio(logprobs, engine_logprobs, mask, cap=LOG_WEIGHT_CAP)
-    whole, weights = (importance_weights(logprobs, engine_logprobs, mask, c) for c in (None, cap))
-    sums = dict(
-        weight=weights,
-        capped=(whole > weights).float(),
-        kl=torch.expm1(gap) - gap,
-        gap=gap.abs(),
-        tokens=torch.ones_like(gap),
-    )
-    return {**{name: masked_sum(x, mask) for name, x in sums.items()}, "weight_max": whole.max()}
 
 # %% ../nbs/reference/40_engines.ipynb #ed57a95d
 class Answer(NamedTuple):
@@ -442,6 +386,8 @@ class _Http:
     "Requests to the server, with errors that say what to do."
 
     def __init__(self, url: str, timeout: float) -> None:
+        import httpx
+
         self.url, self.timeout = url.rstrip("/"), timeout
         # The server closes an idle connection after 5 seconds, so we close it earlier.
         limits = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
@@ -449,6 +395,8 @@ class _Http:
 
     def call(self, method: str, path: str, **body: Any) -> Any:
         "The reply as JSON. Raises ConnectionError without one, RuntimeError if it is an error."
+        import httpx
+
         try:
             answer = self.client.request(method, path, json=body or None)
         except httpx.TransportError as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .runtime.intervals import last_that_fits
 
 # %% auto #0
-__all__ = ['outcomes', 'win_rate_interval', 'paired_interval', 'JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'interleaved', 'completions_table', 'print_table', 'wilson_interval', 'bootstrap_interval', 'GoldReport', 'judge_completions', 'Judge', 'GoldPairJudge', 'RewardModelJudge', 'JudgeReport', 'judge_pairs', 'judging_messages', 'parse_verdict', 'EndpointJudge', 'best_of_n_kl', 'best_of_n_reward', 'response_kl', 'frontier', 'plot_frontier', 'distinct_n', 'repetition', 'text_statistics', 'Alarm', 'hacking_alarms']
+__all__ = ['outcomes', 'win_rate_interval', 'paired_interval', 'JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'interleaved', 'completions_table', 'wilson_interval', 'bootstrap_interval', 'GoldReport', 'judge_completions', 'Judge', 'GoldPairJudge', 'RewardModelJudge', 'JudgeReport', 'judge_pairs', 'judging_messages', 'parse_verdict', 'EndpointJudge', 'best_of_n_kl', 'best_of_n_reward', 'response_kl', 'frontier', 'distinct_n', 'repetition', 'text_statistics', 'Alarm', 'hacking_alarms']
 
 # %% ../nbs/course/14_evaluate.ipynb #7e140007
 def outcomes(
@@ -76,35 +76,31 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-import httpx
 import numpy as np
 import pandas as pd
 import torch
 from datasets import Dataset
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
-from .engines import Engine
 from .kl import response_full_kl
 from .masks import left_pad
 from .models import encode_prompts
 from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
 from .runtime.files import append_jsonl
-from .runtime.terminal import terminal_text
+from .sampling import Engine
 from .tldr import Verdict, gold_judge
-from .ui.html import element
-from .ui.viz import curves
+
+if TYPE_CHECKING:
+    import httpx  # a judge behind an endpoint imports it when it is run
 
 # %% ../nbs/reference/46_judging.ipynb #7e334582
 @dataclass(frozen=True)
@@ -201,28 +197,6 @@ def completions_table(
             "score": [float(s) for s in scores],
         }
     )
-
-# %% ../nbs/reference/46_judging.ipynb #e245cbdf
-def print_table(
-    frame: pd.DataFrame,
-    title: str = "",
-    rows: int = 5,
-    console: Console | None = None,
-) -> None:
-    """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and control
-    characters are shown as escapes."""
-    console = console or Console()
-    table = Table(title=terminal_text(title, console) if title else None, show_lines=True)
-    for name in frame.columns:
-        table.add_column(
-            terminal_text(str(name), console),
-            justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left",
-            overflow="fold",
-        )
-    for row in frame.head(rows).itertuples(index=False):
-        texts = [f"{x:+.2f}" if isinstance(x, float) else str(x) for x in row]
-        table.add_row(*[terminal_text(text, console) for text in texts])
-    console.print(table)
 
 # %% ../nbs/reference/46_judging.ipynb #5f0704da
 def wilson_interval(
@@ -500,8 +474,9 @@ class JudgeReport:
         return str(self)
 
     def _repr_html_(self) -> str:
-        *lines, last = map(escape, str(self).split("\n"))
-        return element("p", element("br").join([*lines, element("b", last)]))
+        from rlhf_nb.ui.shown import judged_markup  # a view, when something is shown
+
+        return judged_markup(self)
 
 # %% ../nbs/reference/46_judging.ipynb #a3eeed2b
 def judge_pairs(
@@ -735,6 +710,8 @@ class EndpointJudge:
 
     def _judge_all(self, missing: dict[str, dict[str, Any]]) -> None:
         "Several at a time; the first permanent failure stops all of them."
+        import httpx
+
         stop, failure = Event(), None
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         with (
@@ -823,6 +800,8 @@ class EndpointJudge:
     def _send(self, payload: dict[str, Any], client: httpx.Client) -> _Reply:
         """One request. Raises _Temporary, or ConnectionError if a retry cannot help; no message
         contains the key."""
+        import httpx
+
         try:
             response = client.post(f"{self.base_url}/chat/completions", json=payload)
         except httpx.RequestError as error:
@@ -956,47 +935,6 @@ def frontier(
     )
     best_before = known[by].astype(float).cummax().shift(fill_value=-math.inf)
     return known.assign(on_frontier=known[by] > best_before)
-
-# %% ../nbs/reference/46_judging.ipynb #06394231
-def _name_tops(figure: Figure, columns: Sequence[str], points: pd.DataFrame, x: str) -> None:
-    "Label the highest point of each line with its n or update."
-    for axis, column in zip(figure.axes, columns):
-        axis.margins(y=0.12)
-        for _, line in points.dropna(subset=[x, column]).groupby("run", sort=False):
-            top = line.iloc[line[column].to_numpy().argmax()]
-            mark = next((name for name in ("n", "update") if pd.notna(top.get(name))), None)
-            at, side = ((-4, 3), "right") if mark == "n" else ((0, 6), "center")
-            if mark:
-                axis.annotate(
-                    f"{mark} {int(top[mark])}",
-                    (top[x], top[column]),
-                    textcoords="offset points",
-                    xytext=at,
-                    ha=side,
-                    fontsize=8,
-                )
-
-# %% ../nbs/reference/46_judging.ipynb #c362f253
-def plot_frontier(
-    rows: pd.DataFrame,  # one row per checkpoint: kl; any of reward, gold, win_rate; update, run
-    best_of: pd.DataFrame | None = None,  # the same for best-of-n, with a column n
-) -> Figure:
-    """Reward, gold and win rate against KL, one line per run, beside best-of-n. Raises ValueError
-    without those columns."""
-    parts = [rows if "run" in rows else rows.assign(run="checkpoints")]
-    if best_of is not None:
-        parts.append(best_of.assign(run="best of n"))
-    x, points = "KL, nats per response", pd.concat(parts, ignore_index=True)
-    titles = dict(reward="Learned reward", gold="Gold points", win_rate="Win rate")
-    columns = [name for name in titles if name in points]
-    if "kl" not in points or not columns:
-        raise ValueError(
-            f"the columns are {list(points.columns)}: give kl, and reward, gold or win_rate."
-        )
-    points = points.rename(columns={"kl": x})
-    figure = curves(points, {titles[name]: name for name in columns}, x=x)
-    _name_tops(figure, columns, points, x)
-    return figure
 
 # %% ../nbs/reference/46_judging.ipynb #229fb842
 def _grams(text: str, n: int) -> list[tuple[str, ...]]:

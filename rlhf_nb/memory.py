@@ -659,11 +659,9 @@ class MemoryPlan:
         return pd.DataFrame(rows, columns=["change", "peak GiB", "fits"])
 
     def _repr_html_(self) -> str:
-        from rlhf_nb.ui.html import element  # a view, asked for when something is shown
+        from rlhf_nb.ui.shown import plan_markup  # a view, when something is shown
 
-        advice = "" if self.fits else self.advice().to_html(index=False)
-        table = self.frame().to_html(float_format="{:.2f}".format)
-        return f"{table}{element('p', self.verdict)}{advice}"
+        return plan_markup(self)
 
 # %% ../nbs/reference/49_memory.ipynb #6818cd3d
 def _phases(setup: PPOSetup) -> dict[str, dict[str, float]]:

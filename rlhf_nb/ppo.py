@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .engines import importance_weights
 from .forward import Forwarded
 from .gae import gae, returns_from
 from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from .masks import masked_sum, whiten
 from .rollout import Rollout
+from .sampling import importance_weights
 from rlhf_nb.shaping import (
     RunningMoments,
     clip_scores,
@@ -130,11 +130,9 @@ def ppo_loss(
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import pandas as pd
-
-from .engines import mismatch
 from .losses import explained_variance
 from .runtime.fields import Among, Count, NotNegative, Positive, Range, Share, setting
+from .sampling import mismatch
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
 @dataclass
@@ -265,9 +263,9 @@ class Metrics(dict):
     episodes: int = 0
 
     def _repr_html_(self) -> str:
-        rows = [(*name.rpartition("/")[::2], value) for name, value in self.items()]
-        frame = pd.DataFrame(rows, columns=["group", "metric", "value"])
-        return frame.to_html(index=False, float_format=lambda x: f"{x:.4g}")
+        from rlhf_nb.ui.shown import metrics_markup  # a view, when something is shown
+
+        return metrics_markup(self)
 
 
 def update_metrics(

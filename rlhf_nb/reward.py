@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'calibration_plot', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -68,8 +68,6 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 from datasets import Dataset
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -340,33 +338,6 @@ def calibration_error(
 ) -> float:
     "Expected calibration error: |predicted - observed|, each bin weighted by its pairs."
     return float(((table.predicted - table.observed).abs() * table.pairs).sum() / table.pairs.sum())
-
-# %% ../nbs/reference/38_reward_training.ipynb #ea7e9a80
-def calibration_plot(
-    table: pd.DataFrame,  # of `calibration`
-) -> Figure:
-    """Observed against predicted, with the number of pairs at each point; a calibrated
-    model is on the diagonal."""
-    figure, axis = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
-    plt.close(figure)  # the caller shows it: once is enough
-    axis.plot([0.5, 1], [0.5, 1], color="#777777", linestyle="--", label="perfectly calibrated")
-    axis.plot(table.predicted, table.observed, color="#1f5fa8", marker="o", label="this model")
-    for place in table.itertuples():
-        axis.annotate(
-            f"{place.pairs:,}",
-            (place.predicted, place.observed),
-            xytext=(4, -11),
-            textcoords="offset points",
-            fontsize=8,
-        )
-    axis.set(
-        xlabel="predicted probability of being right",
-        ylabel="observed share that was right",
-        title=f"calibration error {calibration_error(table):.3f}",
-    )
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False)
-    return figure
 
 # %% ../nbs/reference/38_reward_training.ipynb #bc2b2af7
 def _fresh_head(model: PreTrainedModel, seed: int) -> None:
@@ -1021,6 +992,8 @@ def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor
 from dataclasses import dataclass
 from typing import Literal
 
+from .runtime.config import PPOConfig
+
 # %% ../nbs/reference/56_ensembles.ipynb #09f0302b
 def group_centers(
     scores: Tensor,  # [M, B] of M members; the answers to a prompt are neighbours
@@ -1084,3 +1057,12 @@ class Ensemble:
                 "give 'group' (the mean over num_generations) or 'none'."
             )
         return list(known)
+
+# %% ../nbs/reference/56_ensembles.ipynb #56a0de01
+def ensemble_of(args: PPOConfig) -> Ensemble | None:
+    "How the scores of several reward models become one; None: a weighted sum."
+    how = args.reward_aggregation
+    if how == "sum":
+        return None
+    center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
+    return Ensemble(how, args.reward_variance_coef, center, args.num_generations)

@@ -98,7 +98,6 @@ from rlhf_nb.runtime.opened import (
     unwrapped,
     uses_cache,
 )
-from .ui.viz import episode_table
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
@@ -444,6 +443,6 @@ class Rollout:
         return f"{self!r}\n{short.to_string(float_format=lambda x: f'{x:+.2f}')}"
 
     def _repr_html_(self) -> str:
-        shown = self.episodes().drop(columns=["prompt", *self.columns], errors="ignore").head(8)
-        rows = [{str(k): v for k, v in row.items()} for row in shown.to_dict("records")]
-        return episode_table(rows, title=repr(self), of=len(self))._repr_html_()
+        from rlhf_nb.ui.shown import rollout_markup  # a view, when something is shown
+
+        return rollout_markup(self)

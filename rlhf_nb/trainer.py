@@ -24,8 +24,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.utils import logging
 
 from .checkpoint import load_weights, save_policy, save_weights
-from .engines import CachedEngine, Engine, VLLMEngine, VLLMServer
-from .evaluate import Completions, complete, interleaved
+from .engines import CachedEngine, VLLMEngine, VLLMServer
+from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
 from .models import check_tokenizer, load_tokenizer
@@ -40,12 +40,11 @@ from rlhf_nb.ppo import (
     ppo_loss,
     update_metrics,
 )
-from .reward import Judges
+from .reward import Judges, ensemble_of
 from .rollout import Rollout, Sample, Sampling, texts_of
 from rlhf_nb.runtime.build import (
     as_reference,
     build_models,
-    ensemble_of,
     readers,
     split_groups,
     try_models,
@@ -71,6 +70,7 @@ from rlhf_nb.runtime.prompts import (
 )
 from .runtime.reporting import parameter_counts, ppo_card
 from .runtime.resume import of_ppo, surroundings
+from .sampling import Engine
 from .shaping import RunningMoments
 
 logger = logging.get_logger(__name__)
@@ -518,7 +518,10 @@ class PPOTrainer(UpdateTrainer):
             if sampling:
                 prompts = prompts.select(range(min(rows, len(prompts))))
             completions, scores = self.completed(prompts, progress=not sampling)
-            metrics |= report_completions(self, completions, scores, metric_key_prefix, name)
+            frame = completions_table(completions, scores)
+            metrics |= report_completions(
+                self, frame, completions.lengths, completions.stopped, metric_key_prefix, name
+            )
         return metrics
 
     def completed(self, data: Dataset, progress: bool) -> tuple[Completions, list[float]]:

@@ -30,11 +30,11 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from rlhf_nb import cli
 from rlhf_nb.checkpoint import model_card
-from rlhf_nb.evaluate import print_table
 from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.compat import REFUSED
+from rlhf_nb.runtime.completions import print_table
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.fields import (
     CONVERTED,

@@ -45,8 +45,9 @@ from rlhf_nb.cli import (
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
-from rlhf_nb.runtime import curves
 from rlhf_nb.runtime.fields import fits
+from rlhf_nb.runtime.logs import read_log, steps_of
+from rlhf_nb.ui import plot_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
@@ -984,36 +985,36 @@ def test_runs_are_averaged_where_all_have_a_point():
     log = lambda metric, points: [{"episode": float(x), metric: y} for x, y in points.items()]
     every = {64: 1.0, 128: 3, 192: 5, 256: 7}
     runs = [log("loss", every), log("loss", {128: 4.0, 256: 8}), log("loss", {64: 0.0, 128: 6})]
-    found = curves.over_runs(runs, "loss", "episode")
+    found = plot_runs.over_runs(runs, "loss", "episode")
     assert found.index.tolist() == [128, 256] and found["runs"].tolist() == [3, 2]
     assert found["mean"].tolist() == [(2 + 4 + 3) / 3, 7]
     assert found["least"].tolist() == [2, 6] and found["most"].tolist() == [4, 8]
     uneven = [log("loss", {64: 1.0, 192: 4, 256: 9}), log("loss", {192: 0.0, 256: 0})]
-    assert curves.over_runs(uneven, "loss", "episode")["most"].tolist() == [3, 9]
+    assert plot_runs.over_runs(uneven, "loss", "episode")["most"].tolist() == [3, 9]
     rates = [log("lr", every), log("lr", {128: 4.0, 256: 8})]
-    assert curves.over_runs(rates, "lr", "episode")["least"].tolist() == [3, 7]
-    assert curves.over_runs(runs, "val/ratio", "episode") is None
+    assert plot_runs.over_runs(rates, "lr", "episode")["least"].tolist() == [3, 7]
+    assert plot_runs.over_runs(runs, "val/ratio", "episode") is None
     apart = [log("loss", {2: 1.0, 4: 1}), log("loss", {3: 1.0})]
     with pytest.raises(ValueError, match="no common episode: .*--group"):
-        curves.over_runs(apart, "loss", "episode")
+        plot_runs.over_runs(apart, "loss", "episode")
 
 
 # catches: updates that are dropped, or a seed that is, because they are ill
 def test_a_run_that_turned_to_nan_leaves_a_gap():
     for seed, scores in enumerate([[1.0, 2, 3, 4], [3.0, math.nan, math.inf, 6]]):
         write_run(f"a_seed{seed}", scores)
-    logs = {"a": [curves.steps_of(f"a_seed{seed}") for seed in range(2)]}
-    found = curves.over_runs(logs["a"], "objective/scores", "episode")
+    logs = {"a": [steps_of(f"a_seed{seed}") for seed in range(2)]}
+    found = plot_runs.over_runs(logs["a"], "objective/scores", "episode")
     assert found["runs"].tolist() == [2] * 4 and found.index.tolist() == [64, 128, 192, 256]
     assert np.isnan(found.loc[[128, 192], ["mean", "least", "most"]]).all(axis=None)
-    axis = curves.plot_runs(logs, ["objective/scores"]).axes[0]
+    axis = plot_runs.plot_runs(logs, ["objective/scores"]).axes[0]
     drawn = axis.get_lines()[0].get_ydata()
     assert np.array_equal(drawn, [2, math.nan, math.nan, 5], equal_nan=True)
     log = [{"step": 1.0, "episode": 4.0, "kl": 1.0}, {"step": 2.0, "episode": 8.0, "kl": math.nan}]
-    last = curves.last_values({"a": [log, log[:1]]}, ["kl", "episode"])
+    last = plot_runs.last_values({"a": [log, log[:1]]}, ["kl", "episode"])
     assert last["mean"].isna().tolist() == [True, False] and last["least"].tolist()[1] == 4
     coarse = [{"step": 2.0, "episode": 8.0, "kl": 2.0}]  # a NaN that a sum would hide
-    assert curves.over_runs([log, coarse], "kl", "episode")["mean"].isna().all()
+    assert plot_runs.over_runs([log, coarse], "kl", "episode")["mean"].isna().all()
 
 
 def write_run(folder, scores, name="trainer_state.json", start=64):
@@ -1041,9 +1042,9 @@ def write_run(folder, scores, name="trainer_state.json", start=64):
 def test_a_log_is_read(tmp_path):
     write_run("run/checkpoint-9", [1.0])
     write_run("run/checkpoint-10", [1.0, 2.0])
-    assert curves.read_log("run")["objective/scores"].tolist() == [1, 2]
+    assert read_log("run")["objective/scores"].tolist() == [1, 2]
     write_run("run", [1.0, 2.0, 3.0])
-    log = curves.read_log("run")
+    log = read_log("run")
     assert log["episode"].tolist() == [64, 128, 192] and log["eval_score"].tolist() == [
         0.5,
         1.0,
@@ -1055,13 +1056,13 @@ def test_a_log_is_read(tmp_path):
         '"objective/kl": 1}\n{"stage": "ppo", "step": 1, "episode": 32, "gold/win_rate": '
         '0.5}\n{"st'
     )
-    assert curves.read_log("demo").to_dict("records") == [
+    assert read_log("demo").to_dict("records") == [
         {"step": 1.0, "episode": 32.0, "objective/kl": 1.0, "gold/win_rate": 0.5}
     ]
     for text in ('{"log_history": []}', "half a fi", "{}"):
         Path("run/trainer_state.json").write_text(text)
         with pytest.raises(ValueError, match="run cannot be drawn"):
-            curves.read_log("run")
+            read_log("run")
 
 
 # catches: the log of before a run was resumed, a state that is behind metrics.jsonl; a folder that
@@ -1070,18 +1071,18 @@ def test_the_log_that_went_furthest():
     write_run("run", [1.0, 2, 3, 4])
     write_run("run/checkpoint-3", [1.0, 2, 3])
     write_run("run/checkpoint-best", [1.0, 2])
-    assert curves.read_log("run")["objective/scores"].tolist() == [1, 2, 3, 4]
+    assert read_log("run")["objective/scores"].tolist() == [1, 2, 3, 4]
     write_run("run/checkpoint-9", [9.0] * 9)
-    assert len(curves.read_log("run")) == 9
+    assert len(read_log("run")) == 9
     rows = [
         dict(step=step, episode=64 * step, loss=attempt)
         for attempt, step in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
     ]
     Path("run/metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert curves.read_log("run")["loss"].tolist() == [1, 1, 2, 3]
+    assert read_log("run")["loss"].tolist() == [1, 1, 2, 3]
     rows.append(dict(step=3, episode=192, loss=4))  # it went back, and is not as far again
     Path("run/metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert curves.read_log("run")["loss"].tolist() == [1, 1, 4]
+    assert read_log("run")["loss"].tolist() == [1, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -1098,7 +1099,7 @@ def test_the_log_that_went_furthest():
     ],
 )
 def test_runs_are_grouped_by_all_but_the_seed(runs, groups):
-    found = curves.group_runs(runs)
+    found = plot_runs.group_runs(runs)
     assert [run for group in found.values() for run in group] == runs
     if groups:
         assert {name: len(group) for name, group in found.items()} == groups
@@ -1110,10 +1111,10 @@ def test_the_figure():
     for name, scores in dict(a_seed0=[1.0, 2, 3], a_seed1=[3.0, 4, 5], b=[7.0, 8, 9]).items():
         write_run(name, scores)
     logs = {
-        name: [curves.steps_of(run) for run in runs]
-        for name, runs in curves.group_runs(["a_seed0", "a_seed1", "b"]).items()
+        name: [steps_of(run) for run in runs]
+        for name, runs in plot_runs.group_runs(["a_seed0", "a_seed1", "b"]).items()
     }
-    figure = curves.plot_runs(logs, ["val/ratio", "objective/scores"])
+    figure = plot_runs.plot_runs(logs, ["val/ratio", "objective/scores"])
     assert [axis.get_title() for axis in figure.axes] == [
         "val/ratio",
         "objective/scores",
@@ -1127,7 +1128,7 @@ def test_the_figure():
     band = axis.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max(), len(axis.collections)) == (1, 5, 1)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 runs)", "b"]
-    assert curves.plot_runs({"b": logs["b"]}, ["val/ratio"]).get_suptitle() == ""
+    assert plot_runs.plot_runs({"b": logs["b"]}, ["val/ratio"]).get_suptitle() == ""
 
 
 def test_the_plot_command(capsys):
@@ -1145,7 +1146,7 @@ def test_the_plot_command(capsys):
         say(capsys, "plot a_seed0 a_seed1 --output figures/all")[0] == 0
         and Path("figures/all.svg").read_text() == first
     )  # the same bytes again
-    assert curves.choose_metrics([curves.steps_of("a_seed0")], ["*_score", "objective/*"]) == [
+    assert plot_runs.choose_metrics([steps_of("a_seed0")], ["*_score", "objective/*"]) == [
         "eval_score",
         "objective/scores",
     ]

@@ -26,7 +26,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from rlhf_nb.checks import EXERCISES
-from rlhf_nb.runtime.course import (
+from rlhf_nb.exercises.course import (
     EXERCISE,
     course_pages,
     course_table,

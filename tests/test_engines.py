@@ -33,8 +33,6 @@ from rlhf_nb.engines import (
     answer_of,
     check_release,
     collect,
-    importance_weights,
-    mismatch,
     policy_weights,
     request,
     vllm_module,
@@ -45,6 +43,7 @@ from rlhf_nb.losses import policy_loss, value_loss
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import tiny_policy
 from rlhf_nb.rollout import Sampling, sample
+from rlhf_nb.sampling import importance_weights, mismatch
 
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32)
 PROMPTS = [[2, 3, 4], [5], [6, 7, 8, 9], [2, 2]]

@@ -33,7 +33,6 @@ from rlhf_nb.evaluate import (
     outcomes,
     paired_interval,
     parse_verdict,
-    plot_frontier,
     repetition,
     response_kl,
     text_statistics,
@@ -41,6 +40,7 @@ from rlhf_nb.evaluate import (
     win_rate_interval,
 )
 from rlhf_nb.tldr import gold_judge, win_rate, write_summary
+from rlhf_nb.ui.plots import plot_frontier
 
 # ---- Intervals ----
 

@@ -11,6 +11,8 @@ import ast
 import copy
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -145,7 +147,7 @@ def opens_with_a_promise(page: Page) -> list[str]:
 
 def exports_its_module(page: Page) -> list[str]:
     """`05_logprobs.ipynb` starts with `#| default_exp logprobs` in its second cell. A page of
-    reference/ may instead add to a module that a page of the course begins, with `#| export
+    reference/ may also, or instead, add to a module that an earlier page begins, with `#| export
     logprobs`, or show a plain module of its name, as in rlhf_nb/ui/ or rlhf_nb/diagnose/. Labs export nothing."""
     begun = [
         m for c in page.code for m in re.findall(r"^#\|\s*default_exp\s+(\S+)", c.source, re.M)
@@ -157,7 +159,8 @@ def exports_its_module(page: Page) -> list[str]:
         problem = f"a lab exports {', '.join([*begun, *added])}: labs export nothing"
         return [problem] if begun or added else []
     second = page.cells[1].directives if len(page.cells) > 1 else set()
-    if not added and begun == [page.name[3:]] and "default_exp" in second:
+    few = len(added) <= (page.folder == "reference")
+    if few and begun == [page.name[3:]] and "default_exp" in second:
         return []
     if page.folder == "reference" and not begun and len(added) == 1:
         return []
@@ -507,10 +510,27 @@ def test_a_wrong_page_is_caught():
 
 # ---- Modules import downwards ----
 
-# Folders of plain modules, which no notebook exports. Notebooks' modules may import from those that
-# serve them; the command line is on top, and nothing imports it.
-SERVING, ON_TOP = ("runtime", "ui", "exercises", "diagnose"), "cli"
-ABOVE_RUNTIME = {"trainer", "diagnose", ON_TOP}  # what runtime must never import
+# Folders of plain modules, which no notebook exports.
+FOLDERS = ("runtime", "ui", "exercises", "diagnose", "cli")
+# A module imports from its own layer and from those above it in this table.
+LAYERS = {
+    "the bottom": "runtime.custom runtime.errors runtime.fields runtime.files runtime.fused "
+    "runtime.intervals runtime.last_layer runtime.layout runtime.loading runtime.lock "
+    "runtime.markdown runtime.opened runtime.padding runtime.random_state runtime.signals "
+    "runtime.terminal",
+    "the algorithm": "checkpoint forward gae kl logprobs losses masks models ppo rollout sampling "
+    "shaping tldr",
+    "training": "engines runtime.build runtime.compat runtime.completions runtime.config "
+    "runtime.folders runtime.logs runtime.loop runtime.metrics runtime.nodes runtime.precision "
+    "runtime.prompts runtime.reporting runtime.resume runtime.supervised",
+    "what a user runs": "evaluate gains memory reward sft trainer",
+    "the views": "ui",
+    "checks of a run, and of a learner": "checks diagnose exercises",
+    "the command line": "cli",
+}
+NAMED = {name: layer for layer, names in LAYERS.items() for name in names.split()}
+ORDER = [*LAYERS]
+DRAWING = {"IPython", "anywidget", "ipywidgets", "matplotlib"}  # imported by the views and above
 
 
 class Place(NamedTuple):
@@ -532,14 +552,18 @@ def places(nbs: Path) -> dict[str, Place]:
 @cache
 def imported_modules(source: str) -> set[str]:
     """Modules of this package that a module imports, wherever in it and however it is written, such
-    as `runtime.files`; '' is the package itself, whose __init__ imports from every module."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+    as `runtime.files`; '' is the package itself, whose __init__ imports from every module. What is
+    shown in a notebook is left out: a `_repr_html_` that does nothing but ask a view."""
+    tree, found = ast.parse(source), set()
+    shown = {line for node in ast.walk(tree) if asks_a_view(node) for line in node.body}
+    for node in ast.walk(tree):
+        if node in shown:
+            continue
         if isinstance(node, ast.Import):
             names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = LIB + ("." + node.module if node.module else "") if node.level else node.module
-            folders = [LIB, *(f"{LIB}.{folder}" for folder in (*SERVING, ON_TOP))]
+            folders = [LIB, *(f"{LIB}.{folder}" for folder in FOLDERS)]
             names = [f"{base}.{a.name}" for a in node.names] if base in folders else [base]
         elif (
             isinstance(node, ast.Call)
@@ -551,32 +575,45 @@ def imported_modules(source: str) -> set[str]:
             continue
         found |= {name.partition(".")[2] for name in names if name.split(".")[0] == LIB}
     return {
-        ".".join(name.split(".")[: 2 if name.split(".")[0] in (*SERVING, ON_TOP) else 1])
-        for name in found
+        ".".join(name.split(".")[: 2 if name.split(".")[0] in FOLDERS else 1]) for name in found
     }
+
+
+def asks_a_view(node: ast.AST) -> bool:
+    "Whether it is a `_repr_html_` of two lines: an import, and what a function of it returns."
+    if not isinstance(node, ast.FunctionDef) or node.name != "_repr_html_":
+        return False
+    return [type(line) for line in node.body] == [ast.ImportFrom, ast.Return]
+
+
+def layer_of(module: str) -> int | None:
+    "The place of its layer, from below; None where LAYERS has no place for it."
+    layer = NAMED.get(module) or NAMED.get(module.split(".")[0])
+    return None if layer is None else ORDER.index(layer)
 
 
 def upward(name: str, source: str, place: dict[str, Place]) -> list[str]:
     """What a module imports that it must not. `name` is `gae`, or `runtime.files` of a plain
     module. Between the pages of one folder only lower numbers may be imported; between two
     folders, whatever makes no circle (test_modules_do_not_import_in_a_circle)."""
-    problems, folder = [], name.split(".")[0]
+    problems, folder, own = [], name.split(".")[0], layer_of(name)
+    if own is None:
+        return [f"{name} is in no layer: enter it in LAYERS"]
     for other in sorted(imported_modules(source)):
-        top = other.split(".")[0]
+        top, layer = other.split(".")[0], layer_of(other)
         if top.startswith("_"):
             continue
-        if top == ON_TOP and folder != ON_TOP:
-            problems.append(f"{name} imports {other}: nothing but the entry point imports {ON_TOP}")
-        elif folder == "runtime" and top in ABOVE_RUNTIME:
-            problems.append(f"{name} imports {other}: runtime never imports {top}")
-        elif top in (*SERVING, ON_TOP):
+        if layer is not None and layer > own:
+            problems.append(
+                f"{name} ({ORDER[own]}) imports {other} ({ORDER[layer]}): imports go down only"
+            )
+        elif top in FOLDERS:
             continue
         elif top not in place:
-            if not (folder == ON_TOP and not top):  # __version__
-                problems.append(
-                    f"{name} imports {other or 'the package itself'}, which is no module: import "
-                    "from the module that defines it"
-                )
+            problems.append(
+                f"{name} imports {other or 'the package itself'}, which is no module: import "
+                "from the module that defines it"
+            )
         elif (
             folder in place
             and place[top].folder == place[folder].folder
@@ -605,7 +642,19 @@ def module_of(path: Path) -> str:
 
 
 EXPORTED = sorted(p for p in (ROOT / LIB).glob("*.py") if not p.name.startswith("_"))
-PLAIN = sorted(p for folder in (*SERVING, ON_TOP) for p in (ROOT / LIB / folder).glob("*.py"))
+PLAIN = sorted(p for folder in FOLDERS for p in (ROOT / LIB / folder).glob("*.py"))
+
+
+def draws(name: str, source: str) -> list[str]:
+    "Libraries that draw or make widgets, imported anywhere in a module below the views."
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).split(".")[0])
+    below = (layer_of(name) or 0) < ORDER.index("the views")
+    return [f"{name} imports {library}" for library in sorted(found & DRAWING) if below]
 
 
 def test_imports_go_down():
@@ -617,8 +666,12 @@ def test_imports_go_down():
         if path.stem not in place
     ]
     for path in (*EXPORTED, *PLAIN):
-        problems += upward(module_of(path), path.read_text(encoding="utf-8"), place)
+        if module_of(path) != "runtime":  # a folder of two layers, whose __init__ is empty
+            text = path.read_text(encoding="utf-8")
+            problems += upward(module_of(path), text, place) + draws(module_of(path), text)
     assert not problems, "\n" + "\n".join(problems)
+    there = {*map(module_of, (*EXPORTED, *PLAIN)), *FOLDERS}
+    assert NAMED.keys() <= there, NAMED.keys() - there
 
 
 def test_modules_do_not_import_in_a_circle():
@@ -643,9 +696,9 @@ FEW = dict(masks=Place("course", 1), gae=Place("course", 11), trainer=Place("cou
 
 def test_folders_may_import_from_each_other():
     "catches: a page of the course that may not use what a page of the reference begins"
-    line = "from rlhf_nb.trainer import PPOTrainer"
-    assert upward("gae", line, FEW | dict(trainer=Place("reference", 48))) == []
-    both = dict(gae=Place("reference", 40), trainer=Place("reference", 48))
+    line = "from rlhf_nb.forward import Forward"
+    assert upward("gae", line, FEW | dict(forward=Place("reference", 41))) == []
+    both = dict(gae=Place("reference", 40), forward=Place("reference", 41))
     assert len(upward("gae", line, both)) == 1
 
 
@@ -678,20 +731,57 @@ def test_a_plain_module_that_imports_too_much_is_caught():
         ("runtime.files", "from rlhf_nb.trainer import PPOTrainer"),
         ("runtime.files", "from rlhf_nb.cli.data import take"),
         ("runtime.files", "from rlhf_nb import PPOTrainer"),
+        ("runtime.files", "from rlhf_nb.masks import whiten"),
+        ("runtime.files", "from rlhf_nb.runtime.loop import SealedTrainer"),
+        ("runtime.build", "from rlhf_nb.trainer import PPOTrainer"),
+        ("runtime.unlisted", "import os"),
+        ("masks", "def f():\n    from rlhf_nb.ui.html import element"),
+        ("masks", "def _repr_html_(x):\n    from .ui.html import a\n    y = a(x)\n    return y"),
+        ("trainer", "if TYPE_CHECKING:\n    from rlhf_nb.ui import viz"),
+        ("ui.pages", "from rlhf_nb.diagnose.replay import replay"),
         ("ui.pages", "from rlhf_nb.cli import main"),
         ("cli.sft", "from rlhf_nb.cellar import x"),
     ):
         assert len(upward(name, line, FEW)) == 1, (name, line)
 
 
+def test_a_module_that_draws_below_the_views_is_caught():
+    for line in (
+        "import matplotlib.pyplot as plt",
+        "from ipywidgets import HTML",
+        "def f():\n    from IPython.display import display",
+    ):
+        assert len(draws("reward", line)) == 1 and not draws("ui.viz", line)
+    assert not draws("reward", "import torch\nfrom .masks import matplotlib")
+
+
+# catches: seconds and megabytes for pictures that a run on a cluster never draws
+def test_a_trainer_loads_nothing_that_draws():
+    code = """
+import sys
+import accelerate, datasets, huggingface_hub.errors, torch, transformers
+from transformers import Trainer
+before, heavy = set(sys.modules), "matplotlib ipywidgets anywidget IPython pandas httpx".split()
+news = lambda: [m for m in sys.modules if m in heavy or "rlhf_nb.ui" in m if m not in before]
+import rlhf_nb.trainer
+print(news())
+import rlhf_nb.ui.viz
+print("matplotlib" in news() and "rlhf_nb.ui.viz" in news())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"], done.stdout
+
+
 def test_an_import_downwards_is_none():
     source = (
         "import os, torch.nn\nfrom rlhf_nb.masks import whiten\nfrom .masks import "
         "whiten\nfrom . import masks\nfrom ._modidx import d\nfrom rlhf_nb.runtime.files import "
-        "read_jsonl\nfrom rlhf_nb.ui import pages\nimport rlhf_nbs\n'rlhf_nb.trainer'"
+        "read_jsonl\nimport rlhf_nbs\n'rlhf_nb.trainer'"
     )
     assert upward("gae", source, FEW) == []
+    asks = "def _repr_html_(self):\n    from rlhf_nb.ui.shown import a\n    return a(self)"
+    assert upward("gae", asks, FEW) == [] and imported_modules(asks) == set()
     below = "from rlhf_nb.masks import whiten\nfrom rlhf_nb.runtime.files import read_jsonl"
-    assert upward("runtime.curves", below, FEW) == upward("ui.pages", below, FEW) == []
+    assert upward("runtime.logs", below, FEW) == upward("ui.pages", below, FEW) == []
     above = below + "\nfrom rlhf_nb.trainer import PPOTrainer\nfrom rlhf_nb import __version__"
     assert upward("cli.ppo", above, FEW) == []

@@ -26,6 +26,7 @@ from rlhf_nb import replay
 from rlhf_nb.cli import main
 from rlhf_nb.cli.replay import replay_parser
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
+from rlhf_nb.diagnose.replay_panel import replay_panel
 from rlhf_nb.diagnose.replay_record import record_of
 from rlhf_nb.diagnose.replay_settings import (
     MAY_VARY,
@@ -34,13 +35,12 @@ from rlhf_nb.diagnose.replay_settings import (
     UNREPLAYED,
     check_settings,
 )
+from rlhf_nb.diagnose.replay_view import bins_of, counted, replay_markup
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.fields import settings_that_say
 from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.ui.replay_panel import replay_panel
-from rlhf_nb.ui.replay_view import bins_of, counted, replay_markup
 
 KINDS = dict(
     plain=dict(normalize_scores=True, kl_controller="adaptive", missing_eos_penalty=0.5),

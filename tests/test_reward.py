@@ -25,7 +25,6 @@ from rlhf_nb.reward import (
     bradley_terry_loss,
     calibration,
     calibration_error,
-    calibration_plot,
     call_reward,
     center_rewards,
     decided_pairs,
@@ -38,6 +37,7 @@ from rlhf_nb.reward import (
     score_texts,
 )
 from rlhf_nb.tldr import edit_pairs
+from rlhf_nb.ui.plots import calibration_plot
 
 
 @pytest.fixture(scope="module")

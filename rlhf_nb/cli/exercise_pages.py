@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_nb.exercises import progress
-from rlhf_nb.runtime.course import EXERCISE
+from rlhf_nb.exercises.course import EXERCISE
 
 CHECK = re.compile(r"\bcheck_\w+\((my_\w+)\)")
 HEADING = re.compile(r"^#+ (.+)", re.M)

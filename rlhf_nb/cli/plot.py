@@ -21,7 +21,7 @@ from rlhf_nb.runtime.terminal import harmless
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlhf_nb.runtime.curves import Log
+    from rlhf_nb.runtime.logs import Log
 
 
 @dataclass
@@ -66,8 +66,8 @@ def remarks(
     metrics: Sequence[str],
 ) -> list[str]:
     "A line for each run that is not finished, and for each that logged NaN."
-    from rlhf_nb.runtime.curves import along, line_of
     from rlhf_nb.runtime.logs import planned_updates
+    from rlhf_nb.ui.plot_runs import along, line_of
 
     said = []
     for run, log in logs.items():
@@ -106,8 +106,9 @@ def plot_command(words: Sequence[str]) -> None:
     options = plot_parser().read(words)
     from matplotlib import rc_context  # seconds that `--help` does not wait for
 
-    from rlhf_nb.runtime.curves import choose_metrics, group_runs, last_values, plot_runs, steps_of
+    from rlhf_nb.runtime.logs import steps_of
     from rlhf_nb.runtime.metrics import SHORT
+    from rlhf_nb.ui.plot_runs import choose_metrics, group_runs, last_values, plot_runs
 
     groups = group_runs(options.runs, options.group)
     of_run = {run: steps_of(run) for runs in groups.values() for run in runs}

@@ -111,7 +111,7 @@ def named_settings(words: Sequence[str]) -> list[str]:
 def number_table(replay: Replay) -> Table:
     "The numbers of the update, side by side."
     from rlhf_nb.diagnose.replay_outcome import shown_numbers
-    from rlhf_nb.ui.replay_view import columns, short
+    from rlhf_nb.diagnose.replay_view import columns, short
 
     heads, outcomes = zip(*columns(replay), strict=True)
     table = Table(title=Text(f"Update {replay.record.update}: {replay.words}"), box=SIMPLE_HEAD)
@@ -138,7 +138,7 @@ def moved_text(outcome: Outcome, episode: int, most: float) -> Text:
 
 def token_table(replay: Replay, episodes: Sequence[int]) -> Table:
     "What became likelier, and what less likely, in the chosen episodes."
-    from rlhf_nb.ui.replay_view import columns, short
+    from rlhf_nb.diagnose.replay_view import columns, short
 
     kinds = columns(replay)
     most = max(one.likelier[list(episodes)].abs().max().item() for _, one in kinds)

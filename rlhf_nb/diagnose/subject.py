@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback
 
 from rlhf_nb.diagnose import by_hand
-from rlhf_nb.engines import Engine
 from rlhf_nb.models import ValueHead
 from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout, Sample, Sampling
+from rlhf_nb.sampling import Engine
 from rlhf_nb.trainer import PPOTrainer
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run

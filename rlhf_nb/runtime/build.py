@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -28,7 +28,6 @@ from rlhf_nb.models import (
     with_rows,
 )
 from rlhf_nb.ppo import ESTIMATORS
-from rlhf_nb.reward import Ensemble, Judges
 from rlhf_nb.rollout import has_cache
 from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.runtime.custom import CustomScorer
@@ -39,13 +38,14 @@ from rlhf_nb.runtime.precision import dtype_name
 logger = logging.get_logger(__name__)
 
 
-def ensemble_of(args: PPOConfig) -> Ensemble | None:
-    "How the scores of several reward models become one; None: a weighted sum."
-    how = args.reward_aggregation
-    if how == "sum":
-        return None
-    center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
-    return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
+class Judges(Protocol):
+    "What is asked of the judges here."
+
+    given: list[Any]  # as the trainer was given them
+    tokenizer: PreTrainedTokenizerBase | None  # of the models, if not the policy's
+
+    @property
+    def models(self) -> list[Any]: ...
 
 
 def build_models(

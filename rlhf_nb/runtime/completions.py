@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from rlhf_nb.evaluate import Completions, completions_table, print_table
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
 from rlhf_nb.runtime.reporting import report_table
+from rlhf_nb.runtime.terminal import terminal_text
+
+
+def print_table(
+    frame: pd.DataFrame,
+    title: str = "",
+    rows: int = 5,
+    console: Console | None = None,
+) -> None:
+    """The first rows in the terminal, by Rich. Nothing in a text is read as markup, and control
+    characters are shown as escapes."""
+    console = console or Console()
+    table = Table(title=terminal_text(title, console) if title else None, show_lines=True)
+    for name in frame.columns:
+        table.add_column(
+            terminal_text(str(name), console),
+            justify="right" if pd.api.types.is_numeric_dtype(frame[name]) else "left",
+            overflow="fold",
+        )
+    for row in frame.head(rows).itertuples(index=False):
+        texts = [f"{x:+.2f}" if isinstance(x, float) else str(x) for x in row]
+        table.add_row(*[terminal_text(text, console) for text in texts])
+    console.print(table)
 
 
 def report_completions(
     trainer: Any,
-    completions: Completions,
-    scores: Sequence[float],
+    frame: pd.DataFrame,  # one row per completion, with its score
+    lengths: list[int],
+    stopped: list[bool],
     prefix: str,  # of the metrics
     name: str,  # of the evaluation set, where there are several
 ) -> dict[str, float]:  # what was logged
     "Write, print and log completions of one evaluation set; returns their means."
-    frame, step = completions_table(completions, list(scores)), trainer.state.global_step
+    step = trainer.state.global_step
     prefix, of_set = (f"{prefix}_{name}", f"-{name}") if name else (prefix, "")
     if trainer.is_world_process_zero():
         folder = trainer.output_dir / "completions"
@@ -27,8 +53,8 @@ def report_completions(
             print_table(frame, f"completions after update {step}{of_set}")
     metrics = {
         f"{prefix}_score": frame["score"].mean(),
-        f"{prefix}_length": sum(completions.lengths) / len(completions.lengths),
-        f"{prefix}_stopped": sum(completions.stopped) / len(completions.stopped),
+        f"{prefix}_length": sum(lengths) / len(lengths),
+        f"{prefix}_stopped": sum(stopped) / len(stopped),
     }
     trainer.log(dict(metrics))
     report_table(trainer, f"completions{of_set}", frame)

@@ -6,9 +6,14 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_nb.runtime.files import log_history, read_jsonl
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Log = list[dict[str, float]]  # a row for each step, with what was logged at it, NaN included
 
 
 def newest_state(run: Path) -> Path | None:
@@ -72,3 +77,33 @@ def logged_rows(run: Path) -> list[dict[str, Any]]:
             kept.append(row)
             limit = step
     return kept[::-1]
+
+
+def steps_of(
+    run: str | Path,  # a folder
+) -> Log:
+    "What a run logged, by step. Raises ValueError where it logged nothing, or a file is damaged."
+    steps: dict[float, dict[str, float]] = {}
+    try:
+        for row in logged_rows(Path(run)):
+            if "step" in row:
+                numbers = {name: float(v) for name, v in row.items() if isinstance(v, int | float)}
+                steps.setdefault(row["step"], {}).update(numbers)
+        if not steps:
+            raise ValueError(
+                "it has logged nothing yet, or has neither metrics.jsonl nor trainer_state.json. "
+                "Give the --output_dir of a command that trains"
+            )
+    except ValueError as error:
+        raise ValueError(f"{run} cannot be drawn: {error}.") from error
+    rows = [steps[step] for step in sorted(steps)]
+    return [row for row in rows if "episode" in row] or rows
+
+
+def read_log(
+    run: str | Path,  # a folder
+) -> pd.DataFrame:  # a row for each step, with the episode count where it was logged
+    "`steps_of` a run as a table; NaN where a step did not log a metric."
+    import pandas as pd  # which the command line does not wait for
+
+    return pd.DataFrame(steps_of(run))

@@ -18,8 +18,12 @@ import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from httpx import HTTPError
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HTTPError,  # of the HTTP client that this release of the hub's library uses
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
 from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,

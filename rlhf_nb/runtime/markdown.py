@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+BREAK = "<br>"  # a new line within a cell of a table: markdown has none of its own
+
 
 def inline(x: Any) -> str:
     "A value or name on one line, nothing in it read as markup."

@@ -22,9 +22,9 @@ from transformers.integrations import (
 from rlhf_nb import __version__
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import ValueHead
+from rlhf_nb.runtime.markdown import BREAK
 from rlhf_nb.runtime.prompts import sets_of
 from rlhf_nb.runtime.resume import of_data
-from rlhf_nb.ui.html import element
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
 # `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a
@@ -36,7 +36,7 @@ def markdown_table(frame: pd.DataFrame, rows: int = 20) -> str:
 
     def line(row: Sequence[Any]) -> str:
         cells = [html.escape(str(cell)).replace("|", "&#124;") for cell in row]
-        return f"| {' | '.join(cells)} |".replace("\n", element("br"))
+        return f"| {' | '.join(cells)} |".replace("\n", BREAK)
 
     body = [line(row) for row in frame.head(rows).itertuples(index=False)]
     return "\n".join([line(list(frame.columns)), "|---" * len(frame.columns) + "|", *body])

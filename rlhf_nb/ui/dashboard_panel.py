@@ -14,12 +14,12 @@ import ipywidgets as widgets
 
 from rlhf_nb.kl import AdaptiveKLController
 from rlhf_nb.rollout import SIGNALS
-from rlhf_nb.runtime.notebook import forget_last_writer
 from rlhf_nb.ui.assets import asset
 from rlhf_nb.ui.controls import action_button, side_by_side
 from rlhf_nb.ui.dashboard_callback import RunCallback
 from rlhf_nb.ui.explore import control
 from rlhf_nb.ui.html import element, sheet
+from rlhf_nb.ui.notebook import forget_last_writer
 from rlhf_nb.ui.run_curves import chosen_curves
 from rlhf_nb.ui.run_markup import SHEETS, body_markup, head_line
 

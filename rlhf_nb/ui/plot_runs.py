@@ -1,5 +1,4 @@
-"""Curves of runs: what they logged, a line for each setting with the spread over its seeds, a panel
-for each metric."""
+"Curves of runs: a line for each setting with the spread over its seeds, a panel for each metric."
 
 from __future__ import annotations
 
@@ -14,40 +13,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.logs import logged_rows
+from rlhf_nb.runtime.logs import Log
 
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 # Values of the last update alone; any other is the mean over the updates since the line before.
 AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "gold/*")
-Log = list[dict[str, float]]  # a row for each step, with what was logged at it, NaN included
-
-
-def steps_of(
-    run: str | Path,  # a folder
-) -> Log:
-    "What a run logged, by step. Raises ValueError where it logged nothing, or a file is damaged."
-    steps: dict[float, dict[str, float]] = {}
-    try:
-        for row in logged_rows(Path(run)):
-            if "step" in row:
-                numbers = {name: float(v) for name, v in row.items() if isinstance(v, int | float)}
-                steps.setdefault(row["step"], {}).update(numbers)
-        if not steps:
-            raise ValueError(
-                "it has logged nothing yet, or has neither metrics.jsonl nor trainer_state.json. "
-                "Give the --output_dir of a command that trains"
-            )
-    except ValueError as error:
-        raise ValueError(f"{run} cannot be drawn: {error}.") from error
-    rows = [steps[step] for step in sorted(steps)]
-    return [row for row in rows if "episode" in row] or rows
-
-
-def read_log(
-    run: str | Path,  # a folder
-) -> pd.DataFrame:  # a row for each step, with the episode count where it was logged
-    "`steps_of` a run as a table; NaN where a step did not log a metric."
-    return pd.DataFrame(steps_of(run))
 
 
 def group_runs(
@@ -184,7 +154,7 @@ def plot_runs(
         if (line := lines[name, metric]) is not None
     ]
     several = any(len(runs) > 1 for runs in logs.values())
-    from rlhf_nb.ui.viz import curves  # seconds, for torch, that reading a log does not wait for
+    from rlhf_nb.ui.viz import curves  # seconds, for torch, that a line in the terminal spares
 
     figure = curves(
         pd.concat(means, ignore_index=True),

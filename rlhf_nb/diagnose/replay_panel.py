@@ -8,8 +8,8 @@ from typing import Any
 
 from rlhf_nb.diagnose.replay import do_again, replayed
 from rlhf_nb.diagnose.replay_record import record_of
+from rlhf_nb.diagnose.replay_view import replay_markup
 from rlhf_nb.ui.explore import Explorer
-from rlhf_nb.ui.replay_view import replay_markup
 from rlhf_nb.ui.viz import Html
 
 TIMES = (0.1, 0.3, 3.0, 10.0)  # of the run's own, for rates and coefficients
