@@ -169,6 +169,17 @@ def test_a_layout_that_did_not_come_is_an_error(ppo, monkeypatch, name, value):
         trainer.layout.check()
 
 
+# catches: two processes asked for, and one that runs without a word; the launch itself is in
+# test_two_processes_cli.py
+def test_one_process_of_several_is_an_error(ppo, monkeypatch):
+    trainer = ppo()
+    trainer.layout.check()
+    for name, value in dict(ACCELERATE_MIXED_PRECISION="no", MASTER_ADDR="127.0.0.1").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RuntimeError, match="what runs is one process.* launch with --multi_gpu"):
+        trainer.layout.check()
+
+
 # catches: a part that is taken as an object only
 def test_every_model_may_be_a_folder(ppo, letters, tmp_path):
     parts = dict(

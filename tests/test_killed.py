@@ -40,7 +40,7 @@ SHARES = (0.15, 0.3, 0.5, 0.7, 0.9)
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    "Of each trainer, the run that was left alone, and the seconds of its training."
+    "Of each trainer, the run that was left alone, the seconds of its training, and its folder."
     first = processes.Process(target=print)  # the server imports before it forks
     first.start()
     first.join()
@@ -48,7 +48,8 @@ def alone(tmp_path_factory):
 
     def of(kind: str) -> tuple:
         if kind not in made:
-            made[kind] = left_alone(kind, tmp_path_factory.mktemp("alone") / kind)
+            folder = tmp_path_factory.mktemp("alone") / kind
+            made[kind] = (*left_alone(kind, folder), folder)
         return made[kind]
 
     return of
@@ -66,10 +67,15 @@ def moments(kind: str, seconds: float, few: bool) -> list:
 
 # catches: a state that no checkpoint holds (random numbers, controller, moments, place in the data,
 # half a log), half a checkpoint taken for a whole one, a lock that a dead process holds
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "few"),
+    [
+        *[(kind, True) for kind in ("ppo", "sft")],
+        *[pytest.param(kind, False, marks=pytest.mark.slow) for kind in KINDS],
+    ],
+)
 def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, kind, few):
-    expected, seconds = alone(kind)
+    expected, seconds, _ = alone(kind)
     waits = moments(kind, seconds, few)
     found = [
         killed_and_resumed(kind, tmp_path / str(i), wait, expected) for i, wait in enumerate(waits)
@@ -79,11 +85,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(alone, tmp_path, kind, few)
 
 
 # catches: one update more for a run that was finished
-def test_a_finished_run_that_is_resumed_does_nothing_more(alone, tmp_path):
-    expected, _ = left_alone("ppo", tmp_path / "run")
-    child = start("ppo", tmp_path / "run")
+def test_a_finished_run_that_is_resumed_does_nothing_more(alone):
+    expected, _, folder = alone("ppo")
+    child = start("ppo", folder)
     child.join()
-    assert child.exitcode == 0 and result("ppo", tmp_path / "run")["weights"] == expected["weights"]
+    assert child.exitcode == 0 and result("ppo", folder)["weights"] == expected["weights"]
 
 
 # catches: a comparison above that would pass whatever a checkpoint forgot
@@ -107,6 +113,7 @@ def test_a_checkpoint_that_forgot_the_update_is_another_run(alone, tmp_path):
 
 
 # catches: the command that counts them, which no other test runs
+@pytest.mark.slow
 def test_the_command_counts_the_kills(tmp_path, capsys):
     words = ["--kinds", "sft", "--kills", "1", "--output", str(tmp_path / "kills.json")]
     assert main(words) == 0
@@ -240,7 +247,7 @@ def test_a_second_run_in_the_folder_is_refused(tmp_path):
 
 
 # catches: a traceback through torch's file writer, with no word on what is left
-@pytest.mark.parametrize("kind", ["ppo", "sft"])
+@pytest.mark.parametrize("kind", ["ppo", pytest.param("sft", marks=pytest.mark.slow)])
 def test_a_disk_that_takes_no_more_is_one_line(tmp_path, kind):
     folder = tmp_path / "run"
     child = begun(kind, folder, "full")

@@ -45,7 +45,7 @@ OPTIONAL = {
 # ---- In a process of its own: import everything, with nbdev out of reach and the network cut ----
 
 LONELY = """
-import importlib, pkgutil, socket, sys
+import importlib, json, pkgutil, socket, sys
 
 def refuse(*args, **kwargs): raise SystemExit(f'asked the network for {args[1:] or args}')
 
@@ -54,54 +54,87 @@ for name in ('nbdev', 'fastcore', 'execnb', 'ghapi', 'pytest', 'hypothesis'):
 for name in ('connect', 'connect_ex'): setattr(socket.socket, name, refuse)
 for name in ('create_connection', 'getaddrinfo', 'gethostbyname'): setattr(socket, name, refuse)
 
-package = importlib.import_module(sys.argv[1])
-for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):
-    if not module.name.endswith('.__main__'): importlib.import_module(module.name)
-print('imported', package.__file__)
+package, failed = importlib.import_module(sys.argv[1]), {}
+
+def try_to(load, name):
+    try: return load()
+    except BaseException as error: failed[name] = repr(error)  # also SystemExit
+
+try_to(lambda: importlib.import_module(package.__name__ + '.cli'), 'cli')
+heavy = [name for name in ('torch', 'transformers') if name in sys.modules]
+promised = getattr(package, '__all__', [])
+absent = [n for n in promised if n not in dir(package)
+    or getattr(try_to(lambda: getattr(package, n), n), '__name__', None) != n]
+modules = pkgutil.walk_packages(package.__path__, package.__name__ + '.', onerror=lambda name: None)
+for name in [module.name for module in modules]:
+    if not name.endswith('.__main__'): try_to(lambda: importlib.import_module(name), name)
+print(json.dumps(dict(file=package.__file__, heavy=heavy, absent=absent, failed=failed)))
 """
 
 
-def import_alone(name: str, folder: Path) -> subprocess.CompletedProcess:
-    "Import a package that lies in a folder, and every module of it."
-    return subprocess.run(
+def import_alone(name: str, folder: Path) -> dict:
+    """Import a package that lies in a folder, and every module of it: where it is, what its command
+    line loaded of what is heavy, what it promises and has not, and the modules that failed."""
+    done = subprocess.run(
         [sys.executable, "-c", LONELY, name],
         cwd=folder,
         capture_output=True,
         text=True,
         timeout=900,
     )
-
-
-def test_import_needs_neither_nbdev_nor_network():
-    done = import_alone(LIB, ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert str(ROOT / LIB) in done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "line, complaint",
-    [
-        ("from fastcore.basics import patch", "'fastcore' is not a package"),
-        ("import nbdev", "import of nbdev halted"),
-        ("import execnb.nbio", "'execnb' is not a package"),
-        ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "asked the network"),
-        (
-            "import urllib.request\ntry: urllib.request.urlopen('http://localhost:9')\nexcept "
-            "OSError: pass",
-            "asked the network",
-        ),
-        (
-            "import socket\ntry: socket.socket().connect(('127.0.0.1', 9))\nexcept Exception: pass",
-            "asked the network",
-        ),
-    ],
+@pytest.fixture(scope="module")
+def alone() -> dict:
+    return import_alone(LIB, ROOT)
+
+
+def test_import_needs_neither_nbdev_nor_network(alone):
+    assert not alone["failed"], alone["failed"]
+    assert Path(alone["file"]).parent == ROOT / LIB
+
+
+# catches: a package that imports torch to print its help, a name that is promised and not there
+def test_the_package_opens_its_rooms_when_asked(alone):
+    assert not alone["heavy"] and not alone["absent"], alone
+    import rlhf_nb
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = rlhf_nb.nothing
+
+
+WRONG = dict(  # a module, and what is seen
+    patch=("from fastcore.basics import patch", "'fastcore' is not a package"),
+    exporter=("import nbdev", "import of nbdev halted"),
+    runner=("import execnb.nbio", "'execnb' is not a package"),
+    socket=("import socket\nsocket.create_connection(('127.0.0.1', 9))", "asked the network"),
+    url=(
+        "import urllib.request\ntry: urllib.request.urlopen('http://localhost:9')\nexcept "
+        "OSError: pass",
+        "asked the network",
+    ),
+    quiet=(
+        "import socket\ntry: socket.socket().connect(('127.0.0.1', 9))\nexcept Exception: pass",
+        "asked the network",
+    ),
+    cli=("import wrong.heavy", ""),
 )
-def test_a_package_that_needs_them_is_caught(tmp_path, line, complaint):
+
+
+def test_a_package_that_needs_them_is_caught(tmp_path):
+    files = {name: line for name, (line, _) in WRONG.items()}
+    files |= {"__init__": "__all__ = ['url', 'nowhere', 'renamed']\nrenamed = print"}
+    files |= {"heavy": "import sys\nsys.modules['torch'] = sys"}
     (tmp_path / "wrong").mkdir()
-    (tmp_path / "wrong" / "__init__.py").write_text("")
-    (tmp_path / "wrong" / "module.py").write_text(line)
-    done = import_alone("wrong", tmp_path)
-    assert done.returncode and complaint in done.stderr
+    for name, text in files.items():
+        (tmp_path / "wrong" / f"{name}.py").write_text(text)
+    seen = import_alone("wrong", tmp_path)
+    complaints = {f"wrong.{name}": complaint for name, (_, complaint) in WRONG.items() if complaint}
+    assert seen["failed"].keys() == complaints.keys(), seen
+    assert all(complaint in seen["failed"][name] for name, complaint in complaints.items()), seen
+    assert seen["heavy"] == ["torch"] and {"nowhere", "renamed"} <= set(seen["absent"])
 
 
 # ---- The requirements ----
@@ -300,17 +333,3 @@ def test_the_next_major_release_of_transformers_is_refused():
 def test_the_oldest_pandas_is_one_that_pyarrow_accepts():
     "pandas 2.2.0 brings NumPy 1.26, which pyarrow refuses."
     assert not wanted(settings()["requirements"])["pandas"].specifier.contains("2.2.2")
-
-
-# catches: a package that imports torch to print its help, a name that is promised and not there
-def test_the_package_opens_its_rooms_when_asked():
-    program = (
-        "import sys, rlhf_nb, rlhf_nb.cli; assert 'torch' not in sys.modules and "
-        "'transformers' not in sys.modules; assert set(rlhf_nb.__all__) <= "
-        "set(dir(rlhf_nb)); assert all(getattr(rlhf_nb, n).__name__ == n for n in rlhf_nb.__all__)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=900)
-    import rlhf_nb
-
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = rlhf_nb.nothing

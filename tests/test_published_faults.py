@@ -184,13 +184,12 @@ def check_metrics_do_not_scale(ppo, kind):
         )
         trainer.train()
         found.append(logs(trainer)[0])
-    assert (
-        found[0]["policy/clipfrac_avg"] > 0
-        and found[0]["policy/approxkl_avg"] > 0
-        and found[0]["policy/grad_norm"] > 0.1
-    )
-    for log in found[1:]:
-        assert_alike(found[0], log, 1e-5)
+        assert_alike(found[0], found[-1], 1e-5)
+        assert (
+            found[0]["policy/clipfrac_avg"] > 0
+            and found[0]["policy/approxkl_avg"] > 0
+            and found[0]["policy/grad_norm"] > 0.1
+        )
 
 
 # catches: losses, entropy, clipfrac, KL, ratio or gradient norm that grow or shrink with the number
@@ -216,7 +215,7 @@ def test_fault_02_is_seen(ppo, kind):
 def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_last, per_epoch):
     trainer = ppo(
         num_mini_batches=4,
-        num_ppo_epochs=2,
+        num_ppo_epochs=1,
         max_steps=5,
         data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])),
         dataloader_drop_last=drop_last,
@@ -225,7 +224,7 @@ def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_la
     trainer.train()
     sizes = [len(r) for r in rollouts(trainer)]
     last = 8 if drop_last else prompts % 8
-    assert len(steps) == 5 * 4 * 2 and sizes == [
+    assert len(steps) == 5 * 4 and sizes == [
         last if (i + 1) % per_epoch == 0 else 8 for i in range(5)
     ]
 
@@ -573,7 +572,7 @@ def check_clipping(ppo, kind):
         )
         norms[limit] = logs(trainer)[0]["policy/grad_norm"]
         assert moved == pytest.approx(1e-3 if limit == 1e-3 else norms[limit], rel=1e-3)
-    assert norms[1e-3] == norms[1e3] == norms[0.0] > 0.1
+        assert norms[limit] == norms[1e-3] > 0.1
 
 
 # catches: a max_grad_norm that nobody reads, a norm that is logged after clipping
@@ -628,6 +627,7 @@ def check_seed(ppo, kind, letters):
             kind=kind,
             seed=seed,
             num_mini_batches=2,
+            total_episodes=16,
             model=copy.deepcopy(policy),
             parts=dict(value_model=copy.deepcopy(value)),
             save_rollouts=True,
@@ -642,8 +642,10 @@ def check_seed(ppo, kind, letters):
                 [r.prompts + r.responses for r in rollouts(trainer)],
             )
         )
-    one, again, other = found
-    assert not unlike(one[0], again[0]) and one[1:] == again[1:]
+        if len(found) == 2:
+            one, again = found
+            assert not unlike(one[0], again[0]) and one[1:] == again[1:]
+    one, _, other = found
     assert unlike(one[0], other[0]) == list(one[0]) and one[2] != other[2]
 
 
@@ -662,7 +664,7 @@ def test_fault_07_is_seen(ppo, letters, kind):
 # catches: a run that depends on what else was drawn between making the trainer and train(): two
 # trainers side by side in a notebook
 def test_fault_07_the_seed_decides_for_two_trainers_side_by_side(ppo):
-    first, second = ppo(), ppo()
+    first, second = ppo(total_episodes=16), ppo(total_episodes=16)
     for trainer in (first, second):
         trainer.train()
     assert not unlike(weights(first), weights(second))
@@ -838,7 +840,7 @@ def check_leftovers(ppo, kind, *leftovers):
     found = []
     for config in ({}, *leftovers):
         trainer = ppo(
-            kind=kind, learning_rate=0.0, save_rollouts=True, total_episodes=16, num_ppo_epochs=1
+            kind=kind, learning_rate=0.0, save_rollouts=True, total_episodes=8, num_ppo_epochs=1
         )
         for name, value in config.items():
             setattr(trainer.model.policy.generation_config, name, value)
@@ -1408,10 +1410,11 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
     trainer = ppo(
         lambda prompts, responses, **_: [len(p) + len(r) for p, r in zip(prompts, responses)],
         kind=stops_at_once(rows, keep_stop),
+        total_episodes=16,
         **settings,
     )
     trainer.train()
-    assert len(logs(trainer)) == 3
+    assert len(logs(trainer)) == 2
     for log in logs(trainer):
         assert (
             all(math.isfinite(value) for value in log.values())
@@ -1663,7 +1666,7 @@ def test_fault_20_ids_on_either_side_are_the_text(letters, side, with_mask):
 # catches: a run that differs from the run on the same prompts as text
 def test_fault_20_right_padded_prompts(ppo, letters):
     def run(**parts):
-        trainer = ppo(**parts, total_episodes=16, num_ppo_epochs=1)
+        trainer = ppo(**parts, total_episodes=8, num_ppo_epochs=1)
         trainer.train()
         return weights(trainer)
 
@@ -1690,7 +1693,7 @@ def test_fault_20_a_collator_of_ones_own(ppo, letters):
     ids = Dataset.from_dict(dict(input_ids=[letters(p)["input_ids"] for p in PROMPTS]))
 
     def run(**parts):
-        trainer = ppo(data=ids, parts=parts, total_episodes=16, num_ppo_epochs=1)
+        trainer = ppo(data=ids, parts=parts, total_episodes=8, num_ppo_epochs=1)
         trainer.train()
         return weights(trainer)
 

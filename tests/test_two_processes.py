@@ -91,14 +91,13 @@ def alone(tmp_path_factory):
         "plain",
         "lora",
         "grpo",
-        "reinforce_pp",
         "plain-zero2",
         "named-zero3",
         "named-fsdp2",
         *[
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
-                *("trunk", "lora-zero2", "away-zero2", "away-fsdp2"),
+                *("reinforce_pp", "trunk", "lora-zero2", "away-zero2", "away-fsdp2"),
                 *("grpo-zero2", "grpo-zero3", "grpo-fsdp2"),
             )
         ],

@@ -136,6 +136,7 @@ def test_ppo_by_accelerate_launch_on_two_processes(folder):
 
 
 # catches: two processes asked for, and one that runs without a word
+@pytest.mark.slow  # what the launcher leaves behind is refused in test_contract.py
 def test_a_launch_that_starts_one_process_is_refused(folder):
     done = launch(folder, "--cpu", "--num_processes", "2")
     assert (

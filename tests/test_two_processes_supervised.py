@@ -43,10 +43,9 @@ def layout(name: str) -> dict[str, str]:
     scope="module",
     params=[
         "plain-ddp",
-        "plain-fsdp2",
         *[
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("lora-ddp", "plain-zero2", "plain-zero3")
+            for name in ("lora-ddp", "plain-fsdp2", "plain-zero2", "plain-zero3")
         ],
     ],
 )
