@@ -199,12 +199,11 @@ def climb(rungs: Iterable[Rung], subject: Any) -> Checks:
     for rung in rungs:
         lacking = [name for name in rung.needs if name in done and done[name].passed is False]
         if lacking:
-            passed, measured = False, f"skipped: it needs {', '.join(lacking)}"
+            finding = Finding(False, f"skipped: it needs {', '.join(lacking)}")
         else:
-            passed, measured = measure(rung, subject)
-        done[rung.name] = Check(
-            rung.name, passed, bool(lacking), measured, rung.expected, rung.advice
-        )
+            finding = measure(rung, subject)
+        texts = finding.measured, rung.expected, rung.advice
+        done[rung.name] = Check(rung.name, finding.passed, bool(lacking), *texts)
     return Checks(tuple(done.values()))
 
 
