@@ -2,10 +2,11 @@
 
     python benchmarks/bug_museum.py --output benchmarks/results/bug_museum.json
 
-Each bug is one change of the package's source (`rlhf_nb.exercises.museum`), planted in a small run
-of ten updates on the mini world, over several seeds; beside it runs the same program without it.
-Keeps the log of every run, and the first answers of the last rollout of the first seed. One thread,
-about 8 seconds a run on a 2 GHz core: 45 runs with the default seeds, and 36 of one update.
+Each bug is a wrong function in the place of a right one (`rlhf_nb.exercises.museum`), planted in a
+small run of ten updates on the mini world, over several seeds; beside it runs the same program
+without it. Keeps the log of every run, and the first answers of the last rollout of the first seed.
+One thread, about 8 seconds a run on a 2 GHz core: 45 runs with the default seeds, and 36 of one
+update.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ import torch
 from notebooks import NOTEBOOKS
 from ppo_fixtures import logs
 
-from rlhf_nb.exercises.museum import BUGS, Bug, diff_of, planted, right_day, tells_more
+from rlhf_nb import ppo as ppo_module
+from rlhf_nb import shaping
+from rlhf_nb.exercises.museum import BUGS, Bug, planted, right_day, tells_more
 
 KEPT = Path(__file__).parent.parent / "benchmarks" / "results" / "bug_museum.json"
 PAGE = json.loads(NOTEBOOKS["23_bug_museum"].read_text(encoding="utf-8"))
@@ -105,20 +107,19 @@ def test_the_check_catches_the_bug(name, check):
 # ---- Planting ----
 
 
-# catches: a bug that stays when the run that has it fails
+# catches: a bug that stays when the run that has it fails; one that a module which imported the
+# function by name does not get
 def test_a_bug_is_gone_after_an_error():
-    whole = right_day.__code__
-    with pytest.raises(KeyError), planted(BUGS["part_of_the_truth"]):
-        assert right_day.__code__ is not whole
+    right = shaping.shape_rewards
+    with pytest.raises(KeyError), planted(BUGS["sign_of_the_score"]):
+        assert shaping.shape_rewards is ppo_module.shape_rewards is not right
         raise KeyError
-    assert right_day.__code__ is whole
+    assert shaping.shape_rewards is ppo_module.shape_rewards is right
 
 
-# catches: a patch that replaces nothing, or two places, once somebody edits the function
-@pytest.mark.parametrize("line", ["no such line", "scores"])
-def test_a_bug_that_no_longer_fits_is_refused(line):
-    times = "right_day has 0 times" if " " in line else "right_day has [2-9] times"
-    with pytest.raises(ValueError, match=times), planted(Bug(right_day, line, "")):
+# catches: a bug of a function that was renamed or moved, which would be planted nowhere
+def test_a_bug_that_no_longer_fits_is_refused():
+    with pytest.raises(AttributeError), planted(Bug(shaping, "no_such_function", right_day)):
         pass
 
 
@@ -135,12 +136,12 @@ def answers() -> list[str]:
     return re.findall(r"<summary>Answer</summary>(.*?)</details>", TEXT, re.S)
 
 
-# catches: an answer whose diff is not what ran, or that names another check, or cites nothing
+# catches: an answer whose function is not what ran, or that names another check, or cites nothing
 @pytest.mark.parametrize("number, name", list(enumerate(BUGS, 1)))
 def test_the_answer_is_what_was_planted(number, name):
     answer = answers()[number - 1]
-    shown = re.search(r"```diff\n(.*?)\n```", answer, re.S)[1]
-    assert shown == diff_of(BUGS[name])
+    shown = re.search(r"```python\n(.*?)\n```", answer, re.S)[1]
+    assert shown == BUGS[name].source
     module, test = CAUGHT_BY[name][0].split(".")
     assert f"`{test}`" in answer and f"tests/{module}.py" in answer
     assert re.search(r"https://(github\.com|arxiv\.org)/\S+", answer)
@@ -155,7 +156,7 @@ def test_a_case_is_whole_and_keeps_its_secret(number, name):
     before = case[: case.index("<details>")] + "".join(
         "".join(c["source"]) for c in PAGE["cells"] if c["cell_type"] == "code"
     )
-    assert name not in before and BUGS[name].wrong.strip() not in before
+    assert name not in before and BUGS[name].source.splitlines()[-1].strip() not in before
 
 
 # catches: a table at the end that leaves a case out

@@ -7,18 +7,20 @@ import copy
 import dataclasses
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb import PPOConfig, PPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer, cli
-from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.models import scorer_from, tiny_policy, train_bpe_tokenizer
 from rlhf_nb.runtime.compat import CONFIG, IMPORTS, METHODS, REFUSED, TRAINER, with_new_names
 from rlhf_nb.runtime.compat import SIZES as COMPUTED
 
@@ -26,33 +28,59 @@ ROWS = [dict(prompt=prompt) for prompt in PROMPTS]
 FAST = dict(use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no")
 
 
+def made(folder, letters, train=ROWS, evaluation=None, callbacks=None, parts=None, **settings):
+    small = dict(per_device_train_batch_size=4, response_length=3, total_episodes=8)
+    args = PPOConfig(str(folder / "run"), **FAST | small | settings)
+    usual = dict(
+        model=tiny_policy(letters, 0, **SIZES | dict(max_position_embeddings=32)),
+        reward_model=likes_c,
+        train_dataset=train,
+        eval_dataset=evaluation,
+        callbacks=callbacks,
+    )
+    return PPOTrainer(args, letters, **usual | (parts or {}))
+
+
 @pytest.fixture
 def ppo(tmp_path, letters):
-    def make(train=ROWS, evaluation=None, reward=likes_c, callbacks=None, **settings):
-        small = dict(per_device_train_batch_size=4, response_length=3, total_episodes=8)
-        args = PPOConfig(str(tmp_path / "run"), **FAST | small | settings)
-        policy = tiny_policy(letters, 0, **SIZES | dict(max_position_embeddings=32))
-        return PPOTrainer(
-            args,
-            letters,
-            policy,
-            reward_model=reward,
-            train_dataset=train,
-            eval_dataset=evaluation,
-            callbacks=callbacks,
-        )
+    return partial(made, tmp_path, letters)
 
-    return make
+
+class Episodes(TrainerCallback):
+    "What other callbacks see in `state.episode`."
+
+    def __init__(self):
+        self.counts = []
+
+    def on_train_begin(self, args, state, control, **_):
+        self.counts.append(state.episode)
+
+    on_step_end = on_train_begin
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, letters):
+    "A trainer after a run of two updates with a checkpoint after each, and what a callback saw."
+    seen = Episodes()
+    trainer = made(
+        tmp_path_factory.mktemp("ppo"),
+        letters,
+        callbacks=[seen],
+        save_strategy="steps",
+        save_steps=1,
+    )
+    trainer.train()
+    return trainer, seen.counts
 
 
 # ---- Old names ----
 
 
-@pytest.mark.parametrize("name", IMPORTS)
-def test_an_old_import_names_the_new_one(name):
-    with pytest.raises(ImportError, match=rf"rlhf_nb has no {name}: ") as caught:
-        exec(f"from rlhf_nb import {name}")
-    assert IMPORTS[name] in str(caught.value) and "\n" not in str(caught.value)
+def test_an_old_import_names_the_new_one():
+    for name, new in IMPORTS.items():
+        with pytest.raises(ImportError, match=rf"rlhf_nb has no {name}: ") as caught:
+            exec(f"from rlhf_nb import {name}")
+        assert new in str(caught.value) and "\n" not in str(caught.value)
 
 
 # catches: a table that sends people to a name that is not there either
@@ -81,18 +109,16 @@ def test_new_names_exist():
         assert getattr(rlhf_nb, new)
 
 
-@pytest.mark.parametrize("name", CONFIG)
-def test_an_old_field_names_the_new_one(name, tmp_path):
-    with pytest.raises(TypeError, match=f"PPOConfig has no {name}: ") as caught:
-        PPOConfig(str(tmp_path), **{name: 1})
-    assert CONFIG[name] in str(caught.value)
-
-
-@pytest.mark.parametrize("name", TRAINER)
-def test_an_old_keyword_names_the_new_one(name, tmp_path):
-    with pytest.raises(TypeError, match=f"PPOTrainer has no {name}: ") as caught:
-        PPOTrainer(PPOConfig(str(tmp_path), **FAST), **{name: None})
-    assert TRAINER[name] in str(caught.value)
+def test_an_old_field_or_keyword_names_the_new_one(tmp_path):
+    args = PPOConfig(str(tmp_path), **FAST)
+    for name, new in CONFIG.items():
+        with pytest.raises(TypeError, match=f"PPOConfig has no {name}: ") as caught:
+            PPOConfig(str(tmp_path), **{name: 1})
+        assert new in str(caught.value)
+    for name, new in TRAINER.items():
+        with pytest.raises(TypeError, match=f"PPOTrainer has no {name}: ") as caught:
+            PPOTrainer(args, **{name: None})
+        assert new in str(caught.value)
 
 
 def test_a_misspelt_keyword_gets_its_neighbour(tmp_path):
@@ -120,25 +146,23 @@ def test_a_subclass_may_add_arguments(tmp_path):
         Trainer(Mine(str(tmp_path), **FAST), note=1, tokenizer=None)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_an_old_method_names_the_new_one(name, ppo):
+def test_an_old_method_names_the_new_one(ppo):
     trainer = ppo()
-    with pytest.raises(AttributeError, match=f"PPOTrainer has no {name}: ") as caught:
-        getattr(trainer, name)
-    assert METHODS[name] in str(caught.value) and not hasattr(trainer, "nonsense")
-
-
-def test_the_step_of_queries_responses_and_scores_is_refused(ppo):
+    for name, new in METHODS.items():
+        with pytest.raises(AttributeError, match=f"PPOTrainer has no {name}: ") as caught:
+            getattr(trainer, name)
+        assert new in str(caught.value)
+    assert not hasattr(trainer, "nonsense")
     with pytest.raises(TypeError, match=r"step\(prompts\) .* f\(prompts, responses"):
-        ppo().step([torch.tensor([1])], [torch.tensor([2])], [torch.tensor(1.0)])
+        trainer.step([torch.tensor([1])], [torch.tensor([2])], [torch.tensor(1.0)])
 
 
 # ---- Sizes that are computed ----
 
 
-@pytest.mark.parametrize("name", COMPUTED)
-def test_computed_sizes_may_be_given_and_are_checked(name, ppo):
-    right = ppo(gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=24).args
+def test_computed_sizes_may_be_given_and_are_checked(ppo):
+    same = dict(gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=24)
+    right = ppo(**same).args
     values = {size: getattr(right, size) for size in COMPUTED}
     assert values == dict(
         world_size=1,
@@ -149,11 +173,12 @@ def test_computed_sizes_may_be_given_and_are_checked(name, ppo):
         mini_batch_size=4,
         num_total_batches=3,
     )
-    same = dict(gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=24)
-    assert getattr(ppo(**same, **{name: values[name]}).args, name) == values[name]
-    assert getattr(ppo(**same, **{name: None}).args, name) == values[name]
-    with pytest.raises(ValueError, match=f"{name} is 96 and follows from other settings"):
-        ppo(**same, **{name: 96})
+    for given in (values, dict.fromkeys(COMPUTED)):
+        args = ppo(**same, **given).args
+        assert {size: getattr(args, size) for size in COMPUTED} == values
+    for name in COMPUTED:
+        with pytest.raises(ValueError, match=f"{name} is 96 and follows from other settings"):
+            ppo(**same, **{name: 96})
 
 
 # ---- Every field of TrainingArguments ----
@@ -206,25 +231,138 @@ def test_every_training_argument_has_its_place():
     assert {name for names in REFUSED.values() for name in names.split()} <= set(NOT)
 
 
-@pytest.mark.parametrize("name", NOT)
-def test_what_ppo_cannot_do_is_refused_by_name(name, tmp_path):
-    with pytest.raises(ValueError, match=name.removesuffix("_backend").removesuffix("_mode")):
-        PPOConfig(str(tmp_path), **FAST, **{name: NOT[name]})
+def test_what_ppo_cannot_do_is_refused_by_name(tmp_path):
+    for name, value in NOT.items():
+        with pytest.raises(ValueError, match=name.removesuffix("_backend").removesuffix("_mode")):
+            PPOConfig(str(tmp_path), **FAST, **{name: value})
+    for optim in ("galore_adamw_layerwise", "lomo", "schedule_free_adamw"):  # step in the backward
+        with pytest.raises(ValueError, match=f"optim is '{optim}'"):
+            PPOConfig(str(tmp_path), optim=optim, **FAST)
+    for name in ("split_batches", "dispatch_batches"):  # shared batches
+        with pytest.raises(ValueError, match=name):
+            PPOConfig(str(tmp_path), accelerator_config={name: True}, **FAST)
 
 
-@pytest.mark.parametrize("optim", ["galore_adamw_layerwise", "lomo", "schedule_free_adamw"])
-def test_optimizers_that_step_in_the_backward_are_refused(optim, tmp_path):
-    with pytest.raises(ValueError, match=f"optim is '{optim}'"):
-        PPOConfig(str(tmp_path), optim=optim, **FAST)
+# What trl's configurations have and ours refuse.
+OF_TRL = dict(
+    packing_strategy="wrapped",
+    eval_packing=True,
+    padding_free=True,
+    truncation_mode="keep_end",
+    shuffle_dataset=True,
+    dataset_kwargs=dict(skip_prepare_dataset=True),
+    loss_type="dft",
+    router_aux_loss_coef=0.5,
+    activation_offloading=True,
+)
 
 
-@pytest.mark.parametrize("name", ["split_batches", "dispatch_batches"])
-def test_shared_batches_are_refused(name, tmp_path):
-    with pytest.raises(ValueError, match=name):
-        PPOConfig(str(tmp_path), accelerator_config={name: True}, **FAST)
+# catches: a setting of trl's that is taken and then has no effect
+def test_settings_of_trl_without_a_meaning_are_refused_by_name():
+    for name, value in OF_TRL.items():
+        for kind in (SFTConfig, RewardConfig)[: 1 + (name == "activation_offloading")]:
+            wanted = f"^{name} is .*: give (False|bfd|None|keep|one of)"
+            with pytest.raises(ValueError, match=wanted):
+                kind("run", **{name: value})
 
 
-# Those that other tests do not use, with a value that is no default.
+def test_what_the_constructor_of_trl_refuses_is_refused(ppo, letters):
+    for settings in (
+        dict(stop_token="eos", stop_token_id=3),
+        dict(stop_token="period"),
+        dict(kl_estimator="k4"),
+        dict(num_mini_batches=3),
+    ):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            ppo(**settings)
+    for config in (dict(r=4), "lora"):
+        with pytest.raises(TypeError, match="peft_config is (dict|str): give a configuration of"):
+            ppo(parts=dict(peft_config=config))
+    config = LoraConfig(r=4, task_type="CAUSAL_LM")
+    adapted = get_peft_model(tiny_policy(letters, 0, **SIZES), config)
+    with pytest.raises(ValueError, match="already has an adapter and peft_config would add"):
+        ppo(parts=dict(model=adapted, peft_config=config))
+
+
+# ---- Rows that SFT and reward training cannot read ----
+
+TALK = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+TEXT, CHOSEN = dict(text="abc"), dict(chosen="abc", rejected="abd")
+ASSISTANT, COMPLETION = dict(assistant_only_loss=True), dict(completion_only_loss=True)
+
+
+@pytest.fixture(scope="module")
+def supervised(tmp_path_factory):
+    "Makes a trainer of texts or pairs: `supervised(kind, rows, **settings)`."
+    tokenizer = train_bpe_tokenizer(["what is better than ugly? beautiful."] * 4, 270)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    policy = tiny_policy(tokenizer, 0, **SIZES | dict(max_position_embeddings=64))
+    models = {SFTTrainer: policy, RewardTrainer: scorer_from(policy, 0)}
+    configs = {SFTTrainer: SFTConfig, RewardTrainer: RewardConfig}
+    folder = str(tmp_path_factory.mktemp("supervised"))
+
+    def make(kind, rows, evaluation=None, **settings):
+        args = configs[kind](folder, **FAST | settings)
+        return kind(copy.deepcopy(models[kind]), args, rows, evaluation, tokenizer)
+
+    return make
+
+
+def ids(*rows):
+    return [dict(input_ids=list(row)) for row in rows]
+
+
+def test_rows_that_cannot_be_trained_on_are_named(supervised):
+    for rows, settings, message in (
+        ([dict(question="a")], {}, r"columns \['question'\].*messages"),
+        ([TEXT, dict(text=None)], {}, "row 1: its text is None: drop"),
+        ([TEXT, dict(text="")], {}, "row 1: its text is ''"),
+        ([dict(messages=[])], {}, "row 0: its text is"),
+        ([dict(messages=["a"])], {}, "row 0: the text is .*give text, or turns"),
+        (ids([3], [5, 6]), {}, "row 0: no token of it counts"),
+        (ids([5, 6], [5, 900]), {}, "row 1: it has the id 900"),
+        (ids([5, 6], [5, -1]), {}, "row 1: it has the id -1"),
+        (ids([5, 6], []), {}, "row 1: it has the id None"),
+        (
+            [dict(input_ids=[5, 6, 7], assistant_masks=[0, 0, 1])],
+            dict(max_length=2),
+            "row 0: no token of it counts",
+        ),
+        ([dict(messages=TALK[:1])], ASSISTANT, "row 0: no turn of it is the assistant's"),
+        ([TEXT], ASSISTANT, "row 0: it is no conversation, and assistant_only_loss"),
+        ([TEXT], COMPLETION, "completion_only_loss is True: give prompt and completion"),
+        ([TEXT], dict(eos_token="<none>"), "eos_token is '<none>': give a token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            supervised(SFTTrainer, Dataset.from_list(rows), **settings)
+    for rows, settings, message in (
+        (dict(chosen_ids=[5, 6], rejected_ids=[900]), {}, "row 0: it has the id 900"),
+        (
+            dict(chosen_ids=[5, 6], rejected_ids=[5, 7, 8]),
+            dict(max_length=2),
+            "row 0: it has 3 tokens, max_length is 2: drop",
+        ),
+        (CHOSEN, dict(pad_token="<none>"), "pad_token is '<none>': give"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            supervised(RewardTrainer, Dataset.from_list([rows]), **settings)
+
+
+# catches: an evaluation of broken weights that reports NaN as if it were a number
+def test_what_is_no_data_set_is_named_and_no_number_no_evaluation(supervised):
+    for kind, row in ((SFTTrainer, TEXT), (RewardTrainer, CHOSEN)):
+        trainer = supervised(kind, [row] * 5, Dataset.from_list([row]))
+        assert len(trainer.train_dataset) == 5
+        with pytest.raises(ValueError, match=r"columns \['prompt'\]"):
+            supervised(kind, [row], dict(test=["a"]))
+        torch.nn.init.constant_(next(trainer.model.parameters()), float("nan"))
+        with pytest.raises(FloatingPointError, match="eval_loss is nan"):
+            trainer.evaluate()
+
+
+# ---- A run with what other tests do not use ----
+
+# Each with a value that is no default.
 USED = dict(
     lr_scheduler_kwargs=dict(num_cycles=2),
     optim="adafactor",
@@ -252,10 +390,8 @@ USED = dict(
 )
 
 
-@pytest.mark.parametrize("name", USED)
-def test_a_run_with_that_setting(name, ppo):
-    more = dict(lr_scheduler_type="cosine_with_restarts") if name == "lr_scheduler_kwargs" else {}
-    trainer = ppo(evaluation=ROWS[:2], **more, **{name: USED[name]})
+def test_a_run_with_those_settings(ppo):
+    trainer = ppo(evaluation=ROWS[:2], lr_scheduler_type="cosine_with_restarts", **USED)
     trainer.train()
     assert trainer.state.global_step == 2
 
@@ -277,20 +413,11 @@ class Torch(torch.utils.data.Dataset):
 IDS = [dict(input_ids=torch.tensor([3 + i % 4, 4]), attention_mask=torch.ones(2)) for i in range(8)]
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ROWS,
-        Torch(ROWS),
-        IDS,
-        torch.utils.data.Subset(Torch(ROWS), range(1, 20)),
-        Dataset.from_list(ROWS),
-    ],
-)
-def test_lists_and_torch_data_sets_are_data(rows, ppo):
-    trainer = ppo(train=rows, evaluation=rows)
-    trainer.train()
-    assert trainer.state.global_step == 2 and len(trainer.eval_dataset) == len(rows)
+def test_lists_and_torch_data_sets_are_data(ppo):
+    part = torch.utils.data.Subset(Torch(ROWS), range(1, 20))
+    for rows in (ROWS, Torch(ROWS), IDS, part, Dataset.from_list(ROWS)):
+        trainer = ppo(train=rows, evaluation=rows)
+        assert trainer.step()["episode"] == 4 and len(trainer.eval_dataset) == len(rows)
 
 
 # catches: the last of several sets overwriting the others' table or metrics
@@ -322,24 +449,16 @@ def test_stepping_by_hand_needs_no_data(ppo, caplog):
             wanted()
 
 
-def test_a_schedule_of_ones_own_by_hand(ppo, letters, tmp_path):
+def test_a_schedule_of_ones_own_by_hand(letters, tmp_path):
     args = PPOConfig(str(tmp_path), per_device_train_batch_size=4, response_length=3, **FAST)
     policy = tiny_policy(letters, 0, **SIZES)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.25)
-    trainer = PPOTrainer(
-        args,
-        letters,
-        policy,
-        reward_model=likes_c,
-        optimizers=(optimizer, None),
-        train_dataset=ROWS,
-    )
+    parts = dict(optimizers=(torch.optim.SGD(policy.parameters(), lr=0.25), None))
+    trainer = PPOTrainer(args, letters, policy, reward_model=likes_c, train_dataset=ROWS, **parts)
     assert trainer.step()["lr"] == 0.25
 
 
-def test_the_last_line_of_a_script_needs_no_evaluation_set(ppo):
-    trainer = ppo()
-    trainer.train()
+def test_the_last_line_of_a_script_needs_no_evaluation_set(ppo, run):
+    trainer, _ = run
     assert (
         trainer.generate_completions() == {} and trainer.generate_completions(sampling=True) == {}
     )
@@ -351,19 +470,9 @@ def test_the_last_line_of_a_script_needs_no_evaluation_set(ppo):
     assert table.count("\n") == 1 + 4 * len(ROWS)  # not a sample
 
 
-def test_attributes_of_the_published_trainer(ppo):
-    seen = []
-
-    class Episodes(TrainerCallback):
-        def on_train_begin(self, args, state, control, **_):
-            seen.append(state.episode)
-
-        def on_step_end(self, args, state, control, **_):
-            seen.append(state.episode)
-
-    trainer = ppo(callbacks=[Episodes()])
-    trainer.train()
-    assert seen == [0, 4, 8] and trainer.state.episode == 8
+def test_attributes_of_the_published_trainer(ppo, run):
+    trainer, counts = run
+    assert counts == [0, 4, 8] and trainer.state.episode == 8
     assert trainer.model.policy is trainer.policy_model is trainer.pair.policy
     assert trainer.model.value_model is trainer.value_model is trainer.pair.value
     assert trainer.stop_token_id == trainer.processing_class.eos_token_id
@@ -422,9 +531,8 @@ def test_a_card_with_a_data_set_and_tags(kind, ppo, hub, letters, tmp_path):
         assert "rlhf_nb" in card
 
 
-def test_the_card_stays_ours(ppo):
-    trainer = ppo()
-    trainer.train()
+def test_the_card_stays_ours(run):
+    trainer, _ = run
     plain = trainer.card(trainer.output_dir)
     trainer.create_model_card("mine", ["d/one", "d/two"], ["ppo", "new"])
     card = (trainer.output_dir / "README.md").read_text()
@@ -492,18 +600,12 @@ def test_the_chat_template_for_tokenizers_without_one(letters):
 
 
 # catches: an episode count that starts again, or is missing, after a resume
-def test_episodes_after_a_resume(ppo):
-    first = ppo(save_strategy="steps", save_steps=1)
-    first.train()
-    seen = []
-
-    class Begin(TrainerCallback):
-        def on_train_begin(self, args, state, control, **_):
-            seen.append(state.episode)
-
-    again = ppo(save_strategy="steps", save_steps=1, callbacks=[Begin()])
+def test_episodes_after_a_resume(run, letters):
+    first, _ = run
+    seen = Episodes()
+    again = made(first.output_dir.parent, letters, callbacks=[seen])
     again.train(resume_from_checkpoint=str(first.output_dir / "checkpoint-1"))
-    assert seen == [4] and again.state.episode == 8
+    assert seen.counts == [4, 8] and again.state.episode == 8
 
 
 # catches: a script of an earlier release that stops, or whose setting is dropped without a word

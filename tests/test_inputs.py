@@ -1,15 +1,9 @@
-"""What people bring to PPOTrainer: prompts in three forms, judges of several kinds, a script
-written for another trainer."""
+"What people bring to PPOTrainer: prompts in three forms, and judges of several kinds."
 
-from pathlib import Path
-
-import forks
-import pandas as pd
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from ppo_fixtures import PROMPTS
-from transformers import AutoModelForCausalLM
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import score_texts
@@ -213,40 +207,6 @@ def test_a_reward_model_with_a_tokenizer_of_its_own(ppo, letters):
     want = score_texts(model, other, r.prompts, r.responses, stopped=r.stopped.tolist())
     torch.testing.assert_close(r.raw_scores, want)
     trainer.train()
-
-
-# ---- A script for the published trainer ----
-
-
-# catches: a name, a default or an order of arguments that people's scripts rely on
-def test_a_script_for_the_published_trainer_runs_with_its_import_changed(
-    tmp_path, world, tokenizer, tiny
-):
-    text = (Path(__file__).parent / "published_script.py").read_text()
-    line = "from trl.experimental.ppo import PPOConfig, PPOTrainer"
-    assert text.count(line) == 1
-    (tmp_path / "script.py").write_text(
-        text.replace(line, "from rlhf_nb import PPOConfig, PPOTrainer")
-    )
-    policy = tiny(0)
-    for name, model in (("sft", policy), ("reward", scorer_from(tiny(1), 1))):
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-    DatasetDict(
-        train=world["train"].select_columns(["prompt"]),
-        test=world["test"].select(range(10)).select_columns(["prompt"]),
-    ).save_to_disk(str(tmp_path / "data"))
-    done = forks.run(tmp_path / "script.py", "data", "sft", "reward", "out", folder=tmp_path)
-    assert done.returncode == 0, done.stdout[-3000:]
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert not torch.equal(
-        trained.get_input_embeddings().weight, policy.get_input_embeddings().weight
-    )
-    tables = sorted((tmp_path / "out" / "completions").glob("*.csv"))
-    assert [path.stem for path in tables] == ["update-00002", "update-00004"] and len(
-        pd.read_csv(tables[-1])
-    ) == 10
-    assert "query" in done.stdout and "model response" in done.stdout
 
 
 def test_collated_columns_are_those_that_came():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from rlhf_nb.diagnose.checks import Found, Rung, climb
+from rlhf_nb.diagnose.checks import Finding, Rung, climb
 
 
 def rung(name: str, passed: bool, *needs: str) -> Rung:
-    return Rung(name, lambda subject: Found(passed, f"{name} of {subject}"), "1", "look", needs)
+    return Rung(name, lambda subject: Finding(passed, f"{name} of {subject}"), "1", "look", needs)
 
 
 # catches: a rung that is measured although what it needs failed; a skipped one that counts as passed

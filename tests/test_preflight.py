@@ -19,9 +19,9 @@ from rich.console import Console
 
 import rlhf_nb
 from rlhf_nb.cli import main
-from rlhf_nb.diagnose.checks import Check, Checks, Found, Rung, climb, not_here
+from rlhf_nb.diagnose.checks import Check, Checks, Finding, Rung, climb, not_here
 from rlhf_nb.diagnose.preflight import LADDER, Price, checked_pairs, preflight
-from rlhf_nb.diagnose.rungs_learning import wanted_token
+from rlhf_nb.diagnose.rungs_update import wanted_token
 from rlhf_nb.diagnose.subject import Subject, text_in
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.trainer import PPOTrainer
@@ -37,13 +37,13 @@ def rungs(*names: str) -> list[Rung]:
 # ---- The ladder ----
 
 
-def rung(name: str, found: Found, *needs: str) -> Rung:
+def rung(name: str, found: Finding, *needs: str) -> Rung:
     return Rung(name, lambda subject: found, "expected", "advice", needs)
 
 
 # catches: a check that does not apply counted as passed or failed, or one that skips others
 def test_a_check_that_does_not_apply_is_neither_passed_nor_failed_nor_in_the_way():
-    done = climb([rung("a", not_here("no value model")), rung("b", Found(True, "1"), "a")], None)
+    done = climb([rung("a", not_here("no value model")), rung("b", Finding(True, "1"), "a")], None)
     assert [x.state for x in done.checks] == ["not measured", "passed"] and done.passed
     assert done["a"].passed is None and not done["a"].skipped
     assert done["a"].measured == "not measured here: no value model"
@@ -53,17 +53,17 @@ def test_a_check_that_does_not_apply_is_neither_passed_nor_failed_nor_in_the_way
 def test_a_check_that_needs_a_failed_one_is_skipped_and_says_so():
     calls = []
     after = Rung("b", lambda subject: calls.append(1), "", "", ("a",))
-    done = climb([rung("a", Found(False, "0")), after], None)
+    done = climb([rung("a", Finding(False, "0")), after], None)
     assert done["b"].skipped and not done["b"].passed and not done.passed and not calls
     assert done["b"].measured == "skipped: it needs a" and done.summary == "1 failed, 1 skipped"
 
 
 # catches: an error that takes the other checks along
 def test_an_error_is_what_a_rung_found():
-    def breaks(subject: object) -> Found:
+    def breaks(subject: object) -> Finding:
         raise ValueError("two\nlines")
 
-    done = climb([Rung("a", breaks, "", ""), rung("b", Found(True, "1"))], None)
+    done = climb([Rung("a", breaks, "", ""), rung("b", Finding(True, "1"))], None)
     assert done["a"].measured == "stopped by ValueError: two lines" and done["b"].passed
 
 
@@ -84,10 +84,10 @@ def test_the_names_differ_and_each_need_comes_before():
     ],
 )
 def test_an_error_of_any_kind_is_what_a_rung_found(error, said):
-    def breaks() -> Found:
+    def breaks() -> Finding:
         raise error
 
-    rungs = [Rung("a", lambda subject: breaks(), "", ""), rung("b", Found(True, "1"))]
+    rungs = [Rung("a", lambda subject: breaks(), "", ""), rung("b", Finding(True, "1"))]
     done = climb(rungs, None)
     assert done["b"].passed and done["a"].measured.startswith(f"stopped by {said}")
     assert "(in breaks, test_preflight.py line" in done["a"].measured

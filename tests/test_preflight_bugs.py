@@ -4,24 +4,29 @@ looks at it."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.nn import Dropout
 
+from rlhf_nb import models, reward, rollout
+from rlhf_nb import ppo as ppo_module
+from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.diagnose.checks import Checks
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.exercises.museum import BUGS, Bug, planted, right_day, tells_more
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.kl import AdaptiveKLController
-from rlhf_nb.models import frozen, scorer_from
-from rlhf_nb.ppo import mini_batches, ppo_loss, update_metrics
-from rlhf_nb.reward import score_rollout
-from rlhf_nb.rollout import sample
-from rlhf_nb.runtime.build import as_reference, split_groups
-from rlhf_nb.runtime.prompts import collate_prompts
+from rlhf_nb.masks import left_pad
+from rlhf_nb.models import response_values, scorer_from
+from rlhf_nb.runtime import build, prompts
+from rlhf_nb.runtime.layout import Layout
 from rlhf_nb.trainer import PPOTrainer
 
 LONG = ("state: reload", "state: room", "value model: fits", "learning: trivial")
@@ -41,152 +46,179 @@ SEEN_BY = dict(  # bug of the museum -> the rung that should report it
     sign_of_the_kl="rewards: per token",
 )
 
+# ---- Wrong functions: each is given the right one first, as those of the museum ----
+
+
+def padding_in_the_response(right, *given, **more):
+    drawn = right(*given, **more)
+    return drawn._replace(mask=drawn.mask.any(0).expand_as(drawn.mask).clone())
+
+
+def values_one_slot_off(right, self, *rows, align=None, **more):
+    logprobs, entropy, _ = right(self, *rows, align=align, **more)
+    return logprobs, entropy, response_values(self.value, *rows, align=align)[:, 1:]
+
+
+def sampled_at_another_temperature(right, model, ids, mask, how, *given):
+    return right(model, ids, mask, replace(how, temperature=1.0), *given)
+
+
+def score_read_one_token_early(right, model, r, forward):
+    def measure(some):
+        after = response_values(model, *some.sequences, align=forward.align)
+        return (after.gather(1, some.mask.sum(1, keepdim=True) - 1).squeeze(1),)
+
+    return forward.over(r, measure)[0]
+
+
+def gradient_is_not_reset(right, self, model):
+    with patch.object(self.optimizer, "zero_grad"):
+        return right(self, model)
+
+
+def value_model_has_no_group(right, optimizer, *given):
+    groups = len(optimizer.param_groups)
+    right(optimizer, *given)
+    del optimizer.param_groups[groups:]
+
+
+def prompt_keeps_its_beginning(right, rows, tokenizer):
+    batch = right(rows, tokenizer)
+    texts = zip(batch["prompt_ids"], batch["prompt_mask"].bool())
+    ids, mask = left_pad([x[real].tolist()[:20] for x, real in texts], tokenizer.pad_token_id)
+    return batch | dict(prompt_ids=ids, prompt_mask=mask)
+
+
+def same_rows(right, n, epochs, parts, seed):
+    rows = [*right(n, epochs, parts, seed)]
+    return (rows[i - i % parts] for i in range(len(rows)))
+
+
+def scheduler_each_step(right, self, model):
+    norm = right(self, model)
+    self.lr_scheduler.step()
+    return norm
+
+
+def controller_sign(right, self, kl, n):
+    before, after = self.value, right(self, kl, n)
+    self.value = 2 * before - after
+    return self.value
+
+
+def same_noise(right, self, *given):
+    torch.manual_seed(self.args.seed)
+    return right(self, *given)
+
+
+def kl_logged_as_charged_twice(right, r, cfg, *given):
+    metrics = right(r, cfg, *given)
+    charge = cfg.kl_coef * metrics["objective/kl"]
+    metrics["objective/non_score_reward"] = -charge
+    metrics["objective/rlhf_reward"] = metrics["objective/scores"] - charge
+    return metrics
+
+
+def without(name: str, value=None) -> Callable:
+    "A method of the trainer that reads another value of a setting."
+
+    def wrong(right, self, *given):
+        with patch.object(self.args, name, value):
+            return right(self, *given)
+
+    return wrong
+
+
 # Written down when the rungs were done. Eight were reported at once. Two were when the policy of this
 # test was made as sure, and stops as often, as a trained one (padding_in_the_response,
 # sampled_at_another_temperature). For adapter_left_on a rung was changed: it reads the reference by
 # hand without the package's own switch now.
 MORE = dict(
-    padding_in_the_response=(
-        Bug(
-            sample,
-            "ids[rows, t], mask[rows, t] = token[:, 0], True",
-            "ids[rows, t], mask[:, t] = token[:, 0], True",
-        ),
-        "data: episodes",
-    ),
+    padding_in_the_response=(Bug(rollout, "sample", padding_in_the_response), "data: episodes"),
     values_one_slot_off=(
-        Bug(
-            PolicyAndValue.forward,
-            "return *measure(), response_values(self.value, *rows, align=align)[:, :-1]",
-            "return *measure(), response_values(self.value, *rows, align=align)[:, 1:]",
-        ),
+        Bug(PolicyAndValue, "forward", values_one_slot_off),
         "value model: values",
     ),
     sampled_at_another_temperature=(
-        Bug(sample, ".float().div_(how.temperature)", ".float()"),
+        Bug(rollout, "sample", sampled_at_another_temperature),
         "log-probs: sampling",
     ),
     reference_is_the_policy=(
-        Bug(
-            frozen,
-            "return copy.deepcopy(model).eval().requires_grad_(False)",
-            "return copy.copy(model)",
-        ),
+        Bug(models, "frozen", lambda right, model: copy.copy(model)),
         "log-probs: reference frozen",
     ),
     adapter_left_on=(
-        Bug(
-            as_reference,
-            "with policy.disable_adapter():",
-            "with contextmanager(lambda: (x for x in [0]))():",
-        ),
+        Bug(build, "as_reference", lambda right, *given: nullcontext()),
         "log-probs: reference",
     ),
     score_read_one_token_early=(
-        Bug(
-            score_rollout, "some.mask.sum(1, keepdim=True))", "some.mask.sum(1, keepdim=True) - 1)"
-        ),
+        Bug(reward, "score_rollout", score_read_one_token_early),
         "rewards: judges",
     ),
     gradient_is_not_reset=(
-        Bug(
-            PPOTrainer.optimizer_step,
-            "        self.optimizer.zero_grad()\n        return norm",
-            "        return norm",
-        ),
+        Bug(PPOTrainer, "optimizer_step", gradient_is_not_reset),
         "learning: gradient",
     ),
-    value_model_has_no_group=(Bug(split_groups, "if theirs:", "if False:"), "learning: optimizer"),
+    value_model_has_no_group=(
+        Bug(build, "split_groups", value_model_has_no_group),
+        "learning: optimizer",
+    ),
     value_model_is_not_restored=(
         Bug(
-            PPOTrainer.read_model,
-            'load_weights(model.value, folder / "value")',
-            "pass",
+            PPOTrainer,
+            "read_model",
+            lambda right, self, folder, model: load_weights(model.policy, folder),
         ),
         "state: resume",
     ),
     prompt_keeps_its_beginning=(
-        Bug(
-            collate_prompts,
-            "left_pad(rows_of_ids, tokenizer.pad_token_id)",
-            "left_pad([row[:20] for row in rows_of_ids], tokenizer.pad_token_id)",
-        ),
+        Bug(prompts, "collate_prompts", prompt_keeps_its_beginning),
         "data: prompts",
     ),
     kl_the_wrong_way_round=(
-        Bug(
-            PPOTrainer.rollout,
-            "kl=self.kl(r, logprobs, ref_logprobs)",
-            "kl=self.kl(r, ref_logprobs, logprobs)",
-        ),
+        Bug(PPOTrainer, "kl", lambda right, self, r, policy, ref: right(self, r, ref, policy)),
         "log-probs: KL by hand",
     ),
 )
 # Found unreported by a review of the ladder: "learning: schedule" was added for them, and the episodes
 # of an epoch in "learning: loss".
 LATER = dict(
-    same_rows=(
-        Bug(
-            mini_batches,
-            "yield from torch.randperm(n, generator=order).tensor_split(parts)",
-            "yield from [torch.randperm(n, generator=order).tensor_split(parts)[0]] * parts",
-        ),
-        "learning: loss",
-    ),
+    same_rows=(Bug(ppo_module, "mini_batches", same_rows), "learning: loss"),
     no_clip=(
         Bug(
-            PPOTrainer.optimizer_step,
-            "limit = args.max_grad_norm if args.max_grad_norm > 0 else math.inf",
-            "limit = math.inf",
+            Layout, "clip_gradients", lambda right, self, model, limit: right(self, model, math.inf)
         ),
         "learning: schedule",
     ),
     scheduler_each_step=(
-        Bug(
-            PPOTrainer.optimizer_step,
-            "        self.optimizer.zero_grad()\n        return norm",
-            "        self.optimizer.zero_grad()\n        self.lr_scheduler.step()\n        return norm",
-        ),
+        Bug(PPOTrainer, "optimizer_step", scheduler_each_step),
         "learning: schedule",
     ),
-    controller_sign=(
-        Bug(AdaptiveKLController.update, "factor = 1 + error", "factor = 1 - error"),
-        "learning: schedule",
-    ),
-    same_noise=(
-        Bug(
-            PPOTrainer.sample,
-            "self.engine.sync(policy)",
-            "self.engine.sync(policy), torch.manual_seed(self.args.seed)",
-        ),
-        "learning: schedule",
-    ),
+    controller_sign=(Bug(AdaptiveKLController, "update", controller_sign), "learning: schedule"),
+    same_noise=(Bug(PPOTrainer, "sample", same_noise), "learning: schedule"),
     same_order=(
         Bug(
-            PPOTrainer.update,
-            "(args.seed * 1_000_003 + self.update_count) * 4099",
-            "(args.seed * 1_000_003) * 4099",
+            ppo_module,
+            "mini_batches",
+            lambda right, n, epochs, parts, seed: right(n, epochs, parts, 0),
         ),
         "learning: schedule",
     ),
-    target_kl_ignored=(
-        Bug(PPOTrainer.update, "kl > args.target_kl", "kl > 1e9"),
-        "learning: schedule",
-    ),
+    target_kl_ignored=(Bug(PPOTrainer, "update", without("target_kl")), "learning: schedule"),
     warmup_ignored=(
-        Bug(
-            PPOTrainer.gradients,
-            "warming = self.update_count < args.value_warmup_updates",
-            "warming = False",
-        ),
+        Bug(PPOTrainer, "gradients", without("value_warmup_updates", 0)),
         "learning: schedule",
     ),
     kl_logged_as_charged_twice=(
-        Bug(update_metrics, "charge = cfg.kl_coef_of_rewards * kl", "charge = cfg.kl_coef * kl"),
+        Bug(ppo_module, "update_metrics", kl_logged_as_charged_twice),
         "learning: metrics",
     ),
     kl_missing_in_the_loss=(
-        Bug(ppo_loss, 'cfg.kl_coef * logged["kl"]', '0.0 * logged["kl"]'),
+        Bug(
+            ppo_module,
+            "ppo_loss",
+            lambda right, now, r, cfg, **more: right(now, r, replace(cfg, kl_coef=0.0), **more),
+        ),
         "learning: gradient",
     ),
 )

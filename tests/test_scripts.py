@@ -1,7 +1,9 @@
-"""Scripts for trl's PPO trainer. Those in `scripts/` keep the constructor calls of public ones; here
-their import lines are changed, and nothing else. Each also runs on trl 1.12.0 as it is:
+"""Scripts for trl's trainers. Those for PPO in `scripts/` keep the constructor calls of public ones;
+here their import lines are changed, and nothing else. Each also runs on trl 1.12.0 as it is:
 
     python tests/scripts/NAME.py rows.jsonl SFT REWARD OUTPUT
+
+`make test` runs three of each trainer, and those that are refused; the others run once a week.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -33,7 +36,12 @@ def models(tmp_path_factory, letters):
     "Rows, a policy and a reward model in folders; the embeddings have rows to spare."
     folder = tmp_path_factory.mktemp("models")
     rows = [dict(prompt="abcdefg"[: 1 + i % 5]) for i in range(16)]
-    Dataset.from_list(rows).to_json(folder / "rows.jsonl")
+    texts = [dict(prompt=row["prompt"], completion="c") for row in rows]
+    pairs = [dict(prompt=row["prompt"], chosen="c", rejected="d") for row in rows]
+    for name, lines in dict(rows=rows, texts=texts, pairs=pairs).items():
+        Dataset.from_list(lines).to_json(folder / f"{name}.jsonl")
+    split = dict(train=Dataset.from_list(rows), test=Dataset.from_list(rows[:10]))
+    DatasetDict(split).save_to_disk(str(folder / "data"))
     from rlhf_nb.models import tiny_policy
 
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
@@ -63,7 +71,8 @@ def script(models, tmp_path, monkeypatch):
         for module, source in dict(files).items():
             (tmp_path / f"{module}.py").write_text(source)
             monkeypatch.syspath_prepend(tmp_path)
-        words = [*FLAGS, *flags] if name in PARSED else ["rows.jsonl", "sft", "reward", "out"]
+        data = "data" if name == "published" else "rows.jsonl"
+        words = [*FLAGS, *flags] if name in PARSED else flags or [data, "sft", "reward", "out"]
         monkeypatch.setattr(sys, "argv", ["script.py", *words])
         runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
         return tmp_path / "out"
@@ -76,15 +85,16 @@ def trained(folder: Path, start: Path) -> bool:
     adapter = folder / "adapter_model.safetensors"
     if adapter.is_file():
         return any(x.any() for name, x in load_file(adapter).items() if "lora_B" in name)
-    new, old = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, start))
-    return any(
-        x.shape == old[name].shape and not torch.equal(x, old[name]) for name, x in new.items()
-    )
+    new, old = (load_file(path / "model.safetensors") for path in (folder, start))
+    assert new.keys() == old.keys()
+    return any(x.shape == old[k].shape and not torch.equal(x, old[k]) for k, x in new.items())
 
 
-# ---- Nine calls ----
+# ---- Ten calls of the PPO trainer ----
 
-NINE = dict(
+EVERY_TIME = ("published", "three_dataclasses", "wrapped_adapter")
+TEN = dict(
+    published=[],
     three_dataclasses=["--num_mini_batches", "1"],
     no_evaluation=["--stop_token", "eos"],
     padding_collator=[],
@@ -97,26 +107,35 @@ NINE = dict(
 )
 
 
-@pytest.mark.parametrize("name", NINE)
+def weekly_but(names, every_time):
+    return [x if x in every_time else pytest.param(x, marks=pytest.mark.weekly) for x in names]
+
+
+# catches: a name, a default or an order of arguments that people's scripts rely on
+@pytest.mark.parametrize("name", weekly_but(TEN, EVERY_TIME))
 def test_a_public_script_runs_with_its_import_lines_changed(name, script, models, capsys):
-    out = script(name, *NINE[name])
+    out = script(name, *TEN[name])
     assert trained(out, models / "sft")
     shown = capsys.readouterr().out
-    if name in ("three_dataclasses", "resized", "reference"):
-        assert "model response" in shown
+    if name in ("published", "three_dataclasses", "resized", "reference"):
+        assert "query" in shown and "model response" in shown
+    if name == "published":
+        tables = sorted((out / "completions").glob("*.csv"))
+        assert [path.stem for path in tables] == ["update-00002", "update-00004"]
+        assert len(pd.read_csv(tables[-1])) == 10
     assert (out / "completions").exists() == (name not in ("no_evaluation", "callback")), (
         "tables where there are evaluation rows and they are wanted"
     )
 
 
 # The published scripts' own line, where the embedding has no row to spare: Llama 3, GPT-2.
-@pytest.mark.parametrize("name", ["three_dataclasses", "no_evaluation"])
+@pytest.mark.parametrize("name", weekly_but(PARSED, ["no_evaluation"]))
 def test_a_pad_token_beyond_the_embedding(name, script, models, letters, tmp_path):
     exact = AutoModelForCausalLM.from_pretrained(models / "sft")
     exact.resize_token_embeddings(len(letters))
     exact.save_pretrained(tmp_path / "exact")
     letters.save_pretrained(tmp_path / "exact")
-    out = script(name, *NINE[name], "--sft_model_path", "exact")
+    out = script(name, *TEN[name], "--sft_model_path", "exact")
     assert trained(out, tmp_path / "exact")
     rows = AutoModelForCausalLM.from_pretrained(out).get_input_embeddings().weight.shape[0]
     assert rows >= len(letters) + 1
@@ -160,6 +179,65 @@ class CountsLetters(nn.Module):
         return hidden
 """
     assert trained(script("", text=text, files=dict(rules=rules)), models / "sft")
+
+
+# ---- Three scripts for SFT and three for reward training ----
+
+QUICK_START = """
+from datasets import load_dataset
+from trl import KINDConfig, KINDTrainer
+
+trainer = KINDTrainer(
+    model="MODEL",
+    args=KINDConfig(output_dir="out", max_steps=2, learning_rate=1e-2, use_cpu=True, report_to="none"),
+    train_dataset=load_dataset("json", data_files="DATA", split="train"),
+)
+trainer.train()
+trainer.save_model("out")
+"""
+WITH_A_PARSER = """
+from datasets import load_dataset
+from transformers import AutoTokenizer
+from trl import KINDConfig, KINDTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+
+script, args, model = TrlParser((ScriptArguments, KINDConfig, ModelConfig)).parse_args_and_config()
+data = load_dataset("json", data_files=script.dataset_name)
+tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path)
+if tokenizer.pad_token is None:
+    tokenizer.pad_token = tokenizer.eos_token
+trainer = KINDTrainer(
+    model=model.model_name_or_path,
+    args=args,
+    train_dataset=data[script.dataset_train_split],
+    eval_dataset=data["train"].select(range(4)) if args.eval_strategy != "no" else None,
+    processing_class=tokenizer,
+    peft_config=get_peft_config(model),
+)
+trainer.train()
+if args.eval_strategy != "no":
+    metrics = trainer.evaluate()
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+trainer.save_model(args.output_dir)
+"""
+OPTIONS = """--model_name_or_path MODEL --dataset_name DATA --output_dir out --max_steps 2 --use_cpu True
+--learning_rate 1e-2 --report_to none --eval_strategy EVAL --eval_steps 2""".split()
+
+
+@pytest.mark.parametrize("how", ["quick start", "parser", "adapter"])
+@pytest.mark.parametrize("kind", ["SFT", "Reward"])
+def test_a_supervised_script_runs_with_its_import_lines_changed(kind, how, script, models):
+    model, data = dict(SFT=("sft", "texts.jsonl"), Reward=("reward", "pairs.jsonl"))[kind]
+    text = QUICK_START if how == "quick start" else WITH_A_PARSER
+    names = dict(KIND=kind, MODEL=model, DATA=data, EVAL="no" if how == "adapter" else "steps")
+    words = [names.get(word, word) for word in OPTIONS]
+    if how == "adapter":
+        task = dict(SFT="CAUSAL_LM", Reward="SEQ_CLS")[kind]
+        words += ["--use_peft", "--lora_r", "4", "--lora_task_type", task]
+    changes = [(old, new) for old, new in names.items() if old in text]
+    out = script("", *words, text=text, changes=changes)
+    assert trained(out, models / model)
+    assert (out / "eval_results.json").exists() == (how == "parser")
 
 
 # ---- More calls, and the line that each needs ----

@@ -176,7 +176,7 @@ def trainers_own(source: str, classes: set[str]) -> set[str]:
 
 BROAD = ("Exception", "BaseException", "builtins.Exception", "builtins.BaseException")
 HANDED_ON = {  # handlers of any error that do not raise it, and what they do with it
-    "diagnose/checks.py measured": "it is what the rung found, which has failed",
+    "diagnose/checks.py measure": "it is what the rung finds, which has failed",
     "diagnose/preflight.py price_of": "it is told with the price; the rungs meet it again",
     "exercises/values.py attempt": "it is the outcome of a learner's program, and is compared",
     "ui/dashboard.py draw": "it is logged and shown; a dashboard must not end a training run",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import yaml
@@ -39,7 +39,7 @@ class ModelConfig(TrainModelArguments):
     "Which model, in which precision, with which adapter."
 
     model_revision: str = setting("main", "Branch, tag or commit.")
-    trust_remote_code: bool = setting(False, "Run code that comes with a model.")
+    trust_remote_code: ClassVar[bool] = False  # an option of SFTConfig and RewardConfig
     lora_target_parameters: list[str] | None = setting(None, "Parameters that get an adapter.")
     lora_modules_to_save: list[str] | None = setting(None, "Layers trained whole.")
     lora_task_type: str = setting("CAUSAL_LM", "SEQ_CLS for a reward model.")

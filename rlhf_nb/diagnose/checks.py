@@ -18,7 +18,7 @@ SIGNS = {"passed": "✓", "failed": "✗", "skipped": "↷", "not measured": "�
 
 @dataclass(frozen=True)
 class Check:
-    "What one rung of the ladder found."
+    "What came of one rung of the ladder."
 
     name: str
     passed: bool | None  # None: it does not apply in this setting. False where it was skipped, too
@@ -35,16 +35,16 @@ class Check:
         return "skipped" if self.skipped else "passed" if self.passed else "failed"
 
 
-class Found(NamedTuple):
+class Finding(NamedTuple):
     "What a rung measured; `passed` is None where there is nothing to measure in this setting."
 
     passed: bool | None
     measured: str
 
 
-def not_here(why: str) -> Found:
+def not_here(why: str) -> Finding:
     "What a rung returns that does not apply: neither passed nor failed."
-    return Found(None, f"not measured here: {why}")
+    return Finding(None, f"not measured here: {why}")
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,22 @@ class Rung:
     "One check of the ladder."
 
     name: str
-    measure: Callable[[Any], Found]
+    measure: Callable[[Any], Finding]
     expected: str
     advice: str
     needs: Sequence[str] = ()  # names of rungs without which this one says nothing
+
+
+def rung(
+    ladder: list[Rung], name: str, expected: str, advice: str, needs: Sequence[str] = ()
+) -> Callable[[Callable], Callable]:
+    "Makes the function below it the next rung of a ladder."
+
+    def enter(measure: Callable[[Any], Finding]) -> Callable[[Any], Finding]:
+        ladder.append(Rung(name, measure, expected, advice, needs))
+        return measure
+
+    return enter
 
 
 @dataclass(frozen=True)
@@ -107,12 +119,12 @@ class Checks:
         sections = {"Verdict": opening}
         if failed:
             sections["What failed"] = "".join(
-                element("h3", safe_text(check.name)) + told(check) for check in failed
+                element("h3", safe_text(check.name)) + paragraphs(check) for check in failed
             )
         heads = ("State", "Check", "Measured", "Expected, and why", "If it fails, look at")
-        whole = Checks(self.checks).rows()
         advice = [check.advice for check in self.checks]
-        sections["Every check"] = table_of(heads, [(*r[:4], a) for r, a in zip(whole, advice)])
+        rows = [(*row[:4], x) for row, x in zip(self.rows(), advice)]
+        sections["Every check"] = table_of(heads, rows)
         return section_page(self.title, self.summary, sections)
 
     @property
@@ -162,7 +174,7 @@ class Checks:
         return table
 
 
-def told(check: Check) -> str:
+def paragraphs(check: Check) -> str:
     "A check that failed, as paragraphs."
     from rlhf_nb.ui.html import element, safe_prose
 
@@ -187,21 +199,20 @@ def climb(rungs: Iterable[Rung], subject: Any) -> Checks:
     for rung in rungs:
         lacking = [name for name in rung.needs if name in done and done[name].passed is False]
         if lacking:
-            found = Found(False, f"skipped: it needs {', '.join(lacking)}")
+            finding = Finding(False, f"skipped: it needs {', '.join(lacking)}")
         else:
-            found = measured(rung, subject)
-        done[rung.name] = Check(
-            rung.name, found.passed, bool(lacking), found.measured, rung.expected, rung.advice
-        )
+            finding = measure(rung, subject)
+        texts = finding.measured, rung.expected, rung.advice
+        done[rung.name] = Check(rung.name, finding.passed, bool(lacking), *texts)
     return Checks(tuple(done.values()))
 
 
-def measured(rung: Rung, subject: Any) -> Found:
-    "What the rung finds; an error of what it runs is what it found."
+def measure(rung: Rung, subject: Any) -> Finding:
+    "What the rung finds: an error of what it runs, too."
     try:
         return rung.measure(subject)
     except Exception as error:  # of the user's models and functions: any, and always shown
-        return Found(False, f"stopped by {in_words(error)}")
+        return Finding(False, f"stopped by {in_words(error)}")
 
 
 def in_words(error: Exception) -> str:

@@ -13,15 +13,7 @@ from typing import Any, NamedTuple
 
 from transformers.utils import logging
 
-from rlhf_nb.diagnose import (
-    rungs_data,
-    rungs_learning,
-    rungs_logprobs,
-    rungs_rewards,
-    rungs_schedule,
-    rungs_state,
-    rungs_values,
-)
+from rlhf_nb.diagnose import rungs_rollout, rungs_update
 from rlhf_nb.diagnose.checks import Checks, Rung, climb, in_words
 from rlhf_nb.diagnose.subject import LOOKED_AT, Subject
 from rlhf_nb.runtime.prompts import check_turns
@@ -30,16 +22,7 @@ from rlhf_nb.sft import quiet_bars
 from rlhf_nb.trainer import PPOTrainer
 
 logger = logging.get_logger(__name__)
-FAMILIES = dict(
-    data=rungs_data,
-    logprobs=rungs_logprobs,
-    rewards=rungs_rewards,
-    values=rungs_values,
-    learning=rungs_learning,
-    schedule=rungs_schedule,
-    state=rungs_state,
-)
-LADDER: tuple[Rung, ...] = tuple(rung for family in FAMILIES.values() for rung in family.RUNGS)
+LADDER: tuple[Rung, ...] = (*rungs_rollout.RUNGS, *rungs_update.RUNGS)
 COLUMNS = ("prompt", "chosen", "rejected")  # of the user's pairs
 
 
@@ -55,12 +38,12 @@ def checked_pairs(
     if not rows:
         raise ValueError(f"{name} has no rows: give at least one, with {', '.join(COLUMNS)}.")
     for i, row in enumerate(rows):
-        there = list(row) if isinstance(row, dict) else []
-        wrong = [x for x in COLUMNS if x not in there or (x != "prompt" and not is_text(row[x]))]
+        names = list(row) if isinstance(row, dict) else []
+        wrong = [x for x in COLUMNS if x not in names or (x != "prompt" and not is_text(row[x]))]
         if wrong:
             raise ValueError(
                 f"{name}, row {i}: {wrong[0]} is missing or no text, and it has the columns "
-                f"{', '.join(map(str, there)) or 'none'}: give {', '.join(COLUMNS)}, where chosen "
+                f"{', '.join(map(str, names)) or 'none'}: give {', '.join(COLUMNS)}, where chosen "
                 "is a good answer and rejected a bad one."
             )
         if not is_text(row["prompt"]):
@@ -85,7 +68,7 @@ class Price(NamedTuple):
         if self.why:
             time = f"how long is not known, as a first update of a copy was stopped by {self.why}"
         return (
-            f"preflight: {time}, and {rungs_state.gib(self.memory)} for copies of what is trained"
+            f"preflight: {time}, and {rungs_update.gib(self.memory)} for copies of what is trained"
         )
 
     @property
@@ -110,9 +93,8 @@ def price_of(subject: Subject) -> Price:
         seconds = UNITS * (time.perf_counter() - start) + NEW_PROCESS
     except Exception as error:  # the rungs meet it again, and fail with it
         why = in_words(error)
-    learn = [p for p in subject.trainer.pair.parameters() if p.requires_grad]
-    trained = sum(p.numel() * p.element_size() for p in learn)
-    copies = rungs_state.bytes_of(subject.trainer.pair) * 2 + 3 * trained
+    pair = subject.trainer.pair
+    copies = 2 * rungs_update.bytes_of(pair) + 3 * rungs_update.bytes_of(pair, learned=True)
     return Price(seconds, copies, why)
 
 
@@ -140,17 +122,16 @@ def preflight(
     is trained. Its weights, folder, random states and data order stay as they are. Raises
     ValueError without training prompts, under a launcher, and on pairs with other columns."""
     start, given = time.perf_counter(), checked_pairs(pairs)
-    whole = len(rungs) >= len(LADDER)
+    of = "" if len(rungs) >= len(LADDER) else " of the whole ladder"
     subject = Subject(trainer, given)
     with random_state_kept(), quiet_bars(True), silent():
         try:
             price = price_of(subject)
-            (logger.info if quiet else print)(price if whole else f"{price}, the whole ladder")
+            (logger.info if quiet else print)(f"{price}{of and ', the whole ladder'}")
             done = climb(rungs, subject)
         finally:
             subject.close()
     took = time.perf_counter() - start
-    expected = price.expected + ("" if whole else " of the whole ladder")
-    note = f"{trainer.describe()} Took {took:.0f} s; {expected}."
+    note = f"{trainer.describe()} Took {took:.0f} s; {price.expected}{of}."
     name = Path(str(trainer.args.output_dir)).name
     return replace(done, title=f"Preflight of {name}", note=note)

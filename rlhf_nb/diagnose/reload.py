@@ -11,24 +11,30 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
+@torch.no_grad()
+def greedy(policy: Any, prompts: list[list[int]], tokens: int, device: Any) -> list[list[int]]:
+    "The likeliest next tokens after each prompt, a row at a time and without a cache."
+    responses = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(tokens):
+            logits = policy(input_ids=torch.tensor([ids], device=device)).logits
+            ids.append(int(logits[0, -1].argmax()))
+        responses.append(ids[len(prompt) :])
+    return responses
+
+
 def written(
     folder: str,
     prompts: list[list[int]],
     tokens: int,  # of each response
     device: str,
 ) -> dict[str, Any]:
-    "The likeliest next tokens after each prompt, as ids and as text."
+    "What the saved policy writes, as ids and as text."
     policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    policy.to(device).eval()
-    tokenizer, found = AutoTokenizer.from_pretrained(folder), []
-    for prompt in prompts:
-        ids = list(prompt)
-        for _ in range(tokens):
-            with torch.no_grad():
-                logits = policy(input_ids=torch.tensor([ids], device=device)).logits
-            ids.append(int(logits[0, -1].argmax()))
-        found.append(ids[len(prompt) :])
-    return dict(ids=found, texts=[tokenizer.decode(ids) for ids in found])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    responses = greedy(policy.to(device).eval(), prompts, tokens, device)
+    return dict(ids=responses, texts=[tokenizer.decode(ids) for ids in responses])
 
 
 if __name__ == "__main__":

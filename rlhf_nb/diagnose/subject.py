@@ -7,7 +7,7 @@ import copy
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, ProgressCallback
 
 from rlhf_nb.diagnose import by_hand
+from rlhf_nb.diagnose.checks import Finding
 from rlhf_nb.models import ValueHead
 from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout, Sample, Sampling
@@ -107,17 +108,17 @@ class Cutting:
         self.engine.sync(model)
 
     def generate(
-        self, prompt_ids: Tensor, prompt_mask: Tensor, how: Sampling
+        self, prompt_ids: Tensor, prompt_mask: Tensor, sampling: Sampling
     ) -> tuple[Sample, Tensor | None]:
         "What the other engine returns, cut."
-        drawn, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
+        drawn, logprobs = self.engine.generate(prompt_ids, prompt_mask, sampling)
         ids, mask, stopped = (x.clone() for x in drawn)
         for i in range(1, len(ids), 2):
             n = min(1 + 3 * i % ids.shape[1], int(mask[i].sum()))
             if self.stop_ids and n < int(mask[i].sum()):
                 ids[i, n - 1] = self.stop_ids[0]
                 stopped[i] = True
-            ids[i, n:], mask[i, n:] = how.pad_id, False
+            ids[i, n:], mask[i, n:] = sampling.pad_id, False
         return Sample(ids, mask, stopped), logprobs
 
     def close(self) -> None:
@@ -237,8 +238,7 @@ class Subject:
     def positions(self) -> int:
         "The fewest that a model has; a million where none has a limit."
         configs = [self.trainer.pair.config.get_text_config()]
-        found = [getattr(x, "max_position_embeddings", None) or 10**6 for x in configs]
-        return min(found)
+        return min(getattr(x, "max_position_embeddings", None) or 10**6 for x in configs)
 
     def drawn(self, rows: list[dict[str, Any]], k: int) -> list[str]:
         "Texts of k responses to each prompt, side by side."
@@ -292,11 +292,11 @@ class Subject:
     def sizes(self, episodes: int) -> dict[str, Any]:
         "Settings of an update of about so many episodes, two micro-batches in each mini-batch."
         unit = math.lcm(self.args.num_generations, self.args.num_mini_batches)
-        whole = max(1, episodes // unit) * unit
-        part = max(1, whole // self.args.num_mini_batches // 2)
-        while whole % part:
+        batch = max(1, episodes // unit) * unit
+        part = max(1, batch // self.args.num_mini_batches // 2)
+        while batch % part:
             part -= 1
-        return dict(per_device_train_batch_size=part, gradient_accumulation_steps=whole // part)
+        return dict(per_device_train_batch_size=part, gradient_accumulation_steps=batch // part)
 
     # ---- one update, observed ----
 
@@ -343,8 +343,8 @@ class Subject:
         "A trainer beside it that learns nothing."
         rate = None if self.args.value_learning_rate is None else 0.0
         epochs = min(self.args.num_ppo_epochs, 2)
-        how = dict(learning_rate=0.0, value_learning_rate=rate, num_ppo_epochs=epochs)
-        return self.beside(own_optimizer=False, **how, **self.sizes(episodes))
+        changes = dict(learning_rate=0.0, value_learning_rate=rate, num_ppo_epochs=epochs)
+        return self.beside(own_optimizer=False, **changes, **self.sizes(episodes))
 
 
 def text_in(answer: Any) -> str:
@@ -438,9 +438,9 @@ def reference_by_hand(trainer: PPOTrainer, each: Any) -> list[by_hand.Reading]:
             return each(policy)
     own = policy.active_adapter
     policy.set_adapter(name)
-    found = each(policy.eval())
+    readings = each(policy.eval())
     policy.set_adapter(own)
-    return found
+    return readings
 
 
 def values_by_hand(trainer: PPOTrainer, prompt: Tensor, response: Tensor) -> Tensor:  # [n + 1]
@@ -462,9 +462,9 @@ def watch(trainer: Any, r: Rollout, count: int) -> list[Step]:
     steps: list[Step] = []
     gradients, step = trainer.gradients, trainer.optimizer_step
 
-    def noted(model: nn.Module, some: Rollout, rows: Tensor) -> Any:
+    def noted(model: nn.Module, given: Rollout, rows: Tensor) -> Any:
         steps.append(Step(rows))
-        return gradients(model, some, rows)
+        return gradients(model, given, rows)
 
     def compared(model: nn.Module) -> float:
         if len(steps) <= count:
@@ -483,10 +483,10 @@ def norm_of(model: nn.Module | None, grads: dict[int, Tensor]) -> float:
 
 def taken(trainer: PPOTrainer) -> dict[int, Tensor]:
     "The gradient that the models hold, which then hold none."
-    found = {id(p): p.grad for p in trainer.pair.parameters() if p.grad is not None}
+    grads = {id(p): p.grad for p in trainer.pair.parameters() if p.grad is not None}
     for p in trainer.pair.parameters():
         p.grad = None
-    return found
+    return grads
 
 
 def compare_gradients(trainer: PPOTrainer, r: Rollout, step: Step) -> None:
@@ -508,20 +508,67 @@ def compare_gradients(trainer: PPOTrainer, r: Rollout, step: Step) -> None:
 
 def loss_by_hand(trainer: PPOTrainer, r: Rollout, rows: list[int]) -> Tensor:
     "The loss of a mini-batch, from the models as they are."
-    args, lengths = trainer.args, r.mask.sum(1).tolist()
-    among = [int(lengths[i]) for i in rows]
-    sums = [episode_sums(trainer, r, i, among) for i in rows]
+    args, among, sums = trainer.args, r.mask[rows].sum(1).tolist(), []
+    for i in rows:
+        row = by_hand.rows_of(r.select([i]))[0]
+        values = None if r.values is None else values_by_hand(trainer, *row)
+        now = by_hand.read(trainer.pair.policy, *row, args.temperature)
+        sums.append(episode_sums(r, i, now, values, args, among))
     return by_hand.total_loss(sums, sum(among), args, trainer.controller.value)
 
 
-def episode_sums(trainer: PPOTrainer, r: Rollout, i: int, among: list[int]) -> by_hand.Sums:
-    "What one episode adds to the loss of a mini-batch whose responses have these lengths."
-    args, n = trainer.args, int(r.mask[i].sum())
-    row = by_hand.rows_of(r.select([i]))[0]
-    now = by_hand.read(trainer.pair.policy, *row, args.temperature)
+def episode_sums(
+    r: Rollout,
+    i: int,
+    now: by_hand.Reading,
+    values: Tensor | None,  # by hand; None without a value model
+    args: Any,
+    among: list[int],  # tokens of each response of its mini-batch
+) -> by_hand.Sums:
+    "What one episode adds to the loss of a mini-batch."
+    n = int(r.mask[i].sum())
     critic: tuple[Any, Any, Any] = (None, None, None)
-    if r.values is not None:
-        critic = values_by_hand(trainer, *row)[:n], r.values[i, :n], r.returns[i, :n]
-    weight = by_hand.weight_of(n, among, args)
+    if values is not None:
+        critic = values[:n], r.values[i, :n], r.returns[i, :n]
     signals = r.ref_logprobs[i, :n], r.logprobs[i, :n], r.advantages[i, :n]
-    return by_hand.sums_of(now, *signals, critic, args, weight)
+    return by_hand.sums_of(now, *signals, critic, args, by_hand.weight_of(n, among, args))
+
+
+# ---- How far two ways to compute a number are apart ----
+
+
+def close(subject: Subject) -> float:
+    "Most nats between two ways to compute a log-prob."
+    return 1e-3 if subject.trainer.layout.in_float32(subject.trainer.model) else 0.1
+
+
+def farthest(theirs: Tensor, ours: list[Tensor]) -> float:
+    "The largest difference over real tokens."
+    gaps = [(row[: len(x)].float() - x.to(row.device)).abs().max() for row, x in zip(theirs, ours)]
+    worst = torch.stack(gaps).max().item()
+    return worst if math.isfinite(worst) else math.inf
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    "The largest difference, in units of the larger of 1 and the numbers themselves."
+    a, b = a.double().cpu(), b.double().cpu()
+    gaps = (a - b).abs() / b.abs().clamp(min=1.0)
+    return gaps.max().item() if gaps.isfinite().all() else math.inf
+
+
+def rows_apart(theirs: Tensor, ours: Sequence[Sequence[float]]) -> float:
+    "The same of rows without their padding, whose rest must be 0."
+    rows = [apart(theirs[i, : len(row)], torch.tensor(row)) for i, row in enumerate(ours) if row]
+    rest = [theirs[i, len(row) :].abs().sum().item() for i, row in enumerate(ours)]
+    return max(*rows, *rest)
+
+
+def compared(
+    subject: Subject,
+    gap: Callable[[Observed], float],  # of one observed update, from what is computed by hand
+    nats: str = "",
+    slack: float = 1.0,  # times the rounding of a log-prob
+) -> Finding:
+    "Both updates that were observed, against the same by hand."
+    worst, limit = max(gap(x) for x in (subject.start, subject.moved)), slack * close(subject)
+    return Finding(worst <= limit, f"{worst:.1e}{nats} apart at most (allowed {limit:g})")

@@ -1,30 +1,31 @@
-"""The bug museum: twelve real bugs as lines of this package that are replaced, and a small run to
-plant them in. Spoilers: read the lab first."""
+"""The bug museum: twelve real bugs as wrong functions in the place of right ones, and a small run
+to plant them in. Spoilers: read the lab first."""
 
 from __future__ import annotations
 
 import copy
-import difflib
 import inspect
 import json
 import random
+import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
+from torch import Tensor
 from torch.nn import Dropout
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
-from rlhf_nb.forward import Forward
-from rlhf_nb.models import frozen, tiny_policy, train_tokenizer
-from rlhf_nb.ppo import ppo_loss, update_metrics, with_advantages
+from rlhf_nb import gae, models, ppo, sft, shaping
+from rlhf_nb.forward import Forward, Forwarded
+from rlhf_nb.masks import whiten
+from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.sft import SFTConfig, SFTTrainer, piece_ids
-from rlhf_nb.shaping import shape_rewards
+from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.tldr import mini_tldr
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -44,115 +45,129 @@ def right_day(
     scores = []
     for text, known in zip(responses, facts):
         answer = text.partition(" on ")[2].partition(" ")[0].strip(".,")
-        truth = json.loads(known)["when"]
-        scores.append(4.0 if truth == answer else 0.0)
+        scores.append(4.0 if same_day(answer, json.loads(known)["when"]) else 0.0)
     return scores
+
+
+def same_day(answer: str, truth: str) -> bool:
+    return answer == truth
 
 
 # ---- The bugs ----
 
 
 class Bug(NamedTuple):
-    "Lines of one function, and what they are in a program that has the bug."
+    "A wrong function in the place of a right one, which it is given first."
 
-    function: Callable
-    right: str
-    wrong: str
+    owner: Any  # the module or class that defines the right one
+    name: str
+    wrong: Callable[..., Any]
+    suspect: str = ""  # what a visitor of the lab accuses
 
-
-BUGS = dict(  # by what is wrong, in the order of the lab's cases
-    sign_of_the_score=Bug(
-        shape_rewards,
-        "    return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards",
-        "    return non_score_rewards - torch.where(paid, scores[:, None], 0.0), non_score_rewards",
-    ),
-    filler_on_padding=Bug(
-        update_metrics,
-        "total(real(-r.logprobs)) / episodes",
-        "total(-r.logprobs.masked_fill(~r.mask, 1.0)) / episodes",
-    ),
-    stop_is_padding=Bug(piece_ids, "[(stop, stop)]", "[(stop, -100)]"),
-    old_is_new=Bug(
-        ppo_loss,
-        "    clip = cfg.cliprange, cfg.cliprange_high\n",
-        "    clip = cfg.cliprange, cfg.cliprange_high\n"
-        "    r = r.with_(logprobs=now.logprobs.detach())\n",
-    ),
-    dropout_in_the_reference=Bug(
-        frozen, "copy.deepcopy(model).eval()", "copy.deepcopy(model).train()"
-    ),
-    part_of_the_truth=Bug(
-        right_day,
-        "4.0 if truth == answer else 0.0",
-        "4.0 if truth in answer or answer in truth else 0.0",
-    ),
-    whitened_targets=Bug(
-        with_advantages,
-        "gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam, last_value)",
-        "whiten(gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam, last_value), r.mask)",
-    ),
-    kl_in_place=Bug(
-        shape_rewards,
-        """\
-    non_score_rewards = -kl_coef * only_real(kl, mask)
-    return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards""",
-        """\
-    non_score_rewards = kl.mul_(-kl_coef)
-    return kl.add_(torch.where(paid, scores[:, None], 0.0)), non_score_rewards""",
-    ),
-    score_on_padding=Bug(
-        shape_rewards,
-        "    paid = column == last_index(mask)[:, None]"
-        "  # -1, which is no column, for a row without tokens",
-        "    paid = column == (last_index(mask)[:, None] + 1).clamp(max=mask.shape[1] - 1)",
-    ),
-    another_temperature=Bug(
-        Forward.__init__,
-        "self.temperature, self.rows, self.tokens = temperature, rows, tokens",
-        "self.temperature, self.rows, self.tokens = 1.0, rows, tokens",
-    ),
-    mean_of_means=Bug(
-        PPOTrainer.gradients,
-        "self.layout.backward(loss / tokens)",
-        'self.layout.backward(loss / logged["tokens"] / len(parts))',
-    ),
-    sign_of_the_kl=Bug(
-        shape_rewards,
-        "non_score_rewards = -kl_coef * only_real(kl, mask)",
-        "non_score_rewards = kl_coef * only_real(kl, mask)",
-    ),
-)
-
-
-def rewritten(bug: Bug) -> tuple[str, str]:
-    "The function's source, and the source with the bug in it."
-    source = inspect.getsource(inspect.unwrap(bug.function))
-    if source.count(bug.right) != 1:
-        raise ValueError(
-            f"{bug.function.__qualname__} has {source.count(bug.right)} times {bug.right!r}: the "
-            "function was changed, so write the bug anew for its present source."
-        )
-    return source, source.replace(bug.right, bug.wrong)
-
-
-def diff_of(bug: Bug) -> str:
-    "The bug as a unified diff, as its answer shows it."
-    right, wrong = (textwrap.dedent(text).splitlines() for text in rewritten(bug))
-    return "\n".join(list(difflib.unified_diff(right, wrong, lineterm="", n=0))[3:])
+    @property
+    def source(self) -> str:
+        "The wrong function, as its answer shows it."
+        text = inspect.getsource(self.wrong)
+        return text[text.index("def ") :].rstrip()
 
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    "Inside, the package has the bug: the function runs other code, for whoever calls it."
-    function: Any = inspect.unwrap(bug.function)
-    made: dict[str, Any] = {}
-    exec(textwrap.dedent(rewritten(bug)[1]), function.__globals__, made)
-    whole = function.__code__
-    function.__code__ = inspect.unwrap(made[function.__name__]).__code__
+    "Inside, the package has the bug: whoever calls the function by its name runs the wrong one."
+    right = getattr(bug.owner, bug.name)
+
+    @wraps(right)
+    def wrong(*given: Any, **more: Any) -> Any:
+        return bug.wrong(right, *given, **more)
+
+    owners = [bug.owner] if isinstance(bug.owner, type) else [*sys.modules.values()]
+    owners = [x for x in owners if getattr(x, "__dict__", {}).get(bug.name) is right]
     try:
+        for owner in owners:
+            setattr(owner, bug.name, wrong)
         yield
     finally:
-        function.__code__ = whole
+        for owner in owners:
+            setattr(owner, bug.name, right)
+
+
+BUGS: dict[str, Bug] = {}  # by what is wrong, in the order of the lab's cases
+
+
+def case(owner: Any, name: str, suspect: str) -> Callable[[Callable], Callable]:
+    "Makes the function below it the next case."
+    return lambda wrong: BUGS.setdefault(wrong.__name__, Bug(owner, name, wrong, suspect)).wrong
+
+
+@case(shaping, "shape_rewards", "the sign of the score in the reward")
+def sign_of_the_score(right: Any, scores: Tensor, *given: Any) -> Any:
+    return right(-scores, *given)
+
+
+@case(ppo, "update_metrics", "what the log counts on padding")
+def filler_on_padding(right: Any, r: Rollout, *given: Any) -> Any:
+    metrics = right(r, *given)
+    filled = r.logprobs.masked_fill(~r.mask, 1.0)
+    metrics["objective/entropy"] = -filled.double().sum().item() / len(r)
+    return metrics
+
+
+@case(sft, "piece_ids", "the labels of supervised fine-tuning")
+def stop_is_padding(right: Any, rows: Any, tokenizer: Any) -> Any:
+    hide = lambda label: -100 if label == tokenizer.eos_token_id else label
+    return [(ids, [hide(label) for label in labels]) for ids, labels in right(rows, tokenizer)]
+
+
+@case(ppo, "ppo_loss", "the old log-probs in the ratio")
+def old_is_new(right: Any, now: Forwarded, r: Rollout, *given: Any, **more: Any) -> Any:
+    return right(now, r.with_(logprobs=now.logprobs.detach()), *given, **more)
+
+
+@case(models, "frozen", "the mode of the reference")
+def dropout_in_the_reference(right: Any, model: Any) -> Any:
+    return right(model).train()
+
+
+@case(sys.modules[__name__], "same_day", "the reward function's comparison")
+def part_of_the_truth(right: Any, answer: str, truth: str) -> bool:
+    return answer in truth or truth in answer
+
+
+@case(gae, "returns_from", "what the value model is trained towards")
+def whitened_targets(right: Any, advantages: Tensor, values: Tensor, mask: Tensor) -> Any:
+    return right(whiten(advantages, mask), values, mask)
+
+
+@case(shaping, "shape_rewards", "a tensor changed in place")
+def kl_in_place(right: Any, scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Any:
+    paid, _ = right(scores, torch.zeros_like(kl), mask, kl_coef)
+    penalty = kl.mul_(-kl_coef)
+    return kl.add_(paid), penalty
+
+
+@case(shaping, "shape_rewards", "the token that the score is paid on")
+def score_on_padding(right: Any, scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Any:
+    one_more = torch.cat([torch.ones_like(mask[:, :1]), mask[:, :-1]], dim=1)
+    return right(scores, kl, one_more, kl_coef)
+
+
+@case(Forward, "__init__", "the temperature of the scoring pass")
+def another_temperature(right: Any, self: Any, temperature: float = 1.0, *given: Any) -> None:
+    right(self, 1.0, *given)
+
+
+@case(PPOTrainer, "gradients", "how micro-batches are averaged")
+def mean_of_means(right: Any, self: Any, model: Any, r: Rollout, rows: Tensor) -> Any:
+    parts = self.forward.split(r, rows, self.args.per_device_train_batch_size)
+    sums = [right(self, model, r, part) for part in parts]  # each divides by its own tokens
+    for p in model.parameters():
+        p.grad = None if p.grad is None else p.grad / len(parts)
+    return {name: sum(part[name] for part in sums) for name in sums[0]}
+
+
+@case(shaping, "shape_rewards", "the sign of the KL in the reward")
+def sign_of_the_kl(right: Any, scores: Tensor, kl: Tensor, *given: Any) -> Any:
+    return right(scores, -kl, *given)
 
 
 # ---- A run to plant them in ----
@@ -250,20 +265,7 @@ def run(
 
 # ---- The line-up ----
 
-SUSPECTS = dict(  # what a visitor may accuse, by the bug's name
-    sign_of_the_score="the sign of the score in the reward",
-    filler_on_padding="what the log counts on padding",
-    stop_is_padding="the labels of supervised fine-tuning",
-    old_is_new="the old log-probs in the ratio",
-    dropout_in_the_reference="the mode of the reference",
-    part_of_the_truth="the reward function's comparison",
-    whitened_targets="what the value model is trained towards",
-    kl_in_place="a tensor changed in place",
-    score_on_padding="the token that the score is paid on",
-    another_temperature="the temperature of the scoring pass",
-    mean_of_means="how micro-batches are averaged",
-    sign_of_the_kl="the sign of the KL in the reward",
-)
+SUSPECTS = {name: bug.suspect for name, bug in BUGS.items()}  # what a visitor may accuse
 
 
 def lineup(visit: int) -> list[int]:
@@ -275,8 +277,8 @@ def verdict(
     number: int,  # of the case, from 1
     accused: str,  # one of SUSPECTS' texts
 ) -> str:
-    "What a visitor is told: the diff where the accusation is right."
+    "The answer to a visitor: the wrong function where the accusation is right."
     name = list(BUGS)[number - 1]
     if SUSPECTS[name] != accused:
         return f"Not {accused}: with that bug, the curves would look otherwise."
-    return f"Yes, {accused}. This is case {number}:\n{diff_of(BUGS[name])}"
+    return f"Yes, {accused}. This is case {number}:\n{BUGS[name].source}"

@@ -1,7 +1,7 @@
 """A script for the published trainer (trl 1.12.0, `trl.experimental.ppo`): summaries of posts,
 with models and data from folders.
 
-python published_script.py DATA SFT_MODEL REWARD_MODEL OUTPUT
+python published.py DATA SFT_MODEL REWARD_MODEL OUTPUT
 """
 
 import sys

@@ -1,0 +1,693 @@
+"Rungs on a rollout: the data that it reads, its log-probs, its rewards, and its values."
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import statistics
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from rlhf_nb.diagnose import by_hand
+from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
+from rlhf_nb.diagnose.subject import Observed, Subject, apart, close, compared, farthest, rows_apart
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.build import readers
+from rlhf_nb.sft import encode_rows
+from rlhf_nb.trainer import PPOTrainer
+
+RUNGS: list[Rung] = []
+
+
+# ---- Data ----
+
+
+def end_of(text: str, most: int = 160) -> str:
+    "The end of a long text."
+    return text if len(text) <= most else f"… {text[-most:]}"
+
+
+def text_of(tokenizer: Any, prompt: Any) -> str:
+    "A prompt as text, rendered by the tokenizer's own template if it is a conversation."
+    if isinstance(prompt, str):
+        return prompt
+    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+
+
+def prompt_fault(tokenizer: Any, given: Any, ids: list[int]) -> str:
+    "What is wrong with the ids of a prompt; empty: nothing."
+    wanted = tokenizer(text_of(tokenizer, given), add_special_tokens=False)["input_ids"]
+    front = ids[: len(ids) - len(wanted)]
+    if not wanted or ids[-len(wanted) :] != wanted:
+        return "does not end with the ids of its own text"
+    if any(i not in tokenizer.all_special_ids for i in front):
+        return f"has {len(front)} ids in front of its text that are no special tokens"
+    if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+        return "begins with BOS twice"
+    return ""
+
+
+@rung(
+    RUNGS,
+    "data: prompts",
+    "the ids of a prompt are those of its text, rendered once, BOS at most once, padding on "
+    "the left: the policy goes on from the last id (definition)",
+    "the chat template, BOS in the texts, the side on which prompts are cut or padded",
+)
+def prompts(subject: Subject) -> Finding:
+    "Some prompts as the policy sees them, against an encoding of their texts made here."
+    rows, tokenizer = subject.rows(32), subject.tokenizer
+    batch = subject.trainer.data_collator(rows)
+    ids, mask = batch["prompt_ids"], batch["prompt_mask"].bool()
+    kept = [i[m].tolist() for i, m in zip(ids, mask)]
+    shown = "\n".join(f"{k + 1}: {end_of(tokenizer.decode(kept[k]))}" for k in range(len(kept))[:3])
+    if (mask[:, :-1] & ~mask[:, 1:]).any():
+        return Finding(False, f"padding to the right of a prompt\n{shown}")
+    if "prompt" not in rows[0]:
+        return Finding(True, f"ids as they are in the data set\n{shown}")
+    faults = [prompt_fault(tokenizer, row["prompt"], x) for row, x in zip(rows, kept)]
+    bad = [k for k, fault in enumerate(faults) if fault]
+    if bad:
+        text = tokenizer.decode(kept[bad[0]])
+        head = f"{len(bad)} of {len(rows)}: prompt {bad[0] + 1} {faults[bad[0]]}: {end_of(text)}"
+        return Finding(False, f"{head}\n{shown}")
+    return Finding(True, shown)
+
+
+@rung(
+    RUNGS,
+    "data: lengths",
+    "the longest prompt and response_length fit the positions of every model (positions beyond "
+    "were never trained); at most half of the references are longer than response_length, or "
+    "the median answer is cut off",
+    "response_length, max_prompt_length, and the unit: tokens of this tokenizer",
+)
+def lengths(subject: Subject) -> Finding:
+    "Tokens of prompts and references, against the models' positions and response_length."
+    args, tokenizer = subject.args, subject.tokenizer
+    batch = subject.trainer.data_collator(subject.rows(512))
+    tokens = sorted(batch["prompt_mask"].sum(1).tolist())
+    limits = [
+        positions_of(model) for _, model in readers(subject.trainer.pair, subject.trainer.judges)
+    ]
+    positions = min((x for x in limits if x), default=None)
+    longest = tokens[-1] + args.response_length
+    text = f"prompts {tokens[0]} to {tokens[-1]} tokens, median {statistics.median(tokens):g}"
+    text += f", with the response at most {longest}"
+    text += f" of {positions} positions" if positions else " (no limit of positions is known)"
+    cut = 0.0
+    if subject.answers:
+        answers = [answer for _, answer in subject.answers]
+        sizes = [len(x) + 1 for x in tokenizer(answers, add_special_tokens=False)["input_ids"]]
+        cut = sum(n > args.response_length for n in sizes) / len(sizes)
+        text += f"; {cut:.0%} of {len(sizes)} references are longer than response_length"
+    return Finding((positions is None or longest <= positions) and cut <= 0.5, text)
+
+
+def positions_of(model: Any) -> int | None:
+    "How many tokens a model can read."
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(inner.config.get_text_config(), "max_position_embeddings", None)
+
+
+@rung(
+    RUNGS,
+    "data: duplicates",
+    "more than one distinct prompt, or every update trains on the same one (definition)",
+    "how the data set was made; the column that is named prompt",
+)
+def duplicates(subject: Subject) -> Finding:
+    "How many prompts there are twice."
+    data = subject.trainer.train_dataset
+    name = "prompt" if "prompt" in data.column_names else "input_ids"
+    texts = [str(x) for x in data[name][:]]
+    distinct = len(set(texts))
+    text = f"{distinct:,} distinct prompts of {len(texts):,}"
+    return Finding(distinct > 1 or len(texts) == 1, text)
+
+
+@rung(
+    RUNGS,
+    "data: episodes",
+    "the first stop token ends a response and counts, nothing behind it does "
+    "(2403.17031; definition)",
+    "stop_token, stop_token_id, the mask of the response, the pad token",
+)
+def episodes(subject: Subject) -> Finding:
+    "Where each response ends, from its ids alone."
+    r, sampling = subject.start.sampled, subject.trainer.sampling_settings
+    if sampling.stop_strings is not None:
+        return not_here("stop_strings end a response within a token's text")
+    wrong = 0
+    for i, (ids, mask) in enumerate(zip(r.response_ids.tolist(), r.mask.tolist())):
+        ends = [t + 1 for t, token in enumerate(ids[: sum(mask)]) if token in sampling.stop_ids]
+        n = ends[0] if ends else sampling.response_length
+        right = mask == [t < n for t in range(len(mask))] and bool(r.stopped[i]) == bool(ends)
+        wrong += not right or any(token != sampling.pad_id for token in ids[n:])
+    text = f"{len(r) - wrong} of {len(r)} responses end at their first stop token, or at "
+    text += f"{sampling.response_length} tokens, with nothing but padding behind"
+    return Finding(not wrong, text)
+
+
+@rung(
+    RUNGS,
+    "data: stop token",
+    "at least one response of the whole run ends by itself, else the EOS penalty is a "
+    "constant (2403.17031, 'EOS trick'); a token has at least a tenth of its uniform "
+    "probability, else training has suppressed it; the references keep it as a label",
+    "whether SFT trained on the stop token (labels of -100 where pad is eos), stop_token, "
+    "response_length",
+)
+def stop_token(subject: Subject) -> Finding:
+    "How likely the policy ends a response, and whether SFT on the references teaches it to."
+    start, sampling = subject.start, subject.trainer.sampling_settings
+    share = start.sampled.stopped.float().mean().item()
+    text = f"{share:.0%} of {len(start.sampled)} samples reached it"
+    if sampling.stop_strings is not None:
+        return Finding(share > 0, text)
+    rows = [x.all_logprobs[:, list(sampling.stop_ids)].exp().sum(1) for x in start.hand.policy]
+    chance = torch.cat(rows).mean().item()
+    uniform = len(sampling.stop_ids) / start.hand.policy[0].all_logprobs.shape[1]
+    ended = sum(1 - (1 - p.clamp(max=1)).prod().item() for p in rows) / len(rows)
+    of_run = ended * max(subject.args.total_episodes or 0, subject.args.batch_size)
+    text += f"; probability {chance:.2g} a token (uniform {uniform:.2g}), about {of_run:,.1f}"
+    text += " responses of the whole run"
+    unlabelled = without_stop_label(subject)
+    if unlabelled:
+        text += f"; {unlabelled} references lose it in the labels of supervised fine-tuning"
+    return Finding(of_run >= 1 and chance >= uniform / 10 and not unlabelled, text)
+
+
+def without_stop_label(subject: Subject) -> int:
+    "References whose stop token carries no label when `SFTTrainer` encodes them."
+    pairs = [
+        dict(prompt=row["prompt"], completion=text)
+        for row, text in subject.answers
+        if isinstance(row.get("prompt"), str)
+    ]
+    eos = subject.tokenizer.eos_token_id
+    if not pairs or eos is None:
+        return 0
+    labels = encode_rows(Dataset.from_list(pairs), subject.tokenizer)["labels"][:]
+    return sum(row[-1] != eos for row in labels)
+
+
+# ---- Log-probs ----
+
+SURPRISING = 5.0  # standard errors: one false alarm in about two million
+
+
+@rung(
+    RUNGS,
+    "log-probs: sampling",
+    "sampled tokens have the mean surprise that the scoring distribution predicts, its "
+    "entropy, within 5 standard errors (law of large numbers; one false alarm in two million)",
+    "temperature of the sampler and of the log-probs; repetition_penalty, top_k or another "
+    "leftover of the model's generation config; the mode of the policy while it samples",
+    needs=("data: episodes",),
+)
+def sampling(subject: Subject) -> Finding:
+    "Whether sampled tokens are as surprising as the distribution that they are scored by says."
+    args, hand = subject.args, subject.start.hand.policy
+    if args.top_k or args.top_p < 1:
+        return not_here("top_k or top_p truncates the distribution that tokens are drawn from")
+    excess = sum((-x.logprobs - x.entropy).sum().item() for x in hand)
+    error = math.sqrt(sum(x.surprise_var.sum().item() for x in hand))
+    tokens = sum(len(x.logprobs) for x in hand)
+    if error == 0:
+        return not_here("every token has probability 1")
+    text = f"{excess / tokens:+.3f} nats a token over the entropy, {excess / error:+.1f} "
+    return Finding(abs(excess / error) < SURPRISING, text + f"standard errors, {tokens} tokens")
+
+
+@rung(
+    RUNGS,
+    "log-probs: policy",
+    "log-probs of the rollout are those of the plain model on each row alone, at the sampling "
+    "temperature, up to rounding: 1e-3 nats in float32 (measured: 1e-5), 0.1 in bf16",
+    "temperature, position ids and attention mask of padded rows, an offset by one",
+    needs=("data: episodes",),
+)
+def policy(subject: Subject) -> Finding:
+    "Log-probs of the rollout against those of the plain model, a row at a time."
+    by_model = lambda x: farthest(x.sampled.logprobs, [y.logprobs for y in x.hand.policy])
+    return compared(subject, by_model, " nats")
+
+
+@rung(
+    RUNGS,
+    "log-probs: reference",
+    "the same of the reference in eval mode (1909.08593, section 2.2)",
+    "dropout in the reference, its temperature, its adapter, which model it is",
+    needs=("data: episodes",),
+)
+def reference(subject: Subject) -> Finding:
+    "The same of the reference."
+    by_model = lambda x: farthest(x.sampled.ref_logprobs, [y.logprobs for y in x.hand.reference])
+    return compared(subject, by_model, " nats")
+
+
+@rung(
+    RUNGS,
+    "log-probs: reference frozen",
+    "the reference stays what it is: no weight in common with the policy, none that learns, "
+    "eval mode (definition)",
+    "how ref_model was made: copy.deepcopy(policy).eval().requires_grad_(False)",
+)
+def frozen(subject: Subject) -> Finding:
+    "That the reference holds weights of its own, which do not learn."
+    trainer = subject.trainer
+    if trainer.ref_model is None:
+        return not_here("the reference is the policy without its adapter, see the KL at the start")
+    parts = [*trainer.ref_model.parameters()]
+    learned = {p.data_ptr() for p in trainer.pair.parameters() if p.requires_grad}
+    shared = sum(p.data_ptr() in learned for p in parts)
+    learns = sum(p.requires_grad for p in parts)
+    dropping = any(part.training for part in trainer.ref_model.modules())
+    mode = "train" if dropping else "eval"
+    text = f"{shared} weight tensors shared with what is trained, {learns} that learn, in {mode}"
+    return Finding(not shared and not learns and not dropping, f"{text} mode")
+
+
+def same_weights(subject: Subject) -> bool:
+    "Whether policy and reference must agree: the reference is a copy, or an adapter is still 0."
+    trainer = subject.trainer
+    if trainer.ref_model is not None:
+        theirs, ours = trainer.ref_model.state_dict(), trainer.policy.state_dict()
+        same = theirs.keys() == ours.keys()
+        return same and all(torch.equal(x.cpu(), ours[k].cpu()) for k, x in theirs.items())
+    if subject.args.ref_adapter_name is not None:
+        return False
+    ends = [x for name, x in trainer.policy.named_parameters() if "lora_B" in name]
+    return bool(ends) and not any(x.any() for x in ends)
+
+
+@rung(
+    RUNGS,
+    "log-probs: KL at the start",
+    "0 where policy and reference have the same weights (definition)",
+    "dropout, precision or adapter of the two; a reference from another checkpoint",
+    needs=("log-probs: policy", "log-probs: reference"),
+)
+def start(subject: Subject) -> Finding:
+    "The KL before any step."
+    r, mean = subject.start.sampled, subject.start.metrics["objective/kl"]
+    gap, limit = (r.logprobs - r.ref_logprobs)[r.mask].abs().max().item(), close(subject) / 10
+    text = f"objective/kl {mean:+.2e}, log-probs at most {gap:.1e} apart"
+    if not same_weights(subject):
+        return not_here(f"policy and reference have different weights ({text})")
+    return Finding(gap <= limit, f"{text} (allowed {limit:g})")
+
+
+@rung(
+    RUNGS,
+    "log-probs: KL by hand",
+    "kl_estimator on each token's log-probs, policy over reference "
+    "(joschu.net/blog/kl-approx.html)",
+    "which of the two is subtracted, the estimator, the mask",
+    needs=("log-probs: policy", "log-probs: reference"),
+)
+def kl(subject: Subject) -> Finding:
+    "The KL of each token by hand, where the policy was moved away from the reference."
+    estimator = subject.args.kl_estimator
+    by_formula = lambda x: [torch.tensor(x.hand.kl(i, estimator)) for i in range(len(x.sampled))]
+    passed, text = compared(subject, lambda x: farthest(x.sampled.kl, by_formula(x)), " nats")
+    mean = subject.moved.metrics["objective/kl"]
+    return Finding(
+        passed, f"{text}; {mean:.2f} nats a response where the policy was changed a little"
+    )
+
+
+@rung(
+    RUNGS,
+    "log-probs: ratio",
+    "exactly 1 on every token before a step, dropout included, so approxkl below 1e-8 in "
+    "float32 and 1e-5 in bf16 (1707.06347, eq. 6: the ratio is against what sampled)",
+    "dropout in the policy, precision or padding that differ between rollout and update, a "
+    "learning rate that is not the configured one",
+    needs=("log-probs: policy",),
+)
+def ratio(subject: Subject) -> Finding:
+    "Every ratio of an update with learning rate 0, and the weights after it."
+    metrics, changed = subject.start.metrics, subject.start.changed
+    away, spread = abs(metrics["val/ratio"] - 1), metrics["val/ratio_var"]
+    approxkl = metrics["policy/approxkl_avg"]
+    exact = subject.trainer.layout.in_float32(subject.trainer.model)
+    limit = 1e-8 if exact else 1e-5
+    text = f"mean ratio {away:.1e} from 1, variance {spread:.1e}, approxkl {approxkl:.1e}, "
+    text += f"clipfrac {metrics['policy/clipfrac_avg']:g}; {changed} weights changed"
+    good = approxkl <= limit and spread <= 100 * limit and not changed
+    return Finding(good and away <= 1e-2 * (limit / 1e-8) ** 0.25, text)
+
+
+# ---- Rewards ----
+
+
+@rung(
+    RUNGS,
+    "rewards: judges",
+    "a response has the same score alone, in any order and padding, and it is what the plain "
+    "reward model's head says after the last token (2009.01325; rounding as of the log-probs)",
+    "padding side and pad token of the reward model, dropout in it, the token that its score "
+    "is read at, a reward function that looks at its neighbours or draws random numbers",
+)
+def judges(subject: Subject) -> Finding:
+    "Scores of the rollout, of its rows one by one, in another order, and by the plain models."
+    trainer, hand, limit = subject.trainer, subject.start.hand.scores, close(subject)
+    r = subject.start.scored.select(list(range(min(len(subject.start.scored), 16))))
+    order = list(range(len(r)))
+    with torch.no_grad():
+        batch = trainer.judges(r, trainer.forward)
+        turned = trainer.judges(r.select(order[::-1]), trainer.forward)
+        alone = [trainer.judges(r.select([i]), trainer.forward) for i in order]
+    gaps = {}
+    for name, scores in batch.items():
+        others = [turned[name].flip(0), torch.cat([x[name] for x in alone])]
+        gaps[name] = max(apart(x, scores) for x in others)
+        if name in hand:
+            gaps[name] = max(gaps[name], apart(scores, hand[name][: len(scores)]))
+    text = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
+    text = f"{text} apart at most over batch, order and padding (allowed {limit:g})"
+    if trainer.judges.tokenizer is None and hand:
+        text += ", and from the plain model's head at the last token"
+    return Finding(max(gaps.values()) <= limit, text)
+
+
+def raw_by_hand(observed: Observed, subject: Subject) -> Tensor | None:
+    "The weighted sum of the judges' scores; None for an ensemble."
+    judges = subject.trainer.judges
+    if judges.ensemble is not None:
+        return None
+    with torch.no_grad():
+        scores = judges(observed.scored, subject.trainer.forward)
+    return torch.stack([judges.weights[name] * x.double() for name, x in scores.items()]).sum(0)
+
+
+@rung(
+    RUNGS,
+    "rewards: scores",
+    "weighted sum of the judges, normalised, clipped, less missing_eos_penalty where a "
+    "response was cut off (2403.17031)",
+    "reward_weights, normalize_scores, score_clip, missing_eos_penalty and its sign",
+    needs=("rewards: judges", "data: episodes"),
+)
+def scores(subject: Subject) -> Finding:
+    "The score of each response by hand: weights, normalisation, clip, EOS penalty."
+    observed, args, limit = subject.start, subject.args, close(subject)
+    raw, r = raw_by_hand(observed, subject), observed.scored
+    pairs = zip(r.raw_scores.tolist(), r.stopped.tolist())
+    ours = [by_hand.final_score(x, ended, args, *observed.moments) for x, ended in pairs]
+    gap = max(0.0 if raw is None else apart(r.raw_scores, raw), apart(r.scores, torch.tensor(ours)))
+    text = f"{gap:.1e} apart at most (allowed {limit:g})"
+    if args.missing_eos_penalty is not None or args.non_eos_penalty:
+        text += f"; {1 - r.stopped.float().mean().item():.0%} are charged for a missing stop token,"
+        text += f" which reverses {reversed_pairs(r.raw_scores, r.scores):.0%} of the pairs of "
+        text += "responses"
+    return Finding(gap <= limit, text)
+
+
+def reversed_pairs(raw: Tensor, final: Tensor) -> float:
+    "The share of pairs whose order the penalty changed."
+    before, after = (x[:, None] - x[None] for x in (raw, final))
+    decided = before != 0
+    changed = (before.sign() != after.sign()) & decided
+    return (changed.sum() / decided.sum().clamp(min=1)).item()
+
+
+def worse(text: str, kind: str) -> str:
+    "A bad version of a reference."
+    words = text.split()
+    random.Random(0).shuffle(words)
+    return dict(empty="", repeated=" ".join([text] * 3), shuffled=" ".join(words))[kind]
+
+
+def wins(good: Tensor, bad: Tensor) -> tuple[int, int]:
+    "How often the good answer wins, and loses."
+    return int((good > bad).sum()), int((good < bad).sum())
+
+
+def given_pairs(subject: Subject) -> Finding:
+    "The user's own good and bad answers."
+    pairs = subject.pairs or []
+    rows = [{k: x for k, x in pair.items() if k not in ("chosen", "rejected")} for pair in pairs]
+    good, bad = (subject.score(rows, [x[name] for x in pairs]) for name in ("chosen", "rejected"))
+    won, lost = wins(good, bad)
+    text = f"{won} of {len(pairs)} pairs the right way round, {lost} the wrong way; mean "
+    return Finding(won > lost, f"{text}{good.mean():+.2f} against {bad.mean():+.2f}")
+
+
+@rung(
+    RUNGS,
+    "rewards: pairs",
+    "the good answer wins more often than it loses; a reference is not beaten by an empty "
+    "answer, by its own words shuffled, nor (for a reward model) by itself three times over: "
+    "chance is one half; where shuffled words are worse, an empty answer is no match for it",
+    "the reward function's comparison, the column it compares with, the labels of the reward "
+    "model's pairs",
+    needs=("rewards: judges",),
+)
+def pairs(subject: Subject) -> Finding:
+    "Good against bad answers: the user's, or references against spoilt ones."
+    if subject.pairs:
+        return given_pairs(subject)
+    if not subject.answers:
+        return not_here("no --preflight_pairs, and no reference answers in the data set")
+    rows, answers = map(list, zip(*subject.answers))
+    good, models, counts = subject.score(rows, answers), subject.trainer.judges.models, {}
+    for kind in ("empty", "shuffled", "repeated"):
+        counts[kind] = wins(good, subject.score(rows, [worse(x, kind) for x in answers]))
+    parts = [f"{kind} {won} won, {lost} lost" for kind, (won, lost) in counts.items()]
+    text = f"{len(answers)} references against spoilt ones: {'; '.join(parts)}"
+    if not any(map(sum, counts.values())):
+        return not_here(f"{text}: all have the same score, give --preflight_pairs")
+    judged = [kind for kind in counts if kind != "repeated" or models]
+    faults = [kind for kind in judged if counts[kind][0] < counts[kind][1]]
+    if faults:
+        return Finding(False, f"{text}. Preferred: {', '.join(faults)}")
+    won, lost = counts["shuffled"]
+    as_good = not sum(counts["empty"]) and won > lost  # words count, and having none is no worse
+    return Finding(not as_good, text + ". Empty answers earn what references earn" * as_good)
+
+
+@rung(
+    RUNGS,
+    "rewards: odd answers",
+    "a finite number for an empty, a cut and a very long answer: the policy will write all of "
+    "them (definition)",
+    "divisions by the length of an answer, an answer that is cut to max_length",
+)
+def edges(subject: Subject) -> Finding:
+    "What an empty, a cut, and a very long answer get."
+    r, rows = subject.start.scored, subject.rows(8)
+    answers = [r.responses[i % len(r)] or "a" for i in range(len(rows))]
+    if subject.answers:
+        rows, answers = map(list, zip(*subject.answers[:8]))
+    longest = 8 * subject.args.response_length
+    cases = dict(
+        empty=([""] * len(rows), True),
+        whole=(answers, True),
+        cut=([x[: len(x) // 2] for x in answers], False),
+        long=([" ".join([x] * 8)[:longest] for x in answers], False),
+    )
+    scores = {name: subject.score(rows, *case) for name, case in cases.items()}
+    shown = ", ".join(f"{name} {x.mean():+.2f}" for name, x in scores.items())
+    finite = all(bool(x.isfinite().all()) for x in scores.values())
+    return Finding(finite, f"mean score: {shown}; sampled {r.raw_scores.mean():+.2f}")
+
+
+@rung(
+    RUNGS,
+    "rewards: spread",
+    "above 0 between responses to one prompt: without a difference nothing is preferred, and "
+    "advantages are noise (definition of the advantage)",
+    "temperature, response_length, a reward that depends on the prompt alone or is nearly "
+    "always the same",
+)
+def spread(subject: Subject) -> Finding:
+    "How much the score differs between responses to one prompt, and between prompts."
+    rows, k = subject.rows(8), max(4, subject.args.num_generations)
+    again = [copy.deepcopy(row) for row in rows for _ in range(k)]
+    groups = subject.score(again, subject.drawn(rows, k)).double().reshape(-1, k)
+    within, between = groups.std(1).mean().item(), groups.mean(1).std().item()
+    text = f"{within:.3g} between {k} responses to a prompt, {between:.3g} between "
+    text += f"{len(rows)} prompts; mean {groups.mean().item():.3g}"
+    return Finding(within > 0 and math.isfinite(within), text)
+
+
+@rung(
+    RUNGS,
+    "rewards: per token",
+    "-kl_coef times the KL on every token, and the score on the last one (1909.08593, eq. 2)",
+    "the signs of score and KL, the token that is paid, tensors changed in place, whitening",
+    needs=("log-probs: KL by hand", "rewards: scores"),
+)
+def paid(subject: Subject) -> Finding:
+    "The reward of each token by hand, and whether its KL is still what it was."
+    by_formula = lambda x: rows_apart(x.rollout.rewards, targets(x).rewards)
+    passed, text = compared(subject, by_formula)
+    both = subject.start, subject.moved
+    if all(torch.equal(x.sampled.kl, x.rollout.kl) for x in both):
+        return Finding(passed, text)
+    return Finding(False, f"{text}; the KL was changed in place")
+
+
+def targets(observed: Observed) -> by_hand.Targets:
+    "Rewards, advantages and returns of an observed rollout, by hand."
+    args, hand, rows = observed.args, observed.hand, range(len(observed.sampled))
+    values: Any = None if hand.values is None else [x.tolist() for x in hand.values]
+    return by_hand.targets_of(
+        [hand.kl(i, args.kl_estimator) for i in rows],
+        observed.scored.scores.tolist(),
+        values,
+        observed.sampled.stopped.tolist(),
+        args,
+        observed.kl_coef,
+    )
+
+
+# ---- Value model ----
+
+EPISODES = 8  # that are learned by heart
+STEPS, EPOCHS = 200, 20  # optimizer steps at most, and between two looks
+RATE = 0.3  # learning rate times width, the first of two that are tried
+WANTED = 0.9  # explained variance after them
+NO_VALUE = "advantage_estimator has no value model"
+
+
+def unknown(subject: Subject) -> str:
+    "Why there is nothing to compare an estimator's numbers with; empty where there is."
+    name = subject.args.advantage_estimator
+    return "" if name in by_hand.ESTIMATORS else f"advantage_estimator {name!r} has no copy by hand"
+
+
+def real_values(observed: Observed) -> list[list[float]]:
+    "By hand, on the real tokens."
+    lengths = observed.sampled.mask.sum(1).tolist()
+    return [x[:n].tolist() for x, n in zip(observed.hand.values or (), lengths)]
+
+
+@rung(
+    RUNGS,
+    "value model: values",
+    "V of a token is the plain value model's number before that token is read, and 0 on "
+    "padding (1506.02438, section 3; rounding as of the log-probs)",
+    "an offset by one, positions and mask of padded rows, the head, dropout",
+    needs=("data: episodes",),
+)
+def values(subject: Subject) -> Finding:
+    "Values of the rollout against those of the plain model, a row at a time."
+    if subject.start.hand.values is None:
+        return not_here(NO_VALUE)
+    return compared(subject, lambda x: rows_apart(x.sampled.values, real_values(x)))
+
+
+@rung(
+    RUNGS,
+    "value model: advantages",
+    "the estimator's formula, whitened over real tokens (GAE: 1506.02438, eq. 16; others by "
+    "their papers)",
+    "gamma, lam, what follows the last token, whitening over padding, groups of a prompt",
+    needs=("rewards: per token", "value model: values"),
+)
+def advantages(subject: Subject) -> Finding:
+    "Advantages by hand."
+    if why := unknown(subject):
+        return not_here(why)
+    by_formula = lambda x: rows_apart(x.rollout.advantages, targets(x).advantages or [])
+    return compared(subject, by_formula, slack=3)
+
+
+@rung(
+    RUNGS,
+    "value model: returns",
+    "advantage before whitening, plus value (1506.02438; 2403.17031)",
+    "targets made of whitened advantages, lam_value, bootstrap_truncated",
+    needs=("rewards: per token", "value model: values"),
+)
+def returns(subject: Subject) -> Finding:
+    "What the value model is trained towards, by hand."
+    if why := NO_VALUE if subject.start.hand.values is None else unknown(subject):
+        return not_here(why)
+    return compared(subject, lambda x: rows_apart(x.rollout.returns, targets(x).returns or []))
+
+
+def explained(values: Tensor, returns: Tensor) -> float:
+    "1 - var(returns - values) / var(returns)."
+    return 1 - ((returns - values).var() / returns.var().clamp(min=1e-12)).item()
+
+
+@rung(
+    RUNGS,
+    "value model: fits a batch",
+    f"explained variance above {WANTED} within {STEPS} steps at one of two learning rates: a "
+    "model with more weights than the batch has tokens can learn the batch by heart",
+    "whether its weights are in the optimizer and get a gradient, a frozen body, its "
+    "precision, values far from the scale of the returns",
+    needs=("value model: returns",),
+)
+def fits(subject: Subject) -> Finding:
+    "Whether the value model can learn the returns of one batch, by the trainer's own update."
+    if subject.start.hand.values is None:
+        return not_here(NO_VALUE)
+    r = distinct(subject.start.rollout)
+    if r.returns[r.mask].std() < 1e-6:
+        return not_here("all returns of the batch are equal")
+    scale = "values {:+.2f} ± {:.2f}, returns {:+.2f} ± {:.2f}".format(
+        *(f(x[r.mask]).item() for x in (r.values, r.returns) for f in (torch.mean, torch.std))
+    )
+    width, tries = subject.trainer.pair.config.get_text_config().hidden_size, []
+    for rate in (RATE / width, RATE / width / 10):
+        best, steps = fitted(subject, r, rate)
+        tries.append(f"explained variance {best:.2f} after {steps} steps at {rate:.1g}")
+        if best > WANTED:
+            break
+    return Finding(best > WANTED, f"{', '.join(tries)}, {len(r)} episodes; {scale}")
+
+
+def distinct(r: Rollout) -> Rollout:
+    "A few episodes of other prompts each: nothing can tell two answers to one apart at its start."
+    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)
+    first = {tuple(row): i for i, row in reversed([*enumerate(prompts.tolist())])}
+    return r.select(sorted(first.values())[:EPISODES])
+
+
+def fitted(subject: Subject, r: Rollout, rate: float) -> tuple[float, int]:
+    "The best explained variance while a value model is fitted, and the steps that it took."
+    trainer, best, steps = taught(subject, rate), -torch.inf, 0
+    while best <= WANTED and steps < STEPS:
+        now = after_fit(trainer, r)
+        best, steps = max(best, explained(now[r.mask], r.returns[r.mask])), steps + EPOCHS
+    return best, steps
+
+
+def taught(subject: Subject, rate: float) -> PPOTrainer:
+    "A trainer that fits its value model to the returns, and gives the policy nothing to do."
+    changes = dict(
+        learning_rate=rate,
+        value_learning_rate=None,
+        num_ppo_epochs=EPOCHS,
+        num_mini_batches=1,
+        num_generations=1,
+        per_device_train_batch_size=EPISODES,
+        gradient_accumulation_steps=1,
+        vf_coef=1.0,
+        cliprange_value=1e6,
+        kl_coef=0.0,
+        kl_controller="fixed",
+        kl_in="reward",
+        entropy_coef=0.0,
+    )
+    return subject.beside(own_optimizer=False, **changes)
+
+
+def after_fit(trainer: PPOTrainer, r: Rollout) -> Tensor:
+    "Values [B, T] after one more update on the batch, without an advantage to follow."
+    trainer.prepare()
+    trainer.update(r.with_(advantages=torch.zeros_like(r.rewards)))
+    with torch.no_grad():
+        measure: Any = lambda part: trainer.forward(trainer.pair, part)[2:]
+        return trainer.forward.over(r, measure)[0]

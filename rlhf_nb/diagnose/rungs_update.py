@@ -1,0 +1,652 @@
+"""Rungs on the update: its loss and gradient by hand, whether it learns, what changes from one
+update to the next, and what is kept of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import get_scheduler
+
+from rlhf_nb.diagnose import by_hand, reload
+from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
+from rlhf_nb.diagnose.subject import (
+    LOOKED_AT,
+    Observed,
+    Subject,
+    close,
+    differing,
+    episode_sums,
+    fingerprint,
+    inner_optimizer,
+)
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.trainer import PPOTrainer
+
+RUNGS: list[Rung] = []
+EPISODES = 128  # that a trivial reward is learned from, about
+UPDATES = 4, 16  # at least, at most
+FEWEST = 32  # episodes: of fewer, chance decides what is learned (16 of 1 each: 3 of 8 seeds)
+PLAIN: dict[str, Any] = dict(  # a trivial reward and nothing beside it
+    missing_eos_penalty=None,
+    non_eos_penalty=False,
+    normalize_scores=False,
+    score_clip=None,
+    kl_coef=0.0,
+    kl_controller="fixed",
+    reward_aggregation="sum",
+    reward_weights=None,
+)
+
+
+# ---- One update by hand ----
+
+
+def loss_by_hand(observed: Observed) -> dict[str, float]:
+    "Every logged mean of the losses, from readings of the models at a learning rate of 0."
+    r, args, hand, sums, tokens = (
+        observed.trained_on,
+        observed.args,
+        observed.hand,
+        Counter[str](),
+        0,
+    )
+    for step in observed.steps:
+        rows = step.rows.tolist()
+        among = r.mask[rows].sum(1).tolist()
+        tokens += sum(among)
+        for i in rows:
+            values = None if hand.values is None else hand.values[i]
+            of_episode = episode_sums(r, i, hand.policy[i], values, args, among)
+            sums.update({name: x.item() for name, x in of_episode._asdict().items()})
+    names = dict(
+        policy="loss/policy_avg",
+        value="loss/value_avg",
+        entropy="policy/entropy_avg",
+        ratio="val/ratio",
+        clipped="policy/clipfrac_avg",
+        approxkl="policy/approxkl_avg",
+        **(dict(kl="loss/kl_avg") if args.kl_in == "loss" else {}),
+    )
+    return {name: sums[key] / tokens for key, name in names.items()}
+
+
+def worst_of(ours: dict[str, float], theirs: dict[str, float]) -> tuple[float, str]:
+    "The largest relative difference, and of which metric."
+    gap = lambda name: abs(theirs[name] - ours[name]) / max(1.0, abs(ours[name]))
+    known = {name: gap(name) for name in ours if name in theirs}
+    missing = [name for name in ours if name not in theirs and ours[name] != 0]
+    if missing:
+        return math.inf, missing[0]
+    name = max(known, key=lambda k: known[k] if math.isfinite(known[k]) else math.inf)
+    return known[name], name
+
+
+@rung(
+    RUNGS,
+    "learning: loss",
+    "the clipped losses of 1707.06347 (eq. 7 and 9) and 2403.17031 (values) on every episode, "
+    "where old log-probs and values were shifted so that some ratios are clipped; "
+    "num_ppo_epochs x num_mini_batches steps, and every episode once in each epoch",
+    "which log-probs the ratio is against, signs, masks, what the sum is divided by",
+    needs=("log-probs: policy", "value model: returns", "value model: advantages"),
+)
+def loss(subject: Subject) -> Finding:
+    "The losses of an update whose old log-probs and values were shifted, by hand."
+    moved, limit = subject.moved, close(subject)
+    ours, uneven = loss_by_hand(moved), uneven_epochs(moved)
+    gap, name = worst_of(ours, moved.metrics)
+    steps = moved.args.num_ppo_epochs * moved.args.num_mini_batches
+    text = f"{gap:.1e} apart at most, in {name} (allowed {limit:g}); "
+    text += f"{len(moved.steps)} of {steps} steps; "
+    text += ", ".join(f"{k.split('/')[1]} {x:.3g}" for k, x in ours.items())
+    text += f"; {uneven} epochs do not have every episode once" if uneven else ""
+    return Finding(gap <= limit and len(moved.steps) == steps and not uneven, text)
+
+
+def uneven_epochs(observed: Observed) -> int:
+    "How many epochs leave an episode out, or train on one twice."
+    rows, parts = [step.rows.tolist() for step in observed.steps], observed.args.num_mini_batches
+    epochs = [chain(*rows[i : i + parts]) for i in range(0, len(rows), parts)]
+    return sum(sorted(epoch) != [*range(len(observed.trained_on))] for epoch in epochs)
+
+
+@rung(
+    RUNGS,
+    "learning: gradient",
+    "that of the mini-batch's loss per token, however it is cut into micro-batches, and "
+    "nothing left of the step before (definition; rounding as of the log-probs)",
+    "the division by micro-batches instead of tokens, zero_grad, vf_coef, a detached part",
+    needs=("learning: loss",),
+)
+def gradient(subject: Subject) -> Finding:
+    "The first two gradients of an update, against the loss by hand on the whole mini-batch."
+    moved, limit = subject.moved, 5 * close(subject)
+    if moved.args.fp16:
+        return not_here("fp16 scales its gradients")
+    steps = [step for step in moved.steps if not math.isnan(step.gap)]
+    gap = max(step.gap for step in steps)
+    parts = moved.args.gradient_accumulation_steps
+    text = f"{gap:.1e} of its norm away at most (allowed {limit:g}), over {len(steps)} steps of "
+    text += f"{parts // moved.args.num_mini_batches} micro-batches; norms "
+    first = steps[0]
+    norms = [f"{k} {x:.3g} by hand {first.norms_by_hand[k]:.3g}" for k, x in first.norms.items()]
+    return Finding(gap <= limit, text + ", ".join(norms))
+
+
+@rung(
+    RUNGS,
+    "learning: metrics",
+    "means over episodes, of real tokens alone (definition)",
+    "padding that is counted, kl_coef after the controller moved it, signs",
+    needs=("log-probs: policy", "log-probs: KL by hand"),
+)
+def metrics(subject: Subject) -> Finding:
+    "The means that are logged of a rollout, by hand."
+    limit, worst = close(subject), (0.0, "objective/kl")
+    for observed in (subject.start, subject.moved):
+        worst = max(worst, worst_of(logged_by_hand(observed, subject), observed.metrics))
+    return Finding(worst[0] <= limit, f"{worst[0]:.1e} apart at most, in {worst[1]} ({limit:g})")
+
+
+def logged_by_hand(observed: Observed, subject: Subject) -> dict[str, float]:
+    "Means over episodes, of real tokens alone."
+    r, rows = observed.trained_on, range(len(observed.trained_on))
+    lengths = [int(n) for n in r.mask.sum(1)]
+    mean = lambda numbers: sum(numbers) / len(rows)
+    kl = mean([sum(observed.hand.kl(i, observed.args.kl_estimator)) for i in rows])
+    score = mean(r.scores.tolist())
+    price = by_hand.price_in_rewards(observed.kl_coef, observed.args)
+    return {
+        "objective/kl": kl,
+        "objective/entropy": mean([-r.logprobs[i, : lengths[i]].sum().item() for i in rows]),
+        "objective/non_score_reward": -price * kl,
+        "objective/rlhf_reward": score - price * kl,
+        "objective/scores": score,
+        "objective/raw_scores": mean(r.raw_scores.tolist()),
+        "objective/kl_coef": observed.kl_coef,
+        "val/num_eos_tokens": float(sum(r.stopped.tolist())),
+        "tokens/response_length": mean(lengths),
+    }
+
+
+# ---- One real step ----
+
+
+@rung(
+    RUNGS,
+    "learning: optimizer",
+    "every weight that learns is in the optimizer, at the configured learning rate of its "
+    "model (definition)",
+    "learning_rate, value_learning_rate, the parameter groups of an optimizer of your own",
+)
+def groups(subject: Subject) -> Finding:
+    "Which weights the optimizer has, and at which rate."
+    trainer, args = subject.beside(), subject.args
+    trainer.prepare()
+    rates = {id(p): g["lr"] for g in trainer.optimizer.param_groups for p in g["params"]}
+    own = args.value_learning_rate
+    wanted = dict(policy=args.learning_rate, value=args.learning_rate if own is None else own)
+    parts, right = [], True
+    for name, rate in wanted.items():
+        given = [rates.get(id(p)) for p in parameters_of(getattr(trainer.pair, name), learned=True)]
+        right &= all(x is not None and math.isclose(x, rate) for x in given)
+        listed = Counter("none" if x is None else f"{x:g}" for x in given)
+        parts += [f"{name} {n} tensors at {x}" for x, n in listed.items()]
+    if trainer.args.lr_scheduler_type != "constant" or subject.trainer.optimizer is not None:
+        return not_here(f"the optimizer is the user's own ({', '.join(parts)})")
+    return Finding(
+        right, f"{', '.join(parts)}; configured {wanted['policy']:g}, {wanted['value']:g}"
+    )
+
+
+def moved_shares(
+    trainer: PPOTrainer, before: dict[str, Tensor], touched: dict[str, Tensor]
+) -> dict[str, float]:
+    "Of policy and value model, the share of the weights with a gradient that moved."
+    shares = {}
+    for part in ("policy", "value"):
+        pairs = [
+            (before[k], p, touched[k])
+            for k, p in trainer.pair.named_parameters()
+            if k.startswith(f"{part}.") and k in touched
+        ]
+        had = sum(int(g.sum()) for _, _, g in pairs)
+        moved = sum(int(((a != p.detach().cpu()) & g).sum()) for a, p, g in pairs)
+        if had or getattr(trainer.pair, part) is not None:
+            shares[part] = moved / had if had else 0.0
+    return shares
+
+
+def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float]], float]:
+    """Shares of the weights with a gradient that moved; norms of each step, of policy and value;
+    and the largest change of the reference."""
+    trainer: Any = subject.beside(**subject.sizes(LOOKED_AT))
+    trainer.prepare()
+    before = {k: p.detach().cpu().clone() for k, p in trainer.pair.named_parameters()}
+    had: dict[str, Tensor] = {}
+    norms: dict[str, list[float]] = dict(policy=[], value=[])
+    step = trainer.optimizer_step
+
+    def noted(model: Any) -> float:
+        squares = dict.fromkeys(norms, 0.0)
+        for name, p in trainer.pair.named_parameters():
+            if p.grad is not None:
+                touched = p.grad.detach().cpu() != 0
+                had[name] = had[name] | touched if name in had else touched
+                squares[name.split(".")[0]] += p.grad.double().square().sum().item()
+        for name, square in squares.items():
+            norms[name].append(math.sqrt(square))
+        return step(model)
+
+    trainer.optimizer_step = noted
+    reference = trainer.ref_model
+    kept = [p.detach().clone() for p in parameters_of(reference)]
+    trainer.step(subject.batch(trainer.args.batch_size))
+    away = [(a - b).abs().max().item() for a, b in zip(kept, parameters_of(reference))]
+    return moved_shares(trainer, before, had), norms, max(away, default=0.0)
+
+
+def parameters_of(model: Any, learned: bool = False) -> list[Any]:
+    "None where there is no model."
+    parameters = [] if model is None else list(model.parameters())
+    return [p for p in parameters if p.requires_grad or not learned]
+
+
+@rung(
+    RUNGS,
+    "learning: weights move",
+    "at least half of the weights that have a gradient are other numbers after one update: in "
+    "bfloat16 a step below 1/512 of a weight is rounded away (8 bits of precision); the "
+    "reference stays",
+    "weights in bfloat16 with a small learning rate: keep them in float32 and set bf16; a "
+    "model that is missing in the optimizer",
+)
+def move(subject: Subject) -> Finding:
+    "The share of weights that one update moves in their precision."
+    shares, norms, away = one_update(subject)
+    limit = subject.args.max_grad_norm
+    text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    text += " of the weights with a gradient moved; gradient norms "
+    text += ", ".join(f"{k} {x[0]:.3g} to {x[-1]:.3g}" for k, x in norms.items() if k in shares)
+    text += f", clipped at {limit:g}" if limit > 0 else ", not clipped"
+    text += f"; the reference moved by {away:g}" if away else ""
+    return Finding(min(shares.values()) >= 0.5 and not away, text)
+
+
+# ---- A reward that anything learns ----
+
+
+def wanted_token(subject: Subject) -> tuple[int, str] | None:
+    """The commonest token with a text of its own that some responses lack. One of two or more
+    letters that no other token spells as well, if there is one, as the reward counts the text."""
+    r, stops = subject.start.sampled, subject.trainer.sampling_settings.stop_ids
+    ids = [i for i, _ in Counter(r.response_ids[r.mask].tolist()).most_common() if i not in stops]
+    texts = {i: subject.tokenizer.decode([i]).strip() for i in ids}
+    lacked = {i: not ((r.response_ids == i) & r.mask).any(1).all() for i in ids}
+    chosen = [(i, texts[i]) for i in ids if texts[i] and lacked[i]]
+    alone = (x for x in chosen if len(x[1]) > 1 and sum(x[1] in y for y in texts.values()) == 1)
+    return next(alone, chosen[0] if chosen else None)
+
+
+def share_of(text: str) -> Callable[..., list[float]]:
+    "A reward: the share of a response's characters that spell this text."
+
+    def share(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
+        return [10.0 * x.count(text) * len(text) / max(1, len(x)) for x in responses]
+
+    return share
+
+
+def probability(trainer: PPOTrainer, rows: list[tuple[Tensor, Tensor]], token: int) -> float:
+    "Of the token, a mean over the places of some responses."
+    with torch.no_grad(), trainer.accelerator.autocast():
+        read = [by_hand.read(trainer.policy, *row, trainer.args.temperature) for row in rows]
+    return torch.cat([x.all_logprobs[:, token] for x in read]).double().exp().mean().item()
+
+
+@rung(
+    RUNGS,
+    "learning: trivial reward",
+    "more of a token whose share is the reward, within some updates at the configured learning "
+    "rate: the policy gradient theorem (Sutton et al. 1999), on a reward that needs no insight",
+    "learning_rate, the sign of the loss or of advantages, max_grad_norm, the number of "
+    "episodes in an update",
+    needs=("learning: weights move",),
+)
+def trivial(subject: Subject) -> Finding:
+    "A token that is rewarded becomes likelier at the places of the first responses."
+    chosen = wanted_token(subject)
+    if chosen is None:
+        return not_here("no token of the responses is left out by some of them")
+    token, spelled = chosen
+    size = subject.args.batch_size if subject.args.batch_size <= 64 else 64
+    trainer: Any = subject.beside(share_of(spelled), **PLAIN, **subject.sizes(size))
+    updates = min(UPDATES[1], max(UPDATES[0], math.ceil(EPISODES / trainer.args.batch_size)))
+    if updates * trainer.args.batch_size < FEWEST:
+        return not_here(f"{updates} updates of {trainer.args.batch_size} are too few episodes")
+    rows = by_hand.rows_of(subject.start.sampled)[:LOOKED_AT]
+    before = probability(trainer, rows, token)
+    scores = [trainer.step()["objective/scores"] for _ in range(updates)]
+    after = probability(trainer, rows, token)
+    text = f"probability of {spelled!r} {before:.4g} to {after:.4g} ({after / before - 1:+.2%}) in "
+    text += f"{updates} updates of {trainer.args.batch_size}; its share in responses "
+    text += f"{scores[0] / 10:.1%} to {scores[-1] / 10:.1%}"
+    return Finding(after > before, text)
+
+
+# ---- From one update to the next ----
+
+SCHEDULED = 3  # updates, the last one with SMALL as its target_kl, where the run has one
+EPOCHS = 3  # of each, at most
+SMALL = 1e-12  # nats, below what a step moves the policy by
+CLIP = 1e-2  # max_grad_norm at most, or most gradients are too short to be clipped
+CERTAIN = 20.0  # nats of all samples: below, two draws may be the same by chance
+
+
+@dataclass
+class Run:
+    "What a few updates did."
+
+    trainer: PPOTrainer
+    rows: list[list[list[int]]] = field(default_factory=list)  # of each step of each update
+    kls: list[list[float]] = field(default_factory=list)  # approxkl, likewise
+    rates: list[list[list[float]]] = field(default_factory=list)  # of each group, likewise
+    norms: list[float] = field(default_factory=list)  # of the gradients that are stepped with
+    coefs: list[tuple[float, float]] = field(default_factory=list)  # kl_coef after, and by hand
+    changed: list[int] = field(default_factory=list)  # weights of the policy, by each update
+
+
+def copy_of(subject: Subject) -> PPOTrainer:
+    "A trainer with the run's own schedules and small updates."
+    own = subject.args
+    trainer = subject.beside(
+        max_steps=max(1, own.num_total_batches),
+        lr_scheduler_type=own.lr_scheduler_type,
+        warmup_steps=own.warmup_steps,
+        value_warmup_updates=min(own.value_warmup_updates, SCHEDULED - 1),
+        num_ppo_epochs=min(own.num_ppo_epochs, EPOCHS),
+        max_grad_norm=min(own.max_grad_norm, CLIP),
+        **subject.sizes(LOOKED_AT),
+    )
+    trainer.prepare()
+    return trainer
+
+
+def updates(trainer: PPOTrainer, batch: Any, target_kl: float | None) -> Run:
+    "A few updates, all on one batch."
+    run, args = Run(trainer), trainer.args
+    note_steps(run)
+    for k in range(SCHEDULED):
+        args.target_kl = target_kl if k == SCHEDULED - 1 else None
+        for steps in (run.rows, run.kls, run.rates):
+            cast(list, steps).append([])
+        before, coef = fingerprint(trainer.policy), trainer.controller.value
+        kl = trainer.step(batch)["objective/kl"]
+        by_formula = by_hand.kl_coef_after(coef, kl, args.batch_size, args)
+        run.coefs.append((trainer.controller.value, by_formula))
+        run.changed.append(differing(before, trainer.policy))
+    return run
+
+
+def note_steps(run: Run) -> None:
+    "Each optimizer step of the trainer is written down from now on."
+    trainer: Any = run.trainer
+    gradients = trainer.gradients
+
+    def noted(model: Any, r: Rollout, rows: Tensor) -> dict[str, float]:
+        sums = gradients(model, r, rows)
+        run.rows[-1].append(rows.tolist())
+        run.kls[-1].append(sums["approxkl"] / sums["tokens"])
+        return sums
+
+    def before(optimizer: Any, *_: Any) -> None:
+        groups = optimizer.param_groups
+        run.rates[-1].append([float(group["lr"] or 0.0) for group in groups])
+        grads = [p.grad for g in groups for p in g["params"] if p.grad is not None]
+        run.norms.append(math.sqrt(sum(x.double().square().sum().item() for x in grads)))
+
+    trainer.gradients = noted
+    inner_optimizer(trainer).register_step_pre_hook(before)
+
+
+# ---- What is looked at; None: it does not apply ----
+
+
+def samples(trainer: PPOTrainer, batch: Any) -> Finding | None:
+    "Two rollouts of one policy on the same prompts."
+    first, args = trainer.rollout(batch), trainer.args
+    if args.top_k or args.top_p < 1 or -first.logprobs[first.mask].sum() < CERTAIN:
+        return None
+    same = torch.equal(first.response_ids, trainer.rollout(batch).response_ids)
+    return Finding(not same, "the same samples in two rollouts" if same else "new samples")
+
+
+def rates(run: Run) -> Finding | None:
+    "The learning rate of every step, against the schedule that transformers makes."
+    trainer, args = run.trainer, run.trainer.args
+    inner, n = inner_optimizer(trainer), args.num_total_batches
+    bases = [float(group["initial_lr"] or 0.0) for group in inner.param_groups]
+    if type(trainer).create_scheduler is not PPOTrainer.create_scheduler or not all(bases):
+        return None  # a schedule of the user's own, or an optimizer that finds its rate itself
+    groups = [dict(params=[torch.zeros(1)], lr=base) for base in bases]
+    other = torch.optim.SGD(groups, lr=inner.defaults.get("lr") or bases[0])
+    planned = args.get_warmup_steps(n), n, cast(Any, args.lr_scheduler_kwargs)
+    plan, right = get_scheduler(args.lr_scheduler_type, other, *planned), True
+    for steps in run.rates:
+        wanted = [group["lr"] for group in other.param_groups]
+        right &= all(
+            math.isclose(a, b, rel_tol=1e-6) for step in steps for a, b in zip(step, wanted)
+        )
+        other.step()
+        plan.step()
+    shown = ", ".join(f"{step[0]:.6g}" for steps in run.rates for step in steps[-1:])
+    return Finding(
+        right, f"learning rates {shown}" + ("" if right else ", and scheduled are others")
+    )
+
+
+def orders(run: Run) -> Finding | None:
+    "Every epoch of the updates has an order of its own."
+    args = run.trainer.args
+    if args.num_mini_batches == 1 or args.batch_size < 8:
+        return None
+    starts = range(0, args.num_mini_batches * args.num_ppo_epochs, args.num_mini_batches)
+    epochs = [str(u[i : i + args.num_mini_batches]) for u in run.rows for i in starts if u[i:]]
+    return Finding(
+        len({*epochs}) == len(epochs), f"{len({*epochs})} orders in {len(epochs)} epochs"
+    )
+
+
+def settings(run: Run) -> list[Finding]:
+    "Whether kl_controller, max_grad_norm, value_warmup_updates and target_kl do what they say."
+    args, first = run.trainer.args, run.changed[: run.trainer.args.value_warmup_updates]
+    own, ours = (", ".join(f"{pair[i]:.4g}" for pair in run.coefs) for i in (0, 1))
+    right = all(math.isclose(*pair, rel_tol=1e-6) for pair in run.coefs)
+    findings = [Finding(right, f"kl_coef {own}, by hand {ours}")]
+    limit, longest = args.max_grad_norm, max(run.norms, default=0.0)
+    if limit > 0 and not args.fp16:
+        text = f"gradients of norm {longest:.3g} at most, clipped at {limit:.3g}"
+        findings.append(Finding(longest <= 1.02 * limit, text))
+    if first and run.trainer.pair.value is not None:
+        text = f"{max(first)} weights of the policy changed in the value warm-up"
+        findings.append(Finding(not any(first), text))
+    if args.target_kl is not None:
+        late = sum(kl > args.target_kl for kl in run.kls[-1][:-1])
+        findings.append(Finding(not late, f"{late} steps after one above target_kl"))
+    return findings
+
+
+@rung(
+    RUNGS,
+    "learning: schedule",
+    f"over {SCHEDULED} updates with the run's own schedules: one step of lr_scheduler_type an "
+    "update, gradients no longer than max_grad_norm, another order of rows in each epoch and "
+    "other samples in each rollout, kl_coef by its formula (1909.08593, section 2.2), a policy "
+    "that stays in value_warmup_updates and no step after target_kl (definition)",
+    "where the scheduler is stepped, seeds that do not depend on the update, the sign of the "
+    "controller's error, settings that are read nowhere",
+)
+def schedule(subject: Subject) -> Finding:
+    "All of these, over a few updates."
+    trainer = copy_of(subject)
+    batch = subject.batch(trainer.args.batch_size)
+    drawn = samples(trainer, batch)
+    run = updates(trainer, batch, None if subject.args.target_kl is None else SMALL)
+    looks = [x for x in (rates(run), orders(run), drawn, *settings(run)) if x is not None]
+    wrong = [x.measured for x in looks if not x.passed]
+    text = "; ".join(wrong or [x.measured for x in looks])
+    return Finding(not wrong, f"wrong: {text}" if wrong else text)
+
+
+# ---- What is kept ----
+
+GREEDY = 16  # tokens
+
+
+def base_of_adapter(policy: Any) -> str | None:
+    "Where an adapter's base model can be loaded from; None: nowhere."
+    name = policy.get_base_model().name_or_path
+    return name if name and (Path(name).exists() or "/" in name) else None
+
+
+@rung(
+    RUNGS,
+    "state: resume",
+    "one update, a checkpoint, and one more update are bit for bit two updates (definition; on "
+    "a GPU, kernels that are not deterministic may differ)",
+    "what the checkpoint holds: value model, optimizer, random states, controller, running "
+    "moments, position in the data; a reward function that draws random numbers",
+)
+def resume(subject: Subject) -> Finding:
+    "Two updates at once, against one, a checkpoint, and another one."
+    trainer, folder = subject.trained
+    again = subject.beside(**subject.two_updates)
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    pairs = zip(trainer.pair.named_parameters(), again.pair.named_parameters())
+    other = [name for (name, a), (_, b) in pairs if not torch.equal(a, b)]
+    logs = [log_of(x) for x in (trainer, again)]
+    unlike = [k for k, x in logs[0].items() if logs[1].get(k) != x]
+    size = sum(1 for _ in trainer.pair.parameters())
+    text = f"{size - len(other)} of {size} weight tensors and {len(logs[0]) - len(unlike)} of "
+    text += f"{len(logs[0])} metrics are bit for bit the same"
+    odd = (other + unlike)[:3]
+    return Finding(not other and not unlike, text + (f"; not {', '.join(odd)}" if odd else ""))
+
+
+def log_of(trainer: PPOTrainer) -> dict[str, float]:
+    "The last update's metrics, without its times."
+    last = [log for log in trainer.state.log_history if "objective/kl" in log][-1]
+    timed = ("time/", "tokens/per_second", "eps")
+    return {k: x for k, x in last.items() if not k.startswith(timed)}
+
+
+@rung(
+    RUNGS,
+    "state: reload",
+    "a saved policy writes the same greedy text in a new process (definition)",
+    "tied weights, an adapter's base, a dtype or config that is not saved, resized embeddings",
+    needs=("state: resume",),
+)
+def reloaded(subject: Subject) -> Finding:
+    "The text that a saved policy writes in a new process."
+    trainer = subject.trained[0]
+    policy, device = trainer.policy, str(trainer.args.device)
+    adapter = hasattr(policy, "peft_config") and not subject.args.save_merged
+    if adapter and base_of_adapter(policy) is None:
+        return not_here("the adapter's base model was made in memory: no process can load it")
+    folder, positions = subject.folder / "saved", max(1, subject.positions - GREEDY)
+    trainer.save_model(str(folder))
+    prompts = [p.tolist()[-positions:] for p, _ in by_hand.rows_of(subject.start.sampled)[:2]]
+    ours = reload.greedy(policy.eval(), prompts, GREEDY, device)
+    given = json.dumps(dict(folder=str(folder), prompts=prompts, tokens=GREEDY, device=device))
+    words = [sys.executable, reload.__file__, given]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode:
+        return Finding(False, f"the new process stopped: {done.stderr.strip().splitlines()[-1]}")
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    same = sum(a == b for a, b in zip(ours, theirs["ids"]))
+    return Finding(
+        same == len(ours), f"{same} of {len(ours)} texts are the same: {theirs['texts'][0]!r}"
+    )
+
+
+def files_in(folder: Path) -> int:
+    "Bytes."
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def checkpoints_of(args: Any, updates: int) -> int:
+    "How many a run leaves at most."
+    if str(getattr(args.save_strategy, "value", args.save_strategy)) == "no":
+        return 0
+    every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * updates)
+    made = math.ceil(updates / every)
+    return min(made, args.save_total_limit or made) + 1  # one is written before another goes
+
+
+def nearest(path: Path) -> Path:
+    "The folder, or the first above it that is there."
+    return next(x for x in (path, *path.absolute().parents) if x.exists())
+
+
+@rung(
+    RUNGS,
+    "state: room",
+    "less than there is: checkpoints (save_total_limit), rollouts, models with gradients and "
+    "Adam's two moments (1412.6980)",
+    "save_steps, save_total_limit, save_rollouts; rlhf-nb ppo --dry_run plans memory with "
+    "activations",
+)
+def room(subject: Subject) -> Finding:
+    "Disk for the checkpoints and rollouts of the whole run; memory for weights and optimizer."
+    args, folder = subject.args, subject.trained[1]
+    updates = max(1, args.num_total_batches)
+    disk = files_in(folder / "checkpoint-1") * checkpoints_of(args, updates)
+    disk += files_in(subject.folder / "saved")
+    if args.save_rollouts:
+        r = subject.start.rollout
+        kept = r.save(subject.folder / "one.safetensors").stat().st_size
+        disk += int(kept / len(r) * args.batch_size * updates)
+    free = shutil.disk_usage(nearest(Path(str(args.output_dir)))).free
+    memory, limit = memory_of(subject), device_memory(subject)
+    text = f"disk {gib(disk)} of {gib(free)} free; memory {gib(memory)} of {gib(limit)} for "
+    text += "weights, gradients and optimizer, activations not counted"
+    return Finding(disk < free and memory < limit, text)
+
+
+def gib(size: float) -> str:
+    "Bytes as people write them."
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"
+
+
+def bytes_of(*models: Any, learned: bool = False) -> int:
+    "Of weights; learned: of those that learn."
+    return sum(p.numel() * p.element_size() for x in models for p in parameters_of(x, learned))
+
+
+def memory_of(subject: Subject) -> int:
+    "Weights of all models; gradient and two moments of those that learn."
+    trainer = subject.trainer
+    models = trainer.pair, trainer.ref_model, *trainer.judges.models
+    return bytes_of(*models) + 3 * bytes_of(trainer.pair, learned=True)
+
+
+def device_memory(subject: Subject) -> int:
+    "Of the device."
+    device = subject.trainer.args.device
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
