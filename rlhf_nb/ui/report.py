@@ -17,6 +17,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.runtime.metrics import Metric, in_order
 from rlhf_nb.ui.blind_spots import blind_sentence, outcome_sentence
+from rlhf_nb.ui.chart import curve_picture, curve_svg, thin
 from rlhf_nb.ui.episodes import (
     episode_facts,
     episode_signals,
@@ -45,7 +46,6 @@ from rlhf_nb.ui.html import (
 from rlhf_nb.ui.places import NO_PAGE, SavedPage, episode_link, saved_page, update_links
 from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
 from rlhf_nb.ui.reproduce import made_of, reproduce_section
-from rlhf_nb.ui.run_curves import curve_picture, curve_svg, thin
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
 from rlhf_nb.ui.viz import curves, signal_table
 
