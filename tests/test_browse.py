@@ -22,9 +22,15 @@ from rlhf_nb.evaluate import repetition
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui import run_files
-from rlhf_nb.ui.browser import browse
-from rlhf_nb.ui.run_files import RunFolder, left_out, ranges_of
-from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
+from rlhf_nb.ui.run_files import (
+    RunFolder,
+    Suspect,
+    episode_suspects,
+    left_out,
+    ranges_of,
+    run_suspects,
+)
+from rlhf_nb.ui.viewer import browse
 from rlhf_nb.ui.what_if import what_if
 
 WORDS = "a b c d e f".split()
@@ -454,7 +460,7 @@ def test_a_search_says_what_it_found(run, monkeypatch, odd):
     # catches: a button that seems dead where no episode is unusual
     seen = browse(run)
     found = [Suspect(2, row, "odd") for row in range(odd)]
-    monkeypatch.setattr("rlhf_nb.ui.browser.suspects_of", lambda *_: found)
+    monkeypatch.setattr("rlhf_nb.ui.viewer.suspects_of", lambda *_: found)
     ask(seen.reader, act="search every update")
     wanted = "unusual episodes: 2." if odd else "no unusual episode."
     assert seen.reader.head["said"] == f"Every update was searched, {wanted}"

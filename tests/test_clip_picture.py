@@ -7,7 +7,7 @@ import torch
 from matplotlib import pyplot as plt
 
 from rlhf_nb.losses import policy_loss
-from rlhf_nb.ui.clip_picture import clip_picture, loss_of, map_grid, push_map
+from rlhf_nb.ui.pictures import clip_picture, loss_of, map_grid, push_map
 
 CLIPS = [
     dict(cliprange=0.2),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf_nb.gae import gae, td_errors
-from rlhf_nb.ui.gae_picture import gae_picture, shares
+from rlhf_nb.ui.pictures import gae_picture, shares
 from rlhf_nb.ui.viz import signed
 
 TOKENS = ["cat", "barked", "loudly", "STOP"]

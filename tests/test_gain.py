@@ -10,9 +10,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, kind_of
-from rlhf_nb.ui.gain import gain_of, headline
-from rlhf_nb.ui.gain_picture import EDGE, LEFT, WIDTH, gain_picture
 from rlhf_nb.ui.html import exact, number_text
+from rlhf_nb.ui.verdict import EDGE, LEFT, WIDTH, gain_of, gain_picture, headline
 
 RATES = {("sft", 0.01): 0.2, ("ppo", 0.01): 0.9, ("sft", 1.0): 0.5, ("ppo", 1.0): 0.4}
 

@@ -8,7 +8,7 @@ import torch
 from torch import tensor
 
 from rlhf_nb.kl import k3
-from rlhf_nb.ui.kl_pictures import bells, kl_picture, prices_picture, tree_picture
+from rlhf_nb.ui.pictures import bells, kl_picture, prices_picture, tree_picture
 
 TOKENS = ["cat", "<b>", "&", "STOP"]
 

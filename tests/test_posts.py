@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 
 from rlhf_nb.tldr import SUBREDDITS, edit_pair, gold_judge, mini_tldr
-from rlhf_nb.ui.blind_spots import blind_sentence, near_chance, outcome_sentence
 from rlhf_nb.ui.facts import claims_of, facts_told, judged_text, post_with_facts
-from rlhf_nb.ui.posts import (
+from rlhf_nb.ui.verdict import (
     best_and_worst,
+    blind_sentence,
     examples_section,
     most_harmed,
+    near_chance,
+    outcome_sentence,
     posts_section,
     spread_posts,
     subreddit_of,

@@ -26,17 +26,17 @@ from rlhf_nb.ui import preference_labels as L
 from rlhf_nb.ui import preference_refit as R
 from rlhf_nb.ui import preferences as P
 from rlhf_nb.ui import reward_scores as S
-from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.html import asset
 from rlhf_nb.ui.preference_labels import (
     Labelling,
     draw_pairs,
+    is_held_out,
     load_preferences,
     read_labels,
+    refit_reward_model,
     showings,
 )
-from rlhf_nb.ui.preference_refit import is_held_out, refit_reward_model
-from rlhf_nb.ui.preferences import label_preferences, reward_view
-from rlhf_nb.ui.reward_scores import PairLook, pair_order, score_pairs
+from rlhf_nb.ui.preferences import PairLook, label_preferences, pair_order, reward_view, score_pairs
 
 ROWS = [dict(prompt=f"post {i}", answer_1=f"one {i}", answer_2=f"two {i}") for i in range(20)]
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"\u202e'
@@ -701,7 +701,7 @@ def test_a_pair_is_text_with_a_tint_and_its_numbers():
 @pytest.mark.parametrize("part", [L, R, S])
 def test_only_the_desk_has_widgets(part):
     source = Path(part.__file__).read_text()
-    assert "ipywidgets" not in source and "rlhf_nb.ui.controls" not in source
+    assert "ipywidgets" not in source and "rlhf_nb.ui.explore" not in source
     assert "ipywidgets" in Path(P.__file__).read_text()
 
 

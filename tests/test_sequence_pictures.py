@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.ui.loop import WIDTH
-from rlhf_nb.ui.sequence import batch_picture, choice_picture, reading_picture
+from rlhf_nb.ui.pictures import batch_picture, choice_picture, reading_picture
 
 PROMPTS, RESPONSES = [["the", "cat"], ["why", "did", "it", "stop"]], [["sat", "STOP"], ["it", "<"]]
 PICTURES = [

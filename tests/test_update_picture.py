@@ -7,7 +7,7 @@ from dataclasses import fields
 from rlhf_nb import ppo
 from rlhf_nb.ppo import mini_batches
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.update_picture import PHASES, parts_picture, record_picture, steps_picture
+from rlhf_nb.ui.loop import PHASES, parts_picture, record_picture, steps_picture
 
 
 def texts(picture):

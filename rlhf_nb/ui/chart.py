@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.html import element, number_text, visible
+from rlhf_nb.ui.html import asset, element, number_text, visible
 
 Points = Sequence[tuple[int, float]]  # update and value, in order
 

@@ -30,10 +30,8 @@ from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.runtime.notebook import forget_last_writer
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.controls import action_button, notebook_bundle, side_by_side
-from rlhf_nb.ui.explore import control
-from rlhf_nb.ui.html import element, error_note, sheet, themed_page
+from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side
+from rlhf_nb.ui.html import asset, element, error_note, sheet, themed_page
 from rlhf_nb.ui.run_view import (
     SHEETS,
     Change,
