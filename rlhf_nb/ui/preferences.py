@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
-import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_nb.masks import right_pad
-from rlhf_nb.models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
-from rlhf_nb.reward import RewardConfig, encode_pairs, preference_metrics
+from rlhf_nb.reward import RewardConfig
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.tldr import SLOT
@@ -30,7 +27,6 @@ from rlhf_nb.ui.explore import (
     side_by_side,
     step_through,
 )
-from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import (
     asset,
     breakable,
@@ -44,237 +40,25 @@ from rlhf_nb.ui.html import (
     themed,
     tinted_text,
 )
-from rlhf_nb.ui.preference_labels import (
-    Labelling,
-    Labels,
+from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines, turns_text
+from rlhf_nb.ui.reader import SCRIPT
+from rlhf_nb.ui.reward_scores import (
+    PAIR_FILTERS,
+    PAIR_SIGNALS,
+    PAIR_SORTS,
+    PairLook,
     Refit,
+    ScoredPair,
+    pair_facts,
+    pair_numbers,
+    pair_order,
+    pair_record,
+    pair_summary,
     refit_reward_model,
     render_refit,
-    report_lines,
-    share_sentence,
-    turns_text,
+    score_pairs,
 )
-from rlhf_nb.ui.reader import SCRIPT
-from rlhf_nb.ui.viz import Html, signed, visible, visible_token
-
-# ---- What a reward model makes of pairs ----
-
-
-def _scorer(model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    "A model that RewardTrainer makes. Raises ValueError on others."
-    if not isinstance(model, str) and not hasattr(getattr(model, "config", None), "num_labels"):
-        raise ValueError(
-            f"model is a {type(model).__name__}: give a reward model as RewardTrainer makes it, "
-            "or its folder."
-        )
-    model = load_scorer(model)
-    scorer_head(model)
-    check_vocabulary(model, tokenizer, "reward model")
-    return model
-
-
-@torch.no_grad()
-def _running_scores(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: list[list[int]],
-    batch_size: int = 64,
-) -> list[list[float]]:
-    "The head's score at each token of each row. Padding is on the right."
-    was_training, running = model.training, []
-    model.eval()
-    for start in range(0, len(rows), batch_size):
-        ids, mask = right_pad(rows[start : start + batch_size], tokenizer.pad_token_id)
-        scores = token_scores(model, ids.to(model.device), mask.to(model.device)).cpu()
-        running += [row[keep].tolist() for row, keep in zip(scores, mask.bool())]
-    model.train(was_training)
-    return running
-
-
-def _check_causal(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: list[int]
-) -> None:
-    "Raises ValueError where the score so far depends on what comes later."
-    half = max(1, len(row) // 2)
-    other = row[:half] + row[:1] * (len(row) - half)  # as long, so that rounding is the same
-    score, changed = (
-        scores[half - 1] for scores in _running_scores(model, tokenizer, [row, other])
-    )
-    loose = 1e-6 if next(model.parameters()).dtype == torch.float32 else 1e-2
-    if not math.isclose(score, changed, rel_tol=loose, abs_tol=loose):
-        raise ValueError(
-            f"{type(model).__name__} reads both ways: its score after {half} tokens is "
-            f"{score:.6g}, and {changed:.6g} where other words follow, so that there "
-            "is no score so far. Give a reward model that is made from a causal model."
-        )
-
-
-@dataclass(frozen=True)
-class ScoredPair:
-    "Two answers, token by token, and the score of a reward model so far at each."
-
-    number: int  # row of the data
-    prompt: str
-    tokens: tuple[list[str], list[str]]  # chosen and rejected; the stop token is the last
-    scores: tuple[list[float], list[float]]
-    start: float | None  # at the end of the prompt; None without one
-    answers: tuple[str, str] = ("", "")  # as texts, with the blanks that tokens may lack
-
-    @property
-    def margin(self) -> float:
-        "Score of the chosen answer less that of the rejected one: below zero, the model is wrong."
-        return self.scores[0][-1] - self.scores[1][-1]
-
-    def changes(self, which: int) -> list[float]:
-        "What each token did to the score; they add up to the score, from that of the prompt."
-        scores = self.scores[which]
-        return [now - before for before, now in zip([self.start or 0.0, *scores], scores)]
-
-    @property
-    def text(self) -> str:
-        "Both answers, to find a word in."
-        both = zip(self.answers, self.tokens)
-        return "\n".join(answer or "".join(tokens) for answer, tokens in both)
-
-
-def _rows_of_ids(
-    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int | None
-) -> Dataset:
-    """Columns chosen_ids and rejected_ids. Raises ValueError on an empty set, or on rows that
-    cannot be scored."""
-    if not len(pairs):
-        raise ValueError("there are 0 pairs to look at: give at least one.")
-    if {"chosen_ids", "rejected_ids"} <= set(pairs.column_names):
-        for i, row in enumerate(pairs):
-            if not row["chosen_ids"] or not row["rejected_ids"]:
-                raise ValueError(f"row {i} has no ids: drop the row.")
-        return pairs
-    return encode_pairs(pairs, tokenizer, max_length)
-
-
-def score_pairs(
-    model: PreTrainedModel | str,  # a reward model made by RewardTrainer, or its folder
-    processing_class: PreTrainedTokenizerBase | str,
-    pairs: Dataset,  # prompt, chosen, rejected: texts or conversations; or ids of encode_pairs
-    max_length: int | None = None,  # as in training
-) -> list[ScoredPair]:
-    """The running score of every answer. Raises ValueError on another kind of model, and on rows
-    that RewardTrainer refuses."""
-    tokenizer = load_tokenizer(processing_class)
-    scorer, data = _scorer(model, tokenizer), _rows_of_ids(pairs, tokenizer, max_length)
-    rows = [(list(one), list(two)) for one, two in zip(data["chosen_ids"], data["rejected_ids"])]
-    _check_causal(scorer, tokenizer, rows[0][0])
-    scores = _running_scores(scorer, tokenizer, [ids for both in rows for ids in both])
-    text = lambda ids: str(tokenizer.decode(ids))
-    scored: list[ScoredPair] = []
-    for i, (one, two) in enumerate(rows):
-        differ = (k for k, (a, b) in enumerate(zip(one, two)) if a != b)
-        shared = next(differ, min(len(one), len(two)) - 1)
-        first, second = scores[2 * i : 2 * i + 2]
-        tokens = [text([t]) for t in one[shared:]], [text([t]) for t in two[shared:]]
-        start = first[shared - 1] if shared else None
-        running = first[shared:], second[shared:]
-        answers = text(one[shared:]), text(two[shared:])
-        scored.append(ScoredPair(i, text(one[:shared]), tokens, running, start, answers))
-    return scored
-
-
-@dataclass(frozen=True)
-class PairLook:
-    "Which pairs, in which order, and what is shown of them."
-
-    place: int = 1
-    signal: str = "running score"  # or change
-    sort: str = "worst mistakes first"
-    only: str = "all"
-    find: str = ""  # in prompt or answers, capitals or not
-
-
-PAIR_SIGNALS = ("running score", "change")
-
-PAIR_SORTS: dict[str, Callable[[ScoredPair], float]] = {
-    "worst mistakes first": lambda one: one.margin,
-    "closest calls first": lambda one: abs(one.margin),
-    "surest first": lambda one: -one.margin,
-    "as given": lambda one: one.number,
-}
-
-PAIR_FILTERS: dict[str, Callable[[ScoredPair], bool]] = {
-    "all": lambda one: True,
-    "mistakes": lambda one: not one.margin > 0,
-    "right": lambda one: one.margin > 0,
-}
-
-
-def pair_order(
-    pairs: Sequence[ScoredPair],
-    look: PairLook,
-) -> list[int]:  # places in `pairs`; those that tie keep their order
-    "Filter, then sort. Raises ValueError on an order or a filter that is not there."
-    if look.sort not in PAIR_SORTS or look.only not in PAIR_FILTERS:
-        raise ValueError(
-            f"cannot sort by {look.sort!r} and keep {look.only!r}: there are {list(PAIR_SORTS)} "
-            f"and {list(PAIR_FILTERS)}."
-        )
-    kept = [
-        i
-        for i, one in enumerate(pairs)
-        if PAIR_FILTERS[look.only](one)
-        and look.find.casefold() in f"Pair {one.number}\n{one.prompt}\n{one.text}".casefold()
-    ]
-    return sorted(
-        kept, key=lambda i: (math.isnan(pairs[i].margin), PAIR_SORTS[look.sort](pairs[i]))
-    )
-
-
-def pair_summary(
-    pairs: Sequence[ScoredPair],
-) -> str:
-    "How many pairs are in the right order, and how far apart the two are."
-    chosen, rejected = (torch.tensor([one.scores[which][-1] for one in pairs]) for which in (0, 1))
-    metrics = preference_metrics(chosen, rejected)
-    right = int((chosen > rejected).sum())
-    return (
-        f"{len(pairs)} pairs · accuracy {share_sentence(right, len(pairs))} · mean margin "
-        f"{signed(metrics['margin'])}"
-    )
-
-
-def pair_facts(one: ScoredPair) -> str:
-    "What is known of a pair as a whole."
-    chosen, rejected = (signed(scores[-1]) for scores in one.scores)
-    verdict = "right" if one.margin > 0 else "wrong"
-    start = "" if one.start is None else f" · at the end of the prompt {signed(one.start)}"
-    return (
-        f"Pair {one.number} · {verdict}, margin {signed(one.margin)} · chosen {chosen}, "
-        f"rejected {rejected}{start}"
-    )
-
-
-def pair_numbers(one: ScoredPair, which: int) -> dict[str, list[float]]:
-    "The numbers under the tokens of one answer, signal by signal."
-    return {"running score": one.scores[which], "change": one.changes(which)}
-
-
-def pair_record(one: ScoredPair) -> dict[str, Any]:
-    """One pair as the script reads it: texts with everything visible, all digits of the numbers,
-    and the facts that the prompt tells."""
-    exact = lambda numbers: " ".join(f"{x:.7g}" for x in numbers)
-    words = lambda which: spaced(one.tokens[which], one.answers[which])
-    return dict(
-        facts=pair_facts(one),
-        asked=visible(one.prompt).replace("↵\n", "\n"),
-        text=visible(one.text),
-        number=one.number,
-        margin=one.margin if math.isfinite(one.margin) else None,
-        tokens=[[visible(word) or "∅" for word in words(which)] for which in (0, 1)],
-        rows=[{name: exact(x) for name, x in pair_numbers(one, which).items()} for which in (0, 1)],
-        told=facts_told(one.prompt),
-    )
-
-
-# ---- Pages ----
-
+from rlhf_nb.ui.viz import Html, signed, visible_token
 
 SHEETS = ("sheet.css", "tints.css", "preferences.css")
 SCALE = "{signal}: orange above zero, blue and underlined below; full colour at {most}."

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.metrics import in_order
+from rlhf_nb.runtime.metrics import Metric, in_order
+from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
     episode_facts,
@@ -28,7 +29,7 @@ from rlhf_nb.ui.episodes import (
 )
 from rlhf_nb.ui.explore import notebook_bundle
 from rlhf_nb.ui.foreign import ForeignRun, is_foreign
-from rlhf_nb.ui.html import Html, contained, element, safe_prose, safe_text
+from rlhf_nb.ui.html import Html, contained, element, number_text, percent, safe_prose, safe_text
 from rlhf_nb.ui.reader import (
     Reader,
     head_of,
@@ -194,25 +195,45 @@ def curves_of(
     lines: Mapping[str, pd.DataFrame],  # what each run logged, an update a row
     counted: str = "tokens",  # what lengths are counted in
 ) -> list[dict[str, Any]]:
-    "The metrics that were logged, as curves over the updates: a line a run."
-    curves = []
+    "The metrics that were logged, as curves over the updates: a line a run, all on one axis."
+    logged: list[tuple[Metric, list[dict[str, Any]]]] = []
     for metric in in_order("viewer"):
-        drawn = {
-            run: frame[["update", metric.name]].replace([math.inf, -math.inf], math.nan).dropna()
-            for run, frame in lines.items()
+        drawn = [
+            dict(run=run, which=i, points=finite_points(frame, metric.name))
+            for i, (run, frame) in enumerate(lines.items())
             if metric.name in frame
-        }
-        kept = [
-            dict(run=run, points=frame.values.tolist())
-            for run, frame in drawn.items()
-            if len(frame)
         ]
-        if kept:
-            about, unit = f"{metric.title}, {metric.unit}", metric.sign
-            if unit == "tokens":
-                about, unit = about.replace("tokens", counted), counted
-            curves.append(dict(name=metric.short[0], about=about, unit=unit, lines=kept))
-    return curves
+        if kept := [line for line in drawn if line["points"]]:
+            logged.append((metric, kept))
+    # A point before the first update is drawn at the left end of the axis.
+    updates = [max(u, 0.0) for _, kept in logged for line in kept for u, _ in line["points"]]
+    span = (min(updates, default=0.0), max(updates, default=0.0))
+    return [_curve(metric, kept, span, counted) for metric, kept in logged]
+
+
+def finite_points(frame: pd.DataFrame, column: str) -> list[list[float]]:
+    "Update and value of each row that has both."
+    return (
+        frame[["update", column]].replace([math.inf, -math.inf], math.nan).dropna().values.tolist()
+    )
+
+
+def _curve(
+    metric: Metric, lines: Sequence[dict[str, Any]], span: tuple[float, float], counted: str
+) -> dict[str, Any]:
+    "One curve as a reader takes it: its names, the numbers, and the picture."
+    about, unit = f"{metric.title}, {metric.unit}", metric.sign
+    if unit == "tokens":
+        about, unit = about.replace("tokens", counted), counted
+    points = [point for line in lines for point in line["points"]]
+    steps, values = [max(u, 0.0) for u, _ in points], [value for _, value in points]
+    show = percent if metric.is_share else lambda x: f"{number_text(x)} {unit}".strip()
+    title = (
+        f"{about}, updates {min(steps):g} to {max(steps):g}: {show(min(values))} to "
+        f"{show(max(values))}"
+    )
+    svg = curve_strip({line["which"]: line["points"] for line in lines}, span, title)
+    return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
 
 
 def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set[int]) -> list[int]:

@@ -27,7 +27,8 @@ from test_viewer import write_run
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.ui.preferences import PairLook, RewardView, ScoredPair
+from rlhf_nb.ui.preferences import RewardView
+from rlhf_nb.ui.reward_scores import PairLook, ScoredPair
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 
