@@ -283,9 +283,9 @@ def control(
         and all(isinstance(x, (int, float)) for x in spec)
     ):
         low, high, start, *given = spec
-        whole = all(isinstance(x, int) for x in spec)
-        make = _IntSlider if whole else _FloatSlider
-        step = given[0] if given else 1 if whole else (high - low) / 100
+        integers = all(isinstance(x, int) for x in spec)
+        make = _IntSlider if integers else _FloatSlider
+        step = given[0] if given else 1 if integers else (high - low) / 100
         return make(value=start, min=low, max=high, step=step, continuous_update=False, **shared)
     choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
     if len(choices) and None not in choices:  # for ipywidgets, None means: nothing is chosen

@@ -28,8 +28,8 @@ def asset(name: str) -> str:
     none of that name."""
     path = STATIC / name
     if not path.is_file():
-        there = ", ".join(sorted(file.name for file in STATIC.iterdir()))
-        raise FileNotFoundError(f"there is no asset {name!r}: give one of {there}.")
+        names = ", ".join(sorted(file.name for file in STATIC.iterdir()))
+        raise FileNotFoundError(f"there is no asset {name!r}: give one of {names}.")
     return path.read_text(encoding="utf-8")
 
 
@@ -190,10 +190,10 @@ def spaced(tokens: Sequence[str], text: str) -> list[str]:
     "Each token with the blanks before it in the text: some tokenizers keep no blank in a token."
     words, at = [], 0
     for token in tokens:
-        found = text.find(token, at)
-        gap = text[at : max(found, at)]
+        start = text.find(token, at)
+        gap = text[at : max(start, at)]
         words.append(gap[len(gap.rstrip()) :] + token)
-        at = at if found < 0 else found + len(token)
+        at = at if start < 0 else start + len(token)
     return words
 
 

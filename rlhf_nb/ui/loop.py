@@ -422,11 +422,11 @@ def parts_picture(
         drawn.append(block(right, y, rows, width))
         y += (high + 3) * len(rows) + 12
         cells += width * len(rows)
-    whole = f"one rectangle: {len(lengths) * longest} cells for {sum(lengths)} tokens"
+    joined = f"one rectangle: {len(lengths) * longest} cells for {sum(lengths)} tokens"
     split = f"{len(parts)} parts: {cells} cells"
-    drawn.append(words(left, 24, whole, "number", 13, "start", INK))
+    drawn.append(words(left, 24, joined, "number", 13, "start", INK))
     drawn.append(words(right, 24, split, "number", 13, "start", INK))
-    return sheet(max(y, top + (high + 3) * len(lengths)) + 6, f"{whole}; {split}.", *drawn)
+    return sheet(max(y, top + (high + 3) * len(lengths)) + 6, f"{joined}; {split}.", *drawn)
 
 
 # ---- From your own data to a judged policy ----

@@ -88,8 +88,8 @@ def batch_picture(
             real = str(token != PAD).lower()
             parts.append(at.box(column, y, token))
             parts.append(words(at.middle(column), y + 45, real, "note", 12))
-    told = "; ".join(f"{' '.join(p)} | {' '.join(r)}" for p, r in zip(prompts, responses))
-    text = f"A padded batch, prompts on the left and responses on the right: {told}"
+    rows = "; ".join(f"{' '.join(p)} | {' '.join(r)}" for p, r in zip(prompts, responses))
+    text = f"A padded batch, prompts on the left and responses on the right: {rows}"
     return sheet(44 + 62 * len(prompts), text, *parts)
 
 
@@ -261,18 +261,18 @@ def kl_picture(
             line([(left, y - 4), (left + 24, y - 4)], *LINES[name]),
             kl_words(left + 30, y, labels[-1], "text", 12),
         ]
-    some = "1 token" if tokens == 1 else f"{tokens} tokens"
+    count = "1 token" if tokens == 1 else f"{tokens} tokens"
     keys = (("ink", "", "log π", 24), ("grey", "5 3", "log π_{ref}", 110))
     return kl_sheet(
         284,
         f"Policy and reference, {drift:g} apart; exact KL {exact:.3f}. Averages over {BATCHES:,} "
-        f"batches of {some}: {'; '.join(labels)}.",
+        f"batches of {count}: {'; '.join(labels)}.",
         kl_words(24, 30, "k1 of a token: log π − log π_{ref}", "title", 15),
         *(line([(x, 50), (x + 24, 50)], color, dash) for color, dash, _, x in keys),
         *(kl_words(x + 30, 54, text, "text", 12) for _, _, text, x in keys),
         gap_panel(logprobs, ref_logprobs, drawn[:tokens]),
-        kl_words(24, 270, f"{some}, drawn from π, and the sign of each gap", size=12),
-        kl_words(404, 30, f"estimates of the KL from {some}", "title", 15),
+        kl_words(24, 270, f"{count}, drawn from π, and the sign of each gap", size=12),
+        kl_words(404, 30, f"estimates of the KL from {count}", "title", 15),
         *legend,
         histograms(averages, exact),
         kl_words(404, 270, f"in nats; {BATCHES:,} batches, the tails cut off", size=12),

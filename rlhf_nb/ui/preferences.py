@@ -396,6 +396,6 @@ def reward_view(
     """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
     models, and on rows that RewardTrainer refuses."""
     scored = score_pairs(model, processing_class, pairs, max_length)
-    seen = RewardView(render_pairs(scored, PairLook()))
-    seen.pairs, seen.look = scored, PairLook()
-    return seen
+    page = RewardView(render_pairs(scored, PairLook()))
+    page.pairs, page.look = scored, PairLook()
+    return page

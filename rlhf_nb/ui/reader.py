@@ -98,13 +98,13 @@ def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
     r, computed = shown.rollout, FOLLOWS if objective else set()
     if objective and objective.kl_estimator == "full":
         computed = computed - {"kl"}
-    there = {
+    measured = {
         name: filled(r, name)
         for name in SIGNALS
         if getattr(r, name) is not None and name not in computed
     }
     more = dict(now=shown.now, entropy=shown.entropy)
-    return there | {name: x for name, x in more.items() if x is not None}
+    return measured | {name: x for name, x in more.items() if x is not None}
 
 
 def _planes(x: np.ndarray) -> bytes:
@@ -143,10 +143,10 @@ def packed_update(
     in byte planes. `rlhf_nb/ui/static/reader.js` reads it."""
     r = shown.rollout
     rows = range(len(r)) if rows is None else rows
-    objective, asks, told = objective_for(shown, chosen)
+    objective, asks, note = objective_for(shown, chosen)
     if len(rows) < len(r):
         objective = asks = None
-        told = "Advantages are whitened over a whole update, and some episodes are left out."
+        note = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
     vocabulary: dict[str, int] = {}
     number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
@@ -179,7 +179,7 @@ def packed_update(
         recipe=page_recipe(objective) if objective else None,
         asks=page_recipe(asks) if asks else None,
         clip={k: x for k, x in (r.objective or {}).items() if k in ("cliprange", "cliprange_high")},
-        told=told,
+        told=note,
         bad_form=[_bad_form(r, e) for e in rows],
         unit=unit_of(r),
         notes=list(map(visible, notes_of(r))),
@@ -193,8 +193,8 @@ def packed_update(
 
 def header_of(packed: bytes) -> dict[str, Any]:
     "The JSON header of a packed update."
-    whole = gzip.decompress(packed)
-    return json.loads(whole[4 : 4 + int.from_bytes(whole[:4], "little")])
+    unpacked = gzip.decompress(packed)
+    return json.loads(unpacked[4 : 4 + int.from_bytes(unpacked[:4], "little")])
 
 
 def _bad_form(r: Rollout, episode: int) -> bool | None:
@@ -288,8 +288,8 @@ def write_reader(
 ) -> Path:
     "A page that reads episodes without a kernel or a network, written whole or not at all."
     updates = [
-        {**one, "packed": base64.b64encode(whole).decode()}
-        for one, whole in zip(head["updates"], packed, strict=True)
+        {**one, "packed": base64.b64encode(data).decode()}
+        for one, data in zip(head["updates"], packed, strict=True)
     ]
     page = script_page(
         "reader.html",
@@ -326,10 +326,10 @@ NO_PAGE = SavedPage()
 def saved_page(folder: Path) -> SavedPage:
     "The page that `rlhf-nb view` writes beside the report, or an empty one where there is none."
     path = folder / "rollouts.html"
-    found = DATA.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if not found:
+    match = DATA.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not match:
         return NO_PAGE
-    own = [one for one in json.loads(found[1])["updates"] if "run" not in one]
+    own = [one for one in json.loads(match[1])["updates"] if "run" not in one]
     headers = {one["name"]: header_of(base64.b64decode(one["packed"])) for one in own}
     last: dict[str, tuple[str, int]] = {}
     for update, header in headers.items():
@@ -356,14 +356,14 @@ def episode_link(page: SavedPage, update: object, episode: int) -> Html:
 
 def prompt_link(page: SavedPage, prompt: str) -> Html:
     "A link to the last answer to a prompt that the page has; nothing where it was not answered."
-    found = page.last.get(prompt_text(prompt))
-    return episode_link(page, *found) if found else Html("")
+    place = page.last.get(prompt_text(prompt))
+    return episode_link(page, *place) if place else Html("")
 
 
 def update_links(page: SavedPage, updates: Sequence[object]) -> str:
     "Where to read what a policy wrote at some updates, as one paragraph."
-    there = [str(update) for update in updates if str(update) in page.episodes]
-    if not there:
+    kept = [str(update) for update in updates if str(update) in page.episodes]
+    if not kept:
         return ""
-    links = [page_link(page, f"update {one}", update=one) for one in there]
+    links = [page_link(page, f"update {one}", update=one) for one in kept]
     return element("p", "What the policy wrote then, token by token: ", ", ".join(links), ".")

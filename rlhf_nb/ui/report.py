@@ -62,11 +62,11 @@ SAME = ("command", "versions", "commit", "machine", "threads")
 
 def made_of(folder: Path, results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     "What made each stage, as their manifests and results.json keep it."
-    found = {
+    stages = {
         stage: read_json(folder / stage / "manifest.json").get("run", {}).get("made")
         for stage in STAGES
     }
-    return {k: made for k, made in {**found, "judge": results.get("made")}.items() if made}
+    return {k: made for k, made in {**stages, "judge": results.get("made")}.items() if made}
 
 
 def earlier_stages(made: Mapping[str, Mapping[str, Any]], last: str) -> str:

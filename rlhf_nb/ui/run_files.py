@@ -86,7 +86,7 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
 def left_out(path: Path, update: int) -> str:
     "A sentence on an update's files that `rollout_files` leaves out; empty where there are none."
     named = [(file.name, _FILE.fullmatch(file.name)) for file in _candidates(path)]
-    names = [name for name, found in named if found and int(found[1]) == update]
+    names = [name for name, match in named if match and int(match[1]) == update]
     if not names or update in rollout_files(path):
         return ""
     return f" {', '.join(names)} is left out: it is damaged, or not yet written as a whole."
@@ -134,10 +134,12 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
         return pad(x, (missing, 0) if left else (0, missing))
 
     def together(name: str) -> Tensor | None:
-        there = [x for r in parts if (x := getattr(r, name)) is not None]
-        if not there or (len(there) < len(parts) and not there[0].is_floating_point()):
+        parts_with = [x for r in parts if (x := getattr(r, name)) is not None]
+        if not parts_with or (
+            len(parts_with) < len(parts) and not parts_with[0].is_floating_point()
+        ):
             return None
-        return torch.cat([widened(r, name, there[0]) for r in parts])
+        return torch.cat([widened(r, name, parts_with[0]) for r in parts])
 
     texts = {
         name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
@@ -166,15 +168,15 @@ def repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return again / real.sum(1).clamp(min=1)
 
 
-def episode_numbers(there: Mapping[str, Any]) -> pd.DataFrame:
+def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
     "Length, stop, repetition, KL and scores of each episode, from what is there of a rollout."
-    mask = there["mask"].bool()
-    frame = dict(length=mask.sum(1), repetition=repeated(there["response_ids"], mask))
-    if (stopped := there.get("stopped")) is not None:
+    mask = tensors["mask"].bool()
+    frame = dict(length=mask.sum(1), repetition=repeated(tensors["response_ids"], mask))
+    if (stopped := tensors.get("stopped")) is not None:
         frame["stopped"] = stopped
-    if (kl := there.get("kl")) is not None:
+    if (kl := tensors.get("kl")) is not None:
         frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
-    raw, scores = there.get("raw_scores"), there.get("scores")
+    raw, scores = tensors.get("raw_scores"), tensors.get("scores")
     if (score := raw if scores is None else scores) is not None:
         frame["score"] = score.float()
     if raw is not None:
@@ -188,12 +190,12 @@ def numbers_of(path: Path) -> pd.DataFrame:
     try:
         with safe_open(path, "pt") as file:
             # A safetensors file has keys and cannot be iterated over.
-            there = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
+            tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
-    return episode_numbers(there)
+    return episode_numbers(tensors)
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -455,16 +457,16 @@ def run_suspects(
 ) -> list[Suspect]:  # alarms, then jumps
     "Updates at which something ran away or jumped."
     watched = {name: SHORT[name] for name in ("score", "KL", "length", "entropy")}
-    there = {name: column for name, column in watched.items() if column in log}
-    alarms = hacking_alarms(log) if "score" in there and len(there) > 1 else []
-    told = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
-    suspects = [Suspect(alarm.update, None, told(alarm)) for alarm in alarms]
-    for name, column in there.items():
+    logged = {name: column for name, column in watched.items() if column in log}
+    alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
+    sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
+    suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
+    for name, column in logged.items():
         suspects += _jump(name, log.dropna(subset=[column]), column, jump)
     return suspects
 
 
 def suspects_of(run: Updates, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
     "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
-    whole = run_suspects(run.log, counted=run.counted)
-    return whole + episode_suspects(run.numbers(updates), most)
+    of_run = run_suspects(run.log, counted=run.counted)
+    return of_run + episode_suspects(run.numbers(updates), most)

@@ -110,9 +110,9 @@ class Run:
 
 def state_sentence(run: Run) -> str:
     "The state of a run in words."
-    of, whole = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
+    of, done = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
     return STATES[run.state].format(
-        name=run.name, total=run.total, of=of, whole=whole, error=run.error
+        name=run.name, total=run.total, of=of, whole=done, error=run.error
     )
 
 
@@ -135,8 +135,10 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
     number = element("b", show(now), title=f"{now!r} {unit}")
     after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
     moved = any(line[0][0] <= u < last for u in marks)
-    told = visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
-    picture = curve_picture(curve_svg(line, marks, run.name, unit), told)
+    description = (
+        visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
+    )
+    picture = curve_picture(curve_svg(line, marks, run.name, unit), description)
     return element(
         "figure", element("figcaption", head, element("br"), number, safe_text(after)), picture
     )
@@ -145,11 +147,11 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
 def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     """The metrics of some short or logged names. None: all that there are; if none of them was
     logged, the first four."""
-    there = list(run.lines)  # a thread may be adding to it
+    logged = list(run.lines)  # a thread may be adding to it
     if names is None:
-        return there
+        return logged
     wanted = [SHORT.get(name, name) for name in names]
-    return wanted if not there or set(wanted) & set(there) else there[:4]
+    return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
 def curves_markup(run: Run, names: Sequence[str] | None) -> str:
@@ -157,10 +159,10 @@ def curves_markup(run: Run, names: Sequence[str] | None) -> str:
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
     chosen = chosen_curves(run, names)
-    there = [curve_figure(name, run.lines[name], run) for name in chosen if name in run.lines]
+    figures = [curve_figure(name, run.lines[name], run) for name in chosen if name in run.lines]
     absent = ", ".join(name for name in chosen if name not in run.lines)
     note = f"Never logged: {absent}. There are {', '.join(run.lines)}."
-    return element("div", *there, class_="curves") + (
+    return element("div", *figures, class_="curves") + (
         element("p", safe_text(note), class_="quiet") if absent else ""
     )
 

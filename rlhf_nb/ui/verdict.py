@@ -125,11 +125,11 @@ def gain_picture(
     for i, temperature in enumerate(temperatures):
         parts.append(_label(LEFT + 5, HEAD + BLOCK * i, how_sampled(temperature), kind="head"))
         gaps[MARKS[1]].append(HEAD - 4.5 + BLOCK * i)
-        there = {row["model"]: row for row in rows if row["temperature"] == temperature}
-        for j, model in enumerate(name for name in ("sft", "ppo") if name in there):
+        models = {row["model"]: row for row in rows if row["temperature"] == temperature}
+        for j, model in enumerate(name for name in ("sft", "ppo") if name in models):
             y = FIRST + BLOCK * i + ROW * j
-            parts.append(_model_line(there[model], y))
-            low, _, high = _interval(there[model])
+            parts.append(_model_line(models[model], y))
+            low, _, high = _interval(models[model])
             for x in crossed(*beside(low, high)):
                 gaps[x].append(y)
     names = (("0 %", "grid"), ("50 %: as the references", "half"), ("100 %", "grid"))
@@ -344,9 +344,9 @@ def outcome_sentence(frame: pd.DataFrame) -> str:
     "Which fact PPO's summaries leave out most, and which they get wrong most; empty without facts."
     if "text_ppo" not in frame:
         return ""
-    told = frame[frame["text_ppo"].notna()]
-    facts = [facts_told(post) for post in told["query"]]
-    judged = [(claims_of(text, x), x) for text, x in zip(told["text_ppo"], facts) if x]
+    answered = frame[frame["text_ppo"].notna()]
+    facts = [facts_told(post) for post in answered["query"]]
+    judged = [(claims_of(text, x), x) for text, x in zip(answered["text_ppo"], facts) if x]
     if not judged:
         return ""
     slots = list(judged[0][1])
@@ -396,8 +396,8 @@ def completions_of_run(folder: Path) -> pd.DataFrame:
 
 def subreddit_of(post: str) -> str:
     "What a post was sent to; empty where it does not say."
-    found = re.match(r"SUBREDDIT: r/(\w+)", post)
-    return found[1] if found else ""
+    match = re.match(r"SUBREDDIT: r/(\w+)", post)
+    return match[1] if match else ""
 
 
 def spread_posts(posts: Sequence[str], count: int) -> list[int]:
@@ -450,7 +450,7 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPag
             lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
     table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
-    link = element("p", found) if (found := prompt_link(page, row["query"])) else ""
+    link = element("p", target) if (target := prompt_link(page, row["query"])) else ""
     return asset("post.html").format(
         level=level, title=escape(title), query=query, table=table, link=link
     )

@@ -145,10 +145,10 @@ def _opened(
     if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
         return Rollout.load(source)
     run = ForeignRun(source, columns, tokenizer)
-    there = list(run.files)
-    if update is not None and update not in there:
-        raise ValueError(f"there is no update {update}: {run.path} has {there}.")
-    return run.rollout(there[-1] if update is None else update)
+    updates = list(run.files)
+    if update is not None and update not in updates:
+        raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
+    return run.rollout(updates[-1] if update is None else update)
 
 
 def view(
@@ -172,20 +172,20 @@ def view(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
         )
     shown = shown_of(rollout, now, entropy)
-    there = shown.names()
-    if signal is not None and signal not in there:
+    signals = shown.names()
+    if signal is not None and signal not in signals:
         raise ValueError(
-            f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases "
-            "of the trainer fill the others."
+            f"there is no signal {signal!r}: this rollout has {signals or 'none yet'}. Later "
+            "phases of the trainer fill the others."
         )
-    signal = signal or next(iter(there), "")
+    signal = signal or next(iter(signals), "")
     strips: dict[str, float | None] = {signal: None} if signal else {}
     markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
-    seen = RolloutView(contained(markup))
-    seen.shown, seen.place = shown, dict(row=episode, signal=signal)
+    page = RolloutView(contained(markup))
+    page.shown, page.place = shown, dict(row=episode, signal=signal)
     check_chosen(shown.rollout, objective)
-    seen.objective = objective
-    return seen
+    page.objective = objective
+    return page
 
 
 # ---- A run ----
@@ -256,8 +256,8 @@ def opened_run(
     source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
 ) -> Updates:
     "The updates of a run's folder, of files of another trainer, or of records."
-    told = columns is not None or tokenizer is not None
-    if is_foreign(source) or (told and not rollout_files(Path(source))):
+    described = columns is not None or tokenizer is not None
+    if is_foreign(source) or (described and not rollout_files(Path(source))):
         return ForeignRun(source, columns, tokenizer)
     return RunFolder(source)
 
@@ -335,8 +335,8 @@ class RunBrowser:
     def asks(self) -> str:
         "A sentence where a what-if has to ask for the objective of the newest update; else empty."
         newest = shown_of(self.run.rollout(max(self.run.files)))
-        _, asks, told = objective_for(newest, self.objective)
-        return told if asks else ""
+        _, asks, sentence = objective_for(newest, self.objective)
+        return sentence if asks else ""
 
     def again(self, index: int, row: int) -> dict[str, Any]:
         "Where else a prompt was answered, as indices into `updates` and rows; and its completions."
@@ -346,12 +346,12 @@ class RunBrowser:
         if not r.prompts:
             return dict(found=[], completed=[])
         place = {(x.get("run", 0), x["update"]): i for i, x in enumerate(listed)}
-        found = [
+        places = [
             (place[which, update], hit)
             for which, run in enumerate(filter(None, (self.run, self.other)))
             for update, hit in run.again(r.prompts[row])
         ]
-        return dict(found=found, completed=self.run.completed(r.prompts[row]))
+        return dict(found=places, completed=self.run.completed(r.prompts[row]))
 
     @cached_property
     def reader(self) -> Reader:
@@ -393,20 +393,20 @@ class RunBrowser:
     def go(self, suspect: Suspect) -> None:
         "Show a suspect: its update, and of that its episode or the best paid one."
         mine = list(self.run.files)
-        whole = suspect.episode is None
+        of_update = suspect.episode is None
         self.reader.place = {
             **self.reader.place,
-            **dict(find="", only="all", sort="score" if whole else "episode", down=whole),
+            **dict(find="", only="all", sort="score" if of_update else "episode", down=of_update),
             **dict(update=mine.index(nearest(mine, suspect.update))),
-            **dict(row=-1 if whole else suspect.episode),
+            **dict(row=-1 if of_update else suspect.episode),
         }
 
     def search(self) -> None:
         "Read the numbers of every update, and name the oddest episodes of all."
         self.suspects = suspects_of(self.run, None, 10)
         odd = sum(one.episode is not None for one in self.suspects)
-        found = f"unusual episodes: {odd}" if odd else "no unusual episode"
-        self._show(f"Every update was searched, {found}.", ["refresh"])
+        count = f"unusual episodes: {odd}" if odd else "no unusual episode"
+        self._show(f"Every update was searched, {count}.", ["refresh"])
 
     def refresh(self) -> None:
         "Take in what the run has written since."
@@ -430,10 +430,10 @@ class RunBrowser:
     ) -> Path:
         """One file that needs no kernel: some updates with their episodes, the suspects and the
         curves."""
-        files, whole = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
-        odd = {nearest(files, one.update) for one in whole}
+        files, of_run = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
+        odd = {nearest(files, one.update) for one in of_run}
         chosen = _chosen_updates(files, updates, odd)
-        suspects = whole + episode_suspects(self.run.numbers(chosen), 6)
+        suspects = of_run + episode_suspects(self.run.numbers(chosen), 6)
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()
@@ -449,8 +449,8 @@ class RunBrowser:
             packed.append(packed_update(shown, rows, self.objective))
             prompts.update(shown.rollout.prompts)
         completed = {
-            prompt_text(prompt): found
-            for prompt, found in self.run.completions().items()
+            prompt_text(prompt): rows_of_prompt
+            for prompt, rows_of_prompt in self.run.completions().items()
             if prompt in prompts
         }
         place = dict(signal=self.signal)
