@@ -227,7 +227,10 @@ def _curve(
         about, unit = about.replace("tokens", counted), counted
     points = [point for line in lines for point in line["points"]]
     steps, values = [max(u, 0.0) for u, _ in points], [value for _, value in points]
-    show = percent if metric.is_share else lambda x: f"{number_text(x)} {unit}".strip()
+
+    def show(value: float) -> str:
+        return percent(value) if metric.is_share else f"{number_text(value)} {unit}".strip()
+
     title = (
         f"{about}, updates {min(steps):g} to {max(steps):g}: {show(min(values))} to "
         f"{show(max(values))}"
