@@ -434,7 +434,7 @@ def code_cells(project: Project, page: str, cell: dict, out: Path) -> list[dict]
 
 def explorer_output(grid: dict) -> dict:
     "An explorer that needs no kernel, in place of the picture that the notebook keeps."
-    from rlhf_nb.ui.states import frame  # only where one is shown: the import takes seconds
+    from rlhf_nb.ui.explore import frame  # only where one is shown: the import takes seconds
 
     return dict(output_type="display_data", metadata={}, data={"text/html": frame(grid)})
 

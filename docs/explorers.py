@@ -61,8 +61,7 @@ def kind_of(picture: str) -> set[str]:
 
 def stale(kept: dict[str, Any], explorer: Any, trained: bool = False) -> list[str]:
     "What a kept grid says otherwise than its explorer: its frame, its start, presets, some states."
-    from rlhf_nb.ui.explore import markup
-    from rlhf_nb.ui.states import view_at
+    from rlhf_nb.ui.explore import markup, view_at
 
     dials = explorer.dials()
     frame = dict(explorer.framing(dials), cell=kept["cell"])
@@ -83,7 +82,7 @@ def stale(kept: dict[str, Any], explorer: Any, trained: bool = False) -> list[st
 
 def write(project: Project, name: str) -> None:
     "Draw the grids of a page. A file that says the same already is left alone."
-    from rlhf_nb.ui.states import pack
+    from rlhf_nb.ui.explore import pack
 
     path = project.explorer_file(name)
     found = explorers_of(project.paths[name])

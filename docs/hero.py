@@ -30,7 +30,7 @@ WIDTH, HEIGHT, COLOURS = 1100, 700, 96
 
 def write_data(run: Path) -> None:
     "Three updates of a run, from its beginning to its end."
-    from rlhf_nb.ui.browser import browse
+    from rlhf_nb.ui.viewer import browse
 
     browser = browse(run)
     files = list(browser.run.files)

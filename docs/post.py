@@ -27,7 +27,7 @@ GROUND = '<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="2
 
 def write_data(run: Path) -> None:
     "The post, its reference and both models' summaries, from the run's tables of completions."
-    from rlhf_nb.ui.posts import completions_of_run
+    from rlhf_nb.ui.verdict import completions_of_run
 
     frame = completions_of_run(run)
     gain = frame["gold_ppo"] - frame["gold_sft"]

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from rlhf_nb.rollout import Rollout
     from rlhf_nb.sft import SFTConfig, SFTTrainer
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
-    from rlhf_nb.ui.browser import browse
     from rlhf_nb.ui.dashboard import LiveDashboard
     from rlhf_nb.ui.preferences import label_preferences, reward_view
-    from rlhf_nb.ui.viewer import view
+    from rlhf_nb.ui.viewer import browse, view
 
 _MODULES = dict(
     LiveDashboard="ui.dashboard",

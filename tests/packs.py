@@ -1,4 +1,4 @@
-"""What a page opens, opened here: the other end of `rlhf_nb.ui.packed`."""
+"""What a page opens, opened here: the other end of `rlhf_nb.ui.reader`."""
 
 from __future__ import annotations
 

@@ -22,9 +22,15 @@ from rlhf_nb.evaluate import repetition
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui import run_files
-from rlhf_nb.ui.browser import browse
-from rlhf_nb.ui.run_files import RunFolder, left_out, ranges_of
-from rlhf_nb.ui.suspects import Suspect, episode_suspects, run_suspects
+from rlhf_nb.ui.run_files import (
+    RunFolder,
+    Suspect,
+    episode_suspects,
+    left_out,
+    ranges_of,
+    run_suspects,
+)
+from rlhf_nb.ui.viewer import browse
 from rlhf_nb.ui.what_if import what_if
 
 WORDS = "a b c d e f".split()
@@ -454,7 +460,7 @@ def test_a_search_says_what_it_found(run, monkeypatch, odd):
     # catches: a button that seems dead where no episode is unusual
     seen = browse(run)
     found = [Suspect(2, row, "odd") for row in range(odd)]
-    monkeypatch.setattr("rlhf_nb.ui.browser.suspects_of", lambda *_: found)
+    monkeypatch.setattr("rlhf_nb.ui.viewer.suspects_of", lambda *_: found)
     ask(seen.reader, act="search every update")
     wanted = "unusual episodes: 2." if odd else "no unusual episode."
     assert seen.reader.head["said"] == f"Every update was searched, {wanted}"
@@ -521,12 +527,16 @@ def test_two_runs_side_by_side(run, tmp_path):
 def test_curves_are_what_was_logged(run):
     # catches: a metric under another's name, an update that is counted from one
     curves = {curve["name"]: curve for curve in browse(run).reader.head["curves"]}
+    svg = curves["KL"].pop("svg")
     assert curves["KL"] == dict(
         name="KL",
         about="KL to the reference, nats per response",
         unit="nats",
-        lines=[dict(run="run", points=[[float(u), 2.0 * u] for u in range(5)])],
+        lines=[dict(run="run", which=0, points=[[float(u), 2.0 * u] for u in range(5)])],
     )
+    corners = "4.00,58.00 57.00,45.00 110.00,32.00 163.00,19.00 216.00,6.00"
+    assert f'points="{corners}" class="line0"' in svg and 'cx="216.00" cy="6.00"' in svg
+    assert "KL to the reference, nats per response, updates 0 to 4: 0.00 nats to 8.00 nats" in svg
     assert set(curves) == {"raw score", "KL", "length", "token entropy"}
     assert (
         "of a token, over the vocabulary" in curves["token entropy"]["about"]

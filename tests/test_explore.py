@@ -14,8 +14,18 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from traitlets import TraitError
 
-from rlhf_nb.ui.explore import Explorer, control, dial, markup
-from rlhf_nb.ui.states import frame, pack, page, thinned, unpack, view_at
+from rlhf_nb.ui.explore import (
+    Explorer,
+    control,
+    dial,
+    frame,
+    markup,
+    pack,
+    page,
+    thinned,
+    unpack,
+    view_at,
+)
 from rlhf_nb.ui.viz import signal_table
 
 NASTY = '"><script>alert(1)</script>&'

@@ -21,7 +21,6 @@ from test_viewer import HOSTILE, Reader, ask, make, read_page
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.ui.browser import browse
 from rlhf_nb.ui.foreign import (
     TARGETS,
     ForeignRun,
@@ -30,8 +29,8 @@ from rlhf_nb.ui.foreign import (
     text_of,
     words_of,
 )
-from rlhf_nb.ui.packed import packed_update
-from rlhf_nb.ui.viewer import view
+from rlhf_nb.ui.reader import packed_update
+from rlhf_nb.ui.viewer import browse, view
 
 MINE = dict(prompt="question", response="answer", scores="reward")
 ROWS = [
@@ -670,7 +669,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
     tmp_path, capsys, monkeypatch, output, more, said
 ):
     # catches: an input that is overwritten, an error once every rollout was read
-    monkeypatch.setattr("rlhf_nb.ui.browser.browse", lambda *given: pytest.fail("it was read"))
+    monkeypatch.setattr("rlhf_nb.ui.viewer.browse", lambda *given: pytest.fail("it was read"))
     files.verl(tmp_path / "verl")
     file = files.write_lines(tmp_path / "x.jsonl", ROWS)
     with pytest.raises((SystemExit, ValueError)) as error:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_nb.ui.explore import Explorer
-from rlhf_nb.ui.states import pack
+from rlhf_nb.ui.explore import Explorer, pack
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

@@ -31,10 +31,9 @@ from rlhf_nb.runtime.metrics import (
     ranges_table,
 )
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
-from rlhf_nb.ui.browser import curves_of
 from rlhf_nb.ui.report import curve_panels
-from rlhf_nb.ui.run_curves import curve_figure
-from rlhf_nb.ui.run_record import Run
+from rlhf_nb.ui.run_view import Run, curve_figure
+from rlhf_nb.ui.viewer import curves_of
 
 PAGE = NOTEBOOKS["47_metrics"]
 TRANSFORMERS = re.compile(

@@ -10,10 +10,10 @@ import pytest
 from test_viewer import write_run
 
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.browser import browse
-from rlhf_nb.ui.places import NO_PAGE, episode_link, page_link, prompt_link, saved_page
-from rlhf_nb.ui.posts import posts_section
+from rlhf_nb.ui.reader import NO_PAGE, episode_link, page_link, prompt_link, saved_page
 from rlhf_nb.ui.report import report
+from rlhf_nb.ui.verdict import posts_section
+from rlhf_nb.ui.viewer import browse
 
 
 @pytest.fixture

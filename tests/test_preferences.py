@@ -23,10 +23,9 @@ from rlhf_nb.evaluate import judge_pairs
 from rlhf_nb.models import scorer_from
 from rlhf_nb.reward import RewardConfig, RewardTrainer, encode_pairs, score_texts
 from rlhf_nb.ui import preference_labels as L
-from rlhf_nb.ui import preference_refit as R
 from rlhf_nb.ui import preferences as P
 from rlhf_nb.ui import reward_scores as S
-from rlhf_nb.ui.assets import asset
+from rlhf_nb.ui.html import asset
 from rlhf_nb.ui.preference_labels import (
     Labelling,
     draw_pairs,
@@ -34,9 +33,14 @@ from rlhf_nb.ui.preference_labels import (
     read_labels,
     showings,
 )
-from rlhf_nb.ui.preference_refit import is_held_out, refit_reward_model
 from rlhf_nb.ui.preferences import label_preferences, reward_view
-from rlhf_nb.ui.reward_scores import PairLook, pair_order, score_pairs
+from rlhf_nb.ui.reward_scores import (
+    PairLook,
+    is_held_out,
+    pair_order,
+    refit_reward_model,
+    score_pairs,
+)
 
 ROWS = [dict(prompt=f"post {i}", answer_1=f"one {i}", answer_2=f"two {i}") for i in range(20)]
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)>"\u202e'
@@ -431,7 +435,7 @@ def test_held_out_labels_are_never_trained_on(tmp_path, labels, tokenizer, tiny,
             seen.extend(train_dataset["pair"])
             super().__init__(model, args, train_dataset, **more)
 
-    monkeypatch.setattr(R, "RewardTrainer", Watching)
+    monkeypatch.setattr(S, "RewardTrainer", Watching)
     found = refit_reward_model(labels, tiny(), tokenizer, args(tmp_path, num_train_epochs=1))
     held = found.table[found.table.held_out]
     assert sorted([*seen, *held.pair]) == list(range(40)) and found.right()[1] == len(held) > 3
@@ -698,10 +702,10 @@ def test_a_pair_is_text_with_a_tint_and_its_numbers():
 
 
 # catches: a part that grows widgets, and with them what cannot be tested without a browser
-@pytest.mark.parametrize("part", [L, R, S])
+@pytest.mark.parametrize("part", [L, S])
 def test_only_the_desk_has_widgets(part):
     source = Path(part.__file__).read_text()
-    assert "ipywidgets" not in source and "rlhf_nb.ui.controls" not in source
+    assert "ipywidgets" not in source and "rlhf_nb.ui.explore" not in source
     assert "ipywidgets" in Path(P.__file__).read_text()
 
 

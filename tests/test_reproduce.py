@@ -13,7 +13,7 @@ import pytest
 from rlhf_nb.cli.demo import demo_parser
 from rlhf_nb.cli.demo_made import commit_of
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run, command_of, with_quick
-from rlhf_nb.ui.reproduce import made_of, reproduce_section
+from rlhf_nb.ui.report import made_of, reproduce_section
 
 MADE = dict(
     command="rlhf-nb demo --seed 3",

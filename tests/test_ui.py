@@ -14,8 +14,8 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from rlhf_nb.ui.assets import STATIC, asset
-from rlhf_nb.ui.controls import (
+from rlhf_nb.ui.explore import (
+    ChoiceSlider,
     action_button,
     labelled_control,
     notebook_bundle,
@@ -23,8 +23,9 @@ from rlhf_nb.ui.controls import (
     side_by_side,
     step_through,
 )
-from rlhf_nb.ui.explore import ChoiceSlider
 from rlhf_nb.ui.html import (
+    STATIC,
+    asset,
     breakable,
     data_table,
     duration,

@@ -24,8 +24,8 @@ from rlhf_nb.masks import whiten
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
-from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.packed import packed_update, pieces_of
+from rlhf_nb.ui.html import asset
+from rlhf_nb.ui.reader import packed_update, pieces_of
 from rlhf_nb.ui.report import report, run_curves
 from rlhf_nb.ui.viewer import view
 from rlhf_nb.ui.viz import signed

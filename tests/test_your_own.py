@@ -19,8 +19,7 @@ from rlhf_nb import cli
 from rlhf_nb.cli import judge, ppo, reward, sft
 from rlhf_nb.cli.models import tokenizer_of
 from rlhf_nb.models import load_policy, scorer_from, tiny_policy, train_tokenizer
-from rlhf_nb.ui.loop import WIDTH
-from rlhf_nb.ui.tree import QUESTIONS, Branch, command_lines, own_data_tree
+from rlhf_nb.ui.loop import QUESTIONS, WIDTH, Branch, command_lines, own_data_tree
 
 BRANCHES = [branch for question in QUESTIONS for branch in question.branches]
 TEMPLATE = (

@@ -78,9 +78,9 @@ def stages(run: Run) -> dict[str, Any]:
 
     from rlhf_nb.cli import demo_stages
     from rlhf_nb.cli.demo_log import print_end
-    from rlhf_nb.ui.browser import browse
-    from rlhf_nb.ui.posts import completions_of_run
     from rlhf_nb.ui.report import report, run_curves
+    from rlhf_nb.ui.verdict import completions_of_run
+    from rlhf_nb.ui.viewer import browse
 
     with demo_stages.quiet():
         with run.stage("world", f"{settings.posts:,} posts with references, seed {settings.seed}"):

@@ -17,9 +17,8 @@ from rich.text import Text
 from rlhf_nb.runtime.metrics import SEEDS
 from rlhf_nb.runtime.terminal import terminal_text
 from rlhf_nb.ui.facts import claims_of, facts_told
-from rlhf_nb.ui.gain import compare_rates, gain_of, judged_twice, win_sentences
 from rlhf_nb.ui.html import duration
-from rlhf_nb.ui.posts import spread_posts
+from rlhf_nb.ui.verdict import compare_rates, gain_of, judged_twice, spread_posts, win_sentences
 
 STYLES = dict(covered="bold dodger_blue2", invented="bold dark_orange")
 

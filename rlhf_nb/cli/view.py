@@ -152,11 +152,11 @@ def view_command(words: Sequence[str]) -> None:
             parser.error(f"--output {path} is the file that is read: give another one")
         writable(path, "--output")
     from rlhf_nb.cli.models import named  # seconds that `--help` does not wait for
-    from rlhf_nb.ui.browser import browse
     from rlhf_nb.ui.episodes import notes_of
     from rlhf_nb.ui.foreign import load_tokenizer, parse_columns
     from rlhf_nb.ui.report import report
     from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
+    from rlhf_nb.ui.viewer import browse
 
     columns = None if options.columns is None else parse_columns([options.columns])
     for name in ("columns", "tokenizer"):

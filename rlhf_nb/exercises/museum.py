@@ -80,7 +80,7 @@ def planted(bug: Bug) -> Iterator[None]:
     def wrong(*given: Any, **more: Any) -> Any:
         return bug.wrong(right, *given, **more)
 
-    owners = [bug.owner] if isinstance(bug.owner, type) else [*sys.modules.values()]
+    owners: list[Any] = [bug.owner] if isinstance(bug.owner, type) else [*sys.modules.values()]
     owners = [x for x in owners if getattr(x, "__dict__", {}).get(bug.name) is right]
     try:
         for owner in owners:

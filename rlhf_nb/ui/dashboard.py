@@ -1,33 +1,426 @@
-"""A run while it trains: its curves, its episodes, and three settings that may be changed."""
+"""A run while it trains: its curves, its episodes, and three settings that may be changed.
+
+Any thread may request a pause, a stop or a coefficient; the one that trains takes the requests
+between two updates, and nobody else does. A callback writes the record of the run, a panel shows
+it below its controls."""
 
 from __future__ import annotations
 
 import contextvars
+import copy
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ipywidgets as widgets
 from IPython import get_ipython
 from IPython.display import DisplayHandle, display
-from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 from transformers.utils.notebook import NotebookProgressCallback
 
+from rlhf_nb.kl import AdaptiveKLController
+from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.ui.controls import notebook_bundle
-from rlhf_nb.ui.dashboard_callback import Event, RunCallback
-from rlhf_nb.ui.dashboard_panel import SHOWN, Panel
-from rlhf_nb.ui.html import element, error_note, sheet, themed_page
-from rlhf_nb.ui.run_curves import curves_markup
-from rlhf_nb.ui.run_markup import SHEETS, body_markup, head_line, render_run
-from rlhf_nb.ui.run_record import Run, state_sentence
+from rlhf_nb.ui.explore import action_button, control, notebook_bundle, side_by_side
+from rlhf_nb.ui.html import asset, element, error_note, sheet, themed_page
+from rlhf_nb.ui.notebook import forget_last_writer
+from rlhf_nb.ui.run_view import (
+    SHEETS,
+    Change,
+    Run,
+    body_markup,
+    chosen_curves,
+    curves_markup,
+    head_line,
+    render_run,
+    state_sentence,
+)
+
+# ---- What is requested ----
+
+
+class Wishes:
+    "A pause, a stop and a coefficient that nobody has granted yet."
+
+    def __init__(self) -> None:
+        self._gate, self._lock = threading.Event(), threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        "The run is over: nothing is wished any more, and nobody is held."
+        self.kl_coef: float | None = None  # to be moved there; None: it stays
+        self.stop = False
+        self._gate.set()
+
+    def pause(self) -> None:
+        self._gate.clear()
+
+    def go_on(self) -> None:
+        self._gate.set()
+
+    @property
+    def pausing(self) -> bool:
+        return not self._gate.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        "Wait so long for the end of a pause. Is it over?"
+        return self._gate.wait(seconds)
+
+    def move_kl_coef(self, value: float | None) -> None:
+        with self._lock:
+            self.kl_coef = value
+
+    def take_kl_coef(self) -> float | None:
+        "The coefficient that is wished, which from now on is not."
+        with self._lock:
+            value, self.kl_coef = self.kl_coef, None
+        return value
+
+
+# ---- What is granted ----
+
+
+Event = Literal["begin", "wish", "update", "pause", "end"]
+
+
+class RunCallback(TrainerCallback):
+    "Watches any trainer; pause, stop and kl_coef may be requested from any thread."
+
+    def __init__(self) -> None:
+        self.run, self.wishes = Run(), Wishes()
+        self.trainer: PPOTrainer | None = None  # None: another kind of trainer, or none
+        self.ranks, self.saves = 1, False
+
+    def changed(self, event: Event) -> None:
+        "Something has happened to the run. For those who show it."
+
+    # ---- Requests, from any thread ----
+
+    def _check(self, what: str) -> None:
+        "Raises RuntimeError where nobody would grant it."
+        if not self.run.going:
+            raise RuntimeError(
+                f"{what} was requested, and no run is going on. {state_sentence(self.run)} Ask "
+                "while train() runs; before it, set PPOConfig."
+            )
+        if self.ranks > 1:
+            raise RuntimeError(
+                f"{what} was requested, and this run has {self.ranks} processes: this one alone "
+                "would obey. Stop it, and start again from its checkpoint with another PPOConfig."
+            )
+
+    def pause(self) -> None:
+        "Wait when this update is done, until `go_on` or `stop`."
+        self._check("pause")
+        self.wishes.pause()
+        self.changed("wish")
+
+    def go_on(self) -> None:
+        "End a pause, or take one back that has not begun."
+        self._check("go_on")
+        self.wishes.go_on()
+        self.changed("wish")
+
+    def stop(self) -> None:
+        """End the run when this update is done; train() returns as ever, and a checkpoint is
+        written unless save_strategy is no."""
+        self._check("stop")
+        self.wishes.stop = True
+        self.wishes.go_on()  # a paused run stops, too
+        self.changed("wish")
+
+    @property
+    def kl_coef(self) -> float | None:
+        """The coefficient as it is now; None where the trainer has none. Set it, and the next
+        update has it."""
+        return None if self.trainer is None else self.trainer.controller.value
+
+    @kl_coef.setter
+    def kl_coef(self, wanted: float) -> None:
+        self._check("kl_coef")
+        if self.trainer is None:
+            raise RuntimeError("kl_coef was requested, and this trainer has none: PPOTrainer has.")
+        trial = copy.copy(self.trainer.controller)
+        trial.set(wanted)  # it refuses what the real one would refuse
+        moves = trial.value != self.trainer.controller.value
+        self.wishes.move_kl_coef(trial.value if moves else None)
+        self.changed("wish")
+
+    @property
+    def requested(self) -> tuple[str, ...]:
+        "In words: what was requested and has not happened yet."
+        wishes, run = self.wishes, self.run
+        value = wishes.kl_coef
+        return (
+            *(["pause"] if wishes.pausing and run.state != "paused" else []),
+            *(["stop"] if wishes.stop and not run.stopping else []),
+            *([] if value is None else [f"kl_coef {value:.4g}"]),
+        )
+
+    # ---- Between two updates ----
+
+    def _hold(self) -> None:
+        "Wait while a pause is wished, in short waits so that an interrupt comes through."
+        if not self.wishes.pausing:
+            return
+        start, self.run.state = time.perf_counter(), "paused"
+        self.changed("pause")
+        while not self.wishes.wait(0.1):
+            pass
+        seconds, self.run.state = time.perf_counter() - start, "running"
+        self.run.changes.append(Change(self.run.update, "pause", after=seconds))
+        self.changed("pause")
+
+    def _grant(self, control: TrainerControl) -> None:
+        "Set what was requested; stop where that was requested and something is left to stop."
+        run, wanted = self.run, self.wishes.take_kl_coef()
+        if wanted is not None and self.trainer is not None:
+            before = self.trainer.controller.value
+            self.trainer.controller.set(wanted)
+            line = {"steering/kl_coef": wanted, "steering/kl_coef_before": before}
+            self._note(control, Change(run.update, "kl_coef", before, wanted), line)
+        if self.wishes.stop and not run.stopping and run.update < run.total:
+            run.stopping = True
+            self._note(control, Change(run.update, "stop"), {"steering/stopped": 1.0})
+            control.should_training_stop = control.should_log = True
+            control.should_save = control.should_save or self.saves
+        run.kl_coef = self.kl_coef
+
+    def _note(self, control: TrainerControl, change: Change, line: dict[str, float]) -> None:
+        "A change, in the record and in the log."
+        self.run.changes.append(change)
+        if self.trainer is not None:
+            due = control.should_log  # logging resets what others requested for this update
+            self.trainer.log(line)
+            control.should_log = due
+
+    # ---- What a trainer reports ----
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        "A fresh record; of a run that is resumed, what its checkpoint remembers."
+        if self.trainer is not None and self.trainer.state is not state:
+            self.trainer = None
+        ppo, steps = self.trainer is not None, (state.global_step, state.max_steps)
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        self.ranks, self.saves = args.world_size, args.save_strategy != "no"
+        batch = rows * args.world_size if ppo else 0
+        self.run = Run("update" if ppo else "step", "running", *steps, batch, kl_coef=self.kl_coef)
+        for line in state.log_history:
+            self.run.remember(line)
+        self.run.tick(time.perf_counter())
+        self.changed("begin")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        "Where a trainer that is not PPO can wait."
+        if self.trainer is None:
+            self.ppo_between(control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        "A step is over: requests are granted, before its checkpoint is written."
+        self.run.update = state.global_step
+        self.run.tick(time.perf_counter())
+        self._grant(control)
+        self.changed("update")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        "Evaluations of any trainer, and everything that is logged by one that is not PPO."
+        kept = "" if self.trainer is None else "eval_"
+        ours = {name: x for name, x in (logs or {}).items() if name.startswith(kept)}
+        if ours and self.run.going:
+            self.run.add(state.global_step, ours)
+            self.changed("update")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        "The end that was planned, or a stop."
+        done = "done" if state.global_step >= state.max_steps else "ended"
+        self._end("stopped" if self.run.stopping else done)
+
+    def ppo_begin(self, trainer: PPOTrainer) -> None:
+        "PPOTrainer says who it is."
+        self.trainer = trainer
+
+    def ppo_update(self, rollout: Rollout, metrics: dict[str, float]) -> None:
+        "An update, by train() or by hand."
+        at = self.run.update + 1
+        self.run.last = rollout
+        self.run.add(at, metrics)
+        if self.run.state == "waiting":
+            self.run.update = at
+
+    def ppo_between(self, control: TrainerControl) -> None:
+        "Everything of an update is logged and saved: here a pause waits."
+        self._hold()
+        self._grant(control)
+
+    def ppo_end(self, error: BaseException) -> None:
+        "The end that was not planned."
+        between = "left" if self.run.state == "paused" else "interrupted"
+        self._end(between if isinstance(error, KeyboardInterrupt) else "failed", error)
+
+    def _end(self, state: str, error: BaseException | None = None) -> None:
+        self.run.state = state
+        self.run.error = "" if error is None else f"{type(error).__name__}: {error}"
+        self.wishes.clear()
+        self.changed("end")
+
+
+# ---- The panel ----
+
+
+# The log-probs of another engine are there only where one is used: view() shows them.
+SHOWN = tuple(name for name in SIGNALS if name != "engine_logprobs")
+NOT_HEARD = (
+    "Clicks do not reach this run: while a cell trains, this kernel or front end delivers them "
+    "only when it is over. To stop, interrupt the kernel. To steer, train beside the cells the "
+    "next time, dashboard.start(trainer), and use the controls, or dashboard.pause(), .stop() and "
+    ".kl_coef = 0.1 from another cell."
+)
+LATE = "That click came when no run was going on, so it did nothing."
+
+
+class Panel:
+    """Controls above a view. Clicks come on any thread; a lock keeps two of them from writing one
+    widget."""
+
+    def __init__(self, board: RunCallback, curves: Sequence[str], episodes: int, signal: str):
+        self.board, self.few, self.episodes = board, curves, episodes
+        self.lock, self.heard, self.note = threading.RLock(), False, ""
+        self.synced = math.nan  # what the slider was last set to from here
+        clicked = lambda act: partial(self._click, act)
+        self.hold = action_button("pause", clicked(self._pause_or_go), "when this update is done")
+        self.stop = action_button(
+            "stop", clicked(board.stop), "end when this update is done, and keep all"
+        )
+        self.slider = control("kl_coef", (0.0, 0.5, 0.05, 0.005))
+        self.slider.readout_format = ".3g"
+        self.signal = control("signal", list(SHOWN))
+        self.curves = control("curves", ["few", "all"])
+        self.signal.value = signal
+        self.beat = widgets.Play(min=0, max=1, layout=dict(display="none"))
+        self.head, self.view = widgets.HTML(), widgets.HTML()
+        self.set_range()
+        self.slider.observe(self._slide, names="value")
+        self.beat.observe(self._answer, names="value")
+        for one in (self.signal, self.curves):
+            one.observe(lambda change: self._carefully(self.show_body), names="value")
+        for one in (self.hold, self.stop, self.slider, self.signal, self.curves, self.beat):
+            forget_last_writer(one)
+        style = element("style", *map(asset, ("theme.css", *SHEETS)))
+        hidden = [widgets.HTML(style, layout=dict(display="none")), self.beat]
+        buttons = side_by_side(self.hold, self.stop, self.slider)
+        choices = side_by_side(self.signal), side_by_side(self.curves)
+        self.box = widgets.VBox([*hidden, self.head, buttons, *choices, self.view])
+
+    # ---- What is clicked ----
+
+    def _click(self, act: Callable[[], None]) -> None:
+        self.heard = True
+        if self.board.run.going:
+            return self._carefully(act)
+        self.note = LATE
+        self.show_head()
+
+    def _carefully(self, act: Callable[[], None]) -> None:
+        "Do it; where it fails, say so above the controls."
+        try:
+            act()
+        except Exception as error:
+            self.note = f"{type(error).__name__}: {error}"
+            raise
+        else:
+            self.note = ""
+        finally:
+            self.show_head()
+
+    def _pause_or_go(self) -> None:
+        (self.board.go_on if self.board.wishes.pausing else self.board.pause)()
+
+    def _slide(self, change: dict[str, Any]) -> None:
+        if self.board.run.going and self.board.trainer is not None:
+            self._carefully(partial(setattr, self.board, "kl_coef", change["new"]))
+
+    # ---- Does the front end hear, while a cell trains? ----
+
+    def _answer(self, change: dict[str, Any]) -> None:
+        if change["new"] == 1:
+            self.heard, self.note = True, self.note.replace(NOT_HEARD, "")
+            self.show_head()
+
+    def listen(self, seconds: float = 1.0, times: int = 6) -> None:
+        """Let the hidden player play a step, which a front end that hears sends back; say so where
+        nothing comes back. Runs in a thread of its own."""
+        run = self.board.run
+        for _ in range(times):
+            if self.heard or not run.going:
+                return
+            self.beat.playing, self.beat.value = False, 0
+            self.beat.playing = True
+            time.sleep(seconds)
+        if not self.heard and run.going:
+            self.note = NOT_HEARD
+            self.show_head()
+
+    # ---- What is shown ----
+
+    def set_range(self) -> None:
+        "The slider's range: to ten times where it starts, in steps of a tenth, from 0 if allowed."
+        start, trainer = self.board.kl_coef or 0.0, self.board.trainer
+        step = float(f"{start / 10:.1g}") if start else 0.005
+        adaptive = trainer is not None and isinstance(trainer.controller, AdaptiveKLController)
+        least = step if adaptive else 0.0
+        with self.slider.hold_trait_notifications():
+            self.slider.max, self.slider.min, self.slider.step = 100 * step, least, step
+            self.slider.value = self.synced = max(start, least)
+
+    def _sync(self) -> None:
+        "Move the slider to a coefficient that was not set by it."
+        value = self.board.kl_coef
+        if self.board.wishes.kl_coef is None and value is not None and value != self.synced:
+            self.slider.value = self.synced = value
+
+    def show_head(self) -> None:
+        """What was requested, and what can be requested now: no control for what is not there,
+        episodes, more curves than are shown, a coefficient that can be moved."""
+        with self.lock:
+            board, run = self.board, self.board.run
+            steers = run.going and board.trainer is not None
+            more = len(run.lines) > len(chosen_curves(run, self.few))
+            self.hold.description = "go on" if board.wishes.pausing else "pause"
+            for one, there, display_as in (
+                (self.signal, run.batch, "flex"),
+                (self.curves, more, "flex"),
+                (self.slider, steers, None),
+            ):
+                one.layout.display = display_as if there else "none"
+            for one in (self.hold, self.stop, self.slider):
+                one.disabled = not run.going or board.ranks > 1
+            self._sync()
+            head = head_line(run, board.requested, self.note)
+            self.head.value = element("div", sheet(head), class_="rlhf")
+
+    def show_body(self) -> None:
+        "Curves, changes and episodes."
+        with self.lock:
+            names = self.few if self.curves.value == "few" else None
+            body = body_markup(self.board.run, names, self.signal.value, self.episodes)
+            self.view.value = element("div", sheet(body), class_="rlhf")
+
+    def begin(self) -> None:
+        "A run begins."
+        self.heard, self.note = False, ""
+        self.set_range()
+
+
+# ---- All of it ----
+
 
 logger = logging.get_logger(__name__)
 

@@ -1,12 +1,19 @@
-"""A formula is a picture that holds still. Give it a slider, and it answers."""
+"""Controls above a view that a pure function draws, live and, without a kernel, from states that
+were drawn beforehand."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import io
+import itertools
+import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -18,10 +25,214 @@ import traitlets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.controls import action_button, notebook_bundle
-from rlhf_nb.ui.html import Html, drawing, element
-from rlhf_nb.ui.states import MOST, Dial, drawn, page, shared, thinned
+from rlhf_nb.ui.html import Html, asset, drawing, element, error_note
+
+# ---- Controls that several views share ----
+
+
+def labelled_control(
+    kind: type[widgets.Widget], name: str, value: Any, **more: Any
+) -> widgets.Widget:
+    "A control of another kind than `explore.control` makes, in the same style."
+    return kind(
+        value=value,
+        description=name,
+        tooltip=name,
+        continuous_update=False,
+        style=dict(description_width="11em"),
+        layout=dict(width="29em"),
+        **more,
+    )
+
+
+def action_button(name: str, act: Callable[[], None], tip: str = "") -> widgets.Button:
+    "A button that runs `act`; `tip` explains it where its name does not."
+    button = widgets.Button(description=name, tooltip=tip or name, layout=dict(width="auto"))
+    button.on_click(lambda _: act())
+    return button
+
+
+def step_through(place: widgets.IntSlider, by: int) -> None:
+    "Move a slider over a list that starts at 1; after the last entry comes the first."
+    place.value = (place.value - 1 + by) % place.max + 1
+
+
+def restart_list(place: widgets.IntSlider, count: int) -> None:
+    "Back to the first entry of a list that has changed and now has `count` of them."
+    place.value, place.max = 1, max(1, count)
+
+
+def side_by_side(*group: widgets.Widget) -> widgets.HBox:
+    "Controls on one line, which wraps where the page is narrow."
+    wide = (
+        widgets.FloatSlider,
+        widgets.IntSlider,
+        widgets.SelectionSlider,
+        widgets.Text,
+        widgets.FloatText,
+    )
+    for one in group:
+        if isinstance(one, wide):
+            one.layout.width, one.style.description_width = "22em", "6.5em"
+        if isinstance(one, widgets.ToggleButtons):
+            one.style.description_width = "5.5em"
+        if isinstance(one, widgets.Checkbox):
+            one.layout.width, one.indent = "auto", False
+    return widgets.HBox(list(group), layout=dict(flex_flow="row wrap", align_items="baseline"))
+
+
+def notebook_bundle(live: widgets.Widget, html: str, text: str, **options: Any) -> dict[str, Any]:
+    """What a notebook displays: the widget where there is a kernel, markup or text elsewhere.
+    `_repr_mimebundle_` is IPython's display protocol, which every widget has."""
+    made = live._repr_mimebundle_(**options)
+    data = made[0] if isinstance(made, tuple) else made  # anywidget's has metadata beside it
+    return {**data, "text/html": html, "text/plain": text}
+
+
+# ---- An explorer without a kernel ----
+
+
+MOST = 450  # states of one grid
+
+
+@dataclass(frozen=True)
+class Dial:
+    "A control of the page: the values that it can take."
+
+    name: str  # of the argument
+    kind: str  # range, choice or check
+    values: Sequence[Any]
+    texts: Sequence[str]  # of the values, as they are read
+    start: int  # which of them is set at first
+
+    def kept(self, which: Sequence[int]) -> Dial:
+        "The same control with some of its values, the start among them."
+        return replace(
+            self,
+            values=[self.values[i] for i in which],
+            texts=[self.texts[i] for i in which],
+            start=list(which).index(self.start),
+        )
+
+    def shown(self) -> dict[str, Any]:
+        "What the page needs of it."
+        label = self.name.replace("_", " ")
+        return dict(label=label, kind=self.kind, texts=list(self.texts), start=self.start)
+
+    def place(self, value: Any) -> int:
+        "Where a value is. Raises ValueError if it is none of them."
+        near = [
+            i
+            for i, mine in enumerate(self.values)
+            if mine == value
+            or (self.kind == "range" and math.isclose(mine, value, rel_tol=0, abs_tol=1e-9))
+        ]
+        if not near:
+            raise ValueError(
+                f"{self.name} cannot be {value!r}: give one of {', '.join(self.texts)}."
+            )
+        return near[0]
+
+
+def thinned(
+    dials: Sequence[Dial],
+    needed: Mapping[str, set[int]],  # stops that a control keeps
+    fixed: Collection[str] = (),  # controls that keep all
+    most: int = MOST,
+) -> list[Dial]:
+    """The controls with so few stops that they have no more than `most` states. Only sliders lose
+    stops: those with the most, evenly, and never their ends, their start or what is needed. Raises
+    ValueError where that is not enough."""
+
+    def thin(dial: Dial) -> Dial:
+        count, last = counts.get(dial.name, 0), len(dial.values) - 1
+        even = {round(i * last / (count - 1)) for i in range(count)} if count else range(last + 1)
+        return dial.kept(sorted({*even, dial.start, *needed.get(dial.name, ())}))
+
+    counts = {
+        dial.name: len(dial.values)
+        for dial in dials
+        if dial.kind == "range" and dial.name not in fixed and len(dial.values) > 1
+    }
+    while (total := math.prod(len(thin(dial).values) for dial in dials)) > most:
+        able = [name for name, count in counts.items() if count > 2]
+        if not able:
+            raise ValueError(f"{total} states where {most} are the most: give fewer choices.")
+        counts[max(able, key=counts.__getitem__)] -= 1
+    return [thin(dial) for dial in dials]
+
+
+def drawn(render: Callable[..., str], dials: Sequence[Dial]) -> list[str]:
+    "What `render` makes of every state, the last control moving fastest."
+    names = [dial.name for dial in dials]
+    return [
+        render(**dict(zip(names, values)))
+        for values in itertools.product(*(dial.values for dial in dials))
+    ]
+
+
+def shared(views: Sequence[str]) -> dict[str, Any]:
+    """Texts as lists of places in one list of parts, each of them kept once: tags, mostly, which a
+    picture has in common with its neighbours."""
+    places: dict[str, int] = {}
+    rows = [
+        [places.setdefault(part, len(places)) for part in re.findall(r"[^>]*>|[^>]+$", view)]
+        for view in views
+    ]
+    return dict(parts=list(places), views=rows)
+
+
+def view_at(grid: Mapping[str, Any], state: Sequence[int]) -> str:
+    "The text of one state, as the page puts it together."
+    at = 0
+    for dial, i in zip(grid["dials"], state, strict=True):
+        at = at * len(dial["texts"]) + i
+    return "".join(grid["parts"][i] for i in grid["views"][at])
+
+
+def pack(grid: Mapping[str, Any]) -> bytes:
+    "A grid as a file: JSON, compressed."
+    text = json.dumps(grid, ensure_ascii=False, separators=(",", ":"))
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    return json.loads(gzip.decompress(data))
+
+
+def start_of(grid: Mapping[str, Any]) -> list[int]:
+    "The state that is shown first."
+    return [dial["start"] for dial in grid["dials"]]
+
+
+def frame(grid: Mapping[str, Any]) -> str:
+    """An explorer in a page that has static/explorers.js and static/explorers.css: its start as
+    markup, which is all that a reader without scripts gets, and the states behind it."""
+    said = " · ".join(f"{dial['label']} {dial['texts'][dial['start']]}" for dial in grid["dials"])
+    return asset("explorer.html").format(
+        title=escape(grid["title"]),
+        question=escape(grid["question"]),
+        note=escape(grid["note"]),
+        said=escape(said),
+        view=view_at(grid, start_of(grid)),
+        states=base64.b64encode(pack(grid)).decode(),
+    )
+
+
+def page(grid: Mapping[str, Any]) -> str:
+    """A whole page with one explorer. It names its script's hash, so that a browser runs no other,
+    and asks for nothing."""
+    script = asset("explorers.js")
+    return asset("explorer-page.html").format(
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        title=escape(grid["title"]),
+        style=asset("theme.css") + asset("explorers.css"),
+        script=script,
+        body=frame(grid),
+    )
+
+
+# ---- An explorer ----
 
 
 class _IntSlider(anywidget.AnyWidget, widgets.IntSlider):
@@ -72,9 +283,9 @@ def control(
         and all(isinstance(x, (int, float)) for x in spec)
     ):
         low, high, start, *given = spec
-        whole = all(isinstance(x, int) for x in spec)
-        make = _IntSlider if whole else _FloatSlider
-        step = given[0] if given else 1 if whole else (high - low) / 100
+        integers = all(isinstance(x, int) for x in spec)
+        make = _IntSlider if integers else _FloatSlider
+        step = given[0] if given else 1 if integers else (high - low) / 100
         return make(value=start, min=low, max=high, step=step, continuous_update=False, **shared)
     choices = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
     if len(choices) and None not in choices:  # for ipywidgets, None means: nothing is chosen
@@ -272,3 +483,54 @@ class Explorer:
         )
         static = f"{self.head()}{element('p', escape(values))}{self.view.value}"
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)
+
+
+# ---- Controls laid out by hand ----
+
+
+class Desk(Explorer):
+    "An explorer that is given its controls, and how they are laid out."
+
+    def __init__(
+        self,
+        render: Callable[..., str],  # called with one keyword argument a control
+        controls: Mapping[str, widgets.Widget],
+        above: Sequence[widgets.Widget] = (),  # the controls in their boxes; none: a column
+        before: Callable[[Any], None] | None = None,  # what a control changes in others, first
+    ):
+        self.render, self.alt, self.controls, self.view = render, "", dict(controls), widgets.HTML()
+        self.before, self.quiet = before, False
+        for one in self.controls.values():
+            one.observe(self.update, names="value")
+        self.box = widgets.VBox([*(above or self.controls.values()), self.view])
+        self.update()
+
+    def update(self, change: Any = None) -> None:
+        "Draw the view from the controls as they are set, once for all that one of them moves."
+        if self.quiet:
+            return
+        self.quiet = True
+        try:
+            if self.before:
+                self.careful(partial(self.before, change))
+        finally:
+            self.quiet = False
+        super().update(change)
+
+    def careful(self, act: Callable[[], Any]) -> None:
+        "Do something; where it fails, the view says so, in place of what it showed."
+        try:
+            act()
+        except Exception as error:
+            self.view.value = error_note(error)
+            raise
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        "Several controls move as one: drawn once, at the end."
+        self.quiet = True
+        try:
+            yield
+        finally:
+            self.quiet = False
+        self.update()

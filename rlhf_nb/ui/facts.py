@@ -28,8 +28,8 @@ def facts_told(post: str) -> dict[str, str] | None:
     other sentences. None for any other text."""
     facts: dict[str, str] = {}
     for pattern in _TOLD:
-        if found := pattern.search(post):
-            facts |= found.groupdict()
+        if match := pattern.search(post):
+            facts |= match.groupdict()
     return facts if len(facts) == len(FACTS) else None
 
 
@@ -65,11 +65,11 @@ def claims_of(summary: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
     slots that are `missing`."""
     stated = dict.fromkeys(word for word in re.findall(r"\w+", summary) if word in SLOT)
     covered = [word for word in stated if facts[SLOT[word]] == word]
-    told = {SLOT[word] for word in covered}
+    stated_slots = {SLOT[word] for word in covered}
     return dict(
         covered=covered,
         invented=[word for word in stated if word not in covered],
-        missing=[slot for slot in facts if slot not in told],
+        missing=[slot for slot in facts if slot not in stated_slots],
     )
 
 

@@ -1,4 +1,5 @@
-"""Markup that several views share. Text is escaped here, so that no view has to remember it."""
+"""Markup that several views share, and the files that hold the rest of it in its own languages.
+Text is escaped here, so that no view has to remember it."""
 
 from __future__ import annotations
 
@@ -11,10 +12,37 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape, unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rlhf_nb.ui.assets import asset
+# ---- Scripts, style sheets and page templates ----
+
+
+STATIC = Path(__file__).parent / "static"
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file in `static`, such as `reader.css`. Raises FileNotFoundError if there is
+    none of that name."""
+    path = STATIC / name
+    if not path.is_file():
+        names = ", ".join(sorted(file.name for file in STATIC.iterdir()))
+        raise FileNotFoundError(f"there is no asset {name!r}: give one of {names}.")
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def module(*names: str) -> str:
+    """Some scripts of `static` as one self-contained module, in their order: a file that is sent to
+    somebody has nothing beside it to import, nor has a widget."""
+    joined = "\n".join(asset(name) for name in names)
+    return re.sub(r'^import \{[^}]*\} from "\./[\w-]+\.js";\n', "", joined, flags=re.MULTILINE)
+
+
+# ---- Markup ----
+
 
 SHADE = "#80808026"  # behind header cells
 VOID = ("br", "img", "meta", "wbr")  # elements without content; those of a drawing close themselves
@@ -162,10 +190,10 @@ def spaced(tokens: Sequence[str], text: str) -> list[str]:
     "Each token with the blanks before it in the text: some tokenizers keep no blank in a token."
     words, at = [], 0
     for token in tokens:
-        found = text.find(token, at)
-        gap = text[at : max(found, at)]
+        start = text.find(token, at)
+        gap = text[at : max(start, at)]
         words.append(gap[len(gap.rstrip()) :] + token)
-        at = at if found < 0 else found + len(token)
+        at = at if start < 0 else start + len(token)
     return words
 
 

@@ -1,5 +1,6 @@
 """The loop of RLHF with PPO in one picture: a large one for the index of the course, and a strip
-for the top of each page, in which that page's step is marked."""
+for the top of each page, in which that page's step is marked. Also what surrounds it: one update,
+from its functions to its optimizer steps, and the way from your own data to a judged policy."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
-from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.html import element
+from rlhf_nb.ui.html import asset, element
 
 # Light colours are attributes of the elements, so that they survive where style sheets are
 # stripped. static/loop.css replaces them in a dark theme.
@@ -305,3 +306,320 @@ def loop_picture(
     """The loop of RLHF with PPO as an SVG: the large picture, or a strip in which one step is
     marked. Raises ValueError for a step that is not in the loop."""
     return large() if step is None else strip(find_step(step).name)
+
+
+# ---- One update ----
+
+
+# A function, what it makes, and the page with the arithmetic.
+PHASES = (
+    ("the rollout", ("response_ids, mask", "logprobs, kl, values", "raw_scores, stopped"), ""),
+    ("final_scores", ("scores",), "what it earned"),
+    ("with_advantages", ("rewards", "returns", "advantages"), "who deserves it"),
+    ("mini_batches", ("row indices",), "which rows, when"),
+    ("ppo_loss", ("the loss,", "sums to log"), "what to minimise"),
+)
+
+
+def record_picture() -> Picture:
+    "The functions of an update from left to right, and what each adds to the record."
+    width, gap, top = 136.0, 24.0, 34.0
+    parts = []
+    for i, (name, made, why) in enumerate(PHASES):
+        x = 12 + i * (width + gap)
+        fill = FROZEN if i == 0 else TRAINED
+        box = rectangle(x, top, width, 30, "box frozen" if i == 0 else "box trained", fill)
+        parts.append(
+            group("step", box, words(x + width / 2, top + 20, name, "number", 13, color=INK))
+        )
+        parts.append(words(x + width / 2, top - 10, why, "number", 12))
+        for row, text in enumerate(made):
+            parts.append(words(x + width / 2, top + 52 + 18 * row, text, "number", 12, color=INK))
+        if i:
+            parts.append(arrow([(x - gap, top + 15), (x, top + 15)]))
+    last, first = 12 + 4 * (width + gap) + width / 2, 12 + 3 * (width + gap) + width / 2
+    bottom = top + 118
+    parts.append(arrow([(last, top + 84), (last, bottom), (first, bottom), (first, top + 62)]))
+    parts.append(words((first + last) / 2, bottom - 8, "optimizer step, next rows", "number", 12))
+    label = "One update: " + "; ".join(
+        f"{name}{' (' + why + ')' if why else ''}: {' '.join(made)}" for name, made, why in PHASES
+    )
+    return sheet(
+        bottom + 14, f"{label}. The last two repeat, with an optimizer step each time.", *parts
+    )
+
+
+def steps_picture(
+    order: Sequence[Sequence[int]],  # row indices of each optimizer step
+    parts: int,  # mini-batches of an epoch
+    rows: int,  # most rows of a micro-batch
+) -> Picture:
+    """A line for each epoch, a box for each mini-batch, which is one optimizer step, and in it a
+    darker box for each micro-batch, with the rows that are in it."""
+    epochs = [order[i : i + parts] for i in range(0, len(order), parts)]
+    n = sum(len(step) for step in epochs[0])
+    cell = min(34.0, (WIDTH - 110 - 26 * parts) / n)
+    drawn, y = [], 34.0
+    for e, steps in enumerate(epochs):
+        x = 90.0
+        drawn.append(words(14, y + 30, f"epoch {e + 1}", "number", 13, "start", INK))
+        for s, step in enumerate(steps):
+            micro = [step[i : i + rows] for i in range(0, len(step), rows)]
+            width = cell * len(step) + 6 * len(micro) + 6
+            drawn.append(rectangle(x, y, width, 52, "box", PAPER, ACCENT, 1.6))
+            title = f"step {e * parts + s + 1}"
+            drawn.append(words(x + width / 2, y - 6, title, "number", 12))
+            left = x + 6
+            for part in micro:
+                drawn.append(
+                    rectangle(left, y + 8, cell * len(part), 36, "box trained", TRAINED, LINE)
+                )
+                for i, row in enumerate(part):
+                    at = left + cell * (i + 0.5)
+                    drawn.append(words(at, y + 31, str(row), "number", 13, color=INK))
+                left += cell * len(part) + 6
+            x += width + 14
+        y += 86
+    notes = (
+        "wide box: a mini-batch, one optimizer step",
+        "narrow box: a micro-batch, what fits",
+        "into memory at once",
+        "number: a row of the rollout",
+    )
+    if x + 280 < WIDTH:  # room beside the boxes
+        for i, note in enumerate(notes):
+            drawn.append(words(x + 12, 58 + 19 * i, note, "number", 12, "start"))
+    label = (
+        f"{n} rows, {len(epochs)} epochs of {parts} mini-batches, micro-batches of up to {rows}: "
+        + "; ".join(f"step {i + 1}: rows {', '.join(map(str, s))}" for i, s in enumerate(order))
+    )
+    return sheet(y - 20, label, *drawn)
+
+
+def parts_picture(
+    lengths: Sequence[int],  # tokens of each row
+    parts: Sequence[Sequence[int]],  # row indices of each part
+) -> Picture:
+    "The same rows as one rectangle and in parts; tokens are blue, padding is grey."
+    longest, high = max(lengths), 18.0
+    unit = (WIDTH / 2 - 70) / longest
+
+    def block(x: float, y: float, rows: Sequence[int], width: int) -> str:
+        "Some rows, padded to `width` cells."
+        bars = []
+        for i, row in enumerate(rows):
+            at, n = y + (high + 3) * i, lengths[row]
+            bars.append(words(x - 8, at + 13, str(row), "number", 12, "end"))
+            bars.append(rectangle(x, at, unit * width, high, "box frozen", FROZEN, LINE))
+            bars.append(rectangle(x, at, unit * n, high, "box trained", TRAINED, LINE))
+            bars.append(words(x + unit * n / 2, at + 13, str(n), "number", 12, color=INK))
+        return "".join(bars)
+
+    left, right, top = 44.0, WIDTH / 2 + 44.0, 40.0
+    drawn, y, cells = [block(left, top, range(len(lengths)), longest)], top, 0
+    for rows in parts:
+        width = max(lengths[row] for row in rows)
+        drawn.append(block(right, y, rows, width))
+        y += (high + 3) * len(rows) + 12
+        cells += width * len(rows)
+    joined = f"one rectangle: {len(lengths) * longest} cells for {sum(lengths)} tokens"
+    split = f"{len(parts)} parts: {cells} cells"
+    drawn.append(words(left, 24, joined, "number", 13, "start", INK))
+    drawn.append(words(right, 24, split, "number", 13, "start", INK))
+    return sheet(max(y, top + (high + 3) * len(lengths)) + 6, f"{joined}; {split}.", *drawn)
+
+
+# ---- From your own data to a judged policy ----
+
+
+PPO = "rlhf-nb ppo --dataset_name data.jsonl --model_name_or_path runs/sft "
+MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+@dataclass(frozen=True)
+class Branch:
+    "An answer to a question, and the command to run."
+
+    answer: str
+    command: str
+    leaves: str  # what the command writes; empty: it only prints
+
+
+@dataclass(frozen=True)
+class Question:
+    "A question, in lines, and its branches."
+
+    lines: tuple[str, ...]
+    branches: tuple[Branch, ...]
+
+
+QUESTIONS = (
+    Question(
+        ("1. Are there answers", "that people wrote?"),
+        (
+            Branch(
+                "yes, and a model to start from",
+                "rlhf-nb sft --dataset_name data.jsonl --model_name_or_path MODEL --output_dir "
+                "runs/sft",
+                "runs/sft/model.safetensors",
+            ),
+            Branch(
+                "yes, and no model: a small one from nothing",
+                "rlhf-nb sft --dataset_name data.jsonl --from_scratch --vocab_size 2048 "
+                "--learning_rate 3e-3 --output_dir runs/sft",
+                "runs/sft/model.safetensors",
+            ),
+            Branch(
+                "no: a chat model as it is, on conversations",
+                "rlhf-nb ppo --dataset_name chat.jsonl --model_name_or_path CHAT_MODEL "
+                "--reward_function reward.py:score --save_rollouts --output_dir runs/chat",
+                "runs/chat/model.safetensors",
+            ),
+        ),
+    ),
+    Question(
+        ("2. What says that an", "answer is better?"),
+        (
+            Branch(
+                "preferences: train a reward model",
+                "rlhf-nb reward --dataset_name pairs.jsonl --model_name_or_path runs/sft "
+                "--output_dir runs/reward",
+                "runs/reward/model.safetensors",
+            ),
+            Branch(
+                "and a judge for the end: a second reward model, on pairs kept apart",
+                "rlhf-nb reward --dataset_name kept_pairs.jsonl --model_name_or_path runs/sft "
+                "--output_dir runs/judge",
+                "runs/judge/model.safetensors",
+            ),
+            Branch(
+                "a judge (a model at an endpoint): collect its verdicts, make pairs of them",
+                "rlhf-nb judge --dataset_name data.jsonl --model_name_or_path runs/sft "
+                "--temperature 1 --judge_model NAME --judge_base_url URL --output verdicts.csv",
+                "verdicts.csv",
+            ),
+            Branch(
+                "a function: nothing to train. Test it by hand, then look at memory",
+                PPO + "--reward_function reward.py:score --dry_run --gpu_memory 24",
+                "",
+            ),
+        ),
+    ),
+    Question(
+        ("3. How is the", "policy trained?"),
+        (
+            Branch(
+                "by the reward model",
+                PPO + "--reward_model_path runs/reward --save_rollouts --output_dir runs/ppo",
+                "runs/ppo/rollouts",
+            ),
+            Branch(
+                "by the function",
+                PPO + "--reward_function reward.py:score --save_rollouts --output_dir runs/ppo",
+                "runs/ppo/rollouts",
+            ),
+            Branch(
+                "by both",
+                PPO + "--reward_model_path runs/reward --reward_function reward.py:score "
+                "--reward_weights 1 0.5 --save_rollouts --output_dir runs/ppo",
+                "runs/ppo/rollouts",
+            ),
+            Branch(
+                "in less memory: several answers to a prompt in place of a value model",
+                PPO + "--reward_function reward.py:score --advantage_estimator rloo "
+                "--num_generations 4 --output_dir runs/rloo",
+                "runs/rloo/model.safetensors",
+            ),
+            Branch(
+                "in less memory still: an adapter, merged at the end",
+                PPO + "--reward_function reward.py:score --use_peft --save_merged --output_dir "
+                "runs/merged",
+                "runs/merged/model.safetensors",
+            ),
+        ),
+    ),
+    Question(
+        ("4. Is it better,", "and at what?"),
+        (
+            Branch(
+                "read the answers of every update",
+                "rlhf-nb view runs/ppo --no_browser",
+                "runs/ppo/rollouts.html",
+            ),
+            Branch(
+                "see the curves",
+                "rlhf-nb plot runs/ppo --output curves",
+                "curves.svg",
+            ),
+            Branch(
+                "against the start, by a judge that training never used",
+                "rlhf-nb judge --dataset_name test.jsonl --model_name_or_path runs/ppo "
+                "--opponent_name_or_path runs/sft --judge_model runs/judge --output wins.csv",
+                "wins.csv",
+            ),
+        ),
+    ),
+)
+
+
+def code(x: float, y: float, text: str) -> str:
+    "A line of a command."
+    font = {"font_size": 11, "fill": INK, "xml:space": "preserve", "style": f"font-family:{MONO}"}
+    return element("text", escape(text), x=x, y=y, **font)
+
+
+def command_lines(command: str, width: int = 82) -> list[str]:
+    "A command in lines; an option stays beside its values."
+    first, *options = re.split(r" (?=--)", command)
+    lines = [first]
+    for option in options:
+        if len(lines[-1]) + 1 + len(option) <= width:
+            lines[-1] += f" {option}"
+        else:
+            lines.append(f"    {option}")
+    return lines
+
+
+def branch_box(branch: Branch, x: float, y: float, w: float) -> tuple[str, float]:
+    "An answer above its command, and the height of the box."
+    lines = command_lines(branch.command)
+    height = 30 + 15 * len(lines)
+    parts = [
+        rectangle(x, y, w, height, "box"),
+        words(x + 10, y + 18, branch.answer, "title", 13, "start"),
+        *(code(x + 10, y + 35 + 15 * i, line) for i, line in enumerate(lines)),
+    ]
+    return group("branch", *parts), height
+
+
+def own_data_tree() -> Picture:
+    "The questions from the top down, and beside each its branches with their commands, as an SVG."
+    left, wide, right = 14.0, 166.0, 208.0
+    y, parts, starts = 14.0, [], []
+    for question in QUESTIONS:
+        top, tall = y, 20 + 18 * len(question.lines)
+        for branch in question.branches:
+            box, height = branch_box(branch, right, y, WIDTH - right - 14)
+            middle = y + height / 2 if y > top else top + tall / 2
+            bend = (left + wide + right) / 2
+            start = (left + wide, top + tall / 2)
+            parts += [
+                arrow([start, (bend, start[1]), (bend, middle), (right, middle)]),
+                box,
+            ]
+            y += height + 7
+        starts.append((top, tall))
+        parts.append(rectangle(left, top, wide, tall, "box", stroke=ACCENT, thick=1.6))
+        parts += [
+            words(left + 10, top + 23 + 18 * i, line, "title", 13, "start")
+            for i, line in enumerate(question.lines)
+        ]
+        y += 13
+    x = left + wide / 2
+    down = [arrow([(x, top + tall), (x, below)]) for (top, tall), (below, _) in pairwise(starts)]
+    label = " ".join(
+        f"{' '.join(question.lines)} "
+        + " ".join(f"{branch.answer}: {branch.command}." for branch in question.branches)
+        for question in QUESTIONS
+    )
+    return sheet(y - 6, f"From your data to a judged policy. {label}", *down, *parts)

@@ -17,18 +17,18 @@ from rlhf_nb.reward import RewardConfig
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.tldr import SLOT
-from rlhf_nb.ui.assets import asset
-from rlhf_nb.ui.controls import (
+from rlhf_nb.ui.explore import (
+    Desk,
     action_button,
+    control,
     labelled_control,
     notebook_bundle,
     restart_list,
     side_by_side,
     step_through,
 )
-from rlhf_nb.ui.desk import Desk
-from rlhf_nb.ui.explore import control
 from rlhf_nb.ui.html import (
+    asset,
     breakable,
     element,
     plain_table,
@@ -41,19 +41,21 @@ from rlhf_nb.ui.html import (
     tinted_text,
 )
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines, turns_text
-from rlhf_nb.ui.preference_refit import Refit, refit_reward_model, render_refit
 from rlhf_nb.ui.reader import SCRIPT
 from rlhf_nb.ui.reward_scores import (
     PAIR_FILTERS,
     PAIR_SIGNALS,
     PAIR_SORTS,
     PairLook,
+    Refit,
     ScoredPair,
     pair_facts,
     pair_numbers,
     pair_order,
     pair_record,
     pair_summary,
+    refit_reward_model,
+    render_refit,
     score_pairs,
 )
 from rlhf_nb.ui.viz import Html, signed, visible_token
@@ -394,6 +396,6 @@ def reward_view(
     """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
     models, and on rows that RewardTrainer refuses."""
     scored = score_pairs(model, processing_class, pairs, max_length)
-    seen = RewardView(render_pairs(scored, PairLook()))
-    seen.pairs, seen.look = scored, PairLook()
-    return seen
+    page = RewardView(render_pairs(scored, PairLook()))
+    page.pairs, page.look = scored, PairLook()
+    return page

@@ -1,21 +1,221 @@
-"""Episodes to read: the live widget and the saved file, which one script draws."""
+"""Episodes to read: an update as bytes, the live widget and the saved file, which one script draws,
+and links into a saved file."""
 
 from __future__ import annotations
 
 import base64
+import gzip
+import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import anywidget
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
 from traitlets import Dict
 
+from rlhf_nb.ppo import Objective
+from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.runtime.files import write_text_atomic
-from rlhf_nb.tldr import SLOT
-from rlhf_nb.ui.assets import asset, module
-from rlhf_nb.ui.html import breakable, script_page
-from rlhf_nb.ui.viz import visible
+from rlhf_nb.tldr import SLOT, gold_judge
+from rlhf_nb.ui.episodes import (
+    Shown,
+    columns_of,
+    episode_tokens,
+    filled,
+    notes_of,
+    unit_of,
+    when,
+)
+from rlhf_nb.ui.facts import facts_told
+from rlhf_nb.ui.html import asset, breakable, element, module, safe_text, script_page
+from rlhf_nb.ui.viz import Html, visible
+from rlhf_nb.ui.what_if import (
+    UNKNOWN,
+    lacking,
+    objective_of,
+    page_recipe,
+    reproduces,
+    unpenalized,
+)
+
+# ---- An update as bytes ----
+
+
+FOLLOWS = {"kl", "rewards", "advantages", "returns"}  # from the objective and what was measured
+NO_PROMPT = "(the text of the prompt was not kept)"
+
+
+def pieces_of(tokens: Sequence[str], text: str) -> list[str]:
+    """Each token with the white space that the text has before it, so that the pieces can be read
+    as running text. A token that is not in the text stays as it is."""
+    pieces, at = [], 0
+    for token in tokens:
+        start, core = at, token.strip()
+        while start < len(text) and text[start].isspace():
+            start += 1
+        if core and text.startswith(core, start):
+            pieces.append(text[at:start] + core)
+            at = start + len(core)
+        else:
+            at += len(token) if not core and text.startswith(token, at) else 0
+            pieces.append(token)
+    return pieces
+
+
+def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
+    "What came with the prompts: numbers as they are, anything else as visible text."
+    usual = {"episode", "prompt", "response", "length", "stopped", "kl", "raw_score", "score"}
+    columns: dict[str, list[Any]] = {}
+    for name in (str(name) for name in frame.columns if name not in usual):
+        given = frame[name].tolist()
+        number = pd.api.types.is_numeric_dtype(frame[name])
+        columns[visible(name)] = [
+            (float(x) if math.isfinite(x) else None)
+            if number
+            else visible("" if x is None or x != x else str(x))  # nan is not itself
+            for x in given
+        ]
+    return columns
+
+
+def _numbers(x: Tensor) -> list[float | None]:
+    "A number an episode; what JSON does not know becomes null."
+    return [v if math.isfinite(v) else None for v in x.double().tolist()]
+
+
+def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
+    "The signals that a page cannot compute, by name."
+    r, computed = shown.rollout, FOLLOWS if objective else set()
+    if objective and objective.kl_estimator == "full":
+        computed = computed - {"kl"}
+    measured = {
+        name: filled(r, name)
+        for name in SIGNALS
+        if getattr(r, name) is not None and name not in computed
+    }
+    more = dict(now=shown.now, entropy=shown.entropy)
+    return measured | {name: x for name, x in more.items() if x is not None}
+
+
+def _planes(x: np.ndarray) -> bytes:
+    "Numbers with all their first bytes first, then all their second ones: they compress better so."
+    return np.ascontiguousarray(x.view(np.uint8).reshape(-1, x.itemsize).T).tobytes()
+
+
+def objective_for(
+    shown: Shown,
+    chosen: Objective | None = None,  # by the reader, for a rollout that carries none
+) -> tuple[Objective | None, Objective | None, str]:
+    """The objective with which a page can compute again what a rollout holds, None where it does
+    not give its numbers; what a page that asks the reader for one begins with, None where it need
+    not ask; and a sentence that says so."""
+    r = shown.rollout
+    if absent := lacking(r):
+        kept = f"The file has no {', '.join(absent)}."
+        early = "This rollout was kept before its rewards and advantages were computed."
+        return None, None, kept if notes_of(r) else early
+    carried = objective_of(r)
+    objective = carried or chosen
+    if objective is None:
+        return None, Objective(kl_coef=r.info.get("kl_coef", Objective.kl_coef)), UNKNOWN
+    reproduced, sentence = reproduces(r, objective)
+    if reproduced:
+        return objective, None, sentence
+    return None, None if carried else objective, sentence
+
+
+def packed_update(
+    shown: Shown,
+    rows: Sequence[int] | None = None,  # None: all; of some, nothing can be computed again
+    chosen: Objective | None = None,  # by the reader, for a rollout that carries none
+) -> bytes:
+    """An update, compressed: a JSON header behind its length in four bytes, then arrays of float32
+    in byte planes. `rlhf_nb/ui/static/reader.js` reads it."""
+    r = shown.rollout
+    rows = range(len(r)) if rows is None else rows
+    objective, asks, note = objective_for(shown, chosen)
+    if len(rows) < len(r):
+        objective = asks = None
+        note = "Advantages are whitened over a whole update, and some episodes are left out."
+    n = r.mask.sum(1)
+    vocabulary: dict[str, int] = {}
+    number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
+    prompts: dict[str, int] = {}
+    ids: list[int] = []
+    for e in rows:
+        tokens = episode_tokens(r, e)[: int(n[e])]
+        pieces = pieces_of(tokens, r.responses[e] if r.responses else "")
+        ids += map(number, pieces)
+        prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
+    arrays = [("ids", np.array(ids, dtype=np.uint32))]
+    for name, x in _measured(shown, objective).items():
+        row = [x[e, : int(n[e])].detach().float() for e in rows]
+        arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
+    scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
+    if objective or asks:
+        scores["unpenalized"] = unpenalized(r, objective)
+    picked = list(rows)
+    header = dict(
+        update=r.info.get("update"),
+        when=visible(when(r)),
+        episodes=picked,
+        of=len(r),
+        lengths=n[picked].tolist(),
+        stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
+        pieces=list(vocabulary),
+        prompts=[_prompt(text) for text in prompts],
+        asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
+        columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
+        recipe=page_recipe(objective) if objective else None,
+        asks=page_recipe(asks) if asks else None,
+        clip={k: x for k, x in (r.objective or {}).items() if k in ("cliprange", "cliprange_high")},
+        told=note,
+        bad_form=[_bad_form(r, e) for e in rows],
+        unit=unit_of(r),
+        notes=list(map(visible, notes_of(r))),
+        arrays=[[name, x.size] for name, x in arrays],
+        **{name: _numbers(x[picked]) for name, x in scores.items() if x is not None},
+    )
+    text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+    body = b"".join(_planes(x) for _, x in arrays)
+    return gzip.compress(len(text).to_bytes(4, "little") + text + body, 9, mtime=0)
+
+
+def header_of(packed: bytes) -> dict[str, Any]:
+    "The JSON header of a packed update."
+    unpacked = gzip.decompress(packed)
+    return json.loads(unpacked[4 : 4 + int.from_bytes(unpacked[:4], "little")])
+
+
+def _bad_form(r: Rollout, episode: int) -> bool | None:
+    "Whether the gold judge finds an answer malformed; None where it does not know the prompt."
+    facts = facts_told(r.prompts[episode]) if r.prompts else None
+    return gold_judge(r.responses[episode], facts).malformed if facts and r.responses else None
+
+
+def prompt_text(text: str) -> str:
+    "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
+    return visible(text).replace("↵\n", "\n")
+
+
+def _prompt(text: str) -> dict[str, Any]:
+    "A prompt as it is shown, and the facts that it tells where the gold judge knows them."
+    facts: Mapping[str, str] | None = facts_told(text)
+    return dict(text=prompt_text(text)) | (dict(facts=facts) if facts else {})
+
+
+# ---- Widget and file ----
+
 
 SCRIPT = module("arithmetic.js", "reader.js")
 STYLE = asset("theme.css") + asset("reader.css")
@@ -88,8 +288,8 @@ def write_reader(
 ) -> Path:
     "A page that reads episodes without a kernel or a network, written whole or not at all."
     updates = [
-        {**one, "packed": base64.b64encode(whole).decode()}
-        for one, whole in zip(head["updates"], packed, strict=True)
+        {**one, "packed": base64.b64encode(data).decode()}
+        for one, data in zip(head["updates"], packed, strict=True)
     ]
     page = script_page(
         "reader.html",
@@ -101,3 +301,69 @@ def write_reader(
     )
     write_text_atomic(path, page)
     return Path(path)
+
+
+# ---- Links into a saved file ----
+
+
+DATA = re.compile(
+    r'<script type="application/json" id="rlhf-reader-data">(.*?)</script>', re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class SavedPage:
+    "A page of rollouts, and what is in it."
+
+    name: str = ""  # of the file; empty: there is none
+    episodes: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of each update
+    last: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # prompt -> update, episode
+
+
+NO_PAGE = SavedPage()
+
+
+def saved_page(folder: Path) -> SavedPage:
+    "The page that `rlhf-nb view` writes beside the report, or an empty one where there is none."
+    path = folder / "rollouts.html"
+    match = DATA.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not match:
+        return NO_PAGE
+    own = [one for one in json.loads(match[1])["updates"] if "run" not in one]
+    headers = {one["name"]: header_of(base64.b64decode(one["packed"])) for one in own}
+    last: dict[str, tuple[str, int]] = {}
+    for update, header in headers.items():
+        for episode, prompt in zip(header["episodes"], header["asked"]):
+            last[header["prompts"][prompt]["text"]] = (update, episode)
+    return SavedPage(path.name, {name: one["episodes"] for name, one in headers.items()}, last)
+
+
+def page_link(page: SavedPage, text: str, **place: object) -> Html:
+    "A link to a place in the page: update, episode, signal. Nothing where there is no page."
+    if not page.name:
+        return Html("")
+    where = f"#{urlencode(place)}" if place else ""
+    return element("a", safe_text(text), href=quote(page.name) + where)
+
+
+def episode_link(page: SavedPage, update: object, episode: int) -> Html:
+    "A link to one episode, where the page has it."
+    if episode not in page.episodes.get(str(update), ()):
+        return Html("")
+    text = f"Episode {episode} of update {update} in {page.name}"
+    return page_link(page, text, update=str(update), episode=episode)
+
+
+def prompt_link(page: SavedPage, prompt: str) -> Html:
+    "A link to the last answer to a prompt that the page has; nothing where it was not answered."
+    place = page.last.get(prompt_text(prompt))
+    return episode_link(page, *place) if place else Html("")
+
+
+def update_links(page: SavedPage, updates: Sequence[object]) -> str:
+    "Where to read what a policy wrote at some updates, as one paragraph."
+    kept = [str(update) for update in updates if str(update) in page.episodes]
+    if not kept:
+        return ""
+    links = [page_link(page, f"update {one}", update=one) for one in kept]
+    return element("p", "What the policy wrote then, token by token: ", ", ".join(links), ".")

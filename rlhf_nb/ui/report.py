@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.runtime.metrics import Metric, in_order
-from rlhf_nb.ui.blind_spots import blind_sentence, outcome_sentence
+from rlhf_nb.ui.chart import curve_picture, curve_svg, thin
 from rlhf_nb.ui.episodes import (
     episode_facts,
     episode_signals,
@@ -25,8 +25,6 @@ from rlhf_nb.ui.episodes import (
     when,
 )
 from rlhf_nb.ui.facts import facts_told, missing_facts, post_with_facts, token_claims
-from rlhf_nb.ui.gain import compare_rates as compare_rates
-from rlhf_nb.ui.gain import headline
 from rlhf_nb.ui.html import (
     Html,
     data_table,
@@ -42,12 +40,71 @@ from rlhf_nb.ui.html import (
     spaced,
     tinted_text,
 )
-from rlhf_nb.ui.places import NO_PAGE, SavedPage, episode_link, saved_page, update_links
-from rlhf_nb.ui.posts import completions_of_run, examples_section, posts_section
-from rlhf_nb.ui.reproduce import made_of, reproduce_section
-from rlhf_nb.ui.run_curves import curve_picture, curve_svg, thin
+from rlhf_nb.ui.reader import NO_PAGE, SavedPage, episode_link, saved_page, update_links
 from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
+from rlhf_nb.ui.verdict import (
+    blind_sentence,
+    completions_of_run,
+    examples_section,
+    headline,
+    outcome_sentence,
+    posts_section,
+)
+from rlhf_nb.ui.verdict import compare_rates as compare_rates
 from rlhf_nb.ui.viz import curves, signal_table
+
+# ---- To make a run again ----
+
+
+STAGES = ("sft", "pairs", "reward", "ppo")
+SAME = ("command", "versions", "commit", "machine", "threads")
+
+
+def made_of(folder: Path, results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    "What made each stage, as their manifests and results.json keep it."
+    stages = {
+        stage: read_json(folder / stage / "manifest.json").get("run", {}).get("made")
+        for stage in STAGES
+    }
+    return {k: made for k, made in {**stages, "judge": results.get("made")}.items() if made}
+
+
+def earlier_stages(made: Mapping[str, Mapping[str, Any]], last: str) -> str:
+    "The stages that something else made than the one that is shown; empty where there is none."
+    parts = []
+    for stage, one in made.items():
+        if differ := [name for name in SAME if one.get(name) != made[last].get(name)]:
+            parts.append(f"{stage} ({one.get('date')}: other {', '.join(differ)})")
+    return "; ".join(parts)
+
+
+def reproduce_section(
+    made: Mapping[str, Mapping[str, Any]],  # of `made_of`
+    metrics: Iterable[Mapping[str, Any]],  # lines of metrics.jsonl
+) -> str:
+    "The command, the versions, the commit, the machine, the date and the time."
+    if not made:
+        return missing_note("This run kept no record of the command, the versions and the machine.")
+    last = "ppo" if "ppo" in made else list(made)[-1]
+    one = made[last]
+    versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+    took = {
+        line["stage"]: line["seconds"]
+        for line in metrics
+        if line.get("event") == "done" and "seconds" in line
+    }
+    rows: list[tuple[str, Any]] = [
+        ("Command", element("code", safe_text(one["command"]))),
+        ("Versions", versions),
+        ("Commit", one.get("commit") or "the installed package: there is no checkout"),
+        ("Machine", f"{one['machine']}; threads of torch: {one['threads']}"),
+        ("Date", one["date"]),
+        ("Time", f"{duration(sum(took.values()))} for all stages" if took else None),
+    ]
+    if differ := earlier_stages(made, last):
+        rows.append(("Made otherwise", differ))
+    return data_table("To make this run again", ["What", f"As stage {last} ran"], rows)
+
 
 SHEETS = ("tints.css", "facts.css")  # after the report's own
 

@@ -1,4 +1,4 @@
-"""The files of a run: rollouts, log, completions."""
+"""The files of a run, rollouts, log, completions, and what in them deserves a look."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +18,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.runtime.files import read_jsonl
 from rlhf_nb.runtime.logs import logged_rows
 from rlhf_nb.runtime.metrics import SHORT
 from rlhf_nb.ui.episodes import filled
+
+# ---- Files ----
 
 
 def ppo_lines(metrics: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -82,7 +86,7 @@ def rollout_files(path: Path) -> dict[int, list[Path]]:
 def left_out(path: Path, update: int) -> str:
     "A sentence on an update's files that `rollout_files` leaves out; empty where there are none."
     named = [(file.name, _FILE.fullmatch(file.name)) for file in _candidates(path)]
-    names = [name for name, found in named if found and int(found[1]) == update]
+    names = [name for name, match in named if match and int(match[1]) == update]
     if not names or update in rollout_files(path):
         return ""
     return f" {', '.join(names)} is left out: it is damaged, or not yet written as a whole."
@@ -130,10 +134,12 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
         return pad(x, (missing, 0) if left else (0, missing))
 
     def together(name: str) -> Tensor | None:
-        there = [x for r in parts if (x := getattr(r, name)) is not None]
-        if not there or (len(there) < len(parts) and not there[0].is_floating_point()):
+        parts_with = [x for r in parts if (x := getattr(r, name)) is not None]
+        if not parts_with or (
+            len(parts_with) < len(parts) and not parts_with[0].is_floating_point()
+        ):
             return None
-        return torch.cat([widened(r, name, there[0]) for r in parts])
+        return torch.cat([widened(r, name, parts_with[0]) for r in parts])
 
     texts = {
         name: [x for r in parts for x in getattr(r, name) or [""] * len(r)]
@@ -162,15 +168,15 @@ def repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return again / real.sum(1).clamp(min=1)
 
 
-def episode_numbers(there: Mapping[str, Any]) -> pd.DataFrame:
+def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
     "Length, stop, repetition, KL and scores of each episode, from what is there of a rollout."
-    mask = there["mask"].bool()
-    frame = dict(length=mask.sum(1), repetition=repeated(there["response_ids"], mask))
-    if (stopped := there.get("stopped")) is not None:
+    mask = tensors["mask"].bool()
+    frame = dict(length=mask.sum(1), repetition=repeated(tensors["response_ids"], mask))
+    if (stopped := tensors.get("stopped")) is not None:
         frame["stopped"] = stopped
-    if (kl := there.get("kl")) is not None:
+    if (kl := tensors.get("kl")) is not None:
         frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
-    raw, scores = there.get("raw_scores"), there.get("scores")
+    raw, scores = tensors.get("raw_scores"), tensors.get("scores")
     if (score := raw if scores is None else scores) is not None:
         frame["score"] = score.float()
     if raw is not None:
@@ -184,12 +190,12 @@ def numbers_of(path: Path) -> pd.DataFrame:
     try:
         with safe_open(path, "pt") as file:
             # A safetensors file has keys and cannot be iterated over.
-            there = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
+            tensors = {name: file.get_tensor(name) for name in file.keys() if name in _NUMBERS}
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}): remove it, or look at another update."
         ) from None
-    return episode_numbers(there)
+    return episode_numbers(tensors)
 
 
 def _log_of(path: Path) -> pd.DataFrame:
@@ -369,3 +375,98 @@ def lines_of(runs: Mapping[str, Updates]) -> dict[str, pd.DataFrame]:
             log = means.rename(columns=MEANS)
         lines[name] = log
     return lines
+
+
+# ---- Suspects ----
+
+
+@dataclass(frozen=True)
+class Suspect:
+    "Something that deserves a look."
+
+    update: int
+    episode: int | None  # None: the update as a whole
+    sentence: str
+
+
+_ODD: dict[str, Callable[[float], str]] = dict(  # how each is said; repetition is `repeated`
+    kl=lambda x: f"KL {x:.3g} nats",
+    length=lambda x: f"length {x:.0f} tokens",
+    repetition=lambda x: f"repetition {100 * x:.0f} %",
+)
+
+
+def within_updates(
+    numbers: pd.DataFrame,  # a row an episode: update, and the columns
+    columns: list[str],
+) -> pd.DataFrame:
+    """How far each number is from the mean of its update, in standard deviations within updates,
+    pooled over all of them: an update in which nearly all are alike has no tiny unit of its own."""
+    means = numbers.groupby("update")[columns].transform("mean")
+    groups = len(numbers["update"].unique())
+    spread = ((numbers[columns] - means) ** 2).sum() / max(1, len(numbers) - groups)
+    z = (numbers[columns] - means) / spread**0.5
+    return z.replace([math.inf, -math.inf], 0.0).fillna(0.0)
+
+
+def episode_suspects(
+    numbers: pd.DataFrame,  # a row an episode: update, episode, score, kl, length, repetition
+    most: int = 6,
+    far: float = 2.5,  # standard deviations within updates, above the mean of its own
+) -> list[Suspect]:  # the oddest first
+    """Episodes that are paid more than most of their update and are far out in KL, length or
+    repetition; of these three some may be missing."""
+    odd = [name for name in _ODD if name in numbers]
+    if "score" not in numbers or not odd:
+        return []
+    z = within_updates(numbers, ["score", *odd])
+    farthest = z[odd].max(axis=1)
+    picked = farthest[(z["score"] > 1) & (farthest > far)]
+    picked = picked.sort_values(ascending=False, kind="stable").head(most)
+
+    def suspect(row: dict[str, float], its: dict[str, float]) -> Suspect:
+        update, episode = int(row["update"]), int(row["episode"])
+        facts = ", ".join(f"{_ODD[x](row[x])} ({its[x]:+.1f} sd)" for x in odd if its[x] > far)
+        sentence = (
+            f"Update {update}, episode {episode}: score {row['score']:+.2f} "
+            f"({its['score']:+.1f} sd), {facts}"
+        )
+        return Suspect(update, episode, sentence)
+
+    return [suspect(dict(numbers.loc[i]), dict(z.loc[i])) for i in picked.index]
+
+
+def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
+    "The largest step of a metric, where it is `jump` times the usual one."
+    values, updates = line[column].tolist(), line["update"].tolist()
+    steps = line[column].diff().abs()
+    if len(line) < 5 or not steps.max() > jump * steps.median() > 0:
+        return []
+    at = steps.tolist().index(steps.max())
+    sentence = (
+        f"Jump. Update {updates[at]:.0f}: {name} went from {values[at - 1]:.3g} to "
+        f"{values[at]:.3g} in one update"
+    )
+    return [Suspect(int(updates[at]), None, sentence)]
+
+
+def run_suspects(
+    log: pd.DataFrame,  # a row an update, with `update` and metrics as the trainer names them
+    jump: float = 8.0,  # times the usual step from one update to the next
+    counted: str = "tokens",  # what lengths are counted in
+) -> list[Suspect]:  # alarms, then jumps
+    "Updates at which something ran away or jumped."
+    watched = {name: SHORT[name] for name in ("score", "KL", "length", "entropy")}
+    logged = {name: column for name, column in watched.items() if column in log}
+    alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
+    sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
+    suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
+    for name, column in logged.items():
+        suspects += _jump(name, log.dropna(subset=[column]), column, jump)
+    return suspects
+
+
+def suspects_of(run: Updates, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
+    "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
+    of_run = run_suspects(run.log, counted=run.counted)
+    return of_run + episode_suspects(run.numbers(updates), most)

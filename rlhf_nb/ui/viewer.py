@@ -1,18 +1,22 @@
-"""One rollout, episode by episode."""
+"""Rollouts to read: one of them, episode by episode, and a whole run, with its curves, its updates
+and another run beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.controls import notebook_bundle
+from rlhf_nb.runtime.metrics import Metric, in_order
+from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
     episode_facts,
@@ -21,13 +25,35 @@ from rlhf_nb.ui.episodes import (
     notes_of,
     prompt_lines,
     shown_of,
+    when,
 )
-from rlhf_nb.ui.foreign import ForeignRun
-from rlhf_nb.ui.html import Html, contained, element, safe_prose, safe_text
-from rlhf_nb.ui.packed import packed_update
-from rlhf_nb.ui.reader import Reader, head_of, write_reader
+from rlhf_nb.ui.explore import notebook_bundle
+from rlhf_nb.ui.foreign import ForeignRun, is_foreign
+from rlhf_nb.ui.html import Html, contained, element, number_text, percent, safe_prose, safe_text
+from rlhf_nb.ui.reader import (
+    Reader,
+    head_of,
+    objective_for,
+    packed_update,
+    prompt_text,
+    write_reader,
+)
+from rlhf_nb.ui.run_files import (
+    RunFolder,
+    Suspect,
+    Updates,
+    episode_suspects,
+    lines_of,
+    ranges_of,
+    rollout_files,
+    run_suspects,
+    spread,
+    suspects_of,
+)
 from rlhf_nb.ui.viz import signal_table, token_strip
 from rlhf_nb.ui.what_if import check_chosen
+
+# ---- One rollout ----
 
 
 def prompt_fold(rollout: Rollout, episode: int) -> str:
@@ -119,10 +145,10 @@ def _opened(
     if isinstance(source, (str, Path)) and Path(source).suffix == ".safetensors":
         return Rollout.load(source)
     run = ForeignRun(source, columns, tokenizer)
-    there = list(run.files)
-    if update is not None and update not in there:
-        raise ValueError(f"there is no update {update}: {run.path} has {there}.")
-    return run.rollout(there[-1] if update is None else update)
+    updates = list(run.files)
+    if update is not None and update not in updates:
+        raise ValueError(f"there is no update {update}: {run.path} has {updates}.")
+    return run.rollout(updates[-1] if update is None else update)
 
 
 def view(
@@ -146,17 +172,304 @@ def view(
             f"there is no episode {episode}: this rollout has {len(rollout)}, counted from 0."
         )
     shown = shown_of(rollout, now, entropy)
-    there = shown.names()
-    if signal is not None and signal not in there:
+    signals = shown.names()
+    if signal is not None and signal not in signals:
         raise ValueError(
-            f"there is no signal {signal!r}: this rollout has {there or 'none yet'}. Later phases "
-            "of the trainer fill the others."
+            f"there is no signal {signal!r}: this rollout has {signals or 'none yet'}. Later "
+            "phases of the trainer fill the others."
         )
-    signal = signal or next(iter(there), "")
+    signal = signal or next(iter(signals), "")
     strips: dict[str, float | None] = {signal: None} if signal else {}
     markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
-    seen = RolloutView(contained(markup))
-    seen.shown, seen.place = shown, dict(row=episode, signal=signal)
+    page = RolloutView(contained(markup))
+    page.shown, page.place = shown, dict(row=episode, signal=signal)
     check_chosen(shown.rollout, objective)
-    seen.objective = objective
-    return seen
+    page.objective = objective
+    return page
+
+
+# ---- A run ----
+
+
+def curves_of(
+    lines: Mapping[str, pd.DataFrame],  # what each run logged, an update a row
+    counted: str = "tokens",  # what lengths are counted in
+) -> list[dict[str, Any]]:
+    "The metrics that were logged, as curves over the updates: a line a run, all on one axis."
+    logged: list[tuple[Metric, list[dict[str, Any]]]] = []
+    for metric in in_order("viewer"):
+        drawn = [
+            dict(run=run, which=i, points=finite_points(frame, metric.name))
+            for i, (run, frame) in enumerate(lines.items())
+            if metric.name in frame
+        ]
+        if kept := [line for line in drawn if line["points"]]:
+            logged.append((metric, kept))
+    # A point before the first update is drawn at the left end of the axis.
+    updates = [max(u, 0.0) for _, kept in logged for line in kept for u, _ in line["points"]]
+    span = (min(updates, default=0.0), max(updates, default=0.0))
+    return [_curve(metric, kept, span, counted) for metric, kept in logged]
+
+
+def finite_points(frame: pd.DataFrame, column: str) -> list[list[float]]:
+    "Update and value of each row that has both."
+    return (
+        frame[["update", column]].replace([math.inf, -math.inf], math.nan).dropna().values.tolist()
+    )
+
+
+def _curve(
+    metric: Metric, lines: Sequence[dict[str, Any]], span: tuple[float, float], counted: str
+) -> dict[str, Any]:
+    "One curve as a reader takes it: its names, the numbers, and the picture."
+    about, unit = f"{metric.title}, {metric.unit}", metric.sign
+    if unit == "tokens":
+        about, unit = about.replace("tokens", counted), counted
+    points = [point for line in lines for point in line["points"]]
+    steps, values = [max(u, 0.0) for u, _ in points], [value for _, value in points]
+
+    def show(value: float) -> str:
+        return percent(value) if metric.is_share else f"{number_text(value)} {unit}".strip()
+
+    title = (
+        f"{about}, updates {min(steps):g} to {max(steps):g}: {show(min(values))} to "
+        f"{show(max(values))}"
+    )
+    svg = curve_strip({line["which"]: line["points"] for line in lines}, span, title)
+    return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
+
+
+def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set[int]) -> list[int]:
+    "Updates for a file, in order. Raises ValueError where the run keeps none of that number."
+    if isinstance(updates, int):
+        return sorted({files[i] for i in spread(len(files), updates)} | odd)
+    if updates and {*updates} <= {*files}:
+        return sorted({*updates})
+    raise ValueError(
+        f"updates is {updates}, and the run keeps {ranges_of(files)}: give some of them."
+    )
+
+
+def nearest(updates: Sequence[int], update: int) -> int:
+    "The update nearest to another one."
+    return min(updates, key=lambda other: abs(other - update))
+
+
+def opened_run(
+    source: Any, columns: Mapping[str, str] | None = None, tokenizer: Any = None
+) -> Updates:
+    "The updates of a run's folder, of files of another trainer, or of records."
+    described = columns is not None or tokenizer is not None
+    if is_foreign(source) or (described and not rollout_files(Path(source))):
+        return ForeignRun(source, columns, tokenizer)
+    return RunFolder(source)
+
+
+class RunBrowser:
+    """A run to move about in, live in a notebook; a static page and a file of its own where there
+    is no kernel."""
+
+    def __init__(
+        self,
+        run: Any,
+        other: Any = None,
+        columns: Mapping[str, str] | None = None,
+        tokenizer: Any = None,
+        objective: Objective | None = None,
+    ):
+        self.objective = objective
+        self.run = opened_run(run, columns, tokenizer)
+        self.other = None if other is None else opened_run(other, columns, tokenizer)
+        self.names = [x.path.resolve().name for x in (self.run, self.other) if x]
+        newest = max(self.run.files)
+        check_chosen(self.run.rollout(newest), objective)
+        names = shown_of(self.run.rollout(newest)).names()
+        self.signal = names[0] if names else ""
+        self.suspects = suspects_of(self.run, [newest])
+
+    # ---- What is shown ----
+
+    def lines(self) -> dict[str, pd.DataFrame]:
+        "What each run logged; where it logged nothing, means over its rollouts."
+        runs = {self.names[0]: self.run}
+        if self.other:
+            same = self.names[1] == self.names[0]
+            runs[f"{self.names[1]} (other)" if same else self.names[1]] = self.other
+        return lines_of(runs)
+
+    def updates(
+        self, chosen: Sequence[int] | None = None, others: Sequence[int] | None = None
+    ) -> list[dict[str, Any]]:
+        "Updates as a reader lists them: those of the run, then those of the other one."
+        listed: list[dict[str, Any]] = [
+            dict(name=str(u), update=u) for u in (self.run.files if chosen is None else chosen)
+        ]
+        if self.other:
+            theirs = self.other.files if others is None else others
+            listed += [dict(name=str(u), update=u, run=1, runName=self.names[1]) for u in theirs]
+        return listed
+
+    def folder_of(self, one: Mapping[str, Any]) -> Updates:
+        "The run that one of `updates` is of."
+        return self.other if "run" in one and self.other else self.run
+
+    def head(
+        self, updates: Sequence[Mapping[str, Any]], suspects: Sequence[Suspect]
+    ) -> dict[str, Any]:
+        "What a reader knows before it opens an update."
+        mine = [one["update"] for one in updates if "run" not in one]
+        jumps = [
+            dict(
+                sentence=one.sentence,
+                update=mine.index(nearest(mine, one.update)),
+                row=one.episode if one.update in mine else None,
+            )
+            for one in suspects
+        ]
+        title = f"Rollouts of {' and '.join(self.names)}"
+        curves = curves_of(self.lines(), self.run.counted)
+        return head_of(title, updates, self.signal, len(mine) - 1, jumps, curves)
+
+    def load(self, one: Mapping[str, Any]) -> bytes:
+        "One of `updates`, packed."
+        shown = shown_of(self.folder_of(one).rollout(one["update"]))
+        return packed_update(shown, None, self.objective)
+
+    def asks(self) -> str:
+        "A sentence where a what-if has to ask for the objective of the newest update; else empty."
+        newest = shown_of(self.run.rollout(max(self.run.files)))
+        _, asks, sentence = objective_for(newest, self.objective)
+        return sentence if asks else ""
+
+    def again(self, index: int, row: int) -> dict[str, Any]:
+        "Where else a prompt was answered, as indices into `updates` and rows; and its completions."
+        listed = self.updates()
+        one = listed[index]
+        r = self.folder_of(one).rollout(one["update"])
+        if not r.prompts:
+            return dict(found=[], completed=[])
+        place = {(x.get("run", 0), x["update"]): i for i, x in enumerate(listed)}
+        places = [
+            (place[which, update], hit)
+            for which, run in enumerate(filter(None, (self.run, self.other)))
+            for update, hit in run.again(r.prompts[row])
+        ]
+        return dict(found=places, completed=self.run.completed(r.prompts[row]))
+
+    @cached_property
+    def reader(self) -> Reader:
+        "The live widget, made at its first use; `reader.place` is where it is."
+        updates = self.updates()
+        actions = {"refresh": self.refresh, "search every update": self.search}
+        load = lambda i: self.load(self.updates()[i])
+        return Reader(
+            self.head(updates, self.suspects), load, self.again, dict(signal=self.signal), actions
+        )
+
+    def plain(self) -> str:
+        "Markup for where nothing moves: the suspects, and the newest update's first episode."
+        newest = max(self.run.files)
+        shown = shown_of(self.run.rollout(newest))
+        odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
+        strips: dict[str, float | None] = {self.signal: None} if self.signal else {}
+        return (
+            (element("p", "Suspects:") + element("ul", *odd) if odd else "")
+            + element("h3", safe_text(when(shown.rollout)))
+            + episode_markup(shown.rollout, 0, strips, True, shown.signals(0))
+        )
+
+    def _repr_html_(self) -> str:
+        return contained(self.plain())
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        return notebook_bundle(self.reader, self._repr_html_(), repr(self), **kwargs)
+
+    def __repr__(self) -> str:
+        files = self.run.files
+        return (
+            f"RunBrowser({' beside '.join(self.names)}: {len(files)} updates, {min(files)} to "
+            f"{max(files)})"
+        )
+
+    # ---- Moving about ----
+
+    def go(self, suspect: Suspect) -> None:
+        "Show a suspect: its update, and of that its episode or the best paid one."
+        mine = list(self.run.files)
+        of_update = suspect.episode is None
+        self.reader.place = {
+            **self.reader.place,
+            **dict(find="", only="all", sort="score" if of_update else "episode", down=of_update),
+            **dict(update=mine.index(nearest(mine, suspect.update))),
+            **dict(row=-1 if of_update else suspect.episode),
+        }
+
+    def search(self) -> None:
+        "Read the numbers of every update, and name the oddest episodes of all."
+        self.suspects = suspects_of(self.run, None, 10)
+        odd = sum(one.episode is not None for one in self.suspects)
+        count = f"unusual episodes: {odd}" if odd else "no unusual episode"
+        self._show(f"Every update was searched, {count}.", ["refresh"])
+
+    def refresh(self) -> None:
+        "Take in what the run has written since."
+        known = len(self.updates())
+        for run in filter(None, (self.run, self.other)):
+            run.refresh()
+        self.suspects = suspects_of(self.run, [max(self.run.files)])
+        self._show(f"New updates: {len(self.updates()) - known}.", list(self.reader.actions))
+
+    def _show(self, said: str, actions: Sequence[str]) -> None:
+        "Tell the live widget what there is now, what was done, and which buttons are left."
+        head = self.head(self.updates(), self.suspects)
+        again = self.reader.head.get("again", 0) + 1  # so that the page asks for updates anew
+        self.reader.head = {**head, "said": said, "actions": actions, "again": again}
+
+    def save_html(
+        self,
+        path: str | Path,
+        updates: int | Sequence[int] = 24,  # how many, spread over the run; or which ones
+        episodes: int | None = None,  # the first so many of each; None: all, as a what-if needs
+    ) -> Path:
+        """One file that needs no kernel: some updates with their episodes, the suspects and the
+        curves."""
+        files, of_run = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
+        odd = {nearest(files, one.update) for one in of_run}
+        chosen = _chosen_updates(files, updates, odd)
+        suspects = of_run + episode_suspects(self.run.numbers(chosen), 6)
+        theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
+        listed = self.updates(chosen, theirs)
+        packed, prompts = [], set()
+        for one in listed:
+            shown = shown_of(self.folder_of(one).rollout(one["update"]))
+            rows = None
+            if episodes is not None:
+                far = [
+                    x.episode for x in suspects if x.update == one["update"] and "run" not in one
+                ]
+                first = range(min(episodes, len(shown.rollout)))
+                rows = list(dict.fromkeys([*first, *(x for x in far if x is not None)]))
+            packed.append(packed_update(shown, rows, self.objective))
+            prompts.update(shown.rollout.prompts)
+        completed = {
+            prompt_text(prompt): rows_of_prompt
+            for prompt, rows_of_prompt in self.run.completions().items()
+            if prompt in prompts
+        }
+        place = dict(signal=self.signal)
+        return write_reader(
+            path, self.head(listed, suspects), packed, place, self.plain(), completed
+        )
+
+
+def browse(
+    # folder of a run with save_rollouts, or of `rlhf-nb demo`, finished or not; or a file, a folder
+    # of files, or records of another trainer
+    run: str | Path | Any,
+    other: str | Path | Any = None,  # another run, shown beside it
+    columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
+    tokenizer: Any = None,  # of a file: with it, or its name, token ids become tokens
+    objective: Objective | None = None,  # of rollouts that do not say how they were made
+) -> RunBrowser:
+    "Move through the rollouts of a run. Raises ValueError where it kept none."
+    return RunBrowser(run, other, columns, tokenizer, objective)

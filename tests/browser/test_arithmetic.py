@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import TENSORS, Rollout
-from rlhf_nb.ui.assets import module
+from rlhf_nb.ui.html import module
 from rlhf_nb.ui.what_if import page_recipe, unpenalized, what_if
 
 ROLLOUTS = 1000

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Locator
 from test_static import rollout
 
 from rlhf_nb.ui.dashboard import LiveDashboard
-from rlhf_nb.ui.run_record import Change, Run
+from rlhf_nb.ui.run_view import Change, Run
 
 SETUP = """
 import json, tempfile, time

@@ -15,9 +15,8 @@ from playwright.sync_api import Browser, Locator, Page
 from torch import tensor
 
 from rlhf_nb.gae import gae, td_errors
-from rlhf_nb.ui.explore import Explorer
-from rlhf_nb.ui.gae_picture import gae_picture
-from rlhf_nb.ui.states import view_at
+from rlhf_nb.ui.explore import Explorer, view_at
+from rlhf_nb.ui.pictures import gae_picture
 from rlhf_nb.ui.viz import Html, signal_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,10 +27,9 @@ from test_viewer import write_run
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.ui.browser import browse
 from rlhf_nb.ui.preferences import RewardView
 from rlhf_nb.ui.reward_scores import PairLook, ScoredPair
-from rlhf_nb.ui.viewer import view
+from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 
 NARROW, WIDE = 800, 1280
@@ -1092,7 +1091,7 @@ def test_a_file_of_another_trainer_without_signals(tmp_path: Path, read: Callabl
 LIVE = """
 import torch
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.browser import browse
+from rlhf_nb.ui.viewer import browse
 from rlhf_nb.ui.viewer import view
 view(Rollout.load({path!r}))
 """
@@ -1148,7 +1147,7 @@ def test_hostile_text_in_jupyterlab(lab: Lab, axe: str, tmp_path: Path):
 def test_the_live_reader_is_the_saved_one(lab: Lab, tmp_path: Path):
     run = run_of(tmp_path / "run", 3, lambda u: rollout(6, 8, seed=u, update=u))
     cells = [
-        f"from rlhf_nb.ui.browser import browse\nbrowser = browse({str(run)!r})\nbrowser",
+        f"from rlhf_nb.ui.viewer import browse\nbrowser = browse({str(run)!r})\nbrowser",
     ]
     nbformat.write(
         nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cells[0])], metadata=KERNEL),

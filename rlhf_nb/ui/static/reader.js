@@ -23,13 +23,6 @@ const make = (tag, { parent, text, ...more } = {}) => {
   if (parent) parent.append(node);
   return node;
 };
-const drawn = (tag, parent, attributes, text) => {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, x] of Object.entries(attributes)) node.setAttribute(name, x);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-};
 const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.slice(0, -1) : pack.unit}`;
 const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
 const number = x => make("span", { text: shown(x), title: exact(x) });
@@ -365,7 +358,7 @@ export const reader = (root, source) => {
       token.onmouseenter = () => say(token, row, t);
       token.onmouseleave = hush;
     });
-    if (!pieces.length) make("em", { parent: box, text: "(nothing)" });
+    if (!row.pieces.length) make("em", { parent: box, text: "(nothing)" });
   };
   const known = row => row && claimsOf(row, source.slots ?? {});
   const judged = (box, answer, asked) => {  // words with a mark where they claim a fact
@@ -607,40 +600,25 @@ export const reader = (root, source) => {
 
   // ---- Curves ----
 
-  const WIDE = 220, HIGH = 64;
-  const ends = numbers => numbers.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
-  const pointsOf = all => all.flatMap(curve => curve.lines.flatMap(line => line.points));
-  const plotted = (source.curves ?? []).filter(curve => pointsOf([curve]).length);
-  // One axis for all curves: a point before the first update is drawn at its left end.
-  const [left, right] = ends(pointsOf(plotted).map(p => Math.max(p[0], 0)));
-  const along = u => 4 + (WIDE - 8) * (right > left ? (Math.max(u, left) - left) / (right - left) : 0.5);
-  // Which run a line is of: a curve may have a line of the other run alone.
-  const runs = new Set(plotted.flatMap(curve => curve.lines.map(line => line.run))), theirs = source.updates.find(one => one.run)?.runName;
-  const other = runs.has(`${theirs} (other)`) ? `${theirs} (other)` : theirs, two = theirs !== undefined || runs.size > 1;
+  // Python has drawn them (ui/chart.py): a corner of a line for each point, a ring for each line. What moves is here.
+  const plotted = source.curves ?? [], theirs = source.updates.find(one => one.run)?.runName;
+  const two = theirs !== undefined || plotted.some(curve => curve.lines.length > 1);
   const drawCurve = curve => {
-    const figure = make("figure", { parent: curves }), points = pointsOf([curve]);
-    const [first, last] = ends(points.map(p => p[0])), [low, high] = ends(points.map(p => p[1]));
-    const y = v => HIGH - 6 - (HIGH - 12) * (high > low ? (v - low) / (high - low) : 0.5);
-    const svg = drawn("svg", figure, { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
-    drawn("title", svg, {}, `${curve.about}, updates ${Math.max(first, 0)} to ${Math.max(last, 0)}: `
-      + `${plain(low, curve.unit)} to ${plain(high, curve.unit)}`);
-    drawn("path", svg, { d: `M4 ${HIGH - 2}H${WIDE - 4}`, class: "axis" });
-    const lines = curve.lines.filter(line => line.points.length).map(line => ({ ...line, which: line.run === other ? 1 : 0 }));
-    for (const line of lines) {
-      const corners = line.points.map(([u, v]) => `${along(u).toFixed(1)},${y(v).toFixed(1)}`);
-      drawn("polyline", svg, { points: corners.join(" "), class: `line${line.which}` });
-    }
-    const rings = lines.map(line => drawn("circle", svg, { r: 4, class: `ring${line.which}` }));
+    const figure = make("figure", { parent: curves });
+    const svg = document.importNode(new DOMParser().parseFromString(curve.svg, "image/svg+xml").documentElement, true);
+    figure.append(svg);
     const caption = make("figcaption", { parent: figure, className: two ? "two" : "" });
-    const near = (line, u) => line.points.reduce((a, b) => Math.abs(b[0] - u) < Math.abs(a[0] - u) ? b : a);
+    const lines = curve.lines, rings = svg.querySelectorAll("circle");
+    const corners = [...svg.querySelectorAll("polyline")].map(line => [...line.points]);
+    const nearest = (numbers, x) => numbers.reduce((a, b, i) => Math.abs(b - x) < Math.abs(numbers[a] - x) ? i : a, 0);
     const put = u => {
       const here = source.updates[at.update].update, precise = [];
       caption.replaceChildren();
       make("b", { parent: caption, text: curve.name });
       lines.forEach((line, i) => {
-        const [when, v] = near(line, u);
-        rings[i].setAttribute("cx", along(when));
-        rings[i].setAttribute("cy", y(v));
+        const which = nearest(line.points.map(point => point[0]), u), [when, v] = line.points[which];
+        rings[i].setAttribute("cx", corners[i][which].x);
+        rings[i].setAttribute("cy", corners[i][which].y);
         const where = when === here ? "" : when < 0 ? " before the first update" : ` at update ${when}`;
         const said = make("span", { parent: caption, className: two ? `said${line.which}` : "" });
         if (two) make("bdi", { parent: said, text: line.run });
@@ -650,16 +628,13 @@ export const reader = (root, source) => {
       caption.title = `${curve.about}: ${precise.join(" · ")}`;
     };
     const pointed = e => {
-      const box = svg.getBoundingClientRect(), u = left + (right - left) * (((e.clientX - box.left) / box.width * WIDE - 4) / (WIDE - 8));
-      return near(lines[0], u)[0];
+      const box = svg.getBoundingClientRect(), x = (e.clientX - box.left) / box.width * svg.viewBox.baseVal.width;
+      return lines[0].points[nearest(corners[0].map(corner => corner.x), x)][0];
     };
     const steps = source.updates.map((one, i) => [i, one]).filter(([, one]) => !one.run);
     svg.onmousemove = e => put(pointed(e));
     svg.onmouseleave = () => put(source.updates[at.update].update);
-    svg.onclick = e => {
-      const u = pointed(e);
-      go({ update: steps.reduce((a, b) => Math.abs(b[1].update - u) < Math.abs(a[1].update - u) ? b : a)[0] });
-    };
+    svg.onclick = e => go({ update: steps[nearest(steps.map(([, one]) => one.update), pointed(e))][0] });
     return put;
   };
   const rings = plotted.map(drawCurve);

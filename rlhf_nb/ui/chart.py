@@ -1,0 +1,117 @@
+"""The one chart of all views in HTML, as an SVG: with its axes named, or as a strip."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rlhf_nb.ui.html import asset, element, number_text, visible
+
+Points = Sequence[tuple[float, float]]  # update and value, in order
+
+
+def thin(points: Points, most: int = 240) -> list[tuple[float, float]]:
+    """About `most` points with the same outline: first, last, and the smallest and largest of each
+    stretch. nan and inf go."""
+    points = [point for point in points if math.isfinite(point[1])]
+    if len(points) <= most:
+        return points
+    size, kept = math.ceil(len(points) / (most // 2)), {points[0], points[-1]}
+    for at in range(0, len(points), size):
+        stretch = points[at : at + size]
+        kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+    return sorted(kept)
+
+
+def written(value: float, largest: float) -> str:
+    "A number of a curve: two decimals, or two digits where all of the curve is below 0.05."
+    if value == 0:
+        return "0"
+    if largest < 0.05:
+        return f"{value:.2g}".replace("-", "−") if abs(value) >= largest / 200 else "≈0"
+    return number_text(value, 2 if largest < 10_000 else 0)
+
+
+@dataclass(frozen=True)
+class Area:
+    "The size of a picture, and the rectangle in it that the lines have for themselves."
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+
+CHART = Area(260, 140, 56, 252, 30, 114)  # with room for numbers, a unit and a name
+STRIP = Area(220, 64, 4, 216, 6, 58)  # for a page that has words and numbers beside it
+Place = Callable[[float], float]  # of a step or a value, in the picture
+
+
+def draw_lines(
+    lines: Mapping[int, Points],  # the place of a run among several -> its line, not empty
+    span: tuple[float, float],  # of the steps; a point before them is drawn at their start
+    area: Area,
+) -> tuple[str, Place, Place]:
+    "Each line with a ring at its last point, on one scale, and where a step and a value are on it."
+    values = [value for line in lines.values() for _, value in line]
+    (first, last), low, high = span, min(values), max(values)
+
+    def x(step: float) -> float:
+        share = (max(step, first) - first) / (last - first) if last > first else 0.5
+        return area.left + (area.right - area.left) * share
+
+    def y(value: float) -> float:
+        share = (value - low) / (high - low) if high > low else 0.5
+        return area.bottom - (area.bottom - area.top) * share
+
+    parts = []
+    for i, line in lines.items():
+        corners = " ".join(f"{x(u):.2f},{y(value):.2f}" for u, value in line)
+        place = dict(cx=f"{x(line[-1][0]):.2f}", cy=f"{y(line[-1][1]):.2f}")
+        parts.append(element("polyline", points=corners, class_=f"line{i}"))
+        parts.append(element("circle", **place, r=4, class_=f"ring{i}"))
+    return "".join(parts), x, y
+
+
+def curve_svg(
+    line: Points,
+    marks: Sequence[int],  # dashed
+    name: str,  # what a step is called
+    unit: str,
+    span: tuple[int, int] | None = None,  # of the steps; None: from the first to the last point
+) -> str:
+    "A line over the updates, its axes named."
+    left, right = span or (line[0][0], line[-1][0])
+    values = [y for _, y in line]
+    low, high, largest = min(values), max(values), max(map(abs, values))
+    drawn, x, y = draw_lines({0: line}, (left, right), CHART)
+    return asset("curve.svg").format(
+        style=asset("theme.css") + asset("curve.css"),  # an image inherits none
+        marks="".join(f"M{x(u + 0.5):.1f} 26V118" for u in marks if left <= u < right),
+        unit=escape(visible(unit)),
+        name=escape(name),
+        left=left,
+        right=right,
+        high_y=round(y(high)) + 4,
+        high=written(high, largest),
+        low=written(low, largest) if high > low else "",
+        lines=drawn,
+    )
+
+
+def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: str) -> str:
+    "Lines of several runs above an axis without numbers; `reader.js` moves the rings along them."
+    drawn, _, _ = draw_lines(lines, span, STRIP)
+    return asset("strip.svg").format(title=escape(visible(title)), lines=drawn)
+
+
+def curve_picture(svg: str, description: str) -> str:
+    "A curve inside a page, as an image of its own that follows the page's theme."
+    data = base64.b64encode(svg.encode()).decode()
+    source = f"data:image/svg+xml;base64,{data}"
+    return element("img", alt=description, width=260, height=140, src=source)

@@ -1,0 +1,262 @@
+"""A run as it is now: the record of what has happened so far, and its pages, drawn from it by pure
+functions. The live panel, what a notebook keeps and the saved file show the same. No widgets, no
+threads."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from rlhf_nb.rollout import Rollout
+from rlhf_nb.runtime.metrics import SHORT, metric_of
+from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
+from rlhf_nb.ui.episodes import episode_facts, episode_signals, episode_tokens
+from rlhf_nb.ui.html import (
+    duration,
+    element,
+    plain_table,
+    safe_text,
+    sheet,
+    spaced,
+    themed,
+    tinted_text,
+)
+from rlhf_nb.ui.viz import Html, signed, visible, visible_token
+
+# ---- The record ----
+
+
+@dataclass(frozen=True)
+class Change:
+    "What somebody did to a run by hand."
+
+    update: int  # the last one that it did not change
+    what: str  # kl_coef, pause or stop
+    before: float | None = None
+    after: float | None = None  # of a pause: how many seconds
+
+    def __str__(self) -> str:
+        if self.what == "kl_coef":
+            return f"kl_coef {self.before:.4g} → {self.after:.4g}"
+        return "stopped" if self.after is None else f"paused for {duration(self.after)}"
+
+
+STATES = {  # and the sentence for each
+    "waiting": "No run yet: give this to a trainer as a callback, and call train().",
+    "starting": "Starting: no {name} has begun yet.",
+    "running": "Running: {of} is done.",
+    "paused": "Paused after {of}. Go on, stop, or move kl_coef first.",
+    "done": "Done: all {total:,} {name}s.",
+    "ended": "Ended by another callback after {of}.",
+    "stopped": "Stopped by hand after {of}; what was trained is kept.",
+    "interrupted": "Interrupted after {whole}; the next one may be half made.",
+    "left": "Interrupted in the pause after {of}; nothing is half made.",
+    "failed": "Failed after {whole}: {error}",
+}
+COUNTERS = ("epoch", "step", "total_flos", "episode")  # in a log, beside its metrics
+
+
+@dataclass
+class Run:
+    "What is known of a run at this moment."
+
+    name: str = "update"  # what a step of this trainer is called
+    state: str = "waiting"  # a key of STATES
+    update: int = 0  # how many are done
+    total: int = 0
+    batch: int = 0  # episodes in an update; 0 where there are none
+    rate: float | None = None  # updates in a second, over the last thirty
+    kl_coef: float | None = None  # of the next update, unless another one is requested
+    stopping: bool = False  # a stop was granted, and its update is being logged and saved
+    error: str = ""
+    last: Rollout | None = None  # of the last update
+    lines: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # metric: its values
+    changes: list[Change] = field(default_factory=list)
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=31), repr=False)
+
+    @property
+    def going(self) -> bool:
+        "Is there somebody who will grant a wish?"
+        return self.state in ("starting", "running", "paused")
+
+    def add(self, update: int, numbers: Mapping[str, Any]) -> None:
+        "Add the metrics of an update; counters, totals and what is not a number are left out."
+        for name, value in numbers.items():
+            counts = name in COUNTERS or name.startswith(("train_", "steering/"))
+            if isinstance(value, Real) and not counts:
+                self.lines.setdefault(name, []).append((update, float(value)))
+
+    def remember(self, line: Mapping[str, Any]) -> None:
+        "Add a line of the log of a run that is resumed."
+        at = line.get("step", 0)
+        self.add(at, line)
+        if "steering/kl_coef" in line:
+            pair = line["steering/kl_coef_before"], line["steering/kl_coef"]
+            self.changes.append(Change(at, "kl_coef", *pair))
+        if "steering/stopped" in line:
+            self.changes.append(Change(at, "stop"))
+
+    def tick(self, seconds: float) -> None:
+        "An update is over, at this reading of a clock. Pauses don't slow the rate."
+        paused = sum(one.after or 0.0 for one in self.changes if one.what == "pause")
+        self.times.append(seconds - paused)
+        span = self.times[-1] - self.times[0]
+        self.rate = (len(self.times) - 1) / span if span > 0 else None
+
+
+def state_sentence(run: Run) -> str:
+    "The state of a run in words."
+    of, done = f"{run.name} {run.update:,} of {run.total:,}", f"{run.update:,} whole {run.name}s"
+    return STATES[run.state].format(
+        name=run.name, total=run.total, of=of, whole=done, error=run.error
+    )
+
+
+# ---- Its curves ----
+
+
+def curve_figure(metric: str, points: Points, run: Run) -> str:
+    "One metric: what it is, a picture, and the same in a sentence."
+    known = metric_of(metric)
+    title, unit = known.label, known.unit
+    head = element("strong", safe_text(title))
+    if title != metric:
+        head = Html(head + " " + element("code", safe_text(metric)))
+    line = thin(points)
+    if not line:
+        return element("figure", element("figcaption", head, ": no finite number yet."))
+    values, (last, now) = [y for _, y in line], line[-1]
+    show = lambda value: written(value, max(map(abs, values)))
+    marks = [one.update for one in run.changes if one.what == "kl_coef"]
+    number = element("b", show(now), title=f"{now!r} {unit}")
+    after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
+    moved = any(line[0][0] <= u < last for u in marks)
+    description = (
+        visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
+    )
+    picture = curve_picture(curve_svg(line, marks, run.name, unit), description)
+    return element(
+        "figure", element("figcaption", head, element("br"), number, safe_text(after)), picture
+    )
+
+
+def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
+    """The metrics of some short or logged names. None: all that there are; if none of them was
+    logged, the first four."""
+    logged = list(run.lines)  # a thread may be adding to it
+    if names is None:
+        return logged
+    wanted = [SHORT.get(name, name) for name in names]
+    return wanted if not logged or set(wanted) & set(logged) else logged[:4]
+
+
+def curves_markup(run: Run, names: Sequence[str] | None) -> str:
+    "A figure for each metric; a sentence for one that was never logged."
+    if not run.lines:
+        return element("p", f"No curves yet: they begin with the first {run.name}.")
+    chosen = chosen_curves(run, names)
+    figures = [curve_figure(name, run.lines[name], run) for name in chosen if name in run.lines]
+    absent = ", ".join(name for name in chosen if name not in run.lines)
+    note = f"Never logged: {absent}. There are {', '.join(run.lines)}."
+    return element("div", *figures, class_="curves") + (
+        element("p", safe_text(note), class_="quiet") if absent else ""
+    )
+
+
+# ---- Its pages ----
+
+
+SHEETS = ("sheet.css", "tints.css", "dashboard.css")
+
+
+def progress_line(run: Run) -> str:
+    "How far, how fast, how long still."
+    if not run.total:
+        return ""
+    rows, unit = run.batch or 1, "episodes" if run.batch else f"{run.name}s"
+    facts = [f"{run.update * rows:,} of {run.total * rows:,} {unit}"]
+    if run.rate and run.going:
+        facts.append(f"{run.rate * rows:.3g} {unit} per second")
+        facts.append(f"{duration((run.total - run.update) / run.rate)} left")
+    bar = element("progress", max=run.total, value=run.update, aria_label=f"{run.name}s done")
+    return element("p", bar, " ", " · ".join(facts))
+
+
+def head_line(run: Run, requested: Sequence[str] = (), note: str = "") -> str:
+    "State, progress, what was requested, and a note about the controls."
+    parts = [element("p", element("strong", safe_text(state_sentence(run)))), progress_line(run)]
+    if requested:
+        when = f" It happens when {run.name} {run.update + 1:,} is done."
+        wishes = f"Requested: {', '.join(requested)}."
+        parts.append(element("p", safe_text(wishes), when if run.state == "running" else ""))
+    if note:
+        parts.append(element("p", safe_text(note), role="note"))
+    return "".join(parts)
+
+
+def changed_settings(run: Run) -> str:
+    "Every change, and when; nothing where nobody touched the run."
+    if not run.changes:
+        return ""
+    rows = [(f"{one.update:,}", str(one)) for one in run.changes]
+    moved = any(one.what == "kl_coef" for one in run.changes)
+    head = element("h3", "Changed by hand" + "; dashed in the curves" * moved)
+    return head + plain_table([f"After {run.name}", "What"], rows)
+
+
+def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
+    "One episode: what is known of it, the end of its prompt, and its response under one signal."
+    prompt, tokens = (r.prompts[i] if r.prompts else ""), episode_tokens(r, i)
+    if len(prompt) > 160:
+        prompt = "… " + prompt[-160:].partition(" ")[2]
+    parts = [
+        element("p", element("strong", safe_text(episode_facts(r, i)))),
+        element("p", safe_text(prompt), class_="quiet"),
+    ]
+    row = episode_signals(r, i).get(signal)
+    values = [0.0] * len(tokens) if row is None else row.tolist()
+    words = spaced(tokens, r.responses[i]) if r.responses else tokens
+    parts.append(element("p", tinted_text(words, values, most, signal), class_="answer"))
+    if row is not None:
+        cells = [(visible_token(token), signed(x)) for token, x in zip(tokens, values)]
+        table = plain_table(["Token", signal], cells)
+        summary = element("summary", f"{signal} as numbers")
+        parts.append(element("details", summary, table))
+    return element("div", *parts, class_="episode")
+
+
+def episodes_markup(run: Run, signal: str, count: int) -> str:
+    "The first episodes of the last update, on one scale of colour."
+    r = run.last
+    if r is None:
+        text = f"No episodes yet: they come with the first {run.name}."
+        return element("p", text) if run.batch else ""
+    rows = range(min(count, len(r)))
+    numbers = [episode_signals(r, i).get(signal) for i in rows]
+    finite = [abs(x) for row in numbers if row is not None for x in row.tolist()]
+    most = max(filter(math.isfinite, finite), default=0.0)
+    scale = f"{signal}: orange above zero, blue and underlined below; full colour at {most:.2f}."
+    head = element("h3", "The last update's first episodes") + element("p", scale, class_="quiet")
+    return head * bool(rows) + "".join(episode_markup(r, i, signal, most) for i in rows)
+
+
+def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: int) -> str:
+    "All that is below the controls."
+    return (
+        curves_markup(run, names) + changed_settings(run) + episodes_markup(run, signal, episodes)
+    )
+
+
+def render_run(
+    run: Run,
+    names: Sequence[str] | None = ("KL", "entropy", "length", "score"),  # metrics; None: all
+    signal: str = "advantages",  # behind the tokens
+    episodes: int = 2,  # of the last update
+) -> Html:
+    "A run as it is now, readable without a kernel."
+    body = body_markup(run, names, signal, episodes)
+    return themed(sheet(head_line(run), body), sheets=SHEETS)

@@ -1,0 +1,515 @@
+"""What PPO gained: win rates in words and as a picture, what the reward model cannot see, and posts
+with the summaries that SFT and PPO wrote of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlhf_nb.evaluate import wilson_interval
+from rlhf_nb.runtime.metrics import SEEDS
+from rlhf_nb.tldr import SLOT, gold_judge
+from rlhf_nb.ui.facts import claims_of, facts_told, judged_text, post_with_facts
+from rlhf_nb.ui.html import (
+    Html,
+    asset,
+    data_table,
+    element,
+    missing_note,
+    number_text,
+    percent,
+    points,
+    safe_prose,
+    safe_text,
+)
+from rlhf_nb.ui.reader import NO_PAGE, SavedPage, page_link, prompt_link
+from rlhf_nb.ui.viz import signed
+
+# ---- The picture ----
+
+
+LEFT, WIDTH, EDGE = 44, 252, 420  # of the scale from 0 to 100 %; the right edge of the picture
+BLOCK, ROW = 84, 26  # height of a temperature, and of a model in it
+HEAD, FIRST = 44, 62  # baseline of the first heading, and the middle of the first model
+MARKS = tuple(LEFT + WIDTH * share for share in (0.0, 0.5, 1.0))  # the upright lines
+RATE = 60  # as wide as a rate can be, in the widest font that a page may have
+
+
+def how_sampled(temperature: float) -> str:
+    "A temperature in words: what is nearly the likeliest token is called near-greedy."
+    return f"{'near-greedy' if temperature <= 0.1 else 'sampled'}, temperature {temperature:g}"
+
+
+def _label(x: float, y: float, text: str, side: str = "start", kind: str = "") -> str:
+    return element("text", escape(text), x=x, y=y, text_anchor=side, class_=kind)
+
+
+def beside(low: float, high: float) -> tuple[float, str]:
+    """Where the rate of an interval is written, and its text anchor: on the right or on the left
+    between two lines where it fits, else where there is room and a line gives way."""
+    right, left = (high + 9, "start"), (low - 9, "end")
+    between = low - 9 - RATE >= LEFT + 3, high + 9 + RATE <= LEFT + WIDTH - 3
+    if between[1] and not crossed(*right):
+        return right
+    if between[0] and (high + 9 + 2 * RATE > EDGE - 4 or not crossed(*left)):
+        return left
+    return right
+
+
+def crossed(x: float, side: str) -> list[float]:
+    "The upright lines that a rate at this place would touch."
+    start = x if side == "start" else x - RATE
+    return [line for line in MARKS if start - 4 < line < start + RATE + 4]
+
+
+def _interval(row: Mapping[str, Any]) -> list[float]:
+    "Where an interval begins, its rate is, and it ends."
+    share = (min(max(row[name], 0.0), 1.0) for name in ("low", "win_rate", "high"))
+    return [LEFT + WIDTH * x for x in share]
+
+
+def _upright(x: float, gaps: Sequence[float], bottom: float, kind: str) -> str:
+    "A line from top to bottom, broken where text is: `gaps` are the middles of rows."
+    path, y = "", 22.0
+    for gap in sorted(gaps):
+        path += f"M{x:g} {y:g}V{gap - 10:g}" * (gap - y > 22)  # no stumps
+        y = gap + 10
+    return element("path", class_=kind, d=f"{path}M{x:g} {y:g}V{bottom:g}")
+
+
+def _model_line(row: Mapping[str, Any], y: float) -> str:
+    "One model: its interval as a bar, its win rate as a mark with the number beside it."
+    model = str(row["model"]).lower()
+    low, rate, high = _interval(row)
+    place, side = beside(low, high)
+    mark = (
+        element("circle", cx=f"{rate:.1f}", cy=y, r=5.5)
+        if model == "ppo"
+        else element("rect", x=f"{rate - 4.5:.1f}", y=y - 4.5, width=9, height=9)
+    )
+    interval = f"M{low:.1f} {y}H{high:.1f}M{low:.1f} {y - 5}v10M{high:.1f} {y - 5}v10"
+    return element(
+        "g",
+        _label(LEFT - 8, y + 4.5, model.upper(), "end", "name"),
+        element("path", d=interval),
+        mark,
+        _label(place, y + 4.5, percent(row["win_rate"]), side, "rate"),
+        _label(EDGE - 4, y + 4.5, percent(row.get("malformed")), "end"),
+        class_=model,
+    )
+
+
+def gain_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    "All numbers of the picture."
+    return ". ".join(
+        f"{row['model'].upper()}, {how_sampled(row['temperature'])}: {percent(row['win_rate'])} "
+        f"won, 95 % interval {percent(row['low'])} to {percent(row['high'])}, bad form "
+        f"{percent(row.get('malformed'))}"
+        for row in rows
+    )
+
+
+def gain_picture(
+    rows: Sequence[Mapping[str, Any]],  # of the verdict in results.json
+) -> Html:
+    "SFT (square) and PPO (circle) with their intervals, lowest temperature first."
+    temperatures = sorted({row["temperature"] for row in rows})
+    bottom = 26 + BLOCK * len(temperatures)
+    parts: list[str] = []
+    gaps: dict[float, list[float]] = {x: [] for x in MARKS}  # where a line gives way to text
+    for i, temperature in enumerate(temperatures):
+        parts.append(_label(LEFT + 5, HEAD + BLOCK * i, how_sampled(temperature), kind="head"))
+        gaps[MARKS[1]].append(HEAD - 4.5 + BLOCK * i)
+        models = {row["model"]: row for row in rows if row["temperature"] == temperature}
+        for j, model in enumerate(name for name in ("sft", "ppo") if name in models):
+            y = FIRST + BLOCK * i + ROW * j
+            parts.append(_model_line(models[model], y))
+            low, _, high = _interval(models[model])
+            for x in crossed(*beside(low, high)):
+                gaps[x].append(y)
+    names = (("0 %", "grid"), ("50 %: as the references", "half"), ("100 %", "grid"))
+    lines = [
+        _upright(x, gaps[x], bottom, kind) + _label(x, bottom + 16, text, "middle")
+        for x, (text, kind) in zip(MARKS, names)
+    ]
+    lines += [
+        _label(EDGE - 4, 14, "bad form", "end"),
+        _label(LEFT, 14, "test posts won, 95 % interval"),
+    ]
+    parts = lines + parts  # what is drawn last is in front
+    size, label = f"0 0 {EDGE} {bottom + 24}", gain_sentence(rows)
+    return element("svg", *parts, class_="gain-picture", viewBox=size, role="img", aria_label=label)
+
+
+# ---- The first screen of a report ----
+
+
+Row = Mapping[str, Any]  # a model at a temperature, of the verdict in results.json
+
+
+def compare_rates(sft: Mapping[str, float], ppo: Mapping[str, float]) -> str:
+    "What two intervals allow one to say."
+    if ppo["low"] > sft["high"]:
+        return "PPO improved on SFT."
+    if ppo["high"] < sft["low"]:
+        return "PPO did worse than SFT."
+    return "Too close to call: the intervals of SFT and PPO meet."
+
+
+def judged_twice(results: Mapping[str, Any]) -> list[tuple[Row, Row]]:
+    "SFT and PPO at each temperature at which both were judged, the lowest first."
+    rows = {(row["model"], row["temperature"]): row for row in results.get("verdict", [])}
+    both = sorted({t for _, t in rows if {("sft", t), ("ppo", t)} <= rows.keys()})
+    return [(rows["sft", t], rows["ppo", t]) for t in both]
+
+
+def gain_of(sft: Row, ppo: Row) -> str:
+    "The gain in points, as it is written large: whole points, below ten one decimal."
+    gain = ppo["win_rate"] - sft["win_rate"]
+    return points(gain, 0 if abs(gain) >= 0.0995 else 1)
+
+
+def win_sentence(sft: Row, ppo: Row) -> str:
+    "What the gain is a gain in."
+    return (
+        f"{how_sampled(ppo['temperature']).capitalize()}: the gold judge, who knows the facts, "
+        f"prefers PPO's summary to the reference on {percent(ppo['win_rate'])} of "
+        f"{ppo['posts']:,} test posts, and SFT's on {percent(sft['win_rate'])}; a tie counts half."
+    )
+
+
+def form_sentence(sft: Row, ppo: Row) -> str:
+    "How many summaries are not of the form that the world's summaries have."
+    return (
+        f"Bad form: {percent(ppo.get('malformed'))} of PPO's summaries, "
+        f"{percent(sft.get('malformed'))} of SFT's."
+    )
+
+
+def facts_sentence(sft: Row, ppo: Row) -> str:
+    "Facts covered and invented."
+    parts = [
+        f"facts {name} {number_text(sft.get(name))} → {number_text(ppo.get(name))} a summary"
+        for name in ("covered", "invented")
+    ]
+    return f"SFT → PPO: {', '.join(parts)}."
+
+
+def seeds_sentence(row: Mapping[str, float], kind: str) -> str:
+    "PPO less SFT on the same posts, and what its interval does not know."
+    gain, low, high = (points(row[name]) for name in ("difference", "low", "high"))
+    between = (
+        f"between training seeds PPO's near-greedy rate moves by more: {SEEDS[kind]}."
+        if kind in SEEDS
+        else "between training seeds the rate moves by more."
+    )
+    return (
+        f"On the same posts PPO less SFT: {gain} points (95 % paired interval {low} to {high}). "
+        f"That is for this one run; {between}"
+    )
+
+
+def win_sentences(results: Mapping[str, Any]) -> list[str]:
+    "What the number is, and what it is at the other temperatures."
+    (sft, ppo), *others = judged_twice(results)
+    lines = [f"{win_sentence(sft, ppo)} {form_sentence(sft, ppo)}"]
+    for low, high in others:
+        lines.append(
+            f"{how_sampled(high['temperature']).capitalize()}: {gain_of(low, high)} points, from "
+            f"{percent(low['win_rate'])} to {percent(high['win_rate'])}. {form_sentence(low, high)}"
+        )
+    return lines
+
+
+def small_print(results: Mapping[str, Any], quick: bool) -> list[str]:
+    "Facts, the paired interval, and what kind of run it was."
+    sft, ppo = judged_twice(results)[0]
+    lines = [facts_sentence(sft, ppo)]
+    paired = {row["temperature"]: row for row in results.get("paired", [])}
+    if ppo["temperature"] in paired:
+        lines.append(seeds_sentence(paired[ppo["temperature"]], results.get("kind", "")))
+    if quick:
+        lines.append(
+            "This was a quick run, with fewer posts, labels and answers than the usual one."
+        )
+    return lines
+
+
+def paragraphs(lines: Sequence[str], kind: str = "") -> str:
+    "Sentences, a paragraph each; no line breaks before a per cent sign."
+    text = lambda line: safe_text(line).replace(" %", "&nbsp;%")
+    return "".join(element("p", text(line), class_=kind) for line in lines)
+
+
+def headline(
+    results: Mapping[str, Any],  # of results.json
+    quick: bool = False,  # whether the run was a small one
+    next_steps: Sequence[str] = (),  # markup, a line each
+    blind: Sequence[str] = (),  # what the reward model cannot see
+) -> str:
+    "The gain at the lowest temperature, what it is, the other temperature, and what to do next."
+    both = judged_twice(results)
+    if not both:
+        return missing_note(
+            "No verdict yet: it comes with the last stage, judge, which reads SFT's and PPO's "
+            "summaries of the test posts."
+        )
+    (sft, ppo), *_ = both
+    return asset("gain.html").format(
+        exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
+        gain=gain_of(sft, ppo),
+        verdict=compare_rates(sft, ppo),
+        sentences=paragraphs([*win_sentences(results), *(line for line in blind if line)])
+        + paragraphs(small_print(results, quick), "small"),
+        picture=gain_picture([row for pair in both for row in pair]),
+        next=element("ul", *(element("li", line) for line in next_steps)),
+    )
+
+
+# ---- What the reward model cannot see ----
+
+
+KINDS = {  # of pairs, in words
+    "sample": "two samples of the SFT model",
+    "swap": "summaries with one fact wrong",
+    "drop": "summaries with one fact left out",
+    "opening": "summaries with an idle opening",
+    "repeat": "summaries that say something twice",
+}
+
+
+def listed(words: Sequence[str]) -> str:
+    "a, b and c."
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def near_chance(
+    shares: Mapping[str, float],  # right answers on the probe, a share for each slot
+    pairs: Mapping[str, int],  # how many pairs each is of
+) -> list[str]:
+    "Slots whose 95 % interval contains one half."
+    between = {slot: wilson_interval(share, pairs[slot]) for slot, share in shares.items()}
+    return [slot for slot, (low, high) in between.items() if low <= 0.5 <= high]
+
+
+def blind_sentence(
+    measured: Mapping[str, Any],  # `reward` in results.json
+) -> str:  # empty where the probe was not run
+    "What the reward model cannot see, from the probe: a perfect summary against one wrong fact."
+    shares, pairs = measured.get("probe_by_slot") or {}, measured.get("probe_pairs") or {}
+    if not shares:
+        return ""
+    return f"{_of_facts(shares, pairs)}{_of_kinds(measured.get('by_kind') or {})}"
+
+
+def _of_kinds(shares: Mapping[str, float]) -> str:  # right answers, by kind of pair
+    "The kind of held-out pair that it gets wrong most."
+    if not shares:
+        return ""
+    weakest = min(shares, key=lambda kind: shares[kind])
+    what = KINDS.get(weakest, f"pairs of kind “{weakest}”")
+    return f" Of all held-out pairs it is weakest on {what}: right in {percent(shares[weakest])}."
+
+
+def _of_facts(shares: Mapping[str, float], pairs: Mapping[str, int]) -> str:
+    "The facts on which it guesses, or the one on which it is weakest."
+    weakest = min(shares, key=lambda slot: shares[slot])
+    start = "Shown a perfect summary and a copy with one fact wrong, the reward model"
+    if set(pairs) != set(shares):
+        return (
+            f"{start} is weakest on “{weakest}”: right in {percent(shares[weakest])}, where "
+            "guessing gives 50 %."
+        )
+    blind = near_chance(shares, pairs)
+    if not blind:
+        return (
+            f"{start} beats guessing on every fact; it is weakest on “{weakest}” "
+            f"({percent(shares[weakest])} of {pairs[weakest]:,} pairs)."
+        )
+    rates, sizes = sorted(shares[slot] for slot in blind), [pairs[slot] for slot in blind]
+    span = percent(rates[0]) + (f" to {percent(rates[-1])}" if len(rates) > 1 else "")
+    each = f"{max(sizes):,} pairs" if len(set(sizes)) == 1 else f"about {max(sizes):,} pairs each"
+    return (
+        f"{start} cannot be told from guessing on {listed([f'“{slot}”' for slot in blind])}: right "
+        f"in {span} of {each}, and the 95 % interval contains 50 %."
+    )
+
+
+def outcome_sentence(frame: pd.DataFrame) -> str:
+    "Which fact PPO's summaries leave out most, and which they get wrong most; empty without facts."
+    if "text_ppo" not in frame:
+        return ""
+    answered = frame[frame["text_ppo"].notna()]
+    facts = [facts_told(post) for post in answered["query"]]
+    judged = [(claims_of(text, x), x) for text, x in zip(answered["text_ppo"], facts) if x]
+    if not judged:
+        return ""
+    slots = list(judged[0][1])
+    left = {slot: sum(slot in claims["missing"] for claims, _ in judged) for slot in slots}
+    wrong = {
+        slot: sum(slot in {SLOT[word] for word in claims["invented"]} for claims, _ in judged)
+        for slot in slots
+    }
+    parts = []
+    for counts, what in ((left, "leave out “{}”"), (wrong, "get “{}” wrong")):
+        slot = max(slots, key=lambda name: counts[name])
+        if counts[slot]:
+            parts.append(f"{what.format(slot)} most often ({counts[slot]:,} of {len(judged):,})")
+    return f"PPO's near-greedy summaries {listed(parts)}." if parts else ""
+
+
+# ---- Posts and their summaries ----
+
+
+def completions_of_run(folder: Path) -> pd.DataFrame:
+    """Both tables of completions side by side: query, reference, and for each model there is
+    `text_…`, `score_…`, `gold_…`."""
+    parts, wanted = [], {"query", "model response", "score", "gold", "reference"}
+    for name in ("sft", "ppo"):
+        path = folder / "completions" / f"{name}.csv"
+        if not path.is_file():
+            continue
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if absent := wanted - set(frame.columns):
+            raise ValueError(
+                f"{path} lacks the columns {sorted(absent)}: delete it and run the stage judge "
+                "again."
+            )
+        for column in ("score", "gold"):
+            frame[column] = pd.to_numeric(frame[column], errors="coerce")
+        frame["nth"] = frame.groupby("query").cumcount()
+        frame = frame.rename(
+            columns={
+                "model response": f"text_{name}",
+                "score": f"score_{name}",
+                "gold": f"gold_{name}",
+            }
+        )
+        parts.append(frame.set_index(["query", "nth", "reference"]))
+    return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame()
+
+
+def subreddit_of(post: str) -> str:
+    "What a post was sent to; empty where it does not say."
+    match = re.match(r"SUBREDDIT: r/(\w+)", post)
+    return match[1] if match else ""
+
+
+def spread_posts(posts: Sequence[str], count: int) -> list[int]:
+    """The first post of each subreddit in the order given, then the second of each, until there are
+    enough. The choice depends on the posts alone."""
+    names = pd.Series([subreddit_of(post) for post in posts], dtype=str)
+    nth = names.groupby(names).cumcount()
+    return sorted(range(len(posts)), key=lambda i: (nth[i], i))[:count]
+
+
+def most_harmed(frame: pd.DataFrame, count: int) -> list[int]:
+    """The posts on which PPO lost most gold points to SFT. Equal losses are taken from one
+    subreddit after another, in the order of the table."""
+    gain = frame["gold_ppo"] - frame["gold_sft"]
+    lost = pd.DataFrame(dict(gain=gain, name=frame["query"].map(subreddit_of)))[gain < 0]
+    lost["nth"] = lost.groupby(["gain", "name"]).cumcount()
+    return lost.sort_values(["gain", "nth"], kind="stable").index[:count].tolist()
+
+
+def best_and_worst(frame: pd.DataFrame) -> list[int]:
+    """The post on which PPO gained most gold points over SFT, and the one on which it gained least.
+    Of equals the first in the table; the second from another subreddit where that can be."""
+    gain = (frame["gold_ppo"] - frame["gold_sft"]).dropna().sort_values(kind="stable")
+    if len(gain) < 2:
+        return gain.index.tolist()
+    best = gain.index[gain == gain.iloc[-1]].min()
+    least = sorted(i for i in gain.index[gain == gain[gain.index != best].iloc[0]] if i != best)
+    other = [
+        i for i in least if subreddit_of(frame["query"][i]) != subreddit_of(frame["query"][best])
+    ]
+    return [best, (other or least)[0]]
+
+
+def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPage = NO_PAGE) -> str:
+    "One post and the summaries of it; its facts are marked where the text tells them."
+    facts = facts_told(str(row["query"]))
+
+    def number(name: str) -> str | None:
+        return signed(float(row[name])) if pd.notna(row[name]) else None
+
+    def line(who: str, text: str, *numbers: str | None) -> list[Any]:
+        return [who, judged_text(text, facts) if facts else text or "(nothing)", *numbers]
+
+    reference = str(row["reference"]).strip()
+    gold = signed(gold_judge(reference, facts).gold) if facts else None  # written to be complete
+    lines = [line("Reference", reference, None, gold)]
+    for who in ("sft", "ppo"):
+        if pd.notna(row.get(f"text_{who}")):
+            text = row[f"text_{who}"].strip()
+            lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
+    table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
+    query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
+    link = element("p", target) if (target := prompt_link(page, row["query"])) else ""
+    return asset("post.html").format(
+        level=level, title=escape(title), query=query, table=table, link=link
+    )
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    "A table as one dictionary a row."
+    return [{str(name): x for name, x in row.items()} for row in frame.to_dict("records")]
+
+
+def examples_section(frame: pd.DataFrame) -> str:
+    """The best and the worst summary, by a rule that is written there. Empty where one model has no
+    completions."""
+    if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
+        return ""
+    gain, rows = frame["gold_ppo"] - frame["gold_sft"], rows_of(frame)
+    names = ("Best", "Worst")
+    cards = "".join(
+        post_card(f"{name}: {signed(float(gain[i]))} gold points, PPO less SFT", rows[i], 3)
+        for name, i in zip(names, best_and_worst(frame))
+    )
+    return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
+
+
+def elsewhere(frame: pd.DataFrame, page: SavedPage) -> str:
+    "Where to read rollouts, if no post of the table is among those of a page."
+    if not page.name or any(prompt_link(page, post) for post in frame["query"].unique()):
+        return ""
+    link = page_link(page, page.name)
+    return element("p", "The rollouts are of other posts, those of training: see ", link, ".")
+
+
+def posts_section(
+    frame: pd.DataFrame, first: int = 6, worst: int = 3, page: SavedPage = NO_PAGE
+) -> str:
+    "Some posts with all their summaries, and a count over all of them."
+    if not len(frame):
+        return missing_note(
+            "No completions yet: the stage judge writes completions/sft.csv and "
+            "completions/ppo.csv."
+        )
+    n, rows = f"{len(frame):,}", rows_of(frame)
+    unpicked = "".join(
+        post_card(f"Post {i + 1:,} of {n}", rows[i], page=page)
+        for i in spread_posts(frame["query"].tolist(), first)
+    )
+    unpicked = asset("posts.html").format(first=first, legend=asset("legend.html"), cards=unpicked)
+    if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
+        return missing_note("Only one of the two models has completions so far.") + unpicked
+    gain = frame["gold_ppo"] - frame["gold_sft"]
+    higher, equal, lower = (f"{x.sum():,}" for x in (gain > 0, gain == 0, gain < 0))
+    counts = element(
+        "p",
+        f"Of {n} posts PPO's gold points are higher than SFT's on {higher}, equal on {equal}, "
+        f"lower on {lower}.",
+    )
+    harm = "".join(
+        post_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
+        for i in most_harmed(frame, worst)
+    ) or element("p", "Nowhere: it lost points on no post.")
+    worse = element("h3", "Where PPO did most harm")
+    return f"{counts}{elsewhere(frame, page)}{unpicked}{worse}{harm}"
