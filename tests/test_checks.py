@@ -753,7 +753,7 @@ def test_the_commonest_mistakes_are_said_in_a_sentence(wrong, words, seed):
         (1.0, (1.0, 3.0), "Return 2 results, as a tuple: you returned a float."),
         (["a"], ["a", "b"], "Missing in your list: b. Too much: nothing."),
         (["a"], [], "Missing in your list: nothing. Too much: a."),
-        (["b", "a"], ["a", "b"], "At index 0: You returned b, and a was wanted."),
+        (["b", "a"], ["a", "b"], "At index 0: You returned 'b', and 'a' was wanted."),
         ([[0], [1]], [[0, 1], [2]], "shape|At index 0"),
         ("a", ["a"], "You returned a str, and a list of 1 was wanted."),
         (1.0, "a", "You returned a float, and a str was wanted."),
