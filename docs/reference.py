@@ -239,14 +239,8 @@ def assignments(module: str) -> dict[str, tuple[str, str, int]]:
 
 
 def value_text(module: str, name: str, obj: Any) -> list[str]:
-    """What is said of a constant, and its value where that is short. Of an exercise, what a right
-    answer earns."""
+    "What is said of a constant, and its value where that is short."
     expression, words, _ = assignments(module)[name]
-    if type(obj).__name__ == "Exercise":
-        return [
-            f"Checks your ``{obj.name}`` on cases drawn anew, and knows {len(obj.mistakes)} "
-            "mistakes by name."
-        ]
     shown = [expression] + [repr(obj)] * (
         not re.search(r"<| at 0x|/", repr(obj))
     )  # no path of the machine that builds, no address in memory

@@ -5,144 +5,18 @@
 # %% ../nbs/reference/30_checks.ipynb #eb444386
 from __future__ import annotations
 
-from rlhf_nb.exercises import (
-    after_ppo,
-    checkpoint,
-    dashboard,
-    engines,
-    evaluate,
-    gae,
-    goodhart,
-    impossible,
-    kl,
-    labs,
-    logprobs,
-    losses,
-    masks,
-    memory,
-    metrics,
-    models,
-    policy_gradients,
-    ppo,
-    preferences,
-    reward,
-    rollout,
-    sft,
-    shaping,
-    tldr,
-    viewer,
-    viz,
-    your_own,
-)
+from .exercises.catalogue import checkers
 from .exercises.engine import Exercise
 from .exercises.engine import Verdict as Verdict
 from .exercises.progress import Progress
 
 # %% auto #0
-__all__ = ['check_rloo_loss', 'check_surrogate', 'check_mean', 'check_response_mask', 'check_whiten_ranks', 'check_points',
-           'check_last', 'check_values', 'check_logprobs', 'check_entropy', 'check_loss', 'check_fair', 'check_top_p',
-           'check_k3', 'check_kl_gradient', 'check_shaping', 'check_final_scores', 'check_merge', 'check_gae',
-           'check_deltas', 'check_targets', 'check_policy_loss', 'check_value_loss', 'check_minibatch_loss',
-           'check_advantages', 'check_posts_needed', 'check_best_of_n', 'check_tint', 'check_cell', 'check_vmax',
-           'check_labels', 'check_weights', 'check_state', 'check_diagnosis', 'check_largest', 'check_compare',
-           'check_thin', 'check_lean', 'check_best_of_n_kl', 'check_cautious', 'check_impossible', 'check_update',
-           'check_split', 'check_topic', 'check_others', 'check_overlong', 'EXERCISES', 'progress']
+__all__ = ['CHECKERS', 'EXERCISES', 'progress']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
-check_rloo_loss = policy_gradients.RLOO_LOSS
-check_surrogate = policy_gradients.SURROGATE
-check_mean = masks.MEAN
-check_response_mask = masks.RESPONSE_MASK
-check_whiten_ranks = masks.WHITEN_RANKS
-check_points = tldr.POINTS
-check_last = models.LAST
-check_values = models.VALUES
-check_logprobs = logprobs.LOGPROBS
-check_entropy = logprobs.ENTROPY
-check_loss = reward.LOSS
-check_fair = reward.FAIR
-check_top_p = rollout.TOP_P
-check_k3 = kl.K3
-check_kl_gradient = kl.KL_GRADIENT
-check_shaping = shaping.SHAPING
-check_final_scores = shaping.FINAL_SCORES
-check_merge = shaping.MERGE
-check_gae = gae.GAE
-check_deltas = gae.DELTAS
-check_targets = gae.TARGETS
-check_policy_loss = losses.POLICY_LOSS
-check_value_loss = losses.VALUE_LOSS
-check_minibatch_loss = losses.MINIBATCH_LOSS
-check_advantages = ppo.ADVANTAGES
-check_posts_needed = evaluate.POSTS_NEEDED
-check_best_of_n = evaluate.BEST_OF_N
-check_tint = viz.TINT
-check_cell = viz.CELL
-check_vmax = viz.VMAX
-check_labels = sft.LABELS
-check_weights = engines.WEIGHTS
-check_state = checkpoint.STATE
-check_diagnosis = metrics.DIAGNOSIS
-check_largest = memory.LARGEST
-check_compare = viewer.COMPARE
-check_thin = dashboard.THIN
-check_lean = preferences.LEAN
-check_best_of_n_kl = goodhart.BEST_OF_N_KL
-check_cautious = goodhart.CAUTIOUS
-check_impossible = impossible.IMPOSSIBLE
-check_update = labs.UPDATE
-check_split = labs.SPLIT
-check_topic = your_own.TOPIC
-check_others = after_ppo.OTHERS
-check_overlong = after_ppo.OVERLONG
-EXERCISES: tuple[Exercise, ...] = (
-    check_rloo_loss,
-    check_surrogate,
-    check_mean,
-    check_response_mask,
-    check_whiten_ranks,
-    check_points,
-    check_last,
-    check_values,
-    check_logprobs,
-    check_entropy,
-    check_loss,
-    check_fair,
-    check_top_p,
-    check_k3,
-    check_kl_gradient,
-    check_shaping,
-    check_final_scores,
-    check_merge,
-    check_gae,
-    check_deltas,
-    check_targets,
-    check_policy_loss,
-    check_value_loss,
-    check_minibatch_loss,
-    check_advantages,
-    check_posts_needed,
-    check_best_of_n,
-    check_tint,
-    check_cell,
-    check_vmax,
-    check_labels,
-    check_weights,
-    check_state,
-    check_diagnosis,
-    check_largest,
-    check_compare,
-    check_thin,
-    check_lean,
-    check_best_of_n_kl,
-    check_cautious,
-    check_impossible,
-    check_update,
-    check_split,
-    check_topic,
-    check_others,
-    check_overlong,
-)
+CHECKERS: dict[str, Exercise] = checkers()  # check_gae and so on, in the order of the pages
+globals().update(CHECKERS)
+EXERCISES: tuple[Exercise, ...] = tuple(CHECKERS.values())
 
 # %% ../nbs/reference/30_checks.ipynb #4c01a013
 def progress() -> Progress:

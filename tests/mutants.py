@@ -2,7 +2,6 @@
 
 Each mutant has one change: a hyperparameter frozen, a number changed, a detach added or removed, a
 mask dropped, a reduction changed, an operator flipped, two arguments swapped, an index shifted.
-`Mutant.named` holds what a checker says against that change.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -25,27 +23,6 @@ from torch import Tensor
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Raised, mapped
 
-# What has to occur in a message, if no name from the changed expression does.
-WORDS = {
-    "freeze": (),  # the name of the parameter, always
-    "literal": "constant factor|constant|square|exponent|has to be 0|is not 0|times|half|twice|bound|clip|off by|index|exponent|power|square",
-    "detach": "detach|gradient",
-    "mask": "mask|padding|real token|empty row|without a|all-padding|every column|all columns",
-    "reduction": "sum|mean|average|maxim|minim|larg|small|bound|clip|clamp|divide|dim|axis|shape|any|every"
-    "|each|variance|deviation|exponential|probabilit|logarithm|log_softmax|softmax|spread|count|number of|running",
-    "operator": "sign|minus|plus|added|add|subtract|upside|swapped|exchang|turned|times|factor"
-    "|multipl|divid|division|square|root|bound|condition|other way|negative|smaller|larger",
-    "swap": "swapped|exchang|upside|other way|wrong way|turned|cross",
-    "shift": "shift|index|off by one|column|first|last|next|before|after|previous|earlier|later"
-    "|one too|late|early|low end|high end",
-}
-# Sentences that say where a result differs, and not why. They never count.
-GENERIC = (
-    "numbers are wrong. At",
-    "was wanted for these inputs",
-    "not what was wanted",
-    "wherever it is wrong",
-)
 FLIPS: dict[type, tuple[type, ...]] = {
     ast.Add: (ast.Sub,),
     ast.Sub: (ast.Add,),
@@ -110,34 +87,11 @@ class Mutant:
 
     kind: str
     what: str  # the change, as source: old → new
-    names: frozenset[str]  # in the changed expression
     program: Callable
-
-    def named(self, text: str) -> bool:
-        "Whether a message speaks of this change."
-        if any(one in text for one in GENERIC):
-            return False
-        speaks_of = lambda name: re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
-        if self.kind == "freeze":
-            return all(map(speaks_of, self.names))
-        if WORDS[self.kind] and re.search(WORDS[self.kind], text, re.IGNORECASE):
-            return True
-        spoken = [name for name in self.names if len(name) > 2 and speaks_of(name)]
-        return len(spoken) >= (2 if self.kind == "swap" else 1)
 
 
 class NoMutant(Exception):
     "A change that turned out to be of another kind."
-
-
-def _names(node: ast.AST) -> frozenset[str]:
-    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {"torch", "math"}
-    fields = {
-        f"{n.value.id}.{n.attr}"
-        for n in ast.walk(node)
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in names
-    }
-    return frozenset(names | fields)
 
 
 def _call(name: str, *given: ast.expr) -> ast.expr:
@@ -337,11 +291,11 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
     case = {name: x for name, x in cases[0].items() if name in names}
     found: dict[str, Mutant] = {}
 
-    def add(kind: str, what: str, names: frozenset[str], program: Callable) -> None:
+    def add(kind: str, what: str, program: Callable) -> None:
         while what in found:
             what += " (again)"
         if runs(exercise, program, cases):
-            found[what] = Mutant(kind, what, names, program)
+            found[what] = Mutant(kind, what, program)
 
     helpers = {"_ones": _ones, "_unmasked": _unmasked, "_all": _all}
     for kind, i, new, around in _edits(tree, case):
@@ -349,12 +303,12 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
         old = list(ast.walk(other))[i]
         changed = _Put(old, new).visit(other)
         what = f"{kind}: {ast.unparse(around)} | {ast.unparse(old)} → {ast.unparse(new)}"
-        add(kind, what, _names(around), _program(right, changed, helpers))
+        add(kind, what, _program(right, changed, helpers))
     for name, x in case.items():  # every use of a hyperparameter frozen at once
         if isinstance(x, (int, float, str)):
             position = list(case).index(name)
             frozen = lambda *given, k=position, x=x: right(*given[:k], x, *given[k + 1 :])
-            add("freeze", f"freeze: {name} = {x!r} everywhere", frozenset([name]), frozen)
+            add("freeze", f"freeze: {name} = {x!r} everywhere", frozen)
     for one, two in itertools.combinations(case, 2):
         a, b = case[one], case[two]
         alike = type(a) is type(b) and (
@@ -368,7 +322,7 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
                 given[j], given[k] = given[k], given[j]
                 return right(*given)
 
-            add("swap", f"swap: {one}, {two}", frozenset([one, two]), swapped)
+            add("swap", f"swap: {one}, {two}", swapped)
     flows = [exercise.gradients(right, one) for one in cases if exercise.flows(one)]
     if any(bool(grad.any()) for found_here in flows for grad in (found_here or {}).values()):
         for i, new in _detached_everywhere(tree):
@@ -390,7 +344,7 @@ def mutants(exercise: Exercise, seed: int) -> list[Mutant]:
                 with contextlib.suppress(Exception):
                     exercise.result(changed, given)
             if any(matters):  # a detach of what carries no gradient is no change
-                add("detach", f"detach: {ast.unparse(old)}.detach()", _names(old), changed)
+                add("detach", f"detach: {ast.unparse(old)}.detach()", changed)
     return list(found.values())
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from rlhf_nb.checks import check_deltas, check_gae, check_targets
+from rlhf_nb.checks import check_gae
 from rlhf_nb.gae import gae, gae_matrix, returns_from, td_errors
 from rlhf_nb.masks import whiten
 
@@ -329,10 +329,8 @@ def test_one_token():
 def test_the_checkers_agree_with_the_module():
     """Catches a catalogue that teaches something else than what the trainer does: the two were
     written apart."""
-    assert check_gae(gae) and check_gae(gae_matrix) and check_deltas(td_errors)
-    assert check_targets(lambda a, v, m: (whiten(a, m), returns_from(a, v, m)))
+    assert check_gae(gae) and check_gae(gae_matrix)
     generic = check_gae(lambda r, v, m, g, l: torch.zeros_like(r))
     assert not generic and "wanted" in repr(generic)
     assert "in place" in check_gae(lambda r, v, m, g, l: v.mul_(0)).text
-    assert "tensor" in check_gae(lambda r, v, m, g, l: None).text
-    assert "as a tuple" in check_targets(lambda a, v, m: a).text
+    assert "returns None" in check_gae(lambda r, v, m, g, l: None).text

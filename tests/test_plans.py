@@ -22,7 +22,6 @@ from peft import LoraConfig
 from transformers import GPTNeoXConfig
 
 from rlhf_nb import cli
-from rlhf_nb.checks import check_update
 from rlhf_nb.cli import ppo
 from rlhf_nb.memory import model_size, plan_memory
 
@@ -598,30 +597,7 @@ def test_flags_for_more_boxes():
     ) == (8, 64, 0, 29500)
 
 
-# ---- The exercise, and what the page owes its reader ----
-
-
-# catches: a mistake that is called right, two mistakes with one message
-def test_the_checker_names_each_mistake():
-    right = lambda w, t, e, again: e * (3 + again) * 2 * w * t
-    wrong = dict(
-        multiplied=lambda w, t, e, again: right(w, t, e, again) / 2,
-        epochs=lambda w, t, e, again: right(w, t, e, again) / e,
-        forward=lambda w, t, e, again: e * 2 * w * t,
-        one_gradient=lambda w, t, e, again: e * (2 + again) * 2 * w * t,
-        never_again=lambda w, t, e, again: right(w, t, e, False),
-        always_again=lambda w, t, e, again: right(w, t, e, True),
-        other=lambda w, t, e, again: 7.0,
-    )
-    assert check_update(right)
-    verdicts = {name: check_update(one) for name, one in wrong.items()}
-    said = {name: verdict.text for name, verdict in verdicts.items()}
-    assert not any(verdicts.values()) and len(set(said.values())) == len(said), said
-    assert (
-        "two operations" in said["multiplied"]
-        and "epochs" in said["epochs"]
-        and "not 1" in said["one_gradient"]
-    )
+# ---- What the page owes its reader ----
 
 
 def test_the_page_says_that_nothing_was_run():

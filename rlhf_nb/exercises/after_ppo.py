@@ -8,6 +8,8 @@ from rlhf_nb.exercises.draw import normal, one, pick, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "22_after_ppo"
+
 # ---- What the others earned ----
 
 

@@ -1,7 +1,8 @@
 """A checker runs a reader's function on newly drawn cases, and compares it with a right answer.
 
-If the two differ, it names the mistake: first from the exercise's own catalogue of wrong programs,
-then by properties (`probes`). It also shows the inputs, what was returned and what was wanted.
+If the two differ, it names the mistake where a wrong program of the exercise's own catalogue gives
+the same results, and else says where the results differ first (`difference`). It also shows the
+inputs, what was returned and what was wanted.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_nb.exercises import probes, progress
-from rlhf_nb.exercises.probe_form import sort_of
-from rlhf_nb.exercises.trial import Trait, Trial
+from rlhf_nb.exercises import progress
+from rlhf_nb.exercises.difference import difference
 from rlhf_nb.exercises.values import (
     Case,
     Raised,
@@ -93,13 +93,7 @@ class Exercise:
     praise: str  # what the reader has understood
     mistakes: Mapping[str, Wrong]  # the message for a mistake: a program that makes it
     grads: tuple[str, ...] = ()  # the arguments whose gradients are compared
-    read: Callable[[Any], Any] = lambda result: result  # of what is returned, before comparing
-    use: Callable[..., Any] | None = None  # runs the function on a case, where it isn't just called
-    any_value: bool = True  # whether hyperparameters may be 0 or 1, or have the other sign
     results: tuple[str, ...] = ()  # the names of several results
-    # The message for a property that every wrong result has and no right one: a test of a case and
-    # its result, which returns None if the case cannot show it.
-    traits: Mapping[str, Trait] = field(default_factory=dict)
     _programs: dict[str, Callable] = field(default_factory=dict, repr=False)
 
     def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
@@ -152,10 +146,10 @@ class Exercise:
                     "You changed an argument in place, and the caller needs it unchanged: copy it.",
                     self._seen(case, got[-1]),
                 )
-        want = [self.result(self.right, fresh(case)) for case in cases]
         if all(one is None for one in got):
-            what = f"{self.name} returns None instead of a {sort_of(want[0])}"
-            return Verdict(False, f"{what}: write its body, then run this cell again.")
+            todo = f"{self.name} returns None: write its body, then run this cell again."
+            return Verdict(False, todo)
+        want = [self.result(self.right, fresh(case)) for case in cases]
         failing = [i for i in range(len(cases)) if not same(got[i], want[i])]
         weights = [i for i in range(len(cases)) if not failing and self.flows(cases[i])]
         failing += [i for i in weights if self._gradients_differ(answer, cases[i])]
@@ -167,15 +161,24 @@ class Exercise:
             if self._agree(self.wrong(message), answer, cases, got, bool(weights)):
                 return Verdict(False, message, seen)
         if weights:
-            return Verdict(False, self._gradient_mistake(answer, [cases[i] for i in failing]), seen)
-        trial = Trial(self, answer, cases, got, want, failing, worst, seed)
-        return Verdict(False, probes.name(trial), seen)
+            return Verdict(False, self._gradient_mistake(answer, cases[worst]), seen)
+        text = self._misfit(answer) if isinstance(got[worst], Raised) else ""
+        return Verdict(False, text or difference(got[worst], want[worst], self.results), seen)
+
+    def _misfit(self, answer: Callable) -> str:
+        "What a function that cannot take the arguments has to take."
+        names = list(inspect.signature(self.right).parameters)
+        try:
+            inspect.signature(answer).bind(*names)
+        except TypeError:
+            return f"Your function has to take {len(names)} arguments: {', '.join(names)}."
+        except ValueError:  # it has no signature that can be read
+            pass
+        return ""
 
     def result(self, program: Callable, given: Case) -> Any:
         "What a program returns on a case, as it is compared."
-        values = given.values()
-        found = attempt(self.use, program, *values) if self.use else attempt(program, *values)
-        return found if isinstance(found, Raised) else self.read(found)
+        return attempt(program, *given.values())
 
     def _agree(
         self,
@@ -242,8 +245,8 @@ class Exercise:
     def _gradients_differ(self, answer: Callable, case: Case) -> bool:
         return not _same_gradients(self.gradients(answer, case), self.gradients(self.right, case))
 
-    def _gradient_mistake(self, answer: Callable, cases: list[Case]) -> str:
-        got, want = self.gradients(answer, cases[0]), self.gradients(self.right, cases[0])
+    def _gradient_mistake(self, answer: Callable, case: Case) -> str:
+        got, want = self.gradients(answer, case), self.gradients(self.right, case)
         if got is None or want is None:
             return (
                 "The numbers are right, but your function fails on tensors that need a gradient: "
@@ -254,24 +257,15 @@ class Exercise:
                 "The numbers are right, but a gradient is NaN or infinite: what is infinite on "
                 "padding has to be left out before it is computed with, not after."
             )
-        for name in self.grads:
-            if bool(want[name].any()) and not bool(got[name].any()):
-                return (
-                    f"The numbers are right, but no gradient reaches {name}: look for a detach too "
-                    "many, or for no_grad, item, tolist or numpy on the way."
-                )
-            if bool(got[name].any()) and not bool(want[name].any()):
-                return (
-                    f"The numbers are right, but a gradient flows into {name}, which has to be a "
-                    "constant: a detach is missing."
-                )
-        name = next(n for n in self.grads if not same(got[n], want[n]))
-        larger = float(got[name].abs().sum()) > float(want[name].abs().sum())
+        name = next(n for n in self.grads if not same(got[n], want[n], 1e-4))
+        if not bool(got[name].any()):
+            return (
+                f"The numbers are right, but no gradient reaches {name}: look for a detach too "
+                "many, or for no_grad, item, tolist or numpy on the way."
+            )
         return (
-            f"The numbers are right, but the gradient with respect to {name} is not: "
-            + ("it has a term too many, so look for a missing detach," if larger else "")
-            + ("a term of it is missing, so look for a detach too many," if not larger else "")
-            + " or for a new tensor made of numbers."
+            f"The numbers are right, but the gradient with respect to {name} is not, because of a "
+            f"detach too many or one that is missing. {difference(got[name], want[name])}"
         )
 
     # ---- What is shown ----

@@ -11,6 +11,8 @@ from rlhf_nb.exercises.draw import between, dirty, lengths, one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "40_engines"
+
 
 def my_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cap: float) -> Tensor:
     gap = logprobs - engine_logprobs

@@ -6,109 +6,11 @@ import math
 
 from torch import Generator
 
-from rlhf_nb.exercises.draw import normal, one, pick, two
+from rlhf_nb.exercises.draw import normal, one, two
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
-# ---- How many posts ----
-
-
-def _ends(rate: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    "Of Wilson's interval."
-    middle, spread = (
-        rate + z * z / (2 * n),
-        z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)),
-    )
-    scale = 1 + z * z / n
-    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
-
-
-def _width(rate: float, n: int) -> float:
-    "From end to end of Wilson's interval."
-    low, high = _ends(rate, n)
-    return high - low
-
-
-def _above(rate: float, n: int) -> float:
-    "From the rate to the upper end of Wilson's interval."
-    return _ends(rate, n)[1] - rate
-
-
-def _textbook(rate: float, n: int) -> float:
-    "From end to end of the interval that takes the rate for a normal number."
-    return 2 * 1.96 * math.sqrt(rate * (1 - rate) / n)
-
-
-def my_posts_needed(rate: float, width: float) -> int:
-    n = 1
-    while _width(rate, n) > width:
-        n += 1
-    return n
-
-
-def _posts_needed_cases(g: Generator) -> list[Case]:
-    return [
-        dict(rate=0.6, width=0.2),
-        dict(rate=0.9, width=0.15),
-        dict(rate=0.5, width=0.95),
-        dict(rate=pick(g, [0.3, 0.45, 0.55]), width=pick(g, [0.25, 0.3, 0.35])),
-        dict(rate=pick(g, [0.7, 0.8, 0.85]), width=pick(g, [0.18, 0.22, 0.4])),
-    ]
-
-
-POSTS_NEEDED = Exercise(
-    "my_posts_needed",
-    my_posts_needed,
-    _posts_needed_cases,
-    "That is how many posts the answer costs.",
-    {
-        "You measured from the middle to one end: the width is from end to end. Half the width "
-        "takes four times as many posts.": ("> width", "> 2 * width"),
-        "You halved width: it is already from end to end.": ("> width", "> width / 2"),
-        "You measured from the rate to the upper end, against half the width: Wilson's interval "
-        "is not centred on the rate, so subtract its low end.": (
-            "_width(rate, n) > width",
-            "_above(rate, n) > width / 2",
-        ),
-        "You measured from the rate to the upper end: the width is from end to end.": (
-            "_width(rate, n) > width",
-            "_above(rate, n) > width",
-        ),
-        "That is the textbook interval: use wilson_interval.": ("_width(", "_textbook("),
-        "rate makes no difference: a rate near 0 or 1 needs fewer posts than one half.": (
-            "_width(rate",
-            "_width(0.5",
-        ),
-        "One post too few: with that many the interval is still too wide, so the number is off "
-        "by one.": (
-            "return n",
-            "return n - 1",
-        ),
-        "One post too many: with one less the interval is narrow enough, so the number is off "
-        "by one.": (
-            "return n",
-            "return n + 1",
-        ),
-        "Enough posts, but not the fewest: increase n by one, not by ten.": (
-            "n = 1",
-            "n = 10",
-            "n += 1",
-            "n += 10",
-        ),
-        "Enough posts, but not the fewest: increase n by one, not by a hundred.": (
-            "n = 1",
-            "n = 100",
-            "n += 1",
-            "n += 100",
-        ),
-        "You double n: increase it by one to find the fewest.": ("n += 1", "n *= 2"),
-        "That is the width of the interval: return the number of posts.": (
-            "return n",
-            "return _width(rate, n)",
-        ),
-    },
-    any_value=False,
-)
+PAGE = "14_evaluate"
 
 # ---- The best of n, over all sets ----
 
@@ -214,5 +116,4 @@ BEST_OF_N = Exercise(
             "len(scores)",
         ),
     },
-    any_value=False,
 )

@@ -10,6 +10,8 @@ from rlhf_nb.exercises.draw import between, normal, one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "21_goodhart"
+
 # ---- The KL of the best of n ----
 
 

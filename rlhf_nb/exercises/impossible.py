@@ -8,6 +8,8 @@ from rlhf_nb.exercises.draw import one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "23_bug_museum"
+
 
 def my_impossible(log: dict[str, list[float]], still: int) -> list[str]:
     entropy, kl, clipfrac = log["entropy"], log["kl"], log["clipfrac"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from rlhf_nb.exercises.draw import between, dirty, lengths, normal, one, ragged
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Case, plain
+from rlhf_nb.exercises.values import Case
+
+PAGE = "08_kl"
 
 # ---- k3 ----
 
@@ -114,11 +115,6 @@ def _kl_gradient_cases(g: Generator) -> list[Case]:
 
 OWN = "(chance * (logp - logq)).sum(-1)"
 NEXT = "own + chance @ to_go[1:]"
-
-
-def _is_a_kl(case: Case, result: Any) -> bool:
-    found = plain(result)
-    return found is not None and found.shape in ((), (1,), case["logits"].shape[:1])
 
 
 KL_GRADIENT = Exercise(
@@ -255,9 +251,24 @@ KL_GRADIENT = Exercise(
         "That is the gradient of the rows' own KLs, averaged: a response does not visit every "
         "row equally often. Follow it from row 0 for length tokens, and weight each row by the "
         "probability of reaching it.": ("to_go[0], ", "own.mean(), "),
-    },
-    traits={
-        "That is a KL, or one KL for each row, and its gradient was wanted: a gradient has the "
-        "shape of logits. Let autograd differentiate the KL, or do it by hand.": _is_a_kl,
+        "That is the gradient of the rows' own KLs, averaged, and a factor: a response does not "
+        "visit every row equally often.": ("to_go[0], ", "length * own.mean(), "),
+        "Every row is counted as a beginning, by a mean: a response begins with row 0, and a mean "
+        "over rows is a factor besides.": ("to_go[0]", "to_go.mean()"),
+        "That is a KL, and its gradient was wanted, which has the shape of logits: let autograd "
+        "differentiate the KL, or do it by hand.": (
+            "    return gradient\n",
+            "    return to_go[0].detach()\n",
+        ),
+        "That is a KL for each row where a response may begin, and the gradient of the first one "
+        "was wanted, which has the shape of logits.": (
+            "    return gradient\n",
+            "    return to_go.detach()\n",
+        ),
+        "That is each row's own KL, and the gradient of the KL of a response was wanted, which has "
+        "the shape of logits.": (
+            "    return gradient\n",
+            "    return own.detach()\n",
+        ),
     },
 )

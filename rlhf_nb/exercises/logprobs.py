@@ -11,6 +11,8 @@ from rlhf_nb.exercises.draw import lengths, normal, pick, ragged, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "05_logprobs"
+
 # ---- The log-prob of each response token ----
 
 
@@ -108,95 +110,6 @@ LOGPROBS = Exercise(
             "found",
         ),
         "The log-probs have no gradient: they are detached.": (TAKEN, TAKEN + ".detach()"),
-    },
-    grads=("logits",),
-)
-
-# ---- The mean entropy ----
-
-
-def my_entropy(logits: Tensor, mask: Tensor, temperature: float) -> Tensor:
-    logp = (logits[mask] / temperature).log_softmax(-1)
-    return -(logp.exp() * logp.clamp(min=-1e4)).sum(-1).mean()
-
-
-def _entropy_cases(g: Generator) -> list[Case]:
-    def case(mask: Tensor, temperature: float, dirt: float, banned: float = 0.5) -> Case:
-        logits = normal(g, *mask.shape, 3, scale=2.0)
-        logits[0, 0, 1] = banned
-        logits[~mask] = dirt
-        return dict(logits=logits, mask=mask, temperature=temperature)
-
-    return [
-        case(lengths(3, 1, width=3), 0.7, math.nan),
-        case(lengths(2, 3, 0, width=3), pick(g, [0.5, 0.6]), 5.0, -math.inf),
-        case(ragged(g, 3, 4), pick(g, [1.5, 2.0]), 3.0),
-        case(lengths(2, width=2), 1.0, 0.0),
-    ]
-
-
-PLOGP = "(logp.exp() * logp.clamp(min=-1e4))"
-MEAN = "-(logp.exp() * logp.clamp(min=-1e4)).sum(-1).mean()"
-EACH = "    logp = (torch.where(mask[:, :, None], logits, 0.0) / temperature).log_softmax(-1)\n"
-OWN = "    logp = (logits[mask] / temperature).log_softmax(-1)\n"
-
-ENTROPY = Exercise(
-    "my_entropy",
-    my_entropy,
-    _entropy_cases,
-    "In nats, at the sampler's temperature, over real tokens.",
-    {
-        "The temperature makes no difference: divide the logits by it, as the sampler does.": (
-            " / temperature",
-            "",
-        ),
-        "You multiplied by the temperature: divide by it. A higher temperature makes the "
-        "distribution flatter.": (
-            " / temperature",
-            " * temperature",
-        ),
-        "The sign is wrong: an entropy is never negative.": ("return -", "return "),
-        "These are bits: use the natural logarithm, a constant factor of log 2.": (
-            MEAN,
-            MEAN + " / 0.6931471805599453",
-        ),
-        "A banned token gives NaN: its probability 0 times its log-prob -inf. It should add "
-        "nothing.": (".clamp(min=-1e4)", ""),
-        "Zero times NaN is NaN: choose the real tokens by the mask, do not multiply by it.": (
-            OWN,
-            "    logp = (logits / temperature).log_softmax(-1)\n",
-            MEAN,
-            "-(" + PLOGP + ".sum(-1) * mask).sum() / mask.sum()",
-        ),
-        "You divided by the number of all columns: count the real tokens, by the mask.": (
-            OWN,
-            EACH,
-            MEAN,
-            "-(" + PLOGP + ".sum(-1) * mask).sum() / mask.numel()",
-        ),
-        "You averaged the means of the rows: a token in a short row then weighs more.": (
-            OWN,
-            EACH,
-            MEAN,
-            "-(("
-            + PLOGP
-            + ".sum(-1) * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum()",
-        ),
-        "You averaged over padding too: use the mask.": ("logits[mask]", "logits"),
-        "You averaged over all positions: the logits on padding are cleared, but their entropy "
-        "still counts. Average over real tokens, by the mask.": (
-            OWN,
-            EACH,
-            MEAN,
-            "-" + PLOGP + ".sum(-1).mean()",
-        ),
-        "That is the surprise of the likeliest token: an entropy is a sum over the whole "
-        "vocabulary, each token's surprise times its probability.": (MEAN, "-logp.amax(-1).mean()"),
-        "You averaged over the vocabulary: an entropy is a sum over the vocabulary.": (
-            ".sum(-1).mean()",
-            ".mean()",
-        ),
-        "The entropy has no gradient: it is detached.": (MEAN, MEAN + ".detach()"),
     },
     grads=("logits",),
 )

@@ -11,6 +11,8 @@ from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "11_losses"
+
 # ---- The policy loss ----
 
 
@@ -319,6 +321,13 @@ MINIBATCH_LOSS = Exercise(
             MEANS.replace(".clamp(min=1)", ""),
             "total / count",
             "total / len(micro_batches)",
+        ),
+        "A mean of means, of the micro-batches that have a real token: a token in a small one "
+        "weighs more. Sum over everything, then divide once.": (
+            PER_BATCH,
+            "sum(loss[mask].mean() for loss, mask in micro_batches if mask.any())",
+            "total / count",
+            "total / sum(bool(mask.any()) for loss, mask in micro_batches)",
         ),
         "You weight each micro-batch's mean by its number of rows: weight it by its real tokens.": (
             PER_BATCH,

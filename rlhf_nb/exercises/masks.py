@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from rlhf_nb.exercises.draw import between, dirty, lengths, normal, pick, ragged, whole
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Case, plain
+from rlhf_nb.exercises.values import Case
+
+PAGE = "02_masks"
 
 # ---- The mean over real tokens ----
 
@@ -192,38 +193,9 @@ ALL_MEAN = "sum(x[mask].sum() for x, mask in zip(parts, masks)) / count"
 ALL_VAR = "sum((x[mask] - mean).square().sum() for x, mask in zip(parts, masks)) / (count - 1)"
 
 
-def _subtracted(case: Case, result: Any) -> float | None:
-    """What a result that is (x - m) / s at real tokens has in the place of m, from the two real
-    tokens of the first part that differ most. None where they do not tell."""
-    part, mask, found = case["parts"][0], case["masks"][0], plain(result[0])
-    if found is None or found.shape != part.shape or int(mask.sum()) < 2:
-        return None
-    x, y = part[mask].double(), found[mask]
-    low, high = int(x.argmin()), int(x.argmax())
-    slope = (y[high] - y[low]) / (x[high] - x[low])
-    return float(x[low] - y[low] / slope) if float(slope.abs()) > 1e-6 else None
-
-
-def _is_mean(case: Case, result: Any, means: list[Tensor]) -> bool | None:
-    m = _subtracted(case, result)
-    return None if m is None else abs(m - float(torch.stack(means).mean())) < 1e-4
-
-
-def _of_rank_means(case: Case, result: Any) -> bool | None:
-    pairs = list(zip(case["parts"], case["masks"]))
-    return _is_mean(case, result, [x[mask].mean() for x, mask in pairs])
-
-
-def _of_row_means(case: Case, result: Any) -> bool | None:
-    pairs = [row for x, mask in zip(case["parts"], case["masks"]) for row in zip(x, mask)]
-    return _is_mean(case, result, [x[mask].mean() for x, mask in pairs if mask.any()])
-
-
-def _of_all_columns(case: Case, result: Any) -> bool | None:
-    clean = [torch.where(mask, x, 0.0) for x, mask in zip(case["parts"], case["masks"])]
-    together = [torch.cat([x.reshape(-1) for x in clean]).mean()]
-    by_rank = [x.mean() for x in clean]
-    return _is_mean(case, result, together) or _is_mean(case, result, by_rank)
+ONE_VAR = "torch.cat([x[mask] for x, mask in zip(parts, masks)]).var()"
+RANK_MEANS = "sum(x[mask].mean() for x, mask in zip(parts, masks)) / len(parts)"
+RANK_VARS = "sum(x[mask].var() for x, mask in zip(parts, masks)) / len(parts)"
 
 
 WHITEN_RANKS = Exercise(
@@ -241,7 +213,7 @@ WHITEN_RANKS = Exercise(
         "Your mean is the mean of the ranks' means: a rank with few tokens counts as much as one "
         "with many. Add up sums and counts, and divide last.": (
             ALL_MEAN,
-            "sum(x[mask].mean() for x, mask in zip(parts, masks)) / len(parts)",
+            RANK_MEANS,
         ),
         "The mean is over all ranks, but each rank divides by its own standard deviation.": (
             "var**0.5",
@@ -254,7 +226,7 @@ WHITEN_RANKS = Exercise(
         "You averaged the ranks' variances, which leaves out how far apart the ranks are: take "
         "the squared distances from the common mean.": (
             ALL_VAR,
-            "sum(x[mask].var() for x, mask in zip(parts, masks)) / len(parts)",
+            RANK_VARS,
         ),
         "You divided the sum of squares by N: this page divides by N - 1.": (
             "(count - 1)",
@@ -280,13 +252,29 @@ WHITEN_RANKS = Exercise(
             "torch.where(mask, (x - mean) / var**0.5, 0.0)",
             "(x - mean) / var**0.5 * mask",
         ),
-    },
-    traits={
-        "You subtract the mean of the ranks' means: a rank with few tokens counts as much as one "
-        "with many. Add up sums and counts over all ranks, and divide last.": _of_rank_means,
+        "You subtract the mean of the ranks' means, and the variance is right: a rank with few "
+        "tokens counts as much as one with many. Add up sums and counts, and divide last.": (
+            ALL_MEAN,
+            RANK_MEANS,
+            ALL_VAR,
+            ONE_VAR,
+        ),
+        "You subtract the mean of the ranks' means, and average their variances too: add up sums "
+        "and counts over all ranks, and divide last.": (ALL_MEAN, RANK_MEANS, ALL_VAR, RANK_VARS),
         "You subtract the mean of the rows' means: a row with few tokens counts as much as one "
-        "with many. Add up sums and counts over all ranks, and divide last.": _of_row_means,
+        "with many. Add up sums and counts over all ranks, and divide last.": (
+            ALL_MEAN,
+            "torch.stack([row[m].mean() for x, mask in zip(parts, masks) for row, m in zip(x, mask)"
+            " if m.any()]).mean()",
+            ALL_VAR,
+            ONE_VAR,
+        ),
         "Padding counts in your mean: divide the sum by the number of real tokens, not of all "
-        "columns.": _of_all_columns,
+        "columns.": (
+            ALL_MEAN,
+            "sum(torch.where(mask, x, 0.0).mean() for x, mask in zip(parts, masks)) / len(parts)",
+            ALL_VAR,
+            ONE_VAR,
+        ),
     },
 )

@@ -8,6 +8,8 @@ from rlhf_nb.exercises.draw import one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "47_metrics"
+
 Log = dict[str, list[float]]
 
 

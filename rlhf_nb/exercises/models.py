@@ -3,85 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from rlhf_nb.exercises.draw import lengths, normal, one, ragged, whole
+from rlhf_nb.exercises.draw import lengths, normal, one, ragged
 from rlhf_nb.exercises.engine import Exercise
-from rlhf_nb.exercises.values import Case, close, plain
+from rlhf_nb.exercises.values import Case
 
-# ---- The number at the last real token ----
-
-
-def my_last(scores: Tensor, mask: Tensor) -> Tensor:
-    places = torch.arange(scores.shape[1])
-    last = (places * mask).argmax(1, keepdim=True)
-    return scores.gather(1, last).squeeze(1)
-
-
-def _last_cases(g: Generator) -> list[Case]:
-    def case(mask: Tensor, dirt: float) -> Case:
-        scores = normal(g, *mask.shape, scale=3.0)
-        return dict(scores=torch.where(mask, scores, torch.full_like(scores, dirt)), mask=mask)
-
-    def drawn(rows: int, width: int) -> Tensor:
-        "Rows of at least one token, on either side."
-        right = lengths(*whole(g, 1, width, rows).tolist(), width=width)
-        return torch.stack([row.flip(0) if i % 2 else row for i, row in enumerate(right)])
-
-    both = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
-    return [
-        case(both.bool(), 9.0),
-        case(lengths(2, 3, width=3).flip(1), 8.0),
-        case(lengths(3, 1, width=4), -7.0),
-        case(drawn(3, 5), math.nan),
-    ]
-
-
-TAKEN = "scores.gather(1, last).squeeze(1)"
-
-LAST = Exercise(
-    "my_last",
-    my_last,
-    _last_cases,
-    "The last real token, whichever side the padding is on.",
-    {
-        "This is the last column: in a row padded on the right, it is padding.": (
-            TAKEN,
-            "scores[:, -1]",
-        ),
-        "You use the count of real tokens: in a row padded on the left, it is not the index.": (
-            "(places * mask).argmax(1, keepdim=True)",
-            "mask.sum(1, keepdim=True) - 1",
-        ),
-        "One column late: the count of real tokens is the index of the token after the last one.": (
-            "(places * mask).argmax(1, keepdim=True)",
-            "mask.sum(1, keepdim=True).clamp(max=scores.shape[1] - 1)",
-        ),
-        "This is the first real token: argmax of a mask finds the first of several equals. "
-        "Multiply the mask by the column numbers.": ("(places * mask)", "mask.long()"),
-        "This is a mean over the tokens: only the last token has seen the whole response.": (
-            TAKEN,
-            "torch.where(mask, scores, 0.0).sum(1) / mask.sum(1)",
-        ),
-        "This is a sum over the tokens: only the last token has seen the whole response.": (
-            TAKEN,
-            "torch.where(mask, scores, 0.0).sum(1)",
-        ),
-        "This is the largest number of the row: take the number in the last real column.": (
-            TAKEN,
-            "scores.masked_fill(~mask, -torch.inf).amax(1)",
-        ),
-        "The mask makes no difference: padding counts as a token.": ("places * mask", "places"),
-        "You return [B, 1], a list of one number for each row: remove the last axis.": (
-            ".squeeze(1)",
-            "",
-        ),
-        "You return the index of the column: return the number in it.": (TAKEN, "last.squeeze(1)"),
-    },
-)
+PAGE = "04_models"
 
 # ---- The value before each token ----
 
@@ -111,46 +41,6 @@ def _values_cases(g: Generator) -> list[Case]:
 BEFORE = "numbers[:, columns]"
 REAL = "torch.nn.functional.pad(mask, (1, 0), value=True)"
 KEPT = "torch.where(real, before, 0.0)"
-
-
-def _reads(case: Case, result: Any, offset: int) -> bool | None:
-    "Whether the result has, at each real token t, the number of column prompt_width + t + offset."
-    found, mask = plain(result), case["mask"]
-    if found is None or found.ndim != 2 or found.shape[1] < mask.shape[1] or not mask.any():
-        return None
-    start = case["prompt_width"] + offset
-    read = case["numbers"][:, start : start + mask.shape[1]]
-    return close(found[:, : mask.shape[1]][mask], read[mask].double())
-
-
-def _after_the_choice(case: Case, result: Any) -> bool | None:
-    return _reads(case, result, 0)
-
-
-def _one_column_short(case: Case, result: Any) -> bool | None:
-    found = plain(result)
-    return _reads(case, result, -1) and found is not None and found.shape == case["mask"].shape
-
-
-def _wide(case: Case, result: Any) -> Tensor | None:
-    "The result, if it has T + 1 columns."
-    found, width = plain(result), case["mask"].shape[1] + 1
-    return found if found is not None and found.ndim == 2 and found.shape[1] == width else None
-
-
-def _mask_not_shifted(case: Case, result: Any) -> bool | None:
-    "Right at each real token, and 0 where the value after the last real token belongs."
-    found, mask = _wide(case, result), case["mask"]
-    short = (mask.sum(1) < mask.shape[1]) & mask.any(1)
-    if found is None or not short.any():
-        return None if found is not None else False
-    after = found[short, mask[short].sum(1)]
-    return _reads(case, result, -1) and not bool(after.any())
-
-
-def _nothing_in_front(case: Case, result: Any) -> bool:
-    found = _wide(case, result)
-    return found is not None and not bool(found[:, 0].any())
 
 
 VALUES = Exercise(
@@ -206,15 +96,29 @@ VALUES = Exercise(
             KEPT,
             "torch.cat([numbers[:, :prompt_width - 1], torch.where(real, before, 0.0)], 1)",
         ),
-    },
-    traits={
-        "You read after the choice: at the token itself the model has already seen it. Read each "
-        "value one column earlier, before its token.": _after_the_choice,
-        "One column is missing: the values before the tokens are right, but the value after "
-        "the last token belongs to the result too, which has T + 1 columns.": _one_column_short,
-        "The mask is not shifted: it has a column for each token, and your result has one column "
-        "more. Put a column of true in front of the mask, not after it.": _mask_not_shifted,
-        "V_0 is missing: your first column is 0. The value before the first token belongs "
-        "there; it is read in the last prompt column.": _nothing_in_front,
+        "You read the column of the token itself, where the model has seen the choice, and padding "
+        "is not 0: read each value one column earlier.": (KEPT, "numbers[:, prompt_width:]"),
+        "You read the column of the token itself, where the model has seen the choice, and NaN on "
+        "padding stays NaN: read each value one column earlier, and choose by the mask.": (
+            KEPT,
+            "numbers[:, prompt_width:] * mask",
+        ),
+        "You read each token's own column, and the last of them twice: read V one column "
+        "earlier.": (BEFORE, "torch.cat([numbers[:, prompt_width:], numbers[:, -1:]], 1)"),
+        "The value after the last token is missing (return T + 1 columns), and padding is not 0.": (
+            KEPT,
+            "before[:, :-1]",
+        ),
+        "The mask is not shifted, and true at the end: put the column of true in front of it.": (
+            REAL,
+            "torch.nn.functional.pad(mask, (0, 1), value=True)",
+        ),
+        "The mask is not shifted, and its last column counts twice: put a column of true in front "
+        "of it.": (REAL, "torch.cat([mask, mask[:, -1:]], 1)"),
+        "V_0 is missing: your first column is 0. The value before the first token belongs there; "
+        "it is read in the last prompt column.": (
+            REAL,
+            "torch.nn.functional.pad(mask, (1, 0), value=False)",
+        ),
     },
 )

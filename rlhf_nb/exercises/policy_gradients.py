@@ -9,6 +9,8 @@ from rlhf_nb.exercises.draw import between, normal, one
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "01_policy_gradients"
+
 # ---- REINFORCE with a baseline from the other samples ----
 
 

@@ -11,6 +11,8 @@ from rlhf_nb.exercises.draw import dirty, lengths, normal, pick, ragged
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "12_ppo"
+
 
 def my_advantages(
     scores: Tensor,
@@ -167,6 +169,13 @@ ADVANTAGES = Exercise(
             PRICE,
             "-kl_coef * kl * mask",
         ),
+        "The rewards are whitened: only the advantages are.": (
+            "    values = torch.where(mask, values, 0.0)\n",
+            "    paid = rewards[mask]\n    rewards = torch.where(mask, (rewards - paid.mean()) / "
+            "paid.std(), 0.0)\n    values = torch.where(mask, values, 0.0)\n",
+        ),
+        "The rewards that you return are divided by their standard deviation: return them as they "
+        "are.": (DONE, "    return rewards / rewards[mask].std(), whitened, returns\n"),
     },
     results=("rewards", "advantages", "returns"),
 )

@@ -11,6 +11,8 @@ from rlhf_nb.exercises.draw import normal, one, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "06_reward"
+
 # ---- The loss of a pair ----
 
 

@@ -9,6 +9,8 @@ from rlhf_nb.exercises.draw import lengths, one, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "37_sft"
+
 
 def my_labels(ids: Tensor, mask: Tensor, prompt_lengths: Tensor) -> Tensor:
     completion = torch.arange(ids.shape[1]) >= prompt_lengths[:, None]

@@ -11,6 +11,8 @@ from rlhf_nb.exercises.draw import one, pick
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "03_tldr"
+
 # Some of the page's facts, each with its slot: the page has more of them.
 FACTS = dict(
     who=["boss", "sister", "uncle"],

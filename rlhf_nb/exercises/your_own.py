@@ -8,6 +8,8 @@ from rlhf_nb.exercises.draw import one, pick, whole
 from rlhf_nb.exercises.engine import Exercise
 from rlhf_nb.exercises.values import Case
 
+PAGE = "24_your_own"
+
 NOUNS = "device tensor axis label path graph colour memory shape token buffer handle".split()
 OTHERS = "return the of for a given set current new each from with".split()
 
