@@ -351,10 +351,10 @@ def test_rows_that_cannot_be_trained_on_are_named(supervised):
 # catches: an evaluation of broken weights that reports NaN as if it were a number
 def test_what_is_no_data_set_is_named_and_no_number_no_evaluation(supervised):
     for kind, row in ((SFTTrainer, TEXT), (RewardTrainer, CHOSEN)):
-        trainer = supervised(kind, [row] * 5, Dataset.from_list([row]))
-        assert len(trainer.train_dataset) == 5
         with pytest.raises(ValueError, match=r"columns \['prompt'\]"):
             supervised(kind, [row], dict(test=["a"]))
+        trainer = supervised(kind, [row] * 5, Dataset.from_list([row]))
+        assert len(trainer.train_dataset) == 5
         torch.nn.init.constant_(next(trainer.model.parameters()), float("nan"))
         with pytest.raises(FloatingPointError, match="eval_loss is nan"):
             trainer.evaluate()
