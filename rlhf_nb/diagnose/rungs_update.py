@@ -291,10 +291,11 @@ def move(subject: Subject) -> Finding:
 
 def wanted_token(subject: Subject) -> tuple[int, str] | None:
     """The commonest token with a text of its own that some responses lack. One of two or more
-    letters that no other token spells as well, if there is one, as the reward counts the text."""
+    letters that no other token spells as well, if there is one, as the reward counts the text.
+    A special token has no text: the reward does not see it."""
     r, stops = subject.start.sampled, subject.trainer.sampling_settings.stop_ids
     ids = [i for i, _ in Counter(r.response_ids[r.mask].tolist()).most_common() if i not in stops]
-    texts = {i: subject.tokenizer.decode([i]).strip() for i in ids}
+    texts = {i: subject.tokenizer.decode([i], skip_special_tokens=True).strip() for i in ids}
     lacked = {i: not ((r.response_ids == i) & r.mask).any(1).all() for i in ids}
     chosen = [(i, texts[i]) for i in ids if texts[i] and lacked[i]]
     alone = (x for x in chosen if len(x[1]) > 1 and sum(x[1] in y for y in texts.values()) == 1)
