@@ -37,27 +37,19 @@ def shape_rewards(
     return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
 
 # %% ../nbs/course/09_shaping.ipynb #a2b5edbd
-def _one_score_each(
-    scores: Tensor,  # [B]
-    reached_stop: Tensor,  # [B]; a [B, T] mask in its place would broadcast
-) -> Tensor:  # [B] scores in float32 or wider
-    "The scores. Raises ValueError where there is not one of each for each row."
-    if scores.shape != reached_stop.shape or scores.dim() != 1:
-        raise ValueError(
-            f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
-            "give [B] and [B], one entry a row."
-        )
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-
 def penalize_missing_eos(
     scores: Tensor,  # [B]
     reached_stop: Tensor,  # [B] true where the row ended with its own stop token
     missing_eos_penalty: float,  # what is taken off, zero or more
 ) -> Tensor:  # [B] new scores, lower where the row was cut off
     """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
-    or non-finite penalty."""
-    scores = _one_score_each(scores, reached_stop)
+    or non-finite penalty, and where there is not one score for each row."""
+    if scores.shape != reached_stop.shape or scores.dim() != 1:
+        raise ValueError(
+            f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
+            "give [B] and [B], one entry a row."
+        )
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if not 0 <= missing_eos_penalty < math.inf:
         raise ValueError(
             f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, "
@@ -78,9 +70,8 @@ def replace_missing_eos(
             f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most "
             "scores."
         )
-    return torch.where(
-        reached_stop.bool(), _one_score_each(scores, reached_stop), penalty_reward_value
-    )
+    scores = penalize_missing_eos(scores, reached_stop, 0.0)  # takes nothing off, checks the shapes
+    return torch.where(reached_stop.bool(), scores, penalty_reward_value)
 
 # %% ../nbs/course/09_shaping.ipynb #31725ec2
 def clip_scores(

@@ -435,13 +435,19 @@ def test_the_help_has_its_own_options_and_those_of_ppo(capsys):
 # catches: a token whose text is a part of other words, for which those were rewarded as well: on a
 # healthy run of the mini world the word "i" became less likely in one of three seeds
 def test_the_trivial_reward_is_for_one_token_alone():
-    words = ["<eos>", "i", "friday", "in", "should", ","]
-    ids = torch.tensor([[1, 2, 1, 5, 0], [1, 3, 1, 5, 0], [2, 4, 3, 3, 0]])
+    words = ["<eos>", "i", "friday", "in", "should", ",", "<pad>"]
+    ids = torch.tensor([[1, 2, 1, 5, 6, 6, 0], [1, 3, 1, 5, 6, 6, 0], [2, 4, 3, 3, 0, 0, 0]])
+
+    def decode(one, skip_special_tokens):
+        "A special token is not in the text that a reward is given: its share would stay 0."
+        assert skip_special_tokens
+        return words[one[0]].replace("<pad>", "")
+
     sampled = SimpleNamespace(response_ids=ids, mask=torch.ones_like(ids).bool())
     subject: Any = SimpleNamespace(
         start=SimpleNamespace(sampled=sampled),
         trainer=SimpleNamespace(sampling_settings=SimpleNamespace(stop_ids=[0])),
-        tokenizer=SimpleNamespace(decode=lambda one: words[one[0]]),
+        tokenizer=SimpleNamespace(decode=decode),
     )
     assert wanted_token(subject) == (3, "in")  # "i" is a part of it, and of "friday"
     words[3] = "friday in"
