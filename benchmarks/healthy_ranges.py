@@ -1,4 +1,4 @@
-"""Where the metrics of healthy runs lie: `rlhf_nb/runtime/metrics.py` beside what runs logged, and
+"""Where the metrics of healthy runs lie: `rlhf_nb/training/metrics.py` beside what runs logged, and
 the alarms that they raise.
 
     python benchmarks/healthy_ranges.py runs/mini_tldr_seeds/seed1?    # what the ranges came from
@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from rlhf_nb.evaluate import hacking_alarms
-from rlhf_nb.runtime.metrics import RANGES
+from rlhf_nb.training.metrics import RANGES
 
 HERE = Path(__file__).parent
 

@@ -31,12 +31,12 @@ from datasets import DatasetDict
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.cli import demo_stages
 from rlhf_nb.cli.demo_run import QUICK, DemoSettings, Run
 from rlhf_nb.evaluate import complete, judge_completions, response_kl
 from rlhf_nb.models import load_policy, load_scorer, zero_head
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 HERE = Path(__file__).parent

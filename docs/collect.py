@@ -26,7 +26,7 @@ from markdown_it import MarkdownIt
 SECTIONS = {"Start here": ".", "The course": "course", "Labs": "labs", "Reference": "reference"}
 FIRST = ("index", "course")  # pages that come before the others of their section
 # Folders of plain modules, which no notebook exports.
-HAND_WRITTEN = ("runtime", "cli", "ui", "exercises", "diagnose")
+HAND_WRITTEN = ("training", "base", "cli", "ui", "exercises", "diagnose")
 UNSEEN = {"hide", "default_exp"}  # cells of these directives are no part of the page
 EXPORTS = {"export", "exports", "exporti"}
 

@@ -74,7 +74,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     "A module is imported when one of its names is used: `rlhf-nb --help` answers without torch."
     if name not in _MODULES:
-        from rlhf_nb.runtime.compat import no_import
+        from rlhf_nb.training.compat import no_import
 
         if (renamed := no_import(name)) is not None:
             raise renamed

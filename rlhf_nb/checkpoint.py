@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .base.markdown import inline, on_hub, two_columns
+from .base.sharding import load_full
 from .models import inside
-from .runtime.layout import load_full
-from .runtime.markdown import inline, on_hub, two_columns
 
 # %% auto #0
 __all__ = ['PARTIAL', 'MANIFEST', 'staged', 'seal', 'verify', 'save_policy', 'model_card', 'save_weights', 'load_weights']

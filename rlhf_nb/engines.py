@@ -25,10 +25,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from .masks import check_left_padded
-from .models import inside
-from .rollout import Sample, Sampling, sample
-from rlhf_nb.runtime.layout import (
+from rlhf_nb.base.sharding import (
     full_shape,
     full_tensor,
     gathered,
@@ -36,6 +33,9 @@ from rlhf_nb.runtime.layout import (
     sharded,
     wait_for_all,
 )
+from .masks import check_left_padded
+from .models import inside
+from .rollout import Sample, Sampling, sample
 
 # %% auto #0
 __all__ = ['VLLM', 'START', 'CachedEngine', 'Answer', 'collect', 'policy_weights', 'weight_shapes', 'vllm_module',

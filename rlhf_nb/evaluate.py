@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .runtime.intervals import last_that_fits
+from .base.intervals import last_that_fits
 
 # %% auto #0
 __all__ = ['outcomes', 'win_rate_interval', 'paired_interval', 'JUDGE_INSTRUCTIONS', 'Completions', 'complete', 'interleaved', 'completions_table', 'wilson_interval', 'bootstrap_interval', 'GoldReport', 'judge_completions', 'Judge', 'GoldPairJudge', 'RewardModelJudge', 'JudgeReport', 'judge_pairs', 'judging_messages', 'parse_verdict', 'EndpointJudge', 'best_of_n_kl', 'best_of_n_reward', 'response_kl', 'frontier', 'distinct_n', 'repetition', 'text_statistics', 'Alarm', 'hacking_alarms']
@@ -90,12 +90,12 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
+from .base.files import append_jsonl
 from .kl import response_full_kl
 from .masks import left_pad
 from .models import encode_prompts
 from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
-from .runtime.files import append_jsonl
 from .sampling import Engine
 from .tldr import Verdict, gold_judge
 

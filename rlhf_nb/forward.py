@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from .base.opened import accepted, masks_left_padding, opened, reads_end_to_end
+from .base.sharding import name_layers
 from .logprobs import response_logprobs
 from .masks import pack
 from .models import ValueHead, inside, response_values
 from .rollout import Rollout
-from .runtime.layout import name_layers
-from .runtime.opened import accepted, masks_left_padding, opened, reads_end_to_end
 
 # %% auto #0
 __all__ = ['hidden_states', 'PolicyAndValue', 'micro_batches', 'cache_tokens', 'Forwarded', 'Forward']

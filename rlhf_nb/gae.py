@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .base.signals import check_share, check_signals
 from .masks import only_real
-from .runtime.signals import check_share, check_signals
 
 # %% auto #0
 __all__ = ['td_errors', 'gae', 'gae_matrix', 'returns_from']

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .base.intervals import last_that_fits, t_quantile
 from .evaluate import paired_interval
-from .runtime.intervals import last_that_fits, t_quantile
 
 Floats = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .base.opened import accepted, masks_left_padding, unwrapped
 from .masks import pack
-from .runtime.opened import accepted, masks_left_padding, unwrapped
 
 # %% auto #0
 __all__ = ['tempered', 'token_logprobs', 'token_entropy', 'response_logits', 'response_states', 'LogProbs', 'chunked_logprobs', 'response_logprobs']
@@ -84,9 +84,9 @@ from typing import NamedTuple
 
 from torch.utils.checkpoint import checkpoint
 
-from .runtime.fused import fused_logprobs, plain_head
-from .runtime.last_layer import read_at
-from .runtime.opened import opened, project, reads_end_to_end
+from .base.fused import fused_logprobs, plain_head
+from .base.last_layer import read_at
+from .base.opened import opened, project, reads_end_to_end
 
 # %% ../nbs/reference/36_fast_logprobs.ipynb #c201f41e
 def response_states(

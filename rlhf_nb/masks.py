@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .runtime.padding import check_rows, stop_places
+from .base.padding import check_rows, stop_places
 
 # %% auto #0
 __all__ = ['left_pad', 'right_pad', 'response_mask', 'only_real', 'masked_sum', 'masked_mean', 'masked_var', 'whiten', 'check_left_padded', 'reached_stop', 'last_index', 'position_ids', 'close_up', 'response_columns', 'Packed', 'pack', 'log_ratio']

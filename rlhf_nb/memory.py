@@ -21,8 +21,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from .base.last_layer import position_wise
 from .models import inside, with_adapter
-from .runtime.last_layer import position_wise
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 

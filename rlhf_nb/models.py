@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from .base.custom import body_weights, linear_head
+from .base.last_layer import read_at
+from .base.loading import check_class
+from .base.opened import accepted, reads_end_to_end
+from .base.sharding import gathered, sharded_by_deepspeed
 from .masks import pack, position_ids
-from .runtime.custom import body_weights, linear_head
-from .runtime.last_layer import read_at
-from .runtime.layout import gathered, sharded_by_deepspeed
-from .runtime.loading import check_class
-from .runtime.opened import accepted, reads_end_to_end
 
 # %% auto #0
 __all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'encode_prompts', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad', 'check_embeddings', 'load_policy', 'load_scorer', 'with_adapter', 'check_vocabulary', 'ValueHead']
@@ -152,9 +152,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from .runtime.custom import CustomScorer, as_scorer
-from .runtime.loading import check_decoder, loading, pretrained
-from .runtime.opened import body_of, embedding_rows
+from .base.custom import CustomScorer, as_scorer
+from .base.loading import check_decoder, loading, pretrained
+from .base.opened import body_of, embedding_rows
 
 logger = logging.get_logger(__name__)
 

@@ -130,8 +130,8 @@ def ppo_loss(
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 from .losses import explained_variance
-from .runtime.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 from .sampling import mismatch
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4

@@ -78,6 +78,12 @@ from transformers import (
     TrainingArguments,
 )
 
+from .base.fields import NotNegative, setting
+from .base.last_layer import read_at
+from .base.loading import pretrained
+from .base.markdown import inline, on_hub, two_columns
+from .base.opened import without_dropout
+from .base.sharding import gathered, zero3_is_live
 from .masks import position_ids
 from rlhf_nb.models import (
     CENTER,
@@ -91,26 +97,6 @@ from rlhf_nb.models import (
     sequence_scores,
     with_adapter,
 )
-from .runtime.fields import NotNegative, setting
-from .runtime.last_layer import read_at
-from .runtime.layout import Layout, Measure, Placed, gathered, whole, zero3_is_live
-from .runtime.loading import pretrained
-from .runtime.loop import SealedTrainer
-from .runtime.markdown import inline, on_hub, two_columns
-from .runtime.opened import without_dropout
-from .runtime.prompts import rows_of
-from .runtime.reporting import hub_name
-from rlhf_nb.runtime.supervised import (
-    SupervisedConfig,
-    check_finite,
-    check_ids,
-    columns_of,
-    config_of,
-    each,
-    mapped,
-    numbered,
-    tokenizer_with,
-)
 from rlhf_nb.sft import (
     adapter_for,
     check_lengths,
@@ -121,6 +107,21 @@ from rlhf_nb.sft import (
     template_settings,
     tokenizer_of,
     without_stop,
+)
+from .training.layout import Layout, Measure, Placed, whole
+from .training.loop import SealedTrainer
+from .training.prompts import rows_of
+from .training.reporting import hub_name
+from rlhf_nb.training.supervised import (
+    SupervisedConfig,
+    check_finite,
+    check_ids,
+    columns_of,
+    config_of,
+    each,
+    mapped,
+    numbered,
+    tokenizer_with,
 )
 
 # %% ../nbs/reference/38_reward_training.ipynb #196e3eb7
@@ -992,7 +993,7 @@ def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor
 from dataclasses import dataclass
 from typing import Literal
 
-from .runtime.config import PPOConfig
+from .training.config import PPOConfig
 
 # %% ../nbs/reference/56_ensembles.ipynb #09f0302b
 def group_centers(

@@ -88,9 +88,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import DynamicCache, PreTrainedTokenizerBase, StopStringCriteria
 
-from .masks import left_pad, pack, position_ids
-from .runtime.files import from_json, to_json
-from rlhf_nb.runtime.opened import (
+from .base.files import from_json, to_json
+from rlhf_nb.base.opened import (
     accepted,
     embedding_rows,
     opened,
@@ -98,6 +97,7 @@ from rlhf_nb.runtime.opened import (
     unwrapped,
     uses_cache,
 )
+from .masks import left_pad, pack, position_ids
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(

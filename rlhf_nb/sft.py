@@ -31,6 +31,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from .base.fields import NotNegative, setting
+from .base.last_layer import read_at
+from .base.opened import embedding_rows, reads_end_to_end
+from .base.sharding import gathered
 from .masks import right_pad
 from rlhf_nb.models import (
     encode_prompts,
@@ -39,13 +43,9 @@ from rlhf_nb.models import (
     load_policy,
     with_adapter,
 )
-from .runtime.fields import NotNegative, setting
-from .runtime.last_layer import read_at
-from .runtime.layout import gathered
-from .runtime.loop import SealedTrainer
-from .runtime.opened import embedding_rows, reads_end_to_end
-from .runtime.prompts import as_text, check_turns, rows_of
-from rlhf_nb.runtime.supervised import (
+from .training.loop import SealedTrainer
+from .training.prompts import as_text, check_turns, rows_of
+from rlhf_nb.training.supervised import (
     SupervisedConfig,
     check_finite,
     check_ids,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
+from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved
@@ -42,21 +43,22 @@ from rlhf_nb.ppo import (
 )
 from .reward import Judges, ensemble_of
 from .rollout import Rollout, Sample, Sampling, texts_of
-from rlhf_nb.runtime.build import (
+from .sampling import Engine
+from .shaping import RunningMoments
+from rlhf_nb.training.build import (
     as_reference,
     build_models,
     readers,
     split_groups,
     try_models,
 )
-from .runtime.compat import old_names, refuse_step
-from .runtime.completions import report_completions
-from .runtime.config import PPOConfig, check_args, check_estimator
-from .runtime.layout import Layout, Measure, Placed, layer_by_layer
-from .runtime.loop import UpdateTrainer
-from .runtime.opened import reads_end_to_end
-from .runtime.precision import half_trained
-from rlhf_nb.runtime.prompts import (
+from .training.compat import old_names, refuse_step
+from .training.completions import report_completions
+from .training.config import PPOConfig, check_args, check_estimator
+from .training.layout import Layout, Measure, Placed, layer_by_layer
+from .training.loop import UpdateTrainer
+from .training.precision import half_trained
+from rlhf_nb.training.prompts import (
     as_batch,
     as_data,
     check_lengths,
@@ -68,10 +70,8 @@ from rlhf_nb.runtime.prompts import (
     stop_texts,
     stop_tokens,
 )
-from .runtime.reporting import parameter_counts, ppo_card
-from .runtime.resume import of_ppo, surroundings
-from .sampling import Engine
-from .shaping import RunningMoments
+from .training.reporting import parameter_counts, ppo_card
+from .training.resume import of_ppo, surroundings
 
 logger = logging.get_logger(__name__)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
+from rlhf_nb.base.sharding import on_ranks
 from rlhf_nb.checkpoint import MANIFEST
-from rlhf_nb.runtime.layout import on_ranks
-from rlhf_nb.runtime.nodes import common_checkpoint, count_machines
+from rlhf_nb.training.nodes import common_checkpoint, count_machines
 
 rank = int(os.environ["RANK"])
 os.environ |= dict(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")

@@ -159,7 +159,7 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaModel
 
-    from rlhf_nb.runtime.last_layer import read_at
+    from rlhf_nb.base.last_layer import read_at
 
     torch.manual_seed(0)
     s = SIZES | dict(prompts=[6, 6])  # nothing is padded

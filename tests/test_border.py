@@ -30,14 +30,7 @@ from safetensors.torch import save_file
 from transformers import HfArgumentParser, TrainingArguments
 
 from rlhf_nb import cli
-from rlhf_nb.checkpoint import model_card
-from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
-from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
-from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.compat import REFUSED
-from rlhf_nb.runtime.completions import print_table
-from rlhf_nb.runtime.config import PPOConfig
-from rlhf_nb.runtime.fields import (
+from rlhf_nb.base.fields import (
     CONVERTED,
     INHERITED,
     Count,
@@ -47,9 +40,16 @@ from rlhf_nb.runtime.fields import (
     setting,
     settings_that_say,
 )
-from rlhf_nb.runtime.terminal import harmless
+from rlhf_nb.base.terminal import harmless
+from rlhf_nb.checkpoint import model_card
+from rlhf_nb.models import load_tokenizer, scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.reward import RewardConfig, RewardTrainer, reward_card
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.compat import REFUSED
+from rlhf_nb.training.completions import print_table
+from rlhf_nb.training.config import PPOConfig
 
 nan, inf = math.nan, math.inf
 

@@ -26,9 +26,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from rlhf_nb.base.custom import CustomScorer
 from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, tiny_policy
 from rlhf_nb.reward import call_reward, load_judge
-from rlhf_nb.runtime.custom import CustomScorer
 
 TEXTS = ["abc", "de"]
 

@@ -27,6 +27,7 @@ from packs import unpacked
 
 import rlhf_nb
 from rlhf_nb import cli
+from rlhf_nb.base.fields import fits
 from rlhf_nb.cli import (
     arguments,
     data,
@@ -45,8 +46,7 @@ from rlhf_nb.cli import (
 from rlhf_nb.cli.parsing import kinds_of
 from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
-from rlhf_nb.runtime.fields import fits
-from rlhf_nb.runtime.logs import read_log, steps_of
+from rlhf_nb.training.logs import read_log, steps_of
 from rlhf_nb.ui import plot_runs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -784,7 +784,7 @@ def test_sft_and_reward_are_given_what_the_flags_say(parts, monkeypatch, capsys)
     ],
 )
 def test_resume_reaches_train(parts, monkeypatch, capsys, more, start):
-    from rlhf_nb.runtime.loop import SealedTrainer
+    from rlhf_nb.training.loop import SealedTrainer
 
     seen = []
 

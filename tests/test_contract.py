@@ -291,7 +291,7 @@ def test_after_a_damaged_checkpoint_the_one_before_it_still_loads(ppo, damage):
     "reward", [lambda prompts, responses, **_: [0.0] * len(responses), "model"]
 )
 def test_under_zero3_what_cannot_be_copied_is_named(ppo, letters, tmp_path, monkeypatch, reward):
-    monkeypatch.setattr("rlhf_nb.runtime.build.zero3_is_live", lambda: True)
+    monkeypatch.setattr("rlhf_nb.training.build.zero3_is_live", lambda: True)
     with pytest.raises(ValueError, match="under DeepSpeed ZeRO-3 .* give ref_model"):
         ppo()
     if reward == "model":

@@ -25,7 +25,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb.kl import AdaptiveKLController, FixedKLController
-from rlhf_nb.runtime.metrics import METRICS
+from rlhf_nb.training.metrics import METRICS
 from rlhf_nb.ui.chart import thin
 from rlhf_nb.ui.dashboard import LiveDashboard, Wishes
 from rlhf_nb.ui.run_view import (

@@ -27,8 +27,8 @@ from rlhf_nb.cli.demo import demo
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run
 from rlhf_nb.models import load_policy, load_tokenizer, tiny_policy
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.metrics import SEEDS
 from rlhf_nb.tldr import mini_tldr
+from rlhf_nb.training.metrics import SEEDS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import quick_demo

@@ -58,7 +58,7 @@ def public(module: str) -> list[str]:
 
 PLAIN = [
     module
-    for folder in ("runtime", "cli", "ui", "exercises", "diagnose")
+    for folder in ("training", "base", "cli", "ui", "exercises", "diagnose")
     for path in sorted((ROOT / LIB / folder).glob("*.py"))
     if not path.stem.startswith("__main")
     if public(module := f"{folder}.{path.stem}".removesuffix(".__init__"))
@@ -281,7 +281,7 @@ def test_a_class_is_shown_whole_and_alone(soups):
     from rlhf_nb import PPOConfig
 
     page = soups["api/trainer"]
-    config = soups["api/runtime.config"].find(id=f"{LIB}.runtime.config.PPOConfig").parent
+    config = soups["api/training.config"].find(id=f"{LIB}.training.config.PPOConfig").parent
     for field in fields(PPOConfig):
         if "help" in field.metadata and field.name in (
             "kl_coef",
@@ -317,9 +317,14 @@ def test_source_leads_to_the_cell_that_makes_it(soups):
         name = entry["id"].removeprefix(f"{LIB}.{module}.").split(".")[-1]
         if of_plain := entry.select_one(f"a[href*='/blob/main/{LIB}/']"):
             path, line = of_plain["href"].partition("/blob/main/")[2].split("#L")
-            assert path.split("/")[1] in ("runtime", "cli", "ui", "exercises", "diagnose"), entry[
-                "id"
-            ]
+            assert path.split("/")[1] in (
+                "training",
+                "base",
+                "cli",
+                "ui",
+                "exercises",
+                "diagnose",
+            ), entry["id"]
             near = (ROOT / path).read_text(encoding="utf-8").splitlines()[int(line) - 1 :][:3]
             assert re.search(rf"def {name}\b", "\n".join(near)), entry["id"]
             continue

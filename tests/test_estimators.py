@@ -43,8 +43,8 @@ from rlhf_nb.ppo import (
     with_advantages,
 )
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.config import PPOConfig
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.viewer import view
 
 NAMES = tuple(ESTIMATORS)

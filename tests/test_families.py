@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-import rlhf_nb.runtime.opened as opened
+import rlhf_nb.base.opened as opened
 from rlhf_nb.forward import Forward, PolicyAndValue
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import ValueHead, load_policy

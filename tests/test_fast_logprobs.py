@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_nb import forward as forward_module
 from rlhf_nb import logprobs as module
+from rlhf_nb.base import fused
+from rlhf_nb.base.fused import Head, fused_logprobs, plain_head
+from rlhf_nb.base.opened import opened
 from rlhf_nb.logprobs import chunked_logprobs, response_logprobs, token_entropy, token_logprobs
-from rlhf_nb.runtime import fused
-from rlhf_nb.runtime.fused import Head, fused_logprobs, plain_head
-from rlhf_nb.runtime.opened import opened
 
 SIZES = dict(
     vocab_size=37,
@@ -217,7 +217,7 @@ def wrong_programs() -> dict:
     found = {}
     for number, (what, tree) in enumerate(changes(ast.parse(Path(fused.__file__).read_text()))):
         if not any(text in what for text in HARMLESS):
-            space = dict(__name__="rlhf_nb.runtime.wrong_fused", _same=lambda x: x)
+            space = dict(__name__="rlhf_nb.base.wrong_fused", _same=lambda x: x)
             exec(compile(tree, "wrong_fused.py", "exec"), space)
             found[f"{number}: {what}"] = space["fused_logprobs"]
     return found

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from rlhf_nb.runtime.files import (
+from rlhf_nb.base.files import (
     append_jsonl,
     read_jsonl,
     strict_json,

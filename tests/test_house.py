@@ -43,7 +43,7 @@ EXEMPT = {
     ("glossary", "exports_its_module"): "words and symbols: it exports nothing",
     ("13_training_loop", "exports_its_module"): "the trainer is defined by reference/48_trainer",
     ("47_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
-    ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/runtime/compat.py",
+    ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/training/compat.py",
     ("53_cli", "exports_its_module"): "the command line in use: rlhf_nb/cli is written by hand",
     ("58_replay", "exports_its_module"): "a tool in use: rlhf_nb/diagnose is written by hand",
     ("59_other_trainers", "exports_its_module"): "the plain module ui/foreign in use",
@@ -511,18 +511,13 @@ def test_a_wrong_page_is_caught():
 # ---- Modules import downwards ----
 
 # Folders of plain modules, which no notebook exports.
-FOLDERS = ("runtime", "ui", "exercises", "diagnose", "cli")
+FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
-    "the bottom": "runtime.custom runtime.errors runtime.fields runtime.files runtime.fused "
-    "runtime.intervals runtime.last_layer runtime.layout runtime.loading runtime.lock "
-    "runtime.markdown runtime.opened runtime.padding runtime.random_state runtime.signals "
-    "runtime.terminal",
+    "the bottom": "base",
     "the algorithm": "checkpoint forward gae kl logprobs losses masks models ppo rollout sampling "
     "shaping tldr",
-    "training": "engines runtime.build runtime.compat runtime.completions runtime.config "
-    "runtime.folders runtime.logs runtime.loop runtime.metrics runtime.nodes runtime.precision "
-    "runtime.prompts runtime.reporting runtime.resume runtime.supervised",
+    "training": "engines training",
     "what a user runs": "evaluate gains memory reward sft trainer",
     "the views": "ui",
     "checks of a run, and of a learner": "checks diagnose exercises",
@@ -552,7 +547,7 @@ def places(nbs: Path) -> dict[str, Place]:
 @cache
 def imported_modules(source: str) -> set[str]:
     """Modules of this package that a module imports, wherever in it and however it is written, such
-    as `runtime.files`; '' is the package itself, whose __init__ imports from every module. What is
+    as `base.files`; '' is the package itself, whose __init__ imports from every module. What is
     shown in a notebook is left out: a `_repr_html_` that does nothing but ask a view."""
     tree, found = ast.parse(source), set()
     shown = {line for node in ast.walk(tree) if asks_a_view(node) for line in node.body}
@@ -593,7 +588,7 @@ def layer_of(module: str) -> int | None:
 
 
 def upward(name: str, source: str, place: dict[str, Place]) -> list[str]:
-    """What a module imports that it must not. `name` is `gae`, or `runtime.files` of a plain
+    """What a module imports that it must not. `name` is `gae`, or `base.files` of a plain
     module. Between the pages of one folder only lower numbers may be imported; between two
     folders, whatever makes no circle (test_modules_do_not_import_in_a_circle)."""
     problems, folder, own = [], name.split(".")[0], layer_of(name)
@@ -636,7 +631,7 @@ def a_cycle(imports: dict[str, set[str]]) -> list[str]:
 
 
 def module_of(path: Path) -> str:
-    "`rlhf_nb/runtime/files.py` -> runtime.files; a folder's __init__ has the folder's name."
+    "`rlhf_nb/base/files.py` -> base.files; a folder's __init__ has the folder's name."
     parts = path.relative_to(ROOT / LIB).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
@@ -661,14 +656,13 @@ def test_imports_go_down():
     place = places(ROOT / "nbs")
     problems = [
         f"{path.name} has no notebook NN_{path.stem}.ipynb: export it from one, or put it into "
-        f"{LIB}/runtime, {LIB}/ui or {LIB}/cli"
+        f"{LIB}/training, {LIB}/ui or {LIB}/cli"
         for path in EXPORTED
         if path.stem not in place
     ]
     for path in (*EXPORTED, *PLAIN):
-        if module_of(path) != "runtime":  # a folder of two layers, whose __init__ is empty
-            text = path.read_text(encoding="utf-8")
-            problems += upward(module_of(path), text, place) + draws(module_of(path), text)
+        text = path.read_text(encoding="utf-8")
+        problems += upward(module_of(path), text, place) + draws(module_of(path), text)
     assert not problems, "\n" + "\n".join(problems)
     there = {*map(module_of, (*EXPORTED, *PLAIN)), *FOLDERS}
     assert NAMED.keys() <= there, NAMED.keys() - there
@@ -728,13 +722,13 @@ def test_an_import_upwards_is_caught():
 
 def test_a_plain_module_that_imports_too_much_is_caught():
     for name, line in (
-        ("runtime.files", "from rlhf_nb.trainer import PPOTrainer"),
-        ("runtime.files", "from rlhf_nb.cli.data import take"),
-        ("runtime.files", "from rlhf_nb import PPOTrainer"),
-        ("runtime.files", "from rlhf_nb.masks import whiten"),
-        ("runtime.files", "from rlhf_nb.runtime.loop import SealedTrainer"),
-        ("runtime.build", "from rlhf_nb.trainer import PPOTrainer"),
-        ("runtime.unlisted", "import os"),
+        ("base.files", "from rlhf_nb.trainer import PPOTrainer"),
+        ("base.files", "from rlhf_nb.cli.data import take"),
+        ("base.files", "from rlhf_nb import PPOTrainer"),
+        ("base.files", "from rlhf_nb.masks import whiten"),
+        ("base.files", "from rlhf_nb.training.loop import SealedTrainer"),
+        ("training.build", "from rlhf_nb.trainer import PPOTrainer"),
+        ("unlisted", "import os"),
         ("masks", "def f():\n    from rlhf_nb.ui.html import element"),
         ("masks", "def _repr_html_(x):\n    from .ui.html import a\n    y = a(x)\n    return y"),
         ("trainer", "if TYPE_CHECKING:\n    from rlhf_nb.ui import viz"),
@@ -775,13 +769,13 @@ print("matplotlib" in news() and "rlhf_nb.ui.viz" in news())
 def test_an_import_downwards_is_none():
     source = (
         "import os, torch.nn\nfrom rlhf_nb.masks import whiten\nfrom .masks import "
-        "whiten\nfrom . import masks\nfrom ._modidx import d\nfrom rlhf_nb.runtime.files import "
+        "whiten\nfrom . import masks\nfrom ._modidx import d\nfrom rlhf_nb.base.files import "
         "read_jsonl\nimport rlhf_nbs\n'rlhf_nb.trainer'"
     )
     assert upward("gae", source, FEW) == []
     asks = "def _repr_html_(self):\n    from rlhf_nb.ui.shown import a\n    return a(self)"
     assert upward("gae", asks, FEW) == [] and imported_modules(asks) == set()
-    below = "from rlhf_nb.masks import whiten\nfrom rlhf_nb.runtime.files import read_jsonl"
-    assert upward("runtime.logs", below, FEW) == upward("ui.pages", below, FEW) == []
+    below = "from rlhf_nb.masks import whiten\nfrom rlhf_nb.base.files import read_jsonl"
+    assert upward("training.logs", below, FEW) == upward("ui.pages", below, FEW) == []
     above = below + "\nfrom rlhf_nb.trainer import PPOTrainer\nfrom rlhf_nb import __version__"
     assert upward("cli.ppo", above, FEW) == []

@@ -26,6 +26,7 @@ from transformers import (
 
 import rlhf_nb.reward
 import rlhf_nb.sft
+from rlhf_nb.base import last_layer
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import (
     response_values,
@@ -35,7 +36,6 @@ from rlhf_nb.models import (
     token_scores,
 )
 from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.runtime import last_layer
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 
 SMALL = dict(

@@ -14,15 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
+from rlhf_nb.base.sharding import gathered, layer_names, name_layers
 from rlhf_nb.models import scorer_from, scorer_head, sequence_scores
-from rlhf_nb.runtime.layout import (
+from rlhf_nb.training.layout import (
     Frozen,
     Offloaded,
-    gathered,
     in_step,
     layer_by_layer,
-    layer_names,
-    name_layers,
     sharded_frozen,
     unsharded,
     whole,

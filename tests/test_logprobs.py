@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import tensor
 
 from rlhf_nb import logprobs as module
+from rlhf_nb.base.opened import opened
 from rlhf_nb.logprobs import (
     response_logits,
     response_logprobs,
@@ -20,7 +21,6 @@ from rlhf_nb.logprobs import (
     token_entropy,
     token_logprobs,
 )
-from rlhf_nb.runtime.opened import opened
 
 SIZES = dict(
     vocab_size=37,

@@ -19,7 +19,8 @@ from notebooks import NOTEBOOKS
 from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.runtime.metrics import (
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.metrics import (
     METRICS,
     RANGES,
     SHORT,
@@ -30,7 +31,6 @@ from rlhf_nb.runtime.metrics import (
     metrics_table,
     ranges_table,
 )
-from rlhf_nb.trainer import PPOConfig, PPOTrainer
 from rlhf_nb.ui.report import curve_panels
 from rlhf_nb.ui.run_view import Run, curve_figure
 from rlhf_nb.ui.viewer import curves_of

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from ppo_fixtures import SIZES, likes_c
 
-import rlhf_nb.runtime.opened
+import rlhf_nb.base.opened
 from rlhf_nb.models import load_policy, load_scorer, scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer, load_reward_model
 from rlhf_nb.sft import SFTConfig, SFTTrainer
@@ -33,7 +33,7 @@ def warnings(monkeypatch):
     "Warnings of the package, whoever listens to its loggers."
     lines: list[str] = []
     for name in ("precision", "build"):
-        logger = logging.getLogger(f"rlhf_nb.runtime.{name}")
+        logger = logging.getLogger(f"rlhf_nb.training.{name}")
         monkeypatch.setattr(logger, "warning", lines.append)
     return lines
 
@@ -122,7 +122,7 @@ def test_heads_are_tried_in_the_precision_of_the_run(ppo, monkeypatch):
         seen.append(torch.is_autocast_enabled("cpu"))
         return True
 
-    monkeypatch.setattr(rlhf_nb.runtime.opened, "agrees", agrees)
+    monkeypatch.setattr(rlhf_nb.base.opened, "agrees", agrees)
     for bf16 in (False, True):
         trainer = ppo(likes_c, bf16=bf16)
         assert seen == [bf16] * 2  # policy and reference, before the first rollout

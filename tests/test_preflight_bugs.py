@@ -25,9 +25,9 @@ from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.kl import AdaptiveKLController
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import response_values, scorer_from
-from rlhf_nb.runtime import build, prompts
-from rlhf_nb.runtime.layout import Layout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training import build, prompts
+from rlhf_nb.training.layout import Layout
 
 LONG = ("state: reload", "state: room", "value model: fits", "learning: trivial")
 

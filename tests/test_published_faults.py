@@ -50,8 +50,8 @@ from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import response_mask
 from rlhf_nb.models import response_values, scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout, Sample, Sampling, sample
-from rlhf_nb.runtime.prompts import read_prompts
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.prompts import read_prompts
 
 
 def nothing(prompts, responses, **columns):

@@ -23,6 +23,7 @@ from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, untimed
 import rlhf_nb.diagnose.replay as module
 import rlhf_nb.trainer
 from rlhf_nb import replay
+from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.cli import main
 from rlhf_nb.cli.replay import replay_parser
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
@@ -38,7 +39,6 @@ from rlhf_nb.diagnose.replay_settings import (
 from rlhf_nb.diagnose.replay_view import bins_of, counted, replay_markup
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.fields import settings_that_say
 from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 

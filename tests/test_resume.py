@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import RewardConfig, RewardTrainer
-from rlhf_nb.runtime.resume import of_data, of_function
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.training.resume import of_data, of_function
 
 EVALUATED = dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))
 SAVED = dict(save_strategy="steps", save_steps=1, total_episodes=24, save_rollouts=True)

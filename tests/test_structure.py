@@ -22,17 +22,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from transformers import Trainer
 
-import rlhf_nb.runtime.loop
+import rlhf_nb.training.loop
 from rlhf_nb.reward import RewardTrainer
-from rlhf_nb.runtime.loop import PRIVATE, check_version
 from rlhf_nb.sft import SFTTrainer
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.loop import PRIVATE, check_version
 
 PACKAGE = Path(rlhf_nb.__file__).parent
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_modidx.py")
 NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 TRAINER = (PACKAGE / "trainer.py").read_text(encoding="utf-8")
-LOOP = (PACKAGE / "runtime" / "loop.py").read_text(encoding="utf-8")
+LOOP = (PACKAGE / "training" / "loop.py").read_text(encoding="utf-8")
 PHASES = ("rollout", "score", "advantages", "update")
 
 
@@ -203,7 +203,7 @@ def swallowed(source: str) -> Iterator[str]:
 # ---- Private names ----
 
 
-TIES = [name for name in NAMES if name.startswith("runtime") or name == "ui/notebook.py"]
+TIES = [name for name in NAMES if name.startswith(("training", "base")) or name == "ui/notebook.py"]
 
 
 # catches: a private attribute of a library, or of another module, outside of the one place for it
@@ -245,7 +245,7 @@ def test_a_private_name_is_seen():
     )
 
 
-# catches: what the docstring of runtime/layout.py promises, in a release that lacks one of them
+# catches: what the docstrings of layout and sharding promise, in a release that lacks one of them
 def test_private_names_of_the_layout_are_there():
     for owner, name in (
         (GradientState, "_set_sync_gradients"),
@@ -255,7 +255,8 @@ def test_private_names_of_the_layout_are_there():
         (torch.nn.Module(), "_forward_hooks"),
         (torch.nn.Module(), "_forward_pre_hooks"),
     ):
-        assert hasattr(owner, name) and name in read("runtime/layout.py"), name
+        said = read("training/layout.py") + read("base/sharding.py")
+        assert hasattr(owner, name) and name in said, name
 
 
 # catches: a helper of one module that another one has come to need, under its private name
@@ -265,7 +266,7 @@ def test_no_private_name_is_imported():
         "from rlhf_nb.masks import _places",
         "from .masks import pack, _places",
         "from . import _masks",
-        "def f():\n    from rlhf_nb.runtime.loop import _order as order",
+        "def f():\n    from rlhf_nb.training.loop import _order as order",
     ):
         assert imported(source), source
 
@@ -279,9 +280,9 @@ BETWEEN_RANKS = ("deepspeed", "torch.distributed")
 def of_sharding(source: str) -> set[str]:
     "What it knows of DeepSpeed, FSDP2 and torch.distributed from inside."
     known: set[str] = set()
-    ours: set[str] = set()  # full_tensor is also a function of runtime/layout.py
+    ours: set[str] = set()  # full_tensor is also a function of training/layout.py
     for node in ast.walk(parsed(source)):
-        if isinstance(node, ast.ImportFrom) and str(node.module).endswith("runtime.layout"):
+        if isinstance(node, ast.ImportFrom) and str(node.module).endswith("training.layout"):
             ours |= {name.name for name in node.names}
         if isinstance(node, ast.Attribute):
             known |= {node.attr, ast.unparse(node)} & {*SHARDING, *BETWEEN_RANKS}
@@ -298,7 +299,7 @@ def of_sharding(source: str) -> set[str]:
 
 # catches: a second place that has to be looked at when a layout, or a release of one, changes
 def test_the_layout_alone_knows_how_weights_are_sharded():
-    assert [*breaking(of_sharding)] == ["runtime/layout.py"]
+    assert [*breaking(of_sharding)] == ["training/layout.py"]
     for source in (
         "hasattr(p, 'ds_id')",
         "x.full_tensor()",
@@ -309,7 +310,7 @@ def test_the_layout_alone_knows_how_weights_are_sharded():
     ):
         assert of_sharding(source), source
     assert not of_sharding(
-        "from rlhf_nb.runtime.layout import full_tensor, sharded\nsharded(full_tensor(x))"
+        "from rlhf_nb.base.sharding import full_tensor, sharded\nsharded(full_tensor(x))"
     )
 
 
@@ -420,7 +421,7 @@ def test_a_release_of_transformers_that_was_not_tried_is_refused():
     check_version()
     settings = PACKAGE.parent / "settings.ini"
     if settings.is_file():
-        wanted = str(rlhf_nb.runtime.loop.SUPPORTED)
+        wanted = str(rlhf_nb.training.loop.SUPPORTED)
         assert any(f"transformers{part}" in settings.read_text() for part in (wanted, ">=5.20,<6"))
 
 
@@ -448,7 +449,7 @@ def test_a_swallowed_error_is_seen():
 # ---- Markup, style sheets and scripts ----
 
 KIT = "ui/html.py"  # element() and its kin; whole pages, style sheets and scripts are in ui/static
-BREAK = "runtime/markdown.py"  # a line break in a table of Markdown is HTML's
+BREAK = "base/markdown.py"  # a line break in a table of Markdown is HTML's
 TAGS = (
     "a article aside b bdi bdo blockquote body br button canvas caption circle code col dd defs "
     "details div dl dt ellipse em fieldset figcaption figure footer form g h[1-6] head header hr "

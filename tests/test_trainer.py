@@ -31,12 +31,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlhf_nb.ppo
-import rlhf_nb.runtime.layout
+import rlhf_nb.training.layout
 from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.layout import Offloaded
+from rlhf_nb.training.layout import Offloaded
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
 
@@ -146,7 +146,7 @@ def test_frozen_models_are_offloaded_between_uses(ppo, letters, monkeypatch, est
             fetched.append(self.name)
             return weight.clone()
 
-    monkeypatch.setattr(rlhf_nb.runtime.layout, "Offloaded", Watched)
+    monkeypatch.setattr(rlhf_nb.training.layout, "Offloaded", Watched)
 
     def run(**changes):
         torch.manual_seed(0)

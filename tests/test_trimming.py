@@ -29,11 +29,11 @@ import rlhf_nb.logprobs
 import rlhf_nb.models
 import rlhf_nb.ppo
 import rlhf_nb.trainer
+from rlhf_nb.base.opened import PACKED_ATTENTION, reads_end_to_end
 from rlhf_nb.forward import PolicyAndValue, micro_batches
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import Packed, close_up, pack, response_columns
 from rlhf_nb.models import ValueHead, response_values, scorer_from
-from rlhf_nb.runtime.opened import PACKED_ATTENTION, reads_end_to_end
 from rlhf_nb.trainer import PPOTrainer
 
 SMALL = dict(

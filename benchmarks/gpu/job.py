@@ -231,8 +231,8 @@ def fused(device: str, dtype: Any, entropy: str | None) -> dict:
     "Values and gradients of the fused head against plain ones in float64: relative errors."
     import torch
 
+    from rlhf_nb.base.fused import Head, fused_logprobs
     from rlhf_nb.logprobs import token_entropy, token_logprobs
-    from rlhf_nb.runtime.fused import Head, fused_logprobs
 
     torch.manual_seed(0)
     states = torch.randn(300, 128, device=device).to(dtype)

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 from rlhf_nb import __version__
-from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.terminal import harmless
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.terminal import harmless
 
 __all__ = ["COMMANDS", "RECIPES", "main"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rlhf_nb.runtime.fields import Count, Index, Positive, Range, setting
+from rlhf_nb.base.fields import Count, Index, Positive, Range, setting
 
 
 @dataclass

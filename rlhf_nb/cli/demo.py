@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
+from rlhf_nb.base.fields import Index, setting
+from rlhf_nb.base.lock import locked
 from rlhf_nb.cli.demo_run import DemoSettings, Run, check_settings, with_quick
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.runtime.fields import Index, setting
-from rlhf_nb.runtime.lock import locked
 
 KEPT = (
     "no training: the fine-tuned model that comes with the package, which imitated 48,000 "

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_nb.runtime.metrics import SEEDS
-from rlhf_nb.runtime.terminal import terminal_text
+from rlhf_nb.base.terminal import terminal_text
+from rlhf_nb.training.metrics import SEEDS
 from rlhf_nb.ui.facts import claims_of, facts_told
 from rlhf_nb.ui.html import duration
 from rlhf_nb.ui.verdict import compare_rates, gain_of, judged_twice, spread_posts, win_sentences

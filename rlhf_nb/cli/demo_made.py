@@ -57,7 +57,7 @@ def made_by(
     command: str,  # what one types
 ) -> dict[str, Any]:
     "What makes a stage, and when. It adds no folder, no user and no host to the command."
-    from rlhf_nb.runtime.reporting import software
+    from rlhf_nb.training.reporting import software
 
     versions: Mapping[str, str] = {**software(), "python": platform.python_version()}
     return dict(

@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
+from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, check_fields, setting
+from rlhf_nb.base.files import append_jsonl, read_jsonl, write_text_atomic
 from rlhf_nb.cli.demo_made import made_by, threads_of_torch
-from rlhf_nb.runtime.fields import Count, NotNegative, Positive, Seed, check_fields, setting
-from rlhf_nb.runtime.files import append_jsonl, read_jsonl, write_text_atomic
 
 
 @dataclass(frozen=True)

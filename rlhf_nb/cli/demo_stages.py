@@ -32,6 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run, kind_of
 from rlhf_nb.evaluate import (
@@ -57,7 +58,6 @@ from rlhf_nb.reward import (
     pair_accuracy,
     score_texts,
 )
-from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
 from rlhf_nb.trainer import PPOConfig, PPOTrainer

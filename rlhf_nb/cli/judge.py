@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_nb.base.fields import Count, NotNegative, Positive, Seed, setting
 from rlhf_nb.cli.arguments import SHORT, DataArguments, ModelArguments
 from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows, take
 from rlhf_nb.cli.help import About
@@ -34,9 +35,8 @@ from rlhf_nb.evaluate import (
 from rlhf_nb.gains import judge_noise
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
-from rlhf_nb.runtime.fields import Count, NotNegative, Positive, Seed, setting
-from rlhf_nb.runtime.prompts import as_text
 from rlhf_nb.sft import render_pair
+from rlhf_nb.training.prompts import as_text
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_nb.base.loading import no_bars
 from rlhf_nb.cli.arguments import ModelArguments, TrainModelArguments
 from rlhf_nb.models import load_tokenizer
-from rlhf_nb.runtime.loading import no_bars
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.fields import complaint, hints_of, names_of
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About, page
 from rlhf_nb.cli.recipes import read_recipe
-from rlhf_nb.runtime.compat import CONFIG, EARLIER
-from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.fields import complaint, hints_of, names_of
-from rlhf_nb.runtime.terminal import harmless
+from rlhf_nb.training.compat import CONFIG, EARLIER
 
 
 def kinds_of(hint: Any) -> list[Any]:

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_nb.base.fields import Count, setting
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.runtime.fields import Count, setting
-from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlhf_nb.runtime.logs import Log
+    from rlhf_nb.training.logs import Log
 
 
 @dataclass
@@ -66,7 +66,7 @@ def remarks(
     metrics: Sequence[str],
 ) -> list[str]:
     "A line for each run that is not finished, and for each that logged NaN."
-    from rlhf_nb.runtime.logs import planned_updates
+    from rlhf_nb.training.logs import planned_updates
     from rlhf_nb.ui.plot_runs import along, line_of
 
     said = []
@@ -106,8 +106,8 @@ def plot_command(words: Sequence[str]) -> None:
     options = plot_parser().read(words)
     from matplotlib import rc_context  # seconds that `--help` does not wait for
 
-    from rlhf_nb.runtime.logs import steps_of
-    from rlhf_nb.runtime.metrics import SHORT
+    from rlhf_nb.training.logs import steps_of
+    from rlhf_nb.training.metrics import SHORT
     from rlhf_nb.ui.plot_runs import choose_metrics, group_runs, last_values, plot_runs
 
     groups = group_runs(options.runs, options.group)

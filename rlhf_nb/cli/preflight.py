@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainingArguments
 
+from rlhf_nb.base.fields import setting
+from rlhf_nb.base.files import strict_json, writable
 from rlhf_nb.cli.arguments import PPOModelArguments, TrainDataArguments
 from rlhf_nb.cli.data import load_rows, take
 from rlhf_nb.cli.help import About
@@ -19,8 +21,6 @@ from rlhf_nb.cli.parsing import Parser
 from rlhf_nb.cli.ppo import ABOUT as OF_PPO
 from rlhf_nb.cli.ppo import trainer_of
 from rlhf_nb.cli.training import in_folder
-from rlhf_nb.runtime.fields import setting
-from rlhf_nb.runtime.files import strict_json, writable
 from rlhf_nb.trainer import PPOConfig
 
 

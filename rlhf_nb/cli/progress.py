@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_nb.base.fields import setting
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.exercise_pages import SOLVED, STATES, UNCHECKED, Found, found_in
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.runtime.fields import setting
-from rlhf_nb.runtime.terminal import harmless
 
 MARKS = {SOLVED: ("✓", "green"), UNCHECKED: ("–", "dim")}  # others are open
 

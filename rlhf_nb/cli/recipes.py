@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.cli import COMMANDS, RECIPES
-from rlhf_nb.runtime.errors import did_you_mean
 
 
 def recipe_file(path: str, flag: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.tldr import gold_judge, words_from_prompt
 
 

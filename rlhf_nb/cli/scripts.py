@@ -15,10 +15,10 @@ import yaml
 from accelerate import PartialState
 from transformers import BitsAndBytesConfig, HfArgumentParser
 
+from rlhf_nb.base.fields import setting
 from rlhf_nb.cli.arguments import TrainDataArguments, TrainModelArguments
 from rlhf_nb.cli.models import adapter_config
 from rlhf_nb.models import frozen
-from rlhf_nb.runtime.fields import setting
 
 SIMPLE_CHAT_TEMPLATE = (  # a line for each turn, with its role before it
     "{% for turn in messages %}{{ turn.role | capitalize }}: {{ turn.content }}\n{% endfor %}"

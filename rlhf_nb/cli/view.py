@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_nb.base.fields import Count, Index, setting
+from rlhf_nb.base.files import writable
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.runtime.fields import Count, Index, setting
-from rlhf_nb.runtime.files import writable
-from rlhf_nb.runtime.terminal import harmless
 
 if TYPE_CHECKING:
     from rlhf_nb.ppo import Objective

@@ -137,7 +137,7 @@ class Checks:
 
     def save_html(self, path: str | Path) -> Path:
         "Write the page."
-        from rlhf_nb.runtime.files import write_text_atomic
+        from rlhf_nb.base.files import write_text_atomic
 
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ class Checks:
         from rich.table import Table
         from rich.text import Text
 
-        from rlhf_nb.runtime.terminal import harmless
+        from rlhf_nb.base.terminal import harmless
 
         table = Table(title=self.title, caption=self.verdict, box=SIMPLE_HEAD, show_lines=True)
         for name in ("", "check", "measured", "expected; if it failed, what to look at"):

@@ -16,6 +16,9 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import TrainerCallback
 
+from rlhf_nb.base.files import write_text_atomic
+from rlhf_nb.base.loading import no_bars
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.diagnose.checks import Check, Checks
 from rlhf_nb.diagnose.replay_outcome import Outcome
 from rlhf_nb.diagnose.replay_record import Record, record_of, trainer_of
@@ -23,11 +26,8 @@ from rlhf_nb.diagnose.replay_settings import arguments, check_settings, in_same_
 from rlhf_nb.diagnose.replay_view import replay_markup, replay_page
 from rlhf_nb.ppo import Metrics, final_scores
 from rlhf_nb.rollout import TENSORS, Rollout
-from rlhf_nb.runtime.files import write_text_atomic
-from rlhf_nb.runtime.loading import no_bars
-from rlhf_nb.runtime.random_state import random_state_kept
-from rlhf_nb.runtime.resume import changes_text
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
+from rlhf_nb.training.resume import changes_text
 from rlhf_nb.ui.run_files import merged
 
 

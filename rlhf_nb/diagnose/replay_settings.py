@@ -8,11 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.fields import PHASES, settings_that_say
 from rlhf_nb.ppo import ESTIMATORS
-from rlhf_nb.runtime import compat
-from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.fields import PHASES, settings_that_say
 from rlhf_nb.trainer import PPOConfig
+from rlhf_nb.training import compat
 
 MAY_VARY = {*settings_that_say(PPOConfig, "update", "rewards")}
 OF_BATCH = (

@@ -16,9 +16,9 @@ from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import Observed, Subject, apart, close, compared, farthest, rows_apart
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.build import readers
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.build import readers
 
 RUNGS: list[Rung] = []
 

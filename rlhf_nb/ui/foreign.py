@@ -23,10 +23,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.loading import loading
+from rlhf_nb.base.terminal import harmless
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.loading import loading
-from rlhf_nb.runtime.terminal import harmless
 from rlhf_nb.ui.run_files import MEANS, episode_numbers, rollout_files, spread
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.logs import Log
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.training.logs import Log
 
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 # Values of the last update alone; any other is the mean over the updates since the line before.

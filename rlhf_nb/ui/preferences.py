@@ -13,8 +13,8 @@ import ipywidgets as widgets
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.reward import RewardConfig
-from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.tldr import SLOT
 from rlhf_nb.ui.explore import (

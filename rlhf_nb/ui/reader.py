@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from traitlets import Dict
 
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
-from rlhf_nb.runtime.files import write_text_atomic
 from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.ui.episodes import (
     Shown,

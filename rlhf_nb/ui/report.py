@@ -13,9 +13,9 @@ from urllib.parse import quote
 import pandas as pd
 from matplotlib.figure import Figure
 
+from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.files import write_text_atomic
-from rlhf_nb.runtime.metrics import Metric, in_order
+from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.chart import curve_picture, curve_svg, thin
 from rlhf_nb.ui.episodes import (
     episode_facts,

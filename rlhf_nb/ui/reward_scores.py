@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.evaluate import wilson_interval
 from rlhf_nb.masks import right_pad
 from rlhf_nb.models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
@@ -29,7 +30,6 @@ from rlhf_nb.reward import (
     preference_metrics,
     score_texts,
 )
-from rlhf_nb.runtime.random_state import random_state_kept
 from rlhf_nb.sft import Turns, tokenizer_of
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import element, percent, plain_table, safe_text, sheet, spaced, themed

@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.evaluate import hacking_alarms
 from rlhf_nb.rollout import TENSORS, Rollout
-from rlhf_nb.runtime.files import read_jsonl
-from rlhf_nb.runtime.logs import logged_rows
-from rlhf_nb.runtime.metrics import SHORT
+from rlhf_nb.training.logs import logged_rows
+from rlhf_nb.training.metrics import SHORT
 from rlhf_nb.ui.episodes import filled
 
 # ---- Files ----

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.metrics import SHORT, metric_of
+from rlhf_nb.training.metrics import SHORT, metric_of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
 from rlhf_nb.ui.episodes import episode_facts, episode_signals, episode_tokens
 from rlhf_nb.ui.html import (

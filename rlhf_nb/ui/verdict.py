@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 
 from rlhf_nb.evaluate import wilson_interval
-from rlhf_nb.runtime.metrics import SEEDS
 from rlhf_nb.tldr import SLOT, gold_judge
+from rlhf_nb.training.metrics import SEEDS
 from rlhf_nb.ui.facts import claims_of, facts_told, judged_text, post_with_facts
 from rlhf_nb.ui.html import (
     Html,

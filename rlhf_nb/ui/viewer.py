@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.metrics import Metric, in_order
+from rlhf_nb.training.metrics import Metric, in_order
 from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,

@@ -11,8 +11,8 @@ from torch import Tensor
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.runtime.compat import with_new_names
 from rlhf_nb.shaping import penalize_missing_eos
+from rlhf_nb.training.compat import with_new_names
 from rlhf_nb.ui.episodes import filled
 
 UNKNOWN = (

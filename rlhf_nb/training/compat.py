@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from rlhf_nb.runtime.errors import did_you_mean
-from rlhf_nb.runtime.markdown import inline
+from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.base.markdown import inline
 
 
 def renames(pairs: str) -> dict[str, str]:

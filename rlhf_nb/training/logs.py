@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_nb.runtime.files import log_history, read_jsonl
+from rlhf_nb.base.files import log_history, read_jsonl
 
 if TYPE_CHECKING:
     import pandas as pd

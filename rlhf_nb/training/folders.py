@@ -19,8 +19,8 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils import logging
 
+from rlhf_nb.base.sharding import is_first_rank
 from rlhf_nb.checkpoint import MANIFEST, PARTIAL
-from rlhf_nb.runtime.layout import is_first_rank
 
 logger = logging.get_logger(__name__)
 LOGS = ("metrics.jsonl", "trainer_state.json", "rollouts", "completions")

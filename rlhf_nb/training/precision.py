@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from rlhf_nb.runtime.layout import zero3_is_live
+from rlhf_nb.base.sharding import zero3_is_live
 
 logger = logging.get_logger(__name__)
 HALF = (torch.bfloat16, torch.float16)

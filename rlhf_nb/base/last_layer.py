@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from rlhf_nb.runtime.layout import sharded
+from rlhf_nb.base.sharding import sharded
 
 # Private names used here: `_forward_hooks` and `_forward_pre_hooks` of torch's nn.Module, which has
 # no public way to ask whether there are any.

@@ -13,9 +13,9 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, TrainingArguments
 
+from rlhf_nb.base.sharding import between_ranks, is_first_rank, of_first_rank, on_ranks
 from rlhf_nb.checkpoint import MANIFEST
-from rlhf_nb.runtime.folders import checkpoints, what_is_safe
-from rlhf_nb.runtime.layout import between_ranks, is_first_rank, of_first_rank, on_ranks
+from rlhf_nb.training.folders import checkpoints, what_is_safe
 
 
 def count_machines(

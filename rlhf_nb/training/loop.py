@@ -38,16 +38,17 @@ from transformers.trainer_utils import has_length, rotate_checkpoints, set_seed
 from transformers.utils import logging
 
 from rlhf_nb import __version__
+from rlhf_nb.base.files import append_jsonl, write_text_atomic
+from rlhf_nb.base.lock import locked
+from rlhf_nb.base.sharding import full_tensor, of_first_rank, on_ranks
 from rlhf_nb.checkpoint import PARTIAL, seal, staged, verify
-from rlhf_nb.runtime.compat import published, with_metadata
-from rlhf_nb.runtime.config import PPOConfig
-from rlhf_nb.runtime.files import append_jsonl, write_text_atomic
-from rlhf_nb.runtime.folders import Stop, ended_early, logs_in, set_aside, start_of, writing
-from rlhf_nb.runtime.layout import full_tensor, of_first_rank, on_ranks, whole_state
-from rlhf_nb.runtime.lock import locked
-from rlhf_nb.runtime.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
-from rlhf_nb.runtime.precision import warn_of_half
-from rlhf_nb.runtime.resume import (
+from rlhf_nb.training.compat import published, with_metadata
+from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.folders import Stop, ended_early, logs_in, set_aside, start_of, writing
+from rlhf_nb.training.layout import whole_state
+from rlhf_nb.training.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
+from rlhf_nb.training.precision import warn_of_half
+from rlhf_nb.training.resume import (
     changed_settings,
     changes_text,
     check_same_run,

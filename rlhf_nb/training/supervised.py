@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar
 from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
+from rlhf_nb.base.fields import Count, setting
 from rlhf_nb.models import load_tokenizer
-from rlhf_nb.runtime.config import CheckedArguments, check_args
-from rlhf_nb.runtime.fields import Count, setting
-from rlhf_nb.runtime.prompts import as_data
+from rlhf_nb.training.config import CheckedArguments, check_args
+from rlhf_nb.training.prompts import as_data
 
 
 @dataclass

@@ -13,6 +13,9 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from rlhf_nb.base.custom import CustomScorer
+from rlhf_nb.base.opened import embedding_rows, opened, without_dropout
+from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
     ValueHead,
@@ -29,11 +32,9 @@ from rlhf_nb.models import (
 )
 from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.rollout import has_cache
-from rlhf_nb.runtime.config import PPOConfig
-from rlhf_nb.runtime.custom import CustomScorer
-from rlhf_nb.runtime.layout import Layout, Placed, zero3_is_live
-from rlhf_nb.runtime.opened import embedding_rows, opened, without_dropout
-from rlhf_nb.runtime.precision import dtype_name
+from rlhf_nb.training.config import PPOConfig
+from rlhf_nb.training.layout import Layout, Placed
+from rlhf_nb.training.precision import dtype_name
 
 logger = logging.get_logger(__name__)
 

@@ -12,9 +12,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from rlhf_nb.ppo import ESTIMATORS, Objective
-from rlhf_nb.runtime.compat import check_refused, check_sizes, old_names
-from rlhf_nb.runtime.fields import (
+from rlhf_nb.base.fields import (
     Count,
     Index,
     NotNegative,
@@ -25,6 +23,8 @@ from rlhf_nb.runtime.fields import (
     setting,
     settings_that_say,
 )
+from rlhf_nb.ppo import ESTIMATORS, Objective
+from rlhf_nb.training.compat import check_refused, check_sizes, old_names
 
 logger = logging.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlhf_nb.runtime.layout import zero3_is_live
+from rlhf_nb.base.sharding import zero3_is_live
 
 OF_HUB = ("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "local_files_only")
 SAVED = dict(

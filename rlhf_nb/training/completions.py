@@ -8,8 +8,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_nb.runtime.reporting import report_table
-from rlhf_nb.runtime.terminal import terminal_text
+from rlhf_nb.base.terminal import terminal_text
+from rlhf_nb.training.reporting import report_table
 
 
 def print_table(

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from rlhf_nb.runtime.fused import logit_scale
-from rlhf_nb.runtime.layout import sharded_by_deepspeed
+from rlhf_nb.base.fused import logit_scale
+from rlhf_nb.base.sharding import sharded_by_deepspeed
 
 # Private names used here: `_attn_implementation` of a config of transformers; `_orig_mod`, where
 # torch.compile keeps the model that it wrapped.

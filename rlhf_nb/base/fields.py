@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 
-from rlhf_nb.runtime.errors import did_you_mean
+from rlhf_nb.base.errors import did_you_mean
 
 
 @dataclass(frozen=True)

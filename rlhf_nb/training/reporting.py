@@ -20,11 +20,11 @@ from transformers.integrations import (
 )
 
 from rlhf_nb import __version__
+from rlhf_nb.base.markdown import BREAK
 from rlhf_nb.checkpoint import model_card
 from rlhf_nb.models import ValueHead
-from rlhf_nb.runtime.markdown import BREAK
-from rlhf_nb.runtime.prompts import sets_of
-from rlhf_nb.runtime.resume import of_data
+from rlhf_nb.training.prompts import sets_of
+from rlhf_nb.training.resume import of_data
 
 # Private names used here: the trackers behind transformers' callbacks (`_wandb`, `_experiment`,
 # `_trackio`, `_initialized`), which offer no public way to log a table; `_name_or_path` of a

@@ -1,0 +1,1 @@
+"What ties the trainers to transformers, Accelerate and DeepSpeed: plain modules, no lessons."
