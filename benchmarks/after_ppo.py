@@ -122,10 +122,10 @@ def answers(
     "An answer to each prompt, and the exact KL to the SFT model along it, nats."
     import torch
 
+    from rlhf_nb.encoding import encode_prompts
     from rlhf_nb.evaluate import Completions
     from rlhf_nb.kl import response_full_kl
     from rlhf_nb.masks import left_pad
-    from rlhf_nb.models import encode_prompts
     from rlhf_nb.rollout import Sampling, sample, texts_of
 
     rows = encode_prompts(prompts, tokenizer)
@@ -326,7 +326,7 @@ def margins_of(policy: Any, pairs: dict[str, list], rows: Any, pad: int) -> Any:
 
 def encoded(tokenizer: Any, data: Any) -> dict[str, list]:
     "Prompts and answers as ids, the stop token after each answer."
-    from rlhf_nb.models import encode_prompts
+    from rlhf_nb.encoding import encode_prompts
 
     ids = dict(prompt=encode_prompts(list(data["prompt"]), tokenizer))
     for name in ("chosen", "rejected"):

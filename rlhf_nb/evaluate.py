@@ -91,9 +91,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from .base.files import append_jsonl
+from .encoding import encode_prompts
 from .kl import response_full_kl
 from .masks import left_pad
-from .models import encode_prompts
 from .reward import score_texts
 from .rollout import Sample, Sampling, sample, texts_of
 from .sampling import Engine
@@ -111,6 +111,7 @@ class Completions:
     texts: list[str]  # without the stop token
     stopped: list[bool]  # whether the stop token was reached
     lengths: list[int]  # in tokens, with the stop token
+    ids: list[list[int]] = field(default_factory=list)  # of prompt and answer, as they were sampled
 
 # %% ../nbs/reference/46_judging.ipynb #46c2c6ad
 def _drawn_by(engine: Engine, ids: Tensor, mask: Tensor, how: Sampling, seed: int | None) -> Sample:
@@ -125,7 +126,7 @@ def _drawn_by(engine: Engine, ids: Tensor, mask: Tensor, how: Sampling, seed: in
 def complete(
     model: nn.Module,  # a causal language model
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
+    prompts: Sequence[str] | Sequence[list[int]],  # texts, or their ids
     response_length: int = 53,  # maximum tokens
     temperature: float = 0.01,
     stop_ids: Sequence[int] | None = None,  # None: the tokenizer's EOS
@@ -140,7 +141,8 @@ def complete(
     if not len(prompts):
         raise ValueError("there are 0 prompts to complete: give at least one.")
     stop_ids = [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)
-    rows = encode_prompts(prompts, tokenizer)
+    given = [str(tokenizer.decode(x)) if isinstance(x, list) else x for x in prompts]
+    rows = [x for x in prompts if isinstance(x, list)] or encode_prompts(given, tokenizer)
     device, generator = next(model.parameters()).device, None
     if seed is not None:
         generator = torch.Generator(device).manual_seed(seed)
@@ -152,7 +154,7 @@ def complete(
         stop_strings=stop_strings,
     )
     order, was_training = sorted(range(len(rows)), key=lambda i: len(rows[i])), model.training
-    answers: dict[int, tuple[str, bool, int]] = {}  # by prompt: text, whether it stopped, length
+    answers: dict[int, tuple] = {}  # by prompt: text, whether it stopped, length, all ids
     model.eval()
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
@@ -165,11 +167,12 @@ def complete(
             drawn = sample(model, ids, mask, how, generator)
         texts, _ = texts_of(tokenizer, drawn, stop_ids)
         lengths = drawn.mask.sum(1).tolist()
-        answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths)))
+        whole = [rows[i] + x[:n].tolist() for i, x, n in zip(part, drawn.response_ids, lengths)]
+        answers |= dict(zip(part, zip(texts, drawn.stopped.tolist(), lengths, whole)))
         on_batch()
     model.train(was_training)
     in_order = [answers[i] for i in range(len(rows))]
-    return Completions(list(prompts), *(list(column) for column in zip(*in_order)))
+    return Completions(given, *(list(column) for column in zip(*in_order)))
 
 # %% ../nbs/reference/46_judging.ipynb #e78dfb17
 def interleaved(

@@ -20,7 +20,7 @@ from .base.sharding import gathered, sharded_by_deepspeed
 from .masks import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'encode_prompts', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad', 'check_embeddings', 'load_policy', 'load_scorer', 'with_adapter', 'check_vocabulary', 'ValueHead']
+__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad', 'check_embeddings', 'load_policy', 'load_scorer', 'with_adapter', 'check_vocabulary', 'ValueHead']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
 def inside(model: Any) -> Any:
@@ -155,6 +155,7 @@ from transformers.utils import logging
 from .base.custom import CustomScorer, as_scorer
 from .base.loading import check_decoder, loading, pretrained
 from .base.opened import body_of, embedding_rows
+from .encoding import encode_prompts, plain_ids
 
 logger = logging.get_logger(__name__)
 
@@ -212,19 +213,6 @@ def train_bpe_tokenizer(
         clean_up_tokenization_spaces=False,
     )
 
-# %% ../nbs/reference/35_model_loading.ipynb #6b23b1a7
-def encode_prompts(
-    texts: Iterable[str],
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[list[int]]:  # without padding
-    """Ids of texts that begin a sequence. What the tokenizer puts in front (BOS) is added once, and
-    what it appends is not. `tokenizer.add_bos_token = False` leaves BOS out."""
-    plain, whole = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (False, True))
-    starts = [k for k in range(len(whole)) if whole[k : k + len(plain)] == plain]
-    front = whole[: starts[0]] if starts else []
-    rows = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    return [row if row[: len(front)] == front else [*front, *row] for row in rows]
-
 # %% ../nbs/reference/35_model_loading.ipynb #6594d3c7
 def drop_long_rows(
     data: Dataset,  # prompt and completion, or prompt, chosen and rejected
@@ -247,7 +235,7 @@ def drop_long_rows(
                 for ids in (
                     encode_prompts(rows[name], tokenizer)
                     if name == "prompt"
-                    else tokenizer(rows[name], add_special_tokens=False)["input_ids"]
+                    else plain_ids(rows[name], tokenizer)
                 )
             ]
             for name, most in limits.items()

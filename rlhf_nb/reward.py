@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'pair_texts', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -84,10 +84,20 @@ from .base.loading import pretrained
 from .base.markdown import inline, on_hub, two_columns
 from .base.opened import without_dropout
 from .base.sharding import gathered, zero3_is_live
+from rlhf_nb.encoding import (
+    Marked,
+    Turns,
+    alike,
+    encode,
+    front_ids,
+    marked_pair,
+    render,
+    template_settings,
+    without_stop,
+)
 from .masks import position_ids
 from rlhf_nb.models import (
     CENTER,
-    encode_prompts,
     fit_embeddings,
     inside,
     load_scorer,
@@ -102,11 +112,7 @@ from rlhf_nb.sft import (
     check_lengths,
     cut_prompt,
     quiet_bars,
-    render,
-    render_pair,
-    template_settings,
     tokenizer_of,
-    without_stop,
 )
 from .training.layout import Layout, Measure, Placed, whole
 from .training.loop import SealedTrainer
@@ -119,6 +125,7 @@ from rlhf_nb.training.supervised import (
     columns_of,
     config_of,
     each,
+    log_counts,
     mapped,
     numbered,
     tokenizer_with,
@@ -128,86 +135,68 @@ from rlhf_nb.training.supervised import (
 ANSWERS = ("chosen", "rejected")
 
 
-def pair_texts(
+def marked_answers_of(
     row: dict[str, Any],  # prompt (or none), chosen and rejected: texts or conversations
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[str, str, str]:
-    "Prompt, chosen and rejected as text; without a prompt column, '' and two whole texts."
+) -> list[Marked]:  # of chosen and rejected
+    "Both answers behind their prompt; without a prompt column, two whole texts that count."
     settings = template_settings(row)
-    if row.get("prompt") is None:
-        whole = (render(tokenizer, row[name], **settings) for name in ANSWERS)
-        first, second = (without_stop(tokenizer, text) for text in whole)
-        return "", first, second
-    (prompt, chosen), (other, rejected) = (
-        render_pair(tokenizer, row["prompt"], row[name], **settings) for name in ANSWERS
-    )
-    return (
-        (prompt, chosen, rejected) if prompt == other else ("", prompt + chosen, other + rejected)
-    )
+    if row.get("prompt") is not None:
+        return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
+    whole = (render(row[name], tokenizer, **settings) for name in ANSWERS)
+    texts = [without_stop(text, tokenizer) for text in whole]
+    return [Marked(text, [(-1, len(text))], True) for text in texts]
 
 # %% ../nbs/reference/38_reward_training.ipynb #00d79c69
 def answer_ids(
     prompt: list[int],
-    answer: list[int],
-    stop_id: int,
+    answer: list[int],  # with its stop token
     max_length: int | None = None,
     bos: int = 0,  # first tokens of the prompt that are never cut
 ) -> list[int]:
-    "Prompt, answer and the stop token, the prompt cut on its left if necessary."
-    answer = [*answer, stop_id]
-    if max_length is not None and len(answer) >= max_length:
+    "Prompt and answer, the prompt cut on its left if necessary. Raises ValueError on long answers."
+    if max_length is None:
+        return prompt + answer
+    if len(answer) >= max_length:
         raise ValueError(
             f"an answer has {len(answer)} tokens with its stop token, max_length is {max_length}: "
             "raise max_length or drop the row."
         )
-    if max_length is not None:
-        prompt = cut_prompt(prompt, max_length - len(answer), bos)
-    return prompt + answer
+    return cut_prompt(prompt, max_length - len(answer), bos) + answer
 
 # %% ../nbs/reference/38_reward_training.ipynb #9330c30f
 def _refuse(row: int, what: str, fix: str = "drop the row") -> None:
     raise ValueError(f"row {row}: {what}: {fix}.")
 
 
-def _shared(first: list[int], second: list[int]) -> int:
-    "Number of tokens at the beginning that two rows share."
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second))
-    )
-
-
 def _pair_ids(
-    ids: list[list[int]],
-    implicit: bool,
+    pair: list[list[int]],  # whole rows, each with its stop token
+    starts: list[int] | None,  # where the answers begin; None: where the rows differ
     number: int,
-    stop: int,
-    max_length: int | None,
+    max_length: int | None = None,
     bos: int = 0,
 ) -> list[list[int]]:
     """Chosen and rejected, each after what is left of their prompt. Raises ValueError on a pair
     that teaches nothing."""
-    prompt, *answers = ids
-    if implicit:
-        start = _shared(*answers)
-        if not start:
+    if pair[0] == pair[1]:
+        _refuse(
+            number,
+            "chosen and rejected are the same, token by token",
+            "drop such rows, they teach nothing",
+        )
+    if starts is None:
+        starts = [alike(*pair)] * 2
+        if starts[0] <= bos:
             _refuse(
                 number,
                 "there is no column prompt, and chosen and rejected have no common beginning "
                 "that could be the prompt",
                 "rename the column that holds the prompts to prompt",
             )
-        begun, answers = answers[0][:start], [answer[start:] for answer in answers]
-        prompt = begun if begun[: len(prompt)] == prompt else [*prompt, *begun]  # BOS, once
-    if answers[0] == answers[1]:
-        _refuse(
-            number,
-            "chosen and rejected are the same, token by token",
-            "drop such rows, they teach nothing",
-        )
-    longer = max(answers, key=len)
-    cut = numbered(number, answer_ids, prompt, longer, stop, max_length, bos)
-    prompt = cut[: len(cut) - len(longer) - 1]  # the same for both
-    return [answer_ids(prompt, answer, stop) for answer in answers]
+    start, longer = max(zip(starts, pair), key=lambda both: len(both[1]))
+    kept = numbered(number, answer_ids, longer[:start], longer[start:], max_length, bos)
+    over = len(longer) - len(kept)  # the same from both prompts
+    return [cut_prompt(ids[:at], at - over, bos) + ids[at:] for at, ids in zip(starts, pair)]
 
 
 def _margin(value: Any, number: int) -> float:
@@ -280,36 +269,39 @@ def encode_pairs(
             "prompt, chosen and rejected."
         )
     names = [name for name in ("prompt", *ANSWERS) if name in columns]
-    bos = len(encode_prompts([""], tokenizer)[0])
+    bos = len(front_ids(tokenizer))
 
-    def text_pairs(rows: dict[str, list], numbers: list[int]) -> list[list[list[int]]]:
-        texts = []
+    def text_pairs(rows: dict[str, list], numbers: list[int]) -> tuple[list, list[bool]]:
+        marked: list[Marked] = []
         for number, row in zip(numbers, rows_of(rows)):
             for name in names:
                 if row[name] is None or row[name] in ("", []):
                     what = "missing (None)" if row[name] is None else "empty"
                     _refuse(number, f"{name} is {what}")
-            texts.append(numbered(number, pair_texts, row, tokenizer))
-        begun, *answers = zip(*texts)
-        plain = (tokenizer(list(part), add_special_tokens=False)["input_ids"] for part in answers)
-        ids = zip(encode_prompts(begun, tokenizer), *plain)
-        stop = tokenizer.eos_token_id
-        return [
-            _pair_ids(list(row), not text[0], number, stop, max_length, bos)
-            for number, row, text in zip(numbers, ids, texts)
-        ]
+            marked += numbered(number, marked_answers_of, row, tokenizer)
+        rows_of_ids = encode(marked, tokenizer)
+        pairs, merged = [], []
+        for number, *both in zip(numbers, rows_of_ids[::2], rows_of_ids[1::2]):
+            starts = [row.counts.index(True) for row in both] if "prompt" in names else None
+            ids = [row.ids for row in both]
+            pairs.append(_pair_ids(ids, starts, number, max_length, bos))
+            merged.append(any(row.merged for row in both))
+        return pairs, merged
 
-    def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
+    def encoded(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
         if given:
-            both = _given_pairs(rows, numbers, tokenizer, max_length)
+            both, merged = (
+                _given_pairs(rows, numbers, tokenizer, max_length),
+                [False] * len(numbers),
+            )
         else:
-            both = text_pairs(rows, numbers)
+            both, merged = text_pairs(rows, numbers)
         found = dict(zip(("chosen_ids", "rejected_ids"), map(list, zip(*both))))
         if "margin" in rows:
             found["margin"] = [_margin(*each) for each in zip(rows["margin"], numbers)]
-        return {**found, "length": [max(map(len, pair)) for pair in both]}
+        return {**found, "length": [max(map(len, pair)) for pair in both], "merged": merged}
 
-    return mapped(data, encode, num_proc)
+    return log_counts(mapped(data, encoded, num_proc))
 
 # %% ../nbs/reference/38_reward_training.ipynb #e82f2e49
 def calibration(
@@ -636,37 +628,56 @@ class RewardTrainer(SealedTrainer):
 
 # %% ../nbs/reference/38_reward_training.ipynb #5b66a752
 @torch.no_grad()
-def score_texts(
+def score_ids(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    answers: Sequence[str],
+    rows: Sequence[list[int]],  # prompt and answer
+    pad_id: int,
     batch_size: int = 256,
-    stopped: Sequence[bool]
-    | None = None,  # whether each answer reached its stop token; None: all did
-    max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
 ) -> Tensor:  # [N] float32
-    """The reward model's score of each answer, in the order given. The stop token is appended where
-    it was reached."""
-    stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    begun = encode_prompts(prompts, tokenizer)
-    ended = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
-    bos = len(encode_prompts([""], tokenizer)[0])
-    rows = [answer_ids(p, a, stop, max_length, bos) for p, a in zip(begun, ended, strict=True)]
-    if stopped is not None:
-        rows = [row if ended else row[:-1] for row, ended in zip(rows, stopped, strict=True)]
+    "The reward model's score at the last token of each row, in the order given."
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
     with whole(model):
         for i in range(0, len(order), batch_size):
-            ids, mask = (
-                x.to(model.device)
-                for x in right_pad([rows[j] for j in order[i : i + batch_size]], pad)
-            )
+            some = right_pad([rows[j] for j in order[i : i + batch_size]], pad_id)
+            ids, mask = (x.to(model.device) for x in some)
             scores[order[i : i + batch_size]] = sequence_scores(model, ids, mask).cpu()
     model.train(was_training)
     return scores
+
+
+def score_marked(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Marked],
+    batch_size: int = 256,
+    max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
+) -> Tensor:  # [N] float32
+    "The reward model's score of each answer, behind its prompt."
+    bos, found = len(front_ids(tokenizer)), []
+    for row in encode(rows, tokenizer):
+        start = [*row.counts, True].index(True)
+        found.append(answer_ids(row.ids[:start], row.ids[start:], max_length, bos))
+    return score_ids(model, found, tokenizer.pad_token_id, batch_size)
+
+
+def score_texts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Turns],
+    answers: Sequence[Turns],
+    batch_size: int = 256,
+    stopped: Sequence[bool]
+    | None = None,  # whether each answer reached its stop token; None: all did
+    max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
+) -> Tensor:  # [N] float32
+    """The reward model's score of each answer, in the order given: texts, or conversations, through
+    its own chat template. The stop token is appended where it was reached."""
+    ends = [True] * len(answers) if stopped is None else stopped
+    given = zip(prompts, answers, ends, strict=True)
+    rows = [marked_pair(p, a, tokenizer, end) for p, a, end in given]
+    return score_marked(model, tokenizer, rows, batch_size, max_length)
 
 # %% ../nbs/reference/38_reward_training.ipynb #f3abaf27
 def pair_accuracy(
@@ -677,10 +688,8 @@ def pair_accuracy(
 ) -> Tensor:  # [N] bool: pairs put into the right order
     """Which pairs the model orders correctly: by gold scores if there are any (pairs of equal gold
     are left out), otherwise by label."""
-    prompts, *answers = zip(*(pair_texts(row, tokenizer) for row in data))
-    first, second = (
-        score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in answers
-    )
+    both = zip(*(marked_answers_of(row, tokenizer) for row in data))
+    first, second = (score_marked(model, tokenizer, x, max_length=max_length) for x in both)
     if "gold_chosen" not in data.column_names:
         return first > second
     gap = torch.tensor(data["gold_chosen"]) - torch.tensor(data["gold_rejected"])
@@ -700,10 +709,9 @@ def center_rewards(
             f"the reference answers have columns {data.column_names} and {len(data)} rows: give "
             "prompt and completion, and at least one row."
         )
-    pairs = [render_pair(tokenizer, *both) for both in zip(data["prompt"], data["completion"])]
-    prompts, answers = map(list, zip(*pairs))
     model.config.reward_center = 0.0
-    scores = score_texts(model, tokenizer, prompts, answers, max_length=max_length)
+    both = data["prompt"][:], data["completion"][:]
+    scores = score_texts(model, tokenizer, *both, max_length=max_length)
     model.config.reward_center = scores.mean().item()
     return model.config.reward_center
 
@@ -793,6 +801,8 @@ class Episodes(Protocol):
 
     @property
     def prompts(self) -> list[str]: ...
+    @property
+    def conversations(self) -> list[Any]: ...
     @property
     def responses(self) -> list[str]: ...
     @property
@@ -889,7 +899,8 @@ class Judges:
             elif self.tokenizer is not None:
                 stopped = r.stopped.tolist()
                 read = partial(score_texts, tokenizer=self.tokenizer, stopped=stopped)
-                score = self.placed[name](partial(read, prompts=r.prompts, answers=r.responses))
+                prompts = r.conversations or r.prompts
+                score = self.placed[name](partial(read, prompts=prompts, answers=r.responses))
             else:
                 score = self.placed[name](partial(score_rollout, r=r, forward=forward))
             _check_finite(judge, score, r.responses)
@@ -921,11 +932,17 @@ class Judges:
             members = torch.stack([scores[name] for name in self.members])
             return group_centers(members, self.ensemble.group)
         known = self.ensemble.known_answers(r.columns)
-        of_known = self.of_members(r.prompts, known, [True] * len(known), tokenizer)
+        prompts = r.conversations or r.prompts
+        of_known = self.of_members(prompts, known, [True] * len(known), tokenizer)
         return torch.stack(list(of_known.values())).to(r.mask.device)
 
     def check_columns(self, *sets: Any) -> None:
-        "Raises ValueError where a data set lacks the column that an ensemble is centred on."
+        """Raises ValueError where a data set lacks the column that an ensemble is centred on, or
+        has conversations that the models' own tokenizer cannot write."""
+        for data in sets:
+            talks = isinstance(data, Dataset) and "prompt" in data.column_names and len(data)
+            if talks and self.models and self.tokenizer and not isinstance(data[0]["prompt"], str):
+                render(data[0]["prompt"], self.tokenizer, "a prompt for the reward model")
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:
@@ -942,12 +959,15 @@ class Judges:
         stopped: list[bool],  # whether each answer reached its stop token
         columns: dict[str, list],
         tokenizer: PreTrainedTokenizerBase,  # the policy's
+        conversations: Sequence[Turns] = (),  # the prompts as given, if any is one
+        ids: Sequence[list[int]] = (),  # prompts and answers as the policy reads and writes them
     ) -> Tensor:
         "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
-        scores, centers = self.of_members(prompts, answers, stopped, tokenizer), None
+        given = conversations or prompts
+        scores, centers = self.of_members(given, answers, stopped, tokenizer, ids), None
         if self.ensemble is not None and self.ensemble.center not in ("none", "group"):
             known = self.ensemble.known_answers(columns) if answers else []
-            of_known = self.of_members(prompts, known, [True] * len(known), tokenizer)
+            of_known = self.of_members(given, known, [True] * len(known), tokenizer)
             centers = torch.stack(list(of_known.values()))
         for name, judge in self.functions.items():
             if answers:
@@ -958,10 +978,11 @@ class Judges:
 
     def of_members(
         self,
-        prompts: list[str],
+        prompts: Sequence[Turns],
         answers: list[str],
         stopped: list[bool],
         tokenizer: PreTrainedTokenizerBase,  # the policy's
+        ids: Sequence[list[int]] = (),  # of prompts and answers, if known
     ) -> dict[str, Tensor]:  # [N] by name
         "The reward models' scores of texts."
 
@@ -970,6 +991,8 @@ class Judges:
             with self.layout.in_step(body) if self.layout is not None else nullcontext():
                 if not answers:
                     return torch.zeros(0)
+                if ids and self.tokenizer is None:
+                    return score_ids(model, ids, tokenizer.pad_token_id)
                 reader = self.tokenizer or tokenizer
                 return score_texts(model, reader, prompts, answers, stopped=stopped)
 

@@ -302,7 +302,7 @@ def by_token(r: Rollout) -> pd.DataFrame:
 # %% ../nbs/reference/39_sampling.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
     "Save everything to one safetensors file; texts, columns and schema name are in its header."
-    lists = ("prompts", "responses", "tokens", "columns", "info", "objective")
+    lists = ("prompts", "conversations", "responses", "tokens", "columns", "info", "objective")
     described = {name: getattr(r, name) for name in lists}
     tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
     plain = {
@@ -322,7 +322,7 @@ def _misfit(r: Rollout) -> str | None:
     sizes |= dict.fromkeys(("stopped", "raw_scores", "scores"), (rows,))
     tensors = {name: getattr(r, name) for name in sizes}
     wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
-    for name, kind in dict(prompts=str, responses=str, tokens=list).items():
+    for name, kind in dict(prompts=str, conversations=object, responses=str, tokens=list).items():
         texts = getattr(r, name)
         if len(texts) not in (0, rows) or not all(isinstance(x, kind) for x in texts):
             wrong.append(name)
@@ -378,6 +378,7 @@ class Rollout:
     scores: Tensor = LATER  # [B] after scaling, clipping and penalties
     engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
     prompts: list[str] = field(default_factory=list)
+    conversations: list[Any] = field(default_factory=list)  # the prompts as given, if any is one
     responses: list[str] = field(default_factory=list)  # without the stop token
     tokens: list[list[str]] = field(default_factory=list)  # text of each response token
     columns: dict[str, list] = field(default_factory=dict)  # other columns of the prompts

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,16 +34,26 @@ from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.opened import embedding_rows, reads_end_to_end
 from .base.sharding import gathered
+from rlhf_nb.encoding import (
+    Marked,
+    encode,
+    front_ids,
+    joined,
+    marked_answers,
+    marked_pair,
+    render,
+    template_settings,
+    without_stop,
+)
 from .masks import right_pad
 from rlhf_nb.models import (
-    encode_prompts,
     fit_embeddings,
     inside,
     load_policy,
     with_adapter,
 )
 from .training.loop import SealedTrainer
-from .training.prompts import as_text, check_turns, rows_of
+from .training.prompts import rows_of
 from rlhf_nb.training.supervised import (
     SupervisedConfig,
     check_finite,
@@ -52,147 +61,61 @@ from rlhf_nb.training.supervised import (
     columns_of,
     config_of,
     each,
+    log_counts,
     mapped,
     numbered,
     tokenizer_with,
 )
 
 # %% auto #0
-__all__ = ['Turns', 'Pieces', 'render', 'without_stop', 'common_start', 'render_pair', 'template_settings', 'spoken',
-           'row_pieces', 'piece_ids', 'cut_prompt', 'fit_row', 'given_labels', 'encode_rows', 'completion_batch',
+__all__ = ['marked_row', 'labelled', 'cut_prompt', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch',
            'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of',
            'row_losses', 'counted_part', 'SFTTrainer']
 
-# %% ../nbs/reference/37_sft.ipynb #00859b31
-Turns = (
-    str | Sequence[dict[str, str]]
-)  # text, or a conversation: [{"role": "user", "content": "..."}, ...]
-
-
-def render(
-    tokenizer: PreTrainedTokenizerBase,
-    turns: Turns,
-    opened: bool = False,  # end with the mark that opens an answer
-    **settings: Any,  # of the chat template, such as tools
-) -> str:
-    """A conversation through the tokenizer's chat template; text as it is. Raises ValueError on
-    anything else."""
-    return as_text(turns, tokenizer, "the text", add_generation_prompt=opened, **settings)
-
-
-def without_stop(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """The text without the stop token, and the white space behind it, that a template may have put
-    at its end."""
-    end = text.rstrip()
-    return end.removesuffix(tokenizer.eos_token) if end.endswith(tokenizer.eos_token) else text
-
-
-def common_start(first: str, second: str) -> str:
-    "What two texts begin with alike."
-    pairs = enumerate(zip(first, second))
-    return first[: next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))]
-
-
-def render_pair(
-    tokenizer: PreTrainedTokenizerBase, prompt: Turns, answer: Turns, **settings: Any
-) -> tuple[str, str]:
-    """Prompt and answer as text, the stop token taken off; an answer in text to a conversation is
-    the assistant's."""
-    for name, x in (("the prompt", prompt), ("the answer", answer)):
-        if not isinstance(x, str):
-            check_turns(x, name)
-    if isinstance(prompt, str):
-        if isinstance(answer, str):
-            return prompt, answer
-        raise ValueError(
-            "the prompt is text and the answer a conversation: give both as turns, or both as text."
-        )
-    reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else answer
-    whole = render(tokenizer, [*prompt, *reply], **settings)
-    # some templates close what they opened
-    start = common_start(render(tokenizer, prompt, opened=True, **settings), whole)
-    return start, without_stop(tokenizer, whole[len(start) :])
-
 # %% ../nbs/reference/37_sft.ipynb #7d542b9d
-Pieces = list[tuple[str, bool]]  # of a row: text, and whether it counts
-
-
-def template_settings(row: dict[str, Any]) -> dict[str, Any]:
-    "What the columns tools and chat_template_kwargs of a row give to its chat template."
-    tools = row.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    return dict(row.get("chat_template_kwargs") or {}, **({"tools": tools} if tools else {}))
-
-
-def spoken(
-    tokenizer: PreTrainedTokenizerBase,
-    turns: Sequence[dict[str, str]],
-    first: int = 0,  # what is said before this turn does not count
-    **settings: Any,  # of the chat template
-) -> Pieces:
-    "What the assistant says in a conversation counts. Raises ValueError where it says nothing."
-    whole, done = render(tokenizer, turns, **settings), 0
-    pieces: Pieces = []
-    for i in range(first, len(turns)):
-        if turns[i]["role"] == "assistant":
-            before = render(tokenizer, turns[:i], opened=True, **settings) if i else ""
-            start = len(common_start(before, whole))
-            end = len(common_start(render(tokenizer, turns[: i + 1], **settings), whole))
-            pieces += [(whole[done:start], False), (whole[start:end], True)]
-            done = end
-    if not pieces:
-        raise ValueError("no turn of it is the assistant's: drop it.")
-    return [*pieces, (whole[done:], False)] if whole[done:].strip() else pieces
-
-
-def row_pieces(
+def marked_row(
     row: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
     text_field: str = "text",  # the column of plain texts
     completion_only: bool | None = None,  # of a completion; None: True
     assistant_only: bool = False,
     format_row: Callable[[dict], str] | None = None,  # makes the text of a row
-) -> Pieces:
-    "A completion, a conversation or a text in pieces. Raises ValueError on anything else."
+) -> Marked:
+    "A completion, a conversation or a text, and what of it counts. Raises ValueError on others."
     settings, first = template_settings(row), 0
     turns: Any = next((row[x] for x in ("messages", "conversations", text_field) if x in row), None)
     if format_row is not None:
         turns = format_row(row)
     elif {"prompt", "completion"} <= set(row):
-        both = row["prompt"], row["completion"]
-        if None in both:
+        prompt, answer = row["prompt"], row["completion"]
+        if prompt is None or answer is None:
             raise ValueError("it has no prompt or no completion (None): drop it.")
-        if not assistant_only:
-            prompt, answer = render_pair(tokenizer, *both, **settings)
-            return [(prompt, completion_only is False), (answer, True)]
-        first, turns = len(both[0]), both[0] + both[1]
+        if completion_only is not False and not assistant_only:
+            return marked_pair(prompt, answer, tokenizer, **settings)
+        first, turns = len(prompt), joined(prompt, answer)
     if not turns:
         raise ValueError(f"its text is {turns!r}: drop it.")
     if isinstance(turns, list) and isinstance(turns[0], dict) and "from" in turns[0]:
         turns = [dict(role=turn["from"], content=turn["value"]) for turn in turns]
     if not assistant_only:
-        return [(render(tokenizer, turns, **settings), True)]
+        text = without_stop(render(turns, tokenizer, **settings), tokenizer)
+        return Marked(text, [(-1, len(text))], True)
     if isinstance(turns, str):
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
-    return spoken(tokenizer, turns, first, **settings)
+    found = marked_answers(turns, tokenizer, first, **settings)
+    if not found.answers:
+        raise ValueError("no turn of it is the assistant's: drop it.")
+    return found
 
 # %% ../nbs/reference/37_sft.ipynb #cb4da106
-def piece_ids(
-    rows: list[Pieces], tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[list[int], list[int]]]:  # ids and labels of each row
-    "Pieces as ids, each for itself; behind the last one, where it counts, the stop token."
-    stop, front = tokenizer.eos_token_id, encode_prompts([""], tokenizer)[0]
-    last = [without_stop(tokenizer, row[-1][0]) for row in rows]
-    texts = [text for row, end in zip(rows, last) for text in [*(t for t, _ in row[:-1]), end]]
-    plain = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
-    found = []
-    for row in rows:
-        pairs = [(i, i if counts else -100) for _, counts in row for i in next(plain)]
-        if [i for i, _ in pairs[: len(front)]] != front:  # BOS, once
-            pairs[:0] = [(i, -100) for i in front]
-        ids, labels = zip(*pairs, *[(stop, stop)] * row[-1][1])
-        found.append((list(ids), list(labels)))
-    return found
+def labelled(
+    rows: Sequence[Marked], tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[list[int], list[int], bool]]:
+    "Ids and labels of each text, and whether its answer begins inside a token."
+    return [
+        (row.ids, [i if counts else -100 for i, counts in zip(row.ids, row.counts)], row.merged)
+        for row in encode(rows, tokenizer)
+    ]
 
 
 def cut_prompt(
@@ -234,12 +157,18 @@ def given_labels(row: dict[str, Any]) -> list[int]:
     return row["labels"] if "labels" in row else list(counted)
 
 
+def answers_of(labels: list[int]) -> int:
+    "How many stretches of a row count."
+    counted = [label != -100 for label in labels]
+    return sum(now and not before for before, now in zip([False, *counted], counted))
+
+
 def encode_rows(
     data: Any,  # a Dataset or an IterableDataset
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None = None,  # a prompt is cut on its left, never a completion
     num_proc: int | None = None,
-    **how: Any,  # of `row_pieces`
+    **how: Any,  # of `marked_row`
 ) -> Any:  # columns input_ids, labels (-100 on what does not count), length
     """Rows of any form as ids. Raises ValueError on columns of no such form, and names a row that
     cannot teach."""
@@ -255,23 +184,29 @@ def encode_rows(
         raise ValueError(
             "completion_only_loss is True: give prompt and completion, and no formatting_func."
         )
-    bos = len(encode_prompts([""], tokenizer)[0])
+    bos = len(front_ids(tokenizer))
     prompted = bos if pairs and how.get("completion_only") is not False else None
 
-    def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
-        with_numbers = list(zip(numbers, rows_of(rows)))
+    def encoded(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
+        said, merged = [0] * len(numbers), [False] * len(numbers)
         if "input_ids" in rows:
-            for number, row in with_numbers:
+            for number, row in zip(numbers, rows_of(rows)):
                 numbered(number, check_ids, row["input_ids"], tokenizer)
-            made = [(row["input_ids"], given_labels(row)) for _, row in with_numbers]
+            made = [(row["input_ids"], given_labels(row)) for row in rows_of(rows)]
         else:
-            pieces = [numbered(n, row_pieces, row, tokenizer, **how) for n, row in with_numbers]
-            made = piece_ids(pieces, tokenizer)
+            texts = [
+                numbered(n, marked_row, row, tokenizer, **how)
+                for n, row in zip(numbers, rows_of(rows))
+            ]
+            found = labelled(texts, tokenizer)
+            made, merged = [row[:2] for row in found], [row[2] for row in found]
+            said = [len(text.answers) + text.left_out for text in texts]
         kept = [numbered(n, fit_row, *row, max_length, prompted) for n, row in zip(numbers, made)]
         ids, labels = map(list, zip(*kept))
-        return dict(input_ids=ids, labels=labels, length=[*map(len, ids)])
+        columns: dict[str, list] = dict(input_ids=ids, labels=labels, length=[*map(len, ids)])
+        return columns | dict(said=said, learned=[*map(answers_of, labels)], merged=merged)
 
-    return mapped(data, encode, num_proc)
+    return log_counts(mapped(data, encoded, num_proc))
 
 # %% ../nbs/reference/37_sft.ipynb #c1a156ef
 def completion_batch(

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,7 @@ class PPOTrainer(UpdateTrainer):
             **sampled._asdict(),
             engine_logprobs=engine_logprobs,
             prompts=batch["prompt"],
+            conversations=batch.get("conversations", []),
             responses=responses,
             tokens=tokens,
             columns=batch.get("columns", {}),
@@ -538,10 +539,11 @@ class PPOTrainer(UpdateTrainer):
             self.engine.sync(policy)
         with self.sampling() if own else nullcontext():
             if len(data):  # there may be fewer rows than ranks
+                texts, rows = read_prompts(columns, tokenizer)
                 completions = complete(
                     policy,
                     tokenizer,
-                    read_prompts(columns, tokenizer)[0],
+                    rows,
                     args.response_length,
                     0.01,
                     self.sampling_settings.stop_ids,
@@ -551,8 +553,11 @@ class PPOTrainer(UpdateTrainer):
                     on_batch=self.count_evaluated if progress else lambda: None,
                     engine=None if own else self.engine,
                 )
-        c = completions
-        scores = self.judges.of_texts(c.prompts, c.texts, c.stopped, others, tokenizer).tolist()
+                completions = replace(completions, prompts=texts)
+        c, given = completions, columns.get("prompt", ())
+        scores = self.judges.of_texts(
+            c.prompts, c.texts, c.stopped, others, tokenizer, given, c.ids
+        ).tolist()
         done = list(zip(c.prompts, c.texts, c.stopped, c.lengths, scores))
         if apart:
             done = interleaved(gather_object([done]))

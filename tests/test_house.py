@@ -515,7 +515,7 @@ FOLDERS = ("base", "training", "ui", "exercises", "diagnose", "cli")
 # A module imports from its own layer and from those above it in this table.
 LAYERS = {
     "the bottom": "base",
-    "the algorithm": "checkpoint forward gae kl logprobs losses masks models ppo rollout sampling "
+    "the algorithm": "checkpoint encoding forward gae kl logprobs losses masks models ppo rollout sampling "
     "shaping tldr",
     "training": "engines training",
     "what a user runs": "evaluate gains memory reward sft trainer",

@@ -25,10 +25,10 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
+from rlhf_nb.encoding import check_turns
 from rlhf_nb.models import drop_long_rows
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
-from rlhf_nb.training.prompts import check_turns
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 EMBEDDED = ("mini_tldr", "docstrings")

@@ -23,6 +23,7 @@ from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.encoding import marked_pair, prompt_text
 from rlhf_nb.evaluate import (
     Completions,
     EndpointJudge,
@@ -35,8 +36,6 @@ from rlhf_nb.evaluate import (
 from rlhf_nb.gains import judge_noise
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
-from rlhf_nb.sft import render_pair
-from rlhf_nb.training.prompts import as_text
 
 
 @dataclass
@@ -177,10 +176,7 @@ def answers_of(
     return tokenizer, complete(
         model,
         tokenizer,
-        [
-            as_text(prompt, tokenizer, f"prompt {i}", add_generation_prompt=True)
-            for i, prompt in enumerate(prompts)
-        ],
+        [prompt_text(prompt, tokenizer, f"prompt {i}") for i, prompt in enumerate(prompts)],
         options.response_length,
         options.temperature,
         [ends] if isinstance(ends, int) else ends,
@@ -241,7 +237,8 @@ def judge_command(words: Sequence[str]) -> None:
         theirs, stopped = found.texts, list(found.stopped)
     else:
         pairs = zip(prompts, rows["completion"])
-        theirs = [render_pair(tokenizer, *pair)[1] for pair in pairs]
+        marked = [marked_pair(*pair, tokenizer) for pair in pairs]
+        theirs = [row.text[row.answers[0][0] :] for row in marked]
         stopped = [True] * len(rows)
     report = judge_pairs(
         judge,

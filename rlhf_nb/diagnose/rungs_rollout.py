@@ -15,6 +15,7 @@ from torch import Tensor
 from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import Observed, Subject, apart, close, compared, farthest, rows_apart
+from rlhf_nb.encoding import plain_ids, prompt_text, template_settings
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.trainer import PPOTrainer
@@ -31,16 +32,10 @@ def end_of(text: str, most: int = 160) -> str:
     return text if len(text) <= most else f"… {text[-most:]}"
 
 
-def text_of(tokenizer: Any, prompt: Any) -> str:
-    "A prompt as text, rendered by the tokenizer's own template if it is a conversation."
-    if isinstance(prompt, str):
-        return prompt
-    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
-
-
-def prompt_fault(tokenizer: Any, given: Any, ids: list[int]) -> str:
-    "What is wrong with the ids of a prompt; empty: nothing."
-    wanted = tokenizer(text_of(tokenizer, given), add_special_tokens=False)["input_ids"]
+def prompt_fault(tokenizer: Any, row: dict[str, Any], ids: list[int]) -> str:
+    "What is wrong with the ids of a row's prompt; empty: nothing."
+    text = prompt_text(row["prompt"], tokenizer, **template_settings(row))
+    wanted = plain_ids([text], tokenizer)[0]
     front = ids[: len(ids) - len(wanted)]
     if not wanted or ids[-len(wanted) :] != wanted:
         return "does not end with the ids of its own text"
@@ -69,7 +64,7 @@ def prompts(subject: Subject) -> Finding:
         return Finding(False, f"padding to the right of a prompt\n{shown}")
     if "prompt" not in rows[0]:
         return Finding(True, f"ids as they are in the data set\n{shown}")
-    faults = [prompt_fault(tokenizer, row["prompt"], x) for row, x in zip(rows, kept)]
+    faults = [prompt_fault(tokenizer, row, x) for row, x in zip(rows, kept)]
     bad = [k for k, fault in enumerate(faults) if fault]
     if bad:
         text = tokenizer.decode(kept[bad[0]])
@@ -102,7 +97,7 @@ def lengths(subject: Subject) -> Finding:
     cut = 0.0
     if subject.answers:
         answers = [answer for _, answer in subject.answers]
-        sizes = [len(x) + 1 for x in tokenizer(answers, add_special_tokens=False)["input_ids"]]
+        sizes = [len(x) + 1 for x in plain_ids(answers, tokenizer)]
         cut = sum(n > args.response_length for n in sizes) / len(sizes)
         text += f"; {cut:.0%} of {len(sizes)} references are longer than response_length"
     return Finding((positions is None or longest <= positions) and cut <= 0.5, text)

@@ -112,10 +112,11 @@ def filler_on_padding(right: Any, r: Rollout, *given: Any) -> Any:
     return metrics
 
 
-@case(sft, "piece_ids", "the labels of supervised fine-tuning")
+@case(sft, "labelled", "the labels of supervised fine-tuning")
 def stop_is_padding(right: Any, rows: Any, tokenizer: Any) -> Any:
     hide = lambda label: -100 if label == tokenizer.eos_token_id else label
-    return [(ids, [hide(label) for label in labels]) for ids, labels in right(rows, tokenizer)]
+    found = right(rows, tokenizer)
+    return [(ids, [hide(label) for label in labels], merged) for ids, labels, merged in found]
 
 
 @case(ppo, "ppo_loss", "the old log-probs in the ratio")

@@ -13,51 +13,11 @@ from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
+from rlhf_nb.encoding import encode_prompts, prompt_text, template_settings
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import encode_prompts, inside
+from rlhf_nb.models import inside
 
-PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask")
-
-
-def as_text(
-    x: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,  # that an error calls it, such as "prompt 3"
-    **settings: Any,  # of the chat template
-) -> str:
-    """Text as it is, a conversation through the chat template. Raises ValueError that names it on
-    anything else."""
-    if isinstance(x, str):
-        return x
-    turns, shown = check_turns(x, name), reprlib.repr(x)
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"{name} is a conversation and the tokenizer has no chat_template: set "
-            "tokenizer.chat_template, or give text."
-        )
-    try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, **settings))
-    except Exception as error:  # whatever a template raises
-        text = " ".join(str(error).split())
-        raise ValueError(f"{name}: the chat_template refuses {shown}: {text}.") from error
-
-
-def check_turns(x: Any, name: str) -> list[Any]:
-    "A conversation as a list. Raises ValueError that names it where it is none."
-    shown, turns = reprlib.repr(x), list(x) if isinstance(x, (list, tuple)) else []
-    if not turns or not all(isinstance(turn, Mapping) for turn in turns):
-        raise ValueError(
-            f"{name} is {shown}: give text, or turns such as "
-            "[{'role': 'user', 'content': '...'}], or drop the row with dataset.filter."
-        )
-    for turn in turns:
-        says = isinstance(turn.get("content"), (str, list)) or turn.get("tool_calls")
-        if not isinstance(turn.get("role"), str) or not says:
-            raise ValueError(
-                f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
-                "turns such as {'role': 'user', 'content': '...'}."
-            )
-    return turns
+PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask", "tools", "chat_template_kwargs")
 
 
 def plain(x: Any) -> Any:
@@ -97,7 +57,7 @@ def read_ids(
 
 
 def read_prompts(
-    columns: Mapping[str, Any],  # prompt: texts or conversations; or input_ids, attention_mask
+    columns: Mapping[str, Any],  # prompt, and what its template needs; or input_ids, attention_mask
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[list[int]]]:  # texts, and their ids without padding
     "Prompts as text and as ids. Raises ValueError where there are none, and on one that is wrong."
@@ -110,8 +70,8 @@ def read_prompts(
             "prompts, dataset.rename_column(..., 'prompt'), or give input_ids."
         )
     texts = [
-        as_text(x, tokenizer, f"prompt {i}", add_generation_prompt=True)
-        for i, x in enumerate(columns["prompt"])
+        prompt_text(row["prompt"], tokenizer, f"prompt {i}", **template_settings(row))
+        for i, row in enumerate(dict(zip(columns, x)) for x in zip(*columns.values()))
     ]
     return texts, encode_prompts(texts, tokenizer)
 
@@ -124,13 +84,15 @@ def sets_of(data: Any) -> dict[str, Any]:
 def collate_prompts(
     rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
     tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt; columns
+) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt; conversations, if any; columns
     "Prompts padded on the left, the other columns beside them."
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     texts, rows_of_ids = read_prompts(columns, tokenizer)
     ids, mask = left_pad(rows_of_ids, tokenizer.pad_token_id)
     others = {name: column for name, column in columns.items() if name not in PROMPT_COLUMNS}
-    return dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, columns=others)
+    given = columns.get("prompt", ())
+    talks = [x for x in given if not isinstance(x, str)] and list(given)  # of any prompt
+    return dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks, columns=others)
 
 
 def as_batch(
@@ -215,7 +177,8 @@ def repeated(batch: Mapping[str, Any], times: int) -> dict[str, Any]:
 def prompt_columns(data: Dataset) -> dict[str, Any]:
     "The columns that hold the prompts, as lists; where there are none, the names of the others."
     columns = {name: data[name][:] for name in PROMPT_COLUMNS if name in data.column_names}
-    return columns or dict.fromkeys(data.column_names)
+    known = {"prompt", "input_ids"} & {*columns}
+    return columns if known else dict.fromkeys(data.column_names)
 
 
 def checked(
@@ -254,7 +217,8 @@ def check_prompts(
     texts, rows = read_prompts(columns, tokenizer)
     check([len(ids) for ids in rows])
     if "prompt" in columns and "input_ids" in columns:
-        of_text = read_prompts(dict(prompt=columns["prompt"]), tokenizer)[1]
+        told = {name: x for name, x in columns.items() if not name.endswith(("ids", "mask"))}
+        of_text = read_prompts(told, tokenizer)[1]
         bare = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         for i, (ours, ids) in enumerate(zip(rows, of_text)):
             if ours != ids and bare(ours) != bare(ids):

@@ -23,6 +23,7 @@ from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.base.opened import attention_of
 from rlhf_nb.base.sharding import full_shape, sharded
 from rlhf_nb.checkpoint import MANIFEST
+from rlhf_nb.encoding import encode_prompts
 
 NUMBER = re.compile(r"u?int\d|float|double|halffloat|bool")  # types of Arrow
 LEARNING_RATES = {"learning_rate", "value_learning_rate"}
@@ -60,7 +61,10 @@ def of_data(data: Any) -> str | None:
 def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     "A hash of what decides which ids a text gets."
     rules = tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.chat_template
-    words, tried = sorted(tokenizer.get_vocab().items()), tokenizer("A text, a b c.")["input_ids"]
+    words, tried = (
+        sorted(tokenizer.get_vocab().items()),
+        encode_prompts(["A text, a b c."], tokenizer),
+    )
     return f"{len(words)} tokens {digest(repr((words, rules, tried)).encode())}"
 
 

@@ -12,11 +12,14 @@ from typing import Any, Literal, TypeVar
 
 from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging
 
 from rlhf_nb.base.fields import Count, setting
 from rlhf_nb.models import load_tokenizer
 from rlhf_nb.training.config import CheckedArguments, check_args
 from rlhf_nb.training.prompts import as_data
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -128,6 +131,28 @@ def mapped(
     how: dict[str, Any] = dict(num_proc=num_proc) if isinstance(data, Dataset) else {}
     how |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
     return data.with_format(None).map(encode, **how)
+
+
+def log_counts(data: Any) -> Any:
+    """The data without the columns said, learned and merged, after their sums are logged: answers
+    of the assistant, those that have labels, and rows whose answer begins inside a token. A stream
+    is read later: nothing is known yet."""
+    names = [name for name in ("said", "learned", "merged") if name in columns_of(data)]
+    sums = {name: sum(data[name]) for name in names if isinstance(data, Dataset)}
+    if sums.get("said", 0) > sums.get("learned", 0):
+        logger.warning(
+            f"{sums['learned']:,} of {sums['said']:,} answers are learned from: the chat template "
+            "leaves the others out, or max_length cuts them off."
+        )
+    elif sums.get("said", 0) > len(data):
+        logger.info(f"all {sums['said']:,} answers are learned from")
+    if sums.get("merged"):
+        logger.warning(
+            f"in {sums['merged']:,} of {len(data):,} rows the answer begins inside a token, which "
+            "counts as the answer's. PPO samples behind a prompt that is tokenized alone: end the "
+            "prompts where a token ends, such as before a space, or at a mark."
+        )
+    return data.remove_columns(names) if names else data
 
 
 def each(data: Any, encode: Callable[[Any], Any], name: str, several: bool = True) -> Any:

@@ -16,8 +16,8 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_nb.encoding import Turns
 from rlhf_nb.evaluate import complete, wilson_interval
-from rlhf_nb.sft import Turns
 from rlhf_nb.ui.html import percent
 
 

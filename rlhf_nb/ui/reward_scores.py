@@ -19,6 +19,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from rlhf_nb.base.random_state import random_state_kept
+from rlhf_nb.encoding import Turns
 from rlhf_nb.evaluate import wilson_interval
 from rlhf_nb.masks import right_pad
 from rlhf_nb.models import check_vocabulary, load_scorer, load_tokenizer, scorer_head, token_scores
@@ -26,11 +27,11 @@ from rlhf_nb.reward import (
     RewardConfig,
     RewardTrainer,
     encode_pairs,
-    pair_texts,
+    marked_answers_of,
     preference_metrics,
-    score_texts,
+    score_marked,
 )
-from rlhf_nb.sft import Turns, tokenizer_of
+from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import element, percent, plain_table, safe_text, sheet, spaced, themed
 from rlhf_nb.ui.preference_labels import share_sentence, turns_text
@@ -128,10 +129,8 @@ def margins_of(
     max_length: int | None,
 ) -> list[float]:
     "Score of the chosen answer less that of the rejected one."
-    prompts, *both = zip(*(pair_texts(row, tokenizer) for row in data))
-    chosen, rejected = (
-        score_texts(model, tokenizer, prompts, part, max_length=max_length) for part in both
-    )
+    both = zip(*(marked_answers_of(row, tokenizer) for row in data))
+    chosen, rejected = (score_marked(model, tokenizer, x, max_length=max_length) for x in both)
     return (chosen - rejected).tolist()
 
 
