@@ -264,10 +264,11 @@ def marked_pair(
     whole = joined(prompt, answer)
     text = render(whole, tokenizer, **settings)
     start = alike(prompt_text(prompt, tokenizer, **settings), text)  # some close what they opened
-    if not ends and not isinstance(whole, str):
+    if not isinstance(whole, str):
         place = place_of(len(whole) - 1, whole, text, tokenizer, **settings)
-        text = text if place is None else text[: place[1]]
-    elif ends:
+        end = len(text) if place is None else place[1]  # of what the last turn says
+        text = text[:end] + ((text[end:].rstrip() or text[end:]) if ends else "")
+    if ends:
         text = text[:start] + without_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)
 

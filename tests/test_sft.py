@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from ppo_fixtures import BEST, check_best, check_damaged
 
+from rlhf_nb.encoding import marked_pair
 from rlhf_nb.sft import (
     SFTConfig,
     SFTTrainer,
@@ -16,7 +17,6 @@ from rlhf_nb.sft import (
     completion_batch,
     encode_rows,
     packed_batch,
-    render_pair,
 )
 
 
@@ -193,8 +193,9 @@ def test_a_conversation_is_the_text_its_template_writes(chatty):
     text = Dataset.from_dict(dict(prompt=["[user]my cat[assistant]"], completion=["help"]))
     assert encode_rows(talk, chatty)[:] == encode_rows(text, chatty)[:]
     assert encode_rows(talk, chatty)[0]["input_ids"].count(chatty.eos_token_id) == 1
-    assert render_pair(chatty, [turn("user", "a")], "b") == render_pair(
-        chatty, [turn("user", "a")], [turn("assistant", "b")]
+    question = [turn("user", "a")]
+    assert marked_pair(question, "b", chatty) == marked_pair(
+        question, [turn("assistant", "b")], chatty
     )
 
 
@@ -202,8 +203,8 @@ def test_a_conversation_is_the_text_its_template_writes(chatty):
 # the middle of the answer
 def test_a_template_that_takes_back_what_it_opened(chatty):
     chatty.chat_template = TEMPLATE.replace("%}[assistant]{%", "%}[assistant]<think>{%")
-    prompt, answer = render_pair(chatty, [turn("user", "a")], [turn("assistant", "b")])
-    assert prompt + answer == "[user]a[assistant]b" and prompt == "[user]a[assistant]"
+    found = marked_pair([turn("user", "a")], [turn("assistant", "b")], chatty)
+    assert found.text == "[user]a[assistant]b" and found.answers == [(18, 19)]
 
 
 @pytest.mark.parametrize(
