@@ -4,22 +4,20 @@ the tokenizers and templates that people bring."""
 import copy
 import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_nb.encoding import (
-    encode,
-    encode_prompts,
-    marked_answers,
-    marked_pair,
-    prompt_text,
-)
-from rlhf_nb.reward import encode_pairs
+import rlhf_nb
+from rlhf_nb.encoding import encode, encode_prompts, marked_answers, marked_pair, prompt_text
+from rlhf_nb.evaluate import complete
+from rlhf_nb.models import scorer_from, tiny_policy
+from rlhf_nb.reward import encode_pairs, score_ids, score_texts
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.training.prompts import collate_prompts
 
@@ -142,8 +140,7 @@ TALKS = {
     "two answers": TWO,
     "a system turn": [turn("system", "Be brief."), *TWO],
     "the user has the last word": TWO[:3],
-    "an answer of one word that comes twice": [*ONE[:1], turn("assistant", "no"), *TWO[2:3]]
-    + [turn("assistant", "no")],
+    "one answer twice": [ONE[0], turn("assistant", "no"), TWO[2], turn("assistant", "no")],
 }
 
 
@@ -229,3 +226,164 @@ def test_a_conversation_has_the_same_ids_everywhere(tokenizers):
 
 def renamed(pair):
     return dict(prompt=pair["prompt"], answer=pair["completion"])
+
+
+# catches: a tokenizer that is called where BOS, EOS and what a template wrote are not known
+def test_one_module_alone_calls_a_tokenizer_on_text():
+    calls = re.compile(
+        r"\b(tokenizer|processing_class)\((?!\))|\.apply_chat_template\(|tokenizer\.encode\("
+    )
+    found = {
+        path.name
+        for path in Path(rlhf_nb.__file__).parent.rglob("*.py")
+        if calls.search(path.read_text("utf-8"))
+    }
+    assert found == {"encoding.py"}
+
+
+# ---- What a template does not show ----
+
+
+# catches: fewer labels in silence, where a template drops what was said before, or max_length does
+def test_answers_that_are_not_learned_are_counted(tokenizers, monkeypatch):
+    from rlhf_nb.training import supervised
+
+    said: list[str] = []
+    monkeypatch.setattr(supervised.logger, "warning", said.append)
+    tokenizer = tokenizers["byte-level"]
+    tokenizer.chat_template = CHATML.replace("in messages", "in messages[-2:]")
+    data = Dataset.from_list([dict(messages=TWO)] * 3)
+    row = encode_rows(data, tokenizer, assistant_only=True)[0]
+    assert len(spoken(row["input_ids"], row["labels"])) == 1
+    assert said[0].startswith("3 of 6 answers are learned from")
+    tokenizer.chat_template = CHATML
+    assert encode_rows(data, tokenizer, assistant_only=True).column_names == [*row]
+    assert len(said) == 1
+    ends = len(encode([marked_answers(ONE, tokenizer)], tokenizer)[0].ids)
+    encode_rows(data, tokenizer, ends, assistant_only=True)
+    assert said[1].startswith("3 of 6 answers are learned from")
+
+
+# catches: an end mark that is guessed
+def test_a_template_that_cannot_tell_is_named(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}"
+        "{{ ' END' if loop.last else ' GO ON' }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match=r"writes ' END' behind the last answer.*generation"):
+        marked_answers(TWO, tokenizer)
+
+
+# catches: a token that no one learns, or that the prompt keeps, where an answer begins inside it
+def test_a_token_of_both_is_the_answers(tokenizers, monkeypatch):
+    from rlhf_nb.training import supervised
+
+    said: list[str] = []
+    monkeypatch.setattr(supervised.logger, "warning", said.append)
+    tokenizer = tokenizers["metaspace, first"]
+    data = Dataset.from_list([dict(prompt="It is (", completion="yes) no")])
+    row = encode_rows(data, tokenizer)[0]
+    joint = encode_prompts(["It is (yes) no"], tokenizer)[0]
+    assert row["input_ids"] == [*joint, tokenizer.eos_token_id]
+    learned = tokenizer.decode(spoken(row["input_ids"], row["labels"])[0])
+    assert learned == "(yes) no<|im_end|>" and "in 1 of 1 rows the answer begins inside" in said[0]
+    encode_rows(Dataset.from_list([dict(prompt="It is", completion=" (yes) no")]), tokenizer)
+    assert len(said) == 1
+
+
+# catches: a tokenizer without offsets that is cut by another rule
+def test_without_offsets_the_ids_are_the_same(tokenizers):
+    class Slow(PreTrainedTokenizerFast):
+        is_fast = False
+
+    for name in ("byte-level", "metaspace, first", "legacy Llama"):
+        fast = tokenizers[name]
+        fast.chat_template = QWEN3
+        slow = copy.copy(fast)
+        slow.__class__ = Slow
+        rows = [marked_answers(talk, fast) for talk in TALKS.values()]
+        rows += [marked_pair("It is (", "yes)", fast), marked_pair("Who", " are you", fast)]
+        assert encode(rows, slow) == encode(rows, fast), name
+
+
+# ---- Through the trainers ----
+
+
+def scorer(tokenizer, seed=1):
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    return scorer_from(tiny_policy(tokenizer, seed, **sizes), seed)
+
+
+# catches: EOS twice where a text brings its own (0.348 for 0.375)
+def test_a_text_may_bring_its_own_end(letters):
+    eos, model = letters.eos_token, scorer(letters)
+    plain = score_texts(model, letters, ["a b"], ["c"])
+    assert torch.equal(plain, score_texts(model, letters, ["a b"], ["c" + eos]))
+    rows = [dict(prompt="a", chosen="b" + end, rejected="c") for end in ("", eos)]
+    one, two = encode_pairs(Dataset.from_list(rows), letters)["chosen_ids"]
+    assert one == two and one.count(letters.eos_token_id) == 1
+
+
+# catches: tools and settings of the template that PPO leaves out; a started answer that is closed
+def test_what_a_policy_goes_on_from(tokenizers):
+    tokenizer = tokenizers["byte-level"]
+    tokenizer.chat_template = "{{ tools[0].name if tools }}" + QWEN3
+    row = dict(prompt=ONE[:1], tools='[{"name": "late"}]')
+    row |= dict(chat_template_kwargs=dict(enable_thinking=False), place=7)
+    batch = collate_prompts([row], tokenizer)
+    wanted = f"late<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n{THOUGHT}"
+    assert batch["prompt"] == [wanted] and batch["columns"] == dict(place=[7])
+    assert batch["conversations"] == [ONE[:1]]
+    assert batch["prompt_ids"][0].tolist() == encode_prompts([wanted], tokenizer)[0]
+    tokenizer.chat_template = CHATML
+    started = [*ONE[:1], turn("assistant", "A ")]
+    assert prompt_text(started, tokenizer).endswith("assistant\nA ")
+    whole = marked_pair(ONE[:1], "A model.", tokenizer)
+    for answer in ("model.", [turn("assistant", "model.")]):
+        goes_on = marked_pair(started, answer, tokenizer)
+        assert goes_on.text == whole.text
+        assert goes_on.text[slice(*goes_on.answers[0])] == "model."
+
+
+# catches: ids that are decoded and encoded again: another split, and BOS where none was given
+def test_given_ids_are_those_that_are_evaluated(ppo, letters):
+    odd = [[letters.eos_token_id, 3, 4], [5, letters.eos_token_id, 6]]
+    data, model = Dataset.from_dict(dict(input_ids=odd)), scorer(letters)
+    trainer = ppo(model, parts=dict(eval_dataset=data))
+    completions, scores = trainer.completed(data, progress=False)
+    read = trainer.policy.eval(), letters
+    found = complete(*read, odd, response_length=5, seed=trainer.args.seed)
+    assert [ids[:3] for ids in found.ids] == odd and found.texts == completions.texts
+    wanted = score_ids(trainer.reward_model, found.ids, letters.pad_token_id)
+    torch.testing.assert_close(torch.tensor(scores), wanted)
+    r = trainer.score(trainer.rollout(dict(input_ids=odd)))
+    rows = [
+        [*p[m].tolist(), *a[k].tolist()]
+        for p, m, a, k in zip(r.prompt_ids, r.prompt_mask.bool(), r.response_ids, r.mask)
+    ]
+    of_rollout = score_ids(trainer.reward_model, rows, letters.pad_token_id)
+    torch.testing.assert_close(r.raw_scores, of_rollout)
+
+
+# catches: the policy's marks, as text, in what a reward model with its own template reads
+def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, tokenizers):
+    policy, other = copy.deepcopy(letters), copy.deepcopy(tokenizers["byte-level"])
+    policy.chat_template = "{% for m in messages %}{{ 'j' + m.content }}{% endfor %}"
+    other.chat_template = CHATML
+    data = Dataset.from_list([dict(prompt=[turn("user", x)]) for x in "abcdefgh"])
+    parts = dict(processing_class=policy, reward_processing_class=other, eval_dataset=data)
+    trainer = ppo(scorer(other), data=data, parts=parts)
+    r = trainer.score(trainer.rollout(data[:]))
+    rows = []
+    for talk, response, stopped in zip(data["prompt"], r.responses, r.stopped.tolist()):
+        text = other.apply_chat_template([*talk, turn("assistant", response)], tokenize=False)
+        text = text.removesuffix("\n") if stopped else text.removesuffix("<|im_end|>\n")
+        rows.append(other(text, add_special_tokens=False)["input_ids"])
+    assert not all(r.stopped) and any(r.stopped)
+    wanted = score_ids(trainer.reward_model, rows, other.pad_token_id)
+    torch.testing.assert_close(r.raw_scores, wanted)
+    trainer.completed(data, progress=False)
+    other.chat_template = None
+    with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
+        ppo(scorer(other), data=data, parts=parts)

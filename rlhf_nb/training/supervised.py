@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal, TypeVar
 
 from datasets import Dataset, IterableDataset
@@ -129,6 +130,8 @@ def mapped(
 ) -> Any:
     "The data with new columns in place of all others."
     how: dict[str, Any] = dict(num_proc=num_proc) if isinstance(data, Dataset) else {}
+    if isinstance(data, Dataset) and not data.cache_files:  # in memory: nothing to find again by
+        how["new_fingerprint"] = token_hex(8)  # a hash of code and tokenizer, half a second
     how |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
     return data.with_format(None).map(encode, **how)
 
