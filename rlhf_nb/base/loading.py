@@ -61,6 +61,8 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError, LookupError, TypeError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
+        if lines[0].endswith(":"):  # the reason is below it
+            lines[:2] = [" ".join(part.strip() for part in lines[:2])]
         kind = OSError if isinstance(error, OSError) else ValueError
         fix = f"Give a name on the hub, or the folder that a {what} was saved to."
         if isinstance(error, SafetensorError):

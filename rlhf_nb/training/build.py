@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer
 from rlhf_nb.base.opened import embedding_rows, opened, without_dropout
-from rlhf_nb.base.sharding import zero3_is_live
+from rlhf_nb.base.sharding import gathered, zero3_is_live
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
     ValueHead,
@@ -63,8 +63,8 @@ def build_models(
     PolicyAndValue, nn.Module | None
 ]:  # trained; the reference, None: the policy without adapter
     """Load and check the models. What is not given is grown: the reference is a frozen copy of the
-    policy, the value model a copy of the reward model, or the policy's body with a fresh head.
-    Raises ValueError where models do not fit together."""
+    policy (or the policy with a new adapter off), the value model a copy of the reward model, or
+    the policy's body with a fresh head. Raises ValueError where models do not fit together."""
     if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
@@ -93,7 +93,9 @@ def build_models(
                 f"{dtype_name(policy.dtype)}: the KL is not 0 before training, but about 0.003 "
                 "nats a token. Load both in the same precision."
             )
-    elif not hasattr(policy, "peft_config"):
+    elif args.ref_adapter_name is None and (
+        not hasattr(policy, "peft_config") or changed_by_adapter(policy)
+    ):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
     vocabulary = embedding_rows(policy)
     own = judges.tokenizer is not None  # they read text, not the policy's ids
@@ -199,6 +201,25 @@ def choose_adapter(policy: Any, args: PPOConfig) -> None:
             )
     if args.model_adapter_name is not None:
         policy.set_adapter(args.model_adapter_name)
+
+
+def changed_by_adapter(policy: Any) -> bool:
+    """Whether the policy is another one than with its adapter off. With a new one it is not, unless
+    its config says so: of LoRA's two factors one is 0, of IA3 the factor is 1."""
+    neutral, name = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0), policy.active_adapter
+    for part, weight in policy.named_parameters():
+        kinds = neutral.keys() & part.split(".")
+        with gathered([weight] * len(kinds)):
+            if name in part.split(".") and any((weight != neutral[kind]).any() for kind in kinds):
+                return True
+    for part in policy.modules():
+        copies, own = getattr(part, "modules_to_save", {}), getattr(part, "original_module", None)
+        if isinstance(own, nn.Module) and name in copies:
+            pairs = [*zip(own.parameters(), copies[name].parameters())]
+            with gathered([weight for pair in pairs for weight in pair]):
+                if not all(torch.equal(a, b) for a, b in pairs):
+                    return True
+    return False
 
 
 @contextmanager

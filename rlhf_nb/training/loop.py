@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from huggingface_hub.errors import (
@@ -99,6 +100,28 @@ def check_version(release: str = transformers.__version__) -> None:
 check_version()
 
 
+def check_optimizer(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
+    """Raises ValueError where an optimizer of the user's own lacks weights that learn, or a
+    schedule moves the learning rate of another one."""
+    if isinstance(optimizer, AcceleratedOptimizer):  # it was checked before it was wrapped
+        return
+    held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    learn = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    lacks = [name for name, p in learn.items() if id(p) not in held]
+    if held and lacks:
+        raise ValueError(
+            f"the optimizer lacks {len(lacks)} of {len(learn)} tensors that learn, such as "
+            f"{lacks[0]}: it was made before the trainer made them, or without them. Leave "
+            "optimizers out and give optimizer_cls_and_kwargs=(torch.optim.AdamW, dict(lr=1e-5)), "
+            "or set trainer.optimizer once the trainer is made."
+        )
+    if scheduler is not None and getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "the lr_scheduler is of another optimizer than the one that trains: give both as "
+            "optimizers=(optimizer, lr_scheduler), or set lr_scheduler_type."
+        )
+
+
 class OrderByLength(LengthGroupedSampler):
     """Trainer's sampler, which remembers its order, and can begin with one that it is given."""
 
@@ -157,6 +180,7 @@ class SealedTrainer(Trainer):
         args.remove_unused_columns = False  # the collators take what they need
         warn_of_half(model)
         super().__init__(model, args, **given)
+        check_optimizer(self.optimizer, self.lr_scheduler, model)
         self.changed: set[str] = set()  # names of what is other than in the checkpoint
         self.changes: dict[str, str] = {}  # all resumes' changes, in words
         self.earlier = logs_in(self.output_dir)  # of a run before this one
@@ -408,6 +432,12 @@ class SealedTrainer(Trainer):
             return super()._load_best_model()
         self.read_model(folder, self.accelerator.unwrap_model(self.model))
 
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        "Trainer's. Raises ValueError where one that was set since lacks weights that learn."
+        if self.optimizer is not None:
+            check_optimizer(self.optimizer, self.lr_scheduler, model or self.model)
+        return super().create_optimizer(*([] if model is None else [model]))
+
     def create_scheduler(self, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
         scheduler: Any = super().create_scheduler(*given, **more)
@@ -542,6 +572,11 @@ class UpdateTrainer(SealedTrainer):
 
     # ---- stepping by hand ----
 
+    @property
+    def prepared(self) -> bool:
+        "Whether `prepare`, or `train`, has been here."
+        return isinstance(self.optimizer, AcceleratedOptimizer) and self.lr_scheduler is not None
+
     def restore(self, checkpoint: Path, changed: Iterable[str] = ()) -> None:
         """Models, optimizer, schedule and the run's own state as a checkpoint has them, and nothing
         of sampling or data; `changed` names settings that are other than the checkpoint's."""
@@ -553,7 +588,7 @@ class UpdateTrainer(SealedTrainer):
 
     def prepare(self) -> nn.Module:
         "Make optimizer and schedule and wrap the model, as `train` would; once. Returns the model."
-        if self.optimizer is None or self.lr_scheduler is None:
+        if not self.prepared:
             updates, given = self.args.num_total_batches, self.train_dataset is not None
             if not updates:
                 self.args.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP
