@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
+from rlhf_nb.base.custom import linear_head
 from rlhf_nb.diagnose import by_hand, reload
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import (
@@ -32,6 +33,7 @@ from rlhf_nb.diagnose.subject import (
     fingerprint,
     inner_optimizer,
 )
+from rlhf_nb.models import inside
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 

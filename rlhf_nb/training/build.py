@@ -26,6 +26,7 @@ from rlhf_nb.models import (
     grown_for_pad,
     load_policy,
     load_scorer,
+    merged,
     scorer_from,
     with_adapter,
     with_rows,
@@ -122,7 +123,7 @@ def build_models(
         value_model = once_more(
             "value_model",
             None if like is None else first,
-            lambda: trainable(scorer_from(policy, args.seed) if like is None else deepcopy(like)),
+            lambda: trainable(grown(policy, args.seed) if like is None else deepcopy(like)),
             load_scorer,
         )
     scorer = load_scorer(value_model)
@@ -164,6 +165,12 @@ def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
     value = [("value model", pair.value)] if own else []
     of_judges = judges.models if judges.tokenizer is None else []
     return [("policy", pair.policy), *(("reward model", judge) for judge in of_judges), *value]
+
+
+def grown(policy: Any, seed: int) -> PreTrainedModel:
+    "A value model from the policy's body as it starts."
+    adapted = hasattr(policy, "peft_config") and changed_by_adapter(policy)
+    return scorer_from(merged(deepcopy(policy)) if adapted else policy, seed)
 
 
 def trainable(model: Any) -> nn.Module:
