@@ -407,6 +407,7 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
         ]
         with_rows(base, max(rows, default=0))  # they may have grown for a pad token
         model = merged(peft.PeftModel.from_pretrained(base, name, config=config))
+    model.requires_grad_(True)  # as any model that was loaded; peft has frozen it
     model.name_or_path = model.config.name_or_path = name  # what the next adapter is put on
     if (kept := Path(name) / CENTER).is_file():
         model.config.reward_center = json.loads(kept.read_text())
@@ -487,6 +488,12 @@ def with_adapter(
             f"{', that puts no virtual tokens in front of a text' * scorer}."
         )
     own.task_type = task  # of SEQ_CLS, peft trains the head too
+    if (Path(getattr(model, "name_or_path", "")) / "adapter_config.json").is_file():
+        logger.warning(
+            f"the adapter is put on {model.name_or_path}, which is an adapter itself: load_policy, "
+            "load_scorer and the commands merge one after the other, and peft alone loads only the "
+            "last one. For others, save a merged model (save_merged=True of PPOConfig)."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _peft().get_peft_model(model, own)

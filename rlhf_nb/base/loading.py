@@ -24,6 +24,7 @@ OF_HUB = ("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "l
 SAVED = dict(
     model=["config.json", "adapter_config.json"],
     adapter=["adapter_config.json"],
+    **{"value head": ["model.safetensors"]},
     tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*"],
 )
 

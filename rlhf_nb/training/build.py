@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer
+from rlhf_nb.base.loading import loading
 from rlhf_nb.base.opened import embedding_rows, opened, without_dropout
 from rlhf_nb.base.sharding import gathered, zero3_is_live
+from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
     ValueHead,
@@ -95,7 +97,7 @@ def build_models(
                 "nats a token. Load both in the same precision."
             )
     elif args.ref_adapter_name is None and (
-        not hasattr(policy, "peft_config") or changed_by_adapter(policy)
+        not hasattr(policy, "peft_config") or needs_reference(policy)
     ):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
     vocabulary = embedding_rows(policy)
@@ -111,11 +113,19 @@ def build_models(
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
         return without_dropout(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
-        if value_model is not None:
+        head = ValueHead(policy)
+        if (
+            isinstance(value_model, (str, Path))
+            and not (Path(value_model) / "config.json").exists()
+        ):
+            with loading(str(value_model), "value head"):
+                load_weights(head, value_model)
+        elif value_model is not None:
             raise ValueError(
-                "share_value_trunk is set and a value_model is given: leave one of them out."
+                "share_value_trunk is set and a value_model is given: leave one of them out, or "
+                "give the folder of a value head, as save_value_model writes it."
             )
-        return without_dropout(PolicyAndValue(policy, ValueHead(policy))), reference
+        return without_dropout(PolicyAndValue(policy, head)), reference
     if value_model is None:
         like: Any = judges.models[0] if judges.models and not own else None
         like = None if isinstance(like, CustomScorer) else like  # it may be a rule, and not learn
@@ -169,7 +179,7 @@ def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
 
 def grown(policy: Any, seed: int) -> PreTrainedModel:
     "A value model from the policy's body as it starts."
-    adapted = hasattr(policy, "peft_config") and changed_by_adapter(policy)
+    adapted = hasattr(policy, "peft_config") and needs_reference(policy)
     return scorer_from(merged(deepcopy(policy)) if adapted else policy, seed)
 
 
@@ -210,14 +220,18 @@ def choose_adapter(policy: Any, args: PPOConfig) -> None:
         policy.set_adapter(args.model_adapter_name)
 
 
-def changed_by_adapter(policy: Any) -> bool:
-    """Whether the policy is another one than with its adapter off. With a new one it is not, unless
-    its config says so: of LoRA's two factors one is 0, of IA3 the factor is 1."""
+def needs_reference(policy: Any) -> bool:
+    """Whether the policy with its adapter off is no reference: weights outside the adapter learn,
+    or the adapter changes the policy already. A new one does not: of LoRA's two factors one is 0,
+    of IA3 the factor is 1."""
     neutral, name = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0), policy.active_adapter
     for part, weight in policy.named_parameters():
-        kinds = neutral.keys() & part.split(".")
+        parts = part.split(".")
+        if name not in parts and weight.requires_grad:
+            return True
+        kinds = neutral.keys() & parts if name in parts else ()
         with gathered([weight] * len(kinds)):
-            if name in part.split(".") and any((weight != neutral[kind]).any() for kind in kinds):
+            if any((weight != neutral[kind]).any() for kind in kinds):
                 return True
     for part in policy.modules():
         copies, own = getattr(part, "modules_to_save", {}), getattr(part, "original_module", None)

@@ -100,12 +100,16 @@ def check_version(release: str = transformers.__version__) -> None:
 check_version()
 
 
+def inner_optimizer(optimizer: Any) -> Any:
+    "The optimizer inside Accelerate's wrapper; any other itself."
+    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+
+
 def check_optimizer(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
     """Raises ValueError where an optimizer of the user's own lacks weights that learn, or a
     schedule moves the learning rate of another one."""
-    if isinstance(optimizer, AcceleratedOptimizer):  # it was checked before it was wrapped
-        return
-    held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    groups = getattr(optimizer, "param_groups", [])
+    held = {id(p) for group in groups for p in group["params"]}
     learn = {name: p for name, p in model.named_parameters() if p.requires_grad}
     lacks = [name for name, p in learn.items() if id(p) not in held]
     if held and lacks:
@@ -115,10 +119,15 @@ def check_optimizer(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
             "optimizers out and give optimizer_cls_and_kwargs=(torch.optim.AdamW, dict(lr=1e-5)), "
             "or set trainer.optimizer once the trainer is made."
         )
-    if scheduler is not None and getattr(scheduler, "optimizer", optimizer) is not optimizer:
+    if scheduler is not None and inner_optimizer(scheduler.optimizer) is not optimizer:
         raise ValueError(
             "the lr_scheduler is of another optimizer than the one that trains: give both as "
             "optimizers=(optimizer, lr_scheduler), or set lr_scheduler_type."
+        )
+    if scheduler is not None and scheduler.last_epoch > 0 and not any(x["lr"] for x in groups):
+        raise ValueError(
+            f"the lr_scheduler is at its end, after {scheduler.last_epoch} steps, with a learning "
+            "rate of 0: give optimizers=(optimizer, None), and a new schedule is made."
         )
 
 
@@ -180,6 +189,7 @@ class SealedTrainer(Trainer):
         args.remove_unused_columns = False  # the collators take what they need
         warn_of_half(model)
         super().__init__(model, args, **given)
+        self.optimizer = inner_optimizer(self.optimizer)  # it may be of a trainer before this one
         check_optimizer(self.optimizer, self.lr_scheduler, model)
         self.changed: set[str] = set()  # names of what is other than in the checkpoint
         self.changes: dict[str, str] = {}  # all resumes' changes, in words
@@ -190,6 +200,11 @@ class SealedTrainer(Trainer):
     def output_dir(self) -> Path:
         "Where the run writes; TrainingArguments always has one."
         return Path(str(self.args.output_dir))
+
+    @property
+    def prepared(self) -> bool:
+        "Whether optimizer and model are as `train` wraps them."
+        return isinstance(self.optimizer, AcceleratedOptimizer)
 
     def training_step(self, model: nn.Module, *given: Any, **more: Any) -> Tensor:
         "Trainer's. Raises FloatingPointError on a loss or a gradient that is not finite."
@@ -434,7 +449,7 @@ class SealedTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         "Trainer's. Raises ValueError where one that was set since lacks weights that learn."
-        if self.optimizer is not None:
+        if isinstance(self.optimizer, torch.optim.Optimizer) and not self.prepared:
             check_optimizer(self.optimizer, self.lr_scheduler, model or self.model)
         return super().create_optimizer(*([] if model is None else [model]))
 
@@ -571,11 +586,6 @@ class UpdateTrainer(SealedTrainer):
             self._save_checkpoint(self.model_wrapped, None)
 
     # ---- stepping by hand ----
-
-    @property
-    def prepared(self) -> bool:
-        "Whether `prepare`, or `train`, has been here."
-        return isinstance(self.optimizer, AcceleratedOptimizer) and self.lr_scheduler is not None
 
     def restore(self, checkpoint: Path, changed: Iterable[str] = ()) -> None:
         """Models, optimizer, schedule and the run's own state as a checkpoint has them, and nothing
