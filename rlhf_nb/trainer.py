@@ -167,15 +167,12 @@ class PPOTrainer(UpdateTrainer):
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
-        own = reward_processing_class
+        own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
-        reader = None if own is None else load_tokenizer(own)
-        self.judges = Judges(reward_model, args.reward_weights, reader, ensemble_of(args))
+        self.judges = Judges(reward_model, args.reward_weights, own, ensemble_of(args))
         self.ref_given = ref_model is not None
-        models = model, ref_model, reward_model, value_model
-        pair, self.ref_model = build_models(
-            args, tokenizer, self.judges, *models, peft_config, value_peft_config
-        )
+        given = model, ref_model, reward_model, value_model, peft_config, value_peft_config
+        pair, self.ref_model = build_models(args, tokenizer, self.judges, *given)
         stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
         check_tokenizer(tokenizer, stops)
         self.sampling_settings = Sampling(
@@ -210,7 +207,6 @@ class PPOTrainer(UpdateTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         self.layout = Layout(self.accelerator, args.offload_frozen)
-        self.layout.check_warm_up(args.value_warmup_updates, args.weight_decay)
         args.set_sizes(None if train_dataset is None else len(train_dataset))
         self.forward = self.make_forward()
         self.engine = make_engine(args, pair.policy, tokenizer, self.sampling)
@@ -218,7 +214,7 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        try_models(pair.policy, self.reference, self.layout)
+        try_models(args, pair.policy, self.reference, self.layout)
 
     # ---- one update ----
 

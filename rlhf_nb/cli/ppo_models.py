@@ -97,7 +97,7 @@ def value_model_of(
     models: PPOModelArguments, scorers: list[Any], policy: PreTrainedModel, args: PPOConfig
 ) -> Any:
     "The value model that the options describe; None: the trainer makes one."
-    value = None
+    value: Any = None
     if not ESTIMATORS[args.advantage_estimator].critic:
         return value
     from_reward = (

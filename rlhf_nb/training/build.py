@@ -258,9 +258,11 @@ def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
         policy.set_adapter(own)
 
 
-def try_models(policy: Any, reference: Placed, layout: Layout) -> None:
+def try_models(args: PPOConfig, policy: Any, reference: Placed, layout: Layout) -> None:
     """Find out now, and not in the first rollout, how the policy is to be sampled and whether heads
-    can be taken off. Raises ValueError on a policy that cannot be sampled."""
+    can be taken off. Raises ValueError on a policy that cannot be sampled, or left out of a step
+    where the settings want that."""
+    layout.check_warm_up(args.value_warmup_updates, args.weight_decay)
     if layout.in_place:
         with layout.accelerator.autocast():  # some attention refuses float32
             has_cache(policy)

@@ -450,7 +450,8 @@ class SealedTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         "Trainer's. Raises ValueError where one that was set since lacks weights that learn."
         if isinstance(self.optimizer, torch.optim.Optimizer) and not self.prepared:
-            check_optimizer(self.optimizer, self.lr_scheduler, model or self.model)
+            trained: Any = model or self.model
+            check_optimizer(self.optimizer, self.lr_scheduler, trained)
         return super().create_optimizer(*([] if model is None else [model]))
 
     def create_scheduler(self, *given: Any, **more: Any) -> Any:
