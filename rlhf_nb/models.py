@@ -153,7 +153,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from .base.custom import CustomScorer, as_scorer, linear_head
+from .base.custom import CustomScorer, as_scorer
 from .base.loading import check_decoder, loading, pretrained
 from .base.opened import body_of, embedding_rows, plain_layer
 

@@ -299,7 +299,8 @@ def parameters_of(model: Any, learned: bool = False) -> list[Any]:
     "learning: weights move",
     "at least half of the weights that have a gradient are other numbers after one update: in "
     "bfloat16 a step below 1/512 of a weight is rounded away (8 bits of precision); all that "
-    "learns has a gradient, the value model's head too; the reference and all that is frozen stay",
+    "learns has a gradient, the head of the value model too; the reference and all that is frozen "
+    "stay",
     "weights in bfloat16 with a small learning rate: keep them in float32 and set bf16; a "
     "model that is missing in the optimizer; an adapter whose weights no forward pass reads",
 )
