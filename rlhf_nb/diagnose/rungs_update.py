@@ -284,7 +284,7 @@ def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float
     trainer.step(subject.batch(trainer.args.batch_size))
     away = [(a - b).abs().max().item() for a, b in zip(kept, parameters_of(reference))]
     odd = misplaced(trainer, before, had)
-    odd += [f"the reference moved by {max(away):g}"] * any(away)
+    odd += [f"the reference moved by {max(away):g}"] if any(away) else []
     return moved_shares(trainer, before, had), norms, odd
 
 
