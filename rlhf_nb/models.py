@@ -20,7 +20,7 @@ from .base.sharding import gathered, sharded_by_deepspeed
 from .masks import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad', 'check_embeddings', 'load_policy', 'load_scorer', 'with_adapter', 'check_vocabulary', 'ValueHead']
+__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad', 'check_embeddings', 'load_whole', 'load_policy', 'load_scorer', 'with_adapter', 'merged', 'check_vocabulary', 'ValueHead']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
 def inside(model: Any) -> Any:
@@ -56,7 +56,7 @@ def scorer_from(
             "under DeepSpeed ZeRO-3 a model's weights are sharded and cannot be copied: give the "
             "reward or value model by its name or folder, or launch with zero3_init_flag: false."
         )
-    model.base_model.load_state_dict(body_weights(inside(policy)))
+    model.base_model.load_state_dict(body_weights(inside(policy), model.base_model))
     return model.to(inside(policy).device, inside(policy).dtype)
 
 # %% ../nbs/course/04_models.ipynb #f5794e2f
@@ -137,6 +137,7 @@ def frozen(model: nn.Module) -> nn.Module:
 
 # %% ../nbs/reference/35_model_loading.ipynb #3a8276a0
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -154,7 +155,7 @@ from transformers.utils import logging
 
 from .base.custom import CustomScorer, as_scorer
 from .base.loading import check_decoder, loading, pretrained
-from .base.opened import body_of, embedding_rows
+from .base.opened import body_of, embedding_rows, plain_layer
 from .encoding import encode_prompts, plain_ids
 
 logger = logging.get_logger(__name__)
@@ -369,17 +370,36 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 CENTER = "reward_center.json"
 
 
-def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
-    """A model by name or folder, in float32 unless `dtype` is given. An adapter's folder gives its
-    base model with the adapter merged in."""
+def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
+    """A model by name or folder, in float32 unless `dtype` is given, and whether it had its head.
+    An adapter's folder gives its base model, which may be one too, with the adapter merged in."""
     kwargs.setdefault("dtype", torch.float32)  # transformers defaults to the saved dtype
-    if not (Path(name_or_path) / "adapter_config.json").is_file():
-        return pretrained(kind, name_or_path, **kwargs)[0]
+    if not (Path(name) / "adapter_config.json").is_file():
+        return pretrained(kind, name, **kwargs)
     peft = _peft()
-    config = peft.PeftConfig.from_pretrained(name_or_path)
-    base, _ = pretrained(kind, config.base_model_name_or_path, **kwargs)
-    with loading(name_or_path, "adapter"):
-        return peft.PeftModel.from_pretrained(base, name_or_path).merge_and_unload()
+    config = peft.PeftConfig.from_pretrained(name)
+    if config.base_model_name_or_path is None or config.is_prompt_learning:
+        raise ValueError(
+            f"{name} holds an adapter ({config.peft_type.value}) on "
+            f"{config.base_model_name_or_path or 'a model without a name'}, which cannot be merged "
+            "into a model from here: give the peft.PeftModel itself."
+        )
+    base, has_head = load_whole(kind, config.base_model_name_or_path, **kwargs)
+    config.task_type = None  # a classifier is grown from a language model's adapter as well
+    embedding = plain_layer(base.get_input_embeddings())
+    (part,) = (part for part, layer in base.named_modules() if layer is embedding)
+    with loading(name, "adapter"):
+        saved = {key: weight.shape for key, weight in peft.load_peft_weights(name, "cpu").items()}
+        rows = [
+            x[0] for key, x in saved.items() if re.search(rf"\b{part}(\.base_layer)?\.weight$", key)
+        ]
+        with_rows(base, max(rows, default=0))  # they may have grown for a pad token
+        model = merged(peft.PeftModel.from_pretrained(base, name, config=config))
+    model.requires_grad_(True)  # as any model that was loaded; peft has frozen it
+    model.name_or_path = model.config.name_or_path = name  # what the next adapter is put on
+    if (kept := Path(name) / CENTER).is_file():
+        model.config.reward_center = json.loads(kept.read_text())
+    return model, has_head or any(re.search(r"\b(score|classifier)\.", key) for key in saved)
 
 
 def _named(given: Any, what: str) -> str | None:
@@ -394,7 +414,7 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     without a `dtype` among them, weights are float32 however they were saved. Raises ValueError
     on an encoder-decoder."""
     name = _named(name_or_path, "policy")
-    model = name_or_path if name is None else _load(AutoModelForCausalLM, name, **kwargs)
+    model = name_or_path if name is None else load_whole(AutoModelForCausalLM, name, **kwargs)[0]
     if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
         check_decoder(config, type(model).__name__)
     return model
@@ -406,10 +426,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     anything else, and on more than one label."""
     name, model = _named(name_or_path, "reward or value model"), name_or_path
     if name is not None:
-        kept = Path(name) / CENTER
-        model = _load(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
-        if kept.is_file():
-            model.config.reward_center = json.loads(kept.read_text())
+        model, _ = load_whole(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
     model = as_scorer(model)
     if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
         raise ValueError(
@@ -432,27 +449,55 @@ def _peft() -> Any:
 
 def with_adapter(
     model: PreTrainedModel,
-    peft_config: Any,  # of peft, such as LoraConfig(task_type="CAUSAL_LM"); None: no adapter
+    peft_config: Any,  # of peft, such as LoraConfig(r=8); it is not changed. None: no adapter
     seed: int = 0,  # of the adapter's initial weights; the global random state is left as it was
 ) -> nn.Module:  # a peft.PeftModel around the same model, whose own weights are frozen
-    """The model with a new adapter. Raises ValueError if it already has one, TypeError if
-    peft_config is not a configuration of peft."""
+    """The model with a new adapter; the head of a reward or value model is trained as well. Raises
+    ValueError if it already has one or cannot have this one, TypeError if peft_config is not a
+    configuration of peft."""
     if peft_config is None:
         return model
     if not isinstance(peft_config, _peft().PeftConfig):
         raise TypeError(
             f"peft_config is {type(peft_config).__name__}: give a configuration of peft, such as "
-            "LoraConfig(task_type='CAUSAL_LM')."
+            "LoraConfig(r=8)."
         )
     if hasattr(model, "peft_config"):
         raise ValueError(
             "the model already has an adapter and peft_config would add another: leave peft_config "
             "out to train the one it has, or merge it first, model.merge_and_unload()."
         )
+    scorer = linear_head(model) is not None
+    task, own = "SEQ_CLS" if scorer else "CAUSAL_LM", copy.deepcopy(peft_config)
+    if own.task_type not in (None, task) or (scorer and own.is_prompt_learning):
+        raise ValueError(
+            f"the adapter's config is {type(own).__name__}(task_type={own.task_type!r}): "
+            f"{type(model).__name__} takes one of task_type={task!r}, or without a task_type"
+            f"{', that puts no virtual tokens in front of a text' * scorer}."
+        )
+    own.task_type = task  # of SEQ_CLS, peft trains the head too
+    if (Path(getattr(model, "name_or_path", "")) / "adapter_config.json").is_file():
+        logger.warning(
+            f"the adapter is put on {model.name_or_path}, which is an adapter itself: load_policy, "
+            "load_scorer and the commands merge one after the other, and peft alone loads only the "
+            "last one. For others, save a merged model (save_merged=True of PPOConfig)."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        own = copy.deepcopy(peft_config)  # peft writes into it
         return _peft().get_peft_model(model, own)
+
+
+def merged(model: Any) -> PreTrainedModel:
+    """A PEFT model's inner model, its adapter merged into the weights. An embedding and a head that
+    are tied, and that the adapter made different, are so no more."""
+    inner: Any = inside(model)
+    layers = inner.get_input_embeddings(), inner.get_output_embeddings()
+    embedding, head = map(plain_layer, layers)
+    if head is not None and head.weight is embedding.weight and layers != (embedding, head):
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        for config in (inner.config, inner.config.get_text_config()):
+            config.tie_word_embeddings = False
+    return model.merge_and_unload()
 
 # %% ../nbs/reference/35_model_loading.ipynb #384c1396
 def check_vocabulary(

@@ -80,7 +80,6 @@ from transformers import (
 
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
-from .base.loading import pretrained
 from .base.markdown import inline, on_hub, two_columns
 from .base.opened import without_dropout
 from .base.sharding import gathered, zero3_is_live
@@ -101,6 +100,7 @@ from rlhf_nb.models import (
     fit_embeddings,
     inside,
     load_scorer,
+    load_whole,
     response_values,
     scorer_from,
     scorer_head,
@@ -108,7 +108,6 @@ from rlhf_nb.models import (
     with_adapter,
 )
 from rlhf_nb.sft import (
-    adapter_for,
     check_lengths,
     cut_prompt,
     quiet_bars,
@@ -375,10 +374,7 @@ def load_judge(name: str) -> PreTrainedModel:
 
 def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     "A classifier by name or folder, float32 unless `dtype` is given, and whether it had a head."
-    kwargs.setdefault("dtype", torch.float32)
-    if (Path(name) / "adapter_config.json").is_file():
-        return load_scorer(name, **kwargs), True
-    found, has_head = pretrained(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
+    found, has_head = load_whole(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
     return load_scorer(found), has_head
 
 # %% ../nbs/reference/38_reward_training.ipynb #971385e2
@@ -497,7 +493,7 @@ class RewardTrainer(SealedTrainer):
             eval_dataset = each(eval_dataset, encode, "eval_dataset")
         self.scores_since_log: list[Tensor] = []  # [B, 2] each
         self.logs, self.warned = 0, False
-        trained = with_adapter(scorer, adapter_for("SEQ_CLS", peft_config))
+        trained = with_adapter(scorer, peft_config, args.seed)
         pairs = partial(
             pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
         )

@@ -5,7 +5,6 @@
 # %% ../nbs/reference/37_sft.ipynb #5e4ffc45
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,8 +68,8 @@ from rlhf_nb.training.supervised import (
 
 # %% auto #0
 __all__ = ['marked_row', 'labelled', 'cut_prompt', 'fit_row', 'given_labels', 'answers_of', 'encode_rows', 'completion_batch',
-           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'adapter_for', 'tokenizer_of',
-           'row_losses', 'counted_part', 'SFTTrainer']
+           'packed_batch', 'check_packing', 'SFTConfig', 'quiet_bars', 'check_lengths', 'tokenizer_of', 'row_losses',
+           'counted_part', 'SFTTrainer']
 
 # %% ../nbs/reference/37_sft.ipynb #7d542b9d
 def marked_row(
@@ -337,24 +336,6 @@ def check_lengths(
     return data
 
 # %% ../nbs/reference/37_sft.ipynb #084e3c9f
-def adapter_for(
-    task: str,  # "CAUSAL_LM" or "SEQ_CLS"
-    peft_config: Any,  # of peft, such as LoraConfig(r=8); None: no adapter
-) -> Any:
-    """A copy of the adapter's config with its task set. Raises ValueError where it names another
-    one."""
-    if peft_config is None:
-        return None
-    peft_config = copy.deepcopy(peft_config)
-    if peft_config.task_type not in (None, task):
-        raise ValueError(
-            f"peft_config has task_type={peft_config.task_type!r} and this trainer wants "
-            f"{task!r}: set it, or leave it out."
-        )
-    peft_config.task_type = task
-    return peft_config
-
-
 def tokenizer_of(model: PreTrainedModel | str, given: PreTrainedTokenizerBase | str | None) -> Any:
     """The tokenizer given, or the name that the model was loaded from. Raises ValueError where
     there is neither."""
@@ -442,7 +423,7 @@ class SFTTrainer(SealedTrainer):
             packed_batch, fill_id=tokenizer.eos_token_id, width=width, multiple=multiple
         )
         super().__init__(
-            with_adapter(model, adapter_for("CAUSAL_LM", peft_config)),
+            with_adapter(model, peft_config, args.seed),
             args,
             data_collator=packed if args.packing else self.padded,
             train_dataset=train_dataset,

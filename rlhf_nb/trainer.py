@@ -29,7 +29,7 @@ from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
-from .models import check_tokenizer, load_tokenizer
+from .models import check_tokenizer, load_tokenizer, merged
 from rlhf_nb.ppo import (
     Metrics,
     Objective,
@@ -70,7 +70,7 @@ from rlhf_nb.training.prompts import (
     stop_texts,
     stop_tokens,
 )
-from .training.reporting import parameter_counts, ppo_card
+from .training.reporting import parameter_counts, ppo_card, reference_name
 from .training.resume import of_ppo, surroundings
 
 logger = logging.get_logger(__name__)
@@ -106,7 +106,7 @@ def make_engine(
     )
 
 
-def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
+def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout, reference: str) -> str:
     "What runs, on what, and in which precision, in one line."
     device = layout.device.type
     if device == "cuda":
@@ -127,6 +127,7 @@ def _describe(args: PPOConfig, pair: PolicyAndValue, layout: Layout) -> str:
         f"{args.num_ppo_epochs} epochs x {args.num_mini_batches} mini-batches of "
         f"{args.mini_batch_size}, micro-batches of {args.per_device_train_batch_size}; "
         f"{layout.describe()}, {device}, {precision}, activations {memory}; {engine}"
+        f"reference: {reference}; "
         f"trained parameters: policy {parameter_counts(pair.policy)}, {critic}."
     )
 
@@ -160,19 +161,18 @@ class PPOTrainer(UpdateTrainer):
         peft_config: Any = None,  # of peft: train an adapter; the reference is without
         reward_processing_class: PreTrainedTokenizerBase | str | None = None,  # if it has its own
         value_peft_config: Any = None,  # of peft: an adapter for the value model
+        optimizer_cls_and_kwargs: tuple | None = None,  # such as (torch.optim.SGD, dict(lr=0.1))
     ):
         check_args(args, PPOConfig)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
-        own = reward_processing_class
+        own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
-        reader = None if own is None else load_tokenizer(own)
-        self.judges = Judges(reward_model, args.reward_weights, reader, ensemble_of(args))
-        models = model, ref_model, reward_model, value_model
-        pair, self.ref_model = build_models(
-            args, tokenizer, self.judges, *models, peft_config, value_peft_config
-        )
+        self.judges = Judges(reward_model, args.reward_weights, own, ensemble_of(args))
+        self.ref_given = ref_model is not None
+        given = model, ref_model, reward_model, value_model, peft_config, value_peft_config
+        pair, self.ref_model = build_models(args, tokenizer, self.judges, *given)
         stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
         check_tokenizer(tokenizer, stops)
         self.sampling_settings = Sampling(
@@ -204,6 +204,7 @@ class PPOTrainer(UpdateTrainer):
             processing_class=tokenizer,
             optimizers=optimizers,
             callbacks=callbacks,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         self.layout = Layout(self.accelerator, args.offload_frozen)
         args.set_sizes(None if train_dataset is None else len(train_dataset))
@@ -213,7 +214,7 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        try_models(pair.policy, self.reference, self.layout)
+        try_models(args, pair.policy, self.reference, self.layout)
 
     # ---- one update ----
 
@@ -243,7 +244,7 @@ class PPOTrainer(UpdateTrainer):
     def rollout(self, batch: Mapping[str, Any] | Sequence[str]) -> Rollout:
         "Sample a response to each prompt; log-probs of policy and reference, their KL, and values."
         args, tokenizer = self.args, self.processing_class
-        self.layout.check_ready(self.optimizer is not None)
+        self.layout.check_ready(self.prepared)
         batch = as_batch(batch, tokenizer, args.num_generations, self.check_lengths)
         ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
         sampled, engine_logprobs = self.sample(ids, mask)
@@ -424,6 +425,8 @@ class PPOTrainer(UpdateTrainer):
                 "taken. Lower learning_rate; the last checkpoint is whole."
             )
         self.control = handler.on_pre_optimizer_step(args, self.state, self.control)
+        if self.update_count < args.value_warmup_updates:  # no decay, no momentum: it is left out
+            self.pair.policy.zero_grad()
         self.optimizer.step()
         self.control = handler.on_optimizer_step(args, self.state, self.control)
         self.optimizer.zero_grad()
@@ -490,7 +493,7 @@ class PPOTrainer(UpdateTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         "Trainer's; the value model's parameters get their own learning rate where it is set."
         made = self.optimizer is None
-        super().create_optimizer(*([] if model is None else [model]))
+        super().create_optimizer(model)
         if made and self.args.value_learning_rate is not None:
             split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)
         return self.optimizer
@@ -604,7 +607,7 @@ class PPOTrainer(UpdateTrainer):
 
     def describe(self) -> str:
         "What runs, on what, and in which precision."
-        return _describe(self.args, self.pair, self.layout)
+        return _describe(self.args, self.pair, self.layout, reference_name(self))
 
     def save_rollout(self, r: Rollout) -> None:
         "Under output_dir/rollouts, a file a rank."
@@ -621,8 +624,8 @@ class PPOTrainer(UpdateTrainer):
         return ppo_card(self, self.output_dir.name)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        """The policy alone, with tokenizer and generation config; in a checkpoint the value model
-        too."""
+        """The policy alone, with tokenizer and generation config; in a checkpoint, and where
+        save_value_model is set, the value model too, in value/."""
         pair, of_value = self.pair, None
         policy = pair.policy
         if state is not None:  # gathered from all ranks
@@ -632,10 +635,11 @@ class PPOTrainer(UpdateTrainer):
             policy = copy.deepcopy(policy)
             if state is not None:
                 policy.load_state_dict(state)
-            policy, state = policy.merge_and_unload(), None
+            policy, state = merged(policy), None
         stops = self.sampling_settings.stop_ids
         save_policy(policy, self.processing_class, folder, state, stop_ids=stops)
-        if self.stage is not None and pair.value is not None:
+        keep = self.stage is not None or self.args.save_value_model
+        if keep and pair.value is not None:
             save_weights(pair.value, folder / "value", of_value)
 
     def read_model(self, folder: Path, model: Any) -> None:

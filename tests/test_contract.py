@@ -74,6 +74,7 @@ NEW = dict(
     num_generations=1,
     share_value_trunk=False,
     save_merged=False,
+    save_value_model=False,
     resize_embeddings=False,
     save_rollouts=False,
     save_start=False,

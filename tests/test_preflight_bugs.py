@@ -206,7 +206,7 @@ LATER = dict(
     ),
     target_kl_ignored=(Bug(PPOTrainer, "update", without("target_kl")), "learning: schedule"),
     warmup_ignored=(
-        Bug(PPOTrainer, "gradients", without("value_warmup_updates", 0)),
+        Bug(PPOTrainer, "update", without("value_warmup_updates", 0)),
         "learning: schedule",
     ),
     kl_logged_as_charged_twice=(

@@ -4,6 +4,7 @@ the form of the published PPO trainer, whose `base_model_prefix` names a body an
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +24,12 @@ def linear_head(model: Any) -> nn.Linear | None:
     return None
 
 
-def body_weights(model: Any) -> dict[str, Tensor]:
-    "The weights of a model's body, without its adapter and under the names they have then."
-    weights = model.base_model.state_dict()
-    return {
-        name.replace(".base_layer", ""): weight
-        for name, weight in weights.items()
-        if ".lora_" not in name
-    }
+def body_weights(model: Any, like: nn.Module) -> dict[str, Tensor]:
+    "The weights of a model's body under the names that a body without an adapter has."
+    around = re.compile(r"\.(base_layer|original_module|token_adapter)\b")  # what peft adds
+    weights, names = model.base_model.state_dict(), like.state_dict().keys()
+    plain = {around.sub("", name): weight for name, weight in weights.items()}
+    return {name: weight for name, weight in plain.items() if name in names}
 
 
 def as_scorer(model: Any) -> Any:

@@ -24,6 +24,7 @@ OF_HUB = ("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "l
 SAVED = dict(
     model=["config.json", "adapter_config.json"],
     adapter=["adapter_config.json"],
+    **{"value head": ["model.safetensors"]},
     tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*"],
 )
 
@@ -61,6 +62,8 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError, LookupError, TypeError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
+        if lines[0].endswith(":"):  # the reason is below it
+            lines[:2] = [" ".join(part.strip() for part in lines[:2])]
         kind = OSError if isinstance(error, OSError) else ValueError
         fix = f"Give a name on the hub, or the folder that a {what} was saved to."
         if isinstance(error, SafetensorError):

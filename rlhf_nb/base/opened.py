@@ -51,9 +51,18 @@ def attention_of(model: Any) -> str | None:
     return getattr(config, "_attn_implementation", None)
 
 
+def plain_layer(layer: Any) -> Any:
+    "The layer that an adapter was put around; any other itself."
+    while (
+        inner := getattr(layer, "base_layer", getattr(layer, "original_module", None))
+    ) is not None:
+        layer = inner
+    return layer
+
+
 def embedding_rows(model: Any) -> int:
     "How many ids a transformers model has an embedding for."
-    return model.get_input_embeddings().num_embeddings
+    return plain_layer(model.get_input_embeddings()).num_embeddings
 
 
 def without_dropout(model: Any) -> Any:

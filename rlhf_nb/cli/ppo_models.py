@@ -97,13 +97,15 @@ def value_model_of(
     models: PPOModelArguments, scorers: list[Any], policy: PreTrainedModel, args: PPOConfig
 ) -> Any:
     "The value model that the options describe; None: the trainer makes one."
-    value = None
+    value: Any = None
     if not ESTIMATORS[args.advantage_estimator].critic:
         return value
     from_reward = (
         isinstance(scorers[0], Module) and models.reward_tokenizer_name_or_path is None
     )  # the same tokens mean the same to both
-    if models.value_model_path is not None:
+    if models.value_model_path is not None and args.share_value_trunk:
+        value = models.value_model_path  # of a head alone
+    elif models.value_model_path is not None:
         with named("--value_model_path", models.value_model_path):
             value = in_dtype(load_scorer(models.value_model_path), models)
     elif is_deepspeed_zero3_enabled() and not args.share_value_trunk:

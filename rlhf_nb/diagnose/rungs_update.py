@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
+from rlhf_nb.base.custom import linear_head
 from rlhf_nb.diagnose import by_hand, reload
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import (
@@ -32,6 +33,7 @@ from rlhf_nb.diagnose.subject import (
     fingerprint,
     inner_optimizer,
 )
+from rlhf_nb.models import inside
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 
@@ -230,9 +232,34 @@ def moved_shares(
     return shares
 
 
-def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float]], float]:
+def misplaced(
+    trainer: PPOTrainer, before: dict[str, Tensor], touched: dict[str, Tensor]
+) -> list[str]:
+    "What learns and has no gradient, and what moved and does not learn, in words."
+    weights = dict(trainer.pair.named_parameters())
+    left = [k for k, p in weights.items() if p.requires_grad and k not in touched]
+    strayed = [
+        k
+        for k, p in weights.items()
+        if not p.requires_grad and not torch.equal(before[k], p.detach().cpu())
+    ]
+    pairs = (left, "tensors learn and had no gradient"), (strayed, "frozen tensors moved")
+    odd = [f"{len(names)} {what}, such as {names[0]}" for names, what in pairs if names]
+    value = trainer.pair.value
+    if value is not None and not any(p.requires_grad for p in scorer_parameters(value)):
+        odd.append("the value model's head does not learn")
+    return odd
+
+
+def scorer_parameters(value: Any) -> list[Any]:
+    "Those of a value model's head; of another module, all of them."
+    head = linear_head(inside(value))
+    return [*(value if head is None else head).parameters()] or [*value.parameters()]
+
+
+def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float]], list[str]]:
     """Shares of the weights with a gradient that moved; norms of each step, of policy and value;
-    and the largest change of the reference."""
+    and what moved that should not have, or could not."""
     trainer: Any = subject.beside(**subject.sizes(LOOKED_AT))
     trainer.prepare()
     before = {k: p.detach().cpu().clone() for k, p in trainer.pair.named_parameters()}
@@ -256,7 +283,9 @@ def one_update(subject: Subject) -> tuple[dict[str, float], dict[str, list[float
     kept = [p.detach().clone() for p in parameters_of(reference)]
     trainer.step(subject.batch(trainer.args.batch_size))
     away = [(a - b).abs().max().item() for a, b in zip(kept, parameters_of(reference))]
-    return moved_shares(trainer, before, had), norms, max(away, default=0.0)
+    odd = misplaced(trainer, before, had)
+    odd += [f"the reference moved by {max(away):g}"] if any(away) else []
+    return moved_shares(trainer, before, had), norms, odd
 
 
 def parameters_of(model: Any, learned: bool = False) -> list[Any]:
@@ -269,21 +298,22 @@ def parameters_of(model: Any, learned: bool = False) -> list[Any]:
     RUNGS,
     "learning: weights move",
     "at least half of the weights that have a gradient are other numbers after one update: in "
-    "bfloat16 a step below 1/512 of a weight is rounded away (8 bits of precision); the "
-    "reference stays",
+    "bfloat16 a step below 1/512 of a weight is rounded away (8 bits of precision); all that "
+    "learns has a gradient, the head of the value model too; the reference and all that is frozen "
+    "stay",
     "weights in bfloat16 with a small learning rate: keep them in float32 and set bf16; a "
-    "model that is missing in the optimizer",
+    "model that is missing in the optimizer; an adapter whose weights no forward pass reads",
 )
 def move(subject: Subject) -> Finding:
     "The share of weights that one update moves in their precision."
-    shares, norms, away = one_update(subject)
+    shares, norms, odd = one_update(subject)
     limit = subject.args.max_grad_norm
     text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     text += " of the weights with a gradient moved; gradient norms "
     text += ", ".join(f"{k} {x[0]:.3g} to {x[-1]:.3g}" for k, x in norms.items() if k in shares)
     text += f", clipped at {limit:g}" if limit > 0 else ", not clipped"
-    text += f"; the reference moved by {away:g}" if away else ""
-    return Finding(min(shares.values()) >= 0.5 and not away, text)
+    text = "; ".join([text, *odd])
+    return Finding(min(shares.values()) >= 0.5 and not odd, text)
 
 
 # ---- A reward that anything learns ----

@@ -282,6 +282,8 @@ class Subject:
             )
         if own_head:
             made.pair.value.load_state_dict(pair.value.state_dict())
+        if given.ref_model is None:  # the policy has moved since, and its adapter with it
+            made.ref_model, made.reference = None, made.adapter_off
         same_dropout(made.pair, given.pair)
         made.controller.value = given.controller.value
         made.moments = copy.deepcopy(given.moments)

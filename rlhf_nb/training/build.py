@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer
+from rlhf_nb.base.loading import loading
 from rlhf_nb.base.opened import embedding_rows, opened, without_dropout
-from rlhf_nb.base.sharding import zero3_is_live
+from rlhf_nb.base.sharding import gathered, zero3_is_live
+from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
     ValueHead,
@@ -26,6 +28,7 @@ from rlhf_nb.models import (
     grown_for_pad,
     load_policy,
     load_scorer,
+    merged,
     scorer_from,
     with_adapter,
     with_rows,
@@ -63,8 +66,8 @@ def build_models(
     PolicyAndValue, nn.Module | None
 ]:  # trained; the reference, None: the policy without adapter
     """Load and check the models. What is not given is grown: the reference is a frozen copy of the
-    policy, the value model a copy of the reward model, or the policy's body with a fresh head.
-    Raises ValueError where models do not fit together."""
+    policy (or the policy with a new adapter off), the value model a copy of the reward model, or
+    the policy's body with a fresh head. Raises ValueError where models do not fit together."""
     if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
@@ -93,7 +96,9 @@ def build_models(
                 f"{dtype_name(policy.dtype)}: the KL is not 0 before training, but about 0.003 "
                 "nats a token. Load both in the same precision."
             )
-    elif not hasattr(policy, "peft_config"):
+    elif args.ref_adapter_name is None and (
+        not hasattr(policy, "peft_config") or needs_reference(policy)
+    ):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
     vocabulary = embedding_rows(policy)
     own = judges.tokenizer is not None  # they read text, not the policy's ids
@@ -108,11 +113,19 @@ def build_models(
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
         return without_dropout(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
-        if value_model is not None:
+        head = ValueHead(policy)
+        if (
+            isinstance(value_model, (str, Path))
+            and not (Path(value_model) / "config.json").exists()
+        ):
+            with loading(str(value_model), "value head"):
+                load_weights(head, value_model)
+        elif value_model is not None:
             raise ValueError(
-                "share_value_trunk is set and a value_model is given: leave one of them out."
+                "share_value_trunk is set and a value_model is given: leave one of them out, or "
+                "give the folder of a value head, as save_value_model writes it."
             )
-        return without_dropout(PolicyAndValue(policy, ValueHead(policy))), reference
+        return without_dropout(PolicyAndValue(policy, head)), reference
     if value_model is None:
         like: Any = judges.models[0] if judges.models and not own else None
         like = None if isinstance(like, CustomScorer) else like  # it may be a rule, and not learn
@@ -120,7 +133,7 @@ def build_models(
         value_model = once_more(
             "value_model",
             None if like is None else first,
-            lambda: trainable(scorer_from(policy, args.seed) if like is None else deepcopy(like)),
+            lambda: trainable(grown(policy, args.seed) if like is None else deepcopy(like)),
             load_scorer,
         )
     scorer = load_scorer(value_model)
@@ -164,6 +177,12 @@ def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
     return [("policy", pair.policy), *(("reward model", judge) for judge in of_judges), *value]
 
 
+def grown(policy: Any, seed: int) -> PreTrainedModel:
+    "A value model from the policy's body as it starts."
+    adapted = hasattr(policy, "peft_config") and needs_reference(policy)
+    return scorer_from(merged(deepcopy(policy)) if adapted else policy, seed)
+
+
 def trainable(model: Any) -> nn.Module:
     "The same model, to be trained, in float32 or wider."
     return model.requires_grad_(True).train().to(torch.promote_types(model.dtype, torch.float32))
@@ -201,6 +220,29 @@ def choose_adapter(policy: Any, args: PPOConfig) -> None:
         policy.set_adapter(args.model_adapter_name)
 
 
+def needs_reference(policy: Any) -> bool:
+    """Whether the policy with its adapter off is no reference: weights outside the adapter learn,
+    or the adapter changes the policy already. A new one does not: of LoRA's two factors one is 0,
+    of IA3 the factor is 1."""
+    neutral, name = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0), policy.active_adapter
+    for part, weight in policy.named_parameters():
+        parts = part.split(".")
+        if name not in parts and weight.requires_grad:
+            return True
+        kinds = neutral.keys() & parts if name in parts else ()
+        with gathered([weight] * len(kinds)):
+            if any((weight != neutral[kind]).any() for kind in kinds):
+                return True
+    for part in policy.modules():
+        copies, own = getattr(part, "modules_to_save", {}), getattr(part, "original_module", None)
+        if isinstance(own, nn.Module) and name in copies:
+            pairs = [*zip(own.parameters(), copies[name].parameters())]
+            with gathered([weight for pair in pairs for weight in pair]):
+                if not all(torch.equal(a, b) for a, b in pairs):
+                    return True
+    return False
+
+
 @contextmanager
 def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
     "Inside, the policy is its own reference: its adapter off, or the named one on."
@@ -216,9 +258,11 @@ def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
         policy.set_adapter(own)
 
 
-def try_models(policy: Any, reference: Placed, layout: Layout) -> None:
+def try_models(args: PPOConfig, policy: Any, reference: Placed, layout: Layout) -> None:
     """Find out now, and not in the first rollout, how the policy is to be sampled and whether heads
-    can be taken off. Raises ValueError on a policy that cannot be sampled."""
+    can be taken off. Raises ValueError on a policy that cannot be sampled, or left out of a step
+    where the settings want that."""
+    layout.check_warm_up(args.value_warmup_updates, args.weight_decay)
     if layout.in_place:
         with layout.accelerator.autocast():  # some attention refuses float32
             has_cache(policy)

@@ -42,8 +42,10 @@ TRAINER = renames(  # keywords of PPOTrainer
     "dataset=train_dataset reward_fn=reward_model reward_funcs=reward_model "
     "training_data_collator=data_collator policy_model=model ref_policy_model=ref_model"
 ) | {
-    "optimizer": "optimizers=(optimizer, None)",
-    "lr_scheduler": "optimizers=(optimizer, lr_scheduler)",
+    "optimizer": "optimizer_cls_and_kwargs=(torch.optim.AdamW, dict(lr=3e-6)), which trains policy "
+    "and value model",
+    "lr_scheduler": "lr_scheduler_type of PPOConfig; one of your own goes with your own optimizer, "
+    "once the trainer is made: trainer.optimizer = ..., trainer.lr_scheduler = ...",
     "num_shared_layers": "share_value_trunk of PPOConfig",
     "compute_metrics": "a reward function: it scores the completions of an evaluation too",
 }

@@ -187,6 +187,12 @@ class PPOConfig(Objective, CheckedArguments):
         "save_model writes the policy with its adapter merged into the weights.",
         "run unreplayed",
     )
+    save_value_model: bool = setting(
+        False,
+        "save_model writes the value model too, to the folder value in it: another run starts from "
+        "it by value_model (--value_model_path).",
+        "run critic unreplayed",
+    )
 
     # Memory and speed
     bf16: bool | None = setting(  # type: ignore[assignment]  # None: decided by the device

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from huggingface_hub.errors import (
@@ -99,6 +100,37 @@ def check_version(release: str = transformers.__version__) -> None:
 check_version()
 
 
+def inner_optimizer(optimizer: Any) -> Any:
+    "The optimizer inside Accelerate's wrapper; any other itself."
+    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+
+
+def check_optimizer(optimizer: Any, scheduler: Any, model: nn.Module) -> None:
+    """Raises ValueError where an optimizer of the user's own lacks weights that learn, or a
+    schedule moves the learning rate of another one."""
+    groups = getattr(optimizer, "param_groups", [])
+    held = {id(p) for group in groups for p in group["params"]}
+    learn = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    lacks = [name for name, p in learn.items() if id(p) not in held]
+    if held and lacks:
+        raise ValueError(
+            f"the optimizer lacks {len(lacks)} of {len(learn)} tensors that learn, such as "
+            f"{lacks[0]}: it was made before the trainer made them, or without them. Leave "
+            "optimizers out and give optimizer_cls_and_kwargs=(torch.optim.AdamW, dict(lr=1e-5)), "
+            "or set trainer.optimizer once the trainer is made."
+        )
+    if scheduler is not None and inner_optimizer(scheduler.optimizer) is not optimizer:
+        raise ValueError(
+            "the lr_scheduler is of another optimizer than the one that trains: give both as "
+            "optimizers=(optimizer, lr_scheduler), or set lr_scheduler_type."
+        )
+    if scheduler is not None and scheduler.last_epoch > 0 and not any(x["lr"] for x in groups):
+        raise ValueError(
+            f"the lr_scheduler is at its end, after {scheduler.last_epoch} steps, with a learning "
+            "rate of 0: give optimizers=(optimizer, None), and a new schedule is made."
+        )
+
+
 class OrderByLength(LengthGroupedSampler):
     """Trainer's sampler, which remembers its order, and can begin with one that it is given."""
 
@@ -157,6 +189,8 @@ class SealedTrainer(Trainer):
         args.remove_unused_columns = False  # the collators take what they need
         warn_of_half(model)
         super().__init__(model, args, **given)
+        self.optimizer = inner_optimizer(self.optimizer)  # it may be of a trainer before this one
+        check_optimizer(self.optimizer, self.lr_scheduler, model)
         self.changed: set[str] = set()  # names of what is other than in the checkpoint
         self.changes: dict[str, str] = {}  # all resumes' changes, in words
         self.earlier = logs_in(self.output_dir)  # of a run before this one
@@ -166,6 +200,11 @@ class SealedTrainer(Trainer):
     def output_dir(self) -> Path:
         "Where the run writes; TrainingArguments always has one."
         return Path(str(self.args.output_dir))
+
+    @property
+    def prepared(self) -> bool:
+        "Whether optimizer and model are as `train` wraps them."
+        return isinstance(self.optimizer, AcceleratedOptimizer)
 
     def training_step(self, model: nn.Module, *given: Any, **more: Any) -> Tensor:
         "Trainer's. Raises FloatingPointError on a loss or a gradient that is not finite."
@@ -408,6 +447,13 @@ class SealedTrainer(Trainer):
             return super()._load_best_model()
         self.read_model(folder, self.accelerator.unwrap_model(self.model))
 
+    def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        "Trainer's. Raises ValueError where one that was set since lacks weights that learn."
+        if isinstance(self.optimizer, torch.optim.Optimizer) and not self.prepared:
+            trained: Any = model or self.model
+            check_optimizer(self.optimizer, self.lr_scheduler, trained)
+        return super().create_optimizer(*([] if model is None else [model]))
+
     def create_scheduler(self, *given: Any, **more: Any) -> Any:
         "Trainer's; what this run's settings make of the optimizer is kept for a resume."
         scheduler: Any = super().create_scheduler(*given, **more)
@@ -553,7 +599,7 @@ class UpdateTrainer(SealedTrainer):
 
     def prepare(self) -> nn.Module:
         "Make optimizer and schedule and wrap the model, as `train` would; once. Returns the model."
-        if self.optimizer is None or self.lr_scheduler is None:
+        if not self.prepared:
             updates, given = self.args.num_total_batches, self.train_dataset is not None
             if not updates:
                 self.args.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP

@@ -65,6 +65,15 @@ def model_name(model: nn.Module) -> str:
     return Path(name).name if Path(name).exists() else name
 
 
+def reference_name(trainer: Any) -> str:
+    "Which policy the KL is measured from."
+    if trainer.ref_model is None:
+        adapter = trainer.args.ref_adapter_name
+        return "the policy, its adapter off" if adapter is None else f"the adapter {adapter}"
+    name = model_name(trainer.ref_model)
+    return name if trainer.ref_given else f"a frozen copy of the policy as it starts ({name})"
+
+
 def hub_name(model: nn.Module) -> str:
     "The model's name on the hub; empty for a folder or a model made from scratch."
     name = getattr(model.config, "_name_or_path", "") or ""
@@ -88,9 +97,7 @@ def ppo_card(trainer: Any, name: str) -> str:
     args, pair = trainer.args, trainer.pair
     data: dict[str, str] = {}
     models = dict(policy=model_name(pair.policy))
-    models["reference"] = args.ref_adapter_name or "the policy, its adapter off"
-    if trainer.ref_model is not None:
-        models["reference"] = model_name(trainer.ref_model)
+    models["reference"] = reference_name(trainer)
     for judge, weight in trainer.judges.weights.items():
         model = trainer.judges.judges[judge]
         kind = model_name(model) if isinstance(model, nn.Module) else "a function"
