@@ -82,7 +82,7 @@ from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.loading import pretrained
 from .base.markdown import inline, on_hub, two_columns
-from .base.opened import without_dropout
+from .base.noise import check_steady, without_noise
 from .base.sharding import gathered, zero3_is_live
 from .masks import position_ids
 from rlhf_nb.models import (
@@ -95,6 +95,7 @@ from rlhf_nb.models import (
     scorer_from,
     scorer_head,
     sequence_scores,
+    token_scores,
     with_adapter,
 )
 from rlhf_nb.sft import (
@@ -400,7 +401,9 @@ class RewardConfig(SupervisedConfig):
         "(Eisenstein et al. 2023). None: 0.",
         "update",
     )
-    disable_dropout: bool = setting(True, "Train without the model's dropout.", "update")
+    disable_dropout: bool = setting(
+        True, "Train without the model's dropout, dropped layers and router jitter.", "update"
+    )
     learning_rate: NotNegative = setting(1e-5, "Peak learning rate.")
 
 # %% ../nbs/reference/38_reward_training.ipynb #b6b5fc62
@@ -510,7 +513,7 @@ class RewardTrainer(SealedTrainer):
             pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
         )
         super().__init__(
-            without_dropout(trained) if args.disable_dropout else trained,
+            without_noise(trained) if args.disable_dropout else trained,
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -521,6 +524,10 @@ class RewardTrainer(SealedTrainer):
             compute_metrics=self.measure,
             **more,
         )
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # called only once prepared
+        if args.disable_dropout and not sharded:
+            with self.accelerator.autocast():
+                check_steady(self.model, "reward model", token_scores)
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
         "Trainer's, on the pairs given at construction, or on others in any accepted format."

@@ -213,7 +213,7 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        try_models(pair.policy, self.reference, self.layout)
+        try_models(pair, self.reference, self.layout)
 
     # ---- one update ----
 

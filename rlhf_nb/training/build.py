@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer
-from rlhf_nb.base.opened import embedding_rows, opened, without_dropout
+from rlhf_nb.base.noise import check_steady, without_noise
+from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import zero3_is_live
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
@@ -27,6 +28,7 @@ from rlhf_nb.models import (
     load_policy,
     load_scorer,
     scorer_from,
+    token_scores,
     with_adapter,
     with_rows,
 )
@@ -106,13 +108,13 @@ def build_models(
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
-        return without_dropout(PolicyAndValue(policy)), reference
+        return without_noise(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
         if value_model is not None:
             raise ValueError(
                 "share_value_trunk is set and a value_model is given: leave one of them out."
             )
-        return without_dropout(PolicyAndValue(policy, ValueHead(policy))), reference
+        return without_noise(PolicyAndValue(policy, ValueHead(policy))), reference
     if value_model is None:
         like: Any = judges.models[0] if judges.models and not own else None
         like = None if isinstance(like, CustomScorer) else like  # it may be a rule, and not learn
@@ -128,7 +130,7 @@ def build_models(
         with_rows(scorer, vocabulary)
     check_vocabulary(grown_for_pad(scorer, tokenizer), tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
-    return without_dropout(PolicyAndValue(policy, value)), reference
+    return without_noise(PolicyAndValue(policy, value)), reference
 
 
 def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -216,14 +218,25 @@ def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
         policy.set_adapter(own)
 
 
-def try_models(policy: Any, reference: Placed, layout: Layout) -> None:
-    """Find out now, and not in the first rollout, how the policy is to be sampled and whether heads
-    can be taken off. Raises ValueError on a policy that cannot be sampled."""
-    if layout.in_place:
-        with layout.accelerator.autocast():  # some attention refuses float32
-            has_cache(policy)
-            opened(policy)
-            reference(opened)
+def try_models(pair: PolicyAndValue, reference: Placed, layout: Layout) -> None:
+    """Find out now, and not in the first rollout, how the policy is to be sampled, whether heads
+    can be taken off, and whether training mode is random. Raises ValueError on a policy that cannot
+    be sampled and on a model that is random; under DeepSpeed and FSDP, where a model cannot be
+    called before it is prepared, nothing is tried."""
+    if not layout.in_place:
+        return
+    with layout.accelerator.autocast():  # some attention refuses float32
+        has_cache(pair.policy)
+        opened(pair.policy)
+        reference(opened)
+        check_steady(pair.policy, "policy", _logits)
+        if pair.value is not None and not isinstance(pair.value, ValueHead):
+            check_steady(pair.value, "value model", token_scores)
+
+
+def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
+    return policy(**accepted(policy.forward, inputs)).logits
 
 
 def split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float) -> None:
