@@ -153,7 +153,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .base.custom import CustomScorer, as_scorer
-from .base.loading import check_decoder, loading, pretrained
+from .base.loading import check_decoder, loading, pretrained, with_dtype
 from .base.opened import body_of, embedding_rows
 
 logger = logging.get_logger(__name__)
@@ -384,7 +384,7 @@ CENTER = "reward_center.json"
 def _load(kind: Any, name_or_path: str, **kwargs: Any) -> PreTrainedModel:
     """A model by name or folder, in float32 unless `dtype` is given. An adapter's folder gives its
     base model with the adapter merged in."""
-    kwargs.setdefault("dtype", torch.float32)  # transformers defaults to the saved dtype
+    kwargs = with_dtype(kwargs, torch.float32)  # transformers defaults to the saved dtype
     if not (Path(name_or_path) / "adapter_config.json").is_file():
         return pretrained(kind, name_or_path, **kwargs)[0]
     peft = _peft()

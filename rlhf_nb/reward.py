@@ -80,7 +80,7 @@ from transformers import (
 
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
-from .base.loading import pretrained
+from .base.loading import pretrained, with_dtype
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
 from .base.sharding import gathered, zero3_is_live
@@ -384,7 +384,7 @@ def load_judge(name: str) -> PreTrainedModel:
 
 def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     "A classifier by name or folder, float32 unless `dtype` is given, and whether it had a head."
-    kwargs.setdefault("dtype", torch.float32)
+    kwargs = with_dtype(kwargs, torch.float32)
     if (Path(name) / "adapter_config.json").is_file():
         return load_scorer(name, **kwargs), True
     found, has_head = pretrained(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
@@ -524,6 +524,7 @@ class RewardTrainer(SealedTrainer):
             compute_metrics=self.measure,
             **more,
         )
+        self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the pairs of a whole step
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # called only once prepared
         if args.disable_dropout and not sharded:
             with self.accelerator.autocast():
@@ -533,6 +534,16 @@ class RewardTrainer(SealedTrainer):
         "Trainer's, on the pairs given at construction, or on others in any accepted format."
         data = each(eval_dataset, self.encode, "eval_dataset")
         return super().evaluate(data, *given, **named)
+
+    def predict(self, test_dataset: Any, *given: Any, **named: Any) -> Any:
+        "Trainer's, on pairs in any accepted format: scores [N, 2], the loss of each as its label."
+        return super().predict(each(test_dataset, self.encode, "test_dataset"), *given, **named)
+
+    def get_batch_samples(self, *given: Any) -> tuple[list, Any]:
+        "The micro-batches of a step, and how many pairs they have on all ranks."
+        batches, _ = super().get_batch_samples(*given)
+        pairs = sum(len(batch["input_ids"]) // 2 for batch in batches)
+        return batches, self.accelerator.gather(torch.tensor([pairs], device=self.args.device)).sum()
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, but through the wrapped model's own forward."
@@ -554,14 +565,18 @@ class RewardTrainer(SealedTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        "Mean loss over the pairs; with `return_outputs`, scores [B, 2] and losses [B] too."
+        """Mean loss over the pairs, or this micro-batch's share of a step's mean; with
+        `return_outputs`, scores [B, 2] and losses [B] too."""
         chosen, rejected = self.scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
             2
         )
         losses = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
         centering = (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected).square()
         scores = torch.stack([chosen, rejected], 1)
-        loss = losses.mean() + centering.mean()
+        loss = (losses + centering).mean()
+        if num_items_in_batch is not None:  # of all micro-batches and ranks, which are averaged
+            share = self.accelerator.num_processes * len(losses) / num_items_in_batch
+            loss = loss * share
         if model.training:
             self.scores_since_log.append(scores.detach())
         return (loss, dict(scores=scores, losses=losses + centering)) if return_outputs else loss

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -66,6 +67,19 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
         if isinstance(error, SafetensorError):
             fix = "The file is damaged: copy it again."
         raise kind(f"{name} cannot be loaded: {lines[0].rstrip('. ')}. {fix}") from error
+
+
+def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
+    """What `from_pretrained` gets, with a `dtype`; `torch_dtype`, as it was called before, is the
+    same. Raises ValueError where both are given and differ."""
+    kinds = {name: given[name] for name in ("dtype", "torch_dtype") if given.get(name) is not None}
+    if len({str(kind).removeprefix("torch.") for kind in kinds.values()}) > 1:
+        raise ValueError(
+            f"dtype is {kinds['dtype']} and torch_dtype is {kinds['torch_dtype']}: give one of "
+            "them, they are the same setting."
+        )
+    others = {name: x for name, x in given.items() if name != "torch_dtype"}
+    return others | dict(dtype=next(iter(kinds.values()), default))
 
 
 def check_decoder(config: PreTrainedConfig, name: str) -> None:

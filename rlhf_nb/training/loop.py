@@ -25,12 +25,14 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import (
     PreTrainedModel,
     SchedulerType,
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    optimization,
 )
 from transformers.trainer import skip_first_batches
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -83,6 +85,8 @@ PRIVATE = {
     "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
     "_globalstep_last_logged": "how many steps the next log is over",
 }
+# schedules that a metric of an evaluation steps; GreedyLR is not in every release
+BY_METRIC = (ReduceLROnPlateau, *filter(None, [getattr(optimization, "GreedyLR", None)]))
 HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
 
 
@@ -509,6 +513,7 @@ class UpdateTrainer(SealedTrainer):
     optimizer: Any
     lr_scheduler: Any
     update_count = 0
+    episode_count = 0  # of all ranks; the last update of an epoch may have fewer than batch_size
     since_log: dict[str, list[float]]  # metrics of the updates since the last log
     batches: Iterator | None = None  # of someone who steps by hand
 
@@ -523,7 +528,7 @@ class UpdateTrainer(SealedTrainer):
 
     def count_episodes(self) -> None:
         "Callbacks read state.episode."
-        vars(self.state)["episode"] = self.update_count * self.args.batch_size
+        vars(self.state)["episode"] = self.episode_count
 
     # ---- for subclasses ----
 
@@ -565,6 +570,13 @@ class UpdateTrainer(SealedTrainer):
                 self.model.activation_checkpointing_enable()
             batches = self.get_train_dataloader() if given else None
             self._prepare_for_training(updates, batches, None)
+        planned, rate = self.args.num_total_batches, self.args.learning_rate
+        if self.update_count == planned > 0 and rate and not self.learning_rate():
+            logger.warning_once(
+                f"update {planned} is past the schedule of {planned} updates, whose learning rate "
+                "ends at 0: nothing more will be learnt. Raise total_episodes or max_steps, or set "
+                "lr_scheduler_type='constant'."
+            )
         return self.model_wrapped
 
     def next_batch(self) -> Any:
@@ -585,6 +597,11 @@ class UpdateTrainer(SealedTrainer):
     def learning_rate(self) -> float:
         "Of the next optimizer step."
         return self._get_learning_rate()
+
+    def step_schedule(self) -> None:
+        "Once an update; a schedule that waits for a metric is stepped by Trainer's evaluation."
+        if not isinstance(self.lr_scheduler, BY_METRIC):
+            self.lr_scheduler.step()
 
     # ---- the loop, in Trainer's terms ----
 
@@ -683,7 +700,7 @@ class UpdateTrainer(SealedTrainer):
         "One update, counted."
         start = time.perf_counter()
         metrics = self.step(batch)
-        metrics["eps"] = self.args.batch_size / (time.perf_counter() - start)
+        metrics["eps"] = metrics.episodes / (time.perf_counter() - start)
         self.state.global_step += 1
         self.count_episodes()
         self._tr_loss += metrics.loss
@@ -708,11 +725,14 @@ class UpdateTrainer(SealedTrainer):
 
     def write_state(self, folder: Path) -> None:
         state = dict(self.run_state(), update_count=self.update_count, since_log=self.since_log)
+        state["episode_count"] = self.episode_count
         (folder / "ppo_state.json").write_text(json.dumps(state))
 
     def read_state(self, folder: Path) -> None:
         state = json.loads((folder / "ppo_state.json").read_text())
         self.update_count = state["update_count"]
+        by_batches = self.update_count * self.args.batch_size  # as older checkpoints count
+        self.episode_count = state.get("episode_count", by_batches)
         self.since_log = defaultdict(list, state["since_log"])
         self.restore_run_state(state)
         if self.is_world_process_zero():  # later lines are of steps that are done again
