@@ -546,7 +546,7 @@ def nats_of(trainer, data) -> tuple[float, int]:
 # catches: a mean of batches' means where metrics are asked for or a loss is smoothed, a last batch
 # that counts as much as the others, packed rows, labels that the metrics cannot read
 @pytest.mark.parametrize("size", [1, 4, 13])
-def test_the_loss_of_an_evaluation_is_a_mean_over_tokens(trained, world, size):
+def test_the_loss_of_an_evaluation_is_a_mean_over_tokens(trained, world, tokenizer, size):
     data = world["train"].select_columns(["prompt", "completion"]).select(range(13))
     seen = []
 
@@ -567,6 +567,8 @@ def test_the_loss_of_an_evaluation_is_a_mean_over_tokens(trained, world, size):
         done = plain.predict(data)  # raw rows
         assert done.metrics["test_loss"] == pytest.approx(nats / tokens, rel=1e-5)
         assert done.label_ids.shape == done.predictions.shape[:2] == seen[-1][1].shape
+        kept = [[i for i in row["labels"] if i != -100] for row in encode_rows(data, tokenizer)]
+        assert [[i for i in row if i != -100] for row in done.label_ids.tolist()] == kept
 
 
 def test_a_smoothed_loss_is_a_mean_over_tokens_too(trained):

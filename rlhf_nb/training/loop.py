@@ -26,6 +26,7 @@ from huggingface_hub.errors import (
 )
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import SequentialSampler
 from transformers import (
     PreTrainedModel,
     SchedulerType,
@@ -80,7 +81,7 @@ PRIVATE = {
     "_prepare_inputs": "a batch on the device",
     "_run_epoch": "one pass over the data, where a step is an update",
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
-    "_get_dataloader": "one rank's prompts of an update",
+    "_get_dataloader": "one rank's prompts of an update; rows to predict, in their order",
     "_get_learning_rate": "the learning rate that is logged",
     "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
     "_globalstep_last_logged": "how many steps the next log is over",
@@ -460,6 +461,11 @@ class SealedTrainer(Trainer):
         lengths = list(sampler.lengths)  # a column of a data set is slow to read row by row
         self.order = OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
         return self.order
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."
+        size = self.args.eval_batch_size
+        return self._get_dataloader(test_dataset, "test", size, sampler_fn=SequentialSampler)
 
     # ---- the hub ----
 
