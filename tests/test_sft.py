@@ -586,3 +586,61 @@ def test_logits_may_be_shortened_for_the_metrics(trained):
     parts = dict(compute_metrics=own, preprocess_logits_for_metrics=best)
     trained(parts=parts, per_device_eval_batch_size=13).evaluate()
     assert seen[0].ndim == 2
+
+
+# ---- Streams ----
+
+
+def shown(trainer) -> list[list[int]]:
+    "The last token but one of each row, batch by batch, as it trains."
+    seen, step = [], trainer.training_step
+
+    def look(model, inputs, *given):
+        seen.append(
+            [
+                row[mask.bool()][-2].item()
+                for row, mask in zip(inputs["input_ids"], inputs["attention_mask"])
+            ]
+        )
+        return step(model, inputs, *given)
+
+    trainer.training_step = look
+    return seen
+
+
+# catches: a pass that begins anew after a resume, another shuffle of it, rows of an unfinished step
+# whose gradient is added to the first step of the next pass
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tmp_path, shuffled):
+    rows = Dataset.from_dict(dict(prompt=["a"] * 10, completion=list("abcdefghij")))
+    stream = rows.to_iterable_dataset(num_shards=2)
+    stream = stream.shuffle(seed=3, buffer_size=4) if shuffled else stream
+
+    def make(**changes):
+        settings = dict(
+            max_steps=7,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            learning_rate=1e-2,
+            save_strategy="steps",
+            save_steps=1,
+        )
+        return SFTTrainer(
+            tiny(), small_args(SFTConfig, **settings | changes), stream, None, letters
+        )
+
+    whole = make(output_dir=str(tmp_path / "whole"))
+    seen = shown(whole)
+    whole.train()
+    passes = [
+        [i for batch in seen[k : k + 4] for i in batch] for k in (0, 4, 8)
+    ]  # of five batches, the last is left out
+    assert len(seen) == 14 and all(len(set(rows)) == 8 for rows in passes)
+    assert (passes[0] == passes[1] == passes[2]) == (not shuffled)
+    for step in (3, 4, 6):  # within the second pass, at its end, at the end of the third
+        again = make(output_dir=str(tmp_path / "whole"), overwrite_output_dir=False)
+        rest = shown(again)
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert rest == seen[2 * step :]
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(weight, again.model.state_dict()[name]), (step, name)

@@ -74,6 +74,7 @@ PRIVATE = {
     "_load_best_model": "the best checkpoint is loaded as any other",
     "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
     "_save_rng_state": "the order of an epoch that is under way, and what has yet to be logged",
+    "_init_training_state": "where in which pass over a stream a resumed run goes on",
     "_load_rng_state": "put back after batches are skipped, not before",
     "_get_train_sampler": "rows of like length in an order that can be resumed",
     "_push_from_checkpoint": "a checkpoint is pushed under its final name",
@@ -204,6 +205,13 @@ class SealedTrainer(Trainer):
                 "more rows, or a smaller per_device_train_batch_size."
             )
         return super().set_initial_training_values(args, dataloader)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *given: Any) -> tuple:
+        """The micro-batches of a step. What is left at the end of a stream and fills none is left
+        out: Trainer would add its gradient to the first step of the next pass."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, *given)
+        whole = len(batches) == num_batches or has_length(self.train_dataset)
+        return (batches, items) if whole else ([], None)
 
     # ---- for subclasses ----
 
@@ -431,6 +439,19 @@ class SealedTrainer(Trainer):
         order = of_first_rank(pending_of(self.resumed_from, 0).get("order"))
         if self.order is not None and order is not None:
             self.order.begin_with = order.tolist()
+
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Passes over the data, and micro-batches of the one under way. Of a stream, which Trainer
+        takes for a single pass of max_steps, they are counted in the checkpoint's epoch."""
+        place = super()._init_training_state(max_steps, per_epoch, epochs, checkpoint, trial)
+        if checkpoint is None or has_length(self.train_dataset) or self.args.ignore_data_skip:
+            return place
+        saved = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+        passes, share = divmod(saved["epoch"], 1)
+        steps = round(share * saved["max_steps"])
+        return int(passes), steps * self.args.gradient_accumulation_steps
 
     def begin(self) -> None:
         "Before the first step: when to log and save, and what a resumed run had yet to log."
