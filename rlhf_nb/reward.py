@@ -80,10 +80,10 @@ from transformers import (
 
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
-from .base.loading import pretrained, with_dtype
+from .base.loading import check_scorer, pretrained, with_dtype
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
-from .base.sharding import gathered, zero3_is_live
+from .base.sharding import gathered
 from .masks import position_ids
 from rlhf_nb.models import (
     CENTER,
@@ -543,7 +543,9 @@ class RewardTrainer(SealedTrainer):
         "The micro-batches of a step, and how many pairs they have on all ranks."
         batches, _ = super().get_batch_samples(*given)
         pairs = sum(len(batch["input_ids"]) // 2 for batch in batches)
-        return batches, self.accelerator.gather(torch.tensor([pairs], device=self.args.device)).sum()
+        return batches, self.accelerator.gather(
+            torch.tensor([pairs], device=self.args.device)
+        ).sum()
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, but through the wrapped model's own forward."
@@ -670,6 +672,7 @@ def score_texts(
 ) -> Tensor:  # [N] float32
     """The reward model's score of each answer, in the order given. The stop token is appended where
     it was reached."""
+    check_scorer(model)
     stop, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     begun = encode_prompts(prompts, tokenizer)
     ended = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
@@ -734,8 +737,9 @@ Rewarder = Callable[..., list[float]]
 
 
 def is_score(x: Any) -> bool:
-    "Whether this is a single number of Python, numpy or torch that float32 can hold."
-    number = isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
+    "Whether this is a single real number of Python, numpy or torch that float32 can hold."
+    held = isinstance(x, Tensor) and not (x.is_complex() or x.is_meta)
+    number = isinstance(x, Real) or (held and x.numel() == 1)
     return number and not isinstance(x, bool) and abs(float(x)) <= torch.finfo(torch.float32).max
 
 
@@ -762,7 +766,13 @@ def call_reward(
             "or raise an error."
         ) from error
     unordered = isinstance(returned, (Mapping, Set, Iterator, str, bytes))
-    if unordered or not hasattr(returned, "__iter__") or getattr(returned, "ndim", 1) == 0:
+    of_meta = isinstance(returned, Tensor) and returned.is_meta  # it holds no numbers
+    if (
+        unordered
+        or of_meta
+        or not hasattr(returned, "__iter__")
+        or getattr(returned, "ndim", 1) == 0
+    ):
         raise ValueError(
             f"reward function {name} returned {returned!r}: return a list with a finite number "
             "for each response."
@@ -789,24 +799,6 @@ def _check_finite(judge: Any, scores: Tensor, responses: Sequence[str]) -> None:
         raise ValueError(
             f"reward model {name} gave {scores[i].item()} for response {i} "
             f"({responses[i][:60]!r}): its weights or its head are not finite numbers."
-        )
-
-
-@torch.no_grad()
-def _check_reads_last(judge: Any) -> None:
-    """Raises ValueError if a classifier's score is not the output of its head at the last token,
-    as with BERT and other encoders."""
-    if not isinstance(judge, PreTrainedModel) or zero3_is_live():
-        return
-    ids = torch.tensor([[i for i in range(5) if i != judge.config.pad_token_id]])
-    ids, ours = ids.to(judge.device), getattr(judge.config, "reward_center", 0.0)
-    ours = ours + sequence_scores(judge, ids, torch.ones_like(ids))
-    own = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
-    if not torch.allclose(own, ours, rtol=0.05, atol=0.05, equal_nan=True):
-        raise ValueError(
-            f"{type(judge).__name__} does not read its score at the last token: it returns "
-            f"{own.item():.3f}, and its head gives {ours.item():.3f} there. Give a function "
-            "f(prompts, responses, **columns) that calls it."
         )
 
 # %% ../nbs/reference/38_reward_training.ipynb #efb71051
@@ -870,7 +862,7 @@ class Judges:
             if isinstance(judge, (str, Path, nn.Module)):
                 named = not isinstance(judge, nn.Module)
                 judge = load_judge(str(judge)) if named else load_scorer(judge)
-                _check_reads_last(judge.eval().requires_grad_(False))
+                judge.eval().requires_grad_(False)
             if not callable(judge):
                 raise ValueError(
                     f"reward_model is {judge!r}: give a model, its name or folder, a function "

@@ -537,9 +537,9 @@ class SFTTrainer(SealedTrainer):
 
     def measure(self, output: EvalPrediction) -> dict[str, float]:
         "The metrics that were asked for, of predictions and labels."
-        labels, _ = output.label_ids
-        found = EvalPrediction(output.predictions, labels, output.inputs, output.losses)
-        return self.own_metrics(found)
+        both: Any = output.label_ids
+        own: Any = self.own_metrics
+        return own(EvalPrediction(output.predictions, both[0], output.inputs, output.losses))
 
     def compute_loss(
         self,
@@ -593,10 +593,13 @@ class SFTTrainer(SealedTrainer):
             inputs = self.to_device(inputs)
             labels = inputs.pop("labels")
             with torch.no_grad(), self.compute_loss_context_manager():
-                logits = model(**inputs).logits[:, -labels.shape[1] :]  # no virtual tokens of a prompt
+                logits = model(**inputs).logits[
+                    :, -labels.shape[1] :
+                ]  # no virtual tokens of a prompt
                 rows = row_losses(logits, labels)
             return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
-        loss, outputs, labels = super().prediction_step(model, inputs, False, ignore_keys)
+        found: Any = super().prediction_step(model, inputs, False, ignore_keys)
+        loss, outputs, labels = found
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
         rows = row_losses(logits[:, -labels.shape[1] :], labels)
         if other_loss:

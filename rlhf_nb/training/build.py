@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +40,7 @@ from rlhf_nb.training.layout import Layout, Placed
 from rlhf_nb.training.precision import dtype_name
 
 logger = logging.get_logger(__name__)
+PADDED = 128  # embeddings are often padded to a multiple of it
 
 
 class Judges(Protocol):
@@ -103,7 +105,7 @@ def build_models(
         if args.resize_embeddings and not own:
             with_rows(judge, vocabulary)
         if not own:
-            check_same_ids(judge, tokenizer)
+            check_same_ids(judge, tokenizer, vocabulary)
             grown_for_pad(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
@@ -133,15 +135,19 @@ def build_models(
     return without_noise(PolicyAndValue(policy, value)), reference
 
 
-def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_same_ids(
+    judge: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int,  # ids that the policy has an embedding for
+) -> None:
     """Raises ValueError where the reward model was saved with a tokenizer that gives other ids to
-    the same tokens, or has other tokens; without one there is nothing to compare."""
-    name = getattr(judge, "name_or_path", "")
-    if not name or (Path(name).is_dir() and not any(Path(name).glob("tokenizer*"))):
-        return
-    try:
-        other = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError):  # none on the hub, or the folder is gone
+    the same tokens, or has other tokens; without one, where it knows far more ids."""
+    name, other = getattr(judge, "name_or_path", ""), None
+    if name and (not Path(name).is_dir() or any(Path(name).glob("tokenizer*"))):
+        with suppress(OSError, ValueError):  # none on the hub, or the folder is gone
+            other = AutoTokenizer.from_pretrained(name)
+    if other is None:
+        _check_as_many(judge, vocabulary)
         return
     ours, theirs = (
         {token: i for token, i in words.get_vocab().items() if i != words.pad_token_id}
@@ -156,6 +162,25 @@ def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
             "give it as reward_processing_class (--reward_tokenizer_name_or_path), and it reads "
             "texts instead of the policy's ids."
         )
+
+
+def _check_as_many(judge: Any, vocabulary: int) -> None:
+    "Raises ValueError where a reward model without a tokenizer has more ids than padding explains."
+    rows = embedding_rows(judge)
+    if rows <= vocabulary or isinstance(judge, CustomScorer):
+        return
+    what = (
+        f"the reward model has an embedding for {rows} ids and the policy for {vocabulary}, and "
+        "there is no tokenizer beside it to compare"
+    )
+    if rows <= math.ceil(vocabulary / PADDED) * PADDED:
+        logger.warning(f"{what}: it is taken for the same vocabulary, padded.")
+        return
+    raise ValueError(
+        f"{what}: it was probably trained with another vocabulary. Give its tokenizer as "
+        "reward_processing_class (--reward_tokenizer_name_or_path), or the policy's if that is the "
+        "one, and it reads texts instead of the policy's ids."
+    )
 
 
 def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:

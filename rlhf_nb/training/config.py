@@ -54,8 +54,8 @@ class CheckedArguments(TrainingArguments):
             logger.warning_once("learning_rate is 0: nothing will be learnt.")
         super().__post_init__()
         if self.lr_scheduler_type in BY_METRIC:  # they are for a loss, unless told
-            mode = dict(mode="max" if self.greater_is_better else "min")
-            self.lr_scheduler_kwargs = mode | (self.lr_scheduler_kwargs or {})
+            given: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = dict(mode="max" if self.greater_is_better else "min") | given
 
 
 def check_args(args: Any, kind: type) -> None:

@@ -485,8 +485,8 @@ class SealedTrainer(Trainer):
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."
-        size = self.args.eval_batch_size
-        return self._get_dataloader(test_dataset, "test", size, sampler_fn=SequentialSampler)
+        size, in_order = self.args.eval_batch_size, lambda rows: SequentialSampler(rows)
+        return self._get_dataloader(test_dataset, "test", size, sampler_fn=in_order)
 
     # ---- the hub ----
 
