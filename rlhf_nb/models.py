@@ -147,15 +147,23 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GPTNeoXConfig,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 from transformers.utils import logging
 
 from .base.custom import CustomScorer, as_scorer
-from .base.loading import check_decoder, loading, pretrained
+from rlhf_nb.base.loading import (
+    NOT_AT_THE_LAST,
+    check_policy,
+    check_scorer,
+    check_weights,
+    loading,
+    pretrained,
+    with_dtype,
+)
 from .base.opened import body_of, embedding_rows, plain_layer
+from .base.sharding import zero3_is_live
 from .encoding import encode_prompts, plain_ids
 
 logger = logging.get_logger(__name__)
@@ -373,7 +381,7 @@ CENTER = "reward_center.json"
 def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
     """A model by name or folder, in float32 unless `dtype` is given, and whether it had its head.
     An adapter's folder gives its base model, which may be one too, with the adapter merged in."""
-    kwargs.setdefault("dtype", torch.float32)  # transformers defaults to the saved dtype
+    kwargs = with_dtype(kwargs, torch.float32)  # transformers defaults to the saved dtype
     if not (Path(name) / "adapter_config.json").is_file():
         return pretrained(kind, name, **kwargs)
     peft = _peft()
@@ -415,8 +423,8 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     on an encoder-decoder."""
     name = _named(name_or_path, "policy")
     model = name_or_path if name is None else load_whole(AutoModelForCausalLM, name, **kwargs)[0]
-    if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
-        check_decoder(config, type(model).__name__)
+    check_policy(model)
+    check_weights(model)
     return model
 
 
@@ -433,7 +441,30 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
             f"the reward or value model has num_labels={model.config.num_labels}, but "
             "it must return one number for each token: load it with num_labels=1."
         )
+    check_scorer(model)
+    check_weights(model)
+    _check_reads_last(model)
     return model
+
+
+@torch.no_grad()
+def _check_reads_last(model: Any) -> None:
+    """Raises ValueError if a classifier's score is not the output of its head at the last token,
+    as where a pooler is between them."""
+    if not isinstance(model, PreTrainedModel) or zero3_is_live():
+        return
+    ids = torch.tensor([[i for i in range(5) if i != model.config.pad_token_id]])
+    ids, ours = ids.to(model.device), getattr(model.config, "reward_center", 0.0)
+    was_training = model.training
+    model.eval()
+    ours = ours + sequence_scores(model, ids, torch.ones_like(ids))
+    own = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
+    model.train(was_training)
+    if not torch.allclose(own, ours, rtol=0.05, atol=0.05, equal_nan=True):
+        raise ValueError(
+            f"{type(model).__name__} does not read its score at the last token: it returns "
+            f"{own.item():.3f}, and its head gives {ours.item():.3f} there. {NOT_AT_THE_LAST}"
+        )
 
 # %% ../nbs/reference/35_model_loading.ipynb #0ecf55b9
 def _peft() -> Any:

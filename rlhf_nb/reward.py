@@ -80,9 +80,10 @@ from transformers import (
 
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
+from .base.loading import check_scorer
 from .base.markdown import inline, on_hub, two_columns
-from .base.opened import without_dropout
-from .base.sharding import gathered, zero3_is_live
+from .base.noise import check_steady, without_noise
+from .base.sharding import gathered
 from rlhf_nb.encoding import (
     Marked,
     Turns,
@@ -105,6 +106,7 @@ from rlhf_nb.models import (
     scorer_from,
     scorer_head,
     sequence_scores,
+    token_scores,
     with_adapter,
 )
 from rlhf_nb.sft import (
@@ -388,7 +390,9 @@ class RewardConfig(SupervisedConfig):
         "(Eisenstein et al. 2023). None: 0.",
         "update",
     )
-    disable_dropout: bool = setting(True, "Train without the model's dropout.", "update")
+    disable_dropout: bool = setting(
+        True, "Train without the model's dropout, dropped layers and router jitter.", "update"
+    )
     learning_rate: NotNegative = setting(1e-5, "Peak learning rate.")
 
 # %% ../nbs/reference/38_reward_training.ipynb #b6b5fc62
@@ -498,7 +502,7 @@ class RewardTrainer(SealedTrainer):
             pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
         )
         super().__init__(
-            without_dropout(trained) if args.disable_dropout else trained,
+            without_noise(trained) if args.disable_dropout else trained,
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -509,11 +513,28 @@ class RewardTrainer(SealedTrainer):
             compute_metrics=self.measure,
             **more,
         )
+        self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the pairs of a whole step
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled  # called only once prepared
+        if args.disable_dropout and not sharded:
+            with self.accelerator.autocast():
+                check_steady(self.model, "reward model", token_scores)
 
     def evaluate(self, eval_dataset: Any = None, *given: Any, **named: Any) -> dict[str, float]:
         "Trainer's, on the pairs given at construction, or on others in any accepted format."
         data = each(eval_dataset, self.encode, "eval_dataset")
         return super().evaluate(data, *given, **named)
+
+    def predict(self, test_dataset: Any, *given: Any, **named: Any) -> Any:
+        "Trainer's, on pairs in any accepted format: scores [N, 2], the loss of each as its label."
+        return super().predict(each(test_dataset, self.encode, "test_dataset"), *given, **named)
+
+    def get_batch_samples(self, *given: Any) -> tuple[list, Any]:
+        "The micro-batches of a step, and how many pairs they have on all ranks."
+        batches, _ = super().get_batch_samples(*given)
+        pairs = sum(len(batch["input_ids"]) // 2 for batch in batches)
+        return batches, self.accelerator.gather(
+            torch.tensor([pairs], device=self.args.device)
+        ).sum()
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, but through the wrapped model's own forward."
@@ -535,14 +556,18 @@ class RewardTrainer(SealedTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        "Mean loss over the pairs; with `return_outputs`, scores [B, 2] and losses [B] too."
+        """Mean loss over the pairs, or this micro-batch's share of a step's mean; with
+        `return_outputs`, scores [B, 2] and losses [B] too."""
         chosen, rejected = self.scores(model, inputs["input_ids"], inputs["attention_mask"]).chunk(
             2
         )
         losses = bradley_terry_loss(chosen, rejected, inputs.get("margin", 0.0))
         centering = (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected).square()
         scores = torch.stack([chosen, rejected], 1)
-        loss = losses.mean() + centering.mean()
+        loss = (losses + centering).mean()
+        if num_items_in_batch is not None:  # of all micro-batches and ranks, which are averaged
+            share = self.accelerator.num_processes * len(losses) / num_items_in_batch
+            loss = loss * share
         if model.training:
             self.scores_since_log.append(scores.detach())
         return (loss, dict(scores=scores, losses=losses + centering)) if return_outputs else loss
@@ -631,6 +656,7 @@ def score_ids(
     batch_size: int = 256,
 ) -> Tensor:  # [N] float32
     "The reward model's score at the last token of each row, in the order given."
+    check_scorer(model)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together
     was_training, scores = model.training, torch.zeros(len(rows))
     model.eval()
@@ -716,8 +742,9 @@ Rewarder = Callable[..., list[float]]
 
 
 def is_score(x: Any) -> bool:
-    "Whether this is a single number of Python, numpy or torch that float32 can hold."
-    number = isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)
+    "Whether this is a single real number of Python, numpy or torch that float32 can hold."
+    held = isinstance(x, Tensor) and not (x.is_complex() or x.is_meta)
+    number = isinstance(x, Real) or (held and x.numel() == 1)
     return number and not isinstance(x, bool) and abs(float(x)) <= torch.finfo(torch.float32).max
 
 
@@ -744,7 +771,13 @@ def call_reward(
             "or raise an error."
         ) from error
     unordered = isinstance(returned, (Mapping, Set, Iterator, str, bytes))
-    if unordered or not hasattr(returned, "__iter__") or getattr(returned, "ndim", 1) == 0:
+    of_meta = isinstance(returned, Tensor) and returned.is_meta  # it holds no numbers
+    if (
+        unordered
+        or of_meta
+        or not hasattr(returned, "__iter__")
+        or getattr(returned, "ndim", 1) == 0
+    ):
         raise ValueError(
             f"reward function {name} returned {returned!r}: return a list with a finite number "
             "for each response."
@@ -771,24 +804,6 @@ def _check_finite(judge: Any, scores: Tensor, responses: Sequence[str]) -> None:
         raise ValueError(
             f"reward model {name} gave {scores[i].item()} for response {i} "
             f"({responses[i][:60]!r}): its weights or its head are not finite numbers."
-        )
-
-
-@torch.no_grad()
-def _check_reads_last(judge: Any) -> None:
-    """Raises ValueError if a classifier's score is not the output of its head at the last token,
-    as with BERT and other encoders."""
-    if not isinstance(judge, PreTrainedModel) or zero3_is_live():
-        return
-    ids = torch.tensor([[i for i in range(5) if i != judge.config.pad_token_id]])
-    ids, ours = ids.to(judge.device), getattr(judge.config, "reward_center", 0.0)
-    ours = ours + sequence_scores(judge, ids, torch.ones_like(ids))
-    own = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
-    if not torch.allclose(own, ours, rtol=0.05, atol=0.05, equal_nan=True):
-        raise ValueError(
-            f"{type(judge).__name__} does not read its score at the last token: it returns "
-            f"{own.item():.3f}, and its head gives {ours.item():.3f} there. Give a function "
-            "f(prompts, responses, **columns) that calls it."
         )
 
 # %% ../nbs/reference/38_reward_training.ipynb #efb71051
@@ -854,7 +869,7 @@ class Judges:
             if isinstance(judge, (str, Path, nn.Module)):
                 named = not isinstance(judge, nn.Module)
                 judge = load_judge(str(judge)) if named else load_scorer(judge)
-                _check_reads_last(judge.eval().requires_grad_(False))
+                judge.eval().requires_grad_(False)
             if not callable(judge):
                 raise ValueError(
                     f"reward_model is {judge!r}: give a model, its name or folder, a function "

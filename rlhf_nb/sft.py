@@ -23,6 +23,7 @@ from datasets import (
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from transformers import (
+    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
@@ -389,8 +390,9 @@ class SFTTrainer(SealedTrainer):
         peft_config: Any = None,  # of peft, such as LoraConfig(r=8): train an adapter alone
         formatting_func: Callable[[dict], str] | None = None,  # makes the text of a row
         data_collator: Callable[[list[dict]], dict[str, Any]] | None = None,
+        compute_metrics: Callable[..., dict] | None = None,  # of an EvalPrediction
         quantization_config: Any = None,  # of a model given by name
-        **more: Any,  # of transformers.Trainer, such as compute_metrics
+        **more: Any,  # of transformers.Trainer
     ):
         args = config_of(SFTConfig, args, "sft")
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
@@ -410,7 +412,9 @@ class SFTTrainer(SealedTrainer):
             )
             return check_lengths(rows, model)
 
-        self.encode = encode
+        self.encode, self.own_metrics = encode, compute_metrics
+        if (shorten := more.get("preprocess_logits_for_metrics")) is not None:
+            more["preprocess_logits_for_metrics"] = lambda logits, both: shorten(logits, both[0])
         with quiet_bars(args.disable_tqdm):
             train_dataset = each(train_dataset, encode, "train_dataset", several=False)
             eval_dataset = each(eval_dataset, encode, "eval_dataset")
@@ -431,6 +435,7 @@ class SFTTrainer(SealedTrainer):
             processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
+            compute_metrics=None if compute_metrics is None else self.measure,
             **more,
         )
         if args.packing:
@@ -441,6 +446,16 @@ class SFTTrainer(SealedTrainer):
         "Trainer's, on the rows given, as they were given to the trainer, or on `eval_dataset`."
         data = each(eval_dataset, self.encode, "eval_dataset")
         return super().evaluate(data, *given, **named)
+
+    def predict(self, test_dataset: Any, *given: Any, **named: Any) -> Any:
+        "Trainer's, on rows as they were given to the trainer."
+        return super().predict(each(test_dataset, self.encode, "test_dataset"), *given, **named)
+
+    def measure(self, output: EvalPrediction) -> dict[str, float]:
+        "The metrics that were asked for, of predictions and labels."
+        both: Any = output.label_ids
+        own: Any = self.own_metrics
+        return own(EvalPrediction(output.predictions, both[0], output.inputs, output.losses))
 
     def compute_loss(
         self,
@@ -467,31 +482,54 @@ class SFTTrainer(SealedTrainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         "Trainer's, with the rows apart."
+        with self.rows_apart():
+            return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        "Trainer's, with the rows apart."
+        with self.rows_apart():
+            return super().get_test_dataloader(test_dataset)
+
+    @contextmanager
+    def rows_apart(self) -> Iterator[None]:
+        "Inside, batches are padded, never packed."
         own, self.data_collator = self.data_collator, self.padded
         try:
-            return super().get_eval_dataloader(eval_dataset)
+            yield
         finally:
             self.data_collator = own
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> Any:
-        "Loss of one batch; what Trainer takes for labels is `row_losses`."
-        if not prediction_loss_only or self.label_smoother is not None:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        inputs = self.to_device(inputs)
-        labels = inputs.pop("labels")
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs).logits[:, -labels.shape[1] :]  # no virtual tokens of a prompt
-            rows = row_losses(logits, labels)
-        return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
+        """Loss of one batch; what Trainer takes for labels is `row_losses`, behind the labels
+        themselves where metrics are wanted. A loss that is not the model's counts by tokens."""
+        other_loss = self.label_smoother is not None or self.compute_loss_func is not None
+        if prediction_loss_only and not other_loss:
+            inputs = self.to_device(inputs)
+            labels = inputs.pop("labels")
+            with torch.no_grad(), self.compute_loss_context_manager():
+                logits = model(**inputs).logits[
+                    :, -labels.shape[1] :
+                ]  # no virtual tokens of a prompt
+                rows = row_losses(logits, labels)
+            return rows[:, 0].sum() / rows[:, 1].sum(), None, rows
+        found: Any = super().prediction_step(model, inputs, False, ignore_keys)
+        loss, outputs, labels = found
+        logits = outputs[0] if isinstance(outputs, tuple) else outputs
+        rows = row_losses(logits[:, -labels.shape[1] :], labels)
+        if other_loss:
+            rows[:, 0] = loss * rows[:, 1]
+        return (loss, None, rows) if prediction_loss_only else (loss, outputs, (labels, rows))
 
     def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
         "Trainer's, its loss the mean over all counted tokens."
         output: Any = super().evaluation_loop(dataloader, *given, **named)
+        both = output.label_ids
+        labels, rows = both if isinstance(both, tuple) else (None, both)
         loss = f"{named.get('metric_key_prefix', 'eval')}_loss"
-        if output.label_ids is not None and output.predictions is None:
-            nats, tokens = output.label_ids.sum(0, dtype="float64")
+        if rows is not None:
+            nats, tokens = rows.sum(0, dtype="float64")
             output.metrics[loss] = float(nats / tokens)
         check_finite(output.metrics, loss)
-        return output
+        return output._replace(label_ids=labels)

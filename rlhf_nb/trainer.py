@@ -214,7 +214,7 @@ class PPOTrainer(UpdateTrainer):
         self.reference: Placed = self.adapter_off
         if self.ref_model is not None:
             self.reference = self.layout.place(self.ref_model)
-        try_models(args, pair.policy, self.reference, self.layout)
+        try_models(args, pair, self.reference, self.layout)
 
     # ---- one update ----
 
@@ -261,7 +261,7 @@ class PPOTrainer(UpdateTrainer):
             columns=batch.get("columns", {}),
             info=dict(
                 update=self.update_count,
-                episode=self.update_count * args.batch_size,
+                episode=self.episode_count,
                 seed=args.seed,
                 kl_coef=self.controller.value,
                 temperature=args.temperature,
@@ -321,8 +321,9 @@ class PPOTrainer(UpdateTrainer):
                 break  # summed over all ranks, so that all of them stop here
         metrics = self.metrics(r, sums, norms)
         self.controller.update(metrics["objective/kl"], metrics.episodes)
-        self.lr_scheduler.step()
+        self.step_schedule()
         self.update_count += 1
+        self.episode_count += metrics.episodes
         return metrics
 
     # ---- the parts of it ----
@@ -440,7 +441,7 @@ class PPOTrainer(UpdateTrainer):
             cap = self.args.importance_sampling_cap
             metrics |= engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
         metrics["lr"] = self.learning_rate()
-        metrics["episode"] = (self.update_count + 1) * self.args.batch_size
+        metrics["episode"] = self.episode_count + metrics.episodes
         return metrics
 
     # ---- the models ----
@@ -513,9 +514,10 @@ class PPOTrainer(UpdateTrainer):
         sampling: bool = False,  # of the first `rows` prompts; False: of all
         rows: int = 64,
         data: Any = None,  # None: eval_dataset, and without one nothing is done
-        metric_key_prefix: str = "eval",
+        metric_key_prefix: str | None = None,  # None: "sample" where sampling, else "eval"
     ) -> dict[str, float]:
-        "Near-greedy, scored completions of evaluation prompts: a table, a file, and their means."
+        """Near-greedy, scored completions of evaluation prompts: a table, a file, and their means,
+        as `sample_score` of the first `rows` and `eval_score` of all."""
         metrics: dict[str, float] = {}
         data = self.eval_dataset if data is None else self.checked(data, "data")
         for name, prompts in sets_of(data).items():
@@ -523,8 +525,9 @@ class PPOTrainer(UpdateTrainer):
                 prompts = prompts.select(range(min(rows, len(prompts))))
             completions, scores = self.completed(prompts, progress=not sampling)
             frame = completions_table(completions, scores)
+            kind = metric_key_prefix or ("sample" if sampling else "eval")
             metrics |= report_completions(
-                self, frame, completions.lengths, completions.stopped, metric_key_prefix, name
+                self, frame, completions.lengths, completions.stopped, kind, name
             )
         return metrics
 

@@ -195,7 +195,7 @@ for micro in (2, 1) if half else (2,):
     looked = alone.evaluate()  # five rows, which do not divide
     weights = everything(alone)
     if rank == 0:
-        table = (folder / f"alone-{micro}" / "completions" / "update-00000.csv").read_text()
+        table = (folder / f"alone-{micro}" / "completions" / "update-00000-eval.csv").read_text()
         torch.save(
             dict(weights=weights, start=start, metrics=metrics, looked=looked, table=table),
             folder / f"found-{kind}-{ranks}-{micro}.pt",

@@ -3,7 +3,10 @@ outside the embedding."""
 
 from __future__ import annotations
 
+import bz2
 import copy
+import gzip
+import lzma
 import sys
 from types import SimpleNamespace
 
@@ -21,14 +24,40 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
     GraniteConfig,
+    LlamaConfig,
+    LlamaForTokenClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from rlhf_nb.base.custom import CustomScorer
-from rlhf_nb.models import load_policy, load_scorer, load_tokenizer, scorer_from, tiny_policy
-from rlhf_nb.reward import call_reward, load_judge
+from rlhf_nb.cli.data import load_rows
+from rlhf_nb.cli.recipes import read_recipe
+from rlhf_nb.models import (
+    load_policy,
+    load_scorer,
+    load_tokenizer,
+    scorer_from,
+    scorer_head,
+    tiny_policy,
+)
+from rlhf_nb.reward import (
+    RewardConfig,
+    RewardTrainer,
+    call_reward,
+    load_judge,
+    load_reward_model,
+    score_texts,
+)
+from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.ui.episodes import shown_of, when
+from rlhf_nb.ui.reader import objective_for
+from rlhf_nb.ui.viewer import view
 
 TEXTS = ["abc", "de"]
 
@@ -132,8 +161,8 @@ def test_an_interrupt_in_a_function_stays_one():
 def test_nan_from_a_reward_model_names_the_model(ppo, letters, own_tokenizer):
     model = scorer_from(tiny_policy(letters, 0, **SIZES), 3)
     model.config._name_or_path = model.name_or_path = "people/judge"
-    nn.init.constant_(model.score.weight, float("nan"))
     trainer = ppo(model, parts=dict(reward_processing_class=letters) if own_tokenizer else {})
+    nn.init.constant_(model.score.weight, float("nan"))  # what is saved so is refused before
     before = weights(trainer)
     with pytest.raises(ValueError, match="reward model people/judge gave nan for response 0"):
         trainer.step()
@@ -391,3 +420,202 @@ def test_a_policy_without_a_classifier_is_told_of_the_value_head(ppo, letters):
     with pytest.raises(ValueError, match="granite, which has no .*set share_value_trunk=True"):
         ppo(likes_c, model=make())
     ppo(likes_c, model=make(), share_value_trunk=True).step()
+
+
+# ---- Models in the wrong place ----
+
+SMALL = dict(
+    vocab_size=12,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=16,
+    max_position_embeddings=32,
+    pad_token_id=0,
+    num_labels=1,
+)
+PAIRS = Dataset.from_dict(dict(prompt=["a"] * 4, chosen=["b"] * 4, rejected=["c"] * 4))
+DEMONSTRATIONS = Dataset.from_dict(dict(prompt=["a"] * 4, completion=["b"] * 4))
+
+
+# catches: a class that fits by its shape: a classifier of tokens, an encoder whose score is a pooler's
+@pytest.mark.parametrize(
+    "kind, config, said",
+    [
+        (LlamaForTokenClassification, LlamaConfig(**SMALL), "is a classifier of tokens"),
+        (BertForTokenClassification, BertConfig(**SMALL), "is a classifier of tokens"),
+        (BertForSequenceClassification, BertConfig(**SMALL), "it is an encoder, which reads both"),
+        (BertForSequenceClassification, BertConfig(**SMALL, is_decoder=True), "its head gives"),
+    ],
+)
+def test_what_is_no_reward_model_is_refused_everywhere(
+    ppo, letters, small_args, kind, config, said
+):
+    torch.manual_seed(0)
+    model = kind(config)
+    nn.init.normal_(scorer_head(model).weight)
+    args = small_args(RewardConfig, max_steps=1)
+    for make in (
+        lambda: ppo(model),
+        lambda: ppo(parts=dict(value_model=model)),
+        lambda: RewardTrainer(model, args, PAIRS, processing_class=letters),
+        lambda: load_scorer(model),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
+    if "head" not in said:
+        with pytest.raises(ValueError, match=said):
+            score_texts(model, letters, ["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    "model, said",
+    [
+        (BertForMaskedLM(BertConfig(**SMALL)), "reads both ways"),
+        (BertLMHeadModel(BertConfig(**SMALL)), "reads both ways"),
+        (LlamaForTokenClassification(LlamaConfig(**SMALL)), "writes no tokens"),
+        (AutoModelForSequenceClassification.from_config(LlamaConfig(**SMALL)), "writes no tokens"),
+    ],
+)
+def test_what_is_no_language_model_is_refused_everywhere(ppo, letters, small_args, model, said):
+    args = small_args(SFTConfig, max_steps=1)
+    with pytest.raises(ValueError, match=said):
+        ppo(model=model)
+    with pytest.raises(ValueError, match=said):
+        SFTTrainer(model, args, DEMONSTRATIONS, processing_class=letters)
+
+
+# catches: NaN in a file that is blamed on the learning rate, after the first update
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named_as_they_are_loaded(ppo, letters, tmp_path, bad):
+    policy = tiny_policy(letters, 0, **SIZES)
+    policy.gpt_neox.layers[0].mlp.dense_h_to_4h.weight.data[3, 2] = bad
+    for model, folder in ((policy, "policy"), (scorer_from(policy), "scorer")):
+        model.save_pretrained(tmp_path / folder)
+        letters.save_pretrained(tmp_path / folder)
+    said = r"1 of 1024 numbers in gpt_neox\.layers\.0\.mlp\.dense_h_to_4h\.weight"
+    name = str(tmp_path / "scorer")
+    for make in (
+        lambda: ppo(model=str(tmp_path / "policy")),
+        lambda: ppo(model=policy),
+        lambda: ppo(name),
+        lambda: ppo(parts=dict(value_model=name)),
+        lambda: load_reward_model(name),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make()
+
+
+# catches: another vocabulary that fits into the embedding, and scores that mean nothing
+def test_a_reward_model_with_far_more_ids_needs_its_tokenizer(ppo, letters, caplog):
+    judge = lambda rows: AutoModelForSequenceClassification.from_config(
+        LlamaConfig(**SMALL | dict(vocab_size=rows))
+    )
+    with pytest.raises(
+        ValueError, match="embedding for 300 ids and the policy for 12.*reward_proc"
+    ):
+        ppo(judge(300))
+    ppo(judge(300), parts=dict(reward_processing_class=letters))
+    assert "taken for the same vocabulary" not in caplog.text
+    ppo(judge(128))
+    assert "128 ids and the policy for 12" in caplog.text
+
+
+# catches: the older name of a setting that is dropped without a word
+@pytest.mark.parametrize("load", [load_policy, load_reward_model])
+def test_torch_dtype_is_dtype(letters, tmp_path, load):
+    tiny_policy(letters, 0, **SIZES).save_pretrained(tmp_path)
+    letters.save_pretrained(tmp_path)
+    name = str(tmp_path)
+    for given in (torch.bfloat16, "bfloat16"):
+        assert load(name, torch_dtype=given).dtype == torch.bfloat16
+        assert load(name, dtype=given).dtype == torch.bfloat16
+    assert load(name, dtype=torch.float16, torch_dtype="float16").dtype == torch.float16
+    assert load(name).dtype == load(name, torch_dtype=None).dtype == torch.float32
+    with pytest.raises(ValueError, match="dtype is float16 and torch_dtype is bfloat16"):
+        load(name, dtype="float16", torch_dtype="bfloat16")
+
+
+def test_model_init_kwargs_may_name_it_either_way(letters, small_args, tmp_path):
+    tiny_policy(letters, 0, **SIZES).save_pretrained(tmp_path / "lm")
+    letters.save_pretrained(tmp_path / "lm")
+    for name in ("dtype", "torch_dtype"):
+        args = small_args(SFTConfig, model_init_kwargs={name: "bfloat16"})
+        made = SFTTrainer(str(tmp_path / "lm"), args, DEMONSTRATIONS)
+        assert made.model.dtype == torch.bfloat16
+
+
+# catches: a complex number whose imaginary part is 0, taken for a score; a tensor without numbers
+@pytest.mark.parametrize(
+    "returned",
+    [
+        torch.tensor([1 + 0j, 2 + 0j]),
+        torch.tensor([1 + 2j, 2 + 0j]),
+        [1 + 0j, 2.0],
+        np.array([1 + 0j, 2]),
+        torch.zeros(2, device="meta"),
+        [torch.zeros((), device="meta")] * 2,
+    ],
+)
+def test_what_is_no_real_number_is_no_score(returned):
+    with pytest.raises(ValueError, match="reward function judge returned .*finite number"):
+
+        def judge(prompts, responses):
+            return returned
+
+        call_reward(judge, TEXTS, TEXTS, {})
+
+
+# ---- Files ----
+
+
+# catches: settings of a rollout that came as text, on which a page computes
+@pytest.mark.parametrize(
+    "kl_coef, right", [("0.3", 0.3), ("none", 0.05), (None, 0.05), ([1], 0.05)]
+)
+def test_a_rollout_whose_info_is_text_is_shown(ppo, tmp_path, kl_coef, right):
+    trainer = ppo()
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
+    info = dict(update="3", episode="1048", kl_coef=kl_coef, seed="x")
+    r = r.with_(objective=None, info=info)
+    view(r).save_html(tmp_path / "page.html")
+    assert when(r) == "Update 3, after 1,048 episodes" + ", kl_coef 0.3" * (right == 0.3)
+    assert objective_for(shown_of(r))[1].kl_coef == right
+
+
+# catches: a packed file refused, bytes of it taken for text
+@pytest.mark.parametrize("end, pack", [(".gz", gzip.open), (".bz2", bz2.open), (".xz", lzma.open)])
+def test_packed_files_are_read(tmp_path, end, pack):
+    for name, text in (("a.jsonl", '{"prompt": "é"}\n'), ("a.csv", "prompt\né\n")):
+        path = tmp_path / f"{name}{end}"
+        with pack(path, "wt", encoding="utf-8") as file:
+            file.write(text)
+        assert load_rows(str(path))["train"]["prompt"][:] == ["é"]
+    with pack(tmp_path / f"bad.jsonl{end}", "wb") as file:
+        file.write(b'{"prompt": "a"}\n{"prompt": "\xe9"}\n')
+    with pytest.raises(ValueError, match="line 2: the text is not UTF-8"):
+        load_rows(str(tmp_path / f"bad.jsonl{end}"))
+    (tmp_path / f"a.txt{end}").touch()
+    with pytest.raises(ValueError, match="is not read"):
+        load_rows(str(tmp_path / f"a.txt{end}"))
+
+
+# catches: a cache that cannot be written, blamed on the file
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / "cache"
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+    with pytest.raises(ValueError, match=f"kept in {cache}, which cannot be written.*HF_HOME"):
+        load_rows(str(tmp_path / "a.jsonl"))
+
+
+# catches: a traceback of a list as a key, at any depth
+@pytest.mark.parametrize(
+    "text",
+    ["kl_coef: 1\n[a, b]: 2\n", "? {a: 1}\n: 2\n", "ppo:\n  [a]: 1\n", "optim_args:\n  [a]: 1\n"],
+)
+def test_a_key_of_a_recipe_is_a_name(tmp_path, text):
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"r\.yaml: line \d: a list or a mapping is the name"):
+        read_recipe(str(tmp_path / "r.yaml"), "ppo")

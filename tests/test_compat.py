@@ -428,7 +428,7 @@ def test_several_evaluation_sets_by_name(ppo):
     logged = {name: x for log in trainer.state.log_history for name, x in log.items()}
     assert {"eval_first_score", "eval_second_score"} <= set(logged) and "eval_score" not in logged
     tables = sorted(p.name for p in (trainer.output_dir / "completions").iterdir())
-    assert tables == ["update-00002-first.csv", "update-00002-second.csv"]
+    assert tables == ["update-00002-eval-first.csv", "update-00002-eval-second.csv"]
     assert trainer.evaluate(ROWS[:3]).keys() == {"eval_score", "eval_length", "eval_stopped"}
     assert "evaluation first" in trainer.card(trainer.output_dir)
 

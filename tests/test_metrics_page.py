@@ -118,6 +118,7 @@ def ppo_logs(letters, policy, tmp_path_factory) -> list[dict]:
         eval_dataset=prompts,
     )
     trainer.train()
+    trainer.evaluate()
     return trainer.state.log_history
 
 

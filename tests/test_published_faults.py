@@ -1266,7 +1266,7 @@ def test_fault_15_completions_take_no_log_away(ppo):
     assert (
         [log["step"] for log in logs(trainer)]
         == [1, 2, 3]
-        == [log["step"] for log in trainer.state.log_history if "eval_score" in log]
+        == [log["step"] for log in trainer.state.log_history if "sample_score" in log]
     )
 
 

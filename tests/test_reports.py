@@ -51,7 +51,9 @@ def report(tmp_path: Path, to: str, **env) -> Path:
 
 
 def last_table(tmp_path: Path) -> pd.DataFrame:
-    return pd.read_csv(tmp_path / "run" / "completions" / "update-00003.csv", keep_default_na=False)
+    return pd.read_csv(
+        tmp_path / "run" / "completions" / "update-00003-sample.csv", keep_default_na=False
+    )
 
 
 # ---- Reporting ----
@@ -71,7 +73,7 @@ def test_tensorboard_gets_metrics_and_tables(tmp_path):
         "train/objective/kl",
         "train/objective/scores",
         "train/policy/grad_norm",
-        "eval/score",
+        "train/sample_score",
     } <= set(tags["scalars"])
     assert [event.step for event in found.Scalars("train/objective/scores")] == [1, 2, 3]
     texts = found.Tensors(next(tag for tag in tags["tensors"] if tag.startswith("completions")))
@@ -182,7 +184,7 @@ def test_the_card_states_recipe_data_seeds_and_results(ppo, tmp_path):
         "| reward: likes_c, weight 1 | a function |",
         "| episode | 24 |",
         f"| objective/scores | {logs(trainer)[-1]['objective/scores']:.4g} |",
-        "| eval_score |",
+        "| sample_score |",
         "| torch |",
         "| batch_size | 8 |",
     ):

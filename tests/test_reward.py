@@ -15,7 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import BEST, check_best, check_damaged
-from transformers import EvalPrediction
+from transformers import EvalPrediction, TrainerCallback
 
 from rlhf_nb.masks import left_pad, right_pad
 from rlhf_nb.models import load_scorer, scorer_from, scorer_head, sequence_scores
@@ -981,3 +981,59 @@ def test_label_lines_out_of_order(rows, said):
     assert decided_pairs(lines)["chosen"][:] == ["10", "23"]
     with pytest.raises(ValueError, match=said):
         decided_pairs(lines.select(rows))
+
+
+# catches: a mean of micro-batches' means, in which the pairs of a small last one count more
+def test_each_pair_of_a_step_counts_alike(tiny, tokenizer, pairs, small_args):
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            seen.append([p.grad.clone() for p in model.parameters()])
+
+    rows = pairs.select(range(7)).select_columns(["prompt", "chosen", "rejected"])
+    args = small_args(
+        RewardConfig,
+        max_steps=1,
+        per_device_train_batch_size=3,  # 3, 3 and 1
+        gradient_accumulation_steps=3,
+        max_grad_norm=0,
+        center_rewards_coefficient=0.1,
+    )
+    model = scorer_from(tiny())
+    trainer = RewardTrainer(model, args, rows, None, tokenizer, callbacks=[Looks()])
+    again = copy.deepcopy(trainer.model)
+    trainer.train()
+    scores = torch.stack(
+        [
+            torch.stack([sequence_scores(again, ids, torch.ones_like(ids))[0] for ids in both])
+            for both in (
+                [torch.tensor([row[f"{name}_ids"]]) for name in ("chosen", "rejected")]
+                for row in encode_pairs(rows, tokenizer)
+            )
+        ]
+    )
+    gap = scores[:, 0] - scores[:, 1]
+    loss = (torch.log1p(torch.exp(-gap)) + 0.1 * scores.sum(1).square()).sum() / 7
+    right = torch.autograd.grad(loss, list(again.parameters()))
+    for grad, wanted in zip(seen[0], right):
+        torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+    logged = trainer.state.log_history[0]
+    assert logged["loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+# catches: a mean of batches' means, raw pairs that predict cannot read
+@pytest.mark.parametrize("size", [1, 4, 13])
+def test_the_loss_of_an_evaluation_is_a_mean_over_pairs(trained, tokenizer, pairs, size):
+    trainer, rows = trained(per_device_eval_batch_size=size), pairs.select(range(13))
+    prompts, *answers = (list(rows[name]) for name in ("prompt", "chosen", "rejected"))
+    chosen, rejected = (
+        score_texts(trainer.model, tokenizer, prompts, part).double() for part in answers
+    )
+    right = torch.log1p(torch.exp(rejected - chosen)).mean().item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(right, rel=1e-5)
+    done = trainer.predict(rows.select_columns(["prompt", "chosen", "rejected"]))
+    assert done.metrics["test_loss"] == pytest.approx(right, rel=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(done.predictions), torch.stack([chosen, rejected], 1).float()
+    )

@@ -22,7 +22,7 @@ from rlhf_nb.sft import (
 
 @pytest.fixture
 def trained(tiny, tokenizer, world, small_args):
-    def make(**changes):
+    def make(parts=None, **changes):
         data = world["train"].select_columns(["prompt", "completion"])
         return SFTTrainer(
             tiny(),
@@ -33,6 +33,7 @@ def trained(tiny, tokenizer, world, small_args):
             data,
             data.select(range(13)),
             tokenizer,
+            **(parts or {}),
         )
 
     return make
@@ -526,3 +527,121 @@ def test_an_adapter_is_trained_saved_and_resumed_alone(
             tokenizer,
             peft_config=peft.LoraConfig(task_type="SEQ_CLS"),
         )
+
+
+# ---- Evaluation ----
+
+
+@torch.no_grad()
+def nats_of(trainer, data) -> tuple[float, int]:
+    "Of all rows, one at a time: the sum over counted tokens, and how many they are."
+    model, total, count = trainer.model.eval(), 0.0, 0
+    for row in encode_rows(data, trainer.processing_class):
+        logits = model(torch.tensor([row["input_ids"]])).logits[0].double().log_softmax(-1)
+        for i, label in enumerate(row["labels"][1:]):
+            if label != -100:
+                total, count = total - logits[i, label].item(), count + 1
+    return total, count
+
+
+# catches: a mean of batches' means where metrics are asked for or a loss is smoothed, a last batch
+# that counts as much as the others, packed rows, labels that the metrics cannot read
+@pytest.mark.parametrize("size", [1, 4, 13])
+def test_the_loss_of_an_evaluation_is_a_mean_over_tokens(trained, world, tokenizer, size):
+    data = world["train"].select_columns(["prompt", "completion"]).select(range(13))
+    seen = []
+
+    def shares(found):
+        seen.append((found.predictions, found.label_ids))
+        return dict(counted=int((found.label_ids != -100).sum()))
+
+    for packing in (False, True):
+        plain = trained(per_device_eval_batch_size=size, packing=packing)
+        nats, tokens = nats_of(plain, data)
+        assert plain.evaluate()["eval_loss"] == pytest.approx(nats / tokens, rel=1e-5)
+        with_metrics = trained(
+            per_device_eval_batch_size=size, packing=packing, parts=dict(compute_metrics=shares)
+        )
+        found = with_metrics.evaluate()
+        assert found["eval_loss"] == pytest.approx(nats / tokens, rel=1e-5)
+        assert found["eval_counted"] == tokens and seen[-1][0].shape[:2] == seen[-1][1].shape
+        done = plain.predict(data)  # raw rows
+        assert done.metrics["test_loss"] == pytest.approx(nats / tokens, rel=1e-5)
+        assert done.label_ids.shape == done.predictions.shape[:2] == seen[-1][1].shape
+        kept = [[i for i in row["labels"] if i != -100] for row in encode_rows(data, tokenizer)]
+        assert [[i for i in row if i != -100] for row in done.label_ids.tolist()] == kept
+
+
+def test_a_smoothed_loss_is_a_mean_over_tokens_too(trained):
+    losses = [
+        trained(per_device_eval_batch_size=size, label_smoothing_factor=0.2).evaluate()["eval_loss"]
+        for size in (1, 13)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_logits_may_be_shortened_for_the_metrics(trained):
+    best = lambda logits, labels: (logits.argmax(-1) * (labels != -100)).long()
+    seen = []
+    own = lambda found: seen.append(found.predictions) or {}
+    parts = dict(compute_metrics=own, preprocess_logits_for_metrics=best)
+    trained(parts=parts, per_device_eval_batch_size=13).evaluate()
+    assert seen[0].ndim == 2
+
+
+# ---- Streams ----
+
+
+def shown(trainer) -> list[list[int]]:
+    "The last token but one of each row, batch by batch, as it trains."
+    seen, step = [], trainer.training_step
+
+    def look(model, inputs, *given):
+        seen.append(
+            [
+                row[mask.bool()][-2].item()
+                for row, mask in zip(inputs["input_ids"], inputs["attention_mask"])
+            ]
+        )
+        return step(model, inputs, *given)
+
+    trainer.training_step = look
+    return seen
+
+
+# catches: a pass that begins anew after a resume, another shuffle of it, rows of an unfinished step
+# whose gradient is added to the first step of the next pass
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tmp_path, shuffled):
+    rows = Dataset.from_dict(dict(prompt=["a"] * 10, completion=list("abcdefghij")))
+    stream = rows.to_iterable_dataset(num_shards=2)
+    stream = stream.shuffle(seed=3, buffer_size=4) if shuffled else stream
+
+    def make(**changes):
+        settings = dict(
+            max_steps=7,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            learning_rate=1e-2,
+            save_strategy="steps",
+            save_steps=1,
+        )
+        return SFTTrainer(
+            tiny(), small_args(SFTConfig, **settings | changes), stream, None, letters
+        )
+
+    whole = make(output_dir=str(tmp_path / "whole"))
+    seen = shown(whole)
+    whole.train()
+    passes = [
+        [i for batch in seen[k : k + 4] for i in batch] for k in (0, 4, 8)
+    ]  # of five batches, the last is left out
+    assert len(seen) == 14 and all(len(set(rows)) == 8 for rows in passes)
+    assert (passes[0] == passes[1] == passes[2]) == (not shuffled)
+    for step in (3, 4, 6):  # within the second pass, at its end, at the end of the third
+        again = make(output_dir=str(tmp_path / "whole"), overwrite_output_dir=False)
+        rest = shown(again)
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert rest == seen[2 * step :]
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(weight, again.model.state_dict()[name]), (step, name)

@@ -36,6 +36,7 @@ from rlhf_nb.checkpoint import verify
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import Rollout
+from rlhf_nb.trainer import PPOTrainer
 from rlhf_nb.training.layout import Offloaded
 
 # The twenty faults of the published trainer have their tests in test_published_faults.py.
@@ -433,7 +434,7 @@ def test_completions_keep_every_row(ppo):
     trainer = ppo(num_sample_generations=3)
     trainer.train()
     tables = sorted((Path(trainer.args.output_dir) / "completions").iterdir())
-    assert [table.name for table in tables] == [f"update-{n:05d}.csv" for n in (1, 2, 3)]
+    assert [table.name for table in tables] == [f"update-{n:05d}-sample.csv" for n in (1, 2, 3)]
     import pandas as pd
 
     frame = pd.read_csv(tables[-1], keep_default_na=False)
@@ -443,6 +444,77 @@ def test_completions_keep_every_row(ppo):
     )
     assert frame["score"].tolist() == pytest.approx(likes_c([], frame["model response"].tolist()))
     assert trainer.evaluate()["eval_score"] == pytest.approx(frame["score"].mean())
+
+
+# catches: a sample of the prompts logged under the name of an evaluation, and its table overwritten
+def test_a_sample_and_an_evaluation_at_one_step_are_two(ppo):
+    prompts = Dataset.from_dict(dict(prompt=(PROMPTS * 3)[:70]))
+    settings = dict(num_sample_generations=3, eval_strategy="steps", eval_steps=2)
+    trainer = ppo(parts=dict(eval_dataset=prompts), total_episodes=24, **settings)
+    trainer.train()
+    steps = lambda name: [log["step"] for log in trainer.state.log_history if name in log]
+    assert steps("sample_score") == [1, 2, 3] and steps("eval_score") == [2, 3]
+    of = {name: log for log in trainer.state.log_history if log["step"] == 2 for name in log}
+    read = lambda kind: pd.read_csv(
+        trainer.output_dir / "completions" / f"update-00002-{kind}.csv", keep_default_na=False
+    )
+    for kind, rows in dict(sample=64, eval=70).items():
+        answers = read(kind)["model response"].tolist()
+        right = sum(x.count("c") - 0.1 * len(x) for x in answers) / len(answers)
+        assert len(answers) == rows and of[f"{kind}_score"][f"{kind}_score"] == pytest.approx(right)
+
+
+# catches: a schedule that is stepped without the metric it waits for, or that lowers the rate as the
+# score rises
+def test_a_schedule_that_waits_for_a_score(ppo):
+    class Falls(PPOTrainer):
+        def evaluate(self, *given, **named):
+            score = 4.0 - self.state.global_step
+            self.control = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, dict(eval_score=score)
+            )
+            return dict(eval_score=score)
+
+    settings = dict(eval_strategy="steps", eval_steps=1, lr_scheduler_type="reduce_lr_on_plateau")
+    how = dict(lr_scheduler_kwargs=dict(patience=0, factor=0.5))
+    trainer = ppo(kind=Falls, total_episodes=32, **settings, **how)
+    assert trainer.args.metric_for_best_model == "eval_score"
+    trainer.train()
+    assert [log["lr"] for log in logs(trainer)] == [1e-3, 1e-3, 5e-4, 2.5e-4]
+
+
+# catches: epochs whose left-over prompts are counted as whole batches, so that the last is cut short
+def test_epochs_with_prompts_left_over_are_whole(ppo):
+    seen = []
+
+    def judge(prompts, responses, **columns):
+        seen.append(len(prompts))
+        return [0.0] * len(prompts)
+
+    data = Dataset.from_dict(dict(prompt=PROMPTS[:20]))
+    settings = dict(total_episodes=None, num_train_epochs=2, dataloader_drop_last=False)
+    trainer = ppo(judge, data=data, **settings)
+    trainer.train()
+    assert seen == [8, 8, 4, 8, 8, 4] and trainer.args.num_total_batches == 6
+    assert [log["episode"] for log in logs(trainer)] == [8, 16, 20, 28, 36, 40]
+    assert trainer.state.episode == 40 and trainer.state.epoch == 2
+    assert trainer.rollout(PROMPTS[:2]).info["episode"] == 40
+    assert ppo(data=data, **settings | dict(total_episodes=28)).args.num_total_batches == 4
+
+
+# catches: steps past the schedule that learn nothing, without a word
+def test_a_step_past_the_schedule_is_named(ppo, caplog):
+    trainer = ppo(total_episodes=16)
+    for _ in range(2):
+        trainer.step()
+    assert "past the schedule" not in caplog.text
+    trainer.step()
+    assert "update 2 is past the schedule of 2 updates" in caplog.text
+    caplog.clear()
+    steady = ppo(total_episodes=16, lr_scheduler_type="constant")
+    for _ in range(3):
+        steady.step()
+    assert "past the schedule" not in caplog.text
 
 
 def test_completions_end_at_stop_strings(ppo):
@@ -455,7 +527,7 @@ def test_completions_come_at_the_end_too(ppo):
     trainer.train()
     assert [
         path.stem for path in sorted((Path(trainer.args.output_dir) / "completions").iterdir())
-    ] == ["update-00002", "update-00004", "update-00005"]
+    ] == [f"update-{n:05d}-sample" for n in (2, 4, 5)]
 
 
 # ---- Saving and going on ----

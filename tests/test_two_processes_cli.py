@@ -111,7 +111,7 @@ def test_ppo_by_accelerate_launch_on_two_processes(folder):
         8,
         16,
         24,
-    ] and sum("eval_score" in log for log in state["log_history"]) == 3
+    ] and sum("sample_score" in log for log in state["log_history"]) == 3
     files = sorted((folder / "out" / "rollouts").iterdir())
     assert [path.stem for path in files] == [
         f"update-{n:05d}-rank{rank}" for n in range(3) for rank in range(2)
@@ -122,7 +122,7 @@ def test_ppo_by_accelerate_launch_on_two_processes(folder):
         json.loads(line)["prompt"]
         for line in (folder / "prompts.jsonl").read_text().splitlines()[:5]
     ]
-    assert [path.stem for path in tables] == ["update-00001", "update-00002", "update-00003"]
+    assert [path.stem for path in tables] == [f"update-{n:05d}-sample" for n in (1, 2, 3)]
     for path in tables:
         assert (
             pd.read_csv(path)["query"].tolist() == expected

@@ -8,16 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 from transformers.utils import logging
 
+from rlhf_nb.base.opened import unwrapped
 from rlhf_nb.base.sharding import zero3_is_live
 
 OF_HUB = ("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "local_files_only")
@@ -71,6 +76,19 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
         raise kind(f"{name} cannot be loaded: {lines[0].rstrip('. ')}. {fix}") from error
 
 
+def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
+    """What `from_pretrained` gets, with a `dtype`; `torch_dtype`, as it was called before, is the
+    same. Raises ValueError where both are given and differ."""
+    kinds = {name: given[name] for name in ("dtype", "torch_dtype") if given.get(name) is not None}
+    if len({str(kind).removeprefix("torch.") for kind in kinds.values()}) > 1:
+        raise ValueError(
+            f"dtype is {kinds['dtype']} and torch_dtype is {kinds['torch_dtype']}: give one of "
+            "them, they are the same setting."
+        )
+    others = {name: x for name, x in given.items() if name != "torch_dtype"}
+    return others | dict(dtype=next(iter(kinds.values()), default))
+
+
 def check_decoder(config: PreTrainedConfig, name: str) -> None:
     "Raises ValueError on a part of an encoder-decoder."
     if config.is_encoder_decoder or type(config).is_encoder_decoder:
@@ -78,6 +96,68 @@ def check_decoder(config: PreTrainedConfig, name: str) -> None:
             f"{name} is no decoder: {config.model_type} is an encoder-decoder. Give a causal "
             "language model, such as Llama or Qwen."
         )
+
+
+NOT_AT_THE_LAST = (
+    "Give a sequence classifier that is made from a causal language model; as a judge also a "
+    "function f(prompts, responses, **columns) that calls it."
+)
+
+
+def reads_both_ways(config: PreTrainedConfig) -> bool:
+    "Whether a token sees those behind it: BERT and its relatives, unless they are decoders."
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder
+    return encoder or getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
+
+
+def check_policy(model: Any) -> None:
+    "Raises ValueError on a transformers model that is no causal language model."
+    inner = unwrapped(model)
+    if not isinstance(config := getattr(inner, "config", None), PreTrainedConfig):
+        return
+    kind = type(inner).__name__
+    check_decoder(config, kind)
+    if isinstance(inner, PreTrainedModel) and inner.get_output_embeddings() is None:
+        raise ValueError(
+            f"{kind} writes no tokens: it has no language-model head. Give a model of "
+            "AutoModelForCausalLM."
+        )
+    if reads_both_ways(config):
+        raise ValueError(
+            f"{kind} cannot be sampled: it reads both ways, so what it predicts depends on later "
+            "tokens. Give a causal language model; BERT and the like need is_decoder=True in their "
+            "config."
+        )
+
+
+def check_scorer(model: Any) -> None:
+    "Raises ValueError on a classifier of tokens, and on one whose score is not at the last token."
+    inner = unwrapped(model)
+    kind = type(inner)
+    if any(base.__name__.endswith("ForTokenClassification") for base in kind.__mro__):
+        raise ValueError(
+            f"{kind.__name__} is a classifier of tokens, and a reward or value model is one of "
+            f"sequences: load it by AutoModelForSequenceClassification. {NOT_AT_THE_LAST}"
+        )
+    if isinstance(inner, PreTrainedModel) and reads_both_ways(inner.config):
+        raise ValueError(
+            f"{kind.__name__} does not read its score at the last token: it is an encoder, which "
+            f"reads both ways. {NOT_AT_THE_LAST}"
+        )
+
+
+@torch.no_grad()
+def check_weights(model: nn.Module) -> None:
+    "Raises ValueError on weights that are no finite numbers, and names the first such tensor."
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.is_meta and not weight.isfinite().all():
+            kind, wrong = type(unwrapped(model)).__name__, int((~weight.isfinite()).sum())
+            where = getattr(model, "name_or_path", "") or "the model given"
+            raise ValueError(
+                f"{where} ({kind}) has {wrong} of {weight.numel()} numbers in {name} that are NaN "
+                "or infinite: the run that saved it had diverged, or the file is damaged. Give an "
+                "earlier checkpoint, or copy it again."
+            )
 
 
 def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:

@@ -65,16 +65,6 @@ def embedding_rows(model: Any) -> int:
     return plain_layer(model.get_input_embeddings()).num_embeddings
 
 
-def without_dropout(model: Any) -> Any:
-    "The same model; dropout would make PPO's ratio differ from 1 before any step."
-    for module in model.modules():
-        for name, value in [*vars(module).items()]:
-            drops = "dropout" in name or (isinstance(module, nn.Dropout) and name == "p")
-            if isinstance(value, float) and drops:
-                setattr(module, name, 0.0)
-    return model
-
-
 def unwrapped(model: Any) -> Any:
     """The model inside DDP, DeepSpeed, torch.compile or PEFT, to read its signature and sizes; the
     wrapper is still what gets called."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import re
 import textwrap
@@ -9,7 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import datasets
 from datasets import (
     Dataset,
     DatasetDict,
@@ -31,6 +36,7 @@ from rlhf_nb.reward import decided_pairs
 from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 EMBEDDED = ("mini_tldr", "docstrings")
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
@@ -77,24 +83,28 @@ def load_rows(
         )
     if name in EMBEDDED:
         return embedded(name, seed, splits)
-    path, kind = Path(name), KINDS.get(Path(name).suffix)
+    path = Path(name)
+    unpack = UNPACK.get(path.suffix, open)
+    kind = KINDS.get(path.suffix if unpack is open else path.with_suffix("").suffix)
+    kind = None if kind == "parquet" and unpack is not open else kind  # it packs by itself
     if kind and not path.is_file():
         raise FileNotFoundError(f"--dataset_name {name}: there is no such file.")
     if path.is_file() and not kind:
         raise ValueError(
             f"--dataset_name {name}: a file whose name ends in {path.suffix or 'nothing'} is not "
-            f"read. Convert it to one of {', '.join(KINDS)}, with a column prompt."
+            f"read. Convert it to one of {', '.join(KINDS)}, with a column prompt; text may "
+            f"be packed ({', '.join(UNPACK)})."
         )
     saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
     try:
         if kind in ("json", "csv"):
-            deque(path.open(encoding="utf-8"), 0)  # Arrow would find other bytes later
+            deque(unpack(path, "rt", encoding="utf-8"), 0)  # Arrow would find other bytes later
         with no_log():
             if kind:
                 return load_dataset(kind, data_files={"train": str(path)})
             data = load_from_disk(name) if saved else load_dataset(name, config)
     except UnicodeDecodeError as error:
-        lines = enumerate(path.read_bytes().split(b"\n"), 1)
+        lines = enumerate(unpack(path, "rb").read().split(b"\n"), 1)
         bad = next(i for i, line in lines if line.decode(errors="ignore").encode() != line)
         raise ValueError(
             f"--dataset_name {name}, line {bad}: the text is not UTF-8. Save the file as UTF-8; "
@@ -102,6 +112,13 @@ def load_rows(
         ) from error
     except (OSError, ValueError, LookupError, StopIteration, DatasetsError) as error:
         why = textwrap.shorten(str(error.__cause__ or error), 300)
+        other = getattr(error, "filename", None)  # the file itself was read above
+        if kind and other and Path(other) != path:
+            raise ValueError(
+                f"--dataset_name {name}: data sets are kept in "
+                f"{datasets.config.HF_DATASETS_CACHE}, which cannot be written to ({why}). Set "
+                "HF_HOME to a folder that can."
+            ) from error
         if kind and (not path.stat().st_size or "corresponds to no data" in why):
             raise ValueError(
                 f"--dataset_name {name}: the file has no rows. Give at least one, with a prompt."

@@ -64,6 +64,11 @@ def mapping(node: yaml.Node) -> dict[str, yaml.Node]:
         raise ValueError("expected lines such as `kl_coef: 0.05`")
     lines: dict[str, yaml.Node] = {}
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ValueError(
+                f"line {key.start_mark.line + 1}: a list or a mapping is the name of a setting. "
+                "Write lines such as `kl_coef: 0.05`, and a list behind the colon"
+            )
         if key.value in lines:
             raise ValueError(f"{key.value} is set twice: keep one of them")
         lines[key.value] = value
@@ -77,4 +82,5 @@ def value_of(node: yaml.Node) -> Any:
         return None if node.tag.endswith(":null") else node.value
     if isinstance(node, yaml.SequenceNode):
         return [value_of(item) for item in node.value]
+    mapping(node)  # its keys are names
     return yaml.safe_load(yaml.serialize(node))

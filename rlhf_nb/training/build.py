@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer
 from rlhf_nb.base.loading import loading
-from rlhf_nb.base.opened import embedding_rows, opened, without_dropout
+from rlhf_nb.base.noise import check_steady, without_noise
+from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import gathered, zero3_is_live
 from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.forward import PolicyAndValue
@@ -30,6 +32,7 @@ from rlhf_nb.models import (
     load_scorer,
     merged,
     scorer_from,
+    token_scores,
     with_adapter,
     with_rows,
 )
@@ -40,6 +43,7 @@ from rlhf_nb.training.layout import Layout, Placed
 from rlhf_nb.training.precision import dtype_name
 
 logger = logging.get_logger(__name__)
+PADDED = 128  # embeddings are often padded to a multiple of it
 
 
 class Judges(Protocol):
@@ -106,12 +110,12 @@ def build_models(
         if args.resize_embeddings and not own:
             with_rows(judge, vocabulary)
         if not own:
-            check_same_ids(judge, tokenizer)
+            check_same_ids(judge, tokenizer, vocabulary)
             grown_for_pad(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
-        return without_dropout(PolicyAndValue(policy)), reference
+        return without_noise(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
         head = ValueHead(policy)
         if (
@@ -125,7 +129,7 @@ def build_models(
                 "share_value_trunk is set and a value_model is given: leave one of them out, or "
                 "give the folder of a value head, as save_value_model writes it."
             )
-        return without_dropout(PolicyAndValue(policy, head)), reference
+        return without_noise(PolicyAndValue(policy, head)), reference
     if value_model is None:
         like: Any = judges.models[0] if judges.models and not own else None
         like = None if isinstance(like, CustomScorer) else like  # it may be a rule, and not learn
@@ -141,18 +145,22 @@ def build_models(
         with_rows(scorer, vocabulary)
     check_vocabulary(grown_for_pad(scorer, tokenizer), tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
-    return without_dropout(PolicyAndValue(policy, value)), reference
+    return without_noise(PolicyAndValue(policy, value)), reference
 
 
-def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_same_ids(
+    judge: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int,  # ids that the policy has an embedding for
+) -> None:
     """Raises ValueError where the reward model was saved with a tokenizer that gives other ids to
-    the same tokens, or has other tokens; without one there is nothing to compare."""
-    name = getattr(judge, "name_or_path", "")
-    if not name or (Path(name).is_dir() and not any(Path(name).glob("tokenizer*"))):
-        return
-    try:
-        other = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError):  # none on the hub, or the folder is gone
+    the same tokens, or has other tokens; without one, where it knows far more ids."""
+    name, other = getattr(judge, "name_or_path", ""), None
+    if name and (not Path(name).is_dir() or any(Path(name).glob("tokenizer*"))):
+        with suppress(OSError, ValueError):  # none on the hub, or the folder is gone
+            other = AutoTokenizer.from_pretrained(name)
+    if other is None:
+        _check_as_many(judge, vocabulary)
         return
     ours, theirs = (
         {token: i for token, i in words.get_vocab().items() if i != words.pad_token_id}
@@ -167,6 +175,25 @@ def check_same_ids(judge: Any, tokenizer: PreTrainedTokenizerBase) -> None:
             "give it as reward_processing_class (--reward_tokenizer_name_or_path), and it reads "
             "texts instead of the policy's ids."
         )
+
+
+def _check_as_many(judge: Any, vocabulary: int) -> None:
+    "Raises ValueError where a reward model without a tokenizer has more ids than padding explains."
+    rows = embedding_rows(judge)
+    if rows <= vocabulary or isinstance(judge, CustomScorer):
+        return
+    what = (
+        f"the reward model has an embedding for {rows} ids and the policy for {vocabulary}, and "
+        "there is no tokenizer beside it to compare"
+    )
+    if rows <= math.ceil(vocabulary / PADDED) * PADDED:
+        logger.warning(f"{what}: it is taken for the same vocabulary, padded.")
+        return
+    raise ValueError(
+        f"{what}: it was probably trained with another vocabulary. Give its tokenizer as "
+        "reward_processing_class (--reward_tokenizer_name_or_path), or the policy's if that is the "
+        "one, and it reads texts instead of the policy's ids."
+    )
 
 
 def readers(pair: PolicyAndValue, judges: Judges) -> list[tuple[str, Any]]:
@@ -258,16 +285,27 @@ def as_reference(policy: Any, adapter: str | None) -> Iterator[None]:
         policy.set_adapter(own)
 
 
-def try_models(args: PPOConfig, policy: Any, reference: Placed, layout: Layout) -> None:
-    """Find out now, and not in the first rollout, how the policy is to be sampled and whether heads
-    can be taken off. Raises ValueError on a policy that cannot be sampled, or left out of a step
-    where the settings want that."""
+def try_models(args: PPOConfig, pair: PolicyAndValue, reference: Placed, layout: Layout) -> None:
+    """Find out now, and not in the first rollout, how the policy is to be sampled, whether heads
+    can be taken off, and whether training mode is random. Raises ValueError on a policy that cannot
+    be sampled, or left out of a step where the settings want that, and on a model that is random;
+    under DeepSpeed and FSDP, where a model cannot be called before it is prepared, none is
+    called."""
     layout.check_warm_up(args.value_warmup_updates, args.weight_decay)
-    if layout.in_place:
-        with layout.accelerator.autocast():  # some attention refuses float32
-            has_cache(policy)
-            opened(policy)
-            reference(opened)
+    if not layout.in_place:
+        return
+    with layout.accelerator.autocast():  # some attention refuses float32
+        has_cache(pair.policy)
+        opened(pair.policy)
+        reference(opened)
+        check_steady(pair.policy, "policy", _logits)
+        if pair.value is not None and not isinstance(pair.value, ValueHead):
+            check_steady(pair.value, "value model", token_scores)
+
+
+def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    inputs = dict(input_ids=ids, attention_mask=mask, use_cache=False)
+    return policy(**accepted(policy.forward, inputs)).logits
 
 
 def split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float) -> None:

@@ -39,23 +39,23 @@ def report_completions(
     frame: pd.DataFrame,  # one row per completion, with its score
     lengths: list[int],
     stopped: list[bool],
-    prefix: str,  # of the metrics
+    kind: str,  # "eval", "sample": of the names of metrics and file
     name: str,  # of the evaluation set, where there are several
 ) -> dict[str, float]:  # what was logged
     "Write, print and log completions of one evaluation set; returns their means."
-    step = trainer.state.global_step
-    prefix, of_set = (f"{prefix}_{name}", f"-{name}") if name else (prefix, "")
+    step, of_set = trainer.state.global_step, f"-{name}" if name else ""
     if trainer.is_world_process_zero():
         folder = trainer.output_dir / "completions"
         folder.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(folder / f"update-{step:05d}{of_set}.csv", index=False)
+        frame.to_csv(folder / f"update-{step:05d}-{kind}{of_set}.csv", index=False)
         if not trainer.args.disable_tqdm:
-            print_table(frame, f"completions after update {step}{of_set}")
+            print_table(frame, f"completions ({kind}) after update {step}{of_set}")
+    prefix = f"{kind}_{name}" if name else kind
     metrics = {
         f"{prefix}_score": frame["score"].mean(),
         f"{prefix}_length": sum(lengths) / len(lengths),
         f"{prefix}_stopped": sum(stopped) / len(stopped),
     }
     trainer.log(dict(metrics))
-    report_table(trainer, f"completions{of_set}", frame)
+    report_table(trainer, f"completions-{kind}{of_set}", frame)
     return metrics

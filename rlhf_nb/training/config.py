@@ -27,6 +27,7 @@ from rlhf_nb.ppo import ESTIMATORS, Objective
 from rlhf_nb.training.compat import check_refused, check_sizes, old_names
 
 logger = logging.get_logger(__name__)
+BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that look at an evaluation
 
 
 @dataclass
@@ -52,6 +53,9 @@ class CheckedArguments(TrainingArguments):
         if self.learning_rate == 0:
             logger.warning_once("learning_rate is 0: nothing will be learnt.")
         super().__post_init__()
+        if self.lr_scheduler_type in BY_METRIC:  # they are for a loss, unless told
+            given: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = dict(mode="max" if self.greater_is_better else "min") | given
 
 
 def check_args(args: Any, kind: type) -> None:
@@ -289,7 +293,8 @@ class PPOConfig(Objective, CheckedArguments):
             self.activation_checkpointing = on_gpu
         if isinstance(self.stop_token_id, Integral):
             self.stop_token_id = [self.stop_token_id]
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
+        by_metric = self.load_best_model_at_end or self.lr_scheduler_type in BY_METRIC
+        if by_metric and self.metric_for_best_model is None:
             self.metric_for_best_model = "eval_score"
         super().__post_init__()
         check_refused(self)
@@ -306,7 +311,7 @@ class PPOConfig(Objective, CheckedArguments):
         self.mini_batch_size = self.batch_size // self.num_mini_batches
         self.num_total_batches = max(self.max_steps, 0)
         if self.max_steps <= 0 and self.total_episodes is not None:
-            self.num_total_batches = math.ceil(self.total_episodes / self.batch_size)
+            self.num_total_batches = self.updates_for(self.total_episodes, prompts)
         check_sizes(self)
         if prompts is None:
             return
@@ -336,6 +341,14 @@ class PPOConfig(Objective, CheckedArguments):
                 "an update is one token: its advantage less its own mean is 0, and nothing would "
                 "be learnt. Raise response_length or per_device_train_batch_size."
             )
+
+    def updates_for(self, episodes: int, prompts: int | None) -> int:
+        "Updates that sample so many; with prompts left over, the last of an epoch is smaller."
+        if self.dataloader_drop_last or prompts is None:
+            return math.ceil(episodes / self.batch_size)
+        epochs, rest = divmod(episodes, prompts * self.num_generations)
+        per_epoch = math.ceil(prompts * self.num_generations / self.batch_size)
+        return epochs * per_epoch + math.ceil(rest / self.batch_size)
 
     def recipe(self) -> dict[str, Any]:
         "Every setting of PPO, and those of TrainingArguments that matter, for a model card."

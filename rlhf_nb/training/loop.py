@@ -26,12 +26,15 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
 )
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import SequentialSampler
 from transformers import (
     PreTrainedModel,
     SchedulerType,
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    optimization,
 )
 from transformers.trainer import skip_first_batches
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -72,6 +75,7 @@ PRIVATE = {
     "_load_best_model": "the best checkpoint is loaded as any other",
     "_load_optimizer_and_scheduler": "the run's own state comes back with the optimizer's",
     "_save_rng_state": "the order of an epoch that is under way, and what has yet to be logged",
+    "_init_training_state": "where in which pass over a stream a resumed run goes on",
     "_load_rng_state": "put back after batches are skipped, not before",
     "_get_train_sampler": "rows of like length in an order that can be resumed",
     "_push_from_checkpoint": "a checkpoint is pushed under its final name",
@@ -79,11 +83,13 @@ PRIVATE = {
     "_prepare_inputs": "a batch on the device",
     "_run_epoch": "one pass over the data, where a step is an update",
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
-    "_get_dataloader": "one rank's prompts of an update",
+    "_get_dataloader": "one rank's prompts of an update; rows to predict, in their order",
     "_get_learning_rate": "the learning rate that is logged",
     "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
     "_globalstep_last_logged": "how many steps the next log is over",
 }
+# schedules that a metric of an evaluation steps; GreedyLR is not in every release
+BY_METRIC = (ReduceLROnPlateau, *filter(None, [getattr(optimization, "GreedyLR", None)]))
 HUB_ERRORS = (HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError)
 
 
@@ -238,6 +244,13 @@ class SealedTrainer(Trainer):
                 "more rows, or a smaller per_device_train_batch_size."
             )
         return super().set_initial_training_values(args, dataloader)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *given: Any) -> tuple:
+        """The micro-batches of a step. What is left at the end of a stream and fills none is left
+        out: Trainer would add its gradient to the first step of the next pass."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, *given)
+        whole = len(batches) == num_batches or has_length(self.train_dataset)
+        return (batches, items) if whole else ([], None)
 
     # ---- for subclasses ----
 
@@ -473,6 +486,19 @@ class SealedTrainer(Trainer):
         if self.order is not None and order is not None:
             self.order.begin_with = order.tolist()
 
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Passes over the data, and micro-batches of the one under way. Of a stream, which Trainer
+        takes for a single pass of max_steps, they are counted in the checkpoint's epoch."""
+        place = super()._init_training_state(max_steps, per_epoch, epochs, checkpoint, trial)
+        if checkpoint is None or has_length(self.train_dataset) or self.args.ignore_data_skip:
+            return place
+        saved = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+        passes, share = divmod(saved["epoch"], 1)
+        steps = round(share * saved["max_steps"])
+        return int(passes), steps * self.args.gradient_accumulation_steps
+
     def begin(self) -> None:
         "Before the first step: when to log and save, and what a resumed run had yet to log."
         if self.resumed_from is None:
@@ -502,6 +528,11 @@ class SealedTrainer(Trainer):
         lengths = list(sampler.lengths)  # a column of a data set is slow to read row by row
         self.order = OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
         return self.order
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."
+        size, in_order = self.args.eval_batch_size, lambda rows: SequentialSampler(rows)
+        return self._get_dataloader(test_dataset, "test", size, sampler_fn=in_order)
 
     # ---- the hub ----
 
@@ -555,6 +586,7 @@ class UpdateTrainer(SealedTrainer):
     optimizer: Any
     lr_scheduler: Any
     update_count = 0
+    episode_count = 0  # of all ranks; the last update of an epoch may have fewer than batch_size
     since_log: dict[str, list[float]]  # metrics of the updates since the last log
     batches: Iterator | None = None  # of someone who steps by hand
 
@@ -569,7 +601,7 @@ class UpdateTrainer(SealedTrainer):
 
     def count_episodes(self) -> None:
         "Callbacks read state.episode."
-        vars(self.state)["episode"] = self.update_count * self.args.batch_size
+        vars(self.state)["episode"] = self.episode_count
 
     # ---- for subclasses ----
 
@@ -611,6 +643,13 @@ class UpdateTrainer(SealedTrainer):
                 self.model.activation_checkpointing_enable()
             batches = self.get_train_dataloader() if given else None
             self._prepare_for_training(updates, batches, None)
+        planned, rate = self.args.num_total_batches, self.args.learning_rate
+        if self.update_count == planned > 0 and rate and not self.learning_rate():
+            logger.warning_once(
+                f"update {planned} is past the schedule of {planned} updates, whose learning rate "
+                "ends at 0: nothing more will be learnt. Raise total_episodes or max_steps, or set "
+                "lr_scheduler_type='constant'."
+            )
         return self.model_wrapped
 
     def next_batch(self) -> Any:
@@ -631,6 +670,11 @@ class UpdateTrainer(SealedTrainer):
     def learning_rate(self) -> float:
         "Of the next optimizer step."
         return self._get_learning_rate()
+
+    def step_schedule(self) -> None:
+        "Once an update; a schedule that waits for a metric is stepped by Trainer's evaluation."
+        if not isinstance(self.lr_scheduler, BY_METRIC):
+            self.lr_scheduler.step()
 
     # ---- the loop, in Trainer's terms ----
 
@@ -729,7 +773,7 @@ class UpdateTrainer(SealedTrainer):
         "One update, counted."
         start = time.perf_counter()
         metrics = self.step(batch)
-        metrics["eps"] = self.args.batch_size / (time.perf_counter() - start)
+        metrics["eps"] = metrics.episodes / (time.perf_counter() - start)
         self.state.global_step += 1
         self.count_episodes()
         self._tr_loss += metrics.loss
@@ -754,11 +798,14 @@ class UpdateTrainer(SealedTrainer):
 
     def write_state(self, folder: Path) -> None:
         state = dict(self.run_state(), update_count=self.update_count, since_log=self.since_log)
+        state["episode_count"] = self.episode_count
         (folder / "ppo_state.json").write_text(json.dumps(state))
 
     def read_state(self, folder: Path) -> None:
         state = json.loads((folder / "ppo_state.json").read_text())
         self.update_count = state["update_count"]
+        by_batches = self.update_count * self.args.batch_size  # as older checkpoints count
+        self.episode_count = state.get("episode_count", by_batches)
         self.since_log = defaultdict(list, state["since_log"])
         self.restore_run_state(state)
         if self.is_world_process_zero():  # later lines are of steps that are done again

@@ -397,7 +397,8 @@ TABLES = {  # of the page on metrics, and what is in none of them
         Metric(
             "eval_score",
             unit="reward per response",
-            formula="mean weighted raw score of the completions, no penalty",
+            formula="mean weighted raw score of the completions of all evaluation prompts, no "
+            "penalty",
             healthy="rises with `objective/raw_scores`",
             otherwise="falls while that rises: the gain shows only in sampled answers; read the "
             "completions",
@@ -415,6 +416,28 @@ TABLES = {  # of the page on metrics, and what is in none of them
             formula="share that reached the stop token",
             healthy="1",
             otherwise="below 0.9: greedy loops; a longer run with `missing_eos_penalty`",
+        ),
+        Metric(
+            "sample_score",
+            unit="reward per response",
+            formula="`eval_score` of the first 64 prompts, without an evaluation: "
+            "`num_sample_generations`",
+            healthy="as `eval_score`, with more noise",
+            otherwise="as `eval_score`; compare it with itself, and never with `eval_score`",
+        ),
+        Metric(
+            "sample_length",
+            unit="tokens per response",
+            formula="`eval_length` of those",
+            healthy="as `eval_length`",
+            otherwise="as `eval_length`",
+        ),
+        Metric(
+            "sample_stopped",
+            unit="share of responses",
+            formula="`eval_stopped` of those",
+            healthy="as `eval_stopped`",
+            otherwise="as `eval_stopped`",
         ),
     ),
     "reward model": (

@@ -114,7 +114,16 @@ def ppo_card(trainer: Any, name: str) -> str:
             of_data(trainer.train_dataset) or "- - streamed"
         ).split()[2]
     data["seed"] = f"{args.seed} (order of the data: {args.data_seed or args.seed})"
-    shown = ("objective/", "policy/", "val/", "tokens/response", "eval_", "episode", "steering/")
+    shown = (
+        "objective/",
+        "policy/",
+        "val/",
+        "tokens/response",
+        "eval_",
+        "sample_",
+        "episode",
+        "steering/",
+    )
     results = {
         metric: x
         for log in trainer.state.log_history

@@ -58,6 +58,13 @@ class SupervisedConfig(CheckedArguments):
         False, "Use gradient_checkpointing instead.", "update"
     )
 
+    batch_eval_metrics: Literal[False] = setting(
+        False, "Metrics are of a whole evaluation.", "update"
+    )
+    eval_do_concat_batches: Literal[True] = setting(
+        True, "Metrics are of a whole evaluation.", "update"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         config: Any = self.accelerator_config

@@ -232,7 +232,7 @@ class RunCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         "Evaluations of any trainer, and everything that is logged by one that is not PPO."
-        kept = "" if self.trainer is None else "eval_"
+        kept = "" if self.trainer is None else ("eval_", "sample_")
         ours = {name: x for name, x in (logs or {}).items() if name.startswith(kept)}
         if ours and self.run.going:
             self.run.add(state.global_step, ours)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import pandas as pd
@@ -181,8 +183,19 @@ def when(rollout: Rollout) -> str:
     "Where in the run a rollout was taken."
     info = rollout.info
     parts = [f"Update {info.get('update', '?')}"]
-    if "episode" in info:
-        parts.append(f"after {info['episode']:,} episodes")
-    if "kl_coef" in info:
-        parts.append(f"kl_coef {info['kl_coef']:.3g}")
+    for name, wording in (("episode", "after {:,} episodes"), ("kl_coef", "kl_coef {:.3g}")):
+        if (number := number_of(rollout, name)) is not None:
+            parts.append(wording.format(number))
     return ", ".join(parts)
+
+
+def number_of(rollout: Rollout, name: str) -> float | None:
+    "A number of the rollout's info, also where it was kept as text; None: there is none."
+    x = rollout.info.get(name)
+    try:
+        number = float(x) if isinstance(x, (Real, str)) else math.nan
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() else number

@@ -17,7 +17,7 @@ from rlhf_nb.training.logs import Log
 
 METRICS = ("objective/*", "policy/*", "loss/*", "val/*")  # those of the published report
 # Values of the last update alone; any other is the mean over the updates since the line before.
-AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "gold/*")
+AT_ONCE = ("lr", "learning_rate", "objective/kl_coef", "eval_*", "sample_*", "gold/*")
 
 
 def group_runs(

@@ -33,6 +33,7 @@ from rlhf_nb.ui.episodes import (
     episode_tokens,
     filled,
     notes_of,
+    number_of,
     unit_of,
     when,
 )
@@ -127,11 +128,17 @@ def objective_for(
     carried = objective_of(r)
     objective = carried or chosen
     if objective is None:
-        return None, Objective(kl_coef=r.info.get("kl_coef", Objective.kl_coef)), UNKNOWN
+        return None, _asked(r), UNKNOWN
     reproduced, sentence = reproduces(r, objective)
     if reproduced:
         return objective, None, sentence
     return None, None if carried else objective, sentence
+
+
+def _asked(r: Rollout) -> Objective:
+    "What a page begins with that asks the reader for the objective."
+    kl_coef = number_of(r, "kl_coef")
+    return Objective() if kl_coef is None or kl_coef < 0 else Objective(kl_coef=kl_coef)
 
 
 def packed_update(

@@ -204,8 +204,7 @@ def _log_of(path: Path) -> pd.DataFrame:
     frame = ppo_lines(lines)
     if not len(frame) or "step" not in frame:
         return pd.DataFrame()
-    batch = (frame["episode"] / frame["step"]).replace(math.inf, math.nan).median()
-    return frame.assign(update=(frame["episode"] / batch).round() - 1)
+    return frame.assign(update=frame["step"] - 1)
 
 
 def spread(count: int, most: int) -> list[int]:
