@@ -1007,7 +1007,9 @@ def test_hostile_text_under_a_reward_model(tmp_path: Path, read: Callable, axe: 
 
 # catches: text that becomes markup, runs, fetches, ends the data of a page, reorders its
 # neighbours, or makes the page scroll sideways
-@pytest.mark.parametrize("kind", ["rollout", "run", "command"])
+@pytest.mark.parametrize(
+    "kind", ["rollout", "run", pytest.param("command", marks=pytest.mark.slow)]
+)
 def test_hostile_text_in_a_file(tmp_path: Path, read: Callable, axe: str, kind: str):
     run = run_of(tmp_path / SCRIPT.replace("/", "_")[:60], 3, hostile)
     if kind == "command":
