@@ -43,7 +43,9 @@ SHARED: dict[str, Any] = dict(
     seed=7,
 )
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["rlhf_nb.trainer", "rlhf_nb.reward", "rlhf_nb.sft", "peft"])
+processes.set_forkserver_preload(
+    ["rlhf_nb.trainer", "rlhf_nb.reward", "rlhf_nb.sft", "peft", "deepspeed"]
+)
 
 
 # ---- The runs: everything that a checkpoint must hold is in use ----

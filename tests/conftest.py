@@ -28,11 +28,15 @@ if sys.prefix != sys.base_prefix:
 LONG = (
     "test_docs",
     "test_two_processes",
-    "test_demo",
-    "test_two_processes_supervised",
-    "test_killed",
     "test_published_faults",
+    "test_killed",
+    "test_demo",
+    "test_cli",
+    "test_reward",
+    "test_two_nodes",
+    "test_your_own",
     "test_recipes_launch",
+    "test_two_processes_supervised",
     "test_two_processes_parts",
 )
 # A test that uses one of these is slow: the site takes a minute and a half to build.

@@ -127,8 +127,9 @@ def damage(folder: Path, how: str) -> str:
     return rf"{folder.name} is damaged: {file.name}"
 
 
-def check_damaged(trained: Callable[..., Trainer], how: str) -> None:
-    "A run of three steps resumes from its first checkpoint, and not from a second that is damaged."
+def check_damaged(trained: Callable[..., Trainer]) -> None:
+    """A run of three steps resumes from its first checkpoint, and not from a second that is damaged,
+    however it is."""
     settings = dict(max_steps=3, save_strategy="steps", save_steps=1)
     whole = trained(**settings)
     whole.train()
@@ -137,11 +138,16 @@ def check_damaged(trained: Callable[..., Trainer], how: str) -> None:
     assert [path.name for path in paths] == [f"checkpoint-{step}" for step in (1, 2, 3)]
     for path in paths:
         verify(path)
-    named, other = damage(folder / "checkpoint-2", how), trained(**settings)
-    before = weights(other)
-    with pytest.raises(ValueError, match=named):
-        other.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    assert not unlike(before, weights(other))
+    second, spare = folder / "checkpoint-2", folder.with_name("spare")
+    second.rename(spare)
+    for how in ("truncated", "changed", "missing", "unsealed"):
+        shutil.rmtree(second, ignore_errors=True)
+        shutil.copytree(spare, second)
+        named, other = damage(second, how), trained(**settings)
+        before = weights(other)
+        with pytest.raises(ValueError, match=named):
+            other.train(resume_from_checkpoint=str(second))
+        assert not unlike(before, weights(other))
     again = trained(**settings)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     assert not unlike(weights(whole), weights(again))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
+import forks
 import numpy as np
 import pandas as pd
 import pytest
@@ -1420,20 +1421,15 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("typed")
     (folder / "again.yaml").write_text(yaml.safe_dump(AGAIN))
     program = (
-        "import sys, shlex\nfrom rlhf_nb.cli import main\nfor line in "
-        "open('typed').read().splitlines():\n    print('>>>', line[:8], flush=True)\n    "
-        "assert main(shlex.split(line)) == 0, line"
+        "import os, shlex\nfrom rlhf_nb.cli import main\n"
+        "os.dup2(os.open('errors', os.O_WRONLY | os.O_CREAT), 2)\n"
+        "for line in open('typed').read().splitlines():\n    print('>>>', line[:8], flush=True)\n"
+        "    assert main(shlex.split(line)) == 0, line"
     )
     (folder / "typed").write_text("\n".join(TYPED))
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=os.environ | dict(COLUMNS="100"),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    (folder / "typed.py").write_text(program)
+    done = forks.run(folder / "typed.py", folder=folder, COLUMNS="100")
+    assert done.returncode == 0, (folder / "errors").read_text()[-3000:]
     return folder, done.stdout
 
 

@@ -163,7 +163,8 @@ def test_the_numbers_are_kept(run):
 
 
 # catches: stages done again in silence, a folder of other settings written over
-def test_a_second_call_uses_what_is_finished(run):
+def test_a_second_call_uses_what_is_finished(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     folder, before = run[0], models(run[0])
     kept = {
         name: time
@@ -171,7 +172,7 @@ def test_a_second_call_uses_what_is_finished(run):
         if name.split("/")[0] in ("sft", "pairs", "reward", "ppo")
     }
     trained = [log for log in logs(folder) if log["stage"] in ("sft", "pairs", "reward", "ppo")]
-    code, out, err, _ = finish(start(folder), folder)
+    code, (out, err) = cli.main(words(folder)), capsys.readouterr()
     assert (
         code == 0
         and err == ""
@@ -453,7 +454,11 @@ def test_the_kept_model_reads_the_world():
     "start, said",
     [
         ("kept", "no training: the fine-tuned model that comes with the package"),
-        (str(STARTING_MODEL), f"no training: the model in {STARTING_MODEL}"),
+        pytest.param(
+            str(STARTING_MODEL),
+            f"no training: the model in {STARTING_MODEL}",
+            marks=pytest.mark.slow,  # the same model by its path
+        ),
     ],
 )
 def test_a_run_from_a_model_says_so(start, said, tmp_path):

@@ -34,6 +34,7 @@ from kills import (
 from transformers import TrainerCallback
 
 from rlhf_nb.checkpoint import MANIFEST
+from rlhf_nb.training.folders import AGAIN
 
 SHARES = (0.15, 0.3, 0.5, 0.7, 0.9)
 
@@ -143,16 +144,17 @@ class Watched(TrainerCallback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
-def sleeps(prompts, responses, **_):
-    time.sleep(60)
-
-
 def run(kind: str, folder: str, how: str) -> None:
     "In a process of its own, with its stderr in a file: the same run, and `how` it is different."
     file = os.open(f"{folder}.said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def sleeps(prompts, responses, **_):
+        Path(folder, "asleep").touch()
+        time.sleep(60)
+
     if "hangs" in how:
         kills.likes_a = sleeps
     if "saves none" in how:
@@ -218,11 +220,13 @@ def test_a_signal_saves_where_it_stops(alone, tmp_path, kind, number):
 @pytest.mark.parametrize("how", ["hangs", "hangs, saves none"])
 def test_without_a_checkpoint_it_says_so(tmp_path, how):
     folder = tmp_path / "run"
-    child = begun("ppo", folder, how, "_run.lock")
-    time.sleep(2)
+    child = begun("ppo", folder, how, "asleep")
     os.kill(child.pid, signal.SIGINT)
     if how == "hangs":
-        time.sleep(2.5)
+        while "again: at once" not in Path(f"{folder}.said").read_text():
+            child.join(0.02)
+            assert child.is_alive()
+        time.sleep(AGAIN + 0.1)  # what comes sooner is the same Ctrl-C, heard twice
         os.kill(child.pid, signal.SIGINT)
     last = ended(child, folder)[-1]
     assert f"There is no whole checkpoint in {folder}, so there is nothing to resume" in last

@@ -248,22 +248,17 @@ def test_a_finished_supervised_run_does_nothing_more(supervised):
     assert not any((x != weights(again)[k]).any() for k, x in weights(whole).items())
 
 
-@pytest.mark.parametrize(
-    "name, changes",
-    [
+def test_supervised_runs_are_told_apart(supervised, letters):
+    supervised().train()
+    wide = tiny_policy(letters, 0, **SIZES | dict(hidden_size=32))
+    for name, changes in (
         ("seed", dict(seed=1)),
         ("batch_size", dict(per_device_train_batch_size=2)),
         ("train_dataset", dict(words=WORDS[1:] + WORDS[:1])),
-        ("model", dict(policy="wide")),
-    ],
-)
-def test_supervised_runs_are_told_apart(supervised, letters, name, changes):
-    whole = supervised()
-    whole.train()
-    if "policy" in changes:
-        changes = dict(policy=tiny_policy(letters, 0, **SIZES | dict(hidden_size=32)))
-    with pytest.raises(ValueError, match=f"its {name} is .*, this run's is "):
-        supervised(**changes).train(resume_from_checkpoint=True)
+        ("model", dict(policy=wide)),
+    ):
+        with pytest.raises(ValueError, match=f"its {name} is .*, this run's is "):
+            supervised(**changes).train(resume_from_checkpoint=True)
 
 
 def test_supervised_rates_change(supervised, caplog):

@@ -207,8 +207,10 @@ def no_model(*args, **more):
 
 
 @pytest.fixture
-def refused(place, monkeypatch, capfd):
-    "Runs a command that must fail before anything is loaded; returns its one message."
+def refused(made, monkeypatch, capfd):
+    """Runs a command that must fail before anything is loaded, and leave all as it was; returns its
+    one message. A file that it is given is in bad/."""
+    monkeypatch.chdir(made)
     for module in (ppo, sft, reward, judge):
         for name in ("load_policy", "scorers", "tokenizer_of", "load_reward_model", "load_judge"):
             if hasattr(module, name):
@@ -221,7 +223,8 @@ def refused(place, monkeypatch, capfd):
         assert sorted({*os.listdir()} - {"bad"}) == there
         return shown.err
 
-    return refuse
+    yield refuse
+    shutil.rmtree("bad")
 
 
 COMMANDS = dict(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -17,7 +18,7 @@ import pytest
 from lab import Lab, Notebook
 from nbformat.v4 import new_code_cell, new_notebook
 from PIL import Image
-from playwright.sync_api import Browser, Locator
+from playwright.sync_api import Locator, Page
 from test_static import rollout
 
 from rlhf_nb.ui.dashboard import LiveDashboard
@@ -133,7 +134,7 @@ def test_pause_slider_and_stop_reach_a_run_in_a_cell(lab: Lab, pictures: Path):
         press(notebook, "pause")
         said(notebook, "Paused after update")
         stood = updates(notebook)
-        page.wait_for_timeout(1500)
+        page.wait_for_timeout(700)  # six updates, if it went on; drawn three times
         assert updates(notebook) == stood, "it goes on while it is paused"
         page.screenshot(path=pictures / "dashboard-paused.png")
         handle = page.locator("input[type=range]").last
@@ -214,7 +215,9 @@ def test_a_front_end_that_is_not_heard_is_told_so(lab: Lab, pictures: Path):
 # catches: a saved page that asks for anything, that breaks its own policy, scrolls sideways, is
 # light in a dark system, or that a screen reader or a keyboard cannot use
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_saved_dashboard(browser: Browser, axe: str, tmp_path: Path, pictures: Path, scheme: str):
+def test_a_saved_dashboard(
+    fresh: Callable[..., Page], axe: str, tmp_path: Path, pictures: Path, scheme: str
+):
     run = Run(state="stopped", update=6, total=9, batch=8, changes=[Change(3, "kl_coef", 0.1, 0.2)])
     for update in range(1, 7):
         metrics = {"objective/kl": update / 9, "policy/entropy_avg": 2.0, "lr": 1e-3 / update}
@@ -227,8 +230,7 @@ def test_a_saved_dashboard(browser: Browser, axe: str, tmp_path: Path, pictures:
     dashboard = LiveDashboard()
     dashboard.run = run
     file = dashboard.save_html(tmp_path / "run.html")
-    context = browser.new_context(color_scheme=scheme, viewport=dict(width=1280, height=900))
-    page, told = context.new_page(), []
+    page, told = fresh(scheme), []
     page.on("request", lambda r: told.append(r.url))
     page.on("console", lambda message: told.append(message.text))
     page.goto(file.as_uri())
@@ -243,4 +245,3 @@ def test_a_saved_dashboard(browser: Browser, axe: str, tmp_path: Path, pictures:
     assert light == (scheme == "light"), "the curves do not follow the theme"
     page.evaluate(axe)
     assert not (found := page.evaluate(SERIOUS)), found
-    context.close()

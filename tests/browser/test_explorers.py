@@ -6,9 +6,8 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page
@@ -60,15 +59,12 @@ def explorer() -> Explorer:
 class Opened:
     "A page with explorers, what it asked for and what went wrong in it."
 
-    def __init__(self, browser: Browser, path: Path, **settings: Any):
-        self.context = browser.new_context(viewport=dict(width=1280, height=900), **settings)
-        self.page: Page = self.context.new_page()
-        self.told: list[str] = []
-        self.page.on("request", lambda r: self.asked(r.url))
-        self.page.on("pageerror", lambda error: self.told.append(str(error)))
-        self.page.on("console", lambda m: m.type == "error" and self.told.append(m.text))
-        self.url = path.resolve().as_uri()
-        self.page.goto(self.url)
+    def __init__(self, page: Page, path: Path):
+        self.page, self.told = page, []
+        page.on("request", lambda r: self.asked(r.url))
+        page.on("pageerror", lambda error: self.told.append(str(error)))
+        page.on("console", lambda m: m.type == "error" and self.told.append(m.text))
+        page.goto(path.resolve().as_uri())
 
     def asked(self, url: str) -> None:
         if not url.startswith(("data:", "file:")):
@@ -85,16 +81,8 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: Browser) -> Iterator[Callable[..., Opened]]:
-    pages: list[Opened] = []
-
-    def read(path: Path, **settings: Any) -> Opened:
-        pages.append(Opened(browser, path, **settings))
-        return pages[-1]
-
-    yield read
-    for page in pages:
-        page.context.close()
+def opened(fresh: Callable[..., Page]) -> Callable[..., Opened]:
+    return lambda path, color_scheme="light": Opened(fresh(color_scheme), path)
 
 
 def to(root: Locator, dials: Sequence[dict], state: Sequence[int]) -> None:
@@ -193,10 +181,13 @@ def test_the_frame_in_both_themes(
 
 
 # catches: an empty frame where no script runs
-def test_it_reads_without_a_script(opened: Callable, explorer: Explorer, tmp_path: Path):
-    page = opened(explorer.save_html(tmp_path / "page.html"), java_script_enabled=False)
-    assert "lam 0.95 · ending stopped · table yes" in page.page.locator("main").inner_text()
-    assert page.page.locator(".view svg").is_visible()
+def test_it_reads_without_a_script(browser: Browser, explorer: Explorer, tmp_path: Path):
+    path = explorer.save_html(tmp_path / "page.html")
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(path.resolve().as_uri())
+        assert "lam 0.95 · ending stopped · table yes" in page.locator("main").inner_text()
+        assert page.locator(".view svg").is_visible()
 
 
 # ---- The site ----

@@ -16,12 +16,11 @@ from controls import Widget, nameless, photograph, still, violations, widgets
 from lab import ROOT, Lab, Notebook
 from notebooks import NOTEBOOKS
 
-# Pages that `make test` looks at too: sliders, choices and boxes, and one that plants a fault. The
-# others are weekly.
-OFTEN = ("32_explore", "09_shaping")
-PAGES = [
-    pytest.param(name, marks=[] if name in OFTEN else pytest.mark.weekly) for name in NOTEBOOKS
-]
+# A page that `make test` looks at too, with every kind of control and a fault that it plants; one
+# that check-slow looks at. The others are weekly.
+OFTEN, SLOW = "32_explore", "09_shaping"
+MARKS = {OFTEN: [], SLOW: pytest.mark.slow}
+PAGES = [pytest.param(name, marks=MARKS.get(name, pytest.mark.weekly)) for name in NOTEBOOKS]
 
 # ---- What is let off, and why. Nothing else is; and what need not be let off any more fails too.
 # ----
@@ -128,7 +127,7 @@ ENDS = """() => [...document.querySelectorAll('.rlhf-dials')].map(frame =>
 # catches: names of choices that begin at the left edge, above sliders whose names end at the right
 def test_the_names_of_an_explorers_controls_end_on_one_edge(notebook: Notebook):
     found = notebook.page.evaluate(ENDS)
-    assert found or page_of(notebook) not in OFTEN  # both have an explorer
+    assert found or page_of(notebook) not in MARKS  # both have an explorer
     for ends in found:
         assert max(ends) - min(ends) <= 2, f"{page_of(notebook)}: names end at {ends} px"
 

@@ -1,9 +1,10 @@
-"""The tests of the pages, put to the test: pages made here with one fault each, which they must
-find, and a page without, on which they must find nothing."""
+"""The tests of the pages, put to the test: a page made here of widgets with one fault each, which
+they must find, beside three without, of which they must say nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import nbformat
 import pytest
@@ -13,14 +14,16 @@ from lab import Lab, Notebook
 SOUND = """
 import ipywidgets as w
 from rlhf_nb.ui.explore import control
-said, n = w.HTML("<p>0</p>"), [0]
-def show(change): said.value = f"<p>{slider.value}, {choice.value}, {box.value}, {field.value}, {n[0]}</p>"
-def count(button): n[0] += 1; show(None)
-slider, choice, box = control("how_many", (0, 9, 3)), w.ToggleButtons(options=["tea", "milk"], description="which"), w.Checkbox(description="hot")
-field, button = w.Text(description="name"), w.Button(description="one more")
-for one in (slider, choice, box, field): one.observe(show, "value")
-button.on_click(count)
-w.VBox([slider, choice, box, field, button, said])
+def sound():
+    said, n = w.HTML("<p>0</p>"), [0]
+    def show(change): said.value = f"<p>{slider.value}, {choice.value}, {box.value}, {field.value}, {n[0]}</p>"
+    def count(button): n[0] += 1; show(None)
+    slider, choice, box = control("how_many", (0, 9, 3)), w.ToggleButtons(options=["tea", "milk"], description="which"), w.Checkbox(description="hot")
+    field, button = w.Text(description="name"), w.Button(description="one more")
+    for one in (slider, choice, box, field): one.observe(show, "value")
+    button.on_click(count)
+    return w.VBox([slider, choice, box, field, button, said])
+sound()
 """
 PLAIN = """
 from html import escape
@@ -114,84 +117,80 @@ UGLY = {  # a widget that is badly drawn, and a part of what is said of it
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
 
 
+@dataclass
+class Planted:
+    "The page, all of its widgets worked, and what was said of them."
+
+    page: Notebook
+    sound: list[Widget]
+    lame: list[Widget]
+    of_sound: list[str]  # and all that was heard until these were worked
+    of_lame: list[str]
+    faults: list[str]  # what its kernel said in the end
+
+
+def worked(widgets: list[Widget]) -> list[str]:
+    "What is said of their controls."
+    return nameless(widgets) + [told for one in widgets for told in one.beyond_tab() + one.dead()]
+
+
 @pytest.fixture(scope="module")
-def run(lab: Lab) -> Iterator[Callable]:
-    "Opens a page made of cells, `run(name, *cells)`, and has every control worked."
-    opened: list[str] = []
-
-    def make(name: str, *cells: str) -> tuple[Notebook, list[Widget], list[str]]:
-        nb = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=KERNEL
-        )
-        nbformat.write(nb, lab.folder / f"planted-{name}.ipynb")
-        opened.append(f"planted-{name}.ipynb")
-        page = lab.notebook(opened[-1])
-        found = widgets(page)
-        access = nameless(found) + [told for widget in found for told in widget.beyond_tab()]
-        return page, found, access + [told for widget in found for told in widget.dead()]
-
-    yield make
-    for name in opened:
-        lab.close(name)
+def planted(lab: Lab) -> Iterator[Planted]:
+    cells = [SOUND, PLAIN, HALF, *(code for code, *_ in [*LAME.values(), *UGLY.values()])]
+    cells += [HEAD % where + code for where, code in FAILING.items()]
+    nb = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=KERNEL
+    )
+    nbformat.write(nb, lab.folder / "planted.ipynb")
+    page = lab.notebook("planted.ipynb")
+    first, plain, *lame, framed = widgets(page)  # those in a frame come last
+    sound = [first, plain, framed]
+    of_sound = worked(sound)
+    page.settle()
+    heard = page.wire.faults() + page.console + page.strangers
+    of_sound += [told for told in heard if "planted in" not in told]  # some fail as they are made
+    of_lame = worked(lame)
+    page.settle()
+    yield Planted(page, sound, lame, of_sound, of_lame, page.wire.faults())
+    lab.close("planted.ipynb")
     lab.traceback()  # these were planted too
 
 
 @pytest.fixture(scope="module")
-def heard(run: Callable) -> list[str]:
-    "What the tests of the pages hear of the page on which everything fails."
-    page, _, _ = run("failing", *(HEAD % where + code for where, code in FAILING.items()))
-    page.settle()
-    return page.wire.faults()
-
-
-@pytest.fixture(scope="module")
-def lame(run: Callable) -> tuple[Notebook, list[Widget], list[str]]:
-    return run("lame", HALF, *(code for code, *_ in [*LAME.values(), *UGLY.values()]))
-
-
-@pytest.fixture(scope="module")
-def seen(
-    lame: tuple[Notebook, list[Widget], list[str]],
-    axe: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> list[str]:
-    "What is said of how that page looks."
-    lame[0].examine(axe)
-    return violations(lame[1]) + photograph(
-        lame[1], 800, f"{tmp_path_factory.mktemp('lame')}/{{}}.png"
-    )
+def seen(planted: Planted, axe: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    "What is said of how the widgets without and with a fault look."
+    lame = planted.lame[: len(LAME) + len(UGLY)]
+    planted.page.examine(axe)
+    name = f"{tmp_path_factory.mktemp('lame')}/{{}}.png"
+    assert not (told := violations(planted.sound)), told
+    return violations(lame) + photograph(lame, 800, name)
 
 
 # catches: tests of the pages that complain of everything, and a finder that sees ipywidgets alone
-def test_a_sound_page_passes(run: Callable):
-    page, found, told = run("sound", SOUND, PLAIN)
-    kinds = [[c["kind"] for c in widget.controls()] for widget in found]
-    assert (
-        kinds
-        == [
-            ["range", "choice", "choice", "check", "text", "button"],
-            ["range", "fold"],
-            ["range", "fold"],
-        ]
-        and page.wire.views() == 1
-    )
-    told += page.wire.faults() + page.console + page.strangers
-    assert not told
+def test_sound_widgets_pass(planted: Planted, seen: list[str]):
+    kinds = [[c["kind"] for c in widget.controls()] for widget in planted.sound]
+    assert kinds == [
+        ["range", "choice", "choice", "check", "text", "button"],
+        ["range", "fold"],
+        ["range", "fold"],
+    ]
+    assert len(planted.lame) + 1 == planted.page.wire.views()
+    assert not planted.of_sound
 
 
 # catches: a handler whose exception nobody hears of. Each of these keeps it to itself in its own
 # way, and the page looks well
 @pytest.mark.parametrize("where", FAILING)
-def test_an_exception_is_heard_wherever_it_is_swallowed(heard: list[str], where: str):
-    assert any(f"planted in {where}" in told for told in heard), (
-        f"an exception in {where} was not heard: {heard}"
+def test_an_exception_is_heard_wherever_it_is_swallowed(planted: Planted, where: str):
+    assert any(f"planted in {where}" in told for told in planted.faults), (
+        f"an exception in {where} was not heard: {planted.faults}"
     )
 
 
 # catches: tests of the pages that let a dead, nameless or hidden control pass
 @pytest.mark.parametrize("fault", LAME)
-def test_a_lame_control_is_found(lame: tuple[Notebook, list[Widget], list[str]], fault: str):
-    assert any(LAME[fault][1] in told for told in lame[2]), lame[2]
+def test_a_lame_control_is_found(planted: Planted, fault: str):
+    assert any(LAME[fault][1] in told for told in planted.of_lame), planted.of_lame
 
 
 # catches: axe-core that is in the page and looks at nothing, or at that alone which is not scrolled

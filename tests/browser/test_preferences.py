@@ -18,6 +18,7 @@ from rlhf_nb.ui.preferences import label_preferences
 rows = [dict(prompt=f"post {i} <script>alert(1)</script>", answer_1=f"first of {i} <b>", answer_2=f"second of {i}") for i in range(24)]
 label_preferences(rows, "by_keyboard.jsonl")
 """
+APART = 220  # ms: a key that comes within 0.2 s of the last one is not a reader's
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
 
 
@@ -48,7 +49,7 @@ def choices(file: Path) -> str:
 def press(page: Notebook, *keys: str) -> None:
     "One after the other, as slowly as somebody who reads."
     for key in keys:
-        page.page.wait_for_timeout(300)
+        page.page.wait_for_timeout(APART)
         page.page.keyboard.press(key)
         page.settle()
 
@@ -82,13 +83,13 @@ def test_keys_choose_and_take_back(page: Notebook, file: Path):
 # catches: a key held down, or a double click, that labels pairs which nobody has seen
 def test_a_key_held_down_counts_once(page: Notebook, file: Path):
     before = choices(file)
-    page.page.wait_for_timeout(300)
+    page.page.wait_for_timeout(APART)
     key_field(page).focus()
     for _ in range(8):
         page.page.keyboard.press("2")
     page.settle()
     assert choices(file) == before + "2" and key_field(page).input_value() == "2"
-    page.page.wait_for_timeout(300)
+    page.page.wait_for_timeout(APART)
     page.page.get_by_role("button", name="1 is better").dblclick()
     page.settle()
     assert choices(file) == before + "21"
