@@ -121,7 +121,11 @@ def test_a_public_script_runs_with_its_import_lines_changed(name, script, models
         assert "query" in shown and "model response" in shown
     if name == "published":
         tables = sorted((out / "completions").glob("*.csv"))
-        assert [path.stem for path in tables] == ["update-00002-sample", "update-00004-sample"]
+        assert [path.stem for path in tables] == [
+            "update-00002-sample",
+            "update-00004-eval",
+            "update-00004-sample",
+        ]
         assert len(pd.read_csv(tables[-1])) == 10
     assert (out / "completions").exists() == (name not in ("no_evaluation", "callback")), (
         "tables where there are evaluation rows and they are wanted"

@@ -148,7 +148,9 @@ def log_counts(data: Any) -> Any:
     of the assistant, those that have labels, and rows whose answer begins inside a token. A stream
     is read later: nothing is known yet."""
     names = [name for name in ("said", "learned", "merged") if name in columns_of(data)]
-    sums = {name: sum(data[name]) for name in names if isinstance(data, Dataset)}
+    if not isinstance(data, Dataset):
+        return data.remove_columns(names)
+    sums = {name: sum(data[name]) for name in names}
     if sums.get("said", 0) > sums.get("learned", 0):
         logger.warning(
             f"{sums['learned']:,} of {sums['said']:,} answers are learned from: the chat template "
