@@ -204,7 +204,9 @@ def _log_of(path: Path) -> pd.DataFrame:
     frame = ppo_lines(lines)
     if not len(frame) or "step" not in frame:
         return pd.DataFrame()
-    return frame.assign(update=frame["step"] - 1)
+    batch = (frame["episode"] / frame["step"]).replace(math.inf, math.nan).median()
+    by_episode = (frame["episode"] / batch).round()  # of a line without a step
+    return frame.assign(update=frame["step"].fillna(by_episode) - 1)
 
 
 def spread(count: int, most: int) -> list[int]:
