@@ -99,7 +99,7 @@ def test_wandb_offline_gets_metrics_and_tables(tmp_path):
         WANDB_SILENT="true",
         WANDB_CONSOLE="off",
     )
-    tables = sorted(tmp_path.rglob("completions_*.table.json"))
+    tables = sorted(tmp_path.rglob("completions-sample_*.table.json"))
     assert len(tables) == 3
     content = [json.loads(path.read_text()) for path in tables]
     wanted = last_table(tmp_path)
@@ -109,7 +109,7 @@ def test_wandb_offline_gets_metrics_and_tables(tmp_path):
         for table in content
     )
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*.wandb"))
-    for name in (b"train/objective/kl", b"train/objective/scores", b"eval/score"):
+    for name in (b"train/objective/kl", b"train/objective/scores", b"sample/score"):
         assert name in stored or name.split(b"/", 1)[1] in stored
 
 
