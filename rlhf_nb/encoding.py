@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 # %% auto #0
-__all__ = ['Turns', 'check_turns', 'template_settings', 'render', 'begun', 'prompt_text', 'alike', 'place_of', 'end_mark',
-           'answers_in', 'Marked', 'without_stop', 'marked_answers', 'joined', 'marked_pair', 'Encoded', 'front_ids',
-           'plain_ids', 'encode_prompts', 'encode']
+__all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
+           'end_mark', 'answers_in', 'Marked', 'without_stop', 'marked_answers', 'joined', 'marked_pair', 'Encoded',
+           'front_ids', 'plain_ids', 'encode_prompts', 'encode']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -47,8 +47,16 @@ def check_turns(x: Any, name: str) -> list[Any]:
 def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
     "What the columns tools and chat_template_kwargs of a row give to its chat template."
     tools = row.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    return dict(row.get("chat_template_kwargs") or {}, **({"tools": tools} if tools else {}))
+    tools = without_none(json.loads(tools) if isinstance(tools, str) else tools)
+    settings = without_none(row.get("chat_template_kwargs") or {})
+    return dict(settings, **({"tools": tools} if tools else {}))
+
+
+def without_none(x: Any) -> Any:
+    "Without the None that a data set puts where another row has a key that this one lacks."
+    if isinstance(x, Mapping):
+        return {key: without_none(value) for key, value in x.items() if value is not None}
+    return [without_none(value) for value in x] if isinstance(x, list) else x
 
 
 def render(
@@ -113,7 +121,7 @@ def place_of(
     said = [dict(type="text", text=other)] if isinstance(turns[i].get("content"), list) else other
     kept = {k: x for k, x in turns[i].items() if k in ("role", "name", "tool_call_id")}
     changed = [*turns[:i], dict(kept, content=said), *turns[i + 1 :]]
-    new = render(changed, tokenizer, f"turn {i}, exchanged,", **settings)
+    new = render(changed, tokenizer, f"the conversation, with another turn {i}", **settings)
     start = alike(text, new)
     end = len(text) - alike(text[start:][::-1], new[start:][::-1])
     return None if text == new else (start, end)
@@ -261,9 +269,13 @@ def marked_pair(
     **settings: Any,  # of the chat template
 ) -> Marked:
     "Prompt and answer as one text, in which the answer counts; see `joined`."
-    whole = joined(prompt, answer)
+    whole: Any = joined(prompt, answer)
     text = render(whole, tokenizer, **settings)
-    start = alike(prompt_text(prompt, tokenizer, **settings), text)  # some close what they opened
+    given = prompt_text(prompt, tokenizer, **settings)
+    start = alike(given, text)
+    if start < len(given) and not begun(prompt):  # the answer changes how the prompt is written
+        found = answers_in(whole, tokenizer, len(prompt), **settings)[1]
+        start = found[0][0] if found else start
     if not isinstance(whole, str):
         place = place_of(len(whole) - 1, whole, text, tokenizer, **settings)
         end = len(text) if place is None else place[1]  # of what the last turn says

@@ -200,8 +200,11 @@ def test_a_conversation_has_the_same_ids_everywhere(tokenizers):
                 last = "</s>" if style == "two ends" else mark
                 said[-1] = lead + talk[-1]["content"] + last.removesuffix(eos) + eos
                 closed[form] = ids, labels
-            found = [squeezed(tokenizer.decode(run)) for run in spoken(ids, labels)]
-            assert found == [squeezed(x) for x in said], case
+            runs = [tokenizer.decode(run) for run in spoken(ids, labels)]
+            assert [*map(squeezed, runs)] == [*map(squeezed, said)], case
+            if name.startswith("byte-level") and "prefix" not in name:  # which loses no white space
+                # but a space in front, which is in one token with the first word
+                assert [run.removeprefix(" ") for run in runs] == said, case
             kept = ids[:-1] if ends else ids
             theirs = tokenizer.apply_chat_template(talk, tokenize=True)["input_ids"]
             theirs = theirs if theirs[: len(front)] == front else front + theirs
@@ -273,6 +276,38 @@ def test_a_template_that_cannot_tell_is_named(tokenizers):
     )
     with pytest.raises(ValueError, match=r"writes ' END' behind the last answer.*generation"):
         marked_answers(TWO, tokenizer)
+
+
+# catches: the user's last turn and headers that are learned, where an answer changes how the template
+# writes what stands before it
+def test_a_prompt_that_the_answer_changes(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{% set said = messages | selectattr('role', 'equalto', 'assistant') | list %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if said and m == said[-1] %}"
+        "{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    found = marked_pair(TWO[:3], TWO[3:], tokenizer)
+    assert [found.text[a:b] for a, b in found.answers] == [THOUGHT + "There you are"]
+    assert found.text.count(THOUGHT) == 1 and prompt_text(TWO[:3], tokenizer).count(THOUGHT) == 1
+    every = marked_answers(TWO, tokenizer)
+    assert every.text == found.text and every.answers[-1:] == found.answers
+
+
+# catches: a None that Arrow puts where another row has the key, taken for a setting
+def test_a_key_that_another_row_has_is_no_setting(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{{ 'set' if depth is defined }}{{ tools | tojson if tools }}" + CHATML
+    )
+    rows = [
+        dict(prompt=ONE[:1], chat_template_kwargs=dict(depth=1), tools=[dict(name="a", x=1)]),
+        dict(prompt=ONE[:1], chat_template_kwargs=dict(other=2), tools=[dict(name="b")]),
+    ]
+    batch = collate_prompts([*Dataset.from_list(rows)], tokenizer)
+    assert [text.startswith("set") for text in batch["prompt"]] == [True, False]
+    assert '[{"name": "b"}]' in batch["prompt"][1] and "null" not in batch["prompt"][1]
 
 
 # catches: a token that no one learns, or that the prompt keeps, where an answer begins inside it
