@@ -17,8 +17,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 # %% auto #0
 __all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
-           'end_mark', 'answers_in', 'Marked', 'without_stop', 'marked_answers', 'joined', 'marked_pair', 'Encoded',
-           'front_ids', 'plain_ids', 'encode_prompts', 'encode']
+           'end_mark', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'marked_answers', 'joined',
+           'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -147,6 +147,29 @@ def end_mark(
     return None if last else 0
 
 
+def last_mark(
+    turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> str:
+    "What the template writes behind the last turn; white space at its end only if alone."
+    text = render(turns, tokenizer, **settings)
+    place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
+    tail = text[place[1] :] if place else ""
+    return tail.rstrip() or tail
+
+
+def generated(
+    turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> list[tuple[int, int]] | None:
+    "What the template puts between its marks of generation, in characters; None: it has none."
+    template = tokenizer.get_chat_template(None, settings.get("tools"))
+    if not re.search(r"\{%-?\s*generation\s*-?%\}", template):
+        return None
+    known = [{k: x for k, x in turn.items() if x is not None} for turn in turns]
+    how: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
+    how |= dict(chat_template=template, return_assistant_tokens_mask=True)
+    return [*render_jinja_template([known], **how)[1][0]]
+
+
 def answers_in(
     turns: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
@@ -156,12 +179,7 @@ def answers_in(
     """A conversation as text, and the assistant's answers in it: the first character of each, and
     the one after its end mark. Raises ValueError where the template does not show them."""
     text = render(turns, tokenizer, "the conversation", **settings)
-    template = tokenizer.get_chat_template(None, settings.get("tools"))
-    if re.search(r"\{%-?\s*generation\s*-?%\}", template):
-        known = [{k: x for k, x in turn.items() if x is not None} for turn in turns]
-        how: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
-        how |= dict(chat_template=template, return_assistant_tokens_mask=True)
-        marked: Any = render_jinja_template([known], **how)[1][0]
+    if (marked := generated(turns, tokenizer, **settings)) is not None:
         after = alike(prompt_text(turns[:first], tokenizer, **settings), text) if first else 0
         return text, [(start, end) for start, end in marked if start >= after]
 
@@ -173,16 +191,14 @@ def answers_in(
     places = {i: where for i in answers if (where := place(i)) is not None}
     if not places:
         return text, []
-    final, opens = max(places), dict(settings, add_generation_prompt=True)
+    last = last_mark(turns[: max(places) + 1], tokenizer, **settings)
+    opens = dict(settings, add_generation_prompt=True)
     given = {i: render(turns[:i], tokenizer, **opens) for i in places if i}
     opening, lead = "", ""  # what the template writes to open an answer, and the space behind it
     for i, before in [*given.items()][-1:]:
         opening = before[alike(render(turns[:i], tokenizer, **settings), before) :]
         lead = text[len(before) : places[i][0]] if text.startswith(before) else ""
-    whole = render(turns[: final + 1], tokenizer, **settings)
-    at_end = place_of(final, turns[: final + 1], whole, tokenizer, **settings)
-    tail = whole[at_end[1] :] if at_end else ""
-    last = tail.rstrip() or tail  # the mark that ends a conversation
+
     found: list[tuple[int, int]] = []
     for i, (start, end) in places.items():
         at = text.rfind(opening, found[-1][1] if found else 0, start) if opening else -1
