@@ -20,7 +20,7 @@ from .base.sharding import gathered, sharded_by_deepspeed
 from .masks import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'check_tokenizer', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'grown_for_pad', 'check_embeddings', 'load_whole', 'load_policy', 'load_scorer', 'with_adapter', 'merged', 'check_vocabulary', 'ValueHead']
+__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'pad_alone', 'set_pad_token', 'add_pad_row', 'check_embeddings', 'load_whole', 'load_policy', 'load_scorer', 'with_adapter', 'merged', 'check_vocabulary', 'ValueHead']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
 def inside(model: Any) -> Any:
@@ -259,27 +259,6 @@ def drop_long_rows(
         )
     return kept
 
-# %% ../nbs/reference/35_model_loading.ipynb #8041da94
-def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-    stop_ids: Iterable[int] = (),  # tokens that end a response, in addition to EOS
-) -> None:
-    """Raises ValueError if the pad token is missing or is also a stop token: padding would be
-    read as the end of an answer."""
-    if tokenizer.pad_token_id is None:
-        raise ValueError(
-            "the tokenizer has no pad token: add one that is not the stop token, "
-            "tokenizer.add_special_tokens({'pad_token': '[PAD]'}), "
-            "and resize the model's embeddings to len(tokenizer)."
-        )
-    if tokenizer.pad_token_id in {tokenizer.eos_token_id, *stop_ids}:
-        raise ValueError(
-            f"pad token {tokenizer.pad_token!r} (id {tokenizer.pad_token_id}) is also the stop "
-            "token: the model would never learn to stop. Add another, "
-            "tokenizer.add_special_tokens({'pad_token': '[PAD]'}), and resize the model's "
-            "embeddings to len(tokenizer)."
-        )
-
 # %% ../nbs/reference/35_model_loading.ipynb #8789f35c
 def tiny_config(
     tokenizer: PreTrainedTokenizerBase,
@@ -316,8 +295,7 @@ def tiny_policy(
 
 # %% ../nbs/reference/35_model_loading.ipynb #538649e2
 def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
-    """A tokenizer that pads on the left, as prompts need. If it has no pad token, `[PAD]` is added.
-    Then `check_tokenizer` runs."""
+    "A tokenizer that pads on the left, as prompts need. If it has no pad token, `[PAD]` is added."
     tokenizer = name_or_path
     if isinstance(tokenizer, (str, Path)):
         with loading(str(tokenizer), "tokenizer"):
@@ -327,14 +305,12 @@ def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
         raise TypeError(f"processing_class is {kind}: give a tokenizer, its name, or its folder.")
     if tokenizer.pad_token_id is None:
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    check_tokenizer(tokenizer)
     return tokenizer
 
 
 def fit_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    "The same model, its embedding grown to hold all ids of the tokenizer, its pad id set."
-    model.config.pad_token_id = tokenizer.pad_token_id
-    return with_rows(model, len(tokenizer))
+    "The same model, its embedding grown to hold all ids of the tokenizer, its pad token set."
+    return set_pad_token(with_rows(model, len(tokenizer)), tokenizer)
 
 
 def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
@@ -348,9 +324,23 @@ def with_rows(model: PreTrainedModel, rows: int) -> PreTrainedModel:
     return model
 
 
-def grown_for_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def pad_alone(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    "The pad token's id; None where it is the stop token as well, so that an id alone says nothing."
+    return None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
+
+
+def set_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The same model, its pad token set, whose row of the embedding learns like any other: it may
+    be the stop token's, which torch's `padding_idx` would hold fixed."""
+    model.config.pad_token_id = tokenizer.pad_token_id
+    embedding: Any = model.get_input_embeddings()
+    embedding.padding_idx = None
+    return model
+
+
+def add_pad_row(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     "The same model; if only the pad token is outside its embedding, a row is added and logged."
-    rows, pad = embedding_rows(model), tokenizer.pad_token_id
+    rows, pad = embedding_rows(model), pad_alone(tokenizer)
     if {i for i in tokenizer.get_vocab().values() if i >= rows} == {pad} and pad == rows:
         logger.warning(
             f"the pad token's id {pad} is one past the embedding of {type(model).__name__}: "
@@ -361,17 +351,16 @@ def grown_for_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The same model, its pad id set. Raises ValueError if the tokenizer has ids beyond the
+    """The same model, its pad token set. Raises ValueError if the tokenizer has ids beyond the
     embedding."""
-    rows = embedding_rows(grown_for_pad(model, tokenizer))
+    rows = embedding_rows(add_pad_row(model, tokenizer))
     if len(tokenizer) > rows:
         raise ValueError(
             f"the tokenizer has ids 0 to {len(tokenizer) - 1} (pad: {tokenizer.pad_token_id}) and "
             f"the model's embedding rows 0 to {rows - 1}: set resize_embeddings=True, or call "
             f"model.resize_token_embeddings({len(tokenizer)}) first."
         )
-    model.config.pad_token_id = tokenizer.pad_token_id
-    return model
+    return set_pad_token(model, tokenizer)
 
 # %% ../nbs/reference/35_model_loading.ipynb #3715f58f
 # a file in an adapter's folder, which has no model config to store the centre in
@@ -540,7 +529,7 @@ def check_vocabulary(
     """Raises ValueError if the tokenizer or the policy has ids that the model has no embedding
     for; only the pad token may be outside."""
     rows = embedding_rows(model)
-    highest = max(i for i in tokenizer.get_vocab().values() if i != tokenizer.pad_token_id)
+    highest = max(i for i in tokenizer.get_vocab().values() if i != pad_alone(tokenizer))
     if highest >= rows:
         raise ValueError(
             f"the {name} has an embedding for ids 0 to {rows - 1}, but the tokenizer's ids go up "

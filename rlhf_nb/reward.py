@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'places_read', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -58,7 +58,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -102,6 +102,7 @@ from rlhf_nb.models import (
     inside,
     load_scorer,
     load_whole,
+    pad_alone,
     response_values,
     scorer_from,
     scorer_head,
@@ -422,17 +423,27 @@ READ_LAST = {
 }
 
 
-def places_read(
+@contextmanager
+def reading_last(
     model: nn.Module,  # a sequence classifier
     input_ids: Tensor,  # [B, L]
-) -> Tensor | None:  # [B] indices into B * L; None: unknown
-    "The token of each row that a classifier reads: the last one that is not the pad token."
-    inner = inside(model)
-    pad_id = inner.config.get_text_config().pad_token_id
-    if pad_id is None or not READ_LAST & {kind.__name__ for kind in type(inner).__mro__}:
-        return None
-    rows, columns = (torch.arange(n, device=input_ids.device) for n in input_ids.shape)
-    return (columns * (input_ids != pad_id)).argmax(1) + rows * len(columns)
+    attention_mask: Tensor,  # [B, L] true on real tokens
+    alone: bool = True,  # not split over several devices by torch's DataParallel
+) -> Iterator[Tensor]:  # [B, L] the ids to give it
+    "Inside, a classifier's own forward reads each row at its last real token, whatever its id."
+    inner, real = inside(model), attention_mask.bool()
+    rows, columns = (torch.arange(n, device=real.device) for n in real.shape)
+    last = (columns * real).argmax(1)
+    ends, unused = input_ids[rows, last], torch.arange(len(rows) + 1, device=real.device)
+    known = READ_LAST & {kind.__name__ for kind in type(inner).__mro__}
+    places = last + rows * len(columns) if known and alone else None
+    config = inner.config.get_text_config()
+    before, config.pad_token_id = config.pad_token_id, int(unused[~torch.isin(unused, ends)][0])
+    try:
+        with read_at(inner.base_model, places):
+            yield input_ids.masked_fill(~real, config.pad_token_id)
+    finally:
+        config.pad_token_id = before
 
 # %% ../nbs/reference/38_reward_training.ipynb #045b7278
 def reward_card(
@@ -441,6 +452,7 @@ def reward_card(
     results: dict[str, float],  # last metrics
     base: str = "",  # what the model was made from
     adapter: bool = False,  # whether the folder holds an adapter alone
+    pads_with_stop: bool = False,  # whether its pad token is its stop token
 ) -> str:
     "Markdown with the metadata block that the hub reads."
     known = f"\nbase_model: {base}" if base and on_hub(base) else ""
@@ -449,13 +461,17 @@ def reward_card(
         if adapter
         else "AutoModelForSequenceClassification"
     )
+    apart = (
+        " Its pad token is its stop token, and transformers looks for the last token that is not "
+        "the pad token: score one row at a time, with `model.config.pad_token_id = None`."
+    )
     return (
         f"---\nlibrary_name: {'peft' if adapter else 'transformers'}\npipeline_tag: "
         f"text-classification{known}\ntags: [reward-model, rlhf, rlhf_nb]\n---\n\n"
         f"# {inline(name)}\n\nA reward model trained on preferences (Bradley-Terry) by "
         "[rlhf_nb](https://github.com/rlhf-nb/rlhf_nb). The score of an answer is the logit at its "
         f"stop token, minus `reward_center`. `{load}.from_pretrained(folder, num_labels=1)` loads "
-        f"it.\n\n## Recipe\n\n{two_columns(recipe)}\n\n## Last metrics\n\n"
+        f"it.{apart * pads_with_stop}\n\n## Recipe\n\n{two_columns(recipe)}\n\n## Last metrics\n\n"
         f"{two_columns(results)}\n"
     )
 
@@ -466,6 +482,7 @@ class RewardTrainer(SealedTrainer):
 
     args: RewardConfig
     model: Any  # a classifier with one label, with an adapter or without
+    processing_class: Any
 
     def __init__(
         self,
@@ -538,11 +555,10 @@ class RewardTrainer(SealedTrainer):
 
     def scores(self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         "[2B] float32: as `sequence_scores`, but through the wrapped model's own forward."
-        real = attention_mask.bool()
-        places = None if self.args.n_gpu > 1 else places_read(self.model, input_ids)
-        with read_at(inside(self.model).base_model, places):
+        real, alone = attention_mask.bool(), self.args.n_gpu <= 1
+        with reading_last(self.model, input_ids, real, alone) as ids:
             output = model(
-                input_ids=input_ids,
+                input_ids=ids,
                 attention_mask=real.long(),
                 position_ids=position_ids(real),
                 use_cache=False,
@@ -628,8 +644,12 @@ class RewardTrainer(SealedTrainer):
             warnings.warn(warning, stacklevel=2)
 
     def write_model(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        "With an adapter, writes the centre to a file: the folder has no model config to hold it."
+        """With an adapter, writes the centre to a file: the folder has no model config to hold it.
+        A pad token that is the stop token is left out of the config: see `reward_card`."""
+        config = inside(self.model).config.get_text_config()
+        pad, config.pad_token_id = config.pad_token_id, pad_alone(self.processing_class)
         super().write_model(folder, state)
+        config.pad_token_id = pad
         if hasattr(self.model, "peft_config"):
             center = getattr(self.model.config, "reward_center", 0.0)
             (folder / CENTER).write_text(json.dumps(center))
@@ -645,7 +665,14 @@ class RewardTrainer(SealedTrainer):
         recipe |= {f"changed {when}": what for when, what in self.changes.items()}
         results = {name: x for log in self.state.log_history for name, x in log.items()}
         adapter = hasattr(self.model, "peft_config")
-        return reward_card(folder.resolve().name, recipe, results, hub_name(self.model), adapter)
+        return reward_card(
+            folder.resolve().name,
+            recipe,
+            results,
+            hub_name(self.model),
+            adapter,
+            pad_alone(self.processing_class) is None,
+        )
 
 # %% ../nbs/reference/38_reward_training.ipynb #5b66a752
 @torch.no_grad()

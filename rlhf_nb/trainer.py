@@ -29,7 +29,7 @@ from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
-from .models import check_tokenizer, load_tokenizer, merged
+from .models import load_tokenizer, merged
 from rlhf_nb.ppo import (
     Metrics,
     Objective,
@@ -174,7 +174,6 @@ class PPOTrainer(UpdateTrainer):
         given = model, ref_model, reward_model, value_model, peft_config, value_peft_config
         pair, self.ref_model = build_models(args, tokenizer, self.judges, *given)
         stops = () if args.stop_strings else stop_tokens(tokenizer, args.stop_token_id, pair.policy)
-        check_tokenizer(tokenizer, stops)
         self.sampling_settings = Sampling(
             args.response_length,
             tokenizer.pad_token_id,

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 
 from rlhf_nb import tldr
 from rlhf_nb.models import (
-    check_tokenizer,
     drop_long_rows,
     scorer_from,
     tiny_policy,
@@ -392,7 +391,6 @@ def test_any_text_comes_back(bpe, text):
 # catches: pad equal to stop, padding on the right, a vocabulary of another size than was asked for,
 # a tokenizer that forgets its settings in a folder
 def test_the_tokenizer_is_one_for_ppo(bpe, tmp_path):
-    check_tokenizer(bpe)
     assert (len(bpe), bpe.pad_token, bpe.eos_token, bpe.padding_side, bpe.unk_token) == (
         512,
         "<pad>",

@@ -376,16 +376,17 @@ def test_a_reward_model_has_the_same_gradient(texts, tmp_path):
 
 
 # catches: trust in every classifier: this one reads its first token
-def test_a_classifier_that_reads_elsewhere_is_left_alone():
+def test_a_classifier_that_reads_elsewhere_is_left_alone(monkeypatch):
     known = classifier(LlamaConfig(**SMALL))
     other = classifier(ModernBertConfig(**SMALL, local_attention=4))
-    ids = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]])
-    assert (
-        rlhf_nb.reward.places_read(known, ids).tolist() == [2, 7]
-        and rlhf_nb.reward.places_read(other, ids) is None
+    ids, read = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]]), []
+    monkeypatch.setattr(
+        rlhf_nb.reward, "read_at", lambda body, places: nullcontext(read.append(places))
     )
-    known.config.pad_token_id = None
-    assert rlhf_nb.reward.places_read(known, ids) is None
+    for model in (known, other):
+        with rlhf_nb.reward.reading_last(model, ids, ids != 0):
+            pass
+    assert read[0].tolist() == [2, 7] and read[1] is None
 
 
 # ---- Wrong programs ----

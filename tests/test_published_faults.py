@@ -872,22 +872,10 @@ def test_fault_10_is_seen(ppo, kind, name):
 # ---- 11: pad equal to stop ----
 
 
-# catches: padding that is read as the end of an answer, so that stopping is never learned
-@pytest.mark.parametrize(
-    "how", [{}, dict(stop_token="eos"), dict(stop_token_id=5), dict(stop_strings=["b"])]
-)
-def test_fault_11_pad_equal_to_eos_is_refused(ppo, letters, how):
-    tokenizer = copy.deepcopy(letters)
-    tokenizer.pad_token = tokenizer.eos_token
-    with pytest.raises(ValueError, match="pad token .* is also the stop token.*add_special_tokens"):
-        ppo(parts=dict(processing_class=tokenizer), **how)
+# that a pad token may be the stop token: test_pad_token.py
 
 
-def test_fault_11_pad_equal_to_the_stop_token_id_is_refused(ppo, letters):
-    with pytest.raises(ValueError, match="pad token .* is also the stop token"):
-        ppo(stop_token_id=letters.pad_token_id)
-
-
+# catches: a tokenizer without a pad token that is given its stop token for one
 def test_fault_11_a_missing_pad_token_is_made_and_is_not_the_stop_token(ppo, letters):
     tokenizer = copy.deepcopy(letters)
     tokenizer.pad_token = None

@@ -23,15 +23,17 @@ from rlhf_nb.checkpoint import load_weights
 from rlhf_nb.forward import PolicyAndValue
 from rlhf_nb.models import (
     ValueHead,
+    add_pad_row,
     check_embeddings,
     check_vocabulary,
     fit_embeddings,
     frozen,
-    grown_for_pad,
     load_policy,
     load_scorer,
     merged,
+    pad_alone,
     scorer_from,
+    set_pad_token,
     token_scores,
     with_adapter,
     with_rows,
@@ -111,7 +113,7 @@ def build_models(
             with_rows(judge, vocabulary)
         if not own:
             check_same_ids(judge, tokenizer, vocabulary)
-            grown_for_pad(judge, tokenizer)
+            add_pad_row(judge, tokenizer)
         reader = judges.tokenizer or tokenizer
         check_vocabulary(judge, reader, "reward model", 0 if own else vocabulary)
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
@@ -143,7 +145,8 @@ def build_models(
     scorer = load_scorer(value_model)
     if args.resize_embeddings:
         with_rows(scorer, vocabulary)
-    check_vocabulary(grown_for_pad(scorer, tokenizer), tokenizer, "value model", vocabulary)
+    scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
+    check_vocabulary(scorer, tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
     return without_noise(PolicyAndValue(policy, value)), reference
 
@@ -163,7 +166,7 @@ def check_same_ids(
         _check_as_many(judge, vocabulary)
         return
     ours, theirs = (
-        {token: i for token, i in words.get_vocab().items() if i != words.pad_token_id}
+        {token: i for token, i in words.get_vocab().items() if i != pad_alone(words)}
         for words in (tokenizer, other)
     )
     both = ours.keys() & theirs.keys()

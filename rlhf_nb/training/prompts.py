@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from rlhf_nb.encoding import encode_prompts, prompt_text, template_settings
 from rlhf_nb.masks import left_pad
-from rlhf_nb.models import inside
+from rlhf_nb.models import inside, pad_alone
 
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask", "tools", "chat_template_kwargs")
 
@@ -35,8 +35,9 @@ def read_ids(
     columns: Mapping[str, Any],  # input_ids, and perhaps attention_mask
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[list[int]]:
-    "The ids of each prompt that count. Raises ValueError that names the prompt."
-    top, pad = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder]), tokenizer.pad_token_id
+    """The ids of each prompt that count: those that the attention_mask names; without one, all but
+    the pad token, or all where that is the stop token. Raises ValueError that names the prompt."""
+    top, pad = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder]), pad_alone(tokenizer)
     masks, found = columns.get("attention_mask"), []
     for i, given in enumerate(columns["input_ids"]):
         ids = listed(given)
