@@ -145,7 +145,6 @@ from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GPTNeoXConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -160,6 +159,7 @@ from rlhf_nb.base.loading import (
     check_weights,
     loading,
     pretrained,
+    pretrained_tokenizer,
     with_dtype,
 )
 from .base.opened import body_of, embedding_rows, plain_layer
@@ -298,8 +298,7 @@ def load_tokenizer(name_or_path: Any) -> PreTrainedTokenizerBase:
     "A tokenizer that pads on the left, as prompts need. If it has no pad token, `[PAD]` is added."
     tokenizer = name_or_path
     if isinstance(tokenizer, (str, Path)):
-        with loading(str(tokenizer), "tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer, padding_side="left")
+        tokenizer = pretrained_tokenizer(str(tokenizer), padding_side="left")
     if not hasattr(tokenizer, "pad_token_id"):
         kind = type(tokenizer).__name__
         raise TypeError(f"processing_class is {kind}: give a tokenizer, its name, or its folder.")

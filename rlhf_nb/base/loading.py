@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -25,13 +27,37 @@ from transformers.utils import logging
 from rlhf_nb.base.opened import unwrapped
 from rlhf_nb.base.sharding import zero3_is_live
 
-OF_HUB = ("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "local_files_only")
+OF_HUB = (
+    *("revision", "token", "trust_remote_code", "cache_dir", "subfolder", "local_files_only"),
+    "gguf_file",
+)
 SAVED = dict(
-    model=["config.json", "adapter_config.json"],
+    model=["config.json", "adapter_config.json", "*.gguf"],
     adapter=["adapter_config.json"],
     **{"value head": ["model.safetensors"]},
-    tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*"],
+    tokenizer=["tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*", "*.gguf"],
 )
+
+
+def place_of(name: str) -> dict[str, str]:
+    """What `from_pretrained` is given for a name. A GGUF file, or the one in a folder without a
+    config.json, becomes its folder and `gguf_file`."""
+    path = Path(name)
+    files = [] if (path / "config.json").is_file() else sorted(path.glob("*.gguf"))
+    if path.suffix == ".gguf" and not path.is_dir():
+        files = [path]
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {name}: give the GGUF file, or its folder.")
+    if len(files) > 1:
+        raise ValueError(
+            f"{name} holds {len(files)} GGUF files, such as {files[0].name} and {files[1].name}: "
+            "give one of them."
+        )
+    if not files:
+        return dict(pretrained_model_name_or_path=name)
+    if find_spec("gguf") is None:
+        raise ValueError(f"{name} is a GGUF file, which needs the library gguf: pip install gguf.")
+    return dict(pretrained_model_name_or_path=str(files[0].parent), gguf_file=files[0].name)
 
 
 @contextmanager
@@ -54,10 +80,10 @@ def no_bars(
 @contextmanager
 def loading(name: str, what: str = "model") -> Iterator[None]:
     "Errors in one line: OSError where nothing is there, ValueError on what cannot be used."
-    folder = Path(name)
-    if folder.is_file():
+    folder, gguf = Path(name), name.endswith(".gguf")
+    if folder.is_file() and not gguf:
         raise NotADirectoryError(f"{name} is a file: give the folder that the {what} is in.")
-    if re.match(r"[~./\\]|\w:", name) and not folder.is_dir():
+    if re.match(r"[~./\\]|\w:", name) and not gguf and not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {name}: give the one that was saved to.")
     if folder.is_dir() and not any(any(folder.glob(file)) for file in SAVED[what]):
         raise FileNotFoundError(
@@ -71,9 +97,21 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
             lines[:2] = [" ".join(part.strip() for part in lines[:2])]
         kind = OSError if isinstance(error, OSError) else ValueError
         fix = f"Give a name on the hub, or the folder that a {what} was saved to."
+        if "gguf_file" in place_of(name):
+            fix = (
+                "Is the GGUF file cut off? Then copy it again. Where transformers cannot read it, "
+                f"give the {what} in its own format."
+            )
         if isinstance(error, SafetensorError):
             fix = "The file is damaged: copy it again."
         raise kind(f"{name} cannot be loaded: {lines[0].rstrip('. ')}. {fix}") from error
+
+
+def pretrained_tokenizer(name: str, **how: Any) -> Any:
+    "The tokenizer in a folder or a GGUF file, or of that name on the hub."
+    place = place_of(name)
+    with loading(name, "tokenizer"):
+        return AutoTokenizer.from_pretrained(**place, **how)
 
 
 def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
@@ -177,15 +215,20 @@ def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
 def pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
     """A model of one of transformers' Auto classes, and whether its head was there. Raises
     ValueError where other weights would be random, and on a classifier for a policy."""
+    kwargs |= place_of(name)
     with loading(name):
         of_hub = {key: kwargs[key] for key in OF_HUB if key in kwargs}
-        config = AutoConfig.from_pretrained(name, **of_hub)
+        config = AutoConfig.from_pretrained(kwargs["pretrained_model_name_or_path"], **of_hub)
     check_decoder(config, name)
     check_class(config, kind, name)
     with loading(name):
         model, report = kind.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=not zero3_is_live(), **kwargs
+            output_loading_info=True, ignore_mismatched_sizes=not zero3_is_live(), **kwargs
         )
+    if "gguf_file" in kwargs:  # its weights are plain numbers by now, which train and can be saved
+        del model.config.quantization_config
+        model.is_quantized, model.hf_quantizer = False, None
+        model.name_or_path = model.config.name_or_path = name
     writes, saved = kind is AutoModelForCausalLM, " ".join(config.architectures or ())
     if writes and "SequenceClassification" in saved:
         raise ValueError(

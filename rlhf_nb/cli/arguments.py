@@ -50,7 +50,7 @@ class ModelArguments:
     "Which model."
 
     model_name_or_path: str | None = setting(
-        None, "The model to start from: a name on the hub, or a folder."
+        None, "The model to start from: a name on the hub, a folder, or a GGUF file."
     )
     tokenizer_name_or_path: str | None = setting(
         None, "The tokenizer, where it is not in the model's folder."

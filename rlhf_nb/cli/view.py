@@ -151,9 +151,10 @@ def view_command(words: Sequence[str]) -> None:
         if path.resolve() == folder.resolve() and folder.is_file():
             parser.error(f"--output {path} is the file that is read: give another one")
         writable(path, "--output")
-    from rlhf_nb.cli.models import named  # seconds that `--help` does not wait for
+    from rlhf_nb.base.loading import pretrained_tokenizer  # seconds that `--help` does not wait for
+    from rlhf_nb.cli.models import named
     from rlhf_nb.ui.episodes import notes_of
-    from rlhf_nb.ui.foreign import load_tokenizer, parse_columns
+    from rlhf_nb.ui.foreign import parse_columns
     from rlhf_nb.ui.report import report
     from rlhf_nb.ui.run_files import left_out, ranges_of, rollout_files
     from rlhf_nb.ui.viewer import browse
@@ -167,7 +168,7 @@ def view_command(words: Sequence[str]) -> None:
             )
     if options.tokenizer is not None:
         with named("--tokenizer", options.tokenizer) as name:
-            tokenizer = load_tokenizer(name)
+            tokenizer = pretrained_tokenizer(name)
     objective = None if options.objective is None else objective_typed(options.objective)
     browser = browse(options.run, None, columns, tokenizer, objective)
     last = max(browser.run.files)

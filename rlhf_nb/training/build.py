@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer
-from rlhf_nb.base.loading import loading
+from rlhf_nb.base.loading import loading, pretrained_tokenizer
 from rlhf_nb.base.noise import check_steady, without_noise
 from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import gathered, zero3_is_live
@@ -159,9 +159,9 @@ def check_same_ids(
     """Raises ValueError where the reward model was saved with a tokenizer that gives other ids to
     the same tokens, or has other tokens; without one, where it knows far more ids."""
     name, other = getattr(judge, "name_or_path", ""), None
-    if name and (not Path(name).is_dir() or any(Path(name).glob("tokenizer*"))):
-        with suppress(OSError, ValueError):  # none on the hub, or the folder is gone
-            other = AutoTokenizer.from_pretrained(name)
+    if name:
+        with suppress(OSError, ValueError):  # it has none, or the folder is gone
+            other = pretrained_tokenizer(name)
     if other is None:
         _check_as_many(judge, vocabulary)
         return

@@ -12,10 +12,11 @@ from secrets import token_hex
 from typing import Any, Literal, TypeVar
 
 from datasets import Dataset, IterableDataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
 from rlhf_nb.base.fields import Count, setting
+from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.models import load_tokenizer
 from rlhf_nb.training.config import CheckedArguments, check_args
 from rlhf_nb.training.prompts import as_data
@@ -94,13 +95,15 @@ def config_of(kind: type[C], args: TrainingArguments | None, folder: str) -> C:
 
 
 def tokenizer_with(
-    args: SupervisedConfig, found: PreTrainedTokenizerBase | str
+    args: SupervisedConfig,
+    given: PreTrainedTokenizerBase | str,
 ) -> PreTrainedTokenizerBase:
     """A tokenizer, or the one of that name, with the tokens and the template of the settings.
     Raises ValueError on a token that it does not have."""
     how = {x: y for x, y in args.loading().items() if x in ("revision", "trust_remote_code")}
-    if isinstance(found, str):
-        found = AutoTokenizer.from_pretrained(found, padding_side="left", **how)
+    found: Any = given
+    if isinstance(given, str):
+        found = pretrained_tokenizer(given, padding_side="left", **how)
     for name in ("eos_token", "pad_token"):
         if (token := getattr(args, name)) is not None:
             if token not in found.get_vocab():
@@ -108,7 +111,7 @@ def tokenizer_with(
             setattr(found, name, token)
     if (path := args.chat_template_path) is not None:
         template = Path(path).read_text("utf-8") if Path(path).is_file() else None
-        found.chat_template = template or AutoTokenizer.from_pretrained(path).chat_template
+        found.chat_template = template or pretrained_tokenizer(path).chat_template
     if getattr(found, "eos_token", "") is None:  # what is no tokenizer is refused below
         raise ValueError(
             "the tokenizer has no EOS token, so no answer would end: set tokenizer.eos_token, or "

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.base.errors import did_you_mean
-from rlhf_nb.base.loading import loading
+from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.ui.run_files import MEANS, episode_numbers, rollout_files, spread
@@ -667,14 +667,6 @@ def is_foreign(source: Any) -> bool:
     return path.exists() or path.suffix.lower() in SUFFIXES
 
 
-def load_tokenizer(name: str) -> Any:
-    "A tokenizer by name or folder. Raises OSError or ValueError, in one line, where there is none."
-    from transformers import AutoTokenizer
-
-    with loading(name, "tokenizer"):
-        return AutoTokenizer.from_pretrained(name)
-
-
 def _is_young(path: Path, fresh: float = 60.0) -> bool:
     return time.time() - path.stat().st_mtime < fresh
 
@@ -693,7 +685,9 @@ class ForeignRun:
         self.records = list(source) if isinstance(source, Iterator) else source
         self.path = Path(source if self.of_file else "records")
         self.columns = columns
-        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.tokenizer = (
+            pretrained_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        )
         self.refresh()
 
     def refresh(self) -> None:
