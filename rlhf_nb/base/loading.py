@@ -39,7 +39,7 @@ SAVED = dict(
 )
 
 
-def place_of(name: str) -> dict[str, str]:
+def from_where(name: str) -> dict[str, str]:
     """What `from_pretrained` is given for a name. A GGUF file, or the one in a folder without a
     config.json, becomes its folder and `gguf_file`."""
     path = Path(name)
@@ -97,7 +97,7 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
             lines[:2] = [" ".join(part.strip() for part in lines[:2])]
         kind = OSError if isinstance(error, OSError) else ValueError
         fix = f"Give a name on the hub, or the folder that a {what} was saved to."
-        if "gguf_file" in place_of(name):
+        if "gguf_file" in from_where(name):
             fix = (
                 "Is the GGUF file cut off? Then copy it again. Where transformers cannot read it, "
                 f"give the {what} in its own format."
@@ -109,7 +109,7 @@ def loading(name: str, what: str = "model") -> Iterator[None]:
 
 def pretrained_tokenizer(name: str, **how: Any) -> Any:
     "The tokenizer in a folder or a GGUF file, or of that name on the hub."
-    place = place_of(name)
+    place = from_where(name)
     with loading(name, "tokenizer"):
         return AutoTokenizer.from_pretrained(**place, **how)
 
@@ -215,7 +215,7 @@ def check_class(config: PreTrainedConfig, kind: Any, name: str) -> None:
 def pretrained(kind: Any, name: str, **kwargs: Any) -> tuple[Any, bool]:
     """A model of one of transformers' Auto classes, and whether its head was there. Raises
     ValueError where other weights would be random, and on a classifier for a policy."""
-    kwargs |= place_of(name)
+    kwargs |= from_where(name)
     with loading(name):
         of_hub = {key: kwargs[key] for key in OF_HUB if key in kwargs}
         config = AutoConfig.from_pretrained(kwargs["pretrained_model_name_or_path"], **of_hub)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, PretrainedConfig
 
-from rlhf_nb.base.loading import place_of
+from rlhf_nb.base.loading import from_where
 from rlhf_nb.cli.arguments import PPOModelArguments
 from rlhf_nb.cli.models import adapter_config, no_bars
 from rlhf_nb.cli.ppo_models import check_critic, check_judges, has_reward_model, policy_name
@@ -44,7 +44,7 @@ def config_of(
     folder, adapter = Path(name), Path(name) / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").is_file():
         return config_of(flag, json.loads(adapter.read_text())["base_model_name_or_path"])
-    place = place_of(name)
+    place = from_where(name)
     if folder.is_dir() and not (folder / "config.json").is_file() and "gguf_file" not in place:
         raise OSError(
             f"{flag} {name}: the folder has no config.json. Give one that has; weights are not "
