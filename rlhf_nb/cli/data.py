@@ -9,7 +9,7 @@ import os
 import re
 import textwrap
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,16 @@ from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.cli.arguments import DataArguments, TrainDataArguments
 from rlhf_nb.encoding import check_turns
 from rlhf_nb.models import drop_long_rows
+from rlhf_nb.real import everyday_requests
 from rlhf_nb.reward import decided_pairs
 from rlhf_nb.tldr import docstring_pairs, docstrings, edit_pairs, mini_tldr
 
 KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 UNPACK: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-EMBEDDED = ("mini_tldr", "docstrings")
+PAIRS: dict[str, Callable[[Dataset, int], Dataset]] = dict(
+    mini_tldr=edit_pairs, docstrings=docstring_pairs
+)  # preferences, made from the rows
+EMBEDDED = (*PAIRS, "everyday_requests")
 FIXES = dict(  # of a file that cannot be read
     json="fix the JSON, or write the file again with pandas' to_json",
     csv="quote fields that hold commas or line breaks, or write the file with pandas' to_csv",
@@ -47,6 +51,8 @@ FIXES = dict(  # of a file that cannot be read
 
 def embedded(name: str, seed: int, splits: Sequence[str]) -> DatasetDict:
     "An embedded data set. Of a split `name[:n]` the first n rows are made, and no more."
+    if name == "everyday_requests":
+        return everyday_requests()
     sizes = dict(train=24_000, validation=1_000, test=2_000)
     if name == "docstrings":
         sizes = dict(train=3_000, validation=300, test=300)
@@ -237,10 +243,8 @@ def pairs_of(rows: Dataset | None, data: DataArguments) -> Dataset | None:
     embedded data set."""
     if rows is None:
         return None
-    if data.dataset_name not in EMBEDDED:
-        return decided_pairs(rows)
-    make = edit_pairs if data.dataset_name == "mini_tldr" else docstring_pairs
-    return make(rows, data.dataset_seed)
+    make = PAIRS.get(data.dataset_name or "")
+    return make(rows, data.dataset_seed) if make else decided_pairs(rows)
 
 
 def splits_of(

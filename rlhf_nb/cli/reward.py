@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datasets import Dataset
 
 from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, RewardModelArguments
-from rlhf_nb.cli.data import EMBEDDED, check_columns, check_template, drop_long, pairs_of, splits_of
+from rlhf_nb.cli.data import PAIRS, check_columns, check_template, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
@@ -82,7 +82,7 @@ def reward_command(words: Sequence[str]) -> None:
     data, models, args = reward_parser().settings(words)
     with in_folder(args):
         rows, held_out = splits_of(data)
-        if data.dataset_name not in EMBEDDED:
+        if data.dataset_name not in PAIRS:
             check_columns(data.dataset_name, rows, ("chosen", "rejected"))
         tokenizer = tokenizer_of(models)
         if args.chat_template_path is None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from rlhf_nb.base.errors import did_you_mean
+from rlhf_nb.real import Sentiment
 from rlhf_nb.tldr import gold_judge, words_from_prompt
 
 
@@ -33,9 +34,10 @@ def gold_points(
     ]
 
 
-REWARDS: dict[str, Callable[..., list[float]]] = {
-    "gold": gold_points,
-    "words_from_prompt": words_from_prompt,
+REWARDS: dict[str, Callable[[], Callable[..., list[float]]]] = {
+    "gold": lambda: gold_points,
+    "sentiment": Sentiment,
+    "words_from_prompt": lambda: words_from_prompt,
 }  # every other by module:function
 
 
@@ -62,7 +64,7 @@ def load_reward_function(
 ) -> Callable[..., list[float]]:
     "The function of that name. Raises ValueError where there is none."
     if name in REWARDS:
-        return REWARDS[name]
+        return REWARDS[name]()
     place, _, attribute = name.rpartition(":")
     if not place:
         raise ValueError(
