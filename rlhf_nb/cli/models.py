@@ -54,13 +54,15 @@ def adapter_config(
         raise ValueError(
             "--use_peft needs the library peft: pip install peft, or leave the option out."
         ) from error
-    layers = models.lora_target_modules
+    layers: Any = models.lora_target_modules
+    if layers is not None and len(layers) == 1 and not layers[0].isidentifier():
+        layers = layers[0]  # all-linear, or a pattern for whole names
     return LoraConfig(
         task_type=task,
         r=models.lora_r,
         lora_alpha=models.lora_alpha,
         lora_dropout=models.lora_dropout,
-        target_modules=layers[0] if layers is not None and len(layers) == 1 else layers,
+        target_modules=layers,
     )
 
 

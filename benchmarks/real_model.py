@@ -1,0 +1,117 @@
+"""SmolLM2-135M-Instruct learns to answer in positive words: the runs of lab 28.
+
+    python benchmarks/real_model.py                          # reward by the rule, seeds 0 to 2
+    python benchmarks/real_model.py --seeds 0 --kl_coef 0    # without the penalty
+    python benchmarks/real_model.py --show                   # tables of what is kept
+
+The settings are those of `rlhf-nb ppo --config smollm2_positive.yaml`. The policy is sampled on 150
+held-out requests before and after; each run is kept in benchmarks/results/real_model.json as soon
+as it ends, under its reward, kl_coef and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from rlhf_nb.cli.ppo import ppo_parser, trainer_of
+from rlhf_nb.encoding import prompt_text
+from rlhf_nb.gains import paired_gain
+from rlhf_nb.real import everyday_requests, measures
+from rlhf_nb.training.build import as_reference
+
+KEPT = Path(__file__).parent / "results" / "real_model.json"
+SHOWN = (
+    "objective/raw_scores",
+    "objective/kl",
+    "policy/clipfrac_avg",
+    "policy/approxkl_avg",
+    "tokens/response_length",
+    "val/explained_variance",
+    "time/rollout",
+    "time/update",
+)
+
+
+def run(seed: int, kl_coef: float, words: list[str]) -> dict:
+    "One run: its curve, and what the policy writes to held-out requests before and after."
+    begun = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        more = ["--seed", str(seed), "--kl_coef", str(kl_coef), "--output_dir", folder, *words]
+        more += ["--save_rollouts", "false", "--report_to", "none", "--disable_tqdm", "true"]
+        trainer = trainer_of(*ppo_parser().settings(["--config", "smollm2_positive.yaml", *more]))
+        held_out = everyday_requests()["test"]["prompt"]
+        asked = [prompt_text(x, trainer.processing_class, "a request") for x in held_out]
+
+        def look() -> tuple[dict, list[str]]:
+            r = trainer.score(trainer.rollout(asked))
+            with as_reference(trainer.policy, None), torch.no_grad():
+                return measures(r, trainer.policy, trainer.processing_class), r.responses
+
+        before, old = look()
+        started = time.time()
+        trainer.train()
+        trained = time.time() - started
+        after, new = look()
+    logs = [log for log in trainer.state.log_history if "objective/kl" in log]
+    curve = [{name: round(float(log[name]), 5) for name in SHOWN} for log in logs]
+    texts = [
+        dict(request=held_out[i][0]["content"], before=old[i], after=new[i])
+        for i in range(0, 150, 25)
+    ]
+    print(pd.DataFrame(dict(before=before, after=after)).round(3).to_string(), flush=True)
+    return dict(
+        before=before,
+        after=after,
+        curve=curve,
+        texts=texts,
+        seconds=dict(training=round(trained), all=round(time.time() - begun)),
+        threads=torch.get_num_threads(),
+    )
+
+
+def table(runs: dict) -> pd.DataFrame:
+    "A line for each run."
+    lines = {}
+    for name, x in runs.items():
+        pairs = {key: (x["before"][key], x["after"][key]) for key in x["before"]}
+        lines[name] = dict(
+            updates=len(x["curve"]),
+            minutes=x["seconds"]["training"] / 60,
+            score="{:.2f} to {:.2f}".format(*pairs["score"]),
+            kl=x["after"]["kl"],
+            perplexity="{:.1f} to {:.1f}".format(*pairs["perplexity"]),
+            to_the_point="{:.0%} to {:.0%}".format(*pairs["to_the_point"]),
+            tokens="{:.1f} to {:.1f}".format(*pairs["tokens"]),
+        )
+    return pd.DataFrame(lines).T
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--kl_coef", type=float, default=0.05)
+    parser.add_argument("--output", type=Path, default=KEPT)
+    parser.add_argument("--show", action="store_true", help="print what is kept, run nothing")
+    asked, words = parser.parse_known_args()
+    runs = json.loads(asked.output.read_text()) if asked.output.exists() else {}
+    for seed in [] if asked.show else asked.seeds:
+        runs[f"rule, kl_coef {asked.kl_coef:g}, seed {seed}"] = run(seed, asked.kl_coef, words)
+        asked.output.write_text(json.dumps(runs, indent=1) + "\n")
+    print(table(runs).to_string())
+    seeds = [x for name, x in runs.items() if name.startswith("rule, kl_coef 0.05")]
+    if len(seeds) > 1:
+        shares = ([(1 + x[when]["score"]) / 2 for x in seeds] for when in ("after", "before"))
+        print(f"of the whole range from -1 to 1: {paired_gain(*shares)}")
+
+
+if __name__ == "__main__":
+    main()
