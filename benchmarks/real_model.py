@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct learns to answer in positive words: the runs of lab 28.
+"""SmolLM2-135M-Instruct learns to answer in positive words, on two cores.
 
     python benchmarks/real_model.py                          # reward by the rule, seeds 0 to 2
     python benchmarks/real_model.py --seeds 0 --kl_coef 0    # without the penalty
@@ -19,11 +19,13 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.cli.ppo import ppo_parser, trainer_of
 from rlhf_nb.encoding import prompt_text
 from rlhf_nb.gains import paired_gain
-from rlhf_nb.real import everyday_requests, measures
+from rlhf_nb.real import everyday_requests, to_the_point
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.build import as_reference
 
 KEPT = Path(__file__).parent / "results" / "real_model.json"
@@ -37,6 +39,26 @@ SHOWN = (
     "time/rollout",
     "time/update",
 )
+
+
+def measures(
+    r: Rollout,  # scored, one response to each of several prompts
+    model: PreTrainedModel,  # the reference
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, float]:
+    "What a rollout on held-out requests shows, apart from its texts."
+    n, tokens = len(r), r.mask.sum()
+    ids = [row[real].tolist() for row, real in zip(r.response_ids, r.mask)]
+    right = to_the_point(model, tokenizer, r.prompts, ids)
+    return dict(
+        score=r.raw_scores.mean().item(),
+        standard_error=(r.raw_scores.std() / n**0.5).item(),
+        kl=(r.kl.sum() / n).item(),
+        perplexity=(-(r.ref_logprobs * r.mask).sum() / tokens).exp().item(),
+        to_the_point=sum(right) / n,
+        tokens=tokens.item() / n,
+        stopped=r.stopped.float().mean().item(),
+    )
 
 
 def run(seed: int, kl_coef: float, words: list[str]) -> dict:

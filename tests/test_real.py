@@ -1,4 +1,4 @@
-"What lab 28 takes for granted: where the real model is, its requests, its reward and its judges."
+"A real language model: where it is, its requests, its reward and its judges."
 
 import pytest
 import torch
