@@ -14,7 +14,7 @@ from torch import Tensor
 from .masks import check_left_padded
 
 # %% auto #0
-__all__ = ['truncate_logits', 'Sample', 'sample', 'STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
+__all__ = ['truncate_logits', 'Sample', 'sample', 'STEPS', 'TENSORS', 'SIGNALS', 'SCHEMA', 'LATER', 'draw_tokens', 'Sampling', 'Writing', 'cache_gap', 'has_cache', 'token_texts', 'texts_of', 'by_episode', 'by_token', 'save_rollout', 'load_rollout', 'Rollout']
 
 # %% ../nbs/course/07_rollout.ipynb #54510149
 def truncate_logits(
@@ -245,6 +245,21 @@ def has_cache(model: Any) -> bool:
     return uses_cache(model, cache_gap)
 
 # %% ../nbs/reference/39_sampling.ipynb #f30648cd
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    """The text of each token. Of tokens that are parts of one character the first has all of it,
+    and the others are empty; a part of a character that is cut off is U+FFFD."""
+    texts: list[str] = []
+    while (t := len(texts)) < len(ids):
+        for width in range(1, min(8, len(ids) - t) + 1):  # a character has up to four bytes
+            text = str(tokenizer.decode(ids[t : t + width]))
+            if "\ufffd" not in text:
+                break
+        else:
+            width, text = 1, str(tokenizer.decode(ids[t : t + 1]))
+        texts += [text, *[""] * (width - 1)]
+    return texts
+
+
 def texts_of(
     tokenizer: PreTrainedTokenizerBase,
     drawn: Sample,
@@ -258,7 +273,7 @@ def texts_of(
     for row in rows:
         ended = bool(row) and row[-1] in set(stop_ids)
         texts.append(str(tokenizer.decode(row[:-1] if ended else row)))
-    return texts, [[str(tokenizer.decode([i])) for i in row] for row in rows]
+    return texts, [token_texts(tokenizer, row) for row in rows]
 
 # %% ../nbs/reference/39_sampling.ipynb #b241bbe4
 TENSORS = (

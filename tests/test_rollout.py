@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from rlhf_nb.masks import left_pad
+from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.rollout import (
     SIGNALS,
     TENSORS,
@@ -28,6 +29,7 @@ from rlhf_nb.rollout import (
     draw_tokens,
     sample,
     texts_of,
+    token_texts,
     truncate_logits,
 )
 
@@ -433,6 +435,37 @@ def test_texts_leave_out_the_stop_alone(letters):
         ["a", "b", "c", "d"],
         ["<eos>"],
     ]
+
+
+@pytest.fixture(scope="module")
+def bytewise():
+    return train_bpe_tokenizer(["a cup of tea, and a cake"] * 9, 280)
+
+
+# catches: a replacement mark for each byte, a number without a token, a character given twice, one
+# that is cut off taken for whole, a token that holds the end of one character and the start of another
+@pytest.mark.parametrize("text", ["naïve 你好", "a cup of 茶!", "👩\u200d👧 ok", "", "e\u0301é"])
+def test_parts_of_a_character_are_joined(bytewise, text):
+    ids = bytewise(text)["input_ids"]
+    pieces = token_texts(bytewise, ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == text
+    for t, piece in enumerate(pieces):
+        alone = bytewise.decode(ids[t : t + 1])
+        assert piece == alone if "\ufffd" not in alone else piece == "" or len(piece) == 1
+    cut = token_texts(bytewise, ids[:-1])
+    assert (len(cut) == max(len(ids) - 1, 0) and cut == pieces[: len(cut)]) or "\ufffd" in cut[-1]
+
+
+def test_a_token_may_end_one_character_and_begin_another():
+    parts = [b"a\xe4", b"\xbd\xa0\xe5", b"\xa5\xbd", b"!", b"\xff"]  # byte-level merges cut so
+
+    class Odd:
+        def decode(self, ids):
+            return b"".join(parts[i] for i in ids).decode("utf-8", "replace")
+
+    assert token_texts(Odd(), [0, 1, 2, 3]) == ["a你好", "", "", "!"]
+    assert token_texts(Odd(), [4, 3, 3]) == ["\ufffd", "!", "!"]
+    assert token_texts(Odd(), [3, 0]) == ["!", "a\ufffd"]
 
 
 # ---- The record ----

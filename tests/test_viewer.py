@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from io import StringIO
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packs import pieces, unpacked
+from rich.console import Console
 
 from rlhf_nb.cli.view import rollout_table
 from rlhf_nb.gae import gae, returns_from
@@ -24,8 +26,9 @@ from rlhf_nb.masks import whiten
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
+from rlhf_nb.ui.episodes import Shown
 from rlhf_nb.ui.html import asset
-from rlhf_nb.ui.reader import packed_update, pieces_of
+from rlhf_nb.ui.reader import header_of, packed_update, pieces_of
 from rlhf_nb.ui.report import report, run_curves
 from rlhf_nb.ui.viewer import view
 from rlhf_nb.ui.viz import signed
@@ -250,6 +253,30 @@ def make(lengths=(3, 5, 0), width=5, seed=0, **changes):
         info=dict(update=7, episode=1792, kl_coef=0.05),
     )
     return made.with_(**changes)
+
+
+TALK = [
+    dict(role="system", content="Be kind."),
+    dict(role="user", content=[dict(type="text", text="你好"), dict(type="image")]),
+    dict(role="assistant", content=None, tool_calls=[dict(function=dict(name="clock"))]),
+    dict(role="tool", content="12:00\n<b>sharp</b>"),
+]
+
+
+# catches: the template's marks where turns are wanted, a turn without text that ends the page, the
+# text that the model read lost
+def test_a_conversation_is_shown_turn_by_turn():
+    r = make(conversations=[TALK, "a text", TALK[:1]], prompts=["<|im|>Be kind", "a text", "p"])
+    prompts = header_of(packed_update(Shown(r)))["prompts"]
+    assert [turn[0] for turn in prompts[0]["turns"]] == ["system", "user", "assistant", "tool"]
+    assert prompts[0]["turns"][1][1].startswith("你好")
+    assert prompts[0]["turns"][2][1] == '{"name": "clock"}'
+    assert prompts[0]["text"] == "<|im|>Be kind" and "turns" not in prompts[1]
+    page = str(view(r))
+    assert "user: 你好" in page and "&lt;b&gt;sharp" in page and "<b>sharp" not in page
+    out = Console(file=StringIO(), width=200)
+    out.print(rollout_table(r))
+    assert "system: Be kind." in out.file.getvalue() and "<|im|>" not in out.file.getvalue()
 
 
 @settings(max_examples=40, deadline=None)

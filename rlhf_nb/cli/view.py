@@ -103,7 +103,7 @@ def last_words(text: str, most: int = 160) -> str:
 
 def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
     "The first episodes of a rollout, for a terminal."
-    from rlhf_nb.ui.episodes import unit_of, when
+    from rlhf_nb.ui.episodes import prompt_of, unit_of, when
     from rlhf_nb.ui.viz import signed
 
     number_of = lambda x: "" if math.isnan(x) else signed(x)  # nothing where it is not known
@@ -118,7 +118,7 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
         tokens = rollout.tokens[i] if rollout.tokens else [rollout.responses[i]]
         words = rollout.responses[i] not in "".join(tokens)  # tokens that bring no space along
         table.add_row(
-            Text(harmless(last_words(rollout.prompts[i])) if rollout.prompts else ""),
+            Text(harmless(last_words(prompt_of(rollout, i))) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
             "" if rollout.scores is None else number_of(float(rollout.scores[i])),
             "" if rollout.kl is None else number_of(float(sum(kl))),

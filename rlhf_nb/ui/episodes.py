@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from numbers import Real
@@ -11,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlhf_nb.encoding import Turns
 from rlhf_nb.losses import policy_diagnostics
 from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
 from rlhf_nb.ui.viz import signed
@@ -73,10 +75,43 @@ def notes_of(rollout: Rollout) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
+def turns_of(talk: Turns | None) -> list[tuple[str, str]]:
+    "Role and text of each turn of a conversation, with the tools that it calls; of a text none."
+    if talk is None or isinstance(talk, str):
+        return []
+    turns: list[tuple[str, str]] = []
+    for turn in talk:
+        content, calls = turn.get("content"), turn.get("tool_calls") or []
+        if isinstance(content, (list, tuple)):  # parts, of which some may be no text
+            content = "".join(str(part.get("text", part)) for part in content)
+        called = [json.dumps(x.get("function", x), ensure_ascii=False) for x in calls]
+        said = [*([] if content is None else [str(content)]), *called]
+        turns.append((str(turn.get("role", "")), "\n".join(said)))
+    return turns
+
+
+def turns_text(talk: Turns | None) -> str:
+    "A text, or a conversation turn by turn."
+    lines = [f"{role}: {text}" for role, text in turns_of(talk)]
+    return talk if isinstance(talk, str) else "\n".join(lines)
+
+
+def conversation_of(rollout: Rollout, episode: int) -> Turns | None:
+    "The prompt of an episode as it was given, where it is a conversation."
+    talk = rollout.conversations[episode] if rollout.conversations else None
+    return None if isinstance(talk, str) else talk
+
+
+def prompt_of(rollout: Rollout, episode: int) -> str:
+    "The prompt to read: a text as it is, a conversation turn by turn."
+    if talk := conversation_of(rollout, episode):
+        return turns_text(talk)
+    return rollout.prompts[episode] if rollout.prompts else "(the text of the prompt was not kept)"
+
+
 def prompt_lines(rollout: Rollout, episode: int) -> list[str]:
     "The prompt, and the columns that came with it."
-    kept = rollout.prompts or ["(the text of the prompt was not kept)"] * len(rollout)
-    return [kept[episode]] + [
+    return [prompt_of(rollout, episode)] + [
         f"{name}: {column[episode]}" for name, column in rollout.columns.items()
     ]
 

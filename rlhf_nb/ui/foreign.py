@@ -26,7 +26,7 @@ from torch import Tensor
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
-from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
 from rlhf_nb.ui.run_files import MEANS, episode_numbers, rollout_files, spread
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
@@ -573,7 +573,9 @@ def _decoded(ids: Sequence[list[int] | None], tokenizer: Any, notes: list[str]) 
     strange = [i for i, text in known.items() if not text and i >= len(tokenizer)]
     if strange:
         notes.append(f"token_ids: {strange[0]} is no token of the tokenizer: no text.")
-    return [None if row is None else [known[i] for i in row] for row in ids]
+    alone = lambda row: [known[i] for i in row]  # where one is no token
+    texts = lambda row: alone(row) if min(row, default=0) < 0 else token_texts(tokenizer, row)
+    return [None if row is None else texts(row) for row in ids]
 
 
 def rollout_from(

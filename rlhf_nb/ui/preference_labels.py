@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.encoding import Turns
 from rlhf_nb.evaluate import complete, wilson_interval
+from rlhf_nb.ui.episodes import turns_text
 from rlhf_nb.ui.html import percent
 
 
@@ -97,13 +98,6 @@ def _is_turns(x: Any) -> bool:
     "Whether this is a text that is not empty, or a conversation."
     turn = lambda t: isinstance(t, Mapping) and {"role", "content"} <= set(t)
     return bool(x) and (isinstance(x, str) or (isinstance(x, Sequence) and all(map(turn, x))))
-
-
-def turns_text(x: Turns | None) -> str:
-    "A text, or a conversation line by line."
-    if x is None or isinstance(x, str):
-        return x or ""
-    return "\n".join(f"{t['role']}: {t['content']}" for t in x)
 
 
 def checked_pairs(

@@ -17,6 +17,7 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.tldr import SLOT
+from rlhf_nb.ui.episodes import turns_text
 from rlhf_nb.ui.explore import (
     Desk,
     action_button,
@@ -40,7 +41,7 @@ from rlhf_nb.ui.html import (
     themed,
     tinted_text,
 )
-from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines, turns_text
+from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
 from rlhf_nb.ui.reader import SCRIPT
 from rlhf_nb.ui.reward_scores import (
     PAIR_FILTERS,

@@ -30,10 +30,12 @@ from rlhf_nb.tldr import SLOT, gold_judge
 from rlhf_nb.ui.episodes import (
     Shown,
     columns_of,
+    conversation_of,
     episode_tokens,
     filled,
     notes_of,
     number_of,
+    turns_of,
     unit_of,
     when,
 )
@@ -158,12 +160,16 @@ def packed_update(
     vocabulary: dict[str, int] = {}
     number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
     prompts: dict[str, int] = {}
+    turns: list[list[tuple[str, str]]] = []  # of each prompt
     ids: list[int] = []
     for e in rows:
         tokens = episode_tokens(r, e)[: int(n[e])]
         pieces = pieces_of(tokens, r.responses[e] if r.responses else "")
         ids += map(number, pieces)
-        prompts.setdefault(r.prompts[e] if r.prompts else NO_PROMPT, len(prompts))
+        asked = r.prompts[e] if r.prompts else NO_PROMPT
+        if asked not in prompts:
+            prompts[asked] = len(prompts)
+            turns.append(turns_of(conversation_of(r, e)))
     arrays = [("ids", np.array(ids, dtype=np.uint32))]
     for name, x in _measured(shown, objective).items():
         row = [x[e, : int(n[e])].detach().float() for e in rows]
@@ -180,7 +186,7 @@ def packed_update(
         lengths=n[picked].tolist(),
         stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
         pieces=list(vocabulary),
-        prompts=[_prompt(text) for text in prompts],
+        prompts=[_prompt(*both) for both in zip(prompts, turns)],
         asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
         columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
         recipe=page_recipe(objective) if objective else None,
@@ -215,10 +221,12 @@ def prompt_text(text: str) -> str:
     return visible(text).replace("↵\n", "\n")
 
 
-def _prompt(text: str) -> dict[str, Any]:
-    "A prompt as it is shown, and the facts that it tells where the gold judge knows them."
+def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """A prompt as it is shown, its turns where it is a conversation, and the facts that it tells
+    where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
-    return dict(text=prompt_text(text)) | (dict(facts=facts) if facts else {})
+    more = dict(facts=facts, turns=[[*map(prompt_text, turn)] for turn in turns])
+    return dict(text=prompt_text(text)) | {name: x for name, x in more.items() if x}
 
 
 # ---- Widget and file ----

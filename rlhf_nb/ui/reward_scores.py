@@ -31,10 +31,12 @@ from rlhf_nb.reward import (
     preference_metrics,
     score_marked,
 )
+from rlhf_nb.rollout import token_texts
 from rlhf_nb.sft import tokenizer_of
+from rlhf_nb.ui.episodes import turns_text
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import element, percent, plain_table, safe_text, sheet, spaced, themed
-from rlhf_nb.ui.preference_labels import share_sentence, turns_text
+from rlhf_nb.ui.preference_labels import share_sentence
 from rlhf_nb.ui.viz import Html, signed, visible
 
 # ---- Refitted on choices ----
@@ -300,7 +302,7 @@ def score_pairs(
         differ = (k for k, (a, b) in enumerate(zip(one, two)) if a != b)
         shared = next(differ, min(len(one), len(two)) - 1)
         first, second = scores[2 * i : 2 * i + 2]
-        tokens = [text([t]) for t in one[shared:]], [text([t]) for t in two[shared:]]
+        tokens = token_texts(tokenizer, one[shared:]), token_texts(tokenizer, two[shared:])
         start = first[shared - 1] if shared else None
         running = first[shared:], second[shared:]
         answers = text(one[shared:]), text(two[shared:])

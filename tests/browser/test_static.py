@@ -433,6 +433,29 @@ def test_the_number_behind_a_token(files: dict[str, Path], read: Callable):
     assert wanted(1) in told()
 
 
+# catches: a replacement mark for a character of three tokens; a token of it that has no place and no
+# number; a prompt as one string, with the marks of its template
+def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable):
+    talk = [dict(role="user", content="Say <b>你好</b>."), dict(role="assistant", content="Yes?")]
+    tokens = [["n", "ï", "", "你", "", "", "!"]]
+    said = dict(prompts=["<|im|>x"], conversations=[talk], responses=["nï你!"], tokens=tokens)
+    r = rollout(1, 7, **said)
+    file = read(view(r).save_html(tmp_path / "one.html"))
+    assert file.page.locator(".text .token").all_inner_texts() == list("nï·你··!")
+    file.press(str(file.signals().index("values") + 1))
+    file.page.locator(".text .token").first.focus()
+    for t, name in enumerate(["n", "ï", "ï (part 2)", "你", "你 (part 2)", "你 (part 3)", "!"]):
+        told = file.text(".bubble").replace("−", "-")
+        assert told.startswith(f"{name} token {t + 1}:")
+        assert f"values {r.values[0, t].item():.7g}" in told
+        file.press("ArrowRight")
+    assert file.page.locator(".turn").all_inner_texts() == [
+        "user\nSay <b>你好</b>.",
+        "assistant\nYes?",
+    ]
+    assert file.page.locator(".prompt details").text_content() == "As the model reads it<|im|>x"
+
+
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the
 # new list
 def test_sorting_by_keyboard(files: dict[str, Path], read: Callable):

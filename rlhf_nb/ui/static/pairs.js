@@ -42,12 +42,12 @@ const pairsPage = data => {
     make("h2", { parent, text: name });
     const line = make("p", { parent, className: "answer tinted", role: "group", ariaLabel: `${name}, token by token`, onkeydown: walk });
     pieces.forEach((piece, t) => {
-      const word = piece.trimStart() || piece;
-      line.append(piece.slice(0, piece.length - word.length));
+      const word = piece.trimStart() || piece || pieceAt(pieces, t).text;
+      line.append(piece && piece.slice(0, piece.length - word.length));
       const x = rows[data.signals.indexOf(at.signal)][t], share = Math.min(1, Math.abs(x) / most);
       const step = most > 0 && Number.isFinite(x) ? Math.round(8 * share) : 0;
       const tint = step ? `${x > 0 ? "up" : "down"} tint-${step}` : "";
-      const told = () => tell(token, `${piece.trim()}  ${data.signals.map((signal, k) => `${signal} ${exact(rows[k][t])}`).join(" · ")}`);
+      const told = () => tell(token, `${piece.trim() || pieceAt(pieces, t).said}  ${data.signals.map((signal, k) => `${signal} ${exact(rows[k][t])}`).join(" · ")}`);
       const token = make("span", { parent: line, text: word, className: [tint, claims?.marks[t]].filter(Boolean).join(" "), tabIndex: t ? -1 : 0,
         onmouseenter: told, onmouseleave: hush, onfocus: told, onblur: hush });
     });

@@ -106,6 +106,12 @@ const computed = (pack, recipe = pack.recipe) => {
 
 // ---- Facts of the mini world, wherever its judge knows them ----
 
+// A token that is a later part of a character has no text of its own: the character stands at its first part.
+export const pieceAt = (pieces, t) => {
+  const first = pieces.slice(0, t).findLastIndex(piece => piece), known = pieces[first];
+  const part = !pieces[t] && known && /[^\x00-\x7f]$/.test(known);
+  return { text: pieces[t] || (part ? "·" : "∅"), said: part ? `${known} (part ${t - first + 1})` : pieces[t] };
+};
 export const claimsOf = (row, slots) => {  // per token: covered, invented or nothing
   const truth = row.prompt.facts, marks = row.pieces.map(() => ""), told = new Set(), invented = [];
   if (!truth) return null;
@@ -332,7 +338,7 @@ export const reader = (root, source) => {
   const current = () => list.find(row => row.id === at.row);
   const say = (token, row, t) => {
     bubble.replaceChildren();
-    make("bdi", { parent: bubble, text: row.pieces[t] });
+    make("bdi", { parent: bubble, text: pieceAt(row.pieces, t).said });
     const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
     make("span", { parent: bubble, text: ` token ${t + 1}: ${line.join(" · ")}` });
     bubble.hidden = false;
@@ -347,7 +353,7 @@ export const reader = (root, source) => {
     row.pieces.forEach((piece, t) => {
       const lead = piece.match(/^ */)[0];
       box.append(lead);
-      const token = make("bdi", { parent: box, text: piece.slice(lead.length) || "∅", className: "token" });
+      const token = make("bdi", { parent: box, text: piece.slice(lead.length) || pieceAt(row.pieces, t).text, className: "token" });
       if (row.stopped && t === row.length - 1 && SPECIAL.test(piece)) token.classList.add("end");
       if (marks?.[t]) token.classList.add(marks[t]);
       if (other?.[t]) token.classList.add("changed");
@@ -373,13 +379,20 @@ export const reader = (root, source) => {
   const drawPrompt = (row, claim) => {
     prompt.replaceChildren();
     const truth = row.prompt.facts;
+    for (const [role, said] of row.prompt.turns ?? []) {
+      const turn = make("p", { parent: prompt, className: "turn" });
+      make("b", { parent: turn, text: role });
+      make("bdi", { parent: turn, text: said });
+    }
+    const place = row.prompt.turns ? make("details", { parent: prompt }) : prompt;
+    if (row.prompt.turns) make("summary", { parent: place, text: "As the model reads it" });
     for (const word of row.prompt.text.split(/([\p{L}\p{N}_]+)/u)) {
       const slot = truth && Object.hasOwn(source.slots ?? {}, word) && source.slots[word];
       if (slot && truth[slot] === word) {
         const told = claim.told.has(slot);
-        make("mark", { parent: prompt, text: word, className: told ? "covered" : "missing",
+        make("mark", { parent: place, text: word, className: told ? "covered" : "missing",
           title: `${slot}: ${told ? "covered" : "missing"} in the answer` });
-      } else prompt.append(word);
+      } else place.append(word);
     }
     for (const [key, column] of Object.entries(pack.columns)) {
       const line = make("p", { parent: prompt, text: `${key}: ` });
@@ -465,8 +478,8 @@ export const reader = (root, source) => {
     const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
     make("td", { parent: head });
-    for (const piece of row.pieces)
-      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: piece.trim() });
+    row.pieces.forEach((piece, t) =>
+      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: piece.trim() || pieceAt(row.pieces, t).text }));
     const body = make("tbody", { parent: table });
     for (const key of names) {
       const line = make("tr", { parent: body }), most = largest(row.signals[key]);
