@@ -380,7 +380,8 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
         merged = False
         if row.answers and any(counts):
             a, first = row.answers[0][0], counts.index(True)
-            swallowed = row.text[: max(a, 0)].endswith(" ") and words[first][:1] in ("\u0120", "\u2581")
+            space = words[first][:1] in ("\u0120", "\u2581")
+            swallowed = space and row.text[: max(a, 0)].endswith(" ")
             merged = spans[first][0] < a or (swallowed and spans[first][0] == a)
         encoded.append(Encoded(ids, counts, merged))
     return encoded

@@ -165,7 +165,7 @@ def given_labels(row: dict[str, Any]) -> list[int]:
     for name, x in given.items():
         if len(x) != len(row["input_ids"]):
             raise ValueError(
-                f"its {name} has {len(x)} entries for {len(row['input_ids'])} ids: give one for each."
+                f"its {name} has {len(x)} entries for {len(row['input_ids'])} ids."
             )
     labels = given.pop("labels", None)
     counted = (i if all(keep) else -100 for i, *keep in zip(row["input_ids"], *given.values()))
