@@ -164,9 +164,7 @@ def given_labels(row: dict[str, Any]) -> list[int]:
     given = {name: row[name] for name in names if row.get(name) is not None}
     for name, x in given.items():
         if len(x) != len(row["input_ids"]):
-            raise ValueError(
-                f"its {name} has {len(x)} entries for {len(row['input_ids'])} ids."
-            )
+            raise ValueError(f"its {name} has {len(x)} entries for {len(row['input_ids'])} ids.")
     labels = given.pop("labels", None)
     counted = (i if all(keep) else -100 for i, *keep in zip(row["input_ids"], *given.values()))
     return list(counted) if labels is None else labels
