@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 # %% auto #0
 __all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
            'end_mark', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'marked_answers', 'joined',
-           'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode']
+           'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode', 'untrimmed']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -41,15 +41,25 @@ def check_turns(x: Any, name: str) -> list[Any]:
                 f"{name} has the turn {reprlib.repr(turn)}, whose role or content is no text: give "
                 "turns such as {'role': 'user', 'content': '...'}."
             )
-    return turns
+    return without_none(turns)
 
 
 def template_settings(row: Mapping[str, Any]) -> dict[str, Any]:
-    "What the columns tools and chat_template_kwargs of a row give to its chat template."
-    tools = row.get("tools")
-    tools = without_none(json.loads(tools) if isinstance(tools, str) else tools)
-    settings = without_none(row.get("chat_template_kwargs") or {})
-    return dict(settings, **({"tools": tools} if tools else {}))
+    """What the columns tools and chat_template_kwargs of a row, which may be JSON, give to its chat
+    template; not what is decided here. Raises ValueError on other things."""
+    found: dict[str, Any] = dict(tools=list, chat_template_kwargs=dict)
+    for name, kind in found.items():
+        x = row.get(name) or kind()
+        try:
+            found[name] = without_none(json.loads(x) if isinstance(x, str) else x)
+        except ValueError as error:
+            raise ValueError(f"{name} is {reprlib.repr(x)}: it is no JSON ({error}).") from error
+        if not isinstance(found[name], kind):
+            raise ValueError(f"{name} is {reprlib.repr(x)}: give a {kind.__name__}.")
+    tools, settings = found.values()
+    decided = "tokenize", "add_generation_prompt", "continue_final_message"
+    settings = {name: x for name, x in settings.items() if name not in decided}
+    return settings | ({"tools": tools} if tools else {})
 
 
 def without_none(x: Any) -> Any:
@@ -136,6 +146,10 @@ def end_mark(
     "Length of the mark that ends an answer inside a conversation; None: it cannot be told."
     if last and between.startswith(last):
         return len(last)
+    added = "|".join(re.escape(str(x)) for x in tokenizer.added_tokens_decoder.values())
+    both = between[: alike(between, last)]  # a mark, and then EOS at the end of a conversation
+    if shared := [found.end() for found in re.finditer(added, both)] if added else []:
+        return shared[-1]
     known = [last and token for token in tokenizer.all_special_tokens] + [tokenizer.eos_token]
     marks = "|".join(re.escape(x) for x in known if x and x != tokenizer.bos_token)
     if found := re.match(rf"\s*({marks})(?=\s*\S)", between) if marks else None:
@@ -164,10 +178,9 @@ def generated(
     template = tokenizer.get_chat_template(None, settings.get("tools"))
     if not re.search(r"\{%-?\s*generation\s*-?%\}", template):
         return None
-    known = [{k: x for k, x in turn.items() if x is not None} for turn in turns]
     how: dict[str, Any] = {**tokenizer.special_tokens_map, **settings}
     how |= dict(chat_template=template, return_assistant_tokens_mask=True)
-    return [*render_jinja_template([known], **how)[1][0]]
+    return [*render_jinja_template([without_none([*turns])], **how)[1][0]]
 
 
 def answers_in(
@@ -180,8 +193,8 @@ def answers_in(
     the one after its end mark. Raises ValueError where the template does not show them."""
     text = render(turns, tokenizer, "the conversation", **settings)
     if (marked := generated(turns, tokenizer, **settings)) is not None:
-        after = alike(prompt_text(turns[:first], tokenizer, **settings), text) if first else 0
-        return text, [(start, end) for start, end in marked if start >= after]
+        of_prompt = generated(turns[:first], tokenizer, **settings) if first else None
+        return text, marked[len(of_prompt or []) :]
 
     def place(i: int) -> tuple[int, int] | None:
         return place_of(i, turns, text, tokenizer, **settings)
@@ -234,10 +247,11 @@ class Marked(NamedTuple):
 
 
 def without_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text without the stop token, and the white space behind it, that a template may have put
-    at its end."""
-    end = text.rstrip()
-    return end.removesuffix(tokenizer.eos_token) if end.endswith(tokenizer.eos_token) else text
+    """The text without the stop tokens, and the white space behind them, that it or its template
+    may have put at its end."""
+    while (end := text.rstrip()).endswith(tokenizer.eos_token):
+        text = end.removesuffix(tokenizer.eos_token)
+    return text
 
 
 def marked_answers(
@@ -251,9 +265,9 @@ def marked_answers(
     left_out = sum(turn["role"] == "assistant" for turn in turns[first:]) - len(answers)
     if not answers or text[answers[-1][1] :].strip():
         return Marked(text, answers, False, left_out)
-    text = without_stop(text[: answers[-1][1]], tokenizer)
-    last = (min(answers[-1][0], len(text)), len(text))
-    return Marked(text, [*answers[:-1], last], True, left_out)
+    start, end = answers[-1]
+    text = text[:start] + without_stop(text[start:end], tokenizer)
+    return Marked(text, [*answers[:-1], (start, len(text))], True, left_out)
 
 
 def joined(prompt: Turns, answer: Turns) -> Turns:
@@ -270,11 +284,14 @@ def joined(prompt: Turns, answer: Turns) -> Turns:
             "the prompt is text and the answer a conversation: give both as turns, or both as text."
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
+    if reply[: len(prompt)] == [*prompt]:  # the answer repeats its prompt
+        return reply
     if not (begun(prompt) and begun(reply[:1])):
         return [*prompt, *reply]
-    first, then = prompt[-1]["content"], reply[0]["content"]
-    said = first + then if isinstance(first, str) else [*first, *then]
-    return [*prompt[:-1], {**prompt[-1], "content": said}, *reply[1:]]
+    said = [turn.get("content") or "" for turn in (prompt[-1], reply[0])]
+    if not all(isinstance(x, str) for x in said):
+        said = [[dict(type="text", text=x)] if isinstance(x, str) else [*x] for x in said]
+    return [*prompt[:-1], {**prompt[-1], "content": said[0] + said[1]}, *reply[1:]]
 
 
 def marked_pair(
@@ -354,6 +371,8 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
     found = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     encoded = []
     for row, ids, spans in zip(rows, found["input_ids"], found["offset_mapping"]):
+        words = [*tokenizer.convert_ids_to_tokens(ids)]
+        spans = untrimmed(spans, words, len(row.text))
         counts = [
             any(end > a and (start < b or start == end <= b) for a, b in row.answers)
             for start, end in spans
@@ -361,19 +380,34 @@ def _tokens(rows: list[Marked], tokenizer: PreTrainedTokenizerBase) -> list[Enco
         merged = False
         if row.answers and any(counts):
             a, first = row.answers[0][0], counts.index(True)
-            word = tokenizer.convert_ids_to_tokens(ids[first])
-            swallowed = row.text[: max(a, 0)].endswith(" ") and word[:1] in ("\u0120", "\u2581")
+            space = words[first][:1] in ("\u0120", "\u2581")
+            swallowed = space and row.text[: max(a, 0)].endswith(" ")
             merged = spans[first][0] < a or (swallowed and spans[first][0] == a)
         encoded.append(Encoded(ids, counts, merged))
     return encoded
+
+
+def untrimmed(
+    spans: list[tuple[int, int]],  # of the tokens of a text, in characters
+    words: list[str],  # the tokens
+    length: int,  # of the text
+) -> list[tuple[int, int]]:
+    "With the spaces at a token's end, which byte-level tokenizers may leave out."
+    starts = [start for start, _ in spans[1:]] + [length]
+    spaces = [len(word) - len(word.rstrip("\u0120")) for word in words]
+    return [
+        (start, end + min(n, max(0, after - end)) if n < len(word) else end)
+        for (start, end), after, n, word in zip(spans, starts, spaces, words)
+    ]
 
 
 def _without_offsets(row: Marked, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> Encoded:
     "The same by a tokenizer that does not say which characters a token stands for."
     counts, merged = [False] * len(ids), False
     for n, (a, b) in enumerate(row.answers):
-        before, upto = plain_ids([row.text[: max(a, 0)], row.text[:b]], tokenizer)
-        start, end = alike(before, ids), alike(upto, ids)
+        given = row.text[: max(a, 0)]  # white space at the end of a text may be split otherwise
+        before, upto, inside = plain_ids([given, row.text[:b], given + "\ue000"], tokenizer)
+        start, end = max(alike(before, ids), alike(inside[:-1], ids)), alike(upto, ids)
         end += end < len(upto)  # the token that goes on behind the answer
         counts[start:end] = [True] * len(counts[start:end])
         merged = merged or (n == 0 and start < len(before))

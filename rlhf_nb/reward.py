@@ -720,12 +720,13 @@ def score_texts(
     stopped: Sequence[bool]
     | None = None,  # whether each answer reached its stop token; None: all did
     max_length: int | None = None,  # prompt and answer together; the prompt is cut on its left
+    settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
 ) -> Tensor:  # [N] float32
     """The reward model's score of each answer, in the order given: texts, or conversations, through
     its own chat template. The stop token is appended where it was reached."""
     ends = [True] * len(answers) if stopped is None else stopped
-    given = zip(prompts, answers, ends, strict=True)
-    rows = [marked_pair(p, a, tokenizer, end) for p, a, end in given]
+    given = zip(prompts, answers, ends, settings or [{}] * len(answers), strict=True)
+    rows = [marked_pair(p, a, tokenizer, end, **how) for p, a, end, how in given]
     return score_marked(model, tokenizer, rows, batch_size, max_length)
 
 # %% ../nbs/reference/38_reward_training.ipynb #f3abaf27
@@ -760,7 +761,8 @@ def center_rewards(
         )
     model.config.reward_center = 0.0
     both = data["prompt"][:], data["completion"][:]
-    scores = score_texts(model, tokenizer, *both, max_length=max_length)
+    how = [template_settings(row) for row in data]
+    scores = score_texts(model, tokenizer, *both, max_length=max_length, settings=how)
     model.config.reward_center = scores.mean().item()
     return model.config.reward_center
 
@@ -841,6 +843,8 @@ class Episodes(Protocol):
     def prompts(self) -> list[str]: ...
     @property
     def conversations(self) -> list[Any]: ...
+    @property
+    def settings(self) -> list[dict[str, Any]]: ...
     @property
     def responses(self) -> list[str]: ...
     @property
@@ -936,7 +940,8 @@ class Judges:
                 score = call_reward(judge, r.prompts, r.responses, r.columns)
             elif self.tokenizer is not None:
                 stopped = r.stopped.tolist()
-                read = partial(score_texts, tokenizer=self.tokenizer, stopped=stopped)
+                how: dict[str, Any] = dict(stopped=stopped, settings=r.settings)
+                read = partial(score_texts, tokenizer=self.tokenizer, **how)
                 prompts = r.conversations or r.prompts
                 score = self.placed[name](partial(read, prompts=prompts, answers=r.responses))
             else:
@@ -971,7 +976,8 @@ class Judges:
             return group_centers(members, self.ensemble.group)
         known = self.ensemble.known_answers(r.columns)
         prompts = r.conversations or r.prompts
-        of_known = self.of_members(prompts, known, [True] * len(known), tokenizer)
+        ends = [True] * len(known)
+        of_known = self.of_members(prompts, known, ends, tokenizer, settings=r.settings)
         return torch.stack(list(of_known.values())).to(r.mask.device)
 
     def check_columns(self, *sets: Any) -> None:
@@ -980,7 +986,8 @@ class Judges:
         for data in sets:
             talks = isinstance(data, Dataset) and "prompt" in data.column_names and len(data)
             if talks and self.models and self.tokenizer and not isinstance(data[0]["prompt"], str):
-                render(data[0]["prompt"], self.tokenizer, "a prompt for the reward model")
+                how = template_settings(data[0])
+                render(data[0]["prompt"], self.tokenizer, "a prompt for the reward model", **how)
         if self.ensemble is None or self.ensemble.center in ("none", "group"):
             return
         for data in sets:
@@ -999,13 +1006,15 @@ class Judges:
         tokenizer: PreTrainedTokenizerBase,  # the policy's
         conversations: Sequence[Turns] = (),  # the prompts as given, if any is one
         ids: Sequence[list[int]] = (),  # prompts and answers as the policy reads and writes them
+        settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
     ) -> Tensor:
         "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
         given = conversations or prompts
-        scores, centers = self.of_members(given, answers, stopped, tokenizer, ids), None
+        read = partial(self.of_members, given, tokenizer=tokenizer, settings=settings)
+        scores, centers = read(answers, stopped, ids=ids), None
         if self.ensemble is not None and self.ensemble.center not in ("none", "group"):
             known = self.ensemble.known_answers(columns) if answers else []
-            of_known = self.of_members(given, known, [True] * len(known), tokenizer)
+            of_known = read(known, [True] * len(known))
             centers = torch.stack(list(of_known.values()))
         for name, judge in self.functions.items():
             if answers:
@@ -1021,6 +1030,7 @@ class Judges:
         stopped: list[bool],
         tokenizer: PreTrainedTokenizerBase,  # the policy's
         ids: Sequence[list[int]] = (),  # of prompts and answers, if known
+        settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
     ) -> dict[str, Tensor]:  # [N] by name
         "The reward models' scores of texts."
 
@@ -1032,7 +1042,8 @@ class Judges:
                 if ids and self.tokenizer is None:
                     return score_ids(model, ids, tokenizer.pad_token_id)
                 reader = self.tokenizer or tokenizer
-                return score_texts(model, reader, prompts, answers, stopped=stopped)
+                how: dict[str, Any] = dict(stopped=stopped, settings=settings)
+                return score_texts(model, reader, prompts, answers, **how)
 
         scores = {name: self.placed[name](read) for name in self.members}
         for name, score in scores.items():

@@ -317,8 +317,8 @@ def by_token(r: Rollout) -> pd.DataFrame:
 # %% ../nbs/reference/39_sampling.ipynb #6895f27f
 def save_rollout(r: Rollout, path: Path) -> Path:
     "Save everything to one safetensors file; texts, columns and schema name are in its header."
-    lists = ("prompts", "conversations", "responses", "tokens", "columns", "info", "objective")
-    described = {name: getattr(r, name) for name in lists}
+    lists = "prompts conversations settings responses tokens columns info objective"
+    described = {name: getattr(r, name) for name in lists.split()}
     tensors = {name: getattr(r, name) for name in TENSORS if getattr(r, name) is not None}
     plain = {
         name: x.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -337,7 +337,8 @@ def _misfit(r: Rollout) -> str | None:
     sizes |= dict.fromkeys(("stopped", "raw_scores", "scores"), (rows,))
     tensors = {name: getattr(r, name) for name in sizes}
     wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
-    for name, kind in dict(prompts=str, conversations=object, responses=str, tokens=list).items():
+    kinds = dict(prompts=str, conversations=object, settings=dict, responses=str, tokens=list)
+    for name, kind in kinds.items():
         texts = getattr(r, name)
         if len(texts) not in (0, rows) or not all(isinstance(x, kind) for x in texts):
             wrong.append(name)
@@ -394,6 +395,7 @@ class Rollout:
     engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
     prompts: list[str] = field(default_factory=list)
     conversations: list[Any] = field(default_factory=list)  # the prompts as given, if any is one
+    settings: list[dict] = field(default_factory=list)  # of their chat template, such as tools
     responses: list[str] = field(default_factory=list)  # without the stop token
     tokens: list[list[str]] = field(default_factory=list)  # text of each response token
     columns: dict[str, list] = field(default_factory=dict)  # other columns of the prompts

@@ -41,6 +41,7 @@ from rlhf_nb.encoding import (
     joined,
     marked_answers,
     marked_pair,
+    prompt_text,
     render,
     template_settings,
     without_stop,
@@ -92,17 +93,23 @@ def marked_row(
             raise ValueError("it has no prompt or no completion (None): drop it.")
         if completion_only is not False and not assistant_only:
             return marked_pair(prompt, answer, tokenizer, **settings)
-        first, turns = len(prompt), joined(prompt, answer)
+        turns, first = joined(prompt, answer), len(prompt)
     if not turns:
         raise ValueError(f"its text is {turns!r}: drop it.")
     if isinstance(turns, list) and isinstance(turns[0], dict) and "from" in turns[0]:
-        turns = [dict(role=turn["from"], content=turn["value"]) for turn in turns]
+        known = dict(human="user", gpt="assistant")
+        turns = [dict(role=known.get(x["from"], x["from"]), content=x["value"]) for x in turns]
     if not assistant_only:
         text = without_stop(render(turns, tokenizer, **settings), tokenizer)
         return Marked(text, [(-1, len(text))], True)
     if isinstance(turns, str):
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
-    found = marked_answers(turns, tokenizer, first, **settings)
+    goes_on = first > 0 and turns[first - 1] != row["prompt"][-1]
+    found = marked_answers(turns, tokenizer, first - goes_on, **settings)
+    if goes_on and found.answers:  # what the prompt has begun is no answer
+        (start, end), *others = found.answers
+        start = max(start, len(prompt_text(row["prompt"], tokenizer, **settings)))
+        found = found._replace(answers=[(start, end), *others])
     if not found.answers:
         raise ValueError("no turn of it is the assistant's: drop it.")
     return found
@@ -151,10 +158,16 @@ def fit_row(
 
 
 def given_labels(row: dict[str, Any]) -> list[int]:
-    "Of a row of ids: its labels, or the ids that all its masks count."
-    masks = [row[name] for name in ("completion_mask", "assistant_masks") if name in row]
-    counted = (i if all(keep) else -100 for i, *keep in zip(row["input_ids"], *masks))
-    return row["labels"] if "labels" in row else list(counted)
+    """Of a row of ids: its labels, or the ids that all its masks count. Raises ValueError on one of
+    another length."""
+    names = ("labels", "completion_mask", "assistant_masks", "attention_mask")
+    given = {name: row[name] for name in names if row.get(name) is not None}
+    for name, x in given.items():
+        if len(x) != len(row["input_ids"]):
+            raise ValueError(f"its {name} has {len(x)} entries for {len(row['input_ids'])} ids.")
+    labels = given.pop("labels", None)
+    counted = (i if all(keep) else -100 for i, *keep in zip(row["input_ids"], *given.values()))
+    return list(counted) if labels is None else labels
 
 
 def answers_of(labels: list[int]) -> int:
@@ -184,15 +197,22 @@ def encode_rows(
         raise ValueError(
             "completion_only_loss is True: give prompt and completion, and no formatting_func."
         )
+    masks = {"labels", "assistant_masks"}
+    if how.get("assistant_only") and "input_ids" in columns and not masks & set(columns):
+        raise ValueError(
+            "assistant_only_loss is True and the data set has input_ids: give labels, or "
+            "assistant_masks with a 1 for each id that is the assistant's."
+        )
     bos = len(front_ids(tokenizer))
     prompted = bos if pairs and how.get("completion_only") is not False else None
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
         said, merged = [0] * len(numbers), [False] * len(numbers)
         if "input_ids" in rows:
+            made = []
             for number, row in zip(numbers, rows_of(rows)):
                 numbered(number, check_ids, row["input_ids"], tokenizer)
-            made = [(row["input_ids"], given_labels(row)) for row in rows_of(rows)]
+                made.append((row["input_ids"], numbered(number, given_labels, row)))
         else:
             texts = [
                 numbered(n, marked_row, row, tokenizer, **how)

@@ -67,6 +67,7 @@ from rlhf_nb.training.prompts import (
     prompt_columns,
     read_prompts,
     sets_of,
+    settings_of,
     stop_texts,
     stop_tokens,
 )
@@ -255,6 +256,7 @@ class PPOTrainer(UpdateTrainer):
             engine_logprobs=engine_logprobs,
             prompts=batch["prompt"],
             conversations=batch.get("conversations", []),
+            settings=batch.get("settings", []),
             responses=responses,
             tokens=tokens,
             columns=batch.get("columns", {}),
@@ -561,7 +563,7 @@ class PPOTrainer(UpdateTrainer):
                 completions = replace(completions, prompts=texts)
         c, given = completions, columns.get("prompt", ())
         scores = self.judges.of_texts(
-            c.prompts, c.texts, c.stopped, others, tokenizer, given, c.ids
+            c.prompts, c.texts, c.stopped, others, tokenizer, given, c.ids, settings_of(columns)
         ).tolist()
         done = list(zip(c.prompts, c.texts, c.stopped, c.lengths, scores))
         if apart:

@@ -2,6 +2,7 @@
 the tokenizers and templates that people bring."""
 
 import copy
+import json
 import re
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,15 @@ from tokenizers.trainers import BpeTrainer, WordLevelTrainer
 from transformers import PreTrainedTokenizerFast
 
 import rlhf_nb
-from rlhf_nb.encoding import encode, encode_prompts, marked_answers, marked_pair, prompt_text
+from rlhf_nb.encoding import (
+    encode,
+    encode_prompts,
+    joined,
+    marked_answers,
+    marked_pair,
+    prompt_text,
+    template_settings,
+)
 from rlhf_nb.evaluate import complete
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import encode_pairs, score_ids, score_texts
@@ -295,6 +304,108 @@ def test_a_prompt_that_the_answer_changes(tokenizers):
     assert every.text == found.text and every.answers[-1:] == found.answers
 
 
+def said_of(talk, tokenizer, **how):
+    found = marked_answers(talk, tokenizer, **how)
+    return [found.text[a:b] for a, b in found.answers]
+
+
+# catches: Phi-3 with a system turn refused: its end mark is no special token, and EOS follows it
+def test_a_mark_and_behind_the_last_one_eos(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.eos_token = "</s>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<' + m.role + '>\n' + m.content + '<|eot_id|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<assistant>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    )
+    wanted = ["A model.<|eot_id|>", "There you are<|eot_id|>\n"]  # and </s>, as an id
+    assert said_of(TALKS["a system turn"], tokenizer) == said_of(TWO, tokenizer) == wanted
+    tokenizer.eos_token = "<|eot_id|>"  # people do so, and then it comes twice
+    assert said_of(TWO, tokenizer) == ["A model.<|eot_id|>", "There you are"]
+
+
+# catches: EOS twice where the content of a last turn brings its own
+def test_a_turn_may_bring_its_own_end(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = CHATML
+    own = [*TWO[:3], turn("assistant", TWO[3]["content"] + tokenizer.eos_token)]
+    assert marked_answers(own, tokenizer) == marked_answers(TWO, tokenizer)
+
+
+# catches: with marks of generation, answers of the prompt that count, or one of the completion that
+# does not, where the template writes the prompt otherwise
+@pytest.mark.parametrize("opening", ["{{ 'assistant: ' }}", "{{ 'assistant: <think>' }}"])
+def test_marks_of_generation_in_a_completion(opening, tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{% set users = messages | selectattr('role', 'equalto', 'user') | list %}{{ users | length"
+        " }}" + MARKED.replace("{{ 'assistant: ' }}", opening)
+    )
+    talk = [*TWO, turn("user", "yes"), turn("assistant", "<no"), TWO[0], ONE[1]]
+    assert said_of(talk, tokenizer, first=5) == ["<no<|eot_id|>", "A model.<|eot_id|>"]
+
+
+# catches: arguments of a tool that another row has, written as null
+def test_a_call_has_its_own_arguments(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    calls = [dict(name="a", arguments=dict(x=1)), dict(name="b", arguments=dict(y=2))]
+    talks = [[ONE[0], dict(role="assistant", content=None, tool_calls=[c])] for c in calls]
+    data = Dataset.from_list([dict(messages=talk) for talk in talks])
+    rows = encode_rows(data, tokenizer, assistant_only=True)
+    for call, row in zip(calls, rows):
+        said = tokenizer.decode(spoken(row["input_ids"], row["labels"])[0])
+        assert said == json.dumps([call]) + "<|im_end|>"
+
+
+# catches: a traceback, or settings that decide where a prompt ends
+def test_settings_that_are_wrong_are_named():
+    decided = dict(add_generation_prompt=True, tokenize=True, depth=1)
+    for given in (decided, json.dumps(decided)):
+        assert template_settings(dict(chat_template_kwargs=given)) == dict(depth=1)
+    for name, wrong in (("tools", "[{"), ("tools", '{"name": "a"}'), ("chat_template_kwargs", [1])):
+        with pytest.raises(ValueError, match=f"^{name} is "):
+            template_settings({name: wrong})
+
+
+# catches: a completion that goes on with a begun answer refused as no answer; content in blocks
+# and content as text that are joined letter by letter; a prompt that its answer repeats, twice
+def test_prompts_and_answers_are_joined(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = CHATML
+    begun = [*ONE[:1], turn("assistant", "A")]
+    data = Dataset.from_list([dict(prompt=begun, completion=[turn("assistant", " model.")])])
+    every, last = (encode_rows(data, tokenizer, assistant_only=x)[0] for x in (True, False))
+    said = tokenizer.decode(spoken(every["input_ids"], every["labels"])[0])
+    assert every == last and said == " model.<|im_end|>"
+    assert marked_pair(ONE[:1], ONE, tokenizer) == marked_pair(ONE[:1], ONE[1:], tokenizer)
+    block = lambda text: [dict(type="text", text=text)]
+    wanted = [*ONE[:1], turn("assistant", [*block("A"), *block(" model.")])]
+    blocks = [*ONE[:1], turn("assistant", block("A"))]
+    assert joined(blocks, " model.") == wanted
+    assert joined(begun, [turn("assistant", block(" model."))]) == wanted
+
+
+# catches: white space of an answer that counts for the prompt, where offsets leave it out
+def test_trimmed_offsets_lose_no_space():
+    words = byte_level(trim=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    how = BpeTrainer(vocab_size=300, special_tokens=["<pad>"], initial_alphabet=alphabet)
+    words.train_from_iterator(["def f():\n    return 1\n    b"] * 9, how)
+    trimmed, whole = (
+        PreTrainedTokenizerFast(tokenizer_object=x, eos_token="<pad>", pad_token="<pad>")
+        for x in (words, copy.deepcopy(words))
+    )
+    whole.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    pairs = [("def f():\n", "    return 1"), ("a \n", " \n  b"), ("a", "  b "), ("a ", "b")]
+    rows = [marked_pair(*pair, trimmed) for pair in pairs]
+    assert encode(rows, trimmed) == encode(rows, whole)
+    assert encode(rows, trimmed)[0].merged  # one token for the line break and three spaces
+
+
 # catches: a None that Arrow puts where another row has the key, taken for a setting
 def test_a_key_that_another_row_has_is_no_setting(tokenizers):
     tokenizer = copy.deepcopy(tokenizers["byte-level"])
@@ -381,6 +492,22 @@ def test_what_a_policy_goes_on_from(tokenizers):
         assert goes_on.text[slice(*goes_on.answers[0])] == "model."
 
 
+# catches: padding that is learned, masks that are too short or of another kind, None for a column
+def test_given_ids_and_their_masks(tokenizers):
+    tokenizer = tokenizers["byte-level"]
+    labels = lambda **given: encode_rows(
+        Dataset.from_list([dict(input_ids=[5, 6, 7], **given)]), tokenizer
+    )["labels"][0]
+    assert labels(attention_mask=[1, 1, 0]) == [5, 6, -100]
+    assert labels(completion_mask=None) == labels(labels=None) == [5, 6, 7]
+    assert labels(labels=[-100, 6, 7], completion_mask=[0, 0, 1]) == [-100, 6, 7]
+    for name in ("labels", "completion_mask", "assistant_masks", "attention_mask"):
+        with pytest.raises(ValueError, match=f"row 0: its {name} has 2 entries for 3 ids"):
+            labels(**{name: [1, 1]})
+    with pytest.raises(ValueError, match="assistant_only_loss is True and .* assistant_masks"):
+        encode_rows(Dataset.from_dict(dict(input_ids=[[5, 6]])), tokenizer, assistant_only=True)
+
+
 # catches: ids that are decoded and encoded again: another split, and BOS where none was given
 def test_given_ids_are_those_that_are_evaluated(ppo, letters):
     odd = [[letters.eos_token_id, 3, 4], [5, letters.eos_token_id, 6]]
@@ -419,6 +546,21 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     wanted = score_ids(trainer.reward_model, rows, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
     trainer.completed(data, progress=False)
+    other.chat_template = "{{ tools[0].name if tools }}" + CHATML
+    of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
+    with_tools = data.add_column("tools", [json.dumps(x) for x in of_tools])
+    r = trainer.score(trainer.rollout(with_tools[:]))
+    answers = [
+        encode([marked_pair(*x[:2], other, x[2], tools=x[3])], other)[0].ids
+        for x in zip(data["prompt"], r.responses, r.stopped.tolist(), of_tools)
+    ]
+    wanted = score_ids(trainer.reward_model, answers, other.pad_token_id)
+    torch.testing.assert_close(r.raw_scores, wanted)
+    found, scores = trainer.completed(with_tools, progress=False)
+    given = data["prompt"][:], found.texts
+    how = dict(stopped=found.stopped, settings=[dict(tools=x) for x in of_tools])
+    wanted = score_texts(trainer.reward_model, other, *given, **how)
+    torch.testing.assert_close(torch.tensor(scores), wanted)
     other.chat_template = None
     with pytest.raises(ValueError, match="a prompt for the reward model is a conversation"):
         ppo(scorer(other), data=data, parts=parts)

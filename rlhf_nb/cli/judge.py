@@ -23,7 +23,7 @@ from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.encoding import marked_pair, prompt_text
+from rlhf_nb.encoding import marked_pair, template_settings
 from rlhf_nb.evaluate import (
     Completions,
     EndpointJudge,
@@ -36,6 +36,7 @@ from rlhf_nb.evaluate import (
 from rlhf_nb.gains import judge_noise
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
+from rlhf_nb.training.prompts import prompt_columns, read_prompts
 
 
 @dataclass
@@ -151,7 +152,7 @@ def answers_of(
     flag: str,  # the option that named it
     models: ModelArguments,
     options: JudgeArguments,
-    prompts: list[Any],
+    rows: Dataset,  # with prompts, and what their chat template needs
 ) -> tuple[PreTrainedTokenizerBase, Completions]:
     """The model's tokenizer, and its completions of the prompts as its template writes them. They
     end where its generation config says."""
@@ -160,9 +161,10 @@ def answers_of(
         own = models.tokenizer_name_or_path if flag == "--model_name_or_path" else None
         tokenizer = load_tokenizer(own or known)
     ends = model.generation_config.eos_token_id
+    ids = sorted({"input_ids", "attention_mask"} & {*rows.column_names})  # of another tokenizer
     batches = iter(
         track(
-            range(-(-len(prompts) // options.batch_size)),
+            range(-(-len(rows) // options.batch_size)),
             escape(f"answers of {name}"),
             transient=True,
             console=Console(stderr=True),
@@ -176,7 +178,7 @@ def answers_of(
     return tokenizer, complete(
         model,
         tokenizer,
-        [prompt_text(prompt, tokenizer, f"prompt {i}") for i, prompt in enumerate(prompts)],
+        read_prompts(prompt_columns(rows.remove_columns(ids)), tokenizer)[0],
         options.response_length,
         options.temperature,
         [ends] if isinstance(ends, int) else ends,
@@ -230,14 +232,16 @@ def judge_command(words: Sequence[str]) -> None:
     check_template(data.dataset_name, rows, tokenizer)
     judge = make_judge(options)
     rows = drop_long(rows, tokenizer, data.max_prompt_length)
-    prompts, name = rows["prompt"][:], models.model_name_or_path
-    tokenizer, ours = answers_of(name, "--model_name_or_path", models, options, prompts)
+    name = models.model_name_or_path
+    tokenizer, ours = answers_of(name, "--model_name_or_path", models, options, rows)
     if other := options.opponent_name_or_path:
-        _, found = answers_of(other, "--opponent_name_or_path", models, options, prompts)
+        _, found = answers_of(other, "--opponent_name_or_path", models, options, rows)
         theirs, stopped = found.texts, list(found.stopped)
     else:
-        pairs = zip(prompts, rows["completion"])
-        marked = [marked_pair(*pair, tokenizer) for pair in pairs]
+        marked = [
+            marked_pair(row["prompt"], row["completion"], tokenizer, **template_settings(row))
+            for row in rows
+        ]
         theirs = [row.text[row.answers[0][0] :] for row in marked]
         stopped = [True] * len(rows)
     report = judge_pairs(

@@ -71,10 +71,21 @@ def read_prompts(
             "prompts, dataset.rename_column(..., 'prompt'), or give input_ids."
         )
     texts = [
-        prompt_text(row["prompt"], tokenizer, f"prompt {i}", **template_settings(row))
-        for i, row in enumerate(dict(zip(columns, x)) for x in zip(*columns.values()))
+        prompt_text(prompt, tokenizer, f"prompt {i}", **how)
+        for i, (prompt, how) in enumerate(zip(columns["prompt"], settings_of(columns)))
     ]
     return texts, encode_prompts(texts, tokenizer)
+
+
+def settings_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    "What each prompt gives to the chat template. Raises ValueError that names the prompt."
+    found = []
+    for i, row in enumerate(zip(*columns.values())):
+        try:
+            found.append(template_settings(dict(zip(columns, row))))
+        except ValueError as error:
+            raise ValueError(f"prompt {i}: {error}") from error
+    return found
 
 
 def sets_of(data: Any) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def sets_of(data: Any) -> dict[str, Any]:
 def collate_prompts(
     rows: list[dict],  # each with a prompt or input_ids, and perhaps other columns
     tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt; conversations, if any; columns
+) -> dict[str, Any]:  # prompt_ids, prompt_mask [B, P]; prompt, conversations, settings; columns
     "Prompts padded on the left, the other columns beside them."
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     texts, rows_of_ids = read_prompts(columns, tokenizer)
@@ -93,7 +104,8 @@ def collate_prompts(
     others = {name: column for name, column in columns.items() if name not in PROMPT_COLUMNS}
     given = columns.get("prompt", ())
     talks = [x for x in given if not isinstance(x, str)] and list(given)  # of any prompt
-    return dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks, columns=others)
+    found = dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks)
+    return found | dict(settings=settings_of(columns) if talks else [], columns=others)
 
 
 def as_batch(
