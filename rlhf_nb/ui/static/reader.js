@@ -351,7 +351,7 @@ export const reader = (root, source) => {
   const hush = () => { bubble.hidden = true; };
   const running = (box, row, numbers, most, marks, other) => {
     row.pieces.forEach((piece, t) => {
-      const lead = piece.match(/^ */)[0];
+      const lead = piece.trim() ? piece.match(/^ */)[0] : "";
       box.append(lead);
       const token = make("bdi", { parent: box, text: piece.slice(lead.length) || pieceAt(row.pieces, t).text, className: "token" });
       if (row.stopped && t === row.length - 1 && SPECIAL.test(piece)) token.classList.add("end");
