@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import re
+import shutil
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -1468,3 +1469,26 @@ def test_the_report_has_no_colours_of_its_own():
     assert re.findall(r"#[0-9a-fA-F]{3,6}\b", style) == []
     theme = set(re.findall(r"--([\w-]+):", asset("theme.css")))
     assert set(re.findall(r"var\(--([\w-]+)\)", style)) <= theme
+
+
+# catches: a report that waits for a judge and for stages that only the demo has, that calls every
+# run the mini world's, that keeps quiet about a jump
+def test_a_run_of_ones_own_has_a_report_of_its_own(tmp_path):
+    write_run(tmp_path)
+    for name in ("settings.json", "results.json"):
+        (tmp_path / name).unlink()
+    kl = [1.0, 1.1, 1.2, 1.3, 1.2, 9.0]
+    lines = [
+        {"stage": "ppo", "episode": 8 * (u + 1), "objective/kl": x, "objective/raw_scores": u / 8}
+        for u, x in enumerate(kl)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    text = report(tmp_path).read_text()
+    check_page(text)
+    assert "mini TL;DR" not in text and "No verdict" not in text and "not there" not in text
+    assert "Jump. Update 5: KL went from 1.2 to 9" in text and "No judge but the reward" in text
+    assert text.count('class="card episode"') >= 3
+    row = re.search(r"Raw score, reward per response(.*?)</tr>", text)[1]
+    assert re.findall(r">([\d.]+)<", row) == ["0", "0.625"]
+    shutil.rmtree(tmp_path / "ppo" / "rollouts")
+    assert "train with save_rollouts=True" in report(tmp_path).read_text()

@@ -190,7 +190,8 @@ def view_command(words: Sequence[str]) -> None:
         print(f"rlhf-nb view: {told}")
     for note in notes_of(browser.run.rollout((options.update or [last])[-1])):
         print(f"rlhf-nb view: {harmless(note)}")
-    if (folder / "settings.json").is_file() and not options.output:
+    kept = any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl"))
+    if kept and not options.output:
         print(f"rlhf-nb view: {report(options.run)}")
     opened = options.no_browser or webbrowser.open(page.resolve().as_uri())
     unseen = "" if opened else " (no browser was found: open it yourself)"

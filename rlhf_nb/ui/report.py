@@ -41,13 +41,22 @@ from rlhf_nb.ui.html import (
     tinted_text,
 )
 from rlhf_nb.ui.reader import NO_PAGE, SavedPage, episode_link, saved_page, update_links
-from rlhf_nb.ui.run_files import log_lines, ppo_lines, read_json
+from rlhf_nb.ui.run_files import (
+    Suspect,
+    log_lines,
+    merged,
+    ppo_lines,
+    read_json,
+    rollout_files,
+    run_suspects,
+)
 from rlhf_nb.ui.verdict import (
     blind_sentence,
     completions_of_run,
     examples_section,
     headline,
     outcome_sentence,
+    paragraphs,
     posts_section,
 )
 from rlhf_nb.ui.verdict import compare_rates as compare_rates
@@ -406,6 +415,50 @@ def next_steps(folder: Path, examples: bool) -> list[str]:
     ]
 
 
+# ---- A run of one's own: nobody judged it but its reward ----
+
+
+def _number(metric: Metric, x: float) -> str:
+    return f"{100 * x:.3g} %" if metric.is_share else f"{x:,.4g}"
+
+
+def first_and_last(frame: pd.DataFrame) -> str:
+    "What each metric was in the first update and is in the last."
+    logged = [(metric, frame[metric.name].dropna()) for metric in logged_panels(frame)]
+    rows = [
+        (f"{_title(metric)}, {metric.unit}", *(_number(metric, x.iloc[i]) for i in (0, -1)))
+        for metric, x in logged
+    ]
+    return data_table("", ["Metric", "First update", "Last update"], rows)
+
+
+def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
+    "What became of a run that has no judge, in a few sentences."
+    if not len(frame):
+        return missing_note("Nothing was logged yet.")
+    lines = [str(alarm.sentence) for alarm in alarms] or ["No alarm: nothing ran away or jumped."]
+    lines.append(
+        "No judge but the reward itself has read these answers. Read some of both ends, below, "
+        "before you believe its rise."
+    )
+    return first_and_last(frame) + paragraphs([escape(line) for line in lines])
+
+
+def own_sections(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    "The sections of the report of a run that `rlhf-nb demo` did not make."
+    frame, page = ppo_lines(metrics), saved_page(folder)
+    files = rollout_files(folder)
+    picked = sorted({[*files][i] for i in (0, (len(files) - 1) // 2, -1)}) if files else []
+    rollouts = [merged([Rollout.load(file) for file in files[update]]) for update in picked]
+    counted = frame.assign(update=range(len(frame)))
+    kept = missing_note("No rollouts were kept: train with save_rollouts=True to read them here.")
+    return {
+        "Result": own_opening(frame, run_suspects(counted) if len(frame) else []),
+        "Curves": curve_panels(metrics, update_links(page, picked)),
+        "Answers": rollouts_section(rollouts, page=page) if rollouts else kept,
+    }
+
+
 def _settings(settings: Mapping[str, Any]) -> str:
     "Every setting of the run."
     if not settings:
@@ -420,7 +473,8 @@ def _settings(settings: Mapping[str, Any]) -> str:
 def report(
     folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
 ) -> Path:  # report.html in that folder
-    """One page with all that a run left behind: verdict, curves, completions, rollouts. Raises
+    """One page with all that a run left behind: verdict, curves, completions, rollouts; of a run of
+    one's own, which nobody judged: first and last update, alarms, curves, answers. Raises
     ValueError on a folder that is no run."""
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("settings.json", "metrics.jsonl")):
@@ -448,8 +502,12 @@ def report(
         "To reproduce it": reproduce_section(made_of(folder, results), metrics),
         "Settings": _settings(settings),
     }
+    demo = any((folder / name).is_file() for name in ("settings.json", "results.json"))
+    own = not demo and {line.get("stage", "ppo") for line in metrics} <= {"ppo"}
+    if own:
+        sections = own_sections(folder, metrics)
     lead = [
-        "PPO from preferences on the mini TL;DR world",
+        "PPO" if own else "PPO from preferences on the mini TL;DR world",
         *(
             f"{name} {settings[name]}"
             for name in ("seed", "kl_coef", "episodes")
