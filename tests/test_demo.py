@@ -479,7 +479,6 @@ def test_quick_runs_gain():
     assert [one["seed"] for one in runs] == [0, 1, 2, 3, 4]
     for one in runs:
         assert one["holds"] == quick_demo.verdict(one["rows"]) and all(one["holds"].values())
-        assert one["seconds"] < 75
     wins = [
         100 * row["win_rate"]
         for one in runs
