@@ -40,9 +40,10 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={
-        "dev": cfg["dev_requirements"].split() + cfg["docs_requirements"].split(),
+        "dev": " ".join(cfg[f"{kind}_requirements"] for kind in ("dev", "docs", "real")).split(),
         "docs": cfg["docs_requirements"].split(),
         "peft": cfg["peft_requirements"].split(),
+        "real": cfg["real_requirements"].split(),
     },
     entry_points={"console_scripts": cfg["console_scripts"].split("\n")},
     zip_safe=False,

@@ -291,6 +291,7 @@ RECIPES = {
     "tldr_pythia_1b": SETTINGS,
     "dummy": ("ppo",),
     "docstrings": TRAINED,
+    "smollm2_positive": ("ppo",),
 }
 
 

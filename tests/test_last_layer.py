@@ -417,7 +417,7 @@ WRONG = {
     ),
     "one label less": ("sft", "counted.any(0).nonzero()[0])", "counted.any(0).nonzero()[0]) + 1"),
     "the token after": ("sft", "pad(counted, (0, 1))", "pad(counted, (1, 0))"),
-    "the token before": ("reward", ".argmax(1) + rows", ".argmax(1) - 1 + rows"),
+    "the token before": ("reward", "places = last + rows", "places = last - 1 + rows"),
 }
 
 

@@ -215,7 +215,7 @@ def test_what_is_brought_along_is():
 
 def test_every_import_is_asked_for():
     cfg = settings()
-    asked = cfg["requirements"], cfg.get("peft_requirements", "")
+    asked = cfg["requirements"], f"{cfg['peft_requirements']} {cfg['real_requirements']}"
     missing = {
         path.relative_to(ROOT).as_posix(): names
         for path in (ROOT / LIB).rglob("*.py")
@@ -298,7 +298,10 @@ def test_constraints_fit_the_requirements():
     cfg = settings()
     asked = " ".join(
         cfg[key]
-        for key in ("requirements", "dev_requirements", "docs_requirements", "peft_requirements")
+        for key in (
+            "requirements",
+            *(f"{kind}_requirements" for kind in ("dev", "docs", "peft", "real")),
+        )
     )
     assert constraint_problems((ROOT / "constraints.txt").read_text(), asked) == []
 

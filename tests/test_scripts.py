@@ -299,27 +299,6 @@ MORE = {  # text -> what the error says, and the changes that follow from it
             )
         ],
     ),
-    "the end token as padding": (
-        changed(
-            "factory",
-            (
-                'padding_side="left")\n',
-                'padding_side="left")\n    tokenizer.pad_token = tokenizer.eos_token\n',
-            ),
-        ),
-        [
-            (
-                ValueError,
-                r"tokenizer.add_special_tokens\(\{'pad_token': '\[PAD\]'\}\)",
-                [
-                    (
-                        "tokenizer.pad_token = tokenizer.eos_token",
-                        "tokenizer.add_special_tokens({'pad_token': '[PAD]'})",
-                    )
-                ],
-            )
-        ],
-    ),
     "max_new_tokens": (
         changed("callback", ("response_length=4", "max_new_tokens=4,\n    top_p=0.9")),
         [
