@@ -4,9 +4,7 @@ hostile numbers."""
 import math
 import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Barrier
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import torch
 from forks import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import on_ranks
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_mean, check_response_mask, check_whiten_ranks
@@ -46,23 +45,6 @@ def batches(draw, max_rows=5, max_cols=6):
     return torch.randn(b, t, generator=g, dtype=torch.float64) * 3 + 1, torch.rand(
         b, t, generator=g
     ) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
-
-
-def on_ranks(work, *parts):
-    meet, slots = Barrier(len(parts), timeout=20), [None] * len(parts)
-
-    def rank(i):
-        def reduce(value):
-            slots[i] = value
-            meet.wait()
-            total = value + sum(s.detach() for j, s in enumerate(slots) if j != i)
-            meet.wait()
-            return total
-
-        return work(parts[i], reduce)
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(rank, range(len(parts))))
 
 
 # ---------------------------------------------------------------- padding
@@ -274,25 +256,6 @@ def test_the_split_over_ranks_does_not_matter(batch, data):
         assert_close(torch.cat(whites), whiten(x, mask, shift_mean=shift))
 
 
-@quick
-@given(batches(), st.data())
-def test_micro_batches_add_up(batch, data):
-    # catches: a sum that is divided by its own rows or tokens, a gradient that depends on the split
-    x, mask = batch
-    whole = x.clone().requires_grad_()
-    masked_mean(whole, mask).backward()
-    size, count = (
-        data.draw(st.integers(1, len(x))),
-        masked_sum(torch.ones_like(x), mask).clamp(min=1),
-    )
-    parts, leaf = [], x.clone().requires_grad_()
-    for part, keep in zip(leaf.split(size), mask.split(size)):
-        parts.append(masked_sum(part, keep))
-        (parts[-1] / count).backward()
-    assert_close(torch.stack(parts).sum() / count, masked_mean(x, mask))
-    assert_close(leaf.grad, whole.grad)
-
-
 @pytest.mark.parametrize("far", [0.0, 1e4, -1e5])
 def test_a_small_spread_far_from_zero(far):
     # catches: the mean of squares less the square of the mean, which in float32 has no digit left
@@ -368,22 +331,6 @@ def test_half_precision_has_gradients_of_its_own_type(real):
             and x.grad.isfinite().all()
             and (x.grad[~mask] == 0).all()
         )
-
-
-@quick
-@given(st.integers(1, 5), st.booleans())
-def test_responses_of_one_token(rows, real):
-    # catches: a squeeze that turns [B, 1] into [B]
-    x, mask = torch.arange(1.0, rows + 1)[:, None], torch.full((rows, 1), real)
-    assert_close(masked_mean(x, mask), torch.tensor((rows + 1) / 2 if real else 0.0))
-    assert (
-        whiten(x, mask).shape == (rows, 1)
-        and last_index(mask).tolist() == [0 if real else -1] * rows
-    )
-    assert (
-        position_ids(mask).tolist() == [[0]] * rows
-        and response_mask(torch.full((rows, 1), STOP), [STOP]).all()
-    )
 
 
 def test_the_exercises_call_the_real_functions_right():
