@@ -2,14 +2,11 @@
 hostile numbers."""
 
 import math
-import os
-import socket
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from forks import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import on_ranks
@@ -396,53 +393,3 @@ def test_a_log_ratio_is_wide_and_wants_one_shape():
     for bad in ((ones, ones[:, :1]), (ones, ones[:, :1], mask), (ones, ones, mask[:, :1])):
         with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\].*one shape"):
             log_ratio(*bad)
-
-
-# ---------------------------------------------------------------- a real all-reduce
-def _rank(rank, port, x, mask, found):
-    import warnings
-    from functools import partial
-
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1",
-    )
-    from accelerate import PartialState
-    from accelerate.utils import reduce
-
-    PartialState(cpu=True)
-    leaf = x[rank : rank + 1].clone().requires_grad_()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mean = masked_mean(leaf, mask[rank : rank + 1], partial(reduce, reduction="sum"))
-        mean.backward()
-    found.put((rank, mean.item(), leaf.grad.tolist()))
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_and_accelerate_agree_with_one():
-    # catches: what threads cannot: a reduce that works in place, an autograd warning or a lost
-    # gradient in the collective
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    x, mask = (
-        torch.tensor([[1.0, 2.0], [9.0, float("inf")]]),
-        torch.tensor([[True, True], [True, False]]),
-    )
-    found = processes.SimpleQueue()
-    ranks = [processes.Process(target=_rank, args=(r, port, x, mask, found)) for r in range(2)]
-    for p in ranks:
-        p.start()
-    for p in ranks:
-        p.join(60)
-    assert [p.exitcode for p in ranks] == [0, 0]
-    third = pytest.approx(1 / 3)
-    assert sorted([found.get(), found.get()]) == [
-        (0, 4.0, [[third, third]]),
-        (1, 4.0, [[third, 0.0]]),
-    ]
