@@ -1,12 +1,15 @@
-"""`accelerate launch -m rlhf_nb.cli ppo` on two processes: it trains with what the recipe says, and
-every file is there once and whole."""
+"""`rlhf-nb ppo` on two processes, and `accelerate launch -m rlhf_nb.cli ppo`: it trains with what the
+recipe says, and every file is there once and whole."""
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM
@@ -37,28 +40,23 @@ def likes_a(prompts, responses, **columns):
 """
 
 
+WORDS = shlex.split(
+    "ppo --config recipe.yaml --model_name_or_path base --dataset_name prompts.jsonl "
+    "--dataset_test_split train[:5] --reward_function reward.py:likes_a --output_dir out "
+    "--use_cpu true --report_to none"
+)
+PROGRAM = """
+import os, sys
+from rlhf_nb.cli import main
+code = main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(code)  # gloo's threads now and then abort a process that takes itself apart
+"""
+
+
 def launch(folder: Path, *flags: str, **env: str) -> subprocess.CompletedProcess:
-    words = [
-        "ppo",
-        "--config",
-        "recipe.yaml",
-        "--model_name_or_path",
-        "base",
-        "--dataset_name",
-        "prompts.jsonl",
-        "--dataset_test_split",
-        "train[:5]",
-        "--reward_function",
-        "reward.py:likes_a",
-        "--output_dir",
-        "out",
-        "--use_cpu",
-        "true",
-        "--report_to",
-        "none",
-    ]
     return subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "rlhf_nb.cli", *words],
+        [sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "rlhf_nb.cli", *WORDS],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -86,21 +84,26 @@ def folder(tmp_path_factory):
     )
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "reward.py").write_text(REWARD)
+    (folder / "typed.py").write_text(PROGRAM)
     return folder
 
 
 # catches: a table or a model written by both ranks, rows of an evaluation done twice or dropped
 # where they do not divide, a log that one rank cut short
-def test_ppo_by_accelerate_launch_on_two_processes(folder):
-    done = launch(
-        folder,
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-        "--main_process_port",
-        "0",
-        ACCELERATE_USE_CPU="true",
-    )
+@pytest.mark.parametrize(
+    "launcher",
+    [  # without one, the same environment
+        "none",
+        pytest.param("accelerate", marks=pytest.mark.slow),
+    ],
+)
+def test_ppo_on_two_processes(folder, launcher, tmp_path):
+    folder = Path(shutil.copytree(folder, tmp_path / "run"))
+    if launcher == "none":
+        done = forks.run("typed.py", *WORDS, folder=folder, ranks=2, ACCELERATE_USE_CPU="true")
+    else:
+        flags = shlex.split("--multi_gpu --num_processes 2 --main_process_port 0")
+        done = launch(folder, *flags, ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stderr[-4000:]
     assert (
         done.stdout.count("rlhf-nb ppo: 3 steps;") == 1
