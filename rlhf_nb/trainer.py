@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
+from .base.lower_layers import lower_layers_once
 from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
@@ -224,15 +225,16 @@ class PPOTrainer(UpdateTrainer):
             refuse_step()
         self.prepare()
         batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
-        r = self.rollout(batch)
-        times.append(time.perf_counter())
-        r = self.score(r)
-        times.append(time.perf_counter())
-        r = self.advantages(r)
-        if self.args.save_rollouts:
-            self.save_rollout(r)
-        metrics = self.update(r)
-        times.append(time.perf_counter())
+        with lower_layers_once(self.policy):
+            r = self.rollout(batch)
+            times.append(time.perf_counter())
+            r = self.score(r)
+            times.append(time.perf_counter())
+            r = self.advantages(r)
+            if self.args.save_rollouts:
+                self.save_rollout(r)
+            metrics = self.update(r)
+            times.append(time.perf_counter())
         for i, phase in enumerate(("rollout", "score", "update")):
             metrics[f"time/{phase}"] = times[i + 1] - times[i]
         tokens = self.layout.sum(r.mask.sum()).item()
