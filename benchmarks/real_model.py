@@ -75,7 +75,7 @@ def run(seed: int, kl_coef: float, words: list[str], before: dict | None) -> tup
             r = trainer.score(trainer.rollout(asked))
             with as_reference(trainer.policy, None), torch.no_grad():
                 found = measures(r, trainer.policy, trainer.processing_class)
-            return found | dict(texts=r.responses)
+            return found | dict(texts=r.responses, scores=r.raw_scores.tolist())
 
         before = before or look()
         started = time.time()
@@ -84,7 +84,10 @@ def run(seed: int, kl_coef: float, words: list[str], before: dict | None) -> tup
         after = look()
     logs = [log for log in trainer.state.log_history if "objective/kl" in log]
     curve = [{name: round(float(log[name]), 5) for name in SHOWN} for log in logs]
-    print(pd.DataFrame(dict(before=before, after=after)).drop("texts").to_string(), flush=True)
+    print(
+        pd.DataFrame(dict(before=before, after=after)).drop(["texts", "scores"]).to_string(),
+        flush=True,
+    )
     return before, dict(
         after=after,
         curve=curve,
@@ -97,7 +100,7 @@ def table(kept: dict) -> pd.DataFrame:
     "A line for each run."
     lines = {}
     for name, x in kept["runs"].items():
-        pairs = {key: (kept["before"][key], x["after"][key]) for key in x["after"]}
+        pairs = {key: (kept["before"][key], value) for key, value in x["after"].items()}
         lines[name] = dict(
             updates=len(x["curve"]),
             minutes=x["seconds"]["training"] / 60,

@@ -193,6 +193,8 @@ class SealedTrainer(Trainer):
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
         args.remove_unused_columns = False  # the collators take what they need
+        if args.device.type == "cpu":  # where torch warns that it does nothing
+            args.dataloader_pin_memory = False
         warn_of_half(model)
         super().__init__(model, args, **given)
         self.optimizer = inner_optimizer(self.optimizer)  # it may be of a trainer before this one
