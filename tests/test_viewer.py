@@ -190,9 +190,7 @@ def check(markup):
             attributes.get("src", "data:").startswith("data:image/svg+xml;base64,")
             or "src" not in attributes
         )
-        assert re.fullmatch(
-            r"#[\w-]+|rollouts[\w.%-]*\.html", attributes.get("href", "#s")
-        )
+        assert re.fullmatch(r"#[\w-]+|rollouts[\w.%-]*\.html", attributes.get("href", "#s"))
         assert "url(" not in attributes.get("style", "")
         if tag == "th":
             assert attributes["scope"] in ("row", "col")
