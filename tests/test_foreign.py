@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from markup import Reader
 from packs import pieces, unpacked
 from test_browse import check, update_of
-from test_viewer import HOSTILE, Reader, ask, make, read_page
+from test_viewer import HOSTILE, ask, make, read_page
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective

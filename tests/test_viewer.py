@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 from dataclasses import asdict, replace
-from html.parser import HTMLParser
 from io import StringIO
 from itertools import pairwise
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markup import Reader
 from packs import pieces, unpacked
 from rich.console import Console
 
@@ -37,7 +37,6 @@ from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.viz import signed
 from rlhf_nb.ui.what_if import objective_of, what_if
 
-VOID = {"meta", "img", "br", "wbr"}
 TAGS = {
     "html",
     "head",
@@ -122,58 +121,6 @@ def skeleton(reader):
         for tag, _ in reader.seen
         if tag not in ("table", "caption", "tr", "th", "td", "bdi", "wbr")
     ]
-
-
-class Reader(HTMLParser):
-    """Tags in order with their attributes, text by tag, tables as rows of text; fails on tags that
-    do not nest."""
-
-    def __init__(self, markup):
-        super().__init__(convert_charrefs=True)
-        self.seen, self.open, self.tables, self.heads, self.style, self.words = (
-            [],
-            [],
-            [],
-            [],
-            "",
-            [],
-        )
-        self.feed(markup)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attributes):
-        self.seen.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        if re.fullmatch(r"h\d", tag):
-            self.heads.append([int(tag[1]), ""])
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, text):
-        if "style" in self.open:
-            self.style += text
-            return
-        self.words.append(text)
-        if any(tag in self.open for tag in ("td", "th")):
-            self.tables[-1][-1][-1] += text
-        if self.open and any(re.fullmatch(r"h\d", tag) for tag in self.open):
-            self.heads[-1][1] += text
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.seen if name == tag]
-
-    @property
-    def text(self):
-        return " ".join("".join(self.words).split())
 
 
 def check(markup):
@@ -697,53 +644,21 @@ def test_views_of_little(tmp_path):
 
 
 # ---------------------------------------------------------------- the static file
-class Page(HTMLParser):
-    "A static page as a browser reads it: scripts are raw text."
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.seen, self.scripts, self.words, self.inside, self.policy = [], [], [], None, ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.seen.append((tag, attributes))
-        if tag in ("script", "style"):
-            self.inside = tag
-        if tag == "script":
-            self.scripts.append([attributes, ""])
-        if attributes.get("http-equiv") == "Content-Security-Policy":
-            self.policy = attributes["content"]
-
-    def handle_endtag(self, tag):
-        if tag == self.inside:
-            self.inside = None
-
-    def handle_data(self, text):
-        if self.inside == "script":
-            self.scripts[-1][1] += text
-        elif self.inside is None:
-            self.words.append(text)
-
-
 def read_page(path):
     """Holds for every static page: one script that the policy names by its hash, data that parse,
     nothing fetched, every control with a name."""
     import hashlib
 
     text = path.read_text(encoding="utf-8")
-    page = Page(text)
+    page = Reader(text)
     assert [attributes for attributes, _ in page.scripts] == [
         {"type": "application/json", "id": "rlhf-reader-data"},
         {"type": "module"},
     ]
     script = page.scripts[1][1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert (
-        page.policy
-        == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    )
+    (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert not any(
         name in attributes
         for _, attributes in page.seen
