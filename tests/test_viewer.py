@@ -996,7 +996,7 @@ def test_report_has_it_all(whole):
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
-    results, *after = [x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]]
+    _, results, *after = [x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]]
     assert [row[:4] for row in results[1:]] == [
         ["SFT", "1", "41.0 %", "39.0 to 43.0 %"],
         ["SFT", "0.01", "42.3 %", "40.1 to 44.5 %"],

@@ -43,6 +43,7 @@ from rlhf_nb.ui.verdict import (
     outcome_sentence,
     paragraphs,
     posts_section,
+    stretch,
 )
 from rlhf_nb.ui.verdict import compare_rates as compare_rates
 
@@ -114,14 +115,6 @@ def _between(row: Mapping[str, float]) -> str:
     return f"{100 * row['low']:.1f} to {percent(row['high'])}"
 
 
-def stretch(low: float, high: float, half: bool = True) -> Html:
-    "A bar from 0 to 100 %, filled from low to high, with a mark at one half or none."
-    left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
-    place = f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%"
-    mark = element("span", class_="half") if half else ""
-    return element("span", element("span", style=place), mark, class_="bar", aria_hidden="true")
-
-
 def verdict_section(results: Mapping[str, Any]) -> str:
     "Everything that the gold judge counted."
     heads = [
@@ -129,7 +122,6 @@ def verdict_section(results: Mapping[str, Any]) -> str:
         "Temperature",
         "Win rate",
         "95 % interval",
-        "From 0 to 100 %",
         "Gold points",
         "Covered",
         "Invented",
@@ -143,7 +135,6 @@ def verdict_section(results: Mapping[str, Any]) -> str:
             f"{row['temperature']:g}",
             percent(row["win_rate"]),
             _between(row),
-            stretch(row["low"], row["high"]),
             *(
                 exact(number_text(row.get(name)), row.get(name))
                 for name in ("gold", "covered", "invented")
