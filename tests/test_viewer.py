@@ -32,9 +32,9 @@ from rlhf_nb.ui.episodes import Shown
 from rlhf_nb.ui.html import asset, spaced
 from rlhf_nb.ui.reader import header_of, packed_update
 from rlhf_nb.ui.report import curve_panels, logged_panels, report
-from rlhf_nb.ui.run_files import ppo_lines
+from rlhf_nb.ui.run_files import merged, ppo_lines, rollout_files
 from rlhf_nb.ui.viewer import browse, view
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.viz import signed, visible
 from rlhf_nb.ui.what_if import objective_of, what_if
 
 TAGS = {
@@ -1276,6 +1276,10 @@ def test_a_run_of_ones_own_has_a_report_of_its_own(tmp_path):
     assert "mini TL;DR" not in text and "No verdict" not in text and "not there" not in text
     assert "Jump. Update 5: KL went from 1.2 to 9" in text and "No judge but the reward" in text
     assert "5 updates were kept" in text
+    ends = [merged([Rollout.load(x) for x in files]) for files in rollout_files(tmp_path).values()]
+    table = re.search(r"<table[^>]*><caption>Both ends of the run.*?</table>", text, re.S)[0]
+    for r in (ends[0], ends[-1]):
+        assert f"update {r.info['update']} " in table and visible(r.responses[0]) in table
     row = re.search(r"raw score, reward per response(.*?)</tr>", text)[1]
     assert re.findall(r">([\d.]+)<", row) == ["0", "0.625"]
     shutil.rmtree(tmp_path / "ppo" / "rollouts")

@@ -12,7 +12,9 @@ from urllib.parse import quote
 import pandas as pd
 
 from rlhf_nb.base.files import write_text_atomic
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import Metric, in_order
+from rlhf_nb.ui.episodes import episode_facts, episode_tokens, prompt_of
 from rlhf_nb.ui.html import (
     Html,
     data_table,
@@ -22,6 +24,7 @@ from rlhf_nb.ui.html import (
     missing_note,
     number_text,
     percent,
+    safe_prose,
     safe_text,
     section_page,
 )
@@ -29,6 +32,7 @@ from rlhf_nb.ui.reader import SavedPage, saved_page, update_links
 from rlhf_nb.ui.run_files import (
     Suspect,
     log_lines,
+    merged,
     ppo_lines,
     read_json,
     rollout_files,
@@ -279,6 +283,31 @@ def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
     return first_and_last(frame) + paragraphs([escape(line) for line in lines])
 
 
+def answers_of_both_ends(folder: Path, count: int = 3) -> str:
+    "Answers of the first and the last update that was kept, to the same prompts if there are any."
+    files = rollout_files(folder)
+    updates = sorted({min(files), max(files)}) if files else []
+    ends = [merged([Rollout.load(part) for part in files[update]]) for update in updates]
+    asked = [[prompt_of(r, i) for i in range(len(r))] for r in ends]
+    shared = [text for text in dict.fromkeys(asked[0]) if text in asked[-1]] if ends else []
+    shown = [
+        (text, r, prompts.index(text))
+        for r, prompts in zip(ends, asked)
+        for text in (shared or prompts)[:count]
+    ]
+    if shared:
+        shown.sort(key=lambda row: shared.index(row[0]))
+    rows = [
+        (
+            Html(safe_prose(text)),
+            Html(safe_prose(r.responses[i] if r.responses else "".join(episode_tokens(r, i)))),
+            episode_facts(r, i),
+        )
+        for text, r, i in shown
+    ]
+    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows) if rows else ""
+
+
 def _settings(settings: Mapping[str, Any]) -> str:
     "Every setting of the run."
     if not settings:
@@ -328,7 +357,7 @@ def report(
         sections = {
             "Result": own_opening(frame, alarms),
             "Curves": curve_panels(metrics),
-            "Answers": rollouts_section(folder, page),
+            "Answers": answers_of_both_ends(folder) + rollouts_section(folder, page),
         }
     lead = [
         "PPO" if own else "PPO from preferences on the mini TL;DR world",
