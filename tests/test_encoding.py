@@ -511,6 +511,19 @@ def test_given_ids_and_their_masks(tokenizers):
         encode_rows(Dataset.from_dict(dict(input_ids=[[5, 6]])), tokenizer, assistant_only=True)
 
 
+def test_turns_of_the_older_form_are_the_same_turns(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = CHATML
+    known = dict(user="human", assistant="gpt", system="system")
+    talk = [turn("system", "Be brief"), *TWO]
+    older = [{"from": known[x["role"]], "value": x["content"]} for x in talk]
+    rows = [
+        encode_rows(Dataset.from_list([dict(conversations=x)]), tokenizer, assistant_only=True)[0]
+        for x in (talk, older)
+    ]
+    assert rows[0] == rows[1] and -100 in rows[0]["labels"]
+
+
 # catches: ids that are decoded and encoded again: another split, and BOS where none was given
 def test_given_ids_are_those_that_are_evaluated(ppo, letters):
     odd = [[letters.eos_token_id, 3, 4], [5, letters.eos_token_id, 6]]
