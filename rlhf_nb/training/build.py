@@ -320,6 +320,11 @@ def check_adapter(model: Any, peft_config: Any) -> None:
                 "front of a text; PPO reads and samples text without them. Give an adapter inside "
                 "the layers, such as LoraConfig(r=8); SFTTrainer trains either kind."
             )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            "the policy has an adapter of transformers' own (add_adapter): give a model of "
+            "peft.get_peft_model, or the model without it and peft_config=LoraConfig(r=8)."
+        )
 
 
 def check_value_rate(args: PPOConfig, optimizer: Any) -> None:
