@@ -1,5 +1,5 @@
-"""The benchmarks: what they count, what they refuse, and the figures that pages quote from them. No
-figure is held to a time, and the peer is not needed."""
+"""The benchmarks whose figures are on a page: what they count, the work that they refuse to compare,
+and that pages quote what was kept. No figure is held to a time, and the peer is not needed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import after_ppo
 import common
-import memory
 import ppo_side
 import ppo_vs_trl as bench
-import sampler
-import step_size
 
 SIZES = bench.SMALL | dict(
     hidden=16,
@@ -85,8 +82,8 @@ def test_lengths_follow_the_geometric_law():
     assert min(cut) == 1 and max(cut) == 48 and set(common.response_lengths(bench.SMALL)) == {48}
 
 
-# catches: dice that end the wrong row once finished rows have left, that give the pad token, or
-# that begin the next rollout late
+# catches: dice that end the wrong row once finished rows have left, that give the pad token, that
+# begin the next rollout late, or that go on silently when the sampler's rows are others
 @pytest.mark.parametrize("leaves", [True, False])
 def test_dice_give_each_rollout_the_lengths(leaves):
     dice = common.Dice(torch.multinomial, [1, 3, 3, 5], 5)
@@ -108,11 +105,6 @@ def test_dice_give_each_rollout_the_lengths(leaves):
         ]  # the longest is cut off by the limit: it does not stop
         assert alive.tolist() == (lengths == 0).nonzero()[:, 0].tolist()
     assert dice.rollouts == 3 and dice.drawn == 3 * 12
-
-
-# catches: dice that go on silently when the sampler's rows are not those that they take them for
-def test_dice_refuse_rows_that_they_do_not_know():
-    dice = common.Dice(torch.multinomial, [1, 3, 3, 5], 5)
     with pytest.raises(RuntimeError, match="3 rows are drawn, wanted 4"):
         dice(torch.ones(3, 4), 1)
 
@@ -198,43 +190,6 @@ def test_necessary_flops_are_those_that_torch_counts(everywhere):
     )
 
 
-# catches: a GPU's setting that nobody could run, results of another machine among these, and a peer
-# that is compared with itself
-@pytest.mark.slow
-def test_the_setting_for_a_gpu(tmp_path, capsys):
-    found = bench.main(
-        ["--quick", "--settings", "gpu", "--no_peer", "--output", str(tmp_path / "gpu.json")]
-    )
-    run = found["runs"][0]
-    assert (
-        run["name"] == "gpu"
-        and run["setting"]["family"] == "neox"
-        and len(run["rounds"]["ours"]) == 2
-        and run["share_of_rate"]["ours"]["large"] > 0
-    )
-    assert bench.APART["peer_bf16"] == ("peer", "bfloat16") and set(bench.TARGETS["gpu"]) == {
-        "peer",
-        "peer_bf16",
-    } < set(bench.APART)
-    s = bench.SETTINGS["gpu"]
-    assert (
-        bench.necessary_flops(s, everywhere=True)
-        > 6 * s["epochs"] * 2 * 64 * (256 + 53) * 16 * 12 * 2048**2
-        and "gpu" not in bench.arguments([]).settings
-    )
-    for words, said in (
-        (["--settings", "gpu", "tiny"], "stands alone"),
-        (["--settings", "gpu", "--profile"], "on a CPU"),
-    ):
-        with pytest.raises(SystemExit):
-            bench.arguments(words)
-        assert said in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        with pytest.raises(SystemExit):
-            bench.arguments(["--settings", "gpu"])
-        assert "wants a GPU" in capsys.readouterr().err
-
-
 # catches: ratios upside down, medians over the wrong side, and shares that leave out the time
 def test_summary():
     found = dict(
@@ -318,293 +273,16 @@ def test_targets_of_the_comparison():
     assert not bench.checks(results(dict(ours=[update()])))
 
 
-# catches: medians of fewer than five, micro-batches that do not divide, a quick run that takes the
-# long way
-def test_arguments(capsys):
-    assert (
-        bench.arguments([]).settings == ["small", "early", "tiny"]
-        and bench.arguments([]).threads == [1, 2]
-        and bench.arguments([]).rounds >= 5
-    )
-    quick = bench.arguments(["--quick"])
-    assert (quick.settings, quick.threads) == (["tiny"], [1]) and quick.rounds < 5
-    for words, said in (
-        (["--rounds", "3"], "--rounds is 3"),
-        (["--micro", "24"], "divisor"),
-        (["--threads", "0"], "positive"),
-    ):
-        with pytest.raises(SystemExit):
-            bench.arguments(words)
-        assert said in capsys.readouterr().err
-
-
-# catches: a peer's environment of other versions being used, and a failed installation that is
-# taken for a good one
-def test_peer_environment_is_used_only_where_it_is_the_pinned_one(tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
-    ran = []
-    monkeypatch.setattr(
-        bench.subprocess,
-        "run",
-        lambda words, **_: ran.append(words) or SimpleNamespace(returncode=len(ran) > 2),
-    )
-    folder = tmp_path / "venv"
-    folder.mkdir()
-    (folder / "installed.txt").write_text("trl==1.11.0")
-    assert bench.peer_python(folder, lambda text: None) == folder / "bin" / "python"
-    assert len(ran) == 2 and "trl==1.12.0" in ran[1]
-    bench.peer_python(folder)
-    assert len(ran) == 2
-    with pytest.raises(SystemExit, match="--no_peer"):
-        bench.peer_python(tmp_path / "other", lambda text: None)
-    assert not (tmp_path / "other" / "installed.txt").exists()
-
-
 # catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer
 # see it; a sampler that the dice miss
-@pytest.mark.parametrize("mean", [pytest.param(None, marks=pytest.mark.slow), 4])
-def test_our_side_does_the_work_that_is_asked(tmp_path, mean):
-    s = SIZES | dict(mean_length=mean)
+def test_our_side_does_the_work_that_is_asked(tmp_path):
+    s = SIZES | dict(mean_length=4)
     bench.write_models(s, tmp_path)
     with bench.Side("ours", sys.executable, tmp_path, 1) as side:
         rates = side.ask(rate=[bench.shapes(s), [[64, 64, 64]]], seconds=0.01)["rate"]
         updates = [side.ask(gc=True) for _ in range(3)]
     bench.check_equal(s, dict(ours=updates))
     assert all(x > 0 for x in rates) and all(u["update_seconds"] < u["seconds"] for u in updates)
-
-
-# catches: waiting for ever on a side that died, and hiding why it did
-def test_a_side_that_ends_early_says_why(tmp_path):
-    (tmp_path / "setting.json").write_text("{")
-    with pytest.raises(SystemExit, match="JSONDecodeError"):
-        bench.Side("ours", sys.executable, tmp_path, 1).ready
-
-
-# ---- What the benchmarks share ----
-
-TINY = SIZES | dict(batch=4, micro=4, epochs=1, mini_batches=1)
-
-
-# catches: dice that stay on the table, a trainer whose phases are not seen, and rows that are not
-# those of the setting
-def test_trainer_of_a_setting(tmp_path):
-    from contextlib import contextmanager
-
-    from rlhf_nb import rollout
-
-    seen, plain = [], rollout.draw_tokens
-
-    @contextmanager
-    def around(name):
-        seen.append(name)
-        yield
-
-    trainer = common.make_trainer(TINY, tmp_path, common.in_phases(around))
-    with common.dice(TINY) as dice:
-        trainer.step()
-    assert seen == list(common.PHASES) and rollout.draw_tokens is plain and dice.drawn == 4 * 8
-    assert sorted(map(len, trainer.train_dataset["input_ids"])) == [3, 4, 5, 6]
-
-
-# catches: options that would fail, or lie, only after minutes
-@pytest.mark.parametrize(
-    ("module", "words", "said"),
-    [
-        (sampler, ["--rounds", "3"], "--rounds is 3"),
-        (memory, ["--threads", "0"], "positive"),
-        (sampler, ["--output", "x.txt"], ".json"),
-        (sampler, ["--batches", "0"], "--batches"),
-        (memory, ["--workers", "0"], "--workers"),
-        (memory, ["--sweeps", "depth"], "invalid choice"),
-    ],
-)
-def test_options_are_refused(module, words, said, capsys):
-    with pytest.raises(SystemExit):
-        module.main(words)
-    assert said in capsys.readouterr().err
-
-
-# ---- memory.py ----
-
-
-# catches: a ledger that counts views, forgets what ends, misses a peak that has passed, or keeps
-# the last phase's peak
-def test_ledger_counts_each_storage_while_it_lives():
-    ledger = memory.Ledger(vocab=10, hidden=4)
-    with ledger:
-        a = torch.zeros(5, 3)
-        view, b = a[1:].t(), torch.zeros(5, 3)
-        b += 1
-        del b
-    assert ledger.now == dict(weights=0, logits=0, rest=60) and ledger.told()["aside"] == 120
-    ledger.begin()
-    assert ledger.told()["aside"] == 60
-    del a
-    assert ledger.now["rest"] == 60  # the view holds it
-    del view
-    assert ledger.now["rest"] == 0
-
-
-# catches: weights taken for logits (transposed too), logits for weights, masks that are only
-# expanded, and a largest tensor that is not
-def test_ledger_knows_the_vocabulary():
-    ledger = memory.Ledger(vocab=10, hidden=8)
-    with ledger:
-        weight = torch.zeros(10, 8)
-        turned, logits, mask = weight.t(), torch.zeros(2, 3, 10), torch.zeros(7, 1).expand(7, 10)
-        more, wide = logits + 1, logits.expand(5, 2, 3, 10)
-    assert ledger.now == dict(weights=320, logits=2 * 240, rest=28)
-    assert (
-        ledger.told()["largest"] == 60
-        and ledger.told()["logits"] == 480
-        and turned.shape == (8, 10)
-        and len(mask) == 7
-        and len(wide) == 5
-    )
-    del logits, more, wide
-    assert ledger.now["logits"] == 0 and ledger.told()["logits"] == 480
-
-
-# catches: a ledger that does not see the backward pass
-def test_ledger_sees_gradients():
-    x, ledger = torch.randn(5, 3, requires_grad=True), memory.Ledger(10, 4)
-    with ledger:
-        (x * x).sum().backward()
-    assert ledger.now["rest"] == 60 and ledger.told()["aside"] >= 120
-
-
-# catches: a check that lets the log-probs of all tokens through at once, and a growth of one phase
-# that hides behind another's
-def test_whole_logits_and_growth_are_not_let_through():
-    def point(vocab, peak, largest):
-        return dict(
-            setting=dict(TINY, vocab=vocab),
-            chunk=100,
-            peak=peak,
-            phases=dict(rollout=dict(largest=50), update=dict(largest=largest)),
-        )
-
-    def found(*points):
-        return [c["reached"] for c in memory.checks(dict(sweeps=dict(vocabulary=list(points))))]
-
-    assert found(point(10, 100, 90), point(20, 100, 100), point(90, 120, 100)) == [True, True]
-    assert found(point(10, 100, 90), point(20, 100, 101), point(90, 121, 100)) == [False, False]
-    ledger, states, head = memory.Ledger(64, 16), torch.randn(40, 16), torch.randn(64, 16)
-    with ledger:
-        (states @ head.t()).log_softmax(-1)  # all tokens at once
-    assert ledger.told()["largest"] == 40 * 64
-    assert not memory.at_most("", ledger.told()["largest"] / (8 * 64), 1.0)["reached"]
-    assert (
-        memory.chunk(TINY) == 2**26 // 64 * 64
-        and memory.chunk(TINY | dict(vocab=2**25, batch=9)) == 9 * 2**25
-    )
-
-
-# catches: embeddings, heads, gradients or moments that are forgotten; a process that measures
-# another setting
-def test_point_of_memory():
-    p = memory.point(memory.QUICK)
-    one = (
-        64 * 16 * 4
-    )  # policy and reference have two, the others one; policy and value model learn: weight, gradient, two moments
-    assert p["vocabulary_weights_needed"] == one * (4 * 2 + 4 * 1 + 2 + 1)
-    assert (
-        p["phases"]["update"]["weights"]
-        >= p["vocabulary_weights_needed"]
-        > p["phases"]["rollout"]["weights"]
-        >= 6 * one
-    )
-    assert set(p["phases"]) == set(common.PHASES) and p["peak"] == max(
-        x["aside"] for x in p["phases"].values()
-    )
-    assert p["phases"]["rollout"]["largest"] >= 8 * 64 and p["phases"]["score"]["largest"] == 0
-
-
-# ---- sampler.py ----
-
-
-# catches: a side that writes fewer, longer or other responses, and one that is refused for their
-# order
-def test_other_lengths_are_refused():
-    sampler.check_lengths("ours", [[5] * 3, [6]], [1, 3])
-    for rows in ([[5] * 3], [[5] * 3, [6] * 2], [[5] * 2, [6] * 2]):
-        with pytest.raises(AssertionError, match="generate wrote"):
-            sampler.check_lengths("generate", rows, [1, 3])
-
-
-# catches: medians of all rounds' ratios turned upside down, and tokens counted once a round too
-# many
-def test_rates_by_hand():
-    found = sampler.summary(
-        dict(ours=[1.0, 2.0, 4.0], generate=[3.0, 2.0, 8.0], generate_batch=[1.0, 1.0, 1.0]), 60
-    )
-    assert found == dict(
-        tokens_per_second=dict(ours=30.0, generate=20.0, generate_batch=60.0),
-        times_faster=dict(generate=2.0, generate_batch=0.5),
-    )
-
-
-# catches: a stand-in that stays, one that draws the end, and padding on the wrong side
-def test_what_surrounds_the_samplers():
-    ids, mask = sampler.padded([[7], [8, 9]])
-    assert ids.tolist() == [[common.PAD, 7], [8, 9]] and mask.tolist() == [
-        [False, True],
-        [True, True],
-    ]
-    plain = torch.multinomial
-    _, drawn = sampler.timed(
-        lambda: torch.multinomial(torch.tensor([[0.5, 0.5, 0.0, 0.0]]), 1),
-        torch,
-        "multinomial",
-        sampler.NeverEnds,
-        0,
-    )
-    assert drawn.item() in (2, 3) and torch.multinomial is plain
-
-
-# ---- step_size.py ----
-
-
-# catches: a step that enters nothing, a trainer that is not seen, lines that are not counted, and a
-# profile function that stays
-def test_step_size(tmp_path, capsys, monkeypatch):
-    counts = step_size.functions(step_size.entered(step_size.tiny_trainer(str(tmp_path))))
-    assert sys.getprofile() is None and all(lines > 0 for lines in counts.values())
-    assert {"trainer", "ppo", "forward"} <= {module for module, _ in counts}
-    assert counts["trainer", "PPOTrainer.step"] >= 10  # def and body
-    monkeypatch.setattr(sys, "argv", ["step_size.py"])
-    step_size.main()
-    shown = capsys.readouterr().out
-    total = int(shown.splitlines()[-1].split()[0])
-    assert total > len(counts) and "trainer" in shown and "in all" in shown
-
-
-# ---- Each of them, quick ----
-
-
-# catches: a benchmark that does not run, or writes no JSON or no verdicts; a check that calls a
-# missed figure reached
-@pytest.mark.parametrize("module", [memory, sampler], ids=lambda module: module.__name__)
-def test_quick_run(module, tmp_path, capsys):
-    output = tmp_path / "deep" / "found.json"
-    threads = torch.get_num_threads()
-    try:
-        results = module.main(["--quick", "--output", str(output), "--under_load"])
-    finally:
-        torch.set_num_threads(threads)
-    kept, shown = json.loads(output.read_text()), capsys.readouterr().out
-    assert kept == json.loads(json.dumps(results)) and kept["quick"] and kept["checks"]
-    assert kept["environment"]["under_load"]
-    missed = sum(not check["reached"] for check in kept["checks"])
-    assert shown.count("not reached") == missed
-    checks = [
-        common.at_least("", 1.5, 1.8),
-        common.at_least("", 0.75, 0.75),
-        common.at_most("", 1.3, 1.2),
-        common.at_most("", 1, 1),
-    ]
-    assert [check["reached"] for check in checks] == [False, True, False, True]
 
 
 # catches: a name of the package that a benchmark imports and that is not there any more

@@ -260,6 +260,10 @@ def test_half_a_line_of_metrics_is_left_out(tmp_path):
     assert [log.get("step") for log in made.logs()] == [2, None]
 
 
+def interrupt(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
 # catches: a judge that draws from the trainer's random numbers, moves its weights, or leaves
 # dropout on
 def test_the_judge_that_looks_on_changes_nothing(run, tmp_path, monkeypatch):
@@ -268,14 +272,11 @@ def test_the_judge_that_looks_on_changes_nothing(run, tmp_path, monkeypatch):
     for name in ("ppo", "completions"):
         shutil.rmtree(folder / name)
     monkeypatch.setattr(demo_stages.GoldCallback, "look", lambda self, step: None)
-    assert cli.main(words(folder)) == 0
+    monkeypatch.setattr(demo_stages, "judge_stage", interrupt)  # by then PPO is done
+    assert cli.main(words(folder)) == 130
     assert (folder / "ppo" / "model.safetensors").read_bytes() == models(run[0])["ppo"] and not [
         log for log in logs(folder) if "gold/win_rate" in log
     ]
-
-
-def interrupt(*args, **kwargs):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -461,7 +462,8 @@ def test_the_kept_model_reads_the_world():
 )
 def test_a_run_from_a_model_says_so(start, said, tmp_path):
     text = io.StringIO()
-    settings = {k: v for k, v in TINY.items() if k != "threads"}
+    fewer = dict(fact_pairs=24, edit_pairs=96, episodes=32, eval_posts=16, validation_posts=8)
+    settings = {k: v for k, v in (TINY | fewer).items() if k != "threads"}
     made = DemoSettings(str(tmp_path / "run"), starting_model=start, **settings)
     results = demo(made, console=Console(file=text, width=400, force_terminal=False))
     assert f"sft  {said}" in text.getvalue()

@@ -163,12 +163,12 @@ def test_the_report_has_the_interval_with_ties(world):
 # without their judgings
 def test_repeated_prompts_are_covered_too():
     draw, held, groups = np.random.default_rng(3), 0, [i for i in range(100) for _ in range(4)]
-    for trial in range(600):
+    for trial in range(300):
         chances = draw.choice([0.9, 0.2], size=100).repeat(4)
         scores = draw.random(400) < chances
-        low, high = bootstrap_interval(scores.astype(float), groups, draws=600, seed=trial)
+        low, high = bootstrap_interval(scores.astype(float), groups, draws=400, seed=trial)
         held += low <= 0.55 <= high
-    assert 0.93 <= held / 600 <= 0.97
+    assert 0.92 <= held / 300 <= 0.98
 
 
 # catches: groups read as sorted or adjacent, a seed that plays no part, an interval of no width
@@ -973,7 +973,7 @@ def series(seed=0, n=30, **ends):
 
 # catches: alarms in health: a threshold too near, noise taken for a trend
 def test_a_healthy_run_raises_none():
-    assert [hacking_alarms(series(seed)) for seed in range(200)] == [[]] * 200
+    assert [hacking_alarms(series(seed)) for seed in range(100)] == [[]] * 100
 
 
 # catches: a curve that is not watched or watched the wrong way round, an alarm of another kind
@@ -983,7 +983,7 @@ def test_a_healthy_run_raises_none():
     [("length", 60.0), ("repetition", 0.4), ("kl", 40.0), ("stopped", 0.2), ("entropy", 0.02)],
 )
 def test_a_hacked_run_raises_its_alarm(kind, end):
-    for seed in range(40):
+    for seed in range(12):
         alarms = hacking_alarms(series(seed, **{kind: end}))
         assert (
             [alarm.kind for alarm in alarms] == [kind]

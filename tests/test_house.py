@@ -11,8 +11,6 @@ import ast
 import copy
 import json
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -747,23 +745,6 @@ def test_a_module_that_draws_below_the_views_is_caught():
     ):
         assert len(draws("reward", line)) == 1 and not draws("ui.viz", line)
     assert not draws("reward", "import torch\nfrom .masks import matplotlib")
-
-
-# catches: seconds and megabytes for pictures that a run on a cluster never draws
-def test_a_trainer_loads_nothing_that_draws():
-    code = """
-import sys
-import accelerate, datasets, huggingface_hub.errors, torch, transformers
-from transformers import Trainer
-before, heavy = set(sys.modules), "matplotlib ipywidgets anywidget IPython pandas httpx".split()
-news = lambda: [m for m in sys.modules if m in heavy or "rlhf_nb.ui" in m if m not in before]
-import rlhf_nb.trainer
-print(news())
-import rlhf_nb.ui.viz
-print("matplotlib" in news() and "rlhf_nb.ui.viz" in news())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["[]", "True"], done.stdout
 
 
 def test_an_import_downwards_is_none():

@@ -61,22 +61,34 @@ def try_to(load, name):
     except BaseException as error: failed[name] = repr(error)  # also SystemExit
 
 try_to(lambda: importlib.import_module(package.__name__ + '.cli'), 'cli')
-heavy = [name for name in ('torch', 'transformers') if name in sys.modules]
+drawing = 'matplotlib ipywidgets anywidget IPython pandas httpx'.split()
+heavy = [name for name in ('torch', 'transformers', 'datasets', *drawing) if name in sys.modules]
+for name in sys.argv[2:]: importlib.import_module(name)  # whatever these load is not ours
+before = set(sys.modules)
+try_to(lambda: importlib.import_module(package.__name__ + '.trainer'), 'trainer')
+views = package.__name__ + '.ui'
+drawn = [m for m in sys.modules if m in drawing or m.startswith(views) if m not in before]
 promised = getattr(package, '__all__', [])
 absent = [n for n in promised if n not in dir(package)
     or getattr(try_to(lambda: getattr(package, n), n), '__name__', None) != n]
 modules = pkgutil.walk_packages(package.__path__, package.__name__ + '.', onerror=lambda name: None)
 for name in [module.name for module in modules]:
     if not name.endswith('.__main__'): try_to(lambda: importlib.import_module(name), name)
-print(json.dumps(dict(file=package.__file__, heavy=heavy, absent=absent, failed=failed)))
+print(json.dumps(dict(file=package.__file__, heavy=heavy, drawn=drawn, absent=absent, failed=failed)))
 """
 
 
-def import_alone(name: str, folder: Path) -> dict:
+UNDER_A_TRAINER = (
+    "accelerate datasets huggingface_hub.errors torch transformers transformers.trainer"
+)
+
+
+def import_alone(name: str, folder: Path, below: str = "") -> dict:
     """Import a package that lies in a folder, and every module of it: where it is, what its command
-    line loaded of what is heavy, what it promises and has not, and the modules that failed."""
+    line loaded of what is heavy, what its trainer loaded of what draws beyond `below`, what it
+    promises and has not, and the modules that failed."""
     done = subprocess.run(
-        [sys.executable, "-c", LONELY, name],
+        [sys.executable, "-c", LONELY, name, *below.split()],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -88,7 +100,7 @@ def import_alone(name: str, folder: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def alone() -> dict:
-    return import_alone(LIB, ROOT)
+    return import_alone(LIB, ROOT, UNDER_A_TRAINER)
 
 
 def test_import_needs_neither_nbdev_nor_network(alone):
@@ -96,13 +108,19 @@ def test_import_needs_neither_nbdev_nor_network(alone):
     assert Path(alone["file"]).parent == ROOT / LIB
 
 
-# catches: a package that imports torch to print its help, a name that is promised and not there
+# catches: a package that imports torch to print its help, or a notebook's widgets before anybody
+# asks for the dashboard; a name that is promised and not there
 def test_the_package_opens_its_rooms_when_asked(alone):
     assert not alone["heavy"] and not alone["absent"], alone
     import rlhf_nb
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rlhf_nb.nothing
+
+
+# catches: seconds and megabytes for pictures that a run on a cluster never draws
+def test_a_trainer_loads_nothing_that_draws(alone):
+    assert alone["drawn"] == []
 
 
 WRONG = dict(  # a module, and what is seen
@@ -127,6 +145,7 @@ def test_a_package_that_needs_them_is_caught(tmp_path):
     files = {name: line for name, (line, _) in WRONG.items()}
     files |= {"__init__": "__all__ = ['url', 'nowhere', 'renamed']\nrenamed = print"}
     files |= {"heavy": "import sys\nsys.modules['torch'] = sys"}
+    files |= {"trainer": "import sys\nsys.modules['pandas'] = sys\nimport wrong.ui", "ui": ""}
     (tmp_path / "wrong").mkdir()
     for name, text in files.items():
         (tmp_path / "wrong" / f"{name}.py").write_text(text)
@@ -135,6 +154,7 @@ def test_a_package_that_needs_them_is_caught(tmp_path):
     assert seen["failed"].keys() == complaints.keys(), seen
     assert all(complaint in seen["failed"][name] for name, complaint in complaints.items()), seen
     assert seen["heavy"] == ["torch"] and {"nowhere", "renamed"} <= set(seen["absent"])
+    assert sorted(seen["drawn"]) == ["pandas", "wrong.ui"]
 
 
 # ---- The requirements ----

@@ -1,8 +1,11 @@
 """What trl's own tests of its trainers hold (PPO, reward, and fine-tuning on texts, conversations and
 completions), tried here by the names that the tests have there, on models made here.
 
-PASSES: the behaviour is tested below. INTERNAL and WRAPPERS: trl's own parts. NOT_HERE: it is not
-supported, or is on purpose another."""
+Not here: images; what needs a GPU or a library that is not there; the classes of trl's collators
+and of AutoModelForCausalLMWithValueHead; its tags on cards; mean_token_accuracy, for which the logits
+of a batch would have to be whole; ids of model and generation that are aligned before training
+begins; and what is refused by name (test_compat.py): the dft loss, router_aux_loss_coef,
+padding_free, packing that cuts rows."""
 
 from __future__ import annotations
 
@@ -879,134 +882,3 @@ def test_transformers_bf16_kwargs(letters, tmp_path):
     qwen(letters).to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_policy(str(tmp_path), dtype=torch.bfloat16).dtype == torch.bfloat16
     assert load_policy(str(tmp_path)).dtype == torch.float32  # what trains
-
-
-# ---- The table ----
-
-COLLATOR = "the collator's class; completion_batch, packed_batch and pair_batch are other functions"
-VISION = "images"
-MACHINE = "needs a GPU or a library that is not there, and is skipped there too without it"
-METRIC = "mean_token_accuracy is not measured: the logits of a batch are never whole"
-ALIGNED = "Trainer sets the ids of model and generation when training begins, not before"
-TAG = "cards and models carry this package's own tags"
-ROUTER = "router_aux_loss_coef is refused by name: it is the model's own setting"
-# Of AutoModelForCausalLMWithValueHead and AutoModelForSeq2SeqLMWithValueHead, wrappers that trl's
-# own trainer no longer uses: importing one here names what to use (test_compat.py).
-WRAPPERS = {
-    "test_value_head test_value_head_shape test_value_head_init_random test_value_head_not_str": (
-        "the wrapper's v_head; ours is ValueHead, which starts at zero on purpose"
-    ),
-    "test_from_save_trl test_from_save_trl_sharded": "the wrapper's own files; a checkpoint here",
-    "test_from_save_transformers test_from_save_transformers_sharded": (
-        "the policy is a transformers model and is saved as one"
-    ),
-    "test_inference": "the wrapper returns three things; PolicyAndValue returns its own three",
-    "test_dropout_config test_dropout_kwargs": "dropout of the wrapper's head; ours has none",
-    "test_generate": "the wrapper passes it on; the policy is the model itself",
-    "test_transformers_bf16_kwargs": "the wrapper passes it on to from_pretrained",
-    "test_push_to_hub": "skipped in trl itself; test_compat.py pushes to a stand-in",
-    "test_create_peft_model test_create_peft_model_from_config test_peft_requires_grad": (
-        "the wrapper around a PeftModel; the trainer takes one as it is"
-    ),
-    "test_create_bnb_peft_model_from_config": "the same with bitsandbytes, on a GPU",
-    "test_shared_layers": "layers that policy and reference share; the reference here is whole",
-}
-
-INTERNAL = {  # trl's test -> cases
-    RewardTrainer: {"TestDataCollatorForPreference": (5, COLLATOR)},
-    SFTTrainer: {
-        "TestDataCollatorForLanguageModeling": (16, COLLATOR),
-        "test_chunked_nll_is_deprecated_alias_of_nll": (1, "a name of its own that goes away"),
-        "test_train_vlm*, test_vision*, *_vision": (22, VISION),
-        "test_train_with_liger, test_train_padding_free, *_quantization": (3, MACHINE),
-        "TestSFTTrainerSlow": (52, MACHINE),
-    },
-}
-NOT_HERE = {
-    RewardTrainer: {
-        "test_tag_added": (1, TAG),
-        "test_tag_added_peft": (1, TAG),
-        "test_init_with_train_dataset[none]": (1, "a trainer without it evaluates"),
-    },
-    SFTTrainer: {
-        "test_tag_added": (1, TAG),
-        "test_tag_added_peft": (1, TAG),
-        "test_init_with_train_dataset[none]": (1, "a trainer without it evaluates"),
-        "test_train_dft_loss": (1, "another loss; refused by name"),
-        "test_router_aux_loss_coef_*": (5, ROUTER),
-        "test_dataset_with_transform_requires_skip_prepare_dataset": (1, "it is applied once"),
-        "test_padding_free_*": (4, "padding_free is refused by name: packing=True"),
-        "test_train_packing[wrapped]": (1, "cuts rows; refused by name"),
-        "test_eval_packing, test_only_train_packing": (2, "batches are packed, not the data set"),
-        "test_fully_masked_examples_dropped_after_truncation": (1, "such a row is an error"),
-        "test_skip_prepare_dataset_with_masks_but_no_labels_raises": (1, "refused by name"),
-        "test_train_with_metric_for_best_model": (1, METRIC),
-        "test_prompt_tuning, test_prompt_tuning_peft_model": (2, METRIC),
-        "test_pad_token_id_synced_with_model_config": (1, ALIGNED),
-        "test_eos_token_id_synced_with_model_config": (4, ALIGNED),
-    },
-}
-PASSES = {  # beside RUNS; trl's test -> cases
-    RewardTrainer: {
-        "test_raises_error_when_model_num_labels_not_one": 1,
-        "test_train_model": 1,
-        "test_train_peft_model": 1,
-        "test_train_with_pretokenized_data": 2,
-        "test_train_with_chat_template_kwargs": 1,
-        "test_train_with_set_chat_template_from_path": 1,
-        "test_train_with_eval": 1,
-        "test_train_with_multiple_eval_dataset": 1,
-        "test_train_with_compute_metrics": 1,
-        "test_init_with_train_dataset": 3,
-        "test_init_with_eval_dataset": 7,
-        "test_evaluate_with_eval_dataset": 6,
-    },
-    SFTTrainer: {
-        "test_init_with_training_arguments": 1,
-        "test_init_auto_processing_class_uses_model_revision": 1,
-        "test_train": 11,
-        "test_trust_remote_code": 1,
-        "test_train_gpt_oss": 2,  # of them one as test_train_completion_only_harmony
-        "test_train_model": 1,
-        "test_peft_init_is_seeded": 1,
-        "test_train_with_peft_config_prompt_tuning": 3,
-        "test_train_moe_with_peft_config": 1,
-        "test_train_peft_model": 1,
-        "test_train_with_pretokenized_data": 1,
-        "test_train_packing": 1,
-        "test_train_with_chat_template_kwargs": 1,
-        "test_dataset_preparation_builds_labels_for_assistant_only_loss": 1,
-        "test_dataset_truncated_to_max_length": 1,
-        "test_dataset_preparation_builds_labels_for_completion_only": 1,
-        "test_dataset_preparation_respects_existing_labels": 1,
-        "test_dataset_preparation_builds_labels_for_pretokenized_with_masks": 1,
-        "test_packing_carries_labels": 1,
-        "test_train_with_set_chat_template_from_path": 1,
-        "test_train_with_eval": 1,
-        "test_evaluate_with_eval_dataset": 6,
-        "test_train_with_multiple_eval_dataset": 1,
-        "test_init_with_train_dataset": 3,
-        "test_init_with_eval_dataset": 7,
-        "test_train_with_compute_metrics": 1,
-        "test_train_with_compute_loss_func": 1,
-        "test_predict_returns_logits": 1,
-    },
-}
-
-
-# catches: a share that counts tests that are not there
-@pytest.mark.parametrize("kind, least", [(RewardTrainer, 0.9), (SFTTrainer, 0.7)])
-def test_the_share_that_passes(kind, least):
-    assert set(PASSES[kind]) <= set(globals())
-    passes = sum(PASSES[kind].values()) + sum(len(runs(kind, name)) for name in RUNS[kind])
-    others = sum(cases for cases, why in NOT_HERE[kind].values() if why)
-    print(f"{kind.__name__}: {passes} of {passes + others}, {passes / (passes + others):.0%}")
-    assert passes / (passes + others) >= least
-
-
-def test_every_wrapper_is_named():
-    for name in ("AutoModelForCausalLMWithValueHead", "AutoModelForSeq2SeqLMWithValueHead"):
-        with pytest.raises(ImportError, match="use AutoModelForCausalLM of transformers"):
-            getattr(rlhf_nb, name)
-    listed = [name for names in WRAPPERS for name in names.split()]
-    assert len(listed) == len(set(listed)) and all(why for why in WRAPPERS.values())
