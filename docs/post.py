@@ -1,5 +1,5 @@
-"""The pictures of the README: a post with two answers, which the site's first page shows too, a real
-model's answer before and after, and badges; and the badge on pages that open in Colab.
+"""The pictures of the README: a post with two answers, which the site's first page shows too, an
+answer of a real model before and after, and badges; and the badge on pages that open in Colab.
 
     python docs/post.py data runs/mini_tldr  docs/post.json, from a whole run of `rlhf-nb demo`
     python docs/post.py pictures             the drawings in docs/static and nbs

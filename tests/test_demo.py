@@ -36,8 +36,8 @@ import quick_demo
 TINY = dict(
     posts=320,
     sample_pairs=40,
-    fact_pairs=120,
-    edit_pairs=480,
+    fact_pairs=60,
+    edit_pairs=240,
     episodes=96,
     batch=32,
     eval_posts=40,

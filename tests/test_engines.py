@@ -16,6 +16,7 @@ from functools import partial
 import pytest
 import torch
 import vllm_stand_in
+from forks import free_port
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppo_fixtures import SIZES as PPO_SIZES
@@ -84,14 +85,6 @@ def engine(request, vllm, policy, letters, folder):
         made.core, made.server = server.core, server
         yield made
         made.close()
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def prompts():

@@ -585,12 +585,16 @@ def test_who_takes_the_quick_way(quick, name, batch, monkeypatch):
 
 WORKER = textwrap.dedent(
     """
-    import os, torch, torch.distributed as dist, transformers as tf
+    import os, torch, torch.distributed as dist, transformers as tf, warnings
+    from functools import partial
+    from accelerate import PartialState
+    from accelerate.utils import reduce
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.nn.parallel import DistributedDataParallel
     from rlhf_nb import logprobs as module
     from rlhf_nb.logprobs import response_logprobs
+    from rlhf_nb.masks import masked_mean
 
     class Pair(torch.nn.Module):
         def __init__(self, policy): super().__init__(); self.policy = policy
@@ -606,7 +610,14 @@ WORKER = textwrap.dedent(
     calls, real = [], module.fused_logprobs
     module.fused_logprobs = lambda *given: (calls.append(1), real(*given))[1]
     loss = lambda found: found.logprobs.sum() + 0.1 * found.entropy.sum()
-    dist.init_process_group("gloo")
+    PartialState(cpu=True)
+    warnings.simplefilter("error")  # what threads cannot show: a warning of autograd's about the reduce, a lost gradient
+    own = slice(dist.get_rank(), dist.get_rank() + 1)
+    x, kept = torch.tensor([[1.0, 2.0], [9.0, float("inf")]])[own], torch.tensor([[True, True], [True, False]])[own]
+    mean = masked_mean(x.requires_grad_(), kept, partial(reduce, reduction="sum"))
+    mean.backward()
+    assert mean == 4 and torch.allclose(x.grad, kept / 3)
+    warnings.resetwarnings()
     torch.manual_seed(1)
     prompt_mask = torch.arange(7) >= torch.tensor([[0], [2], [6], [3]])
     mask = torch.arange(6) < torch.tensor([[6], [4], [0], [1]])
@@ -644,7 +655,8 @@ WORKER = textwrap.dedent(
 
 
 # catches: a wrapper bypassed (gradients that are not reduced), a weight read while it lies in parts,
-# ranks that wait for each other, a layout that takes another way than it is said to
+# ranks that wait for each other, a layout that takes another way than it is said to; a mean over
+# ranks whose reduce works in place or loses the gradient
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine")
 def test_layouts(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)

@@ -75,11 +75,6 @@ def test_k3_series_in_float64(logr):
     )
 
 
-@pytest.mark.parametrize("logr", [1e-6, 1e-5, -1e-6, 1e-4])
-def test_k3_near_zero_by_hand(logr):
-    assert k3(torch.zeros(1), tensor([logr])).item() == pytest.approx(logr**2 / 2, rel=1e-4)
-
-
 # catches: overflow (inf) on the right, a clamp that also cuts the finite answer on the left, NaN
 # gradients
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -413,21 +408,6 @@ def test_full_kl_of_bf16_logits():
     p, q = logits.double().softmax(-1), ref.double().softmax(-1)
     assert full_kl(logits, ref).dtype == torch.float32
     assert torch.allclose(full_kl(logits, ref).double(), (p * (p / q).log()).sum(-1), atol=1e-4)
-
-
-# catches: bell curves of variance T whose KL is not d**2 / 2T: a temperature on one side, or on the
-# result
-@pytest.mark.parametrize("drift, temperature", [(0.1, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 2.0)])
-def test_two_bell_curves(drift, temperature):
-    x = torch.arange(-12, 12.1, 0.25, dtype=torch.float64)
-    policy, ref = -((x - drift) ** 2) / 2, -(x**2) / 2
-    logp, logq = [(z / temperature).log_softmax(-1) for z in (policy, ref)]
-    kl = drift**2 / (2 * temperature)
-    assert full_kl(policy, ref, temperature).item() == pytest.approx(kl)
-    assert full_kl(policy, ref, temperature) >= 0
-    mean = {name: (logp.exp() * f(logp, logq)).sum().item() for name, f in ESTIMATORS.items()}
-    assert mean["k1"] == pytest.approx(kl) and mean["k3"] == pytest.approx(kl)
-    assert mean["k2"] == pytest.approx(kl + kl**2 / 2)
 
 
 # catches: rows or micro-batches that leak into each other, padding content that reaches the models

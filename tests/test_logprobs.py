@@ -459,28 +459,6 @@ def test_padding_and_order_of_random_rows(seed, order, chunk):
             )
 
 
-# catches: a mean where a sum over tokens is wanted, a chunk shared by two micro-batches, gradients
-# that depend on the split
-@settings(max_examples=6, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 3))
-def test_micro_batches_add_up(seed, at):
-    batch, sums = random_rows(seed), []
-    for parts in ([slice(0, 4)], [slice(0, at), slice(at, 4)]):
-        model = SHARED["Llama"]
-        model.zero_grad()
-        got = [
-            response_logprobs(
-                model, *[x[part] for x in batch], temperature=0.7, chunk_logits=37 * 3
-            )
-            for part in parts
-        ]
-        total = sum(x.logprobs.sum() + 0.1 * x.entropy.sum() for x in got)
-        total.backward()
-        sums.append([total.detach(), *[p.grad.clone() for p in model.parameters()]])
-    for a, b in zip(*sums):
-        assert torch.allclose(a, b, atol=1e-4 * max(1.0, a.abs().max().item()))
-
-
 # catches: a squeeze that eats a dimension of one, after which the subtraction broadcasts
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 3), (3,), (1,), ()])
 def test_short_shapes_stay(shape):

@@ -2,18 +2,14 @@
 hostile numbers."""
 
 import math
-import os
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Barrier
 
 import numpy as np
 import pytest
 import torch
-from forks import processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import on_ranks
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_mean, check_response_mask, check_whiten_ranks
@@ -46,23 +42,6 @@ def batches(draw, max_rows=5, max_cols=6):
     return torch.randn(b, t, generator=g, dtype=torch.float64) * 3 + 1, torch.rand(
         b, t, generator=g
     ) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
-
-
-def on_ranks(work, *parts):
-    meet, slots = Barrier(len(parts), timeout=20), [None] * len(parts)
-
-    def rank(i):
-        def reduce(value):
-            slots[i] = value
-            meet.wait()
-            total = value + sum(s.detach() for j, s in enumerate(slots) if j != i)
-            meet.wait()
-            return total
-
-        return work(parts[i], reduce)
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(rank, range(len(parts))))
 
 
 # ---------------------------------------------------------------- padding
@@ -274,25 +253,6 @@ def test_the_split_over_ranks_does_not_matter(batch, data):
         assert_close(torch.cat(whites), whiten(x, mask, shift_mean=shift))
 
 
-@quick
-@given(batches(), st.data())
-def test_micro_batches_add_up(batch, data):
-    # catches: a sum that is divided by its own rows or tokens, a gradient that depends on the split
-    x, mask = batch
-    whole = x.clone().requires_grad_()
-    masked_mean(whole, mask).backward()
-    size, count = (
-        data.draw(st.integers(1, len(x))),
-        masked_sum(torch.ones_like(x), mask).clamp(min=1),
-    )
-    parts, leaf = [], x.clone().requires_grad_()
-    for part, keep in zip(leaf.split(size), mask.split(size)):
-        parts.append(masked_sum(part, keep))
-        (parts[-1] / count).backward()
-    assert_close(torch.stack(parts).sum() / count, masked_mean(x, mask))
-    assert_close(leaf.grad, whole.grad)
-
-
 @pytest.mark.parametrize("far", [0.0, 1e4, -1e5])
 def test_a_small_spread_far_from_zero(far):
     # catches: the mean of squares less the square of the mean, which in float32 has no digit left
@@ -370,22 +330,6 @@ def test_half_precision_has_gradients_of_its_own_type(real):
         )
 
 
-@quick
-@given(st.integers(1, 5), st.booleans())
-def test_responses_of_one_token(rows, real):
-    # catches: a squeeze that turns [B, 1] into [B]
-    x, mask = torch.arange(1.0, rows + 1)[:, None], torch.full((rows, 1), real)
-    assert_close(masked_mean(x, mask), torch.tensor((rows + 1) / 2 if real else 0.0))
-    assert (
-        whiten(x, mask).shape == (rows, 1)
-        and last_index(mask).tolist() == [0 if real else -1] * rows
-    )
-    assert (
-        position_ids(mask).tolist() == [[0]] * rows
-        and response_mask(torch.full((rows, 1), STOP), [STOP]).all()
-    )
-
-
 def test_the_exercises_call_the_real_functions_right():
     # catches: a catalogue whose own idea of the answer has drifted from the page's
     assert check_mean(masked_mean) and check_response_mask(response_mask)
@@ -449,53 +393,3 @@ def test_a_log_ratio_is_wide_and_wants_one_shape():
     for bad in ((ones, ones[:, :1]), (ones, ones[:, :1], mask), (ones, ones, mask[:, :1])):
         with pytest.raises(ValueError, match=r"\[2, 3\].*\[2, 1\].*one shape"):
             log_ratio(*bad)
-
-
-# ---------------------------------------------------------------- a real all-reduce
-def _rank(rank, port, x, mask, found):
-    import warnings
-    from functools import partial
-
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1",
-    )
-    from accelerate import PartialState
-    from accelerate.utils import reduce
-
-    PartialState(cpu=True)
-    leaf = x[rank : rank + 1].clone().requires_grad_()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mean = masked_mean(leaf, mask[rank : rank + 1], partial(reduce, reduction="sum"))
-        mean.backward()
-    found.put((rank, mean.item(), leaf.grad.tolist()))
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_and_accelerate_agree_with_one():
-    # catches: what threads cannot: a reduce that works in place, an autograd warning or a lost
-    # gradient in the collective
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    x, mask = (
-        torch.tensor([[1.0, 2.0], [9.0, float("inf")]]),
-        torch.tensor([[True, True], [True, False]]),
-    )
-    found = processes.SimpleQueue()
-    ranks = [processes.Process(target=_rank, args=(r, port, x, mask, found)) for r in range(2)]
-    for p in ranks:
-        p.start()
-    for p in ranks:
-        p.join(60)
-    assert [p.exitcode for p in ranks] == [0, 0]
-    third = pytest.approx(1 / 3)
-    assert sorted([found.get(), found.get()]) == [
-        (0, 4.0, [[third, third]]),
-        (1, 4.0, [[third, 0.0]]),
-    ]
