@@ -4,9 +4,9 @@
     python benchmarks/real_model.py --seeds 0 --kl_coef 0    # without the penalty
     python benchmarks/real_model.py --show                   # tables of what is kept
 
-The settings are those of `rlhf-nb ppo --config smollm2_positive.yaml`. The policy is sampled on 150
-held-out requests before and after; each run is kept in benchmarks/results/real_model.json as soon
-as it ends, under its reward, kl_coef and seed.
+The settings are those of `rlhf-nb ppo --config smollm2_positive.yaml`. Each policy is sampled on
+150 held-out requests, and the untouched model once for all runs. A run is kept in
+benchmarks/results/real_model.json as soon as it ends, under its reward, kl_coef and seed.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def measures(
     )
 
 
-def run(seed: int, kl_coef: float, words: list[str]) -> dict:
-    "One run: its curve, and what the policy writes to held-out requests before and after."
+def run(seed: int, kl_coef: float, words: list[str], before: dict | None) -> tuple[dict, dict]:
+    "One run: its curve, and its answers to held-out requests before (None: not yet) and after."
     begun = time.time()
     with tempfile.TemporaryDirectory() as folder:
         more = ["--seed", str(seed), "--kl_coef", str(kl_coef), "--output_dir", folder, *words]
@@ -71,38 +71,36 @@ def run(seed: int, kl_coef: float, words: list[str]) -> dict:
         held_out = everyday_requests()["test"]["prompt"]
         asked = [prompt_text(x, trainer.processing_class, "a request") for x in held_out]
 
-        def look() -> tuple[dict, list[str]]:
+        def look() -> dict:
             r = trainer.score(trainer.rollout(asked))
             with as_reference(trainer.policy, None), torch.no_grad():
-                return measures(r, trainer.policy, trainer.processing_class), r.responses
+                found = measures(r, trainer.policy, trainer.processing_class)
+            return found | dict(texts=r.responses, scores=r.raw_scores.tolist())
 
-        before, old = look()
+        before = before or look()
         started = time.time()
         trainer.train()
         trained = time.time() - started
-        after, new = look()
+        after = look()
     logs = [log for log in trainer.state.log_history if "objective/kl" in log]
     curve = [{name: round(float(log[name]), 5) for name in SHOWN} for log in logs]
-    texts = [
-        dict(request=held_out[i][0]["content"], before=old[i], after=new[i])
-        for i in range(0, 150, 25)
-    ]
-    print(pd.DataFrame(dict(before=before, after=after)).round(3).to_string(), flush=True)
-    return dict(
-        before=before,
+    print(
+        pd.DataFrame(dict(before=before, after=after)).drop(["texts", "scores"]).to_string(),
+        flush=True,
+    )
+    return before, dict(
         after=after,
         curve=curve,
-        texts=texts,
         seconds=dict(training=round(trained), all=round(time.time() - begun)),
         threads=torch.get_num_threads(),
     )
 
 
-def table(runs: dict) -> pd.DataFrame:
+def table(kept: dict) -> pd.DataFrame:
     "A line for each run."
     lines = {}
-    for name, x in runs.items():
-        pairs = {key: (x["before"][key], x["after"][key]) for key in x["before"]}
+    for name, x in kept["runs"].items():
+        pairs = {key: (kept["before"][key], value) for key, value in x["after"].items()}
         lines[name] = dict(
             updates=len(x["curve"]),
             minutes=x["seconds"]["training"] / 60,
@@ -124,15 +122,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=KEPT)
     parser.add_argument("--show", action="store_true", help="print what is kept, run nothing")
     asked, words = parser.parse_known_args()
-    runs = json.loads(asked.output.read_text()) if asked.output.exists() else {}
+    kept = dict(before=None, runs={})
+    if asked.output.exists():
+        kept = json.loads(asked.output.read_text())
     for seed in [] if asked.show else asked.seeds:
-        runs[f"rule, kl_coef {asked.kl_coef:g}, seed {seed}"] = run(seed, asked.kl_coef, words)
-        asked.output.write_text(json.dumps(runs, indent=1) + "\n")
-    print(table(runs).to_string())
-    seeds = [x for name, x in runs.items() if name.startswith("rule, kl_coef 0.05")]
+        name = f"rule, kl_coef {asked.kl_coef:g}, seed {seed}"
+        kept["before"], kept["runs"][name] = run(seed, asked.kl_coef, words, kept["before"])
+        asked.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    print(table(kept).to_string())
+    seeds = [x for name, x in kept["runs"].items() if name.startswith("rule, kl_coef 0.05")]
     if len(seeds) > 1:
-        shares = ([(1 + x[when]["score"]) / 2 for x in seeds] for when in ("after", "before"))
-        print(f"of the whole range from -1 to 1: {paired_gain(*shares)}")
+        after = [(1 + x["after"]["score"]) / 2 for x in seeds]
+        before = [(1 + kept["before"]["score"]) / 2] * len(seeds)
+        print(f"of the whole range from -1 to 1: {paired_gain(after, before)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The post with two answers and the badges of the README, the first of which the site's first page
-shows too, and the badge on pages that open in Colab.
+"""The pictures of the README: a post with two answers, which the site's first page shows too, an
+answer of a real model before and after, and badges; and the badge on pages that open in Colab.
 
     python docs/post.py data runs/mini_tldr  docs/post.json, from a whole run of `rlhf-nb demo`
     python docs/post.py pictures             the drawings in docs/static and nbs
 
 The post is chosen by a rule: the first test post on which PPO gained as many gold points over SFT
-as on the median one.
+as on the median one. So is the real model's request, by the gain in sentiment.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 DATA, STATIC = HERE / "post.json", HERE / "static"
+REAL = HERE.parent / "benchmarks" / "results" / "real_model.json"
 THEME = HERE.parent / "rlhf_nb" / "ui" / "static" / "theme.css"
 CHAR, LINE, LEFT, COLUMNS = 8.4, 26, 108, 84  # pixels, and letters a line, of the picture
 DRAWN = '<text x="{x:.1f}" y="{y}" textLength="{width:.1f}"{style}>{text}</text>'
@@ -109,6 +110,37 @@ def post_picture() -> str:
     )  # fmt: skip
 
 
+def median_request() -> tuple[str, list[tuple[str, float]]]:
+    "A held-out request, and the real model's answer before and after, each with its score."
+    from rlhf_nb.real import everyday_requests
+
+    kept = json.loads(REAL.read_text("utf-8"))
+    looks = [kept["before"], kept["runs"]["rule, kl_coef 0.05, seed 0"]["after"]]
+    before, after = (look["scores"] for look in looks)
+    gains = [b - a for a, b in zip(before, after)]
+    i = gains.index(sorted(gains)[len(gains) // 2])
+    request = everyday_requests()["test"]["prompt"][i][0]["content"]
+    return request, [(look["texts"][i], look["scores"][i]) for look in looks]
+
+
+def answers_picture() -> str:
+    "The request above both answers, each with its score."
+    request, answers = median_request()
+    y, body = 36, []
+    shown = [(f"{text.strip()} …  ({score:+.2f})") for text, score in answers]
+    for who, text in zip(("A request", "Before", "After PPO"), (request, *shown)):
+        body.append(f'<text x="20" y="{y}" class="who">{who}</text>')
+        for line in broken([(word, "") for word in text.split()]):
+            body.append(drawn_line(line, y))
+            y += LINE
+        y += 14
+    title = f"A request, and a real model's answer before ({shown[0]}) and after PPO ({shown[1]})"
+    return (HERE / "templates" / "post.svg").read_text("utf-8").format(
+        width=int(LEFT + (COLUMNS + 2) * CHAR), height=y - 14, colours=colours(),
+        title=escape(title), body="\n".join(body),
+    )  # fmt: skip
+
+
 def badge(name: str, value: str) -> str:
     "A badge, drawn here: no picture is fetched from anywhere."
     left, right = (len(text) * 6.6 + 16 for text in (name, value))
@@ -130,7 +162,8 @@ def pictures() -> dict[Path, str]:
     )
     found = {STATIC / f"badge-{name}.svg": badge(*texts) for name, texts in badges.items()}
     colab = HERE.parent / "nbs" / "colab.svg"  # in reach of pages where nbs/ is all that is served
-    return found | {STATIC / "post.svg": post_picture(), colab: badge("Colab", "run this page")}
+    drawn = {STATIC / "post.svg": post_picture(), STATIC / "real-answer.svg": answers_picture()}
+    return found | drawn | {colab: badge("Colab", "run this page")}
 
 
 def main() -> None:

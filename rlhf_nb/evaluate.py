@@ -72,10 +72,11 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
@@ -345,7 +346,8 @@ class GoldPairJudge:
 
 # %% ../nbs/reference/46_judging.ipynb #c9f4acb0
 class RewardModelJudge:
-    "Compares two answers by a reward model: the higher score wins."
+    """Compares two answers by a reward model: the higher score wins. Where it has a chat template
+    and the prompts were conversations, it reads those through its own template."""
 
     name = "reward model"
 
@@ -360,12 +362,17 @@ class RewardModelJudge:
         pairs: list[tuple[str, str]],
         stopped: list[tuple[bool, bool]]
         | None = None,  # whether the two reached the stop token; None: both did
+        conversations: Sequence[Any] = (),  # the prompts as given, if any is one
+        settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
         **columns: list,
     ) -> list[float | None]:
         "Compares scores of `score_texts`. A score of NaN gives no verdict."
         ends = zip(*(stopped or [(True, True)] * len(pairs)), strict=True)
+        talks = conversations and self.tokenizer.chat_template
+        given, how = (conversations, settings) if talks else (prompts, ())
+        read = partial(score_texts, self.model, self.tokenizer, given, settings=how)
         scores = [
-            score_texts(self.model, self.tokenizer, prompts, answers, self.batch_size, end).tolist()
+            read(answers, batch_size=self.batch_size, stopped=end).tolist()
             for answers, end in zip(zip(*pairs), ends)
         ]
         return [_better(*both) for both in zip(*scores)]

@@ -378,7 +378,8 @@ def load_whole(kind: Any, name: str, **kwargs: Any) -> tuple[PreTrainedModel, bo
         raise ValueError(
             f"{name} holds an adapter ({config.peft_type.value}) on "
             f"{config.base_model_name_or_path or 'a model without a name'}, which cannot be merged "
-            "into a model from here: give the peft.PeftModel itself."
+            "into a model from here: give SFTTrainer the peft.PeftModel itself; PPO and reward "
+            "models need an adapter inside the layers, such as LoraConfig."
         )
     base, has_head = load_whole(kind, config.base_model_name_or_path, **kwargs)
     config.task_type = None  # a classifier is grown from a language model's adapter as well

@@ -157,7 +157,10 @@ def fit_row(
     return ids[:max_length], labels[:max_length]
 
 
-def given_labels(row: dict[str, Any]) -> list[int]:
+def given_labels(
+    row: dict[str, Any],
+    completion_only: bool | None = None,  # False: a completion_mask does not count
+) -> list[int]:
     """Of a row of ids: its labels, or the ids that all its masks count. Raises ValueError on one of
     another length."""
     names = ("labels", "completion_mask", "assistant_masks", "attention_mask")
@@ -166,6 +169,8 @@ def given_labels(row: dict[str, Any]) -> list[int]:
         if len(x) != len(row["input_ids"]):
             raise ValueError(f"its {name} has {len(x)} entries for {len(row['input_ids'])} ids.")
     labels = given.pop("labels", None)
+    if completion_only is False:
+        given.pop("completion_mask", None)
     counted = (i if all(keep) else -100 for i, *keep in zip(row["input_ids"], *given.values()))
     return list(counted) if labels is None else labels
 
@@ -203,7 +208,7 @@ def encode_rows(
             "assistant_only_loss is True and the data set has input_ids: give labels, or "
             "assistant_masks with a 1 for each id that is the assistant's."
         )
-    bos = len(front_ids(tokenizer))
+    bos, only = len(front_ids(tokenizer)), how.get("completion_only")
     prompted = bos if pairs and how.get("completion_only") is not False else None
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
@@ -212,7 +217,7 @@ def encode_rows(
             made = []
             for number, row in zip(numbers, rows_of(rows)):
                 numbered(number, check_ids, row["input_ids"], tokenizer)
-                made.append((row["input_ids"], numbered(number, given_labels, row)))
+                made.append((row["input_ids"], numbered(number, given_labels, row, only)))
         else:
             texts = [
                 numbered(n, marked_row, row, tokenizer, **how)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 
+from .base.lower_layers import lower_layers_once
 from .base.opened import reads_end_to_end
 from .checkpoint import load_weights, save_policy, save_weights
 from .engines import CachedEngine, VLLMEngine, VLLMServer
@@ -48,6 +49,8 @@ from .shaping import RunningMoments
 from rlhf_nb.training.build import (
     as_reference,
     build_models,
+    check_adapter,
+    check_value_rate,
     readers,
     split_groups,
     try_models,
@@ -166,6 +169,8 @@ class PPOTrainer(UpdateTrainer):
     ):
         check_args(args, PPOConfig)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
+        check_adapter(model, peft_config)
+        check_value_rate(args, optimizers[0])
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
@@ -224,15 +229,16 @@ class PPOTrainer(UpdateTrainer):
             refuse_step()
         self.prepare()
         batch, times = self.next_batch() if batch is None else batch, [time.perf_counter()]
-        r = self.rollout(batch)
-        times.append(time.perf_counter())
-        r = self.score(r)
-        times.append(time.perf_counter())
-        r = self.advantages(r)
-        if self.args.save_rollouts:
-            self.save_rollout(r)
-        metrics = self.update(r)
-        times.append(time.perf_counter())
+        with lower_layers_once(self.policy):
+            r = self.rollout(batch)
+            times.append(time.perf_counter())
+            r = self.score(r)
+            times.append(time.perf_counter())
+            r = self.advantages(r)
+            if self.args.save_rollouts:
+                self.save_rollout(r)
+            metrics = self.update(r)
+            times.append(time.perf_counter())
         for i, phase in enumerate(("rollout", "score", "update")):
             metrics[f"time/{phase}"] = times[i + 1] - times[i]
         tokens = self.layout.sum(r.mask.sum()).item()
@@ -495,6 +501,7 @@ class PPOTrainer(UpdateTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         "Trainer's; the value model's parameters get their own learning rate where it is set."
         made = self.optimizer is None
+        check_value_rate(self.args, None if self.prepared else self.optimizer)
         super().create_optimizer(model)
         if made and self.args.value_learning_rate is not None:
             split_groups(self.optimizer, self.model.value, self.args.value_learning_rate)

@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markup import Reader
 from packs import pieces, unpacked
-from test_viewer import HOSTILE, Reader, ask, make, read_page, write_run
+from test_viewer import HOSTILE, ask, make, read_page, write_run
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.diagnose.replay_record import check_kept

@@ -3,6 +3,7 @@ one line, and the pipeline as people type it."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -950,6 +951,62 @@ def test_other_judges(parts, capsys):
     assert (
         code == 0 and out.splitlines()[-1].startswith("Model win rate: 50.00%") and "ties 24" in out
     )  # a model against itself
+
+
+# catches: the policy's marks as text in what a reward model with its own template reads, tools that
+# no template sees, the end mark of a reference as part of what it answers
+def test_a_reward_model_judges_conversations_in_its_own_template(
+    parts, capsys, tokenizer, tmp_path, monkeypatch
+):
+    from rlhf_nb.reward import load_judge, score_ids
+
+    turns = "{% for m in messages %}{{ ' POST: ' + m.content + ' r/end' }}{% endfor %}"
+    ours, own = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    ours.chat_template = "{{ tools[0].name }}" + turns
+    ours.chat_template += "{{ ' POST: ' if add_generation_prompt }}"
+    own.chat_template = (
+        "{{ tools[0].name }} TITLE: {{ messages | map(attribute='content') | join(' ') }}"
+    )
+    for name, words in (("sft", ours), ("reward", own)):
+        shutil.copytree(parts / name, tmp_path / name)
+        words.save_pretrained(tmp_path / name)
+    answers = ["my boss sold my car .", "my dog"] * 3
+    turn = lambda role, content: dict(role=role, content=content)
+    rows = [
+        dict(
+            prompt=[turn("user", f"my dog sold {i}")],
+            completion=[turn("assistant", answer)],
+            tools=[dict(name="boss" if i % 2 else "car")],
+        )
+        for i, answer in enumerate(answers)
+    ]
+    Path("talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    seen, judge_pairs = [], judge.judge_pairs
+    record = lambda *given, **named: seen.append(given) or judge_pairs(*given, **named)
+    monkeypatch.setattr(judge, "judge_pairs", record)
+    line = f"judge --model_name_or_path {tmp_path}/sft --judge_model {tmp_path}/reward --use_cpu "
+    line += "--dataset_name talks.jsonl --response_length 4 --output out.csv"
+    code, _, error = say(capsys, line)
+    assert code == 0, error
+    table = pd.read_csv("out.csv", keep_default_na=False)
+    assert table["compared with"].tolist() == answers
+    how = lambda row: dict(tools=row["tools"], tokenize=False)
+    queries = [
+        ours.apply_chat_template(row["prompt"], add_generation_prompt=True, **how(row))
+        for row in rows
+    ]
+    assert table["query"].tolist() == queries and "boss POST: my dog sold 1" in queries[1]
+    scores = []
+    for row, response, answer, ends in zip(rows, table["model response"], answers, seen[0][5]):
+        texts = [
+            own.apply_chat_template([*row["prompt"], turn("assistant", said)], **how(row))
+            for said in (response, answer)
+        ]
+        scores.append([own(x)["input_ids"] + [own.eos_token_id] * e for x, e in zip(texts, ends)])
+    model = load_judge(str(tmp_path / "reward"))
+    mine, theirs = (score_ids(model, [*ids], own.pad_token_id) for ids in zip(*scores))
+    assert table["verdict"].tolist() == (mine > theirs).float().tolist()
+    assert (mine - theirs).abs().min() > 1e-4
 
 
 # catches: another model taken for the same judge asked again (and the other way round), verdicts of

@@ -589,7 +589,8 @@ def test_every_axis_has_a_unit_and_every_token_its_number(ppo):
     trainer.train()
     for metric in dashboard.run.lines:
         known = METRICS[metric]
-        assert known.unit and known.unit in drawn(metric, dashboard.run)
+        unit = known.unit.replace("share of ", "% of ")
+        assert unit and unit in drawn(metric, dashboard.run)
         assert "update" in drawn(metric, dashboard.run)
         assert known.label in words(render_run(dashboard.run, [metric]))
     labels = [METRICS[name].label for name in dashboard.run.lines]

@@ -45,7 +45,7 @@ TINY = dict(
     evaluations=1,
     threads=1,
 )
-PROMISED = """settings.json metrics.jsonl results.json curves.png rollouts.html report.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
+PROMISED = """settings.json metrics.jsonl results.json rollouts.html report.html completions/sft.csv completions/ppo.csv pairs/dataset_dict.json
 sft/model.safetensors sft/config.json sft/tokenizer.json reward/model.safetensors reward/config.json reward/tokenizer.json reward/report.json
 ppo/model.safetensors ppo/config.json ppo/tokenizer.json ppo/generation_config.json ppo/README.md ppo/rollouts/update-00000.safetensors ppo/rollouts/update-00002.safetensors""".split()
 
@@ -119,9 +119,7 @@ def test_a_run_leaves_what_is_promised(run):
         and not list(folder.glob("*.partial"))
     )
     assert memory < 2 * 2**30
-    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG") and "<html" in (
-        folder / "report.html"
-    ).read_text().lower()
+    assert "<html" in (folder / "report.html").read_text().lower()
     assert len(list(csv.reader(open(folder / "completions" / "ppo.csv")))) == 1 + TINY["eval_posts"]
     assert len(out.splitlines()) < 80
     end = out.splitlines()[-3:]

@@ -495,17 +495,33 @@ def test_what_a_policy_goes_on_from(tokenizers):
 # catches: padding that is learned, masks that are too short or of another kind, None for a column
 def test_given_ids_and_their_masks(tokenizers):
     tokenizer = tokenizers["byte-level"]
-    labels = lambda **given: encode_rows(
-        Dataset.from_list([dict(input_ids=[5, 6, 7], **given)]), tokenizer
+    labels = lambda only=None, **given: encode_rows(
+        Dataset.from_list([dict(input_ids=[5, 6, 7], **given)]), tokenizer, completion_only=only
     )["labels"][0]
     assert labels(attention_mask=[1, 1, 0]) == [5, 6, -100]
     assert labels(completion_mask=None) == labels(labels=None) == [5, 6, 7]
     assert labels(labels=[-100, 6, 7], completion_mask=[0, 0, 1]) == [-100, 6, 7]
+    assert labels(completion_mask=[0, 0, 1]) == labels(True, completion_mask=[0, 0, 1])
+    both = dict(completion_mask=[0, 0, 1], attention_mask=[1, 1, 0])
+    assert labels(False, **both) == [5, 6, -100]  # prompts count too, padding never
     for name in ("labels", "completion_mask", "assistant_masks", "attention_mask"):
         with pytest.raises(ValueError, match=f"row 0: its {name} has 2 entries for 3 ids"):
             labels(**{name: [1, 1]})
     with pytest.raises(ValueError, match="assistant_only_loss is True and .* assistant_masks"):
         encode_rows(Dataset.from_dict(dict(input_ids=[[5, 6]])), tokenizer, assistant_only=True)
+
+
+def test_turns_of_the_older_form_are_the_same_turns(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = CHATML
+    known = dict(user="human", assistant="gpt", system="system")
+    talk = [turn("system", "Be brief"), *TWO]
+    older = [{"from": known[x["role"]], "value": x["content"]} for x in talk]
+    rows = [
+        encode_rows(Dataset.from_list([dict(conversations=x)]), tokenizer, assistant_only=True)[0]
+        for x in (talk, older)
+    ]
+    assert rows[0] == rows[1] and -100 in rows[0]["labels"]
 
 
 # catches: ids that are decoded and encoded again: another split, and BOS where none was given

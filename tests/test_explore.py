@@ -4,12 +4,12 @@ other and never in silence."""
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import ipywidgets as widgets
 import pytest
+from markup import Reader
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from traitlets import TraitError
@@ -31,21 +31,6 @@ from rlhf_nb.ui.viz import signal_table
 NASTY = '"><script>alert(1)</script>&'
 SVG = "{http://www.w3.org/2000/svg}"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-
-
-class Images(HTMLParser):
-    "The attributes of every image, and every other tag's name."
-
-    def __init__(self, text):
-        super().__init__()
-        self.images, self.others = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "img":
-            self.images.append(dict(attributes))
-        else:
-            self.others.append(tag)
 
 
 def line() -> Figure:
@@ -155,7 +140,7 @@ def test_a_figure_becomes_an_image_and_is_closed():
     """catches: a figure that stays open and is drawn a second time by the notebook; an image in a
     file; memory that grows with each redraw"""
     before, figure = plt.get_fignums(), line()
-    (image,) = Images(markup(figure, "a line that rises")).images
+    (image,) = Reader(markup(figure, "a line that rises")).all("img")
     assert plt.get_fignums() == before
     kind, drawing = image["src"].split(",", 1)
     assert image["alt"] == "a line that rises" and kind == "data:image/svg+xml"
@@ -169,14 +154,18 @@ def test_the_same_figure_is_the_same_text():
 
 
 def test_what_a_figure_shows_is_escaped():
-    seen = Images(markup(line(), NASTY))
-    assert len(seen.images) == 1 and seen.images[0]["alt"] == NASTY and seen.others == []
+    seen = Reader(markup(line(), NASTY))
+    assert (
+        len(seen.all("img")) == 1
+        and seen.all("img")[0]["alt"] == NASTY
+        and {tag for tag, _ in seen.seen} == {"img"}
+    )
 
 
 def test_a_figure_may_be_made_without_pyplot():
     figure = Figure(figsize=(1, 1))
     figure.add_subplot().plot([0, 1])
-    assert len(Images(markup(figure)).images) == 1
+    assert len(Reader(markup(figure)).all("img")) == 1
 
 
 # ---- Explorers ----
@@ -231,7 +220,7 @@ def test_a_figure_carries_its_sentence():
     before = plt.get_fignums()
     for value in (2, 3, 4):
         explorer.controls["x"].value = value
-    assert Images(explorer.view.value).images[0]["alt"] == NASTY and plt.get_fignums() == before
+    assert Reader(explorer.view.value).all("img")[0]["alt"] == NASTY and plt.get_fignums() == before
 
 
 def test_an_error_shows_and_is_raised():
@@ -246,11 +235,11 @@ def test_an_error_shows_and_is_raised():
     explorer = Explorer(render, x=(0, 9, 1))
     with pytest.raises(ValueError):
         explorer.controls["x"].value = 3
-    seen = Images(explorer.view.value)
+    seen = Reader(explorer.view.value)
     assert "ValueError" in explorer.view.value and "<p>1</p>" not in explorer.view.value
     assert (
         "<script" not in explorer.view.value
-        and seen.others == ["p", "b"]
+        and [tag for tag, _ in seen.seen if tag != "img"] == ["p", "b"]
         and 'role="alert"' in explorer.view.value
     )
     explorer.controls["x"].value = 4  # and it goes on
@@ -293,7 +282,7 @@ def test_a_state_in_words_is_escaped():
     explorer = Explorer(lambda who: "<em>view</em>", who=[NASTY, "b"])
     shown = explorer._repr_mimebundle_()["text/html"]
     assert "<script" not in shown and "&lt;script&gt;" in shown and shown.endswith("<em>view</em>")
-    assert Images(shown).others == ["p", "em"]
+    assert [tag for tag, _ in Reader(shown).seen] == ["p", "em"]
 
 
 # ---- The frame ----

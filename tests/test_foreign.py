@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from markup import Reader
 from packs import pieces, unpacked
 from test_browse import check, update_of
-from test_viewer import HOSTILE, Reader, ask, make, read_page
+from test_viewer import HOSTILE, ask, make, read_page
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective
@@ -138,6 +139,9 @@ def test_nemo(tmp_path):
     assert "idx" in r.columns and "content" not in r.columns
     val = rollout(folder / "val_data_step1.jsonl")
     assert (val.prompts, val.responses) == (["asks"], ["says"])
+    talk = [dict(role="user", content="a"), dict(role="assistant", content="b")]
+    one = rollout([dict(talk=talk)], columns=dict(messages="talk"))
+    assert (one.prompts, one.responses) == (["a"], ["b"])
 
 
 def test_nemo_without_a_tokenizer(tmp_path):
@@ -376,12 +380,10 @@ def test_texts(given, wanted):
     assert text_of(given) == wanted
 
 
-@pytest.mark.parametrize(
-    "text", ["a b  c\n\n d ", "", "  ", "\n", "x", "日本 語", "a\x00b\u202e c"]
-)
-def test_words_are_the_text(text):
+def test_words_are_the_text():
     # catches: blanks that are lost
-    assert "".join(words_of(text)) == text
+    for text in ("a b  c\n\n d ", "", "  ", "\n", "x", "日本 語", "a\x00b\u202e c"):
+        assert "".join(words_of(text)) == text
 
 
 def test_a_text_that_is_nested_deep(tmp_path):
@@ -398,14 +400,14 @@ def test_a_mapping_to_what_is_not_there():
     # catches: a KeyError; an error that does not list the columns
     with pytest.raises(ValueError, match=r"no column 'questoin' for prompt.*question\?.*'answer'"):
         view(ROWS, columns=dict(MINE, prompt="questoin"))
-    with pytest.raises(ValueError, match="'anser', which nothing.*prompt, response, step"):
+    with pytest.raises(ValueError, match="'anser', which nothing.*prompt, response, messages"):
         view(ROWS, columns=dict(anser="answer"))
     with pytest.raises(ValueError, match=r"columns 'question', 'answer'.*--columns prompt="):
         view(ROWS)
     with pytest.raises(ValueError, match="write what it is"):
         parse_columns(["question"])
     assert parse_columns(["prompt=a b,response=c=d"]) == dict(prompt="a b", response="c=d")
-    with pytest.raises(ValueError, match="row 1: 'step' is 'x'.*step="):
+    with pytest.raises(ValueError, match="row 1: its step is 'x'.*step="):
         view([dict(response="a", step=1), dict(response="a", step="x")])
     with pytest.raises(ValueError, match=r"no update 7.*\[0\]"):
         view([dict(response="a")], update=7)
@@ -561,7 +563,7 @@ def test_a_score_beyond_float32():
 
 def test_a_column_given_twice_or_with_blanks():
     # catches: the last of two mappings wins; blanks that belong to the name of no column
-    with pytest.raises(ValueError, match="scores 2 times"):
+    with pytest.raises(ValueError, match="scores twice"):
         parse_columns(["scores=a, scores=b"])
     given = parse_columns([" response = answer , scores= b"])
     r = rollout([{"answer": "a", " b": 2.0}], columns=given)
@@ -702,9 +704,14 @@ def test_a_missing_score_is_blank_in_the_terminal(tmp_path, capsys):
 
 def test_every_target_is_a_name_of_a_rollout():
     # catches: a name that can be mapped and ends nowhere
-    assert {*TARGETS} - {"step", "token_ids", "token_mask", "prompt", "response"} <= set(
-        vars(make())
-    )
+    assert {*TARGETS} - {
+        "step",
+        "token_ids",
+        "token_mask",
+        "prompt",
+        "response",
+        "messages",
+    } <= set(vars(make()))
 
 
 def test_bytes_of_an_image_are_not_shown(tmp_path):

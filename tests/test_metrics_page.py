@@ -246,9 +246,9 @@ def test_a_new_metric_is_one_entry(monkeypatch):
         "new thing, share of tokens",
         "%",
     )
-    assert "New thing (share of tokens): 0.1 at episode 8, 0.2 at episode 16." in curve_panels(rows)
+    assert "new thing, % of tokens: 20.00 after episode 16; lowest 10.00" in curve_panels(rows)
     figure = curve_figure("val/new", [(1, 0.1), (2, 0.2)], Run())
-    assert "new thing, share of tokens: 0.2" in figure
+    assert "new thing, % of tokens: 20.00 after update 2" in figure
     assert "| `val/new` | $x$ | rises |" in metrics_table("value")
 
 

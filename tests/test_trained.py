@@ -127,6 +127,40 @@ def test_an_optimizer_must_hold_all_that_learns(ppo, letters, stages, saved):
         stages("reward", model := llama(), optimizers=(AdamW(model.parameters()), None))
 
 
+# catches: a rate of the value model that is left out without a word
+def test_a_value_rate_needs_an_optimizer_of_the_trainers_own(ppo):
+    policy, value = llama(), scorer_from(llama())
+    optimizer = AdamW([*policy.parameters(), *value.parameters()], lr=1e-3)
+    named = "value_learning_rate is 0.5 and an optimizer is given"
+    with pytest.raises(ValueError, match=named):
+        parts = dict(value_model=value, optimizers=(optimizer, None))
+        ppo(model=policy, value_learning_rate=0.5, parts=parts)
+    trainer = ppo(value_learning_rate=0.5)
+    trainer.optimizer = AdamW(trainer.model.parameters(), lr=1e-3)
+    with pytest.raises(ValueError, match=named):
+        trainer.step()
+    trainer = ppo(value_learning_rate=0.5)
+    trainer.step()
+    rates = lambda x: [(group["lr"], len(group["params"])) for group in x.optimizer.param_groups]
+    beside = Subject(trainer).beside()  # of preflight, with a copy of that optimizer
+    assert rates(beside) == rates(trainer) and len({rate for rate, _ in rates(beside)}) == 2
+    beside.step()
+
+
+# catches: a message about padding, once everything was loaded
+def test_virtual_tokens_are_named_before_anything_is_loaded(ppo):
+    config = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    named = "PrefixTuningConfig, which puts virtual tokens .* LoraConfig"
+    with pytest.raises(ValueError, match=named):
+        ppo("no/such/judge", model="no/such/policy", parts=dict(peft_config=config))
+    with pytest.raises(ValueError, match=named):
+        ppo(model=get_peft_model(llama(), config))
+    native = llama()
+    native.add_adapter(lora())
+    with pytest.raises(ValueError, match="an adapter of transformers' own.*get_peft_model"):
+        ppo(model=native)
+
+
 # catches: a message that recommends the call that leaves the value model out
 def test_the_call_that_the_message_recommends_trains_both(ppo):
     with pytest.raises(TypeError, match=re.escape("optimizer_cls_and_kwargs=(torch.optim.AdamW")):
@@ -264,6 +298,30 @@ def test_an_adapter_for_another_task_is_named(ppo, stages):
             ppo(model=llama(), parts=dict(value_peft_config=given))
         with pytest.raises(ValueError, match=named):
             stages("reward", llama(), peft_config=given)
+
+
+# ---- Evaluations ----
+
+
+# catches: last rows that are left out of an evaluation, predictions that are of other rows
+@pytest.mark.parametrize("kind", ["sft", "reward"])
+def test_an_evaluation_reads_all_rows_in_their_order(letters, small_args, imports, kind):
+    texts = ["a" * n for n in (3, 1, 6, 2, 5, 4, 7)]
+    columns = dict(sft=dict(completion=texts), reward=dict(chosen=texts, rejected=["jj"] * 7))
+    data = Dataset.from_dict(dict(prompt=["b"] * 7) | columns[kind])
+    trainer, config = dict(sft=(SFTTrainer, SFTConfig), reward=(RewardTrainer, RewardConfig))[kind]
+    seen, losses = [], []
+    for settings in (dict(dataloader_drop_last=True), dict(train_sampling_strategy="random"), {}):
+        own = lambda output: seen.append(output.predictions) or {}
+        args = small_args(config, per_device_eval_batch_size=2, **settings)
+        given = dict(eval_dataset=data, processing_class=letters, compute_metrics=own)
+        made = trainer(llama(), args, data, **given)
+        losses.append(made.evaluate()["eval_loss"])
+        assert made.args.dataloader_drop_last == bool(settings.get("dataloader_drop_last"))
+    predicted = made.predict(data).predictions
+    assert len(predicted) == 7 and losses == pytest.approx(losses[:1] * 3, abs=1e-6)
+    for x in seen:
+        torch.testing.assert_close(torch.tensor(x), torch.tensor(predicted))
 
 
 # ---- Adapters ----

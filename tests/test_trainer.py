@@ -306,6 +306,7 @@ tokens/response_length tokens/per_second time/rollout time/score time/update""".
 def test_a_plain_run_is_logged_kept_and_saved(ppo, letters, tmp_path):
     trainer = ppo(logging_steps=2, save_rollouts=True)
     trainer.train()
+    assert not trainer.args.dataloader_pin_memory  # of which torch would warn on a CPU
     for log in logs(trainer):
         assert not set(NAMES) - set(log) and all(math.isfinite(log[name]) for name in NAMES)
     assert len(rollouts(trainer)) == 3

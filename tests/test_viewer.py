@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 from dataclasses import asdict, replace
-from html.parser import HTMLParser
 from io import StringIO
 from itertools import pairwise
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markup import Reader
 from packs import pieces, unpacked
 from rich.console import Console
 
@@ -27,15 +27,16 @@ from rlhf_nb.masks import whiten
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
+from rlhf_nb.training.metrics import in_order
 from rlhf_nb.ui.episodes import Shown
-from rlhf_nb.ui.html import asset
-from rlhf_nb.ui.reader import header_of, packed_update, pieces_of
-from rlhf_nb.ui.report import report, run_curves
-from rlhf_nb.ui.viewer import view
-from rlhf_nb.ui.viz import signed
+from rlhf_nb.ui.html import asset, spaced
+from rlhf_nb.ui.reader import header_of, packed_update
+from rlhf_nb.ui.report import curve_panels, logged_panels, report
+from rlhf_nb.ui.run_files import merged, ppo_lines, rollout_files
+from rlhf_nb.ui.viewer import browse, view
+from rlhf_nb.ui.viz import signed, visible
 from rlhf_nb.ui.what_if import objective_of, what_if
 
-VOID = {"meta", "img", "br", "wbr"}
 TAGS = {
     "html",
     "head",
@@ -120,58 +121,6 @@ def skeleton(reader):
         for tag, _ in reader.seen
         if tag not in ("table", "caption", "tr", "th", "td", "bdi", "wbr")
     ]
-
-
-class Reader(HTMLParser):
-    """Tags in order with their attributes, text by tag, tables as rows of text; fails on tags that
-    do not nest."""
-
-    def __init__(self, markup):
-        super().__init__(convert_charrefs=True)
-        self.seen, self.open, self.tables, self.heads, self.style, self.words = (
-            [],
-            [],
-            [],
-            [],
-            "",
-            [],
-        )
-        self.feed(markup)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attributes):
-        self.seen.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        if re.fullmatch(r"h\d", tag):
-            self.heads.append([int(tag[1]), ""])
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, text):
-        if "style" in self.open:
-            self.style += text
-            return
-        self.words.append(text)
-        if any(tag in self.open for tag in ("td", "th")):
-            self.tables[-1][-1][-1] += text
-        if self.open and any(re.fullmatch(r"h\d", tag) for tag in self.open):
-            self.heads[-1][1] += text
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.seen if name == tag]
-
-    @property
-    def text(self):
-        return " ".join("".join(self.words).split())
 
 
 def check(markup):
@@ -606,7 +555,7 @@ def test_some_episodes_are_packed_with_all_their_signals():
 )
 def test_tokens_become_running_text(tokens, text, wanted):
     # catches: words without spaces between, a space twice, a stop token that is searched for
-    assert pieces_of(tokens, text) == wanted
+    assert spaced(tokens, text) == wanted
 
 
 def test_ratio_and_clipped_by_hand():
@@ -695,53 +644,21 @@ def test_views_of_little(tmp_path):
 
 
 # ---------------------------------------------------------------- the static file
-class Page(HTMLParser):
-    "A static page as a browser reads it: scripts are raw text."
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.seen, self.scripts, self.words, self.inside, self.policy = [], [], [], None, ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.seen.append((tag, attributes))
-        if tag in ("script", "style"):
-            self.inside = tag
-        if tag == "script":
-            self.scripts.append([attributes, ""])
-        if attributes.get("http-equiv") == "Content-Security-Policy":
-            self.policy = attributes["content"]
-
-    def handle_endtag(self, tag):
-        if tag == self.inside:
-            self.inside = None
-
-    def handle_data(self, text):
-        if self.inside == "script":
-            self.scripts[-1][1] += text
-        elif self.inside is None:
-            self.words.append(text)
-
-
 def read_page(path):
     """Holds for every static page: one script that the policy names by its hash, data that parse,
     nothing fetched, every control with a name."""
     import hashlib
 
     text = path.read_text(encoding="utf-8")
-    page = Page(text)
+    page = Reader(text)
     assert [attributes for attributes, _ in page.scripts] == [
         {"type": "application/json", "id": "rlhf-reader-data"},
         {"type": "module"},
     ]
     script = page.scripts[1][1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert (
-        page.policy
-        == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    )
+    (policy,) = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert not any(
         name in attributes
         for _, attributes in page.seen
@@ -879,17 +796,13 @@ def gold(episode, rate=0.5):
     }
 
 
-def panels(figure):
-    return {axis.get_title(): axis for axis in figure.axes}
-
-
-def points(axis):
-    return axis.get_lines()[0].get_xydata().tolist()
+def points(log, metric="objective/kl"):
+    return ppo_lines(log)[["episode", metric]].dropna().values.tolist()
 
 
 def test_curves_draw_what_was_logged():
-    # catches: the penalised score in place of the raw one, other stages mixed in, unit or episode
-    # missing, gaps joined as zero
+    # catches: the penalised score in place of the raw one, other stages mixed in, unit missing,
+    # shares that are not in per cent
     metrics = [
         {"stage": "reward", "step": 5, "episode": 3, "objective/kl": 77.0},
         gold(0, 0.25),
@@ -898,43 +811,17 @@ def test_curves_draw_what_was_logged():
         gold(16, 0.75),
         {"stage": "ppo", "event": "done", "seconds": 1.0},
     ]
-    found = panels(run_curves(metrics))
-    assert list(found) == [
-        "Raw score",
-        "Gold win rate, near-greedy",
-        "Facts covered",
-        "Facts invented",
-        "KL to the reference",
-        "Entropy of a response, by its samples",
-        "Clipped",
-        "Variance that the values explain",
-        "Length",
+    assert [metric.name for metric in logged_panels(ppo_lines(metrics))] == [
+        metric.name for metric in in_order("report") if metric.name != "objective/scores"
     ]
-    assert points(found["Raw score"]) == [[8, 1], [16, 2]] and points(
-        found["KL to the reference"]
-    ) == [
-        [8, 2],
-        [16, 4],
-    ]
-    assert points(found["Gold win rate, near-greedy"]) == [[0, 0.25], [16, 0.75]]
-    assert all(axis.get_ylabel() and axis.get_xlabel() == "episode" for axis in found.values())
-    assert "nats" in found["KL to the reference"].get_ylabel() and not any(
-        axis.collections for axis in found.values()
-    )
-
-
-def test_curves_of_a_trainers_own_log():
-    found = panels(
-        run_curves(
-            [
-                {"objective/scores": 1.0, "objective/kl": 2.0, "episode": 8.0, "epoch": 0.1},
-                {"train_runtime": 3.0},
-            ]
-        )
-    )
-    assert list(found) == ["Score after scaling and penalties", "KL to the reference"] and points(
-        found["Score after scaling and penalties"]
-    ) == [[8, 1]]
+    assert points(metrics) == [[8, 2], [16, 4]]
+    assert points(metrics, "gold/win_rate") == [[0, 0.25], [16, 0.75]]
+    alts = [img["alt"] for img in Reader(curve_panels(metrics)).all("img")]
+    assert len(alts) == 9 and alts[0].startswith("raw score, reward per response: 2.00 after")
+    assert "% of validation posts, ties half: 75.00 after episode 16; lowest 25.00" in alts[1]
+    own = [{"objective/scores": 1.0, "objective/kl": 2.0, "episode": 8.0}, {"train_runtime": 3.0}]
+    alts = [img["alt"].split(",")[0] for img in Reader(curve_panels(own)).all("img")]
+    assert alts == ["score after scaling and penalties", "KL to the reference"]
 
 
 @settings(max_examples=15, deadline=None)
@@ -950,9 +837,7 @@ def test_the_last_attempt_counts(lengths, data):
             at += 1
             log.append({"episode": 8 * at, "objective/kl": 100.0 * attempt + at})
             truth[at] = 100.0 * attempt + at
-    assert points(panels(run_curves(log))["KL to the reference"]) == [
-        [8 * e, v] for e, v in sorted(truth.items())
-    ]
+    assert points(log) == [[8 * e, v] for e, v in sorted(truth.items())]
 
 
 def test_curves_survive_bad_lines_and_refuse_nothing():
@@ -967,28 +852,16 @@ def test_curves_survive_bad_lines_and_refuse_nothing():
         {"stage": "ppo", "episode": "x"},
     ]
     before = json.dumps(metrics)
-    figure = run_curves(iter(metrics))
-    figure.canvas.draw()
-    assert points(panels(figure)["KL to the reference"]) == [[8, 2], [24, 6]] and points(
-        panels(figure)["Entropy of a response, by its samples"]
-    ) == [[8, 9], [16, 9]]
-    assert json.dumps(metrics) == before
+    assert points(metrics) == [[8, 2], [24, 6]]
+    assert points(metrics, "objective/entropy") == [[8, 9], [16, 9]]
+    assert curve_panels(iter(metrics)).count("<img") == 6 and json.dumps(metrics) == before
     for nothing in (
         [],
         [{"stage": "sft", "step": 1, "loss": 2.0}],
         [{"stage": "ppo", "step": 1, "objective/kl": 1.0}],
         [{"stage": "ppo", "episode": 8}],
     ):
-        with pytest.raises(ValueError, match="no curve to draw.*Run PPO first"):
-            run_curves(nothing)
-
-
-def test_curves_can_be_saved(tmp_path):
-    import matplotlib.pyplot as plt
-
-    before = plt.get_fignums()  # other tests of this process may have left some open
-    run_curves([ppo(8 * u) for u in range(1, 30)]).savefig(tmp_path / "curves.png", dpi=60)
-    assert (tmp_path / "curves.png").stat().st_size > 5_000 and plt.get_fignums() == before
+        assert "No curves yet" in curve_panels(nothing)
 
 
 # ---------------------------------------------------------------- the report
@@ -1123,7 +996,7 @@ def test_report_has_it_all(whole):
     assert "on 80.1 % of 2,000 test posts, and SFT's on 42.3 %" in text
     assert "Sampled, temperature 1: +20 points, from 41.0 % to 61.0 %." in text
     assert text.count("Bad form: 1.0 % of PPO's summaries, 1.0 % of SFT's.") == 2
-    results, *after = [x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]]
+    _, results, *after = [x for x in reader.tables if x[0] != ["From", "Summary", "Score", "Gold"]]
     assert [row[:4] for row in results[1:]] == [
         ["SFT", "1", "41.0 %", "39.0 to 43.0 %"],
         ["SFT", "0.01", "42.3 %", "40.1 to 44.5 %"],
@@ -1154,7 +1027,7 @@ def test_report_has_it_all(whole):
     assert (
         len(reader.all("img")) == 9
         and reader.all("img")[1]["alt"]
-        == "Gold win rate, near-greedy (share of validation posts, ties half): 0.5 at episode 0, 0.5 at episode 32."
+        == "gold win rate, near-greedy, % of validation posts, ties half: 50.00 after episode 32; lowest 50.00, highest 50.00"
     )
     assert reader.tables[-1][1:] == [
         ["seed", "3"],
@@ -1201,7 +1074,7 @@ PIECES = {
     "metrics.jsonl": "No curves yet",
     "results.json": "No verdict yet",
     "completions": "No completions yet",
-    "ppo": "No rollouts yet",
+    "ppo": "No rollouts were kept",
 }
 
 
@@ -1356,62 +1229,13 @@ def test_completions_keep_odd_texts(run):
     assert "Only one of the two models" in check_page(report(run).read_text()).text
 
 
-def test_rollouts_of_the_first_the_middle_and_the_last_update(run):
-    # catches: the last one twice, updates in the order of the folder, other rows, one scale for
-    # each strip
-    reader = check_page(report(run).read_text())
-    assert [text for level, text in reader.heads if level == 3][-3:] == [
-        f"Update {u}, after {8 * u} episodes, kl_coef 0.05" for u in (0, 2, 4)
-    ]
-    for u in (0, 2, 4):
-        for b in range(3):
-            assert f"prompt {u}/{b}" in reader.text
-    assert "prompt 0/3" not in reader.text and "prompt 1/0" not in reader.text
-    page = report(run).read_text()
-    for name, word in (("kl", "KL"), ("advantages", "advantage")):
-        rows = [
-            row[:n].tolist()
-            for u in (0, 2, 4)
-            for row, n in zip(getattr(make((3, 5, 2, 4), seed=u), name), (3, 5, 2))
-        ]
-        most = max(abs(x) for row in rows for x in row)
-        assert f"{most:.3g} ({word})" in reader.text.split("full colour at ")[1][:40]
-        spans = re.findall(rf'<span(?: class="(\w+) tint-(\d)")? title="{name} ([^"]+)">', page)
-        told = [x for row in rows for x in row]
-        assert [float(x) for *_, x in spans] == pytest.approx(told)
-        steps = [(("down", "up")[x > 0], str(round(8 * abs(x) / most))) for x in told]
-        assert [one[:2] for one in spans] == [s if s[1] != "0" else ("", "") for s in steps]
-
-
-# catches: little tables in the place of a text, facts without colour, a number that cannot be asked
-# for, tables that are in the way of the text
-def test_rollouts_are_running_text_with_their_facts(run):
-    post = (
-        "SUBREDDIT: r/work\n\nTITLE: need some help\n\nPOST: my boss sold my tent. it was not "
-        "easter. this was on monday. they were bored. i feel sad. should i sue?\n\nTL;DR:"
-    )
-    words = ["my", " boss", " sold", " my la", "mp", "<eos>"]
-    for path in (run / "ppo" / "rollouts").iterdir():
-        r = make((6, 5, 2, 4))
-        r.with_(
-            prompts=[post, *r.prompts[1:]],
-            responses=["my boss sold my lamp", *r.responses[1:]],
-            tokens=[words, *r.tokens[1:]],
-            info=Rollout.load(path).info,
-        ).save(path)
-    page = report(run).read_text()
-    card = page.split('class="card episode"')[1]
-    told, folded = card.split("<details>", 1)
-    assert "<table" not in told and "<table" in folded
-    assert told.count("<strong>tent</strong>") == 1 and "not easter" in told.replace("\n", " ")
-    for name in ("kl", "advantages"):
-        mark = rf'<span class="(?:\w+ tint-\d ?)?(\w*)" title="{name} [^"]+">([^<]*)<'
-        marks = [text for kind, text in re.findall(mark, told) if kind == "covered"]
-        assert marks == ["boss", "sold"]
-        marks = [text for kind, text in re.findall(mark, told) if kind == "invented"]
-        assert marks == ["my la", "mp"]
-    assert told.count("○") == 5 and "○ what: tent" in told
-    assert asset("tints.css") in page and asset("facts.css") in page
+# catches: the last one twice, updates in the order of the folder, a page that is not there
+def test_rollouts_are_read_in_the_page_beside_the_report(run):
+    text = check_page(report(run).read_text()).text
+    assert "5 updates were kept. rlhf-nb view . writes the page" in text
+    browse(run).save_html(run / "rollouts.html")
+    links = [a["href"] for a in Reader(report(run).read_text()).all("a")]
+    assert [x for x in links if "update=" in x] == [f"rollouts.html#update={u}" for u in (0, 2, 4)]
 
 
 # catches: two meanings of “episode” in one table, a number near zero that is written as zero, a
@@ -1425,42 +1249,6 @@ def test_the_table_of_the_terminal_speaks_as_the_page_does():
     columns = {column.header: [*column.cells] for column in table.columns}
     assert columns["KL"] == ["≈0", "0"] and columns["score"] == ["−1.50", ""]
     assert str(rollout_table(r.with_(info={})).title) == ""
-
-
-def test_rollouts_follow_a_prompt(run):
-    files = sorted((run / "ppo" / "rollouts").iterdir())
-    for i, path in enumerate(files):
-        r = Rollout.load(path)
-        prompts = [f"other {i}/{b}" for b in range(4)]
-        prompts[i % 4] = "the same"
-        r.with_(prompts=prompts).save(path)
-    text = check_page(report(run).read_text()).text
-    assert (
-        text.count("the same") == 3
-        and not re.search(r"other \d/\d", text)
-        and "Episode 2 of 4, update 2" in text
-    )
-
-
-def test_rollouts_of_several_ranks_and_half_filled(run):
-    folder = run / "ppo" / "rollouts"
-    for path in sorted(folder.iterdir()):
-        r = Rollout.load(path)
-        for rank in range(2):
-            r.with_(
-                advantages=None,
-                kl=None,
-                prompts=[f"of rank {rank}"] * 4,
-                info=dict(update=r.info["update"], rank=rank),
-            ).save(folder / f"{path.stem}-rank{rank}.safetensors")
-        path.unlink()
-    reader = check_page(report(run).read_text())
-    assert [text for level, text in reader.heads if level == 3][-3:] == [
-        "Update 0",
-        "Update 2",
-        "Update 4",
-    ]
-    assert "of rank 0" in reader.text and "of rank 1" not in reader.text
 
 
 # catches: a colour of the page that is not the theme's, so that dark text is on dark
@@ -1487,8 +1275,12 @@ def test_a_run_of_ones_own_has_a_report_of_its_own(tmp_path):
     check_page(text)
     assert "mini TL;DR" not in text and "No verdict" not in text and "not there" not in text
     assert "Jump. Update 5: KL went from 1.2 to 9" in text and "No judge but the reward" in text
-    assert text.count('class="card episode"') >= 3
-    row = re.search(r"Raw score, reward per response(.*?)</tr>", text)[1]
+    assert "5 updates were kept" in text
+    ends = [merged([Rollout.load(x) for x in files]) for files in rollout_files(tmp_path).values()]
+    table = re.search(r"<table[^>]*><caption>Both ends of the run.*?</table>", text, re.S)[0]
+    for r in (ends[0], ends[-1]):
+        assert f"update {r.info['update']} " in table and visible(r.responses[0]) in table
+    row = re.search(r"raw score, reward per response(.*?)</tr>", text)[1]
     assert re.findall(r">([\d.]+)<", row) == ["0", "0.625"]
     shutil.rmtree(tmp_path / "ppo" / "rollouts")
     assert "train with save_rollouts=True" in report(tmp_path).read_text()

@@ -1,14 +1,13 @@
 """viz: what a parser (not a regular expression) finds in the markup, what a colour-blind or blind
 reader gets, what the figures hold."""
 
-from html.parser import HTMLParser
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markup import Reader, texts
 
 from rlhf_nb.ui.viz import (
     Html,
@@ -23,7 +22,6 @@ from rlhf_nb.ui.viz import (
 )
 
 quick = settings(max_examples=60, deadline=None)
-VOID = {"br", "img", "input", "link", "meta", "hr"}
 ALLOWED = {"div", "table", "caption", "tr", "th", "td", "bdi"}
 ATTRIBUTES = {"style", "scope", "tabindex", "role", "aria-label", "title"}
 PAGES = (("#16191d", "#ffffff"), ("#cfd0d0", "#131416"), ("#e0e0e0", "#111111"))  # ink, paper
@@ -49,43 +47,6 @@ nasty = st.lists(
 numbers = st.floats(-1e6, 1e6) | st.sampled_from(
     [0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-9, -1e-300]
 )
-
-
-class Reader(HTMLParser):
-    "Tables as lists of rows of (tag, attributes, text); fails on tags that do not nest."
-
-    def __init__(self, markup):
-        super().__init__(convert_charrefs=True)
-        self.tables, self.captions, self.seen, self.open = [], [], [], []
-        self.feed(markup)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attributes):
-        self.seen.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append([tag, dict(attributes), ""])
-        if tag == "caption":
-            self.captions.append("")
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, text):
-        if self.open and self.open[-1] == "caption":
-            self.captions[-1] += text
-        elif "td" in self.open or "th" in self.open:
-            self.tables[-1][-1][-1][2] += text
-
-
-def texts(table):
-    return [[cell[2] for cell in row] for row in table]
 
 
 def style(cell):
@@ -123,7 +84,7 @@ def check_markup(shown):
     assert {tag for tag, _ in reader.seen} <= ALLOWED
     assert {name for _, attributes in reader.seen for name in attributes} <= ATTRIBUTES
     assert "url(" not in "".join(attributes.get("style", "") for _, attributes in reader.seen)
-    for table in reader.tables:
+    for table in reader.cells:
         assert len({len(row) for row in table}) == 1
         for cell in (cell for row in table for cell in row):
             if cell[0] == "th":
@@ -229,12 +190,12 @@ def test_strip_holds_every_token_and_number_in_order(items, name):
     # padding shown
     tokens, values, mask = map(list, zip(*items)) if items else ([], [], [])
     reader = check_markup(token_strip(tokens, values, mask, name=name or "value"))
-    assert all(len(table) == 2 for table in reader.tables)
-    heads = [text for table in reader.tables for text in texts(table)[0][1:]]
-    below = [text for table in reader.tables for text in texts(table)[1][1:]]
+    assert all(len(table) == 2 for table in reader.cells)
+    heads = [text for table in reader.cells for text in texts(table)[0][1:]]
+    below = [text for table in reader.cells for text in texts(table)[1][1:]]
     assert heads == [visible_token(t) if k else "·" for t, k in zip(tokens, mask)]
     assert below == [signed(float(np.float32(v))) if k else "·" for v, k in zip(values, mask)]
-    for table in reader.tables:
+    for table in reader.cells:
         for cell, text in zip(table[1][1:], texts(table)[1][1:]):
             if text[0] in "·n0":
                 assert style(cell)["background"] == "transparent"
@@ -287,10 +248,10 @@ def test_renderers_are_pure():
 
 def test_strip_breaks_lines_like_text():
     reader = check_markup(token_strip(["word"] * 50, [0.1] * 50))
-    widths = [len(table[0]) - 1 for table in reader.tables]
+    widths = [len(table[0]) - 1 for table in reader.cells]
     assert sum(widths) == 50 and max(widths) <= 12 and len(widths) >= 4
     assert (
-        len(check_markup(token_strip(["x" * 300, "y"], [1.0, 2.0])).tables) == 2
+        len(check_markup(token_strip(["x" * 300, "y"], [1.0, 2.0])).cells) == 2
     )  # catches: an empty first line
 
 
@@ -312,7 +273,7 @@ def test_strip_scale():
 
 def test_strip_without_numbers_and_without_tokens():
     reader = check_markup(token_strip(["a", "b"]))
-    assert texts(reader.tables[0]) == [["token", "a", "b"]] and not reader.captions
+    assert texts(reader.cells[0]) == [["token", "a", "b"]] and not reader.captions
     check_markup(token_strip([], []))
 
 
@@ -322,7 +283,7 @@ def test_signal_table_is_the_numbers(items):
     # catches: rows and columns mixed up, one colour scale for all rows, padding that sets it
     tokens, a, b, mask = map(list, zip(*items))
     a, b = torch.tensor([a], dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
-    table = check_markup(signal_table(tokens, torch.tensor([mask]), first=a, second=b)).tables[0]
+    table = check_markup(signal_table(tokens, torch.tensor([mask]), first=a, second=b)).cells[0]
     assert texts(table)[0] == [""] + [visible_token(t) if k else "·" for t, k in zip(tokens, mask)]
     for line, name, row in zip(table[1:], ("first", "second"), (a[0], b)):
         assert [cell[2] for cell in line] == [name] + [
@@ -347,7 +308,7 @@ def test_signals_of_every_kind():
             array=np.array([1.0, 2.0]),
         )
     )
-    assert texts(shown.tables[0]) == [
+    assert texts(shown.cells[0]) == [
         ["", "0", "1"],
         ["half", "+0.50", "−1.00"],
         ["ids", "7", "11"],
@@ -355,7 +316,7 @@ def test_signals_of_every_kind():
         ["plain", "+0.25", "+2.00"],
         ["array", "+1.00", "+2.00"],
     ]
-    plain = {style(c)["background"] for row in shown.tables[0][2:4] for c in row[1:]}
+    plain = {style(c)["background"] for row in shown.cells[0][2:4] for c in row[1:]}
     assert plain == {"transparent"}
     assert x.requires_grad and x.dtype == torch.bfloat16
 
@@ -406,7 +367,7 @@ def test_plain_text_is_the_same_table():
 def test_episode_table_drops_and_changes_nothing(rows, title):
     before = [dict(row) for row in rows]
     reader = check_markup(episode_table(rows, title=title))
-    assert texts(reader.tables[0]) == [["", "query", "score", "n"]] + [
+    assert texts(reader.cells[0]) == [["", "query", "score", "n"]] + [
         [str(i), visible(r["query"]), signed(r["score"]), signed(r["n"])]
         for i, r in enumerate(rows)
     ]
@@ -417,7 +378,7 @@ def test_episode_table_values_and_columns():
     # catches: numpy and tensor scalars shown as text, a missing value that shifts the row, a
     # hundred rows cut to some
     rows = [dict(a=np.float32(-0.5), b=torch.tensor(2.0), c=None), dict(a=np.int64(3), d=[1, 2])]
-    table = check_markup(episode_table(rows)).tables[0]
+    table = check_markup(episode_table(rows)).cells[0]
     assert texts(table) == [
         ["", "a", "b", "c", "d"],
         ["0", "−0.50", "+2.00", "", ""],
@@ -426,8 +387,8 @@ def test_episode_table_values_and_columns():
     assert (
         style(table[1][1])["text-align"] == "right" and style(table[2][4])["text-align"] == "left"
     )
-    assert texts(check_markup(episode_table(rows, ["b", "a"])).tables[0])[0] == ["", "b", "a"]
-    assert len(check_markup(episode_table([dict(a=1.0)] * 300)).tables[0]) == 301
+    assert texts(check_markup(episode_table(rows, ["b", "a"])).cells[0])[0] == ["", "b", "a"]
+    assert len(check_markup(episode_table([dict(a=1.0)] * 300)).cells[0]) == 301
     assert "0 rows" in check_markup(episode_table([])).captions[0]
     with pytest.raises(ValueError, match="'score'.*'a', 'b'"):
         episode_table(rows, ["score"])

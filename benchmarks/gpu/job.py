@@ -33,7 +33,6 @@ import time
 import traceback
 import zipfile
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -510,29 +509,6 @@ def memory(s: dict, more: dict) -> dict:
 
 # ---- A real model ----
 
-SUBJECTS = """my new neighbour|the morning bus|cooking for one|learning to swim|a rainy weekend
-the office kitchen|an old bicycle|moving to another city|the local library|a long train ride
-the first day of school|growing tomatoes|a job interview|the family dinner|a broken phone
-walking the dog|the town market|a night shift|painting a room|a visit to the dentist
-the school play|running in winter|a lost umbrella|the weather this week|a borrowed book
-fixing a sink|the big exam|a cup of coffee|camping by the lake|the new supermarket"""
-FRAMES = """Tell me about {}.|What do people say about {}?|Write a short note to a friend about {}.
-How was your experience with {}?|Describe {} in one sentence.|What should I know about {}?
-Why do some people avoid {}?|Give me a reason to think about {}.|What can go wrong with {}?
-Write a one-line review of {}.|How would you explain {} to a child?|What is hard about {}?
-What do you think of {}?|Help me start a message about {}.|Is {} worth the time?
-What happened yesterday with {}?|Give me a tip on {}.|What surprised you about {}?
-Sum up {} for a busy person.|Write a question about {}."""
-
-
-def requests() -> tuple[list[str], list[str]]:
-    "600 everyday requests: three quarters to train on, and a quarter held out."
-    lines = lambda text: text.replace("\n", "|").split("|")
-    pairs = list(enumerate(product(lines(FRAMES), lines(SUBJECTS))))
-    told = [(i % 30 + i // 30) % 4 == 0 for i, _ in pairs]
-    of = lambda held: [f.format(x) for (_, (f, x)), out in zip(pairs, told) if out == held]
-    return of(False), of(True)
-
 
 def real(kept: Kept, device: str, asked: argparse.Namespace) -> None:
     parts = sorted((asked.kit / "parts").glob("model.*")) if asked.kit else []
@@ -588,20 +564,13 @@ def smollm2(folder: str, tiny: bool) -> tuple[Any, Any]:
 
 def seed(asked: argparse.Namespace) -> None:
     "One run: updates until the time is over, and held-out requests before and after."
-    from datasets import Dataset
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-
+    from rlhf_nb.real import Sentiment, everyday_requests
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
-    begun, kept, analyse = time.time(), Kept(asked.output), SentimentIntensityAnalyzer()
+    begun, kept = time.time(), Kept(asked.output)
     model, tokenizer = smollm2(asked.model, asked.tiny)
-
-    def compound(prompts: list[str], responses: list[str], **columns: Any) -> list[float]:
-        return [analyse.polarity_scores(text)["compound"] for text in responses]
-
-    gpu = asked.device == "cuda"
-    train, held_out = requests()
-    chat = lambda texts: [[dict(role="user", content=text)] for text in texts]
+    gpu, requests = asked.device == "cuda", everyday_requests()
+    held_out = [turns[0]["content"] for turns in requests["test"]["prompt"]]
     sizes = dict(batch=16, micro=8) if asked.tiny else dict(batch=512, micro=64)
     settings = dict(
         per_device_train_batch_size=sizes["micro"],
@@ -627,8 +596,8 @@ def seed(asked: argparse.Namespace) -> None:
         ),
         tokenizer,
         model=model,
-        reward_model=compound,
-        train_dataset=Dataset.from_dict(dict(prompt=chat(train))),
+        reward_model=Sentiment(),
+        train_dataset=requests["train"],
     )  # fmt: skip
     kept["settings"], kept["loaded_after"] = settings, time.time() - begun
     if gpu:
@@ -636,7 +605,7 @@ def seed(asked: argparse.Namespace) -> None:
 
         torch.cuda.reset_peak_memory_stats()
     held = dict(tokenize=False, add_generation_prompt=True)
-    questions = [tokenizer.apply_chat_template(x, **held) for x in chat(held_out)]
+    questions = [tokenizer.apply_chat_template(x, **held) for x in requests["test"]["prompt"]]
 
     def look() -> dict:
         "Held-out requests, sampled at temperature 1."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -171,3 +172,23 @@ TRAINED = (
     "It writes the model, its tokenizer, a card, checkpoints (save_steps) and trainer_state.json "
     "with every metric into the output folder. --resume goes on from the last checkpoint."
 )
+
+
+def supervised_options(*model: str, training: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    "What --help lists of `sft` and `reward`: their options of model and training among the others."
+    limits = ("max_prompt_length", "max_completion_length", "max_length")
+    splits = ("dataset_train_split", "dataset_test_split")
+    usual = ("num_train_epochs", "learning_rate", "warmup_steps")
+    batch = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    return {
+        "data and model": ("config", "dataset_name", *model, "output_dir", *splits, *limits),
+        "training": (*usual, *batch, *training, "bf16", "use_peft", "seed"),
+        "logs and checkpoints": (
+            "logging_steps",
+            "eval_strategy",
+            "save_steps",
+            "report_to",
+            "resume",
+        ),
+        "help": ("help", "help_all"),
+    }

@@ -78,7 +78,7 @@ def stages(run: Run) -> dict[str, Any]:
 
     from rlhf_nb.cli import demo_stages
     from rlhf_nb.cli.demo_log import print_end
-    from rlhf_nb.ui.report import report, run_curves
+    from rlhf_nb.ui.report import report
     from rlhf_nb.ui.verdict import completions_of_run
     from rlhf_nb.ui.viewer import browse
 
@@ -99,7 +99,6 @@ def stages(run: Run) -> dict[str, Any]:
             demo_stages.judge_stage(run, world, tokenizer)
     results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
     logs, folder = run.logs(), run.folder
-    run_curves(logs).savefig(folder / "curves.png", dpi=130)
     browse(folder).save_html(folder / "rollouts.html")
     seconds = sum(line["seconds"] for line in logs if line.get("event") == "done")
     print_end(run.console, results, completions_of_run(folder), seconds, folder, report(folder))

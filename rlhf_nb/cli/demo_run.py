@@ -127,7 +127,6 @@ FILES = (
     "settings.json",
     "metrics.jsonl",
     "results.json",
-    "curves.png",
     "rollouts.html",
     "report.html",
 )

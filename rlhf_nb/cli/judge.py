@@ -23,7 +23,7 @@ from rlhf_nb.cli.data import check_prompts, check_template, drop_long, load_rows
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import loading, named, tokenizer_of
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.encoding import marked_pair, template_settings
+from rlhf_nb.encoding import marked_pair, template_settings, without_stop
 from rlhf_nb.evaluate import (
     Completions,
     EndpointJudge,
@@ -234,22 +234,21 @@ def judge_command(words: Sequence[str]) -> None:
     rows = drop_long(rows, tokenizer, data.max_prompt_length)
     name = models.model_name_or_path
     tokenizer, ours = answers_of(name, "--model_name_or_path", models, options, rows)
+    columns: dict[str, list] = dict(facts=rows["facts"][:]) if "facts" in rows.column_names else {}
+    talks = isinstance(judge, RewardModelJudge) and not isinstance(rows[0]["prompt"], str)
+    if talks:  # it reads them through its own template
+        columns |= dict(conversations=rows["prompt"][:], settings=[*map(template_settings, rows)])
     if other := options.opponent_name_or_path:
         _, found = answers_of(other, "--opponent_name_or_path", models, options, rows)
         theirs, stopped = found.texts, list(found.stopped)
     else:
-        marked = [
-            marked_pair(row["prompt"], row["completion"], tokenizer, **template_settings(row))
-            for row in rows
-        ]
-        theirs = [row.text[row.answers[0][0] :] for row in marked]
-        stopped = [True] * len(rows)
+        theirs, stopped = [reference(row, tokenizer) for row in rows], [True] * len(rows)
     report = judge_pairs(
         judge,
         ours.prompts,
         ours.texts,
         theirs,
-        dict(facts=rows["facts"][:]) if "facts" in rows.column_names else {},
+        columns,
         list(zip(ours.stopped, stopped)),
         both_orders=not options.one_order,
         seed=options.seed,
@@ -259,6 +258,13 @@ def judge_command(words: Sequence[str]) -> None:
     print(report)
     if earlier is not None:
         print(beside(earlier, ours, report.scores))
+
+
+def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    "What the reference answers, as the model's template writes it, without what ends it."
+    given = row["prompt"], row["completion"]
+    found = marked_pair(*given, tokenizer, ends=False, **template_settings(row))
+    return without_stop(found.text[found.answers[0][0] :], tokenizer)
 
 
 def read_verdicts(path: str) -> pd.DataFrame:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from datasets import Dataset
 
-from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, RewardModelArguments
+from rlhf_nb.cli.arguments import (
+    SHORT,
+    TRAINED,
+    AnswerDataArguments,
+    RewardModelArguments,
+    supervised_options,
+)
 from rlhf_nb.cli.data import PAIRS, check_columns, check_template, drop_long, pairs_of, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
@@ -24,39 +30,9 @@ ABOUT = About(
         "runs/reward",
         "rlhf-nb reward --dataset_name pairs.jsonl --model_name_or_path runs/sft --use_peft",
     ),
-    options={
-        "data and model": (
-            "config",
-            "dataset_name",
-            "model_name_or_path",
-            "output_dir",
-            "dataset_train_split",
-            "dataset_test_split",
-            "max_prompt_length",
-            "max_completion_length",
-            "max_length",
-        ),
-        "training": (
-            "num_train_epochs",
-            "learning_rate",
-            "warmup_steps",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "center_rewards",
-            "center_rewards_coefficient",
-            "bf16",
-            "use_peft",
-            "seed",
-        ),
-        "logs and checkpoints": (
-            "logging_steps",
-            "eval_strategy",
-            "save_steps",
-            "report_to",
-            "resume",
-        ),
-        "help": ("help", "help_all"),
-    },
+    options=supervised_options(
+        "model_name_or_path", training=("center_rewards", "center_rewards_coefficient")
+    ),
     required={"dataset_name": "required", "model_name_or_path": "required"},
     help=SHORT,
 )

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhf_nb.cli.arguments import SHORT, TRAINED, AnswerDataArguments, ScratchModelArguments
+from rlhf_nb.cli.arguments import (
+    SHORT,
+    TRAINED,
+    AnswerDataArguments,
+    ScratchModelArguments,
+    supervised_options,
+)
 from rlhf_nb.cli.data import check_columns, check_template, drop_long, splits_of
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.models import adapter_config, loading, named, tokenizer_of
@@ -26,39 +32,7 @@ ABOUT = About(
         "rlhf-nb sft --dataset_name mini_tldr --from_scratch --output_dir runs/sft",
         "rlhf-nb sft --config tldr_pythia_1b.yaml --learning_rate 1e-5",
     ),
-    options={
-        "data and model": (
-            "config",
-            "dataset_name",
-            "model_name_or_path",
-            "from_scratch",
-            "output_dir",
-            "dataset_train_split",
-            "dataset_test_split",
-            "max_prompt_length",
-            "max_completion_length",
-            "max_length",
-        ),
-        "training": (
-            "num_train_epochs",
-            "learning_rate",
-            "warmup_steps",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "packing",
-            "bf16",
-            "use_peft",
-            "seed",
-        ),
-        "logs and checkpoints": (
-            "logging_steps",
-            "eval_strategy",
-            "save_steps",
-            "report_to",
-            "resume",
-        ),
-        "help": ("help", "help_all"),
-    },
+    options=supervised_options("model_name_or_path", "from_scratch", training=("packing",)),
     required={
         "dataset_name": "required",
         "model_name_or_path": "required, or --from_scratch",

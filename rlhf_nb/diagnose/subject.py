@@ -264,6 +264,8 @@ class Subject:
         if args.max_steps <= 0:
             args.total_episodes = max(args.total_episodes or 0, args.batch_size)
         optimizer = inner_optimizer(given) if own_optimizer else None
+        if optimizer is not None:
+            args.value_learning_rate = None  # it has a group for it
         pair, optimizer = copy.deepcopy((given.pair, optimizer))
         own_head = isinstance(pair.value, ValueHead)
         judges = list(given.judges.judges.values())

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.exercises import progress
 from rlhf_nb.exercises.difference import difference
 from rlhf_nb.exercises.values import (
@@ -99,9 +100,8 @@ class Exercise:
     def __call__(self, answer: Any, seed: int | None = None) -> Verdict:
         "Whether the answer is right, and if not, which mistake it makes. Never raises."
         seed = random.SystemRandom().getrandbits(31) if seed is None else seed
-        state = torch.get_rng_state()
-        verdict = attempt(self.judge, answer, seed)
-        torch.set_rng_state(state)
+        with random_state_kept():
+            verdict = attempt(self.judge, answer, seed)
         if isinstance(verdict, Raised):
             return Verdict(False, f"Your function made the checker itself fail: {shown(verdict)}")
         if verdict:

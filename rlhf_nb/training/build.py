@@ -311,6 +311,32 @@ def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return policy(**accepted(policy.forward, inputs)).logits
 
 
+def check_adapter(model: Any, peft_config: Any) -> None:
+    "Raises ValueError on an adapter that puts virtual tokens in front of a text."
+    for config in (peft_config, getattr(model, "active_peft_config", None)):
+        if getattr(config, "is_prompt_learning", False):
+            raise ValueError(
+                f"the policy's adapter is of {type(config).__name__}, which puts virtual tokens in "
+                "front of a text; PPO reads and samples text without them. Give an adapter inside "
+                "the layers, such as LoraConfig(r=8); SFTTrainer trains either kind."
+            )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            "the policy has an adapter of transformers' own (add_adapter): give a model of "
+            "peft.get_peft_model, or the model without it and peft_config=LoraConfig(r=8)."
+        )
+
+
+def check_value_rate(args: PPOConfig, optimizer: Any) -> None:
+    "Raises ValueError on a value_learning_rate that an optimizer of the user's own would ignore."
+    if optimizer is not None and args.value_learning_rate is not None:
+        raise ValueError(
+            f"value_learning_rate is {args.value_learning_rate} and an optimizer is given, which "
+            "has its own rates: leave value_learning_rate out and give the value model's "
+            "parameters a group of their own, or give optimizer_cls_and_kwargs instead."
+        )
+
+
 def split_groups(optimizer: torch.optim.Optimizer, value: nn.Module, lr: float) -> None:
     "Give the value model's parameters a learning rate of their own."
     of_value, groups = {id(p) for p in value.parameters()}, optimizer.param_groups[:]

@@ -83,7 +83,8 @@ PRIVATE = {
     "_prepare_inputs": "a batch on the device",
     "_run_epoch": "one pass over the data, where a step is an update",
     "_maybe_log_save_evaluate": "logs, evaluations and checkpoints when they are due",
-    "_get_dataloader": "one rank's prompts of an update; rows to predict, in their order",
+    "_get_dataloader": "one rank's prompts of an update; all rows of an evaluation, in their order",
+    "_get_eval_sampler": "the order of the rows that metrics of the user's own are given",
     "_get_learning_rate": "the learning rate that is logged",
     "_tr_loss": "the sum of losses behind the next log, and behind what a finished run returns",
     "_globalstep_last_logged": "how many steps the next log is over",
@@ -193,6 +194,8 @@ class SealedTrainer(Trainer):
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
         args.remove_unused_columns = False  # the collators take what they need
+        if args.device.type == "cpu":  # where torch warns that it does nothing
+            args.dataloader_pin_memory = False
         warn_of_half(model)
         super().__init__(model, args, **given)
         self.optimizer = inner_optimizer(self.optimizer)  # it may be of a trainer before this one
@@ -528,6 +531,20 @@ class SealedTrainer(Trainer):
         lengths = list(sampler.lengths)  # a column of a data set is slow to read row by row
         self.order = OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
         return self.order
+
+    def _get_dataloader(self, *given: Any, **more: Any) -> Any:
+        "Trainer's; an evaluation reads all rows, dataloader_drop_last or not."
+        drop = self.args.dataloader_drop_last
+        self.args.dataloader_drop_last = drop and more.get("is_training", False)
+        try:
+            return super()._get_dataloader(*given, **more)
+        finally:
+            self.args.dataloader_drop_last = drop
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        "Trainer's; where metrics of the user's own read the predictions, rows in the order given."
+        own = getattr(self, "own_metrics", None) is not None and has_length(eval_dataset)
+        return SequentialSampler(eval_dataset) if own else super()._get_eval_sampler(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         "Trainer's, in the order given, whatever the sampling strategy: predictions go by row."

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from html import escape
-from itertools import accumulate
 
 from rlhf_nb.tldr import FACTS, SLOT, TOLD
 from rlhf_nb.ui.html import Html, element, inline, visible
@@ -110,18 +109,3 @@ def missing_facts(summary: str, facts: Mapping[str, str]) -> str:
         for slot in claims_of(summary, facts)["missing"]
     ]
     return element("span", f"missing: {' '.join(missing)}", class_="misses") if missing else ""
-
-
-def token_claims(
-    tokens: Sequence[str],  # with the blanks between them, so that two words do not become one
-    facts: Mapping[str, str],
-) -> list[str]:
-    "Of each token whether it is a part of a fact that is `covered` or `invented`; else empty."
-    text, marks = "".join(tokens), [""] * len(tokens)
-    claims, ends = claims_of(text, facts), list(accumulate(map(len, tokens)))
-    for word in re.finditer(r"\w+", text):
-        kind = next((kind for kind in ("covered", "invented") if word[0] in claims[kind]), "")
-        for t, (token, end) in enumerate(zip(tokens, ends)):
-            if kind and end - len(token) < word.end() and end > word.start():
-                marks[t] = kind
-    return marks

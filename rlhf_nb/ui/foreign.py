@@ -14,7 +14,6 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,149 +26,65 @@ from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
-from rlhf_nb.ui.run_files import MEANS, episode_numbers, rollout_files, spread
+from rlhf_nb.ui.run_files import Updates, episode_numbers, means_of, rollout_files
 
 Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rollout
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 TABLES = tuple(suffix for suffix in SUFFIXES if suffix != ".json")  # of a folder
 TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
-TARGETS = ("prompt", "response", "step", "stopped", "scores", "raw_scores", *TOKEN)
+TARGETS = ("prompt", "response", "messages", "step", "stopped", "scores", "raw_scores", *TOKEN)
 TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "raw_score"}
+TRUTHS = dict(true=1.0, false=0.0)
+STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 
-
-# ---- The formats ----
-
-
-@dataclass(frozen=True)
-class Format:
-    "How a trainer calls what a rollout has."
-
-    name: str
-    needs: frozenset[str]  # columns by which it is recognized
-    columns: Mapping[str, str]  # what a rollout calls it -> what the file calls it
-
-
-FORMATS = (
-    Format(
-        "verl",
-        frozenset({"input", "output", "score", "step"}),
-        dict(prompt="input", response="output", scores="score", step="step"),
+# What each trainer calls what a rollout has; "?" marks a column that its files may lack. A file is
+# of the first format whose other columns it has. Of `messages` the last one is the response.
+OURS = "the names of a rollout"
+FORMATS: dict[str, dict[str, str]] = {
+    "verl": dict(prompt="input", response="output", scores="score", step="step"),
+    "trl": dict(prompt="prompt", response="completion", step="?step"),
+    "trl (completions of PPO)": dict(
+        prompt="query", response="model response", scores="?score", step="?step"
     ),
-    Format(
-        "trl",
-        frozenset({"prompt", "completion"}),
-        dict(prompt="prompt", response="completion", step="step"),
+    "OpenRLHF (batch inference)": dict(prompt="input", response="output", scores="?reward"),
+    "OpenRLHF (generated samples)": dict(response="text", scores="reward", step="global_step"),
+    "NeMo-RL": dict(
+        messages="content",
+        scores="rewards",
+        token_ids="?token_ids",
+        token_mask="?token_loss_mask",
+        logprobs="?prev_logprobs",
+        engine_logprobs="?generation_logprobs",
+        advantages="?advantages",
     ),
-    Format(
-        "trl (completions of PPO)",
-        frozenset({"query", "model response"}),
-        dict(prompt="query", response="model response", scores="score", step="step"),
-    ),
-    Format(
-        "OpenRLHF (batch inference)",
-        frozenset({"input", "output"}),
-        dict(prompt="input", response="output", scores="reward"),
-    ),
-    Format(
-        "OpenRLHF (generated samples)",
-        frozenset({"global_step", "text", "reward"}),
-        dict(response="text", scores="reward", step="global_step"),
-    ),
-    Format(
-        "NeMo-RL",
-        frozenset({"content", "rewards"}),
-        dict(
-            prompt="prompt",
-            response="response",
-            scores="rewards",
-            token_ids="token_ids",
-            token_mask="token_loss_mask",
-            logprobs="prev_logprobs",
-            engine_logprobs="generation_logprobs",
-            advantages="advantages",
-        ),
-    ),
-    Format("the names of a rollout", frozenset({"response"}), dict(zip(TARGETS, TARGETS))),
-)
-
-
-def recognized(rows: Sequence[Row]) -> Format | None:
-    "The first format whose columns are all there."
-    names = set(_columns(rows))
-    return next((one for one in FORMATS if one.needs <= names), None)
-
-
-def _nemo_row(row: Row) -> Row:
-    "NeMo-RL writes batches of one, and the messages of an episode in one column."
-    plain = {name: _plain(x) for name, x in row.items()}
-    only = {k: x[0] if isinstance(x, list) and len(x) == 1 else x for k, x in plain.items()}
-    messages = _plain(only.pop("content", None))
-    messages = messages if isinstance(messages, list) else [messages]
-    return only | dict(prompt=messages[:-1], response=messages[-1:])
-
-
-def _trl_scores(rows: Sequence[Row], given: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The columns of rewards in trl's table, which names one after each reward function, and a note
-    on other columns that may be rewards."""
-    own = {"step", "prompt", "completion", "advantage"}
-    own |= {column for name, column in given.items() if name != "scores"}
-    numbers = [
-        name
-        for name in _columns(rows)
-        if name not in own and any(math.isfinite(number(row.get(name))) for row in rows[:64])
-    ]
-    rewards = [name for name in numbers if "reward" in name.lower()]
-    rewards = rewards or (numbers if len(numbers) == 1 else [])
-    scores = given.get("scores", "reward" if "reward" in rewards else "+".join(rewards))
-    unused = [name for name in numbers if name not in (scores, *scores.split("+"))]
-    if not unused or given.get("scores") == "":
-        return scores, []
-    every = [x for x in numbers if x in (scores, *scores.split("+"), *unused)]
-    option = harmless(f"--columns {shlex.quote('scores=' + '+'.join(every))}")
-    why = "Not in the score" if scores else "No score: no name tells which columns are rewards"
-    return scores, [f"{why}: {_names(unused)}. To add all: {option}"]
+    OURS: {name: name if name == "response" else f"?{name}" for name in TARGETS},
+}
 
 
 # ---- Values, whatever a file holds ----
 
 
 def _plain(x: Any) -> Any:
-    "Arrays and numbers of numpy as those of Python."
-    x = x.tolist() if hasattr(x, "tolist") else x
-    return list(x) if isinstance(x, tuple) else x
-
-
-def _listed(x: Any) -> Any:
-    "A list, also one that a CSV file holds as text."
+    "Arrays and numbers of numpy as those of Python; a list that a CSV file holds as text."
     if isinstance(x, str) and x[:1] == "[":
         try:
             return json.loads(x)
         except (ValueError, RecursionError):
             return x
-    return _plain(x)
+    x = x.tolist() if hasattr(x, "tolist") else x
+    return list(x) if isinstance(x, tuple) else x
 
 
-def number(x: Any) -> float:
+def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
     "A number or a truth value, also one written as text; nan for anything else."
     x = _plain(x)
-    if isinstance(x, str):
-        x = dict(true=1.0, false=0.0).get(x.strip().lower(), x)
     try:
-        return float(x)
+        return float(words.get(x.strip().lower(), x) if isinstance(x, str) else x)
     except OverflowError:
         return math.inf
     except (TypeError, ValueError):
         return math.nan
-
-
-def _numbers(values: list[Any]) -> Tensor:
-    "A list of numbers; nan for what is none."
-    try:
-        plain = np.array(values, dtype=np.float64)  # fast, and refuses what is no number
-    except (TypeError, ValueError, OverflowError):
-        plain = np.zeros((0, 0))
-    return torch.tensor(plain if plain.ndim == 1 else [number(v) for v in values])
 
 
 def _is_missing(x: Any) -> bool:
@@ -183,36 +98,31 @@ def _json(x: Any) -> str:
         return "…"
 
 
-def _message(x: Any, named: bool, depth: int) -> str:
-    "One message of a chat."
-    if not isinstance(x, Mapping) or "content" not in x:
-        return text_of(x, depth)
-    content, calls = _plain(x["content"]), _plain(x.get("tool_calls"))
-    parts = content if isinstance(content, list) else [content]
-    texts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
-    if calls and not _is_missing(calls):
-        texts.append(_json(calls))
-    said = "\n".join(text_of(text, depth) for text in texts)
-    return f"{text_of(x.get('role', 'message'))}: {said}" if named else said
-
-
-def text_of(x: Any, depth: int = 0) -> str:
-    "Text of whatever stands for one: a string, a chat of messages, anything else as JSON."
-    x = _plain(x)
+def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
+    """Text of whatever stands for one: a string, a chat of messages (each with its role where there
+    are several), anything else as JSON."""
+    x = x if isinstance(x, str) else _plain(x)
     if isinstance(x, str) or _is_missing(x):
         return x if isinstance(x, str) else ""
-    if depth > 8:
+    if depth > 16:
         return "…"
     if isinstance(x, list):
-        return "\n\n".join(_message(one, len(x) > 1, depth + 1) for one in x)
-    if isinstance(x, Mapping):
-        return _message(x, False, depth + 1) if "content" in x else _json(x)
-    return str(x)
+        return "\n\n".join(text_of(one, len(x) > 1, depth + 1) for one in x)
+    if not isinstance(x, Mapping):
+        return str(x)
+    if "content" not in x:
+        return _json(x)
+    content, calls = _plain(x["content"]), _plain(x.get("tool_calls"))
+    parts = content if isinstance(content, list) else [content]
+    parts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
+    parts += [_json(calls)] if calls and not _is_missing(calls) else []
+    text = "\n".join(text_of(part, False, depth + 1) for part in parts)
+    return f"{text_of(x.get('role', 'message'))}: {text}" if named else text
 
 
 def _cell(x: Any) -> Any:
     "A value of a column that is shown beside the prompt."
-    x = _plain(x)
+    x = x if isinstance(x, str) else _plain(x)
     if isinstance(x, bytes):
         return f"{len(x)} bytes"
     if isinstance(x, list) and len(x) > 8 and not any(isinstance(i, (str, Mapping)) for i in x[:8]):
@@ -225,14 +135,6 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\s*\S+(?:\s+\Z)?|\s+\Z", text)
 
 
-def _stopped(x: Any) -> bool | None:
-    "Whether an episode stopped by itself: a truth value, 0 or 1, or a finish reason."
-    reasons = dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
-    value = reasons.get(x.strip().lower()) if isinstance(x, str) else None
-    value = number(x) if value is None else value
-    return bool(value) if value in (0.0, 1.0) else None
-
-
 def quoted(x: Any) -> str:
     "A name or a value in a sentence: short, and without what would steer a terminal."
     return harmless(repr(x))[:80]
@@ -242,6 +144,11 @@ def _names(names: Iterable[str], most: int = 60) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(quoted(name) for name in names[:most]) + more
+
+
+def counted(n: int, things: str) -> str:
+    "`1 word`, `2 words`."
+    return f"{n} {things[:-1] if n == 1 else things}"
 
 
 # ---- Reading a table ----
@@ -260,28 +167,23 @@ def _checked(rows: Iterable[Any]) -> list[Row]:
     return [{str(name): x for name, x in row.items()} for row in rows]
 
 
-def _json_rows(raw: bytes, notes: list[str]) -> list[Row]:
+def _json_rows(text: str, notes: list[str]) -> list[Row]:
     """One JSON text, which may be a table of Weights & Biases; else JSON lines, where a last line
     that was cut off is left out with a note."""
     try:
-        whole = json.loads(raw.decode("utf-8", "replace"))
+        whole = json.loads(text)
     except (ValueError, RecursionError):
-        return _json_lines(raw.split(b"\n"), notes)
+        whole, lines = [], text.split("\n")
+        for i, line in enumerate(lines, 1):
+            try:
+                whole += _checked([json.loads(line)] if line.strip() else [])
+            except (ValueError, RecursionError) as error:
+                if i < len(lines) or not whole:
+                    raise ValueError(f"line {i} is not JSON ({error})") from None
+                notes.append(f"Line {i}, the last, is cut off and left out.")
     if isinstance(whole, dict) and {"columns", "data"} <= set(whole):
         whole = [dict(zip(map(str, whole["columns"]), row)) for row in whole["data"]]
     return _checked(whole if isinstance(whole, list) else [whole])
-
-
-def _json_lines(lines: Sequence[bytes], notes: list[str]) -> list[Row]:
-    rows: list[Row] = []
-    for i, line in enumerate(lines, 1):
-        try:
-            rows += _checked([json.loads(line.decode("utf-8", "replace"))] if line.strip() else [])
-        except (ValueError, RecursionError) as error:
-            if i < len(lines) or not rows:
-                raise ValueError(f"line {i} is not JSON ({error})") from None
-            notes.append(f"Line {i}, the last, is cut off and left out.")
-    return rows
 
 
 def _csv_rows(text: str) -> list[Row]:
@@ -326,11 +228,10 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
         if kind == ".parquet":
             rows = _frame_rows(pd.read_parquet(path))
         else:
-            raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-            if bad := raw.decode("utf-8", "replace").count("\ufffd"):
+            text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+            if bad := text.count("\ufffd"):
                 notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
-            is_csv = kind == ".csv"
-            rows = _csv_rows(raw.decode("utf-8", "replace")) if is_csv else _json_rows(raw, notes)
+            rows = _csv_rows(text) if kind == ".csv" else _json_rows(text, notes)
     except (ValueError, OSError, TypeError, NotImplementedError) as error:
         short = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} is damaged ({short}): copy it again, or leave it out.") from None
@@ -362,11 +263,9 @@ def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
         for file in (sorted(place.iterdir()) if place.is_dir() else [])
         if file.is_file() and (file.suffix.lower() in TABLES or file.name.endswith(".table.json"))
     ]
-    if not every:
-        return []
     family = lambda file: (file.parent, re.sub(r"\d+", "#", file.name))
     counts = Counter(family(file) for file in every if file.parent == every[0].parent)
-    most = max(sorted(counts), key=lambda name: counts[name])
+    most = max(sorted(counts), key=lambda name: counts[name], default=None)
     files = [file for file in every if family(file) == most]
     others = [str(file.relative_to(folder)) for file in every if file not in files]
     files.sort(key=lambda file: (file_number(file), file.name))
@@ -380,13 +279,7 @@ def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
 
 def file_number(path: Path) -> int:
     "The last number of a file's name, 0 where it has none."
-    found = re.findall(r"\d+", path.stem)
-    return int(found[-1][-9:]) if found else 0
-
-
-def counted(n: int, things: str) -> str:
-    "`1 word`, `2 words`."
-    return f"{n} {things[:-1] if n == 1 else things}"
+    return int(["0", *re.findall(r"\d+", path.stem)][-1][-9:])
 
 
 # ---- Which column is what ----
@@ -394,20 +287,51 @@ def counted(n: int, things: str) -> str:
 
 def parse_columns(words: Iterable[str]) -> dict[str, str]:
     "`prompt=question,response=answer` as a dictionary. Raises ValueError on a word without `=`."
-    pairs = [pair for word in words for pair in word.split(",") if pair.strip()]
-    for pair in pairs:
-        if "=" not in pair:
+    given: dict[str, str] = {}
+    for pair in (pair for word in words for pair in word.split(",") if pair.strip()):
+        name, equals, column = pair.partition("=")
+        if not equals:
             raise ValueError(
                 f"--columns has {pair!r}: write what it is, and the column that has it, such as "
                 "prompt=question,response=answer."
             )
-    split = [(name.strip(), column) for name, column in (pair.split("=", 1) for pair in pairs)]
-    for name, many in Counter(name for name, _ in split).items():
-        if many > 1:
-            raise ValueError(
-                f"--columns has {name} {many} times: give it one column, or a sum: a+b."
-            )
-    return dict(split)
+        if (name := name.strip()) in given:
+            raise ValueError(f"--columns has {name} twice: give it one column, or a sum: a+b.")
+        given[name] = column
+    return given
+
+
+def recognized(rows: Sequence[Row]) -> str | None:
+    "The first format whose columns are all there."
+    needs = {x: {c for c in known.values() if c[0] != "?"} for x, known in FORMATS.items()}
+    return next((name for name in FORMATS if needs[name] <= {*_columns(rows)}), None)
+
+
+def _parts(columns: Iterable[str], column: str) -> list[str]:
+    "The columns of which one is the sum: `a+b`, unless a column is called that."
+    return [column] if column in columns else column.split("+")
+
+
+def _trl_scores(rows: Sequence[Row], given: Mapping[str, str], notes: list[str]) -> str:
+    """The columns of rewards in trl's table, which names one after each reward function. A note
+    names other columns that may be rewards."""
+    own = {"step", "prompt", "completion", "advantage"}
+    own |= {column for name, column in given.items() if name != "scores"}
+    numbers = [
+        name
+        for name in _columns(rows)
+        if name not in own and any(math.isfinite(number(row.get(name))) for row in rows[:64])
+    ]
+    rewards = [name for name in numbers if "reward" in name.lower()]
+    rewards = rewards or (numbers if len(numbers) == 1 else [])
+    scores = given.get("scores", "reward" if "reward" in rewards else "+".join(rewards))
+    taken = {scores, *scores.split("+")}
+    if (unused := [name for name in numbers if name not in taken]) and given.get("scores") != "":
+        every = "+".join(name for name in numbers if name in taken or name in unused)
+        why = "Not in the score" if scores else "No score: no name tells which columns are rewards"
+        option = harmless(f"--columns {shlex.quote('scores=' + every)}")
+        notes.append(f"{why}: {_names(unused)}. To add all: {option}")
+    return scores
 
 
 def mapping_of(
@@ -415,76 +339,65 @@ def mapping_of(
     given: Mapping[str, str] | None = None,  # beside a format's own, or in its place; "": none
     source: str = "records",  # for errors
     notes: list[str] | None = None,  # what one should know of the mapping is added
-) -> tuple[str, list[Row], dict[str, str]]:  # the format, the rows, and which column is what
+) -> dict[str, str]:  # what a rollout calls it -> a column
     """Which column is what. Raises ValueError where a name cannot be mapped, a column is not there,
     or nothing says which one is the response."""
     given, notes = dict(given or {}), [] if notes is None else notes
-    for name in given:
-        if name not in TARGETS:
+    can, columns, name = ", ".join(TARGETS), _columns(rows), recognized(rows)
+    has = lambda target, column: (
+        {*(_parts(columns, column) if target == "scores" else [column])} <= {*columns}
+    )
+    for target, column in given.items():
+        if target not in TARGETS:
             raise ValueError(
-                f"--columns has {name!r}, which nothing is called.{did_you_mean(name, TARGETS)} "
-                f"These can be mapped: {', '.join(TARGETS)}."
+                f"--columns has {target!r}, which nothing is called."
+                f"{did_you_mean(target, TARGETS)} These can be mapped: {can}."
             )
-    fits, rows = recognized(rows), list(rows)
-    known = dict(fits.columns if fits else zip(TARGETS, TARGETS))
-    if fits and fits.name == "NeMo-RL":
-        rows = [_nemo_row(row) for row in rows]
-    columns = _columns(rows)
-    there = lambda column: all(part in columns for part in _parts(columns, column))
-    given = {name: column if there(column) else column.strip() for name, column in given.items()}
-    if fits and fits.name == "trl":
-        known["scores"], more = _trl_scores(rows, given)
-        notes += more
-    mapping = {name: column for name, column in known.items() if there(column)} | given
-    mapping = {name: column for name, column in mapping.items() if column}
-    for name, column in mapping.items():
-        if not there(column) or (name != "scores" and column not in columns):
+        given[target] = column if has(target, column) else column.strip()
+    known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
+    if name == "trl":
+        known["scores"] = _trl_scores(rows, given, notes)
+    mapping = {target: column for target, column in known.items() if has(target, column)} | given
+    mapping = {target: column for target, column in mapping.items() if column}
+    for target, column in mapping.items():
+        if not has(target, column):
             raise ValueError(
-                f"{source} has no column {quoted(column)} for {name}."
+                f"{source} has no column {quoted(column)} for {target}."
                 f"{harmless(did_you_mean(column, columns))} It has {_names(columns)}."
             )
-    if not {"response", "tokens", "token_ids"} & set(mapping):
+    if not {"response", "messages", "tokens", "token_ids"} & set(mapping):
         raise ValueError(
             f"{source} is of no format known here: it has the columns {_names(columns)}. Say which "
             "of them is what, such as --columns prompt=question,response=answer,scores=reward. "
-            f"These can be mapped: {', '.join(TARGETS)}."
+            f"These can be mapped: {can}."
         )
     if len(parts := _parts(columns, mapping.get("scores", ""))) > 1:
         notes.append(f"scores is the sum of {_names(parts)}, with weights of 1.")
-    own = fits is None or (bool(given) and fits.name.startswith("the names"))
-    read = "your mapping" if own or fits is None else fits.name
-    notes.append(
-        f"Read as {read}: {', '.join(f'{k} from {quoted(v)}' for k, v in mapping.items())}."
-    )
-    return read, rows, mapping
+    read = "your mapping" if name is None or (given and name == OURS) else name
+    told = ", ".join(f"{target} from {quoted(column)}" for target, column in mapping.items())
+    notes.append(f"Read as {read}: {told}.")
+    return mapping
 
 
-def _parts(columns: Sequence[str], column: str) -> list[str]:
-    "The columns of which one is the sum: `a+b`, unless a column is called that."
-    return [column] if column in columns or "+" not in column else column.split("+")
-
-
-@dataclass(frozen=True)
-class Episode:
-    "A row, by the names of a rollout; and its columns that nothing was mapped to."
-
-    values: Row
-    others: Row
-
-
-def episode_of(row: Row, mapping: Mapping[str, str]) -> Episode:
-    "A row by a mapping of columns; lists of numbers end with the answer where there is a mask."
-    values = {name: row.get(column) for name, column in mapping.items()}
+def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
+    """A row by the names of a rollout; columns that nothing was mapped to are its `columns`. Lists
+    of numbers end with the answer where there is a mask."""
+    others = {column: x for column, x in row.items() if column not in mapping.values()}
+    values = {name: row.get(column) for name, column in mapping.items()} | dict(columns=others)
     if "scores" in mapping and mapping["scores"] not in row:
         parts = [number(row.get(part)) for part in mapping["scores"].split("+")]
         known = [x for x in parts if not math.isnan(x)]
         values["scores"] = sum(known) if known else None
+    if "messages" in values:
+        talk = _plain(values.pop("messages"))
+        talk = talk if isinstance(talk, list) else [talk]
+        values |= dict(prompt=talk[:-1], response=talk[-1:])
     if "token_mask" in values:
-        span = _last_run(_listed(values.pop("token_mask")))
+        span = _last_run(_plain(values.pop("token_mask")))
         for name in {*TOKEN} & {*values}:
-            x = _listed(values[name])
+            x = _plain(values[name])
             values[name] = x[span] if isinstance(x, list) else x
-    return Episode(values, {k: x for k, x in row.items() if k not in mapping.values()})
+    return values
 
 
 def _last_run(mask: Any) -> slice:
@@ -497,15 +410,29 @@ def _last_run(mask: Any) -> slice:
     return slice(start, end)
 
 
+def episodes_of(
+    rows: Sequence[Row],
+    given: Mapping[str, str] | None = None,
+    source: str = "records",
+    notes: list[str] | None = None,
+) -> list[Row]:
+    "The rows of a table by the names of a rollout; the arguments are those of `mapping_of`."
+    mapping = mapping_of(rows, given, source, notes)
+    if recognized(rows) == "NeMo-RL":  # it writes batches of one
+        alone = lambda x: x[0] if isinstance(x := _plain(x), list) and len(x) == 1 else x
+        rows = [{name: alone(x) for name, x in row.items()} for row in rows]
+    return [episode_of(row, mapping) for row in rows]
+
+
 # ---- Episodes as a rollout ----
 
 
-def _told(bad: Sequence[tuple[int, str]], most: int = 5) -> str:
-    "Some episodes, each with what is wrong with it."
-    told = ", ".join(f"{row} ({why})" for row, why in bad[:most])
-    return f"episode{'s' * (len(bad) > 1)} {told}" + f" and {len(bad) - most} more" * (
-        len(bad) > most
-    )
+def _note(notes: list[str], sentence: str, bad: Sequence[tuple[int, str]], most: int = 5) -> None:
+    "A note on some episodes, each with what is wrong with it."
+    if bad:
+        told = ", ".join(f"{row} ({why})" for row, why in bad[:most])
+        more = f" and {len(bad) - most} more" if len(bad) > most else ""
+        notes.append(sentence.format(f"episode{'s' * (len(bad) > 1)} {told}{more}"))
 
 
 def _scores(values: Sequence[Any], target: str, notes: list[str]) -> Tensor | None:
@@ -515,21 +442,18 @@ def _scores(values: Sequence[Any], target: str, notes: list[str]) -> Tensor | No
     if len(bad) == len(values):
         notes.append(f"{target}: its column holds no number, so none is shown.")
         return None
-    if bad:
-        notes.append(f"{target}: not in {_told(bad)}.")
+    _note(notes, f"{target}: not in {{}}.", bad)
     huge = [(row, f"{numbers[row]:g}") for row, x in enumerate(numbers.float().isinf()) if x]
-    if huge:
-        notes.append(f"{target}: infinite, or too large, in {_told(huge)}.")
+    _note(notes, f"{target}: infinite, or too large, in {{}}.", huge)
     return numbers.float()
 
 
 def _stops(values: Sequence[Any], notes: list[str]) -> Tensor | None:
     "Which episodes stopped by themselves; None where that is not known of each."
-    found = [_stopped(_plain(x)) for x in values]
-    if bad := [(row, "neither") for row, x in enumerate(found) if x is None]:
-        notes.append(f"stopped: not known of {_told(bad)}, so of none.")
-        return None
-    return torch.tensor(found)
+    stops = [number(x, STOPS) for x in values]
+    bad = [(row, "neither") for row, x in enumerate(stops) if x not in (0.0, 1.0)]
+    _note(notes, "stopped: not known of {}, so of none.", bad)
+    return None if bad else torch.tensor(stops).bool()
 
 
 def _signal(
@@ -538,31 +462,34 @@ def _signal(
     """Numbers [B, T]; nan where a list does not fit its episode. None where none fits, or where
     words and not tokens are counted and most lists do not fit: the others do by chance."""
     x, bad = torch.zeros(len(lengths), max(1, *lengths)), []
-    for row, (given, n) in enumerate(zip(map(_listed, values), lengths)):
-        fits = isinstance(given, list) and len(given) == n
-        x[row, :n] = _numbers(given) if fits else math.nan
-        if not fits:
+    for row, (given, n) in enumerate(zip(map(_plain, values), lengths)):
+        if isinstance(given, list) and len(given) == n:
+            try:
+                x[row, :n] = torch.from_numpy(np.array(given, dtype=np.float64))
+            except (TypeError, ValueError, OverflowError, RuntimeError):  # not all are numbers
+                x[row, :n] = torch.tensor([number(v) for v in given])
+        else:
+            x[row, :n] = math.nan
             held = counted(len(given), "numbers") if isinstance(given, list) else "no list"
             bad.append((row, f"{held} for {counted(n, unit)}"))
-    if bad:
-        notes.append(f"{target}: not shown in {_told(bad)}.")
-    by_chance = unit == "words" and len(bad) > len(lengths) / 2
-    if by_chance and len(bad) < len(lengths):
+    _note(notes, f"{target}: not shown in {{}}.", bad)
+    by_chance = unit == "words" and len(lengths) > len(bad) > len(lengths) / 2
+    if by_chance:
         notes.append(f"{target}: it fits the others by chance, so it is shown in none.")
     return None if by_chance or len(bad) == len(lengths) else x
 
 
 def _token_ids(values: Sequence[Any], notes: list[str]) -> list[list[int] | None]:
     "The token ids of each episode; -1 for what is none, and a note."
-    ids, bad = list[list[int] | None](), []
-    for row, given in enumerate(map(_listed, values)):
-        given = given if isinstance(given, list) else None
-        as_id = lambda x: int(x) if 0 <= x < 2**31 and x == int(x) else -1
-        ids.append(None if given is None else [as_id(number(x)) for x in given])
-        if given is not None and -1 in (its := ids[-1] or []):
-            bad.append((row, quoted(given[its.index(-1)])))
-    if bad:
-        notes.append(f"token_ids: its column holds what is no token id in {_told(bad)}.")
+    as_id = lambda x: int(x) if 0 <= x < 2**31 and x == int(x) else -1
+    lists = [x if isinstance(x, list) else None for x in map(_plain, values)]
+    ids = [x and [as_id(number(i)) for i in x] for x in lists]
+    bad = [
+        (row, quoted(x[its.index(-1)]))
+        for row, (x, its) in enumerate(zip(lists, ids))
+        if x and its and -1 in its
+    ]
+    _note(notes, "token_ids: its column holds what is no token id in {}.", bad)
     return ids
 
 
@@ -578,70 +505,6 @@ def _decoded(ids: Sequence[list[int] | None], tokenizer: Any, notes: list[str]) 
     return [None if row is None else texts(row) for row in ids]
 
 
-def rollout_from(
-    episodes: Sequence[Episode],
-    update: int = 0,
-    notes: Sequence[str] = (),  # what was left out before
-    tokenizer: Any = None,  # with it, token ids become tokens
-) -> Rollout:
-    """Some episodes as a rollout. What none of them has is None there; a text without tokens is cut
-    into words. `info["notes"]` says what did not fit, and where."""
-    notes, targets = list(notes), {name for one in episodes for name in one.values}
-    column = lambda name: [one.values.get(name) for one in episodes] if name in targets else []
-    responses = [text_of(one.values.get("response")) for one in episodes]
-    ids, texts = _token_ids(column("token_ids"), notes), list(map(_listed, column("tokens")))
-    if ids and tokenizer is not None and not texts:
-        texts = _decoded(ids, tokenizer, notes)
-    unit = "tokens" if texts else "words"
-    if ids and not texts and {*SIGNALS} & targets:
-        notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
-    if none := [(i, "its words are") for i, x in enumerate(texts) if not isinstance(x, list)]:
-        notes.append(f"tokens: not a list in {_told(none)}.")
-    tokens = [
-        list(map(text_of, x)) if isinstance(x, list) else words_of(text)
-        for x, text in zip(texts or [None] * len(episodes), responses)
-    ]
-    lengths = [len(row) for row in tokens]
-    mask = torch.arange(max(1, *lengths)) < torch.tensor(lengths)[:, None]
-    signals: dict[str, Any] = {
-        name: _signal(column(name), name, lengths, unit, notes) if name in targets else None
-        for name in SIGNALS
-    }
-    logprobs, ref_logprobs = signals["logprobs"], signals["ref_logprobs"]
-    if signals["kl"] is None and logprobs is not None and ref_logprobs is not None:
-        signals["kl"] = logprobs - ref_logprobs
-        notes.append("kl is logprobs less ref_logprobs (k1).")
-    scores, raw = (
-        _scores(column(name), name, notes) if name in targets else None
-        for name in ("scores", "raw_scores")
-    )
-    stopped = _stops(column("stopped"), notes) if "stopped" in targets else None
-    absent = [
-        name for name, x in (signals | dict(scores=scores, stopped=stopped)).items() if x is None
-    ]
-    notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
-    others = dict.fromkeys(name for one in episodes for name in one.others)
-    none_there: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
-    made: dict[str, Any] = dict(scores=scores, raw_scores=raw, stopped=stopped, **signals)
-    return Rollout(
-        none_there,
-        none_there.bool(),
-        _padded_ids(tokens, ids if texts else [], mask),
-        mask,
-        **made,
-        prompts=list(map(text_of, column("prompt"))),
-        responses=responses if "response" in targets else ["".join(row) for row in tokens],
-        tokens=tokens,
-        columns={
-            f"{name} (of the file)" if name in TAKEN else name: [
-                _cell(one.others.get(name)) for one in episodes
-            ]
-            for name in others
-        },
-        info=dict(update=update, unit=unit, notes=notes),
-    )
-
-
 def _padded_ids(
     tokens: Sequence[list[str]], ids: Sequence[list[int] | None], mask: Tensor
 ) -> Tensor:
@@ -653,6 +516,63 @@ def _padded_ids(
         words = [numbers.setdefault(word.strip(), len(numbers)) for word in its]
         out[i, : len(its)] = torch.tensor(own if len(own) == len(its) and -1 not in own else words)
     return out
+
+
+def rollout_from(
+    episodes: Sequence[Row],  # by the names of a rollout
+    update: int = 0,
+    notes: Sequence[str] = (),  # what was left out before
+    tokenizer: Any = None,  # with it, token ids become tokens
+) -> Rollout:
+    """Some episodes as a rollout. What none of them has is None there; a text without tokens is cut
+    into words. `info["notes"]` says what did not fit, and where."""
+    notes, targets = list(notes), _columns(episodes)
+    column = lambda name: [one.get(name) for one in episodes] if name in targets else []
+    responses = [text_of(x) for x in column("response")] or [""] * len(episodes)
+    ids, texts = _token_ids(column("token_ids"), notes), list(map(_plain, column("tokens")))
+    if ids and tokenizer is not None and not texts:
+        texts = _decoded(ids, tokenizer, notes)
+    unit = "tokens" if texts else "words"
+    if ids and not texts and {*SIGNALS} & {*targets}:
+        notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
+    wordy = [(i, "its words are") for i, x in enumerate(texts) if not isinstance(x, list)]
+    _note(notes, "tokens: not a list in {}.", wordy)
+    tokens = [
+        list(map(text_of, x)) if isinstance(x, list) else words_of(text)
+        for x, text in zip(texts or [None] * len(episodes), responses)
+    ]
+    lengths = [len(row) for row in tokens]
+    mask = torch.arange(max(1, *lengths)) < torch.tensor(lengths)[:, None]
+    made: dict[str, Any] = dict.fromkeys((*SIGNALS, "scores", "raw_scores", "stopped"))
+    for name in [name for name in made if name in targets]:
+        if name == "stopped":
+            made[name] = _stops(column(name), notes)
+        elif name in SIGNALS:
+            made[name] = _signal(column(name), name, lengths, unit, notes)
+        else:
+            made[name] = _scores(column(name), name, notes)
+    if made["kl"] is None and made["logprobs"] is not None and made["ref_logprobs"] is not None:
+        made["kl"] = made["logprobs"] - made["ref_logprobs"]
+        notes.append("kl is logprobs less ref_logprobs (k1).")
+    absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
+    notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
+    empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
+    others = [one.get("columns", {}) for one in episodes]
+    return Rollout(
+        empty,
+        empty.bool(),
+        _padded_ids(tokens, ids if texts else [], mask),
+        mask,
+        **made,
+        prompts=list(map(text_of, column("prompt"))),
+        responses=responses if "response" in targets else ["".join(row) for row in tokens],
+        tokens=tokens,
+        columns={
+            f"{name} (of the file)" if name in TAKEN else name: [_cell(x.get(name)) for x in others]
+            for name in _columns(others)
+        },
+        info=dict(update=update, unit=unit, notes=notes),
+    )
 
 
 # ---- A file, a folder or records as a run ----
@@ -669,11 +589,7 @@ def is_foreign(source: Any) -> bool:
     return path.exists() or path.suffix.lower() in SUFFIXES
 
 
-def _is_young(path: Path, fresh: float = 60.0) -> bool:
-    return time.time() - path.stat().st_mtime < fresh
-
-
-class ForeignRun:
+class ForeignRun(Updates):
     """Updates of a file, a folder with a file an update, or records, as `RunFolder` has those of a
     run. Raises ValueError where they cannot be read."""
 
@@ -694,20 +610,24 @@ class ForeignRun:
 
     def refresh(self) -> None:
         "Read it again."
-        self._rollouts: dict[int, Rollout] = {}
-        self._numbers: dict[int, pd.DataFrame] = {}
-        self._episodes: dict[int, list[Episode]] = {}
+        super().__init__()  # nothing is kept of what was read before
+        self._episodes: dict[int, list[Row]] = {}
         self._notes: dict[int, list[str]] = {}
         self._left_out: list[str] = []  # notes on files that are not read
-        if not self.of_file:
-            return self._take(table_of(self.records), 0, "records", [])
+        if self.of_file:
+            self._read_files()
+        else:
+            self._take(table_of(self.records), 0, "records", [])
+        self.files = dict.fromkeys(sorted(self._episodes))
+
+    def _read_files(self) -> None:
         files = table_files(self.path, self._left_out) if self.path.is_dir() else [self.path]
         for file in files:
             notes: list[str] = []
             try:
                 rows = read_table(file, notes)
             except ValueError:
-                if len(files) == 1 or not _is_young(file):
+                if len(files) == 1 or time.time() - file.stat().st_mtime > 60:
                     raise
                 self._left_out.append(
                     f"{quoted(file.name)} cannot be read and is left out: it may not be "
@@ -722,74 +642,37 @@ class ForeignRun:
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
-        _, rows, mapping = mapping_of(rows, self.columns, source, notes)
         steps = set()
-        for i, row in enumerate(rows):
-            step = number(row.get(mapping["step"])) if "step" in mapping else update
+        for i, one in enumerate(episodes_of(rows, self.columns, source, notes)):
+            step = number(given := one.get("step", update))
             if not (math.isfinite(step) and step == int(step)):
                 raise ValueError(
-                    f"{source}, row {i}: {quoted(mapping['step'])} is "
-                    f"{quoted(row.get(mapping['step']))}, and an update is a whole number. Map "
-                    "another column to step, or none: --columns step="
+                    f"{source}, row {i}: its step is {quoted(given)}, and an update is a whole "
+                    "number. Map another column to step, or none: --columns step="
                 )
             steps.add(int(step))
-            self._episodes.setdefault(int(step), []).append(episode_of(row, mapping))
-        for one in steps:
-            self._notes.setdefault(one, []).extend(notes)
+            self._episodes.setdefault(int(step), []).append(one)
+        for step in steps:
+            self._notes.setdefault(step, []).extend(notes)
 
     @property
-    def counted(self) -> str:
+    def counted(self) -> str:  # type: ignore[override]
         "Words, where neither tokens nor a tokenizer for their ids are there."
-        its = {name for some in self._episodes.values() for one in some for name in one.values}
+        its = {name for some in self._episodes.values() for name in _columns(some)}
         known = "tokens" in its or (self.tokenizer is not None and "token_ids" in its)
         return "tokens" if known else "words"
 
     @property
-    def files(self) -> dict[int, Any]:
-        "The updates, in order."
-        return dict.fromkeys(sorted(self._episodes))
-
-    def rollout(self, update: int) -> Rollout:
-        "One update; the last four are kept."
-        if update not in self._rollouts:
-            notes = [*dict.fromkeys(self._notes[update]), *self._left_out]
-            r = rollout_from(self._episodes[update], update, notes, self.tokenizer)
-            self._rollouts[update] = r
-            for old in list(self._rollouts)[:-4]:
-                del self._rollouts[old]
-        return self._rollouts[update]
-
-    def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
-        "Length, score, KL and repetition of each episode of some updates, or of all."
-        frames = []
-        for update in self.files if updates is None else updates:
-            if update not in self._numbers:
-                frame = episode_numbers(vars(self.rollout(update)))
-                self._numbers[update] = frame.assign(update=update, episode=range(len(frame)))
-            frames.append(self._numbers[update])
-        return pd.concat(frames, ignore_index=True)
-
-    @property
-    def log(self) -> pd.DataFrame:
+    def log(self) -> pd.DataFrame:  # type: ignore[override]
         "Means of each update, as a trainer would have logged them."
-        means = self.numbers().groupby("update").mean(numeric_only=True).reset_index()
-        if "raw_score" not in means and "score" in means:
-            means["raw_score"] = means["score"]
-        return means.drop(columns=["episode", "score"], errors="ignore").rename(columns=MEANS)
+        return means_of(self)
 
-    def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
-        "Update and row of each time that a prompt was sampled, one an update."
-        hits = []
-        for update in self.files:
-            texts = [text_of(one.values.get("prompt")) for one in self._episodes[update]]
-            if prompt in texts:
-                hits.append((update, texts.index(prompt)))
-        return [hits[i] for i in spread(len(hits), most)]
+    def _read(self, update: int) -> Rollout:
+        notes = [*dict.fromkeys(self._notes[update]), *self._left_out]
+        return rollout_from(self._episodes[update], update, notes, self.tokenizer)
 
-    def completions(self) -> dict[str, list[dict[str, str]]]:
-        "There are no tables of completions beside a table of episodes."
-        return {}
+    def _count(self, update: int) -> pd.DataFrame:
+        return episode_numbers(vars(self.rollout(update)))
 
-    def completed(self, prompt: str) -> list[dict[str, str]]:
-        "The same for one prompt."
-        return []
+    def _texts(self, update: int) -> list[str]:
+        return [text_of(one.get("prompt")) for one in self._episodes[update]]

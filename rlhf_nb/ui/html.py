@@ -168,22 +168,17 @@ def tinted_text(
     values: Sequence[float],  # one a token
     most: float,  # magnitude of full colour; 0: no colour
     name: str,  # of the numbers
-    marks: Sequence[str] = (),  # a CSS class a token, such as those of `facts.css`, or none at all
 ) -> Html:
     """Tokens as running text: orange above zero, blue below, in eight steps (`tints.css`); the
     number on hover."""
 
-    def word(token: str, value: float, mark: str) -> str:
+    def word(token: str, value: float) -> str:
         finite = math.isfinite(value) and most > 0
         step = round(8 * min(1.0, abs(value) / most)) if finite else 0
-        side = f"{'up' if value > 0 else 'down'} tint-{step}" if step else ""
-        kind = " ".join(filter(None, (side, mark))) or None
-        blanks = len(token) - len(token.lstrip(" ")) if marks else 0  # no line is drawn below them
-        text = escape(visible(token[blanks:]))
-        return token[:blanks] + element("span", text, class_=kind, title=f"{name} {value!r}")
+        kind = f"{'up' if value > 0 else 'down'} tint-{step}" if step else None
+        return element("span", escape(visible(token)), class_=kind, title=f"{name} {value!r}")
 
-    words = map(word, tokens, values, marks or [""] * len(tokens))
-    return element("bdi", *words, class_="tinted")
+    return element("bdi", *map(word, tokens, values), class_="tinted")
 
 
 def spaced(tokens: Sequence[str], text: str) -> list[str]:
@@ -296,11 +291,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def section_page(
-    title: str, lead: str, sections: Mapping[str, str], sheets: Sequence[str] = ()
-) -> str:
+def section_page(title: str, lead: str, sections: Mapping[str, str]) -> str:
     """A whole page without a script: heading, the first section, then the others with links to
-    each. `sheets` are files of `static`, after the report's own."""
+    each."""
     (first, opening), *others = sections.items()
     links, body = "", ""
     for i, (name, markup) in enumerate(others):
@@ -309,7 +302,7 @@ def section_page(
         body += element("section", head, markup, aria_labelledby=f"s{i}")
     return asset("report.html").format(
         title=escape(visible(title)),
-        style="".join(map(asset, ("theme.css", "report.css", *sheets))),
+        style=asset("theme.css") + asset("report.css"),
         heading=safe_text(title),
         lead=safe_text(lead),
         first=escape(first),

@@ -40,7 +40,7 @@ from rlhf_nb.ui.episodes import (
     when,
 )
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import asset, breakable, element, module, safe_text, script_page
+from rlhf_nb.ui.html import asset, breakable, element, module, safe_text, script_page, spaced
 from rlhf_nb.ui.viz import Html, visible
 from rlhf_nb.ui.what_if import (
     UNKNOWN,
@@ -56,23 +56,6 @@ from rlhf_nb.ui.what_if import (
 
 FOLLOWS = {"kl", "rewards", "advantages", "returns"}  # from the objective and what was measured
 NO_PROMPT = "(the text of the prompt was not kept)"
-
-
-def pieces_of(tokens: Sequence[str], text: str) -> list[str]:
-    """Each token with the white space that the text has before it, so that the pieces can be read
-    as running text. A token that is not in the text stays as it is."""
-    pieces, at = [], 0
-    for token in tokens:
-        start, core = at, token.strip()
-        while start < len(text) and text[start].isspace():
-            start += 1
-        if core and text.startswith(core, start):
-            pieces.append(text[at:start] + core)
-            at = start + len(core)
-        else:
-            at += len(token) if not core and text.startswith(token, at) else 0
-            pieces.append(token)
-    return pieces
 
 
 def _columns(frame: pd.DataFrame) -> dict[str, list[Any]]:
@@ -164,7 +147,7 @@ def packed_update(
     ids: list[int] = []
     for e in rows:
         tokens = episode_tokens(r, e)[: int(n[e])]
-        pieces = pieces_of(tokens, r.responses[e] if r.responses else "")
+        pieces = spaced(tokens, r.responses[e] if r.responses else "")
         ids += map(number, pieces)
         asked = r.prompts[e] if r.prompts else NO_PROMPT
         if asked not in prompts:

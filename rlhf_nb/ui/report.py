@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,20 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import Metric, in_order
-from rlhf_nb.ui.chart import curve_picture, curve_svg, thin
-from rlhf_nb.ui.episodes import (
-    episode_facts,
-    episode_signals,
-    episode_tokens,
-    prompt_lines,
-    when,
-)
-from rlhf_nb.ui.facts import facts_told, missing_facts, post_with_facts, token_claims
+from rlhf_nb.ui.episodes import episode_facts, episode_tokens, prompt_of
 from rlhf_nb.ui.html import (
     Html,
     data_table,
@@ -37,10 +27,8 @@ from rlhf_nb.ui.html import (
     safe_prose,
     safe_text,
     section_page,
-    spaced,
-    tinted_text,
 )
-from rlhf_nb.ui.reader import NO_PAGE, SavedPage, episode_link, saved_page, update_links
+from rlhf_nb.ui.reader import SavedPage, saved_page, update_links
 from rlhf_nb.ui.run_files import (
     Suspect,
     log_lines,
@@ -50,6 +38,7 @@ from rlhf_nb.ui.run_files import (
     rollout_files,
     run_suspects,
 )
+from rlhf_nb.ui.run_view import Run, curves_markup
 from rlhf_nb.ui.verdict import (
     blind_sentence,
     completions_of_run,
@@ -58,9 +47,9 @@ from rlhf_nb.ui.verdict import (
     outcome_sentence,
     paragraphs,
     posts_section,
+    stretch,
 )
 from rlhf_nb.ui.verdict import compare_rates as compare_rates
-from rlhf_nb.ui.viz import curves, signal_table
 
 # ---- To make a run again ----
 
@@ -87,6 +76,12 @@ def earlier_stages(made: Mapping[str, Mapping[str, Any]], last: str) -> str:
     return "; ".join(parts)
 
 
+def seconds_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    "How long each stage took; of one that was repeated, the last time."
+    ended = [line for line in metrics if line.get("event") == "done" and "seconds" in line]
+    return {line["stage"]: line["seconds"] for line in ended}
+
+
 def reproduce_section(
     made: Mapping[str, Mapping[str, Any]],  # of `made_of`
     metrics: Iterable[Mapping[str, Any]],  # lines of metrics.jsonl
@@ -97,11 +92,7 @@ def reproduce_section(
     last = "ppo" if "ppo" in made else list(made)[-1]
     one = made[last]
     versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
-    took = {
-        line["stage"]: line["seconds"]
-        for line in metrics
-        if line.get("event") == "done" and "seconds" in line
-    }
+    took = seconds_of(metrics)
     rows: list[tuple[str, Any]] = [
         ("Command", element("code", safe_text(one["command"]))),
         ("Versions", versions),
@@ -115,9 +106,6 @@ def reproduce_section(
     return data_table("To make this run again", ["What", f"As stage {last} ran"], rows)
 
 
-SHEETS = ("tints.css", "facts.css")  # after the report's own
-
-
 def logged_panels(frame: pd.DataFrame) -> list[Metric]:
     "The metrics of the report that have numbers; the final score only where no raw one is logged."
     logged = {name for name in frame if frame[name].notna().any()}
@@ -126,48 +114,9 @@ def logged_panels(frame: pd.DataFrame) -> list[Metric]:
     return [metric for metric in in_order("report") if metric.name in logged]
 
 
-def _title(metric: Metric) -> str:
-    return metric.title[:1].upper() + metric.title[1:]
-
-
-def _draw(frame: pd.DataFrame, panels: Sequence[Metric], ncols: int) -> Figure:
-    "Panels with their units; shares in per cent, and one half marked on the win rate."
-    figure = curves(frame, {_title(m): m.name for m in panels}, x="episode", ncols=ncols)
-    for axis, metric in zip(figure.axes, panels):
-        axis.set_ylabel(metric.unit)
-        if metric.is_share:
-            axis.yaxis.set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
-        if metric.name == "gold/win_rate":
-            axis.axhline(0.5, color="#555555", linewidth=0.8, linestyle=":")
-    return figure
-
-
-def run_curves(
-    metrics: Iterable[Mapping[str, Any]],  # log entries; where they have a `stage`, those of ppo
-) -> Figure:
-    """Score, gold, KL, entropy, clipping, value and length over the episodes. Raises ValueError if
-    nothing of it was logged."""
-    frame = ppo_lines(metrics)
-    panels = logged_panels(frame)
-    if not panels:
-        raise ValueError(
-            "no curve to draw: no line of stage ppo has an `episode` and a metric. Run PPO first, "
-            "or give trainer.state.log_history."
-        )
-    return _draw(frame, panels, ncols=3)
-
-
 def _between(row: Mapping[str, float]) -> str:
     "An interval of shares."
     return f"{100 * row['low']:.1f} to {percent(row['high'])}"
-
-
-def stretch(low: float, high: float, half: bool = True) -> Html:
-    "A bar from 0 to 100 %, filled from low to high, with a mark at one half or none."
-    left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
-    place = f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%"
-    mark = element("span", class_="half") if half else ""
-    return element("span", element("span", style=place), mark, class_="bar", aria_hidden="true")
 
 
 def verdict_section(results: Mapping[str, Any]) -> str:
@@ -177,7 +126,6 @@ def verdict_section(results: Mapping[str, Any]) -> str:
         "Temperature",
         "Win rate",
         "95 % interval",
-        "From 0 to 100 %",
         "Gold points",
         "Covered",
         "Invented",
@@ -191,7 +139,6 @@ def verdict_section(results: Mapping[str, Any]) -> str:
             f"{row['temperature']:g}",
             percent(row["win_rate"]),
             _between(row),
-            stretch(row["low"], row["high"]),
             *(
                 exact(number_text(row.get(name)), row.get(name))
                 for name in ("gold", "covered", "invented")
@@ -208,38 +155,20 @@ def verdict_section(results: Mapping[str, Any]) -> str:
     )
 
 
-def story(frame: pd.DataFrame, metric: Metric) -> str:
-    "What a curve shows, for those who cannot see it: where it starts and where it ends."
-    line = frame.dropna(subset=[metric.name])
-    values, episodes = line[metric.name], line["episode"]
-    ends = [f"{values.iloc[i]:.3g} at episode {episodes.iloc[i]:,.0f}" for i in (0, -1)]
-    return f"{_title(metric)} ({metric.unit}): {ends[0]}, {ends[1]}."
-
-
-def _panel(frame: pd.DataFrame, metric: Metric, last: int) -> str:
-    "One metric over the episodes, from 0 to the last of the run."
-    line = frame.dropna(subset=[metric.name])
-    values = ((100 if metric.is_share else 1) * line[metric.name]).tolist()
-    unit = metric.unit.replace("share of ", "% of ")
-    points = thin(list(zip(line["episode"].astype(int).tolist(), values)))
-    drawn = curve_svg(points, (), "episode", unit, (0, last))
-    picture = curve_picture(drawn, story(frame, metric))
-    return element("figure", element("figcaption", element("strong", _title(metric))), picture)
-
-
-def curve_panels(metrics: Sequence[Mapping[str, Any]], links: str = "") -> str:
-    "A picture for each panel, and links to updates of it."
+def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
+    "The dashboard's curves of what PPO logged, over the episodes."
     frame = ppo_lines(metrics)
-    last = int(frame["episode"].max()) if len(frame) else 0
-    pictures = [_panel(frame, metric, last) for metric in logged_panels(frame)]
-    if not pictures:
+    logged = {m.name: frame[["episode", m.name]].dropna().values for m in logged_panels(frame)}
+    lines = {name: [(int(x), float(y)) for x, y in line] for name, line in logged.items()}
+    if not lines:
         return missing_note("No curves yet: the stage ppo has logged nothing.")
     hint = (
         "If the raw score goes on rising while gold turns down, the policy has found what the "
         "reward model likes and nobody else does. From update to update the score also moves with "
         "the prompts that were drawn."
     )
-    return element("div", *pictures, class_="panels") + element("p", hint) + links
+    drawn = Run("episode", lines=lines)
+    return curves_markup(drawn, None, (0, int(frame["episode"].max()))) + element("p", hint)
 
 
 _STAGES = dict(
@@ -254,11 +183,7 @@ _STAGES = dict(
 
 def times_section(metrics: Iterable[Mapping[str, Any]]) -> str:
     "How long each stage took; of a stage that was repeated, the last time."
-    took = {
-        line["stage"]: line["seconds"]
-        for line in metrics
-        if line.get("event") == "done" and "seconds" in line
-    }
+    took = seconds_of(metrics)
     if not took:
         return missing_note("No stage has finished yet.")
     total, rows = sum(took.values()) or 1.0, []
@@ -303,99 +228,16 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return element("div", *tables, class_="pair") + element("p", hint)
 
 
-def _first_middle_last(folder: Path) -> list[Rollout]:
-    """The rollouts of the first, the middle and the last update (of one rank where there are
-    several)."""
-    files = sorted((folder / "ppo" / "rollouts").glob("update-*.safetensors"), reverse=True)
-    paths = sorted({path.stem.split("-rank")[0]: path for path in files}.items())
-    return (
-        [Rollout.load(paths[i][1]) for i in sorted({0, (len(paths) - 1) // 2, len(paths) - 1})]
-        if paths
-        else []
-    )
-
-
-def _shared_rows(rollouts: Sequence[Rollout], count: int) -> list[list[int]]:
-    "Which episodes of each: those of a prompt that all of them have, else the first ones."
-    shared = [
-        text
-        for text in dict.fromkeys(rollouts[0].prompts)
-        if all(text in r.prompts for r in rollouts)
-    ][:count]
-    return [
-        [r.prompts.index(text) for text in shared] or list(range(min(count, len(r))))
-        for r in rollouts
-    ]
-
-
-def _scale(rollouts: Sequence[Rollout], rows: Sequence[Sequence[int]], name: str) -> float | None:
-    "The largest finite magnitude of a signal among the episodes shown; None where there is none."
-    numbers = [
-        x
-        for r, part in zip(rollouts, rows)
-        for i in part
-        for x in episode_signals(r, i).get(name, [])
-    ]
-    return max((abs(float(x)) for x in numbers if math.isfinite(x) and x != 0), default=None)
-
-
-SHOWN = dict(kl="KL", advantages="advantage")  # signals behind the words of an answer
-
-
-def episode_card(
-    rollout: Rollout,
-    episode: int,
-    scales: Mapping[str, float | None],  # signal -> full colour; None: it has no number but 0
-    link: str = "",  # to the same episode elsewhere
-) -> str:
-    """An episode to read: post and answer as running text, once for each signal behind it, facts
-    marked where the post tells them; all numbers folded."""
-    tokens, signals = episode_tokens(rollout, episode), episode_signals(rollout, episode)
-    answer = rollout.responses[episode] if rollout.responses else ""
-    words = spaced(tokens, answer) if rollout.tokens else [f"{token} " for token in tokens]
-    prompt, *columns = prompt_lines(rollout, episode)
-    facts = facts_told(prompt)
-    marks = token_claims(words, facts) if facts else ()
-    head = element("p", element("strong", escape(episode_facts(rollout, episode))))
-    post = element("p", post_with_facts(prompt, facts) if facts else safe_prose(prompt))
-    parts = [head, element("div", post, class_="query")]
-    for name in [name for name in scales if name in signals]:
-        line = tinted_text(words, signals[name].tolist(), scales[name] or 0.0, name, marks)
-        name_of = element("span", SHOWN[name], class_="of")
-        parts.append(element("p", name_of, " ", line, class_="answer"))
-    if not {*scales} & {*signals}:
-        parts.append(element("p", safe_prose(answer or "".join(words)), class_="answer"))
-    if facts:
-        parts.append(element("p", missing_facts("".join(words), facts), class_="answer"))
-    kept = "".join(element("p", safe_prose(line), class_="query") for line in columns)
-    table = str(signal_table(tokens, **signals)) if signals else ""
-    if table or kept:
-        parts.append(element("details", element("summary", "All signals"), table, kept))
-    return element("div", *parts, element("p", link) if link else "", class_="card episode")
-
-
-def rollouts_section(
-    rollouts: Sequence[Rollout],
-    count: int = 3,
-    page: SavedPage = NO_PAGE,
-) -> str:
-    "Some episodes of each rollout, with KL and advantage behind the words."
-    if not rollouts:
-        return missing_note("No rollouts yet: the stage ppo writes ppo/rollouts.")
-    rows, parts = _shared_rows(rollouts, count), []
-    scales = {name: _scale(rollouts, rows, name) for name in ("kl", "advantages")}
-    for rollout, part in zip(rollouts, rows):
-        update = rollout.info.get("update")
-        cards = [episode_card(rollout, i, scales, episode_link(page, update, i)) for i in part]
-        parts.append(element("h3", escape(when(rollout))) + "".join(cards))
-    full = [f"{most:.3g} ({SHOWN[name]})" for name, most in scales.items() if most is not None]
-    hint = (
-        "Behind each word of an answer is its KL in nats (orange: the policy likes it more than "
-        "the reference did; blue and underlined: less), and in the line below its advantage "
-        "(orange: more of it, blue: less); the number on hover."
-    )
-    scale = f" The colours have one scale over all updates: full colour at {' and '.join(full)}."
-    return element("p", hint + scale * bool(full)) + "".join(parts)
+def rollouts_section(folder: Path, page: SavedPage) -> str:
+    "Where the first, the middle and the last update can be read, token by token."
+    updates = list(rollout_files(folder))
+    if not updates:
+        return missing_note("No rollouts were kept: train with save_rollouts=True to read them.")
+    picked = sorted({updates[i] for i in (0, (len(updates) - 1) // 2, -1)})
+    links = update_links(page, picked)
+    command = element("code", "rlhf-nb view .")
+    text = f"{len(updates):,} updates were kept. {{}} writes the page in which to read them."
+    return links or element("p", Html(text.format(command)))
 
 
 def next_steps(folder: Path, examples: bool) -> list[str]:
@@ -418,15 +260,12 @@ def next_steps(folder: Path, examples: bool) -> list[str]:
 # ---- A run of one's own: nobody judged it but its reward ----
 
 
-def _number(metric: Metric, x: float) -> str:
-    return f"{100 * x:.3g} %" if metric.is_share else f"{x:,.4g}"
-
-
 def first_and_last(frame: pd.DataFrame) -> str:
     "What each metric was in the first update and is in the last."
     logged = [(metric, frame[metric.name].dropna()) for metric in logged_panels(frame)]
+    show = lambda metric, x: f"{100 * x:.3g} %" if metric.is_share else f"{x:,.4g}"
     rows = [
-        (f"{_title(metric)}, {metric.unit}", *(_number(metric, x.iloc[i]) for i in (0, -1)))
+        (f"{metric.label}, {metric.unit}", *(show(metric, x.iloc[i]) for i in (0, -1)))
         for metric, x in logged
     ]
     return data_table("", ["Metric", "First update", "Last update"], rows)
@@ -444,19 +283,29 @@ def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
     return first_and_last(frame) + paragraphs([escape(line) for line in lines])
 
 
-def own_sections(folder: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    "The sections of the report of a run that `rlhf-nb demo` did not make."
-    frame, page = ppo_lines(metrics), saved_page(folder)
+def answers_of_both_ends(folder: Path, count: int = 3) -> str:
+    "Answers of the first and the last update that was kept, to the same prompts if there are any."
     files = rollout_files(folder)
-    picked = sorted({[*files][i] for i in (0, (len(files) - 1) // 2, -1)}) if files else []
-    rollouts = [merged([Rollout.load(file) for file in files[update]]) for update in picked]
-    counted = frame.assign(update=range(len(frame)))
-    kept = missing_note("No rollouts were kept: train with save_rollouts=True to read them here.")
-    return {
-        "Result": own_opening(frame, run_suspects(counted) if len(frame) else []),
-        "Curves": curve_panels(metrics, update_links(page, picked)),
-        "Answers": rollouts_section(rollouts, page=page) if rollouts else kept,
-    }
+    updates = sorted({min(files), max(files)}) if files else []
+    ends = [merged([Rollout.load(part) for part in files[update]]) for update in updates]
+    asked = [[prompt_of(r, i) for i in range(len(r))] for r in ends]
+    shared = [text for text in dict.fromkeys(asked[0]) if text in asked[-1]] if ends else []
+    shown = [
+        (text, r, prompts.index(text))
+        for r, prompts in zip(ends, asked)
+        for text in (shared or prompts)[:count]
+    ]
+    if shared:
+        shown.sort(key=lambda row: shared.index(row[0]))
+    rows = [
+        (
+            Html(safe_prose(text)),
+            Html(safe_prose(r.responses[i] if r.responses else "".join(episode_tokens(r, i)))),
+            episode_facts(r, i),
+        )
+        for text, r, i in shown
+    ]
+    return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows) if rows else ""
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -488,24 +337,28 @@ def report(
     blind = [blind_sentence(results.get("reward") or {}), outcome_sentence(completions)]
     examples = examples_section(completions)
     steps = next_steps(folder, bool(examples))
-    page, rollouts = saved_page(folder), _first_middle_last(folder)
-    links = update_links(page, [rollout.info.get("update") for rollout in rollouts])
+    page, frame = saved_page(folder), ppo_lines(metrics)
     sections = {
         "Verdict": headline(results, settings.get("quick", False), steps, blind),
         **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
-        "Curves": curve_panels(metrics, links),
+        "Curves": curve_panels(metrics),
         "Time": times_section(metrics),
         "Reward model": reward_section(results),
         "Completions side by side": posts_section(completions, page=page),
-        "Rollouts": rollouts_section(rollouts, page=page),
+        "Rollouts": rollouts_section(folder, page),
         "To reproduce it": reproduce_section(made_of(folder, results), metrics),
         "Settings": _settings(settings),
     }
     demo = any((folder / name).is_file() for name in ("settings.json", "results.json"))
     own = not demo and {line.get("stage", "ppo") for line in metrics} <= {"ppo"}
     if own:
-        sections = own_sections(folder, metrics)
+        alarms = run_suspects(frame.assign(update=range(len(frame)))) if len(frame) else []
+        sections = {
+            "Result": own_opening(frame, alarms),
+            "Curves": curve_panels(metrics),
+            "Answers": answers_of_both_ends(folder) + rollouts_section(folder, page),
+        }
     lead = [
         "PPO" if own else "PPO from preferences on the mini TL;DR world",
         *(
@@ -516,5 +369,5 @@ def report(
     ]
     title = f"Run report: {folder.resolve().name}"
     path = folder / "report.html"
-    write_text_atomic(path, section_page(title, " · ".join(lead), sections, SHEETS))
+    write_text_atomic(path, section_page(title, " · ".join(lead), sections))
     return path

@@ -6,11 +6,11 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 import torch
@@ -231,79 +231,42 @@ def _completions_of(table: Path) -> dict[str, dict[str, str]]:
     }
 
 
-_Stamp = tuple[int | str, ...]  # an update, and name and time of each of its files
-
-
-class Updates(Protocol):
-    "What a browser moves about in: the updates of a run, wherever they come from."
+class Updates:
+    "What a browser moves about in: the updates of a run, each read when it is wanted."
 
     path: Path
+    counted: str = "tokens"  # or words
+    files: Mapping[int, Any]  # the updates, in order
+    log: pd.DataFrame  # what was logged, a row an update; empty where nothing was
 
-    @property
-    def counted(self) -> str:
-        "What lengths are counted in: tokens or words."
-
-    @property
-    def files(self) -> Mapping[int, Any]:
-        "The updates, in order."
-
-    @property
-    def log(self) -> pd.DataFrame:
-        "What was logged, a row an update; empty where nothing was."
+    def __init__(self) -> None:
+        self._rollouts: dict[Hashable, Rollout] = {}
+        self._numbers: dict[Hashable, pd.DataFrame] = {}
+        self._prompts: dict[Hashable, dict[int, int]] = {}
 
     def refresh(self) -> None:
         "Look for what is new."
+        raise NotImplementedError
 
-    def rollout(self, update: int) -> Rollout:
-        "One update."
+    def _stamp(self, update: int) -> Hashable:
+        "Another one where the update was written anew."
+        return update
 
-    def numbers(self, updates: Iterable[int] | None = None) -> pd.DataFrame:
-        "Length, score, KL and repetition of each episode."
+    def _read(self, update: int) -> Rollout:
+        raise NotImplementedError
 
-    def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
-        "Update and row of each time that a prompt was sampled."
+    def _count(self, update: int) -> pd.DataFrame:
+        "The numbers of each episode, without its texts."
+        raise NotImplementedError
 
-    def completions(self) -> dict[str, list[dict[str, str]]]:
-        "What tables of completions hold, by prompt."
-
-    def completed(self, prompt: str) -> list[dict[str, str]]:
-        "The same for one prompt."
-
-
-class RunFolder:
-    """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
-    ValueError where it kept none."""
-
-    counted = "tokens"
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self._rollouts: dict[_Stamp, Rollout] = {}
-        self._numbers: dict[_Stamp, pd.DataFrame] = {}
-        self._prompts: dict[_Stamp, dict[int, list[int]]] = {}
-        self.refresh()
-        if not self.files:
-            why = "" if self.path.exists() else ", as it is not there"
-            raise ValueError(
-                f"{path} keeps no rollouts{why}: give the output_dir of a run with "
-                "save_rollouts=True, or of `rlhf-nb demo`."
-            )
-
-    def refresh(self) -> None:
-        "Look for new files."
-        self.files: Mapping[int, list[Path]] = rollout_files(self.path)
-        self.log: pd.DataFrame = _log_of(self.path)
-
-    def _stamp(self, update: int) -> _Stamp:
-        times = [(file.name, file.stat().st_mtime_ns) for file in self.files[update]]
-        return update, *(x for pair in times for x in pair)
+    def _texts(self, update: int) -> list[str]:
+        "The prompt of each episode."
+        raise NotImplementedError
 
     def rollout(self, update: int) -> Rollout:
         "One update, all ranks; the last four are kept."
         stamp = self._stamp(update)
-        rollout = self._rollouts.pop(stamp, None) or merged(
-            [Rollout.load(file) for file in self.files[update]]
-        )
+        rollout = self._rollouts.pop(stamp, None) or self._read(update)
         self._rollouts[stamp] = rollout  # the youngest is the last
         for old in list(self._rollouts)[:-4]:
             del self._rollouts[old]
@@ -315,35 +278,65 @@ class RunFolder:
         frames = []
         for update in self.files if updates is None else updates:
             if (stamp := self._stamp(update)) not in self._numbers:
-                frame = pd.concat(
-                    [numbers_of(file) for file in self.files[update]], ignore_index=True
-                )
+                frame = self._count(update)
                 self._numbers[stamp] = frame.assign(update=update, episode=range(len(frame)))
             frames.append(self._numbers[stamp])
         return pd.concat(frames, ignore_index=True)
 
-    def _rows_of_prompts(self, update: int) -> dict[int, list[int]]:
-        "Hash of each prompt of an update, with its rows."
-        if (stamp := self._stamp(update)) not in self._prompts:
-            texts: list[str] = []
-            for file in self.files[update]:
-                with safe_open(file, "pt") as opened:
-                    texts += json.loads(opened.metadata()["described"])["prompts"]
-            rows: dict[int, list[int]] = {}
-            for row, text in enumerate(texts):
-                rows.setdefault(hash(text), []).append(row)
-            self._prompts[stamp] = rows
-        return self._prompts[stamp]
-
     def again(self, prompt: str, most: int = 8) -> list[tuple[int, int]]:
         """Update and row of each time that a prompt was sampled, one an update; of many, some that
         are evenly spread."""
-        hits = [
-            (update, rows[0])
-            for update in self.files
-            if (rows := self._rows_of_prompts(update).get(hash(prompt)))
-        ]
+        hits = []
+        for update in self.files:
+            if (stamp := self._stamp(update)) not in self._prompts:
+                rows = reversed([*enumerate(self._texts(update))])  # of two the first one stays
+                self._prompts[stamp] = {hash(text): row for row, text in rows}
+            if (row := self._prompts[stamp].get(hash(prompt))) is not None:
+                hits.append((update, row))
         return [hits[i] for i in spread(len(hits), most)]
+
+    def completions(self) -> dict[str, list[dict[str, str]]]:
+        "What tables of completions hold, by prompt: which table, answer, score."
+        return {}
+
+
+class RunFolder(Updates):
+    """The rollouts of a run, read when they are wanted; the run may still be going on. Raises
+    ValueError where it kept none."""
+
+    files: Mapping[int, list[Path]]
+
+    def __init__(self, path: str | Path):
+        super().__init__()
+        self.path = Path(path)
+        self.refresh()
+        if not self.files:
+            why = "" if self.path.exists() else ", as it is not there"
+            raise ValueError(
+                f"{path} keeps no rollouts{why}: give the output_dir of a run with "
+                "save_rollouts=True, or of `rlhf-nb demo`."
+            )
+
+    def refresh(self) -> None:
+        "Look for new files."
+        self.files = rollout_files(self.path)
+        self.log = _log_of(self.path)
+
+    def _stamp(self, update: int) -> Hashable:
+        return update, *((file.name, file.stat().st_mtime_ns) for file in self.files[update])
+
+    def _read(self, update: int) -> Rollout:
+        return merged([Rollout.load(file) for file in self.files[update]])
+
+    def _count(self, update: int) -> pd.DataFrame:
+        return pd.concat([numbers_of(file) for file in self.files[update]], ignore_index=True)
+
+    def _texts(self, update: int) -> list[str]:
+        texts: list[str] = []
+        for file in self.files[update]:
+            with safe_open(file, "pt") as opened:
+                texts += json.loads(opened.metadata()["described"])["prompts"]
+        return texts
 
     def completions(self) -> dict[str, list[dict[str, str]]]:
         "What the tables of completions hold, by prompt: which table, answer, score."
@@ -354,10 +347,6 @@ class RunFolder:
                 rows.setdefault(prompt, []).append(row)
         return rows
 
-    def completed(self, prompt: str) -> list[dict[str, str]]:
-        "The same for one prompt."
-        return self.completions().get(prompt, [])
-
 
 MEANS = {  # of the numbers of an update's episodes: what a trainer would have logged them as
     "raw_score": SHORT["raw score"],
@@ -366,16 +355,17 @@ MEANS = {  # of the numbers of an update's episodes: what a trainer would have l
 }
 
 
+def means_of(run: Updates) -> pd.DataFrame:
+    "Means of each update's episodes, as a trainer would have logged them."
+    means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
+    if "raw_score" not in means and "score" in means:
+        means["raw_score"] = means["score"]
+    return means.drop(columns=["episode", "score"], errors="ignore").rename(columns=MEANS)
+
+
 def lines_of(runs: Mapping[str, Updates]) -> dict[str, pd.DataFrame]:
     "What each run logged; where it logged nothing, means over its rollouts."
-    lines = {}
-    for name, run in runs.items():
-        log = run.log
-        if not len(log):
-            means = run.numbers().groupby("update").mean(numeric_only=True).reset_index()
-            log = means.rename(columns=MEANS)
-        lines[name] = log
-    return lines
+    return {name: run.log if len(run.log) else means_of(run) for name, run in runs.items()}
 
 
 # ---- Suspects ----

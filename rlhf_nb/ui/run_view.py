@@ -119,10 +119,17 @@ def state_sentence(run: Run) -> str:
 # ---- Its curves ----
 
 
-def curve_figure(metric: str, points: Points, run: Run) -> str:
-    "One metric: what it is, a picture, and the same in a sentence."
+def curve_figure(
+    metric: str,
+    points: Points,
+    run: Run,
+    span: tuple[int, int] | None = None,  # of the updates; None: those of the points
+) -> str:
+    "One metric: what it is, a picture, and the same in a sentence; shares in per cent."
     known = metric_of(metric)
-    title, unit = known.label, known.unit
+    title, unit = known.label, known.unit.replace("share of ", "% of ")
+    if known.is_share:
+        points = [(update, 100 * value) for update, value in points]
     head = element("strong", safe_text(title))
     if title != metric:
         head = Html(head + " " + element("code", safe_text(metric)))
@@ -132,13 +139,13 @@ def curve_figure(metric: str, points: Points, run: Run) -> str:
     values, (last, now) = [y for _, y in line], line[-1]
     show = lambda value: written(value, max(map(abs, values)))
     marks = [one.update for one in run.changes if one.what == "kl_coef"]
-    number = element("b", show(now), title=f"{now!r} {unit}")
+    number = element("strong", show(now), title=f"{now!r} {unit}")
     after = f" after {run.name} {last:,}; lowest {show(min(values))}, highest {show(max(values))}"
     moved = any(line[0][0] <= u < last for u in marks)
     description = (
         visible(f"{title}, {unit}: {show(now)}{after}") + "; dashed: kl_coef was moved" * moved
     )
-    picture = curve_picture(curve_svg(line, marks, run.name, unit), description)
+    picture = curve_picture(curve_svg(line, marks, run.name, unit, span), description)
     return element(
         "figure", element("figcaption", head, element("br"), number, safe_text(after)), picture
     )
@@ -154,12 +161,15 @@ def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
-def curves_markup(run: Run, names: Sequence[str] | None) -> str:
+def curves_markup(
+    run: Run, names: Sequence[str] | None, span: tuple[int, int] | None = None
+) -> str:
     "A figure for each metric; a sentence for one that was never logged."
     if not run.lines:
         return element("p", f"No curves yet: they begin with the first {run.name}.")
     chosen = chosen_curves(run, names)
-    figures = [curve_figure(name, run.lines[name], run) for name in chosen if name in run.lines]
+    lines = {name: run.lines[name] for name in chosen if name in run.lines}
+    figures = [curve_figure(name, line, run, span) for name, line in lines.items()]
     absent = ", ".join(name for name in chosen if name not in run.lines)
     note = f"Never logged: {absent}. There are {', '.join(run.lines)}."
     return element("div", *figures, class_="curves") + (

@@ -354,7 +354,7 @@ class RunBrowser:
             for which, run in enumerate(filter(None, (self.run, self.other)))
             for update, hit in run.again(r.prompts[row])
         ]
-        return dict(found=places, completed=self.run.completed(r.prompts[row]))
+        return dict(found=places, completed=self.run.completions().get(r.prompts[row], []))
 
     @cached_property
     def reader(self) -> Reader:

@@ -314,9 +314,9 @@ def test_64_episodes_of_53_tokens_with_all_signals_are_small(
 def test_every_control_of_a_file_is_answered(files: dict[str, Path], read: Callable, kind: str):
     file = read(files[kind])
     assert not (told := nameless([file.body]) + file.body.beyond_tab()), told
-    assert len(file.body.controls()) > 2
     if kind == "report":
-        return  # its folds are the browser's own
+        return  # it has links alone
+    assert len(file.body.controls()) > 2
     assert not (told := file.body.dead()), told
 
 
