@@ -49,7 +49,6 @@ from .shaping import RunningMoments
 from rlhf_nb.training.build import (
     as_reference,
     build_models,
-    check_adapter,
     check_value_rate,
     readers,
     split_groups,
@@ -169,7 +168,6 @@ class PPOTrainer(UpdateTrainer):
     ):
         check_args(args, PPOConfig)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
-        check_adapter(model, peft_config)
         check_value_rate(args, optimizers[0])
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model

@@ -44,6 +44,8 @@ from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout, Placed
 from rlhf_nb.training.precision import dtype_name
 
+# Private name used here: `_hf_peft_config_loaded`, set by `add_adapter` of a transformers model.
+
 logger = logging.get_logger(__name__)
 PADDED = 128  # embeddings are often padded to a multiple of it
 
@@ -74,6 +76,7 @@ def build_models(
     """Load and check the models. What is not given is grown: the reference is a frozen copy of the
     policy (or the policy with a new adapter off), the value model a copy of the reward model, or
     the policy's body with a fresh head. Raises ValueError where models do not fit together."""
+    check_adapter(model, peft_config)
     if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
