@@ -131,6 +131,7 @@ from rlhf_nb.training.supervised import (
     mapped,
     numbered,
     tokenizer_with,
+    warn_of_end,
 )
 
 # %% ../nbs/reference/38_reward_training.ipynb #196e3eb7
@@ -281,6 +282,8 @@ def encode_pairs(
                     what = "missing (None)" if row[name] is None else "empty"
                     _refuse(number, f"{name} is {what}")
             marked += numbered(number, marked_answers_of, row, tokenizer)
+        if numbers[0] == 0:
+            warn_of_end(marked[0].text, tokenizer)
         rows_of_ids = encode(marked, tokenizer)
         pairs, merged = [], []
         for number, *both in zip(numbers, rows_of_ids[::2], rows_of_ids[1::2]):

@@ -530,12 +530,12 @@ class SealedTrainer(Trainer):
         self.order = OrderByLength(sampler.batch_size, lengths=lengths, generator=sampler.generator)
         return self.order
 
-    def _get_dataloader(self, *given: Any, is_training: bool = False, **more: Any) -> Any:
+    def _get_dataloader(self, *given: Any, **more: Any) -> Any:
         "Trainer's; an evaluation reads all rows, dataloader_drop_last or not."
         drop = self.args.dataloader_drop_last
-        self.args.dataloader_drop_last = drop and is_training
+        self.args.dataloader_drop_last = drop and more.get("is_training", False)
         try:
-            return super()._get_dataloader(*given, is_training=is_training, **more)
+            return super()._get_dataloader(*given, **more)
         finally:
             self.args.dataloader_drop_last = drop
 
