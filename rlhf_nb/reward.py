@@ -61,7 +61,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
+from numbers import Rational, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -777,7 +777,10 @@ def is_score(x: Any) -> bool:
     "Whether this is a single real number of Python, numpy or torch that float32 can hold."
     held = isinstance(x, Tensor) and not (x.is_complex() or x.is_meta)
     number = isinstance(x, Real) or (held and x.numel() == 1)
-    return number and not isinstance(x, bool) and abs(float(x)) <= torch.finfo(torch.float32).max
+    if not number or isinstance(x, bool):
+        return False
+    size = abs(x if isinstance(x, Rational) else float(x))  # of an integer of any length
+    return bool(size <= torch.finfo(torch.float32).max)
 
 
 def rewarder_name(function: Rewarder) -> str:
