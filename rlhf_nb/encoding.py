@@ -17,8 +17,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 # %% auto #0
 __all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
-           'end_mark', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'marked_answers', 'joined',
-           'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode', 'untrimmed']
+           'end_mark', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'turn_end', 'marked_answers',
+           'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode', 'untrimmed']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -252,6 +252,13 @@ def without_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     while (end := text.rstrip()).endswith(tokenizer.eos_token):
         text = end.removesuffix(tokenizer.eos_token)
     return text
+
+
+def turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    "The special token at the end of a text, if it is not EOS; a template may end turns by it."
+    special = {str(x) for x in tokenizer.added_tokens_decoder.values() if x.special}
+    ends = special - {tokenizer.eos_token, tokenizer.pad_token}
+    return next((x for x in sorted(ends, key=len) if text.rstrip().endswith(x)), None)
 
 
 def marked_answers(

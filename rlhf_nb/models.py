@@ -20,7 +20,7 @@ from .base.sharding import gathered, sharded_by_deepspeed
 from .masks import pack, position_ids
 
 # %% auto #0
-__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'pad_alone', 'set_pad_token', 'add_pad_row', 'check_embeddings', 'load_whole', 'load_policy', 'load_scorer', 'with_adapter', 'merged', 'check_vocabulary', 'ValueHead']
+__all__ = ['inside', 'scorer_head', 'scorer_from', 'token_scores', 'sequence_scores', 'response_values', 'zero_head', 'frozen', 'logger', 'CENTER', 'train_tokenizer', 'train_bpe_tokenizer', 'drop_long_rows', 'tiny_config', 'tiny_policy', 'load_tokenizer', 'fit_embeddings', 'with_rows', 'pad_alone', 'set_pad_token', 'add_pad_row', 'check_embeddings', 'load_whole', 'load_policy', 'fresh_head', 'load_scorer', 'with_adapter', 'merged', 'check_vocabulary', 'ValueHead']
 
 # %% ../nbs/course/04_models.ipynb #66ea387d
 def inside(model: Any) -> Any:
@@ -417,13 +417,34 @@ def load_policy(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     return model
 
 
+def fresh_head(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
+    """The same scorer with a new head, N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random
+    state is left as it was."""
+    head = scorer_head(model)
+    with torch.random.fork_rng(devices=[]), gathered(head, write=True):
+        torch.manual_seed(seed)
+        nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
+    return model
+
+
 def load_scorer(name_or_path: Any, **kwargs: Any) -> PreTrainedModel:
     """A sequence classifier with one label: a reward or value model, loaded as by `load_policy`; or
-    a module with a `score` and a body named by its `base_model_prefix`. Raises ValueError on
-    anything else, and on more than one label."""
+    a module with a `score` and a body named by its `base_model_prefix`. A language model's folder
+    gets a new head, which is logged. Raises ValueError on anything else, and on more than one
+    label."""
     name, model = _named(name_or_path, "reward or value model"), name_or_path
     if name is not None:
-        model, _ = load_whole(AutoModelForSequenceClassification, name, num_labels=1, **kwargs)
+        kind = AutoModelForSequenceClassification
+        model, has_head = load_whole(kind, name, num_labels=1, **kwargs)
+        if not has_head:
+            logger.warning(
+                f"{name} has no head of a reward or value model, so it starts with a new one. "
+                "(With save_value_model, a run keeps its value model in the folder value/ beside "
+                "its policy.)"
+            )
+            fresh_head(model)
     model = as_scorer(model)
     if not isinstance(model, CustomScorer) and model.config.num_labels != 1:
         raise ValueError(

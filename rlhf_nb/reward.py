@@ -61,7 +61,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
+from numbers import Rational, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,7 +83,6 @@ from .base.last_layer import read_at
 from .base.loading import check_scorer
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
-from .base.sharding import gathered
 from rlhf_nb.encoding import (
     Marked,
     Turns,
@@ -99,13 +98,13 @@ from .masks import position_ids
 from rlhf_nb.models import (
     CENTER,
     fit_embeddings,
+    fresh_head,
     inside,
     load_scorer,
     load_whole,
     pad_alone,
     response_values,
     scorer_from,
-    scorer_head,
     sequence_scores,
     token_scores,
     with_adapter,
@@ -131,6 +130,7 @@ from rlhf_nb.training.supervised import (
     mapped,
     numbered,
     tokenizer_with,
+    warn_of_end,
 )
 
 # %% ../nbs/reference/38_reward_training.ipynb #196e3eb7
@@ -281,6 +281,8 @@ def encode_pairs(
                     what = "missing (None)" if row[name] is None else "empty"
                     _refuse(number, f"{name} is {what}")
             marked += numbered(number, marked_answers_of, row, tokenizer)
+        if numbers[0] == 0:
+            warn_of_end(marked[0].text, tokenizer)
         rows_of_ids = encode(marked, tokenizer)
         pairs, merged = [], []
         for number, *both in zip(numbers, rows_of_ids[::2], rows_of_ids[1::2]):
@@ -335,16 +337,6 @@ def calibration_error(
     return float(((table.predicted - table.observed).abs() * table.pairs).sum() / table.pairs.sum())
 
 # %% ../nbs/reference/38_reward_training.ipynb #bc2b2af7
-def _fresh_head(model: PreTrainedModel, seed: int) -> None:
-    "N(0, 1/sqrt(d + 1)), as in `scorer_from`. The global random state is left as it was."
-    head = scorer_head(model)
-    with torch.random.fork_rng(devices=[]), gathered(head, write=True):
-        torch.manual_seed(seed)
-        nn.init.normal_(head.weight, std=(head.in_features + 1) ** -0.5)
-        if head.bias is not None:
-            nn.init.zeros_(head.bias)
-
-
 def load_reward_model(
     model: Any,  # a classifier with one label, a causal model, or the name or folder of either
     seed: int = 0,  # of a new head
@@ -357,9 +349,7 @@ def load_reward_model(
         causal = known and given.get_output_embeddings() is not None
         return scorer_from(model, seed) if causal else load_scorer(model)
     found, has_head = _with_head(str(model), **kwargs)
-    if not has_head:
-        _fresh_head(found, seed)
-    return found
+    return found if has_head else fresh_head(found, seed)
 
 
 def load_judge(name: str) -> PreTrainedModel:
@@ -774,7 +764,10 @@ def is_score(x: Any) -> bool:
     "Whether this is a single real number of Python, numpy or torch that float32 can hold."
     held = isinstance(x, Tensor) and not (x.is_complex() or x.is_meta)
     number = isinstance(x, Real) or (held and x.numel() == 1)
-    return number and not isinstance(x, bool) and abs(float(x)) <= torch.finfo(torch.float32).max
+    if not number or isinstance(x, bool):
+        return False
+    size: Any = x if isinstance(x, Rational) else float(x)  # an integer may be beyond float
+    return bool(abs(size) <= torch.finfo(torch.float32).max)
 
 
 def rewarder_name(function: Rewarder) -> str:

@@ -66,6 +66,7 @@ from rlhf_nb.training.supervised import (
     mapped,
     numbered,
     tokenizer_with,
+    warn_of_end,
 )
 
 # %% auto #0
@@ -223,6 +224,8 @@ def encode_rows(
                 numbered(n, marked_row, row, tokenizer, **how)
                 for n, row in zip(numbers, rows_of(rows))
             ]
+            if numbers[0] == 0 and texts[0].ends:
+                warn_of_end(texts[0].text, tokenizer)
             found = labelled(texts, tokenizer)
             made, merged = [row[:2] for row in found], [row[2] for row in found]
             said = [len(text.answers) + text.left_out for text in texts]

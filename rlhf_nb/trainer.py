@@ -72,6 +72,7 @@ from rlhf_nb.training.prompts import (
     settings_of,
     stop_texts,
     stop_tokens,
+    warn_of_turns,
 )
 from .training.reporting import parameter_counts, ppo_card, reference_name
 from .training.resume import of_ppo, surroundings
@@ -193,6 +194,7 @@ class PPOTrainer(UpdateTrainer):
         self.checked = partial(checked, tokenizer=tokenizer, check=fits, functions=takers)
         train_dataset = self.checked(train_dataset, "train_dataset")
         eval_dataset = self.checked(eval_dataset, "eval_dataset")
+        warn_of_turns(train_dataset, tokenizer, stops)
         self.judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
         self.moments, self.since_log = RunningMoments(), defaultdict(list)
         self.controller = FixedKLController(args.kl_coef)

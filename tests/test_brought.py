@@ -8,6 +8,7 @@ import copy
 import gzip
 import lzma
 import sys
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -531,9 +532,13 @@ def test_torch_dtype_is_dtype(letters, tmp_path, load):
         assert load(name, torch_dtype=given).dtype == torch.bfloat16
         assert load(name, dtype=given).dtype == torch.bfloat16
     assert load(name, dtype=torch.float16, torch_dtype="float16").dtype == torch.float16
+    assert load(name, dtype="torch.bfloat16").dtype == torch.bfloat16
     assert load(name).dtype == load(name, torch_dtype=None).dtype == torch.float32
     with pytest.raises(ValueError, match="dtype is float16 and torch_dtype is bfloat16"):
         load(name, dtype="float16", torch_dtype="bfloat16")
+    for odd in ("bf16", "Tensor"):
+        with pytest.raises(ValueError, match=f"dtype is '{odd}': give float32"):
+            load(name, dtype=odd)
 
 
 def test_model_init_kwargs_may_name_it_either_way(letters, small_args, tmp_path):
@@ -555,6 +560,8 @@ def test_model_init_kwargs_may_name_it_either_way(letters, small_args, tmp_path)
         np.array([1 + 0j, 2]),
         torch.zeros(2, device="meta"),
         [torch.zeros((), device="meta")] * 2,
+        [1.0, 10**400],
+        [1.0, Fraction(10**400, 3)],
     ],
 )
 def test_what_is_no_real_number_is_no_score(returned):

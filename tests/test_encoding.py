@@ -28,6 +28,7 @@ from rlhf_nb.evaluate import complete
 from rlhf_nb.models import scorer_from, tiny_policy
 from rlhf_nb.reward import encode_pairs, score_ids, score_texts
 from rlhf_nb.sft import encode_rows
+from rlhf_nb.training import prompts, supervised
 from rlhf_nb.training.prompts import collate_prompts
 
 TEXTS = [
@@ -258,7 +259,6 @@ def test_one_module_alone_calls_a_tokenizer_on_text():
 
 # catches: fewer labels in silence, where a template drops what was said before, or max_length does
 def test_answers_that_are_not_learned_are_counted(tokenizers, monkeypatch):
-    from rlhf_nb.training import supervised
 
     said: list[str] = []
     monkeypatch.setattr(supervised.logger, "warning", said.append)
@@ -321,6 +321,35 @@ def test_a_mark_and_behind_the_last_one_eos(tokenizers):
     assert said_of(TALKS["a system turn"], tokenizer) == said_of(TWO, tokenizer) == wanted
     tokenizer.eos_token = "<|eot_id|>"  # people do so, and then it comes twice
     assert said_of(TWO, tokenizer) == ["A model.<|eot_id|>", "There you are"]
+
+
+# catches: two ends of an answer without a word: the template's mark, and EOS behind it
+def test_a_mark_that_is_not_eos_is_logged(tokenizers, ppo, letters, monkeypatch):
+    said, tokenizer = [], copy.deepcopy(letters)
+    for logger, name in ((supervised.logger, "warning_once"), (prompts.logger, "warning")):
+        monkeypatch.setattr(logger, name, said.append)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content + '<end>\n' }}{% endfor %}"
+    talk = [turn("user", "ab"), turn("assistant", "c")]
+    pair = dict(
+        prompt=[talk[:1]] * 8, chosen=[talk[1:]] * 8, rejected=[[turn("assistant", "d")]] * 8
+    )
+    encode_rows(Dataset.from_dict(dict(messages=[talk])), tokenizer, assistant_only=True)
+    encode_pairs(Dataset.from_dict(pair), tokenizer)
+    assert ["ends a turn by '<end>', and the tokenizer's EOS is '<eos>'" in x for x in said] == [
+        True,
+        True,
+    ]
+    data = Dataset.from_dict(dict(prompt=pair["prompt"]))
+    how = dict(data=data, parts=dict(processing_class=tokenizer), resize_embeddings=True)
+    mark = tokenizer.convert_tokens_to_ids("<end>")
+    ppo(**how)
+    assert "by '<end>', and a response goes on behind it, to '<eos>'" in said[2]
+    assert said[2].endswith(f"set stop_token_id={mark}.")
+    ppo(**how, stop_token_id=mark)
+    tokenizer.eos_token = "<end>"
+    encode_rows(Dataset.from_dict(dict(messages=[talk])), tokenizer, assistant_only=True)
+    assert len(said) == 3
 
 
 # catches: EOS twice where the content of a last turn brings its own
@@ -423,7 +452,6 @@ def test_a_key_that_another_row_has_is_no_setting(tokenizers):
 
 # catches: a token that no one learns, or that the prompt keeps, where an answer begins inside it
 def test_a_token_of_both_is_the_answers(tokenizers, monkeypatch):
-    from rlhf_nb.training import supervised
 
     said: list[str] = []
     monkeypatch.setattr(supervised.logger, "warning", said.append)

@@ -491,6 +491,17 @@ def test_a_saved_value_model_starts_another_run(ppo, saved, letters, tmp_path, k
         assert not unlike(weights(trainer), weights(again))
 
 
+# catches: the policy's folder given for value/ beside it: a random critic, another one each time
+def test_a_language_models_folder_is_a_value_model_with_a_new_head(ppo, saved, caplog):
+    folder, heads = saved(llama()), []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        heads.append(ppo(parts=dict(value_model=folder)).pair.value.score.weight.detach().clone())
+    torch.manual_seed(0)
+    assert torch.equal(heads[0], torch.empty(1, 16).normal_(std=17**-0.5))
+    assert torch.equal(*heads) and f"{folder} has no head of a reward or value model" in caplog.text
+
+
 def test_a_value_model_is_saved_on_request_alone(ppo, tmp_path, letters):
     trainer = ppo()
     trainer.save_model(str(tmp_path / "saved"))

@@ -119,7 +119,7 @@ def pretrained_tokenizer(name: str, **how: Any) -> Any:
 
 def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
     """What `from_pretrained` gets, with a `dtype`; `torch_dtype`, as it was called before, is the
-    same. Raises ValueError where both are given and differ."""
+    same. Raises ValueError where both are given and differ, and on a name that is no dtype."""
     kinds = {name: given[name] for name in ("dtype", "torch_dtype") if given.get(name) is not None}
     if len({str(kind).removeprefix("torch.") for kind in kinds.values()}) > 1:
         raise ValueError(
@@ -127,7 +127,12 @@ def with_dtype(given: dict[str, Any], default: torch.dtype) -> dict[str, Any]:
             "them, they are the same setting."
         )
     others = {name: x for name, x in given.items() if name != "torch_dtype"}
-    return others | dict(dtype=next(iter(kinds.values()), default))
+    kind = named = next(iter(kinds.values()), default)
+    if isinstance(named, str) and named != "auto":
+        kind = getattr(torch, named.removeprefix("torch."), None)
+        if not isinstance(kind, torch.dtype):
+            raise ValueError(f"dtype is {named!r}: give float32, bfloat16, float16 or auto.")
+    return others | dict(dtype=kind)
 
 
 def check_decoder(config: PreTrainedConfig, name: str) -> None:

@@ -12,11 +12,19 @@ import torch
 from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StopStringCriteria
+from transformers.utils import logging
 
-from rlhf_nb.encoding import encode_prompts, prompt_text, template_settings
+from rlhf_nb.encoding import (
+    encode_prompts,
+    marked_pair,
+    prompt_text,
+    template_settings,
+    turn_end,
+)
 from rlhf_nb.masks import left_pad
 from rlhf_nb.models import inside, pad_alone
 
+logger = logging.get_logger(__name__)
 PROMPT_COLUMNS = ("prompt", "input_ids", "attention_mask", "tools", "chat_template_kwargs")
 
 
@@ -292,6 +300,21 @@ def stop_tokens(
     ends = getattr(getattr(inside(policy), "generation_config", None), "eos_token_id", None)
     several = ends if isinstance(ends, (list, tuple)) and eos in ends else ()  # of chat models
     return tuple(dict.fromkeys([eos, *several]))
+
+
+def warn_of_turns(data: Any, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> None:
+    "Logs that a chat template ends a turn by a token that does not end a response."
+    first = data[0] if isinstance(data, Dataset) and "prompt" in data.column_names else {}
+    if not stop_ids or isinstance(first.get("prompt", ""), str):
+        return
+    pair = marked_pair(first["prompt"], "a", tokenizer, **template_settings(first))
+    mark = turn_end(pair.text, tokenizer)
+    if mark and tokenizer.convert_tokens_to_ids(mark) not in stop_ids:
+        logger.warning(
+            f"the chat template ends a turn by {mark!r}, and a response goes on behind it, to "
+            f"{tokenizer.decode(stop_ids[0])!r}. If {mark!r} is to end it, set "
+            f"stop_token_id={tokenizer.convert_tokens_to_ids(mark)}."
+        )
 
 
 def stop_texts(

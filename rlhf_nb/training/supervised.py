@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from rlhf_nb.base.fields import Count, setting
 from rlhf_nb.base.loading import pretrained_tokenizer
+from rlhf_nb.encoding import turn_end
 from rlhf_nb.models import load_tokenizer
 from rlhf_nb.training.config import CheckedArguments, check_args
 from rlhf_nb.training.prompts import as_data
@@ -144,6 +145,16 @@ def mapped(
         how["new_fingerprint"] = token_hex(8)  # a hash of code and tokenizer, half a second
     how |= dict(batched=True, with_indices=True, remove_columns=columns_of(data))
     return data.with_format(None).map(encode, **how)
+
+
+def warn_of_end(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    "Logs that the template ends a turn by another token than EOS, where a text shows it."
+    if mark := turn_end(text, tokenizer):
+        logger.warning_once(
+            f"the chat template ends a turn by {mark!r}, and the tokenizer's EOS is "
+            f"{tokenizer.eos_token!r}: an answer is learned with both, and a model stops at EOS "
+            f"alone. If {mark!r} is to end it, set eos_token={mark!r}."
+        )
 
 
 def log_counts(data: Any) -> Any:
