@@ -311,8 +311,10 @@ def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return policy(**accepted(policy.forward, inputs)).logits
 
 
-def check_adapter(model: Any, peft_config: Any) -> None:
-    "Raises ValueError on an adapter that puts virtual tokens in front of a text."
+def check_given(args: PPOConfig, model: Any, peft_config: Any, optimizer: Any) -> None:
+    """Raises ValueError on an adapter that PPO cannot train, and on a rate that the optimizer would
+    ignore."""
+    check_value_rate(args, optimizer)
     for config in (peft_config, getattr(model, "active_peft_config", None)):
         if getattr(config, "is_prompt_learning", False):
             raise ValueError(
@@ -320,7 +322,7 @@ def check_adapter(model: Any, peft_config: Any) -> None:
                 "front of a text; PPO reads and samples text without them. Give an adapter inside "
                 "the layers, such as LoraConfig(r=8); SFTTrainer trains either kind."
             )
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if hasattr(model, "peft_config") and not hasattr(model, "get_base_model"):
         raise ValueError(
             "the policy has an adapter of transformers' own (add_adapter): give a model of "
             "peft.get_peft_model, or the model without it and peft_config=LoraConfig(r=8)."
