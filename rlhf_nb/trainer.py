@@ -49,6 +49,7 @@ from .shaping import RunningMoments
 from rlhf_nb.training.build import (
     as_reference,
     build_models,
+    check_given,
     check_value_rate,
     readers,
     split_groups,
@@ -169,7 +170,7 @@ class PPOTrainer(UpdateTrainer):
     ):
         check_args(args, PPOConfig)
         check_estimator(args, value_model=value_model, value_peft_config=value_peft_config)
-        check_value_rate(args, optimizers[0])
+        check_given(args, model, peft_config, optimizers[0])
         model = args.sft_model_path if model is None else model
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
@@ -194,7 +195,6 @@ class PPOTrainer(UpdateTrainer):
         self.checked = partial(checked, tokenizer=tokenizer, check=fits, functions=takers)
         train_dataset = self.checked(train_dataset, "train_dataset")
         eval_dataset = self.checked(eval_dataset, "eval_dataset")
-        warn_of_turns(train_dataset, tokenizer, stops)
         self.judges.check_columns(train_dataset, *sets_of(eval_dataset).values())
         self.moments, self.since_log = RunningMoments(), defaultdict(list)
         self.controller = FixedKLController(args.kl_coef)
@@ -614,6 +614,8 @@ class PPOTrainer(UpdateTrainer):
         "`Trainer.train`; its first line says what runs, on what, and in which precision."
         if self.is_world_process_zero():
             (logger.info if self.args.disable_tqdm else print)(self.describe())
+            stops = self.sampling_settings.stop_ids
+            warn_of_turns(self.train_dataset, self.processing_class, stops)
         return super().train(*given, **more)
 
     def describe(self) -> str:

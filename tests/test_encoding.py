@@ -343,10 +343,10 @@ def test_a_mark_that_is_not_eos_is_logged(tokenizers, ppo, letters, monkeypatch)
     data = Dataset.from_dict(dict(prompt=pair["prompt"]))
     how = dict(data=data, parts=dict(processing_class=tokenizer), resize_embeddings=True)
     mark = tokenizer.convert_tokens_to_ids("<end>")
-    ppo(**how)
+    ppo(**how).train()
     assert "by '<end>', and a response goes on behind it, to '<eos>'" in said[2]
     assert said[2].endswith(f"set stop_token_id={mark}.")
-    ppo(**how, stop_token_id=mark)
+    ppo(**how, stop_token_id=mark).train()
     tokenizer.eos_token = "<end>"
     encode_rows(Dataset.from_dict(dict(messages=[talk])), tokenizer, assistant_only=True)
     assert len(said) == 3

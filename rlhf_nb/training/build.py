@@ -76,7 +76,6 @@ def build_models(
     """Load and check the models. What is not given is grown: the reference is a frozen copy of the
     policy (or the policy with a new adapter off), the value model a copy of the reward model, or
     the policy's body with a fresh head. Raises ValueError where models do not fit together."""
-    check_adapter(model, peft_config)
     if ref_model is model and isinstance(model, nn.Module):  # the same name twice is fine
         raise ValueError(
             "model and ref_model are the same object, so the KL would always be 0: leave ref_model "
@@ -314,8 +313,10 @@ def _logits(policy: Any, ids: Tensor, mask: Tensor) -> Tensor:
     return policy(**accepted(policy.forward, inputs)).logits
 
 
-def check_adapter(model: Any, peft_config: Any) -> None:
-    "Raises ValueError on an adapter that puts virtual tokens in front of a text."
+def check_given(args: PPOConfig, model: Any, peft_config: Any, optimizer: Any) -> None:
+    """Raises ValueError on an adapter that PPO cannot train, and on a rate that the optimizer would
+    ignore."""
+    check_value_rate(args, optimizer)
     for config in (peft_config, getattr(model, "active_peft_config", None)):
         if getattr(config, "is_prompt_learning", False):
             raise ValueError(
@@ -323,7 +324,7 @@ def check_adapter(model: Any, peft_config: Any) -> None:
                 "front of a text; PPO reads and samples text without them. Give an adapter inside "
                 "the layers, such as LoraConfig(r=8); SFTTrainer trains either kind."
             )
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if hasattr(model, "peft_config") and not hasattr(model, "get_base_model"):
         raise ValueError(
             "the policy has an adapter of transformers' own (add_adapter): give a model of "
             "peft.get_peft_model, or the model without it and peft_config=LoraConfig(r=8)."
