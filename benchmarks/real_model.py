@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.cli.ppo import ppo_parser, trainer_of
 from rlhf_nb.encoding import prompt_text
-from rlhf_nb.gains import paired_gain
+from rlhf_nb.gains import crossed_gain
 from rlhf_nb.real import everyday_requests, to_the_point
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.build import as_reference
@@ -132,9 +132,9 @@ def main() -> None:
     print(table(kept).to_string())
     seeds = [x for name, x in kept["runs"].items() if name.startswith("rule, kl_coef 0.05")]
     if len(seeds) > 1:
-        after = [(1 + x["after"]["score"]) / 2 for x in seeds]
-        before = [(1 + kept["before"]["score"]) / 2] * len(seeds)
-        print(f"of the whole range from -1 to 1: {paired_gain(after, before)}")
+        after = [x["after"]["scores"] for x in seeds]
+        gain = crossed_gain(after, [kept["before"]["scores"]] * len(seeds))
+        print(f"gain {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
 
 
 if __name__ == "__main__":
