@@ -353,6 +353,10 @@ class PPOTrainer(UpdateTrainer):
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
         return sampled, None if logprobs is None else logprobs[:, :width]
 
+    def responses(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
+        "Ids [B, T] of a response to each prompt; what `predict` returns."
+        return self.sample(prompt_ids, prompt_mask)[0].response_ids
+
     def kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         "KL per token [B, T] by the estimator, zero on padding."
         if self.args.kl_estimator == "full":

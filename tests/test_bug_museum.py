@@ -72,7 +72,7 @@ CAUGHT_BY = {  # by bug: the test's module and name, and what it is called with 
         "test_published_faults.test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch",
         dict(dtype=torch.float32, within=1e-6),
     ),
-    "sign_of_the_kl": ("test_shaping.test_rewards_of_a_row_add_up", {}),
+    "sign_of_the_kl": ("test_shaping.test_rewards_equal_the_row_by_row_formula", {}),
 }
 
 

@@ -1126,7 +1126,8 @@ def heard(ppo) -> set[str]:
         gradient_accumulation_steps=4,
     )
     trainer.train()
-    trainer.predict(Dataset.from_dict(dict(prompt=PROMPTS[:5])))
+    predicted = trainer.predict(Dataset.from_dict(dict(prompt=PROMPTS[:5]))).predictions
+    assert predicted.shape[0] == 5 and predicted.shape[1] <= 5  # a response to each prompt
     with pytest.raises(OSError):
         trainer.push_to_hub()  # there is no network here, and the event comes first
     return set(events.seen)

@@ -626,6 +626,14 @@ class UpdateTrainer(SealedTrainer):
         "One update; returns its metrics, with the value of its loss as `.loss`."
         raise NotImplementedError
 
+    def responses(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
+        "Ids [B, T] of a response to each prompt, as an update would sample them."
+        raise NotImplementedError
+
+    def prediction_step(self, model: Any, inputs: Any, *given: Any, **named: Any) -> tuple:
+        "For `predict`: a response to each prompt."
+        return None, self.responses(inputs["prompt_ids"], inputs["prompt_mask"]), None
+
     def between_updates(self) -> None:
         "After each update, before it is logged."
 
