@@ -88,6 +88,21 @@ def lines_of(text: str, facts: dict[str, str], judged: bool) -> list[list[tuple[
     return broken(found) + (broken([("missing:", ""), *missing]) if judged and missing else [])
 
 
+def drawn_picture(title: str, parts: list[tuple[str, list[list[tuple[str, str]]]]]) -> str:
+    "Texts below one another, each with who wrote it and its lines of words."
+    y, body = 36, []
+    for who, lines in parts:
+        body.append(f'<text x="20" y="{y}" class="who">{who}</text>')
+        for line in lines:
+            body.append(drawn_line(line, y))
+            y += LINE
+        y += 14
+    return (HERE / "templates" / "post.svg").read_text("utf-8").format(
+        width=int(LEFT + (COLUMNS + 2) * CHAR), height=y - 14, colours=colours(),
+        title=escape(title), body="\n".join(body),
+    )  # fmt: skip
+
+
 def post_picture() -> str:
     "The post above both summaries; what the gold judge counts in them is marked."
     from rlhf_nb.ui.facts import facts_told
@@ -96,18 +111,10 @@ def post_picture() -> str:
     facts = facts_told(kept["query"])
     assert facts, "the post of post.json is not of the mini world"
     post = kept["query"].split("POST: ")[1].split("\n")[0]
-    y, body = 36, []
-    for who, text in (("A post", post), ("SFT", kept["text_sft"]), ("PPO", kept["text_ppo"])):
-        body.append(f'<text x="20" y="{y}" class="who">{who}</text>')
-        for line in lines_of(text, facts, who != "A post"):
-            body.append(drawn_line(line, y))
-            y += LINE
-        y += 14
+    texts = {"A post": post, "SFT": kept["text_sft"], "PPO": kept["text_ppo"]}
     title = f"A post, and its summaries by SFT ({kept['text_sft']}) and PPO ({kept['text_ppo']})"
-    return (HERE / "templates" / "post.svg").read_text("utf-8").format(
-        width=int(LEFT + (COLUMNS + 2) * CHAR), height=y - 14, colours=colours(),
-        title=escape(title), body="\n".join(body),
-    )  # fmt: skip
+    parts = [(who, lines_of(text, facts, who != "A post")) for who, text in texts.items()]
+    return drawn_picture(title, parts)
 
 
 def median_request() -> tuple[str, list[tuple[str, float]]]:
@@ -124,21 +131,13 @@ def median_request() -> tuple[str, list[tuple[str, float]]]:
 
 
 def answers_picture() -> str:
-    "The request above both answers, each with its score."
+    "That request above both answers, each with its score."
     request, answers = median_request()
-    y, body = 36, []
-    shown = [(f"{text.strip()} …  ({score:+.2f})") for text, score in answers]
-    for who, text in zip(("A request", "Before", "After PPO"), (request, *shown)):
-        body.append(f'<text x="20" y="{y}" class="who">{who}</text>')
-        for line in broken([(word, "") for word in text.split()]):
-            body.append(drawn_line(line, y))
-            y += LINE
-        y += 14
-    title = f"A request, and a real model's answer before ({shown[0]}) and after PPO ({shown[1]})"
-    return (HERE / "templates" / "post.svg").read_text("utf-8").format(
-        width=int(LEFT + (COLUMNS + 2) * CHAR), height=y - 14, colours=colours(),
-        title=escape(title), body="\n".join(body),
-    )  # fmt: skip
+    before, after = (f"{text.strip()} … ({score:+.2f})" for text, score in answers)
+    texts = {"A request": request, "Before": before, "After PPO": after}
+    title = f"A request, and a real model's answer before ({before}) and after PPO ({after})"
+    parts = [(who, broken([(word, "") for word in text.split()])) for who, text in texts.items()]
+    return drawn_picture(title, parts)
 
 
 def badge(name: str, value: str) -> str:

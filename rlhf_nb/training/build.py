@@ -44,8 +44,6 @@ from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout, Placed
 from rlhf_nb.training.precision import dtype_name
 
-# Private name used here: `_hf_peft_config_loaded`, set by `add_adapter` of a transformers model.
-
 logger = logging.get_logger(__name__)
 PADDED = 128  # embeddings are often padded to a multiple of it
 
