@@ -1,11 +1,14 @@
 """SmolLM2-135M-Instruct learns to answer in positive words, on two cores.
 
-    python benchmarks/real_model.py                          # reward by the rule, seeds 0 to 2
-    python benchmarks/real_model.py --seeds 0 --kl_coef 0    # without the penalty
-    python benchmarks/real_model.py --show                   # tables of what is kept
+    python benchmarks/real_model.py                             # reward by the rule, seeds 0 to 2
+    python benchmarks/real_model.py --seeds 0 --kl_coef 0       # without the penalty
+    python benchmarks/real_model.py --pairs runs/smollm2/pairs  # comparisons, labelled with noise
+    rlhf-nb reward --config smollm2_learnt.yaml                 # a reward model that learns them
+    python benchmarks/real_model.py --reward learnt             # reward by that model, seeds 0 to 2
+    python benchmarks/real_model.py --show                      # tables of what is kept
 
-The settings are those of `rlhf-nb ppo --config smollm2_positive.yaml`. Each policy is sampled on
-150 held-out requests, and the untouched model once for all runs. A run is kept in
+The settings are those of the recipes smollm2_positive.yaml and smollm2_learnt.yaml. Each policy is
+sampled on 150 held-out requests, and the untouched model once for all runs. A run is kept in
 benchmarks/results/real_model.json as soon as it ends, under its reward, kl_coef and seed.
 """
 
@@ -19,18 +22,23 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from datasets import DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhf_nb.cli.ppo import ppo_parser, trainer_of
 from rlhf_nb.encoding import prompt_text
 from rlhf_nb.gains import crossed_gain
-from rlhf_nb.real import everyday_requests, to_the_point
+from rlhf_nb.models import load_policy, load_tokenizer
+from rlhf_nb.real import Sentiment, everyday_requests, sampled_pairs, to_the_point
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.build import as_reference
 
 KEPT = Path(__file__).parent / "results" / "real_model.json"
+RECIPES = dict(rule=("smollm2_positive.yaml", 0.05), learnt=("smollm2_learnt.yaml", 0.1))
 SHOWN = (
     "objective/raw_scores",
+    "objective/raw_scores/model",
+    "objective/raw_scores/sentiment",
     "objective/kl",
     "policy/clipfrac_avg",
     "policy/approxkl_avg",
@@ -50,32 +58,52 @@ def measures(
     n, tokens = len(r), r.mask.sum()
     ids = [row[real].tolist() for row, real in zip(r.response_ids, r.mask)]
     right = to_the_point(model, tokenizer, r.prompts, ids)
+    scores = torch.tensor(Sentiment()(r.prompts, r.responses))
     return dict(
-        score=r.raw_scores.mean().item(),
-        standard_error=(r.raw_scores.std() / n**0.5).item(),
+        score=scores.mean().item(),
+        standard_error=(scores.std() / n**0.5).item(),
+        reward=r.raw_scores.mean().item(),
         kl=(r.kl.sum() / n).item(),
         perplexity=(-(r.ref_logprobs * r.mask).sum() / tokens).exp().item(),
         to_the_point=sum(right) / n,
         tokens=tokens.item() / n,
         stopped=r.stopped.float().mean().item(),
+        texts=r.responses,
+        scores=scores.tolist(),
     )
 
 
-def run(seed: int, kl_coef: float, words: list[str], before: dict | None) -> tuple[dict, dict]:
+def save_pairs(folder: Path) -> None:
+    "3,000 comparisons to learn from, and some on held-out requests to judge what was learnt."
+    model, tokenizer, rule = load_policy("smollm2"), load_tokenizer("smollm2"), Sentiment()
+    asked = {name: rows["prompt"] for name, rows in everyday_requests().items()}
+    train = sampled_pairs(model, tokenizer, asked["train"], rule).select(range(3000))
+    test = sampled_pairs(model, tokenizer, asked["test"], rule, answers=3)
+    for name, rows in dict(train=train, test=test).items():
+        print(f"{name}: {len(rows)} pairs, {sum(rows['right']) / len(rows):.0%} labelled right")
+    DatasetDict(train=train, test=test).save_to_disk(folder)
+
+
+def run(
+    recipe: str,
+    seed: int,
+    kl_coef: float,
+    words: list[str],  # further options of `rlhf-nb ppo`
+    before: dict | None,
+) -> tuple[dict, dict]:
     "One run: its curve, and its answers to held-out requests before (None: not yet) and after."
     begun = time.time()
     with tempfile.TemporaryDirectory() as folder:
         more = ["--seed", str(seed), "--kl_coef", str(kl_coef), "--output_dir", folder, *words]
         more += ["--save_rollouts", "false", "--report_to", "none", "--disable_tqdm", "true"]
-        trainer = trainer_of(*ppo_parser().settings(["--config", "smollm2_positive.yaml", *more]))
+        trainer = trainer_of(*ppo_parser().settings(["--config", recipe, *more]))
         held_out = everyday_requests()["test"]["prompt"]
         asked = [prompt_text(x, trainer.processing_class, "a request") for x in held_out]
 
         def look() -> dict:
             r = trainer.score(trainer.rollout(asked))
             with as_reference(trainer.policy, None), torch.no_grad():
-                found = measures(r, trainer.policy, trainer.processing_class)
-            return found | dict(texts=r.responses, scores=r.raw_scores.tolist())
+                return measures(r, trainer.policy, trainer.processing_class)
 
         before = before or look()
         started = time.time()
@@ -83,7 +111,7 @@ def run(seed: int, kl_coef: float, words: list[str], before: dict | None) -> tup
         trained = time.time() - started
         after = look()
     logs = [log for log in trainer.state.log_history if "objective/kl" in log]
-    curve = [{name: round(float(log[name]), 5) for name in SHOWN} for log in logs]
+    curve = [{name: round(float(log[name]), 5) for name in SHOWN if name in log} for log in logs]
     print(
         pd.DataFrame(dict(before=before, after=after)).drop(["texts", "scores"]).to_string(),
         flush=True,
@@ -118,23 +146,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--kl_coef", type=float, default=0.05)
+    parser.add_argument("--reward", choices=list(RECIPES), default="rule")
+    parser.add_argument("--kl_coef", type=float, help="default: the recipe's")
+    parser.add_argument("--pairs", type=Path, help="sample comparisons into this folder, no more")
     parser.add_argument("--output", type=Path, default=KEPT)
     parser.add_argument("--show", action="store_true", help="print what is kept, run nothing")
     asked, words = parser.parse_known_args()
+    if asked.pairs is not None:
+        return save_pairs(asked.pairs)
     kept = dict(before=None, runs={})
     if asked.output.exists():
         kept = json.loads(asked.output.read_text())
+    recipe, kl_coef = RECIPES[asked.reward]
+    kl_coef = kl_coef if asked.kl_coef is None else asked.kl_coef
     for seed in [] if asked.show else asked.seeds:
-        name = f"rule, kl_coef {asked.kl_coef:g}, seed {seed}"
-        kept["before"], kept["runs"][name] = run(seed, asked.kl_coef, words, kept["before"])
+        name = f"{asked.reward}, kl_coef {kl_coef:g}, seed {seed}"
+        kept["before"], kept["runs"][name] = run(recipe, seed, kl_coef, words, kept["before"])
         asked.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     print(table(kept).to_string())
-    seeds = [x for name, x in kept["runs"].items() if name.startswith("rule, kl_coef 0.05")]
-    if len(seeds) > 1:
-        after = [x["after"]["scores"] for x in seeds]
-        gain = crossed_gain(after, [kept["before"]["scores"]] * len(seeds))
-        print(f"gain {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
+    for reward, (_, kl_coef) in RECIPES.items():
+        seeds = [
+            x
+            for name, x in kept["runs"].items()
+            if name.startswith(f"{reward}, kl_coef {kl_coef:g},")
+        ]
+        if len(seeds) > 1:
+            after = [x["after"]["scores"] for x in seeds]
+            gain = crossed_gain(after, [kept["before"]["scores"]] * len(seeds))
+            print(f"{reward}: {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
 
 
 if __name__ == "__main__":

@@ -5,21 +5,24 @@
 # %% ../nbs/reference/61_real.ipynb #ed0fc528
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .encoding import encode_prompts
+from .encoding import encode_prompts, prompt_text
+from .evaluate import complete
 from .logprobs import response_logprobs
 from .masks import left_pad, right_pad
+from .tldr import prefers_first
 
 # %% auto #0
-__all__ = ['SUBJECTS', 'FRAMES', 'everyday_requests', 'Sentiment', 'to_the_point']
+__all__ = ['SUBJECTS', 'FRAMES', 'everyday_requests', 'Sentiment', 'to_the_point', 'sampled_pairs']
 
 # %% ../nbs/reference/61_real.ipynb #c2dd3b3b
 SUBJECTS = """my new neighbour|the morning bus|cooking for one|learning to swim|a rainy weekend
@@ -92,3 +95,29 @@ def to_the_point(
             found = response_logprobs(model, ids, real, after, mask, entropy=None).logprobs
             nats[start : start + len(rows), k] = (found * mask).sum(1).cpu()
     return (nats[:, :1] > nats[:, 1:]).all(1).tolist()
+
+# %% ../nbs/reference/61_real.ipynb #c0a1e2f2
+def sampled_pairs(
+    model: PreTrainedModel,  # a causal language model
+    tokenizer: PreTrainedTokenizerBase,
+    requests: Sequence[Any],  # texts or conversations
+    rule: Callable[[Sequence[str], Sequence[str]], Sequence[float]],  # as a reward function
+    answers: int = 5,  # the model gives to each request; every two of them are a pair
+    noise: float = 0.25,  # in units of the rule; towards 0 every label is right
+    response_length: int = 24,  # maximum tokens
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Dataset:  # chosen_ids and rejected_ids, as `RewardTrainer` reads them; right: by the rule
+    "Pairs of answers in random order, labelled by a rule with noise; equal answers make no pair."
+    asked = [prompt_text(x, tokenizer, "a request") for x in requests for _ in range(answers)]
+    written = complete(
+        model, tokenizer, asked, response_length, temperature=1.0, batch_size=batch_size, seed=seed
+    )
+    scores, rng, pairs = rule(written.prompts, written.texts), random.Random(seed), []
+    for start in range(0, len(asked), answers):
+        for i, j in combinations(range(start, start + answers), 2):
+            best, other = (i, j) if prefers_first(scores[i], scores[j], rng, noise) else (j, i)
+            if written.ids[i] != written.ids[j]:
+                ids = dict(chosen_ids=written.ids[best], rejected_ids=written.ids[other])
+                pairs.append(ids | dict(right=scores[best] >= scores[other]))
+    return Dataset.from_list(pairs).shuffle(seed)

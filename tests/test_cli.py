@@ -293,6 +293,7 @@ RECIPES = {
     "dummy": ("ppo",),
     "docstrings": TRAINED,
     "smollm2_positive": ("ppo",),
+    "smollm2_learnt": ("reward", "ppo"),
 }
 
 
@@ -422,6 +423,9 @@ def parts(tmp_path_factory, tokenizer, tiny, world):
     rows.assign(chosen=rows.completion, rejected=rows.completion)[
         ["prompt", "chosen", "rejected"]
     ].to_json(folder / "equal.jsonl", orient="records", lines=True)
+    Dataset.from_dict(dict(chosen_ids=[[2, 3]] * 3, rejected_ids=[[2, 4]] * 3)).to_json(
+        folder / "pair_ids.jsonl", orient="records", lines=True
+    )
     return folder
 
 
@@ -486,7 +490,12 @@ COMMON = "--use_cpu --disable_tqdm --output_dir run"
         ),
         (
             "reward --dataset_name {p}/rows.jsonl --model_name_or_path {p}/sft " + COMMON,
-            "this needs chosen and rejected: rename them in the file.",
+            "this needs chosen and rejected, or chosen_ids and rejected_ids: rename them in",
+        ),
+        (
+            "reward --dataset_name {p}/pair_ids.jsonl --model_name_or_path {p}/sft "
+            "--center_rewards " + COMMON,
+            "answers as token ids, and the mean is taken over texts",
         ),
         (
             "reward --dataset_name {p}/equal.jsonl --model_name_or_path {p}/sft " + COMMON,

@@ -1,12 +1,22 @@
 "A real language model: where it is, its requests, its reward and its judges."
 
+import math
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_nb.base import loading, real
 from rlhf_nb.cli.scoring import load_reward_function
-from rlhf_nb.real import FRAMES, SUBJECTS, Sentiment, everyday_requests, to_the_point
+from rlhf_nb.real import (
+    FRAMES,
+    SUBJECTS,
+    Sentiment,
+    everyday_requests,
+    sampled_pairs,
+    to_the_point,
+)
+from rlhf_nb.reward import encode_pairs
 
 
 class Package:
@@ -121,3 +131,42 @@ def test_an_answer_that_fits_everything_is_not_to_the_point(model, letters):
     assert not any(to_the_point(model, letters, ["abc"] * 8, ANSWERS))
     with pytest.raises(ValueError, match="give more prompts"):
         to_the_point(model, letters, PROMPTS[:3], ANSWERS[:3])
+
+
+# ---- Pairs ----
+
+
+def count_of_c(prompts, responses):
+    return [float(text.count("c")) for text in responses]
+
+
+def pairs_by_answers(model, letters, **how):
+    "Each pair: whether both answer one prompt, and the scores of chosen and rejected."
+    made = sampled_pairs(model, letters, PROMPTS, count_of_c, response_length=5, **how)
+    found = []
+    for row in made:
+        both = [letters.decode(row[f"{name}_ids"]) for name in ("chosen", "rejected")]
+        prompt = next(x for x in sorted(PROMPTS, key=len, reverse=True) if both[0].startswith(x))
+        answers = [text[len(prompt) :] for text in both]
+        found.append((both[1].startswith(prompt), *count_of_c(None, answers)))
+    return made, found
+
+
+# catches: pairs across prompts, chosen and rejected exchanged, labels that ignore the difference
+# or turn it round, a score that counts the prompt's letters, equal answers, cut answers with a stop
+def test_pairs_are_answers_to_one_prompt_labelled_with_noise(model, letters):
+    made, found = pairs_by_answers(model, letters, answers=6, noise=1e-9)
+    assert len(made) > 8 * 10 and all(same for same, *_ in found)
+    assert all(chosen >= rejected for _, chosen, rejected in found) and all(made["right"])
+    assert any(chosen > rejected for _, chosen, rejected in found)
+    assert any(ids[-1] != letters.eos_token_id for ids in made["chosen_ids"])  # as it was cut
+    given = encode_pairs(made, letters)
+    assert given["chosen_ids"] == made["chosen_ids"] != given["rejected_ids"]
+
+    made, found = pairs_by_answers(model, letters, answers=24, noise=0.7)
+    wrong = [chosen < rejected for _, chosen, rejected in found]
+    apart = [abs(chosen - rejected) for _, chosen, rejected in found]
+    chance = [1 / (1 + math.exp(x / 0.7)) if x else 0 for x in apart]
+    spread = math.sqrt(sum(p * (1 - p) for p in chance))
+    assert abs(sum(wrong) - sum(chance)) < 4 * spread < sum(chance)
+    assert [not x for x in wrong] == made["right"]

@@ -59,7 +59,14 @@ def reward_command(words: Sequence[str]) -> None:
     with in_folder(args):
         rows, held_out = splits_of(data)
         if data.dataset_name not in PAIRS:
-            check_columns(data.dataset_name, rows, ("chosen", "rejected"))
+            texts, ids = ("chosen", "rejected"), ("chosen_ids", "rejected_ids")
+            check_columns(data.dataset_name, rows, texts, ids)
+            if models.center_rewards and not {"chosen", "completion"} & set(rows.column_names):
+                raise ValueError(
+                    f"--center_rewards: {data.dataset_name} has answers as token ids, and the mean "
+                    "is taken over texts: leave --center_rewards out, and give --normalize_scores "
+                    "to `rlhf-nb ppo`."
+                )
         tokenizer = tokenizer_of(models)
         if args.chat_template_path is None:
             check_template(data.dataset_name, rows, tokenizer, "--chat_template_path")
