@@ -82,6 +82,17 @@ def save_pairs(folder: Path) -> None:
     for name, rows in dict(train=train, test=test).items():
         print(f"{name}: {len(rows)} pairs, {sum(rows['right']) / len(rows):.0%} labelled right")
     DatasetDict(train=train, test=test).save_to_disk(folder)
+    save_first_layers(model, tokenizer, folder.with_name("first_layers"))
+
+
+def save_first_layers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, layers: int = 10
+) -> None:
+    "A smaller model to learn a reward: a third of the operations of the whole."
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def run(

@@ -73,6 +73,7 @@ from rlhf_nb.training.prompts import (
     settings_of,
     stop_texts,
     stop_tokens,
+    turns_text,
     warn_of_turns,
 )
 from .training.reporting import parameter_counts, ppo_card, reference_name
@@ -576,7 +577,8 @@ class PPOTrainer(UpdateTrainer):
         scores = self.judges.of_texts(
             c.prompts, c.texts, c.stopped, others, tokenizer, given, c.ids, settings_of(columns)
         ).tolist()
-        done = list(zip(c.prompts, c.texts, c.stopped, c.lengths, scores))
+        shown = [*map(turns_text, given)] or c.prompts
+        done = list(zip(shown, c.texts, c.stopped, c.lengths, scores))
         if apart:
             done = interleaved(gather_object([done]))
         *lists, scores = map(list, zip(*done))

@@ -1004,7 +1004,8 @@ def test_a_reward_model_judges_conversations_in_its_own_template(
         ours.apply_chat_template(row["prompt"], add_generation_prompt=True, **how(row))
         for row in rows
     ]
-    assert table["query"].tolist() == queries and "boss POST: my dog sold 1" in queries[1]
+    assert seen[0][1] == queries and "boss POST: my dog sold 1" in queries[1]
+    assert table["query"].tolist() == [f"user: my dog sold {i}" for i in range(6)]
     scores = []
     for row, response, answer, ends in zip(rows, table["model response"], answers, seen[0][5]):
         texts = [

@@ -572,7 +572,8 @@ def test_given_ids_are_those_that_are_evaluated(ppo, letters):
     torch.testing.assert_close(r.raw_scores, of_rollout)
 
 
-# catches: the policy's marks, as text, in what a reward model with its own template reads
+# catches: the policy's marks, as text, in what a reward model with its own template reads, and in the
+# table of completions
 def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, tokenizers):
     policy, other = copy.deepcopy(letters), copy.deepcopy(tokenizers["byte-level"])
     policy.chat_template = "{% for m in messages %}{{ 'j' + m.content }}{% endfor %}"
@@ -589,7 +590,8 @@ def test_a_reward_model_reads_a_conversation_in_its_own_template(ppo, letters, t
     assert not all(r.stopped) and any(r.stopped)
     wanted = score_ids(trainer.reward_model, rows, other.pad_token_id)
     torch.testing.assert_close(r.raw_scores, wanted)
-    trainer.completed(data, progress=False)
+    found, _ = trainer.completed(data, progress=False)
+    assert found.prompts == [f"user: {x}" for x in "abcdefgh"]
     other.chat_template = "{{ tools[0].name if tools }}" + CHATML
     of_tools = [[dict(name="late" if i % 2 else "no")] for i in range(len(data))]
     with_tools = data.add_column("tools", [json.dumps(x) for x in of_tools])

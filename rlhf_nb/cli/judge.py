@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from rlhf_nb.evaluate import (
 from rlhf_nb.gains import judge_noise
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
-from rlhf_nb.training.prompts import prompt_columns, read_prompts
+from rlhf_nb.training.prompts import prompt_columns, read_prompts, turns_text
 
 
 @dataclass
@@ -243,9 +243,11 @@ def judge_command(words: Sequence[str]) -> None:
         theirs, stopped = found.texts, list(found.stopped)
     else:
         theirs, stopped = [reference(row, tokenizer) for row in rows], [True] * len(rows)
+    # conversations turn by turn, but for a reward model that may know the policy's markup
+    shown = replace(ours, prompts=[turns_text(row["prompt"]) for row in rows])
     report = judge_pairs(
         judge,
-        ours.prompts,
+        (ours if isinstance(judge, RewardModelJudge) else shown).prompts,
         ours.texts,
         theirs,
         columns,
@@ -254,10 +256,10 @@ def judge_command(words: Sequence[str]) -> None:
         seed=options.seed,
     )
     if options.output is not None:
-        write_verdicts(options.output, ours, theirs, report.scores)
+        write_verdicts(options.output, shown, theirs, report.scores)
     print(report)
     if earlier is not None:
-        print(beside(earlier, ours, report.scores))
+        print(beside(earlier, shown, report.scores))
 
 
 def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from transformers.utils import logging
 
 from rlhf_nb.encoding import (
+    Turns,
     encode_prompts,
     marked_pair,
     prompt_text,
@@ -114,6 +116,27 @@ def collate_prompts(
     talks = [x for x in given if not isinstance(x, str)] and list(given)  # of any prompt
     found = dict(prompt_ids=ids, prompt_mask=mask, prompt=texts, conversations=talks)
     return found | dict(settings=settings_of(columns) if talks else [], columns=others)
+
+
+def turns_of(talk: Turns | None) -> list[tuple[str, str]]:
+    "Role and text of each turn of a conversation, with the tools that it calls; of a text none."
+    if talk is None or isinstance(talk, str):
+        return []
+    turns: list[tuple[str, str]] = []
+    for turn in talk:
+        content, calls = turn.get("content"), turn.get("tool_calls") or []
+        if isinstance(content, (list, tuple)):  # parts, of which some may be no text
+            content = "".join(str(part.get("text", part)) for part in content)
+        called = [json.dumps(x.get("function", x), ensure_ascii=False) for x in calls]
+        said = [*([] if content is None else [str(content)]), *called]
+        turns.append((str(turn.get("role", "")), "\n".join(said)))
+    return turns
+
+
+def turns_text(talk: Turns | None) -> str:
+    "A text, or a conversation turn by turn."
+    lines = [f"{role}: {text}" for role, text in turns_of(talk)]
+    return talk if isinstance(talk, str) else "\n".join(lines)
 
 
 def as_batch(

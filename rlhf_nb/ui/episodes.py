@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from numbers import Real
@@ -15,6 +14,7 @@ from torch import Tensor
 from rlhf_nb.encoding import Turns
 from rlhf_nb.losses import policy_diagnostics
 from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
+from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.viz import signed
 
 
@@ -73,27 +73,6 @@ def notes_of(rollout: Rollout) -> list[str]:
     "How a file of another trainer was read, and what it lacks."
     notes = rollout.info.get("notes")
     return [str(note) for note in notes] if isinstance(notes, list) else []
-
-
-def turns_of(talk: Turns | None) -> list[tuple[str, str]]:
-    "Role and text of each turn of a conversation, with the tools that it calls; of a text none."
-    if talk is None or isinstance(talk, str):
-        return []
-    turns: list[tuple[str, str]] = []
-    for turn in talk:
-        content, calls = turn.get("content"), turn.get("tool_calls") or []
-        if isinstance(content, (list, tuple)):  # parts, of which some may be no text
-            content = "".join(str(part.get("text", part)) for part in content)
-        called = [json.dumps(x.get("function", x), ensure_ascii=False) for x in calls]
-        said = [*([] if content is None else [str(content)]), *called]
-        turns.append((str(turn.get("role", "")), "\n".join(said)))
-    return turns
-
-
-def turns_text(talk: Turns | None) -> str:
-    "A text, or a conversation turn by turn."
-    lines = [f"{role}: {text}" for role, text in turns_of(talk)]
-    return talk if isinstance(talk, str) else "\n".join(lines)
 
 
 def conversation_of(rollout: Rollout, episode: int) -> Turns | None:

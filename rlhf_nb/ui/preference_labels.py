@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_nb.encoding import Turns
 from rlhf_nb.evaluate import complete, wilson_interval
-from rlhf_nb.ui.episodes import turns_text
+from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.html import percent
 
 

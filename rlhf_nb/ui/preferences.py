@@ -17,7 +17,7 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.reward import RewardConfig
 from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.tldr import SLOT
-from rlhf_nb.ui.episodes import turns_text
+from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.explore import (
     Desk,
     action_button,

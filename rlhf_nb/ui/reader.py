@@ -27,6 +27,7 @@ from rlhf_nb.base.files import write_text_atomic
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
+from rlhf_nb.training.prompts import turns_of
 from rlhf_nb.ui.episodes import (
     Shown,
     columns_of,
@@ -35,7 +36,6 @@ from rlhf_nb.ui.episodes import (
     filled,
     notes_of,
     number_of,
-    turns_of,
     unit_of,
     when,
 )

@@ -33,7 +33,7 @@ from rlhf_nb.reward import (
 )
 from rlhf_nb.rollout import token_texts
 from rlhf_nb.sft import tokenizer_of
-from rlhf_nb.ui.episodes import turns_text
+from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.facts import facts_told
 from rlhf_nb.ui.html import element, percent, plain_table, safe_text, sheet, spaced, themed
 from rlhf_nb.ui.preference_labels import share_sentence
