@@ -70,6 +70,7 @@ def measures(
         stopped=r.stopped.float().mean().item(),
         texts=r.responses,
         scores=scores.tolist(),
+        rewards=r.raw_scores.tolist(),
     )
 
 
@@ -93,6 +94,20 @@ def save_first_layers(
     model.config.num_hidden_layers = layers
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def learnt() -> dict[str, float]:
+    "What the reward model knows: of held-out pairs, how many it and how many the labels get right."
+    state = json.loads(Path("runs/smollm2/reward/trainer_state.json").read_text())
+    pairs = DatasetDict.load_from_disk("runs/smollm2/pairs")
+    found = next(log for log in reversed(state["log_history"]) if "eval_accuracy" in log)
+    return dict(
+        pairs=len(pairs["train"]),
+        steps=state["global_step"],
+        train_labels_right=sum(pairs["train"]["right"]) / len(pairs["train"]),
+        labels_right=sum(pairs["test"]["right"]) / len(pairs["test"]),
+        agrees_with_labels=float(found["eval_accuracy"]),
+    )
 
 
 def run(
@@ -124,7 +139,9 @@ def run(
     logs = [log for log in trainer.state.log_history if "objective/kl" in log]
     curve = [{name: round(float(log[name]), 5) for name in SHOWN if name in log} for log in logs]
     print(
-        pd.DataFrame(dict(before=before, after=after)).drop(["texts", "scores"]).to_string(),
+        pd.DataFrame(dict(before=before, after=after))
+        .drop(["texts", "scores", "rewards"], errors="ignore")
+        .to_string(),
         flush=True,
     )
     return before, dict(
@@ -169,6 +186,8 @@ def main() -> None:
     if asked.output.exists():
         kept = json.loads(asked.output.read_text())
     recipe, kl_coef = RECIPES[asked.reward]
+    if asked.reward == "learnt":
+        kept["reward_model"] = learnt()
     kl_coef = kl_coef if asked.kl_coef is None else asked.kl_coef
     for seed in [] if asked.show else asked.seeds:
         name = f"{asked.reward}, kl_coef {kl_coef:g}, seed {seed}"
