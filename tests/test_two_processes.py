@@ -69,7 +69,7 @@ def alone(tmp_path_factory):
         policy.save_pretrained(folder / "base")
         scorer_from(policy, 3).save_pretrained(folder / "scorer")
         run(folder, kind, 1)
-        for name in ("whole", "again", "saved"):
+        for name in ("whole", "saved"):
             (folder / name).rename(folder / f"{name}-1")
         return folder
 
