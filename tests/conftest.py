@@ -125,9 +125,12 @@ def imports():
     """All that training imports, out of the garbage collector's sight: each train() of Accelerate's
     collects, which is most of the time of a tiny run."""
     import gc
+    import importlib.util
 
     import rlhf_nb.trainer  # noqa: F401
 
+    if importlib.util.find_spec("deepspeed"):  # Accelerate imports it with the first trainer
+        import deepspeed  # noqa: F401
     gc.collect()
     gc.freeze()
 

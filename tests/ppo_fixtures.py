@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import rlhf_nb.trainer
 from rlhf_nb.checkpoint import MANIFEST, verify
+from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.ppo import ppo_loss
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
@@ -22,6 +23,18 @@ STOP = 1
 PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
 TIMES = ("time/", "tokens/per_second", "eps", "train_")  # metrics that two runs never share
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
+
+
+def saved_base(folder: Path, texts: Iterable[str], positions: int = 16) -> PreTrainedModel:
+    "A tiny policy with a tokenizer of these texts, in folder/base."
+    tokenizer = train_tokenizer(texts)
+    policy = tiny_policy(tokenizer, 0, **SIZES | dict(max_position_embeddings=positions))
+    for part in (policy, tokenizer):
+        part.save_pretrained(folder / "base")
+    return policy
+
+
+TOLD = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]  # the prompts of the workers
 
 
 def likes_c(prompts, responses, **columns):

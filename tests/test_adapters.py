@@ -103,7 +103,7 @@ def test_learning_rate_zero_changes_nothing(ppo, kind, bf16):
     how = KINDS[kind]()
     for config in how.get("parts", {}).values():
         config.lora_dropout = 0.3
-    trainer = ppo(learning_rate=0.0, bf16=bf16, num_mini_batches=2, **how)
+    trainer = ppo(learning_rate=0.0, bf16=bf16, num_mini_batches=2, total_episodes=16, **how)
     trainer.train()
     for log in logs(trainer):
         assert (
@@ -234,7 +234,7 @@ def test_a_new_process_with_transformers_and_peft_alone_reads_it(ppo, base, tmp_
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_the_same_run(ppo, base, kind):
     settings = lambda: dict(
-        total_episodes=40,
+        total_episodes=24,
         learning_rate=1e-2,
         save_strategy="steps",
         save_steps=2,
@@ -246,7 +246,7 @@ def test_a_resumed_run_is_the_same_run(ppo, base, kind):
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
     assert (
         told(whole) == told(again)
-        and len(told(again)) == 5
+        and len(told(again)) == 3
         and not unlike(weights(whole), weights(again))
     )
 
@@ -395,7 +395,7 @@ def test_several_answers_to_each_prompt(ppo):
 
     trainer = ppo(
         judge,
-        data=Dataset.from_dict(dict(prompt=PROMPTS, place=range(24))),
+        data=Dataset.from_dict(dict(prompt=PROMPTS[:12], place=range(12))),
         num_generations=4,
         total_episodes=None,
         num_train_epochs=1,
@@ -403,9 +403,9 @@ def test_several_answers_to_each_prompt(ppo):
     )
     trainer.train()
     assert (
-        trainer.state.global_step == 24 * 4 // 8
+        trainer.state.global_step == 12 * 4 // 8
         and all(len(r) == 8 for r in rollouts(trainer))
-        and logs(trainer)[-1]["episode"] == 96
+        and logs(trainer)[-1]["episode"] == 48
     )
     for prompts, place in seen:
         assert place == [p for p in place[::4] for _ in range(4)] and prompts == [
@@ -413,7 +413,7 @@ def test_several_answers_to_each_prompt(ppo):
         ]
     assert any(len(set(r.responses[:4])) > 1 for r in rollouts(trainer)) and sorted(
         p for _, place in seen for p in place[::4]
-    ) == list(range(24))
+    ) == list(range(12))
 
 
 # ---- Bad input ----

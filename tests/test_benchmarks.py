@@ -275,6 +275,7 @@ def test_targets_of_the_comparison():
 
 # catches: our trainer taking other steps or tokens than the peer is held to; hooks that no longer
 # see it; a sampler that the dice miss
+@pytest.mark.slow  # a process of its own, as for the peer
 def test_our_side_does_the_work_that_is_asked(tmp_path):
     s = SIZES | dict(mean_length=4)
     bench.write_models(s, tmp_path)

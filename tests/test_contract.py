@@ -144,13 +144,13 @@ def test_the_published_sizes(ppo):
         ({}, ["float32", "activations kept"]),
         (dict(bf16=True, activation_checkpointing=True), ["bf16", "activations recomputed"]),
         (
-            dict(num_mini_batches=2, num_ppo_epochs=3),
+            dict(num_mini_batches=2, num_ppo_epochs=3, total_episodes=24),
             ["3 updates of 8 responses", "3 epochs x 2 mini-batches of 4", "micro-batches of 4"],
         ),
     ],
 )
 def test_the_first_line_tells_what_runs(ppo, capsys, settings, wanted):
-    trainer = ppo(**settings, disable_tqdm=False, total_episodes=24)
+    trainer = ppo(**dict(disable_tqdm=False, total_episodes=8) | settings)
     said = trainer.describe()
     for part in (*wanted, "one process", "cpu", "trained parameters: policy 3,"):
         assert part in said
@@ -258,33 +258,32 @@ def test_what_comes_back_shows_itself(ppo):
 # ---- Checkpoints ----
 
 
+def spoil(checkpoint: Path, damage: str) -> None:
+    if damage == "truncated":
+        file = checkpoint / "optimizer.pt"
+        file.write_bytes(file.read_bytes()[:-100])
+    if damage == "missing":
+        (checkpoint / "ppo_state.json").unlink()
+    if damage == "foreign":
+        file = checkpoint / "manifest.json"
+        file.write_text(file.read_text().replace('"seed": 0', '"seed": 7'))
+
+
 # catches: a resume that falls back in silence, or one checkpoint's damage that spoils the others
-@pytest.mark.parametrize("damage", ["truncated", "foreign", "missing"])
-def test_after_a_damaged_checkpoint_the_one_before_it_still_loads(ppo, damage):
-    settings = dict(total_episodes=32, save_strategy="steps", save_steps=1)
+def test_after_a_damaged_checkpoint_the_one_before_it_still_loads(ppo, tmp_path):
+    settings = dict(save_strategy="steps", save_steps=1)
     whole = ppo(**settings)
     whole.train()
-    wanted, folder = weights(whole), Path(whole.args.output_dir)
-    last = folder / "checkpoint-3"
-    shutil.rmtree(folder / "checkpoint-4")
-    if damage == "truncated":
-        (last / "optimizer.pt").write_bytes((last / "optimizer.pt").read_bytes()[:-100])
-    if damage == "missing":
-        (last / "ppo_state.json").unlink()
-    if damage == "foreign":
-        (last / "manifest.json").write_text(
-            (last / "manifest.json").read_text().replace('"seed": 0', '"seed": 7')
-        )
-    with pytest.raises(ValueError, match="checkpoint-3 (is damaged|belongs to another run)"):
-        ppo(**settings).train(resume_from_checkpoint=True)
-    again = ppo(**settings)
-    again.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    assert not unlike(wanted, weights(again)) and [log["step"] for log in logs(again)] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    for damage in ("truncated", "foreign", "missing"):
+        folder = shutil.copytree(whole.args.output_dir, tmp_path / damage)
+        shutil.rmtree(folder / "checkpoint-3")
+        spoil(folder / "checkpoint-2", damage)
+        with pytest.raises(ValueError, match="checkpoint-2 (is damaged|belongs to another run)"):
+            ppo(**settings, output_dir=str(folder)).train(resume_from_checkpoint=True)
+        again = ppo(**settings, output_dir=str(folder))
+        again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+        assert not unlike(weights(whole), weights(again)), damage
+        assert [log["step"] for log in logs(again)] == [1, 2, 3], damage
 
 
 # catches: a copy of weights that lie in parts, which is a model of empty tensors

@@ -58,12 +58,16 @@ def kept(trainer, update: int) -> float:
     )["controller"]["value"]
 
 
-def steered(ppo, acts: dict, **settings):
-    """A run of six updates, its dashboard, and what was asked of it, in a thread where acts want
+ONE_PASS = dict(per_device_train_batch_size=8, gradient_accumulation_steps=1)  # less work
+
+
+def steered(ppo, acts: dict, updates: int = 6, **settings):
+    """A run of so many updates, its dashboard, and what was asked of it, in a thread where acts want
     that."""
     dashboard = LiveDashboard(every=0)
     trainer = ppo(
-        total_episodes=48,
+        total_episodes=8 * updates,
+        **ONE_PASS,
         parts=dict(
             callbacks=[
                 dashboard,
@@ -88,10 +92,10 @@ def wait_for(dashboard: LiveDashboard, state: str) -> None:
 
 # catches: a dashboard that draws a random number, holds a log back, or changes a setting
 def test_watching_changes_nothing(ppo):
-    alone = ppo(total_episodes=48)
+    alone = ppo(total_episodes=24, **ONE_PASS)
     alone.train()
     for drawn in (False, True):
-        trainer, dashboard = steered(ppo, {})
+        trainer, dashboard = steered(ppo, {}, 3)
         if drawn:
             assert dashboard.box.children  # made as if somebody looked
         trainer.train()
@@ -223,14 +227,14 @@ def test_a_paused_run_stands_still_until_it_is_told(ppo):
 # an unsaved update
 def test_a_pause_comes_when_all_is_saved(ppo):
     trainer, dashboard = steered(
-        ppo, dict(u2=LiveDashboard.pause), save_strategy="steps", save_steps=1
+        ppo, dict(u2=LiveDashboard.pause), 3, save_strategy="steps", save_steps=1
     )
     dashboard.start(trainer)
     wait_for(dashboard, "paused")
     assert logs(trainer)[-1]["step"] == 2 and Path(trainer.args.output_dir, "checkpoint-2").is_dir()
     dashboard.go_on()
     dashboard.wait(20)
-    straight = ppo(total_episodes=48, overwrite_output_dir=True)
+    straight = ppo(total_episodes=24, overwrite_output_dir=True, **ONE_PASS)
     straight.train()
     assert not unlike(weights(trainer), weights(straight)) and len(dashboard.run.changes) == 1
 
@@ -286,21 +290,21 @@ def test_a_bad_coefficient_is_refused_at_once(ppo, kind, wrong):
                 dashboard.kl_coef = bad
             seen.append(dashboard.requested)
 
-    trainer, dashboard = steered(ppo, dict(u2=try_it), kl_controller=kind)
-    assert trainer.train().global_step == 6 and not dashboard.run.changes
+    trainer, dashboard = steered(ppo, dict(u2=try_it), 3, kl_controller=kind)
+    assert trainer.train().global_step == 3 and not dashboard.run.changes
     assert seen == [()] * len(wrong)
 
 
 # catches: a wish to a run that is not there, swallowed without a word, which then holds the next
 # run
 def test_a_wish_to_nobody_is_refused(ppo):
-    trainer, dashboard = steered(ppo, {})
+    trainer, dashboard = steered(ppo, {}, 2)
     for _ in range(2):
         for act in (LiveDashboard.pause, LiveDashboard.stop, LiveDashboard.go_on, wish(0.1)):
             with pytest.raises(RuntimeError, match="no run is going on"):
                 act(dashboard)
         trainer.train()
-    assert trainer.state.global_step == 6 and not dashboard.run.changes
+    assert trainer.state.global_step == 2 and not dashboard.run.changes
 
 
 # catches: one rank that obeys while the others go on with the old coefficient
@@ -311,8 +315,8 @@ def test_several_processes_are_not_steered(ppo):
             with pytest.raises(RuntimeError, match="2 processes"):
                 act(dashboard)
 
-    trainer, dashboard = steered(ppo, dict(u2=try_it))
-    assert trainer.train().global_step == 6 and not dashboard.run.changes
+    trainer, dashboard = steered(ppo, dict(u2=try_it), 3)
+    assert trainer.train().global_step == 3 and not dashboard.run.changes
 
 
 # catches: an error that leaves "Running" behind, is swallowed, or is shown as markup; an interrupt
@@ -335,7 +339,7 @@ def test_a_run_that_breaks_off_says_so(ppo, error, told, thread):
         return likes_c(prompts, responses)
 
     dashboard = LiveDashboard()
-    trainer = ppo(reward, total_episodes=48, parts=dict(callbacks=[dashboard]))
+    trainer = ppo(reward, parts=dict(callbacks=[dashboard]), **ONE_PASS)
     with pytest.raises(type(error)):
         if thread:
             dashboard.start(trainer), dashboard.wait(20)
@@ -365,11 +369,11 @@ def test_an_interrupt_ends_a_pause(ppo, monkeypatch):
 
 # catches: a drawing that fails and takes the run with it, or fails without a word
 def test_a_drawing_that_fails_is_told_and_training_goes_on(ppo, monkeypatch):
-    trainer, dashboard = steered(ppo, {})
+    trainer, dashboard = steered(ppo, {}, 3)
     assert dashboard.box.children
     monkeypatch.setattr("rlhf_nb.ui.dashboard.body_markup", lambda *given: 1 / 0)
     assert (
-        trainer.train().global_step == 6
+        trainer.train().global_step == 3
         and "ZeroDivisionError" in dashboard.panel.view.value
         and 'role="alert"' in dashboard.panel.view.value
     )
@@ -391,7 +395,7 @@ def test_handlers_say_what_went_wrong(ppo):
         assert "TypeError" in dashboard.panel.head.value
         dashboard.trainer.controller.set = real
 
-    trainer, dashboard = steered(ppo, dict(u2=try_it))
+    trainer, dashboard = steered(ppo, dict(u2=try_it), 3)
     assert dashboard.box.children
     trainer.train()
     assert (

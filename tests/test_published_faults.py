@@ -126,7 +126,7 @@ SIZES_OF_AN_UPDATE = pairwise(
     (1, 2, 3),
     (1, 2, 4),
     (1, 2, 3, 4),
-    (1, 3),
+    (1, 2),
     allowed=lambda rows, accumulation, parts, epochs: rows * accumulation % parts == 0,
 )
 
@@ -216,7 +216,7 @@ def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_la
     trainer = ppo(
         num_mini_batches=4,
         num_ppo_epochs=1,
-        max_steps=5,
+        max_steps=per_epoch + 1,
         data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])),
         dataloader_drop_last=drop_last,
         save_rollouts=True,
@@ -224,9 +224,7 @@ def test_fault_03_the_last_batch_is_like_the_others(ppo, steps, prompts, drop_la
     trainer.train()
     sizes = [len(r) for r in rollouts(trainer)]
     last = 8 if drop_last else prompts % 8
-    assert len(steps) == 5 * 4 and sizes == [
-        last if (i + 1) % per_epoch == 0 else 8 for i in range(5)
-    ]
+    assert len(steps) == 4 * (per_epoch + 1) and sizes == [8] * (per_epoch - 1) + [last, 8]
 
 
 # catches: a mini-batch without rows, which ends as an error about reshaping in the middle of a run
@@ -251,9 +249,9 @@ def test_fault_03_an_evaluation_of_one_batch_changes_nothing(ppo, steps):
     found = []
     for settings in ({}, dict(eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=5)):
         steps.clear()
-        trainer = ppo(num_mini_batches=2, **settings)
+        trainer = ppo(num_mini_batches=2, total_episodes=16, **settings)
         trainer.train()
-        assert len(steps) == 3 * 2 * 2
+        assert len(steps) == 2 * 2 * 2
         found.append((weights(trainer), [untimed(log) for log in logs(trainer)]))
     assert not unlike(found[0][0], found[1][0]) and found[0][1] == found[1][1]
 
@@ -265,9 +263,10 @@ def test_fault_03_a_loader_that_was_read_to_its_end_changes_no_count(ppo, steps)
         def on_step_end(self, args, state, control, **_):
             assert len(list(trainer.get_eval_dataloader())) == 1
 
-    trainer = ppo(parts=dict(callbacks=[Reads()]), per_device_eval_batch_size=5, num_mini_batches=2)
+    how = dict(per_device_eval_batch_size=5, num_mini_batches=2, total_episodes=16)
+    trainer = ppo(parts=dict(callbacks=[Reads()]), **how)
     trainer.train()
-    assert len(steps) == 3 * 2 * 2 and all(log["policy/grad_norm"] > 0 for log in logs(trainer))
+    assert len(steps) == 2 * 2 * 2 and all(log["policy/grad_norm"] > 0 for log in logs(trainer))
 
 
 @pytest.mark.parametrize("mini_batches", [3, 5, 16])
@@ -418,6 +417,7 @@ def check_ratio_is_one(ppo, kind, name="neox", bf16=False, **settings):
     """Learning rate 0: every token of every epoch and mini-batch has the probability that it was
     sampled with."""
     found, measure = [], rlhf_nb.ppo.policy_diagnostics
+    updates = 1 if bf16 else 2  # after an update, what it left behind has its turn
 
     def watch(logprobs, old, advantages, mask, *more):
         sums = measure(logprobs, old, advantages, mask, *more)
@@ -439,11 +439,11 @@ def check_ratio_is_one(ppo, kind, name="neox", bf16=False, **settings):
             num_mini_batches=2,
             local_rollout_forward_batch_size=3,
             num_ppo_epochs=2,
-            total_episodes=16,
+            total_episodes=8 * updates,
             **settings,
         )
         trainer.train()
-    assert len(found) == 2 * 2 * 2
+    assert len(found) == updates * 2 * 2
     for seen in found:
         assert (
             seen["approxkl"] / seen["tokens"] < (1e-8 if bf16 else 1e-12) and seen["clipfrac"] == 0
@@ -754,6 +754,7 @@ def check_paid(ppo, kind, kl_coef):
         lambda prompts, responses, **_: [3.0 + i for i in range(len(responses))],
         kind=kind,
         kl_coef=kl_coef,
+        total_episodes=8,
     )
     trainer.train()  # so that the KL is not zero
     r = scored(trainer)
@@ -836,37 +837,38 @@ class TrustsGenerate(AsksGenerate):
         return r.with_(logprobs=self.said[:, : r.mask.shape[1]].masked_fill(~r.mask, 0.0))
 
 
-def check_leftovers(ppo, kind, *leftovers):
-    found = []
-    for config in ({}, *leftovers):
-        trainer = ppo(
-            kind=kind, learning_rate=0.0, save_rollouts=True, total_episodes=8, num_ppo_epochs=1
+def with_leftovers(ppo, kind, leftovers: dict) -> list:
+    "What is sampled, and its log-probs, by a model whose generation config has these in it."
+    trainer = ppo(
+        kind=kind, learning_rate=0.0, save_rollouts=True, total_episodes=8, num_ppo_epochs=1
+    )
+    for model in (trainer.model.policy, trainer.ref_model):
+        for name, value in leftovers.items():
+            setattr(model.generation_config, name, value)
+    trainer.train()
+    for log in logs(trainer):
+        assert (
+            abs(log["objective/kl"]) <= 1e-6
+            and abs(log["val/ratio"] - 1) <= 1e-6
+            and log["val/ratio_var"] <= 1e-6
         )
-        for name, value in config.items():
-            setattr(trainer.model.policy.generation_config, name, value)
-            setattr(trainer.ref_model.generation_config, name, value)
-        trainer.train()
-        for log in logs(trainer):
-            assert (
-                abs(log["objective/kl"]) <= 1e-6
-                and abs(log["val/ratio"] - 1) <= 1e-6
-                and log["val/ratio_var"] <= 1e-6
-            )
-            assert log["policy/clipfrac_avg"] == 0 and log["policy/approxkl_avg"] <= 1e-12
-        found.append([(r.response_ids.tolist(), r.logprobs.tolist()) for r in rollouts(trainer)])
-        assert found[0] == found[-1], config
+        assert log["policy/clipfrac_avg"] == 0 and log["policy/approxkl_avg"] <= 1e-12
+    return [(r.response_ids.tolist(), r.logprobs.tolist()) for r in rollouts(trainer)]
 
 
 # catches: generate() with the model's own config as the sampler, or its log-probs as the old ones
 def test_fault_10_leftovers_in_the_generation_config_have_no_say(ppo):
-    check_leftovers(ppo, PPOTrainer, *LEFTOVERS.values())
+    together = {name: x for leftovers in LEFTOVERS.values() for name, x in leftovers.items()}
+    assert len(together) == 9
+    assert with_leftovers(ppo, PPOTrainer, {}) == with_leftovers(ppo, PPOTrainer, together)
 
 
 @pytest.mark.parametrize("kind", [AsksGenerate, TrustsGenerate])
-@pytest.mark.parametrize("name", ["repetition_penalty", "no_repeat", "top_k"])
-def test_fault_10_is_seen(ppo, kind, name):
-    with pytest.raises(AssertionError):
-        check_leftovers(ppo, kind, LEFTOVERS[name])
+def test_fault_10_is_seen(ppo, kind):
+    plain = with_leftovers(ppo, kind, {})
+    for name in ("repetition_penalty", "no_repeat", "top_k"):
+        with pytest.raises(AssertionError):
+            assert plain == with_leftovers(ppo, kind, LEFTOVERS[name])
 
 
 # ---- 11: pad equal to stop ----
@@ -908,6 +910,7 @@ def test_fault_12_the_policy_is_resized_on_request(ppo, letters, padded_outside,
         parts=dict(processing_class=padded_outside)
         | (dict(ref_model=tiny_policy(letters, 0, **SIZES)) if given else {}),
         learning_rate=0.0,
+        total_episodes=8,
     )
     trainer.train()
     assert (
@@ -974,6 +977,7 @@ def test_fault_12_a_token_that_only_the_policy_knows(ppo, letters, padded_outsid
             reward,
             model=policy,
             parts=dict(processing_class=padded_outside if how == "pad" else letters),
+            total_episodes=8,
         )
     except ValueError:
         return  # refused at once is right too
@@ -1079,25 +1083,18 @@ def test_fault_12_is_seen(ppo, letters):
 
 # catches: a loader that drops the only batch, and a loop that waits for the next one for ever
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize(
-    "rows, accumulation, prompts", [(8, 1, 7), (4, 2, 7), (4, 2, 1), (64, 16, 24)]
-)
-def test_fault_14_a_data_set_smaller_than_a_batch_is_refused_at_once(
-    ppo, rows, accumulation, prompts, drop_last
-):
-    began = time.monotonic()
-    with pytest.raises(
-        ValueError,
-        match=f"the data set has {prompts} prompts and one update takes {rows * accumulation}: "
-        "lower per_device_train_batch_size",
-    ):
-        ppo(
-            per_device_train_batch_size=rows,
-            gradient_accumulation_steps=accumulation,
-            data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])),
-            dataloader_drop_last=drop_last,
-        )
-    assert time.monotonic() - began < 5
+def test_fault_14_a_data_set_smaller_than_a_batch_is_refused_at_once(ppo, drop_last):
+    for rows, accumulation, prompts in ((8, 1, 7), (4, 2, 7), (4, 2, 1), (64, 16, 24)):
+        began, n = time.monotonic(), rows * accumulation
+        said = f"the data set has {prompts} prompts and one update takes {n}: lower per_device_tr"
+        with pytest.raises(ValueError, match=said):
+            ppo(
+                per_device_train_batch_size=rows,
+                gradient_accumulation_steps=accumulation,
+                data=Dataset.from_dict(dict(prompt=PROMPTS[:prompts])),
+                dataloader_drop_last=drop_last,
+            )
+        assert time.monotonic() - began < 5
 
 
 def test_fault_14_a_data_set_of_one_batch_trains(ppo):
@@ -1111,46 +1108,23 @@ def test_fault_14_a_data_set_of_one_batch_trains(ppo):
 EVENTS = [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
-def heard(ppo) -> set[str]:
-    """Events of a run with evaluations, checkpoints and micro-batches, a prediction and a push to
-    the hub."""
+# catches: an event that this trainer's own loop forgets; events in another order or number than
+# the documentation's, where a step is an update
+def test_fault_15_every_event_fires_and_in_order(ppo):
     events = Events()
     trainer = ppo(
         parts=dict(callbacks=[events]),
         total_episodes=16,
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
-    )
-    trainer.train()
-    predicted = trainer.predict(Dataset.from_dict(dict(prompt=PROMPTS[:5]))).predictions
-    assert predicted.shape[0] == 5 and predicted.shape[1] <= 5  # a response to each prompt
-    with pytest.raises(OSError):
-        trainer.push_to_hub()  # there is no network here, and the event comes first
-    return set(events.seen)
-
-
-# catches: an event that this trainer's own loop forgets
-def test_fault_15_every_event_fires(ppo):
-    assert set(EVENTS) <= heard(ppo) and len(EVENTS) > 14
-
-
-# catches: events in another order or number than the documentation's, where a step is an update
-def test_fault_15_events_come_in_order(ppo):
-    events = Events()
-    ppo(
-        parts=dict(callbacks=[events]),
-        total_episodes=16,
         num_ppo_epochs=2,
         num_mini_batches=2,
         save_strategy="steps",
         save_steps=1,
         eval_strategy="steps",
         eval_steps=1,
-    ).train()
+    )
+    trainer.train()
     told = [
         name for name in events.seen if name != "on_substep_end" and name != "on_prediction_step"
     ]
@@ -1174,6 +1148,11 @@ def test_fault_15_events_come_in_order(ppo):
         name: told.count(name)
         for name in ("on_step_begin", "on_step_end", "on_save", "on_evaluate", "on_optimizer_step")
     } == dict(on_step_begin=2, on_step_end=2, on_save=2, on_evaluate=2, on_optimizer_step=8)
+    predicted = trainer.predict(Dataset.from_dict(dict(prompt=PROMPTS[:5]))).predictions
+    assert predicted.shape[0] == 5 and predicted.shape[1] <= 5  # a response to each prompt
+    with pytest.raises(OSError):
+        trainer.push_to_hub()  # there is no network here, and the event comes first
+    assert set(EVENTS) <= set(events.seen) and len(EVENTS) > 14
 
 
 class NeverListens(PPOTrainer):
@@ -1193,7 +1172,7 @@ class NeverListens(PPOTrainer):
 
 def check_stopping(ppo, kind):
     events = Events(stop_at=2)
-    trainer = ppo(kind=kind, parts=dict(callbacks=[events]), total_episodes=40)
+    trainer = ppo(kind=kind, parts=dict(callbacks=[events]), total_episodes=24)
     trainer.train()
     assert (
         trainer.state.global_step
@@ -1356,8 +1335,8 @@ def check_padding(ppo, kind, letters, absolute=False, **settings):
             r = with_padding(r, left, right, seed=left)
         r = trainer.advantages(trainer.score(r))
         metrics = trainer.update(r)
-        found.append((metrics, r.advantages[r.mask], weights(trainer)))
-    for metrics, advantages, after in found[1:]:
+        advantages, after = r.advantages[r.mask], weights(trainer)
+        found.append((metrics, advantages, after))
         assert_alike(found[0][0], metrics, 1e-6)
         torch.testing.assert_close(found[0][1], advantages, atol=2e-6, rtol=0)
         for name in after:
@@ -1399,11 +1378,11 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
     trainer = ppo(
         lambda prompts, responses, **_: [len(p) + len(r) for p, r in zip(prompts, responses)],
         kind=stops_at_once(rows, keep_stop),
-        total_episodes=16,
+        total_episodes=8,
         **settings,
     )
     trainer.train()
-    assert len(logs(trainer)) == 2
+    assert len(logs(trainer)) == 1
     for log in logs(trainer):
         assert (
             all(math.isfinite(value) for value in log.values())
@@ -1415,7 +1394,7 @@ def check_stops_at_once(ppo, rows, keep_stop=True, **settings):
         assert r.rewards[rows, 0].tolist() == pytest.approx(
             (r.scores - trainer.controller.value * r.kl[:, 0])[rows].tolist(), abs=1e-5
         )
-    for b in torch.arange(8)[rows].tolist():
+    for b in sorted({*torch.arange(8)[rows][[0, -1]].tolist()}):  # the first and the last
         trainer.model.zero_grad()
         loss_now(trainer, r.select([b]))[0].backward()
         sizes = {
@@ -1480,6 +1459,7 @@ def test_fault_17_rows_that_stop_at_once_and_earn_the_same(ppo):
         whiten_rewards=True,
         normalize_scores=True,
         kl_coef=0.0,
+        total_episodes=16,
     )
     trainer.train()
     for log in logs(trainer):
@@ -1540,9 +1520,8 @@ def check_micro_batches(ppo, kind, dtype, within):
         trainer.train()
         assert len(trainer.stepped_on) == 2
         found.append((trainer.losses[:2], trainer.stepped_on))
-    for losses, gradients in found[1:]:
-        assert losses == pytest.approx(found[0][0], rel=within, abs=within)
-        for a, b in zip(found[0][1], gradients):
+        assert trainer.losses[:2] == pytest.approx(found[0][0], rel=within, abs=within)
+        for a, b in zip(found[0][1], trainer.stepped_on):
             assert (
                 (a - b).abs().max() <= within
                 and (a - b).norm() <= within * a.norm()
@@ -1551,9 +1530,9 @@ def check_micro_batches(ppo, kind, dtype, within):
 
 
 # catches: a loss divided by the tokens of the micro-batch, by their number, or by both
-@pytest.mark.parametrize("dtype, within", [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-def test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch(ppo, dtype, within):
-    check_micro_batches(ppo, OtherLoss, dtype, within)
+# (in float32: fault 2)
+def test_fault_18_loss_and_gradient_do_not_depend_on_the_micro_batch(ppo):
+    check_micro_batches(ppo, OtherLoss, torch.float64, 1e-12)
 
 
 @pytest.mark.parametrize("kind", [MeansOfMicroBatches, SumsOfMicroBatches])

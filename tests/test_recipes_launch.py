@@ -2,16 +2,17 @@
 what runs, or the run is refused."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from ppo_fixtures import need_deepspeed
+from ppo_fixtures import need_deepspeed, saved_base
 
 import rlhf_nb
-from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+from rlhf_nb.models import scorer_from
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine"),
@@ -37,18 +38,9 @@ ON_GPUS = dict(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    tokenizer = train_tokenizer([f"tell {i} of a" for i in range(4)])
-    policy = tiny_policy(
-        tokenizer,
-        0,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-    )
-    for name, model in dict(base=policy, scorer=scorer_from(policy, 0)).items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    policy = saved_base(folder, [f"tell {i} of a" for i in range(4)])
+    shutil.copytree(folder / "base", folder / "scorer")  # its tokenizer
+    scorer_from(policy, 0).save_pretrained(folder / "scorer")
     return folder
 
 

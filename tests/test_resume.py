@@ -345,32 +345,25 @@ def test_a_checkpoint_that_was_not_written_here_is_not_deleted(ppo):
     assert (mine / "weights").read_text() == "mine"
 
 
-# catches: two lines for a step, a torn line that stays
-def test_metrics_have_one_line_a_step_after_a_resume(ppo):
-    settings = dict(total_episodes=32, save_strategy="steps", save_steps=2)
-    first = ppo(**settings)
-    first.train()
-    file = Path(first.args.output_dir) / "metrics.jsonl"
-    with open(file, "a") as lines:
-        lines.write('{"step": 4, "objec')
-    again = ppo(**settings)
-    again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    steps = [row["step"] for row in rows if "objective/kl" in row]
-    assert steps == [1, 2, 3, 4] and rows == again.state.log_history
-    assert (file.parent / "checkpoint-4.later-1").is_dir()
-
-
-# catches: later checkpoints that are renamed for a resume that is then refused
-def test_a_refused_resume_leaves_the_folder_as_it_was(ppo):
-    settings = dict(total_episodes=32, save_strategy="steps", save_steps=2)
+# catches: later checkpoints that are renamed for a resume that is then refused; two lines for a
+# step, a torn line that stays
+def test_a_refused_resume_changes_nothing_and_one_that_goes_on_has_a_line_a_step(ppo):
+    settings = dict(total_episodes=24, save_strategy="steps", save_steps=1)
     first = ppo(**settings)
     first.train()
     folder = Path(first.args.output_dir)
-    before = sorted(path.name for path in folder.iterdir())
+    file, before = folder / "metrics.jsonl", sorted(path.name for path in folder.iterdir())
     with pytest.raises(ValueError, match="belongs to another run: its seed"):
         ppo(**settings, seed=5).train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     assert sorted(path.name for path in folder.iterdir()) == before
+    with open(file, "a") as lines:
+        lines.write('{"step": 3, "objec')
+    again = ppo(**settings)
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [row["step"] for row in rows if "objective/kl" in row]
+    assert steps == [1, 2, 3] and rows == again.state.log_history
+    assert (folder / "checkpoint-3.later-1").is_dir()
 
 
 def test_an_unfinished_checkpoint_is_skipped_with_a_line(ppo, caplog):

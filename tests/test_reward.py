@@ -789,12 +789,13 @@ def equal(a, b):
     "strategy",
     ["group_by_length", "random", pytest.param("sequential", marks=pytest.mark.slow)],
 )
-def test_a_resumed_run_is_the_same_bit_for_bit(trained, tmp_path, strategy):
+def test_a_resumed_run_is_the_same_bit_for_bit(trained, pairs, tmp_path, strategy):
     def go(resume=None):
         trainer = trained(
-            max_steps=25,
+            pairs.select(range(40)),
+            max_steps=9,
             save_strategy="steps",
-            save_steps=11,
+            save_steps=3,
             center_rewards_coefficient=0.01,
             train_sampling_strategy=strategy,
             learning_rate=1e-3,
@@ -810,7 +811,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(trained, tmp_path, strategy):
         for log in t.state.log_history
         if "loss" in log
     ][-3:]
-    for step in (11, 22):  # in the first epoch of 20 steps, and in the second
+    for step in (3, 6):  # in the first epoch of 5 steps, and in the second
         resumed = go(str(tmp_path / "run" / f"checkpoint-{step}"))
         assert equal(whole, resumed) and tail(whole) == tail(resumed)
 
@@ -1025,17 +1026,19 @@ def test_each_pair_of_a_step_counts_alike(tiny, tokenizer, pairs, small_args):
 
 
 # catches: a mean of batches' means, raw pairs that predict cannot read
-@pytest.mark.parametrize("size", [1, 4, 13])
-def test_the_loss_of_an_evaluation_is_a_mean_over_pairs(trained, tokenizer, pairs, size):
-    trainer, rows = trained(per_device_eval_batch_size=size), pairs.select(range(13))
+def test_the_loss_of_an_evaluation_is_a_mean_over_pairs(trained, tokenizer, pairs):
+    trainer, rows = trained(), pairs.select(range(13))
     prompts, *answers = (list(rows[name]) for name in ("prompt", "chosen", "rejected"))
     chosen, rejected = (
         score_texts(trainer.model, tokenizer, prompts, part).double() for part in answers
     )
     right = torch.log1p(torch.exp(rejected - chosen)).mean().item()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(right, rel=1e-5)
-    done = trainer.predict(rows.select_columns(["prompt", "chosen", "rejected"]))
-    assert done.metrics["test_loss"] == pytest.approx(right, rel=1e-5)
-    torch.testing.assert_close(
-        torch.tensor(done.predictions), torch.stack([chosen, rejected], 1).float()
-    )
+    for size in (1, 4, 13):
+        trainer.args.per_device_eval_batch_size = size
+        assert len(trainer.get_eval_dataloader()) == -(-13 // size)
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(right, rel=1e-5)
+        done = trainer.predict(rows.select_columns(["prompt", "chosen", "rejected"]))
+        assert done.metrics["test_loss"] == pytest.approx(right, rel=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(done.predictions), torch.stack([chosen, rejected], 1).float()
+        )

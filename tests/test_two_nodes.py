@@ -16,7 +16,7 @@ from pathlib import Path
 import forks
 import pytest
 import torch
-from ppo_fixtures import need_deepspeed
+from ppo_fixtures import TOLD, need_deepspeed, saved_base
 from test_two_processes import DEEPSPEED, SAYS, alone, check_same_numbers
 from transformers import AutoModelForCausalLM
 
@@ -83,17 +83,6 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def save_base(folder: Path, max_position_embeddings: int) -> None:
-    "A tiny model."
-    from rlhf_nb.models import tiny_policy, train_tokenizer
-
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
-    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    policy = tiny_policy(tokenizer, 0, **sizes, max_position_embeddings=max_position_embeddings)
-    for part in (policy, tokenizer):
-        part.save_pretrained(folder / "base")
-
-
 def files_in(folder: Path, rank: int) -> set[str]:
     "Paths of a machine's files, without the number of its rank."
     names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
@@ -148,7 +137,7 @@ def test_two_machines_train_resume_and_save_as_one_does(launcher, kind, tmp_path
 def test_two_machines_train_sft_and_reward_models(tmp_path):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
-        save_base(folder, max_position_embeddings=32)
+        saved_base(folder, TOLD, 32)
     env = dict(ACCELERATE_USE_CPU="true", EACH_NODE="1")
     machines = Machines(folders, "torchrun", "supervised_worker.py", ".", "plain", **env)
     codes, texts = machines.wait(), machines.texts()
@@ -172,7 +161,7 @@ def test_machines_agree_about_disks_and_checkpoints(tmp_path):
 def base(tmp_path_factory) -> Path:
     "A folder with a model, and a run of two machines that was left alone."
     folder = tmp_path_factory.mktemp("nodes")
-    save_base(folder, max_position_embeddings=16)
+    saved_base(folder, TOLD)
     machines, _ = start(folder, folder / "alone", "never")
     assert machines.wait() == [0, 0], machines.texts()
     return folder

@@ -11,7 +11,7 @@ import forks
 import pandas as pd
 import pytest
 import torch
-from ppo_fixtures import need_deepspeed
+from ppo_fixtures import TOLD, need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_nb.rollout import Rollout
@@ -53,7 +53,7 @@ def run(folder: Path, kind: str, ranks: int, layout: str = "ddp") -> None:
 def alone(tmp_path_factory):
     """Makes, once for each kind of model, a folder in which one process has trained: `alone(kind)`.
     With it every layout is compared."""
-    from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
+    from rlhf_nb.models import scorer_from
 
     made = {}
 
@@ -61,24 +61,15 @@ def alone(tmp_path_factory):
         if kind in made:
             return made[kind]
         made[kind] = folder = tmp_path_factory.mktemp(f"alone-{kind}")
-        tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
-        policy = tiny_policy(
-            tokenizer,
-            0,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=16,
-        )
+        policy = saved_base(folder, TOLD)
         with torch.no_grad():
             policy.gpt_neox.final_layer_norm.bias += (
                 8 * policy.get_output_embeddings().weight[1]
             )  # now and then it stops
         policy.save_pretrained(folder / "base")
         scorer_from(policy, 3).save_pretrained(folder / "scorer")
-        tokenizer.save_pretrained(folder / "base")
         run(folder, kind, 1)
-        for name in ("whole", "again", "saved"):
+        for name in ("whole", "saved"):
             (folder / name).rename(folder / f"{name}-1")
         return folder
 

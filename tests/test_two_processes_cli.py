@@ -12,9 +12,9 @@ from pathlib import Path
 import forks
 import pandas as pd
 import pytest
+from ppo_fixtures import TOLD, saved_base
 from transformers import AutoModelForCausalLM
 
-from rlhf_nb.models import tiny_policy, train_tokenizer
 from rlhf_nb.rollout import Rollout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine")
@@ -68,19 +68,9 @@ def launch(folder: Path, *flags: str, **env: str) -> subprocess.CompletedProcess
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
-    tokenizer = train_tokenizer(prompts)
-    tiny_policy(
-        tokenizer,
-        0,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-    ).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    saved_base(folder, TOLD)
     (folder / "prompts.jsonl").write_text(
-        "".join(json.dumps(dict(prompt=prompt)) + "\n" for prompt in prompts)
+        "".join(json.dumps(dict(prompt=prompt)) + "\n" for prompt in TOLD)
     )
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "reward.py").write_text(REWARD)

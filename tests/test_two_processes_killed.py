@@ -11,8 +11,7 @@ from pathlib import Path
 import forks
 import pytest
 import torch
-
-from rlhf_nb.models import tiny_policy, train_tokenizer
+from ppo_fixtures import TOLD, saved_base
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 WORKER = str(Path(__file__).with_name("killed_worker.py"))
@@ -43,16 +42,7 @@ def by_hand(folder: Path, out: str, moment: str) -> tuple[list[int], str]:
 def alone(tmp_path_factory) -> Path:
     "A folder with the models, and a run that was left alone."
     folder = tmp_path_factory.mktemp("killed")
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
-    tiny_policy(
-        tokenizer,
-        0,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-    ).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    saved_base(folder, TOLD)
     (folder / "alone").mkdir()
     codes, said = by_hand(folder, "alone", "never")
     assert codes == [0, 0], said[-3000:]

@@ -9,11 +9,11 @@ import pytest
 import supervised_worker as worker
 import torch
 import yaml
-from ppo_fixtures import need_deepspeed
+from ppo_fixtures import need_deepspeed, saved_base
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import rlhf_nb
-from rlhf_nb.models import inside, tiny_policy, train_tokenizer
+from rlhf_nb.models import inside
 from rlhf_nb.reward import score_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
@@ -54,17 +54,7 @@ def trained(request, tmp_path_factory):
     folder, (kind, name) = tmp_path_factory.mktemp(request.param), request.param.split("-")
     if "zero" in name:
         need_deepspeed()
-    tokenizer = train_tokenizer([*worker.PROMPTS, *worker.ANSWERS, *worker.PAIRS["rejected"]])
-    policy = tiny_policy(
-        tokenizer,
-        0,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-    )
-    policy.save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    saved_base(folder, [*worker.PROMPTS, *worker.ANSWERS, *worker.PAIRS["rejected"]], 32)
     done = forks.run(worker.__file__, str(folder), kind, folder=folder, ranks=2, **layout(name))
     assert done.returncode == 0 and f"right: {kind}" in done.stdout, done.stdout[-4000:]
     return folder, kind == "lora"
