@@ -195,10 +195,9 @@ def model_activations(
     read: int | None = None,  # positions of a row that the head reads; None: all
 ) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and the inputs of the head."
+    layers = (size.layers - size.frozen) * layer_activations(size, form, length)
     if checkpointing:
         layers = size.layers * form.stream * size.hidden
-    else:
-        layers = (size.layers - size.frozen) * layer_activations(size, form, length)
     norm = (4 + form.stream if size.rms else form.stream) * size.hidden
     return rows * (length * (layers + norm) + form.matmul * size.hidden * (read or length))
 

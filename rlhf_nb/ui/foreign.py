@@ -459,7 +459,11 @@ def _token_ids(values: Sequence[Any], notes: list[str]) -> list[list[int] | None
     as_id = lambda x: int(x) if 0 <= x < 2**31 and x == int(x) else -1
     lists = [x if isinstance(x, list) else None for x in map(_plain, values)]
     ids = [x and [as_id(number(i)) for i in x] for x in lists]
-    bad = [(i, quoted(lists[i][row.index(-1)])) for i, row in enumerate(ids) if row and -1 in row]
+    bad = [
+        (i, quoted(given[row.index(-1)]))
+        for i, (given, row) in enumerate(zip(lists, ids))
+        if given and row and -1 in row
+    ]
     _note(notes, "token_ids: its column holds what is no token id in {}.", bad)
     return ids
 
