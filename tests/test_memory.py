@@ -451,96 +451,69 @@ def shape(tmp_path, monkeypatch) -> str:
     return "--model_name_or_path shape --reward_model_path shape --dry_run"
 
 
-# catches: weights looked for, an exit code of 0 where it does not fit, a folder made for a run that
-# is none, settings that do not reach the plan
-def test_dry_run(shape, capsys, tmp_path):
-    def say(more):
-        return cli.main(f"ppo {shape} {more}".split()), capsys.readouterr()
+def outputs(capsys, words: str) -> tuple[int, str]:
+    "Exit code, and all that was printed."
+    code, printed = cli.main(f"ppo {words}".split()), capsys.readouterr()
+    return code, " ".join((printed.out + printed.err).split())
 
-    code, said = say("--gpu_memory 80")
-    assert (
-        code == 1
-        and said.out.startswith("PPO, planned and not run: alone, 1 process(es), bf16")
-        and "what to change" in said.out
-    )
-    code, said = say("--gpu_memory 80 --layout zero3 --num_processes 8")
-    assert code == 0 and "zero3, 8 process(es)" in said.out and "It fits" in said.out
-    assert say("--use_cpu")[0] == 0
-    code, said = say("--layout zero3")
-    assert code == 2 and "--num_processes 8" in said.err
+
+# catches: weights looked for, an exit code of 0 where it does not fit, a folder made for a run that
+# is none, an error that does not say what to give
+def test_dry_run(shape, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for more, code, *printed in (
+        ("--gpu_memory 80", 1, "PPO, planned and not run: alone, 1 process(es)", "what to change"),
+        ("--gpu_memory 80 --layout zero3 --num_processes 8", 0, "zero3, 8", "It fits"),
+        ("--use_cpu", 0, "Give gpu_memory"),
+        ("--layout zero3", 2, "--num_processes 8"),
+        ("--layout zero3 --num_processes 8 --offload_frozen", 2, "offload_param_device: cpu"),
+        ("--model_name_or_path nobody/nothing", 2, "cache of the hub", "weights are not needed"),
+        ("--model_name_or_path .", 2, "has no config.json", "weights are not needed"),
+    ):
+        got = outputs(capsys, f"{shape} {more}")
+        assert got[0] == code and all(text in got[1] for text in printed), (more, got)
+    got = outputs(capsys, "--model_name_or_path shape --dry_run")
+    assert got[0] == 2 and "--reward_model_path is missing" in got[1]
     assert [p.name for p in tmp_path.iterdir()] == ["shape"]
-    read = lambda more: plan.plan_of(ppo.ppo_parser().read(f"{shape} {more}".split())).setup
-    setup = read(
-        "--use_peft --share_value_trunk --per_device_train_batch_size 3 --max_prompt_length 77 "
-        "--bf16 False --dtype bfloat16"
-    )
-    assert (
-        setup.peft_config.r,
-        setup.share_value_trunk,
-        setup.per_device_train_batch_size,
-        setup.prompt_length,
-    ) == (16, True, 3, 77)
-    assert (
-        setup.precision,
-        setup.dtype,
-        setup.activation_checkpointing,
-        setup.value_peft_config,
-    ) == (
-        "float32",
-        "bfloat16",
-        True,
-        None,
-    )
-    assert (
-        read("--use_cpu").activation_checkpointing is False
-        and read("--activation_checkpointing False").activation_checkpointing is False
-    )
-    assert read("--reward_function gold").reward is not None
-    assert read("--offload_frozen").offload_frozen and not read("").offload_frozen
-    code, said = say("--layout zero3 --num_processes 8 --offload_frozen")
-    assert code == 2 and "offload_param_device: cpu" in said.err
+    (tmp_path / "adapter").mkdir()
+    written = json.dumps(dict(base_model_name_or_path="shape"))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(written)
+    assert plan.config_of("--model_name_or_path", "adapter").hidden_size == 4096
+
+
+# catches: settings that do not reach the plan
+def test_options_reach_the_plan(shape):
+    for more, wanted in {
+        "--bf16 False --dtype bfloat16": dict(precision="float32", dtype="bfloat16"),
+        "--per_device_train_batch_size 3": dict(per_device_train_batch_size=3),
+        "--max_prompt_length 77 --share_value_trunk": dict(
+            prompt_length=77, share_value_trunk=True
+        ),
+        "--use_cpu": dict(activation_checkpointing=False, offload_frozen=False),
+        "--activation_checkpointing False": dict(activation_checkpointing=False),
+        "--offload_frozen": dict(offload_frozen=True, activation_checkpointing=True),
+        "--use_peft": dict(value_peft_config=None),
+    }.items():
+        setup = plan.plan_of(ppo.ppo_parser().read(f"{shape} {more}".split())).setup
+        assert {name: getattr(setup, name) for name in wanted} == wanted, more
+        assert (setup.peft_config is not None) == ("--use_peft" in more)
+    given = f"{shape} --reward_function gold".split()
+    assert plan.plan_of(ppo.ppo_parser().read(given)).setup.reward is not None
 
 
 # catches: a launcher's layout overlooked, a flag that contradicts it, every rank printing, a rank
-# that fails before the first has spoken
+# that fails before the first has printed
 def test_dry_run_under_a_launcher(shape, capsys, monkeypatch):
-    def say(more=""):
-        return cli.main(f"ppo {shape} --gpu_memory 24 {more}".split()), capsys.readouterr()
-
-    for name, value in dict(
-        WORLD_SIZE="8", ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"
-    ).items():
-        monkeypatch.setenv(name, value)
-    assert (found := say())[0] == 1 and "zero3, 8 process(es)" in found[1].out
-    code, said = say("--layout fsdp2")
-    assert code == 2 and "the launcher has zero3" in said.err
-    monkeypatch.setenv("RANK", "1")
-    assert (found := say())[0] == 0 and found[1].out == ""
-    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("RANK", "0")
-    assert "fsdp2, 8 process(es)" in say()[1].out
-
-
-# catches: a stack of errors where a name is not known, no word that a config is enough
-def test_a_model_that_is_not_there_is_told_in_words(shape, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    (tmp_path / "empty").mkdir()
-    for name, said in (
-        ("nobody/nothing", "not in the cache of the hub"),
-        ("empty", "has no config.json"),
+    zero3 = dict(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3")
+    fsdp2 = dict(ACCELERATE_USE_DEEPSPEED="", ACCELERATE_USE_FSDP="true")
+    for environment, more, code, printed in (
+        (zero3, "", 1, "zero3, 8 process(es)"),
+        (zero3, "--layout fsdp2", 2, "the launcher has zero3"),
+        (fsdp2, "", 1, "fsdp2, 8 process(es)"),
     ):
-        assert (
-            cli.main(
-                ["ppo", "--model_name_or_path", name, "--reward_model_path", "shape", "--dry_run"]
-            )
-            == 2
-        )
-        assert said in (told := capsys.readouterr().err) and "weights are not needed" in told
-    assert cli.main("ppo --model_name_or_path shape --dry_run".split()) == 2
-    assert "--reward_model_path is missing" in capsys.readouterr().err
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(
-        json.dumps(dict(base_model_name_or_path="shape"))
-    )
-    assert plan.config_of("--model_name_or_path", "adapter").hidden_size == 4096
+        for name, value in (environment | dict(WORLD_SIZE="8")).items():
+            monkeypatch.setenv(name, value)
+        got = outputs(capsys, f"{shape} --gpu_memory 24 {more}")
+        assert got[0] == code and printed in got[1], (environment, got)
+    monkeypatch.setenv("RANK", "1")
+    assert outputs(capsys, f"{shape} --gpu_memory 24") == (0, "")
