@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from .base.last_layer import position_wise
+from .base.lower_layers import frozen_layers
 from .models import inside, with_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
@@ -74,7 +74,6 @@ class ModelSize:
     params: int  # all weights
     trained: int  # weights that are trained
     matrices: int  # weights and biases of linear layers: autocast makes bf16 copies of these
-    trained_matrices: int
     layer: int  # all weights of one decoder layer
     layers: int
     hidden: int
@@ -91,27 +90,21 @@ class ModelSize:
     slow_gelu: bool  # an activation made of five operations (GPT-2's)
     # parts of a layer that are trained; only they keep their inputs
     learns: tuple[str, ...] = ("attention", "down", "norms", "out", "up")
-    skips: bool = False  # the last layer skips positions whose output is not read
+    frozen: int = 0  # first layers that keep nothing: no weight learns in or below them
 
 # %% ../nbs/reference/49_memory.ipynb #2614bdf8
 def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
     "Read a model's structure from its modules; `config` is that of its language model."
     layers = _layers(model, config.num_hidden_layers)
     names = {name.rpartition(".")[2]: m for name, m in layers[0].named_modules()}
-    linear = [
-        p
-        for m in model.modules()
-        if isinstance(m, (nn.Linear, Conv1D))
-        for p in m.parameters(recurse=False)
-    ]
+    linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D))]
     heads, hidden = config.num_attention_heads, config.hidden_size
-    body: Any = inside(model).base_model
-    tied = {id(p): p for p in linear}.values()
+    frozen = frozen_layers(inside(model).base_model)
+    learning = [n for n, p in layers[frozen].named_parameters() if p.requires_grad]
     return ModelSize(
         params=_count(model),
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        matrices=sum(p.numel() for p in tied),
-        trained_matrices=sum(p.numel() for p in tied if p.requires_grad),
+        matrices=sum(p.numel() for p in {p for m in linear for p in m.parameters(recurse=False)}),
         layer=_count(layers[0]),
         layers=len(layers),
         hidden=hidden,
@@ -128,10 +121,8 @@ def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
         rms=any("RMSNorm" in type(m).__name__ for m in layers[0].modules()),
         parallel=bool(getattr(config, "use_parallel_residual", False)),
         slow_gelu=any(type(m).__name__ == "NewGELUActivation" for m in layers[0].modules()),
-        learns=tuple(
-            sorted({_part(name) for name, p in layers[0].named_parameters() if p.requires_grad})
-        ),
-        skips=bool(position_wise(body)),
+        learns=tuple(sorted({_part(n) for n in learning})),
+        frozen=frozen,
     )
 
 # %% ../nbs/reference/49_memory.ipynb #67a0ff4f
@@ -174,36 +165,25 @@ def layer_activations(
     size: ModelSize,
     form: Precision,
     length: int,  # tokens of a row: the mask is [B, 1, length, length] and is kept in each layer
-    share: float = 1.0,  # of positions that are read; the last layer computes only those
 ) -> float:  # bytes per token
     """What one decoder layer keeps for its backward pass, with attention by sdpa and a padding
     mask. After Korthikanti et al. 2022."""
     mm, h, heads = form.matmul, size.hidden, size.heads * size.head_dim
     # a frozen matrix does not need its input
     kept = lambda part, bytes_: bytes_ if part in size.learns else 0
-    norms = (
-        2 * (4 * h + kept("norms", form.stream * h))
-        if size.rms
-        else (1 if size.parallel else 2) * form.stream * h
-    )
+    if size.rms:
+        norms = 2 * (4 * h + kept("norms", form.stream * h))
+    else:
+        norms = (1 if size.parallel else 2) * form.stream * h
     # under autocast each matrix makes its own bf16 copy of a float32 input
-    into: float = 1 if not form.autocast or size.fused else 3
+    into = 1 if not form.autocast or size.fused else 3
     up = 1 if not form.autocast or not size.gated else 2
-    if share < 1 and not size.fused:  # the queries' matrix reads a copy of the positions
-        into = max(1, into - 1) + share
-    inputs = kept("attention", into * mm * h)
-    inputs += share * (kept("up", up * mm * h) + kept("down", mm * size.mlp))
-    # queries and keys are rotated, and the whole matrix stays
-    split = 3 if size.fused and size.rotary else 0
-    attention: float = (4 + split) * mm * heads + 4 * size.heads + mm * length
-    if size.fused and size.rotary:
-        attention -= mm * heads - kept("out", share * mm * heads)
-    elif share < 1:
-        attention += kept("out", share * mm * heads)
-    if share < 1:  # outputs at those positions are kept, to be put back
-        attention += share * mm * (2 * h + (0 if size.fused else heads))
-    middle = share * (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
-    return norms + inputs + attention + middle
+    inputs = kept("attention", into * mm * h) + kept("up", up * mm * h)
+    attention: float = 4 * mm * heads + 4 * size.heads + mm * length
+    if size.fused and size.rotary:  # queries and keys are rotated, and the whole matrix stays
+        attention += 2 * mm * heads + kept("out", mm * heads)
+    middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
+    return norms + inputs + attention + middle + kept("down", mm * size.mlp)
 
 # %% ../nbs/reference/49_memory.ipynb #9905e07f
 def model_activations(
@@ -212,19 +192,14 @@ def model_activations(
     rows: int,  # of a micro-batch
     length: int,  # tokens of a row, prompt and response
     checkpointing: bool,  # each layer keeps only its input
-    read: int | None = None,  # positions of a row that are read; None: all
+    read: int | None = None,  # positions of a row that the head reads; None: all
 ) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and the inputs of the head."
-    read = length if read is None else read
-    layer = layer_activations(size, form, length)
+    layers = (size.layers - size.frozen) * layer_activations(size, form, length)
     if checkpointing:
-        layer = form.stream * size.hidden
-    last_layer = layer
-    if size.skips and not checkpointing and read < length:
-        last_layer = layer_activations(size, form, length, read / length)
-    last = (4 + form.stream if size.rms else form.stream) * size.hidden
-    layers = (size.layers - 1) * layer + last_layer
-    return rows * (length * (layers + last) + form.matmul * size.hidden * read)
+        layers = size.layers * form.stream * size.hidden
+    norm = (4 + form.stream if size.rms else form.stream) * size.hidden
+    return rows * (length * (layers + norm) + form.matmul * size.hidden * (read or length))
 
 # %% ../nbs/reference/49_memory.ipynb #4581b72e
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
@@ -290,10 +265,14 @@ class PPOSetup:
         return self.prompt_length + self.response_length
 
     @property
+    def local_rows(self) -> int:
+        "Rows of an update on each GPU."
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
     def rows(self) -> int:
         "Rows of a forward pass without gradient, and of a sampling batch."
-        local = self.per_device_train_batch_size * self.gradient_accumulation_steps
-        return min(self.local_rollout_forward_batch_size, local)
+        return min(self.local_rollout_forward_batch_size, self.local_rows)
 
     @property
     def micro_batches(self) -> int:
@@ -363,9 +342,10 @@ def _check(setup: PPOSetup) -> None:
         refuse("gpu_memory", "give GiB, such as 80, or None")
     positions = getattr(setup.policy, "max_position_embeddings", None)
     if positions and setup.length > positions:
-        raise ValueError(
-            f"prompt_length {setup.prompt_length} and response_length {setup.response_length} are "
-            f"more than the model's {positions} positions: shorten one of them."
+        refuse(
+            "prompt_length",
+            f"with response_length {setup.response_length} that is more than the model's "
+            f"{positions} positions; shorten one of them",
         )
 
 # %% ../nbs/reference/49_memory.ipynb #9a8a7e34
@@ -425,26 +405,21 @@ def gathered(setup: PPOSetup, phase: str) -> float:
     return b * (unit + unit * learns / weights + whole)
 
 
-def _placed_frozen(setup: PPOSetup, phase: str) -> float:
-    """Bytes of the larger offloaded model, which is on the GPU while it runs; under FSDP2 this
+def _placed_frozen(setup: PPOSetup) -> float:
+    """Bytes of the largest offloaded model, which is on the GPU while it scores; under FSDP2 this
     GPU's part of a unit."""
-    frozen = setup.sizes[2]
-    if not (setup.offload_frozen and phase == "score" and frozen):
-        return 0
-    if setup.layout == "fsdp2":
-        return setup.frozen_width * max(map(_unit, frozen)) / setup.num_processes
-    return setup.frozen_width * max(m.params for m in frozen)
+    n = setup.num_processes
+    parts = [_unit(m) / n if setup.layout == "fsdp2" else m.params for m in setup.sizes[2]]
+    return setup.frozen_width * max(parts, default=0) if setup.offload_frozen else 0
 
 # %% ../nbs/reference/49_memory.ipynb #aec3c6cc
 def _copies(setup: PPOSetup, phase: str) -> float:
     """The bf16 copies of matrices that autocast keeps: of trained ones, until the forward pass is
-    over."""
-    if not setup.form.autocast:
-        return 0
+    over; without checkpointing of all, for the backward pass."""
     running = setup.trained[:1] if phase == "rollout" else setup.trained
-    if phase == "update" and not setup.activation_checkpointing:
-        return 2 * sum(m.matrices for m in running)  # kept for the backward pass
-    return 2 * sum(m.trained_matrices for m in running)
+    if phase != "update" or setup.activation_checkpointing:
+        running = [m for m in running if m.trained == m.params]
+    return 2 * sum(m.matrices for m in running) if setup.form.autocast else 0
 
 
 def _passing(size: ModelSize, setup: PPOSetup, tokens: float) -> float:
@@ -455,13 +430,22 @@ def _passing(size: ModelSize, setup: PPOSetup, tokens: float) -> float:
     )
 
 
-def _whole_logits(setup: PPOSetup, rows: int, backward: bool) -> float:
-    """ZeRO-3 does not run body and head separately: all logits [B, T + 1, V], a copy of the real
-    ones, and gradients."""
+def _lower_states(setup: PPOSetup) -> float:
+    """States [B, P + T, H] of all rows of an update, kept where adapters sit on upper layers only:
+    the layers below run once."""
+    policy, whole = setup.sizes[0], setup.layout in ("alone", "ddp", "zero2")
+    kept = policy.frozen > 0 and whole and not setup.activation_checkpointing
+    return kept * setup.form.stream * policy.hidden * setup.local_rows * setup.length
+
+
+def _logits(setup: PPOSetup, rows: int, whole: int, copies: int) -> float:
+    """Two copies of a chunk. ZeRO-3 does not run body and head separately: there `whole` times all
+    logits [B, 2 T + 1, V], and `copies` of a chunk."""
+    policy, tokens = setup.sizes[0], rows * setup.response_length
     if setup.layout != "zero3":
-        return 0
-    logits = rows * (2 * setup.response_length + 1) * setup.sizes[0].vocab
-    return logits * setup.form.matmul * (2 if backward else 1)
+        return logits_bytes(policy, tokens)
+    every = setup.form.matmul * policy.vocab * rows * (2 * setup.response_length + 1)
+    return whole * every + logits_bytes(policy, tokens, copies)
 
 # %% ../nbs/reference/49_memory.ipynb #13829e40
 def _rollout(setup: PPOSetup) -> dict[str, float]:
@@ -475,58 +459,35 @@ def _rollout(setup: PPOSetup) -> dict[str, float]:
 
 def _score(setup: PPOSetup) -> dict[str, float]:
     policy, _, frozen = setup.sizes
-    rows, copies = setup.rows, 5 if setup.layout == "zero3" else 2
-    widest = max(_passing(m, setup, rows * setup.length) for m in [policy, *frozen])
-    in_hand = logits_bytes(policy, rows * setup.response_length, copies)
-    return dict(activations=widest, logits=_whole_logits(setup, rows, False) + in_hand)
+    widest = max(_passing(m, setup, setup.rows * setup.length) for m in [policy, *frozen])
+    return dict(activations=widest + _lower_states(setup), logits=_logits(setup, setup.rows, 1, 5))
 
 # %% ../nbs/reference/49_memory.ipynb #7cf305f6
 def _update(setup: PPOSetup) -> dict[str, float]:
-    """The largest of four moments: the head's forward; the end of the forward pass; the head's
-    backward; a checkpointed layer recomputed."""
-    policy, value, _ = setup.sizes
-    rows, form, models = setup.per_device_train_batch_size, setup.form, setup.trained
-    if setup.layout in ("zero3", "fsdp2"):  # a sharded layer skips nothing
-        models = [replace(m, skips=False) for m in models]
+    "The largest of three moments: the head; the end of the forward pass; a layer's backward."
+    policy, rows, form = setup.sizes[0], setup.per_device_train_batch_size, setup.form
     n, read = rows * setup.length, setup.response_length + 1  # before each token, after the last
-    reads = (setup.length if setup.layout == "zero3" else read, read)
-    kept, *of_value = [
-        model_activations(m, form, rows, setup.length, setup.activation_checkpointing, read)
-        for m, read in zip(models, reads)
+    zero3, recompute = setup.layout == "zero3", setup.activation_checkpointing
+    first, *of_value = [
+        model_activations(m, form, rows, setup.length, recompute, positions)
+        for m, positions in zip(setup.trained, (setup.length if zero3 else read, read))
     ]
-    again = 0.0
-    if setup.activation_checkpointing:  # inputs of frozen matrices are there for a while too
-        whole_layers = [replace(m, learns=ModelSize.learns) for m in models]
-        again = n * max(layer_activations(m, form, setup.length) for m in whole_layers)
-    tokens, copies = rows * setup.response_length, _copies(setup, "update")
-    again_copies = 2 * policy.layer if form.autocast and setup.activation_checkpointing else copies
-    held, first, back = _held_logits(setup, tokens)
+    first += _lower_states(setup)
+    chunked = rows * setup.response_length > CHUNK // policy.vocab  # each is recomputed then
+    held = _logits(setup, rows, 1, 0 if chunked else 4) if zero3 else 0
+    layer: float = 2 * n * form.stream * policy.hidden
+    copies = last_copies = _copies(setup, "update")
+    if recompute:  # inputs of frozen matrices are there for a while too
+        whole = [replace(m, learns=ModelSize.learns) for m in setup.trained]
+        layer += n * max(layer_activations(m, form, setup.length) for m in whole)
+        last_copies = 2 * policy.layer if form.autocast else 0
+    kept = first + sum(of_value)
     moments = [
-        dict(activations=kept, copies=copies, logits=first),
-        dict(activations=kept + sum(of_value), copies=copies, logits=held),
-        dict(activations=kept, copies=0 if setup.activation_checkpointing else copies, logits=back),
-        dict(
-            activations=kept + sum(of_value) + again + 2 * n * form.stream * policy.hidden,
-            logits=held if value else 0,
-            copies=again_copies,
-        ),
+        dict(activations=first, copies=copies, logits=_logits(setup, rows, 2, 6)),
+        dict(activations=kept, copies=copies, logits=held),
+        dict(activations=kept + layer, copies=last_copies, logits=held if of_value else 0),
     ]
     return max(moments, key=lambda moment: sum(moment.values()))
-
-
-def _held_logits(setup: PPOSetup, tokens: int) -> tuple[float, float, float]:
-    """Logits and tensors of their size: kept until the backward pass; held in the head's forward;
-    in its backward."""
-    policy, whole = setup.sizes[0], _whole_logits(setup, setup.per_device_train_batch_size, True)
-    if setup.layout != "zero3":
-        return 0, logits_bytes(policy, tokens), logits_bytes(policy, tokens)
-    chunked = tokens > CHUNK // policy.vocab  # then no chunk is kept: each is recomputed
-    kept = whole / 2 + (0 if chunked else logits_bytes(policy, tokens, 4))
-    return (
-        kept,
-        whole / 2 + logits_bytes(policy, tokens, 5),
-        whole + logits_bytes(policy, tokens, 6),
-    )
 
 # %% ../nbs/reference/49_memory.ipynb #5742b997
 ROWS = dict(
@@ -552,43 +513,40 @@ WORDS = dict(peft_config="--use_peft", value_peft_config="--value_use_peft")
 def _options(s: PPOSetup) -> list[dict[str, Any]]:
     "Fields to change, each of which may save memory."
     n, later = s.num_processes, LAYOUTS[LAYOUTS.index(s.layout) + 1 :]
-    rows, steps = s.per_device_train_batch_size, s.gradient_accumulation_steps
     options: list[dict[str, Any]] = [
         dict(activation_checkpointing=True),
         dict(share_value_trunk=True),
         dict(local_rollout_forward_batch_size=8),
         dict(ds3_gather_for_generation=False),
         dict(layout="zero3", num_processes=8) if n == 1 else dict(num_processes=2 * n),
+        *[dict(layout=layout) for layout in later if n > 1],
     ]
-    options += [dict(layout=layout) for layout in later if n > 1]
-    options += [
-        dict(per_device_train_batch_size=fewer, gradient_accumulation_steps=steps * rows // fewer)
-        for fewer in {max(1, rows // 2), 1}
-    ]
+    for fewer in {max(1, s.per_device_train_batch_size // 2), 1}:
+        steps = s.local_rows // fewer
+        options += [dict(per_device_train_batch_size=fewer, gradient_accumulation_steps=steps)]
     if s.layout != "zero3":
         options.append(dict(offload_frozen=True))
     if find_spec("peft") and s.peft_config is None:
         from peft import LoraConfig
 
-        tasks = dict(peft_config="CAUSAL_LM", value_peft_config="SEQ_CLS")
-        if s.sizes[1] is None:
-            del tasks["value_peft_config"]
-        options.append({k: LoraConfig(task_type=task, r=16) for k, task in tasks.items()})
+        adapters = dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=16))
+        if s.sizes[1] is not None:
+            adapters["value_peft_config"] = LoraConfig(task_type="SEQ_CLS", r=16)
+        options.append(adapters)
     for changed in options:
         if s.offload_frozen and changed.get("layout") == "zero3":  # which refuses it
             changed["offload_frozen"] = False
     return options
 
 
-def _how(changed: dict[str, Any]) -> str:
+def _typed(changed: dict[str, Any]) -> str:
     "What to type for a change."
-    words = [
+    return " ".join(
         f"rlhf-nb launch --config_file {value}.yaml"
         if name == "layout"
         else WORDS.get(name, f"--{name} {value}")
         for name, value in changed.items()
-    ]
-    return " ".join(words)
+    )
 
 # %% ../nbs/reference/49_memory.ipynb #ed4299d6
 @dataclass(frozen=True)
@@ -649,12 +607,12 @@ class MemoryPlan:
     def advice(self) -> pd.DataFrame:
         """Changes that lower the peak, the best first: `change` (what to type), `peak GiB`, and
         `fits` (None: no GPU memory was given)."""
-        plans = {}
+        rows = []
         for changed in _options(self.setup):
             setup = replace(self.setup, **changed)
-            plans[_how(changed)] = MemoryPlan(setup, _phases(setup))
-        better = {how: plan for how, plan in plans.items() if plan.peak < self.peak}
-        rows = [(how, round(plan.peak / GIB, 1), plan.fits) for how, plan in better.items()]
+            plan = MemoryPlan(setup, _phases(setup))
+            if plan.peak < self.peak:
+                rows.append((_typed(changed), round(plan.peak / GIB, 1), plan.fits))
         rows.sort(key=lambda row: row[1])
         return pd.DataFrame(rows, columns=["change", "peak GiB", "fits"])
 
@@ -673,7 +631,7 @@ def _phases(setup: PPOSetup) -> dict[str, dict[str, float]]:
         lost = FRAGMENTS * sum(moving.values()) + CONTEXT + (NCCL if setup.num_processes > 1 else 0)
         phases[name] = (
             resident
-            | dict(frozen=resident["frozen"] + _placed_frozen(setup, name))
+            | dict(frozen=resident["frozen"] + (_placed_frozen(setup) if name == "score" else 0))
             | dict(gradients=gradients if name == "update" else left)
             | moving
             | dict(allowance=lost)

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import time
+from itertools import product
+from pathlib import Path
 
 import datasets
 import foreign_files as files
@@ -76,32 +78,26 @@ def test_trl(tmp_path):
     assert r.columns["advantage"] == [-1.0, 1.0, 0.0, 0.0] and r.advantages is None
     one = rollout(files.trl(tmp_path / "plain", chat=False, rewards=1), 2)
     assert one.prompts[0] == "sum 0" and one.scores[:2].tolist() == [0, 1]
-    assert one.scores[2].isnan() and "scores: not in episode 2 (no number)" in notes(one)
+    assert one.scores[2].isnan() and "in episode 2 (nan)" in notes(one)
 
 
-def test_rewards_of_trl_that_no_name_tells(tmp_path):
-    # catches: a length taken for a reward
+def test_rewards_of_trl_that_no_name_tells():
+    # catches: a length taken for a reward; a part of the score that is shown as the whole
     rows = [dict(step="4", prompt="p", completion="c", good=1.0, long=9, advantage=0.0)]
     r = rollout(rows)
     assert r.scores is None and r.info["update"] == 4
-    assert rollout(rows, columns=dict(scores="good")).scores.tolist() == [1.0]
-    assert rollout(rows, columns=dict(scores="good+long")).scores.tolist() == [10.0]
+    for given, wanted in (("good", [1.0]), ("good+long", [10.0])):
+        assert rollout(rows, columns=dict(scores=given)).scores.tolist() == wanted
     assert rollout(rows, columns=dict(step="")).info["update"] == 0
-
-
-def test_numbers_of_trl_that_are_not_in_the_score_are_named():
-    # catches: a part of the score that is shown as the whole, no score without a hint
     row = dict(step=1, prompt="p", completion="c", accuracy=1.0, format_reward=0.5, advantage=0.1)
-    said = "Not in the score: 'accuracy'. To add all: --columns scores=accuracy+format_reward"
+    told = "Not in the score: 'accuracy'. To add all: --columns scores=accuracy+format_reward"
     r = rollout([row])
-    assert r.scores.tolist() == [0.5] and said in r.info["notes"]
-    whole = rollout([row], columns=parse_columns([said.split("--columns ")[1]]))
+    assert r.scores.tolist() == [0.5] and told in r.info["notes"]
+    whole = rollout([row], columns=parse_columns([told.split("--columns ")[1]]))
     assert whole.scores.tolist() == [1.5] and "Not in the score" not in notes(whole)
-    row = dict(step=1, prompt="p", completion="c", right=1.0) | {"good form": 0.5}
-    r = rollout([row])
-    assert r.scores is None and "which columns are rewards: 'right', 'good form'" in notes(r)
+    r = rollout([dict(step=1, prompt="p", completion="c", right=1.0) | {"good form": 0.5}])
+    assert r.scores is None and "Not in the score: 'right', 'good form'" in notes(r)
     assert "--columns 'scores=right+good form'" in notes(r)  # as a shell takes it
-    assert "No score" not in notes(rollout([row], columns=dict(scores="")))
     assert "score:" not in notes(rollout([dict(prompt="p", completion="c", right=1.0)]))
 
 
@@ -157,28 +153,22 @@ def test_nemo_without_a_tokenizer(tmp_path):
     assert "logprobs: not shown in episodes 1 (3 numbers for 7 words), 2" in notes(r)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "json", "list", "frame", "dataset"])
-def test_any_table_by_a_mapping(tmp_path, kind):
+def test_any_table_by_a_mapping(tmp_path):
     # catches: a kind of table that loses types, columns or order
-    frame, path = pd.DataFrame(ROWS), tmp_path / f"mine 3.{kind}"
-    made = dict(
-        jsonl=lambda: files.write_lines(path, ROWS),
-        parquet=lambda: frame.to_parquet(path) or path,
-        csv=lambda: frame.to_csv(path, index=False) or path,
-        json=lambda: path.write_text(json.dumps(ROWS)) and path,
-        list=lambda: ROWS,
-        frame=lambda: frame,
-        dataset=lambda: datasets.Dataset.from_list(ROWS),
-    )
-    source = made[kind]()
-    r = view(source, columns=MINE).shown.rollout
-    assert r.prompts == ["q 0", "q 1"] and r.responses == ["one two three", "four"]
-    assert r.scores.tolist() == [0.5, -1.0] and r.columns == dict(
-        uid=["a", "b"], group=["7", "7"] if kind == "csv" else [7, 7]
-    )
-    assert r.info["update"] == (3 if source is path else 0)
-    assert browse(source, columns=MINE).run.rollout(r.info["update"]).responses == r.responses
-    assert "your mapping" in notes(r)
+    frame, path = pd.DataFrame(ROWS), lambda kind: tmp_path / f"mine 3.{kind}"
+    frame.to_parquet(path("parquet"))
+    frame.to_csv(path("csv"), index=False)
+    path("json").write_text(json.dumps(ROWS))
+    files.write_lines(path("jsonl"), ROWS)
+    tables = [path(kind) for kind in ("jsonl", "parquet", "csv", "json")]
+    for source in (*tables, ROWS, frame, datasets.Dataset.from_list(ROWS)):
+        r = view(source, columns=MINE).shown.rollout
+        assert r.prompts == ["q 0", "q 1"] and r.responses == ["one two three", "four"], source
+        group = ["7", "7"] if str(source).endswith("csv") else [7, 7]
+        assert r.scores.tolist() == [0.5, -1.0] and r.columns == dict(uid=["a", "b"], group=group)
+        assert r.info["update"] == (3 if isinstance(source, Path) else 0)
+        assert browse(source, columns=MINE).run.rollout(r.info["update"]).responses == r.responses
+        assert "your mapping" in notes(r)
 
 
 def test_signals_by_a_mapping_are_a_rollout_again():
@@ -282,9 +272,9 @@ def test_the_same_step_in_two_files(tmp_path):
     assert ForeignRun(tmp_path).again("q") == [(5, 1)]
     told = r.info["notes"]
     assert "values: not shown in episode 1 (2 numbers for 1 word)." in told
-    assert "scores: not in episode 0 (no number)." in told
+    assert "scores: no number, or too large a one, in episode 0 (None)." in told
     assert [x for x in told if x.startswith("Not in this file: logprobs")] == told[-1:]
-    assert "stopped: not known of episodes 1 (neither), 2 (neither), so of none." in told
+    assert "stopped: not known of episodes 1 (None), 2 (None), so of none." in told
     header, _ = unpacked(packed_update(view(r).shown))
     assert header["scores"] == [None, 1, 1] and header["columns"]["uid"] == ["a", "", ""]
 
@@ -360,24 +350,27 @@ def test_a_folder_that_goes_on(tmp_path):
     assert [one["update"] for one in seen.reader.head["updates"]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "given, wanted",
-    [
+def test_texts():
+    # catches: a chat as a Python repr, a missing text as "None" or "nan"
+    said = lambda role, content: dict(role=role, content=content)
+    parts = [dict(type="text", text="a"), dict(type="image")]
+    for given, wanted in (
         ("text", "text"),
         (None, ""),
         (float("nan"), ""),
-        ([dict(role="user", content="hi")], "hi"),
-        ([dict(role="user", content="a"), dict(role="assistant", content="b")], "user: a\n\nassistant: b"),
-        ([dict(role="user", content=[dict(type="text", text="a"), dict(type="image")])], 'a\n{"type": "image"}'),
-        (np.array([dict(role="user", content="x")], dtype=object), "x"),
-        (dict(role="tool", content="out"), "out"),
+        ([said("user", "hi")], "hi"),
+        ([said("user", "a"), said("assistant", "b")], "user: a\n\nassistant: b"),
+        ([said("user", parts)], 'a\n\n{"type": "image"}'),
+        (
+            said("tool", None) | dict(tool_calls=[1]),
+            '{"role": "tool", "content": null, "tool_calls": [1]}',
+        ),
+        (np.array([said("user", "x")], dtype=object), "x"),
+        (said("tool", "out"), "out"),
         (["a", "b"], "a\n\nb"),
         (3, "3"),
-    ],
-)  # fmt: skip
-def test_texts(given, wanted):
-    # catches: a chat as a Python repr, a missing text as "None" or "nan"
-    assert text_of(given) == wanted
+    ):
+        assert text_of(given) == wanted
 
 
 def test_words_are_the_text():
@@ -416,7 +409,7 @@ def test_a_mapping_to_what_is_not_there():
 BROKEN = dict(
     empty=("x.jsonl", b"", "x.jsonl has no episodes"),
     blank=("x.jsonl", b"\n\n", "x.jsonl has no episodes"),
-    emptycsv=("x.csv", b"", "x.csv is damaged"),
+    emptycsv=("x.csv", b"", "x.csv has no episodes"),
     nothing=("x.parquet", b"", "x.parquet is damaged"),
     middle=("x.jsonl", b'{"response": "a"}\n{"resp\n{"response": "b"}\n', "x.jsonl.*line 2"),
     torn=("x.jsonl", b'{"respo', "x.jsonl.*line 1"),
@@ -429,14 +422,14 @@ BROKEN = dict(
 )
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_files_are_named(tmp_path, case):
+def test_broken_files_are_named(tmp_path):
     # catches: a traceback of a library, an error without the file, a pickle that is opened
-    name, raw, told = BROKEN[case]
-    (tmp_path / name).write_bytes(raw)
-    for opened in (view, browse):
-        with pytest.raises(ValueError, match=told):
-            opened(tmp_path / name)
+    for case, (name, raw, told) in BROKEN.items():
+        (tmp_path / case).mkdir()
+        (tmp_path / case / name).write_bytes(raw)
+        for opened in (view, browse):
+            with pytest.raises(ValueError, match=told):
+                opened(tmp_path / case / name)
 
 
 def test_a_truncated_parquet_is_named(tmp_path):
@@ -466,6 +459,7 @@ def test_mixed_types(tmp_path):
     r = seen.shown.rollout
     assert r.scores[[0, 1, 5]].tolist() == [1.0, 0.5, 1.0]
     assert r.scores[[2, 3, 4, 6, 7]].isnan().all() and r.responses[3] == ""
+    assert r.scores[8].isinf() and "and 1 more" in notes(r)
     header, _ = unpacked(packed_update(seen.shown))
     assert header["scores"][:4] == [1.0, 0.5, None, None] and header["scores"][8] is None
     check(browse(path)._repr_html_())
@@ -486,21 +480,19 @@ def test_a_run_of_this_package_stays_one(tmp_path):
         view(path)
 
 
-@pytest.mark.parametrize(
-    "ids", [[1, None], [float("inf"), 2], [-5, 2], [1, 1e30], ["x", 2], [1, 2.5]]
-)
-@pytest.mark.parametrize("more", [{}, dict(tokens=["a", "b"])])
-def test_what_is_no_token_id(tmp_path, ids, more):
+def test_what_is_no_token_id():
     # catches: a TypeError or an OverflowError in the place of a note; tokens that shift
-    rows = [dict(response="a b", token_ids=["3", 4.0], values=[1, 2], **more)]
-    rows += [dict(rows[0], token_ids=ids)]
-    path = files.write_lines(tmp_path / "x.jsonl", rows)
-    for tokenizer in (None, files.Tokenizer()):
-        r = rollout(path, tokenizer=tokenizer)
+    wrong = [[1, None], [float("inf"), 2], [-5, 2], [1, 1e30], ["x", 2], [1, 2.5]]
+    for ids, more, tokenizer in product(
+        wrong, ({}, dict(tokens=["a", "b"])), (None, files.Tokenizer())
+    ):
+        row = dict(response="a b", token_ids=["3", 4.0], values=[1, 2], **more)
+        r = rollout([row, dict(row, token_ids=ids)], tokenizer=tokenizer)
         assert "token_ids: its column holds what is no token id in episode 1 (" in notes(r)
         assert r.values.tolist() == [[1, 2], [1, 2]] and r.response_ids.min() >= 0
         assert not (tokenizer or more) or r.response_ids[0].tolist() == [3, 4]
-    assert more or (r.tokens[0] == [" w3", " w4"] and r.tokens[1].count("\ufffd") == 1)
+        if tokenizer and not more:
+            assert r.tokens[0] == [" w3", " w4"] and r.tokens[1].count("\ufffd") == 1
 
 
 def test_an_id_that_the_tokenizer_does_not_have(letters):
@@ -542,7 +534,7 @@ def test_texts_of_a_csv_are_as_they_were_written(tmp_path):
         assert whole[1].columns == dict(group=["9"], id=["01"]) and whole[1].stopped is None
     path.write_text("response,scores\na,0.5\nb,\nc,FALSE\n")
     r = rollout(path)
-    assert r.scores[[0, 2]].tolist() == [0.5, 0] and "not in episode 1 (no number)" in notes(r)
+    assert r.scores[[0, 2]].tolist() == [0.5, 0] and "in episode 1 (None)" in notes(r)
 
 
 def test_other_spellings(tmp_path):
@@ -555,18 +547,13 @@ def test_other_spellings(tmp_path):
     assert r.responses == ["caf\ufffd"] and "no UTF-8 are shown as \ufffd, 1 times" in notes(r)
 
 
-def test_a_score_beyond_float32():
-    # catches: a finite score that is shown as infinite, without a note
-    r = rollout([dict(response="a", scores=1.0), dict(response="b", scores=1e39)])
-    assert r.scores[1].isinf() and "too large, in episode 1 (1e+39)" in notes(r)
-
-
-def test_a_column_given_twice_or_with_blanks():
-    # catches: the last of two mappings wins; blanks that belong to the name of no column
+def test_a_column_given_twice_or_with_blanks(tmp_path):
+    # catches: the last of two mappings wins; blanks of a mapping or a header that belong to no name
     with pytest.raises(ValueError, match="scores twice"):
         parse_columns(["scores=a, scores=b"])
+    (tmp_path / "x.csv").write_text("answer, b\na,2.0\n")
     given = parse_columns([" response = answer , scores= b"])
-    r = rollout([{"answer": "a", " b": 2.0}], columns=given)
+    r = rollout(tmp_path / "x.csv", columns=given)
     assert r.responses == ["a"] and r.scores.tolist() == [2.0]
 
 
@@ -657,27 +644,22 @@ def test_the_page_is_where_it_is_asked_for(tmp_path, capsys):
     assert str(page) in capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.parametrize(
-    "output, more, said",
-    [
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    # catches: an input that is overwritten, an error once every rollout was read
+    monkeypatch.setattr("rlhf_nb.ui.viewer.browse", lambda *given: pytest.fail("it was read"))
+    files.verl(tmp_path / "verl")
+    file = files.write_lines(tmp_path / "x.jsonl", ROWS)
+    for output, more, said in (
         ("verl", [], "--output {}/verl is a folder: give a file, such as"),
         ("x.jsonl/page.html", [], "x.jsonl is no folder that can be written to"),
         ("x.jsonl", [], "is the file that is read: give another one"),
         ("verl/1.jsonl", [], "1.jsonl exists, and is no page: give another name, or delete it"),
         ("page.html", ["--terminal"], "--terminal writes nothing: leave out --output"),
-    ],
-)
-def test_a_page_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path, capsys, monkeypatch, output, more, said
-):
-    # catches: an input that is overwritten, an error once every rollout was read
-    monkeypatch.setattr("rlhf_nb.ui.viewer.browse", lambda *given: pytest.fail("it was read"))
-    files.verl(tmp_path / "verl")
-    file = files.write_lines(tmp_path / "x.jsonl", ROWS)
-    with pytest.raises((SystemExit, ValueError)) as error:
-        view_command([str(file), "--output", str(tmp_path / output), *more])
-    told = capsys.readouterr().err + str(error.value)
-    assert said.format(tmp_path) in " ".join(told.split())
+    ):
+        with pytest.raises((SystemExit, ValueError)) as error:
+            view_command([str(file), "--output", str(tmp_path / output), *more])
+        told = capsys.readouterr().err + str(error.value)
+        assert said.format(tmp_path) in " ".join(told.split())
     assert file.read_text().count("\n") == len(ROWS)
 
 

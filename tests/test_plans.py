@@ -98,6 +98,12 @@ def setup(
     ).setup
 
 
+SIZES = (
+    "response_length",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "local_rollout_forward_batch_size",
+)
 P, V = model_size(SMALL).params, model_size(SMALL, scorer=True).params
 LAYER = 12 * 64**2 + 13 * 64
 F = 2 * 3 * LAYER * 120 + 4 * 3 * 64 * 120**2  # a body reads a row of 120 tokens
@@ -142,31 +148,21 @@ def check_flops(page):
 
 def check_token(page):
     slow = page.Sampler(0.0, 3, False)
-    keys = lambda rows, width: (
-        2 * rows * 110 * 3 * 64 * width
-    )  # half of the answer is written on average
-    assert page.token_seconds(setup(), page.H100, page.Shares(), page.OURS, 2) == near(
-        3 * 8e-4
-    )  # launching
+    engine = slow._replace(bf16=True, traffic=1)
+    keys = lambda width: 2 * 2 * 110 * 3 * 64 * width  # half of the answer is written on average
     pace = 3.35e12 * 0.5
-    assert page.token_seconds(setup(), page.H100, page.Shares(), slow, 2) == near(
-        (2 * P + 3 * keys(2, 2)) / pace
-    )
-    assert page.token_seconds(setup("ddp"), page.H100, page.Shares(), slow, 2) == near(
-        (2 * P + 3 * keys(2, 4)) / pace
-    )  # float32 keys
-    assert page.token_seconds(
-        setup("ddp"), page.H100, page.Shares(), slow._replace(bf16=True, traffic=1), 2
-    ) == near((2 * P + keys(2, 2)) / pace)
-    assert page.token_seconds(setup(), page.H100, page.Shares(), slow, 2, gpus=4) == near(
-        (2 * P + 3 * keys(2, 2)) / pace / 4
-    )
-    assert page.token_seconds(
-        setup(), page.H100._replace(flops=1e9), page.Shares(), slow, 2
-    ) == near(2 * P * 2 / 0.4e9)  # multiplying
-    assert page.token_seconds(setup(), page.H100, page.Shares(), page.OURS, 2, gpus=8) == near(
-        3 * 8e-4
-    )  # more GPUs launch no faster
+    reading = (2 * P + 3 * keys(2)) / pace
+    for layout, gpu, sampler, gpus, wanted in (
+        ("zero2", page.H100, page.OURS, 1, 3 * 8e-4),  # launching
+        ("zero2", page.H100, page.OURS, 8, 3 * 8e-4),  # more GPUs launch no faster
+        ("zero2", page.H100, slow, 1, reading),
+        ("zero2", page.H100, slow, 4, reading / 4),
+        ("ddp", page.H100, slow, 1, (2 * P + 3 * keys(4)) / pace),  # float32 keys
+        ("ddp", page.H100, engine, 1, (2 * P + keys(2)) / pace),
+        ("zero2", page.H100._replace(flops=1e9), slow, 1, 2 * P * 2 / 0.4e9),  # multiplying
+    ):
+        got = page.token_seconds(setup(layout), gpu, page.Shares(), sampler, 2, gpus=gpus)
+        assert got == near(wanted), (layout, sampler, gpus)
 
 
 def check_moved(page):
@@ -304,9 +300,9 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_arithmetic(check):
-    check(page)
+def test_arithmetic():
+    for check in CHECKS:
+        check(page)
 
 
 # ---- Wrong programs ----
@@ -486,13 +482,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    "old, new, check", [w[1:] for w in WRONG], ids=[w[0].replace(" ", "-") for w in WRONG]
-)
-def test_a_wrong_program_is_caught(old, new, check):
-    assert SOURCE.count(old) == 1, "the page has changed: write the wrong program anew"
-    with pytest.raises(AssertionError):
-        check(load(SOURCE.replace(old, new)))
+def test_every_wrong_program_is_caught():
+    passed = []
+    for name, old, new, check in WRONG:
+        assert SOURCE.count(old) == 1, f"the page has changed: write {name!r} anew"
+        wrong = load(SOURCE.replace(old, new))
+        try:
+            check(wrong)
+        except AssertionError:
+            continue
+        passed.append(name)
+    assert not passed
 
 
 # catches: a control that the picture does not follow, a plan that cannot be drawn, a bill that is
@@ -533,44 +533,30 @@ def quiet(monkeypatch, tmp_path):
 
 # catches: a flag that is none, a value that the program refuses, a recipe that is not there, a
 # figure of the page that its command does not give
-@pytest.mark.parametrize("name", list(page.COMMANDS))
-def test_a_command_is_understood(name, quiet):
-    command = page.COMMANDS[name]
-    code, verdict = page.rehearse(command, SMALL)
-    assert code == 0 and verdict.startswith("It fits")
-    launcher, words = command.split(" -m rlhf_nb.cli ")
-    asked = launch_command_parser().parse_args(
-        [*shlex.split(launcher)[2:], "-m", "rlhf_nb.cli", *shlex.split(words)]
-    )
-    recipe = yaml.safe_load((cli.RECIPES / asked.config_file).read_text())
-    assert asked.training_script == "rlhf_nb.cli" and asked.training_script_args == shlex.split(
-        words
-    )
-    chosen = page.rehearsed[name]
-    assert (chosen["num_processes"], chosen["layout"]) == (
-        recipe["num_processes"],
-        Path(asked.config_file).stem,
-    )
-    data, models, args = ppo.ppo_parser().settings(
-        shlex.split(words)[1:]
-    )  # not only understood by the dry run
-    found = {
-        key: getattr(args, key)
-        for key in (
-            "response_length",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "local_rollout_forward_batch_size",
+def test_every_command_is_understood(quiet):
+    for name, command in page.COMMANDS.items():
+        chosen = page.rehearsed[name]
+        code, verdict = page.rehearse(command, SMALL)
+        assert code == 0 and verdict.startswith("It fits"), name
+        launcher, words = command.split(" -m rlhf_nb.cli ")
+        launched = launch_command_parser().parse_args(
+            [*shlex.split(launcher)[2:], "-m", "rlhf_nb.cli", *shlex.split(words)]
         )
-    }
-    assert (
-        found == {key: chosen[key] for key in found}
-        and data.max_prompt_length == 512
-        and args.num_ppo_epochs == 4
-    )
-    assert args.ds3_gather_for_generation == chosen.get("ds3_gather_for_generation", True)
-    assert (models.use_peft, models.value_use_peft) == (chosen.get("peft_config") is not None,) * 2
-    assert args.total_episodes == (1_000_000 if data.dataset_name == "trl-lib/tldr" else 100_000)
+        recipe = yaml.safe_load((cli.RECIPES / launched.config_file).read_text())
+        assert launched.training_script == "rlhf_nb.cli", name
+        assert launched.training_script_args == shlex.split(words), name
+        assert chosen["num_processes"] == recipe["num_processes"], name
+        assert chosen["layout"] == Path(launched.config_file).stem, name
+        # the run takes the options too, not only the plan
+        data, models, args = ppo.ppo_parser().settings(shlex.split(words)[1:])
+        wanted = {key: x for key, x in chosen.items() if key in SIZES}
+        assert {key: getattr(args, key) for key in SIZES} == wanted, name
+        assert data.max_prompt_length == 512 and args.num_ppo_epochs == 4, name
+        assert args.ds3_gather_for_generation == chosen.get("ds3_gather_for_generation", True), name
+        adapted = chosen.get("peft_config") is not None
+        assert (models.use_peft, models.value_use_peft) == (adapted, adapted), name
+        episodes = 1_000_000 if data.dataset_name == "trl-lib/tldr" else 100_000
+        assert args.total_episodes == episodes, name
 
 
 # catches: a rehearsal that passes whatever is typed
@@ -595,15 +581,3 @@ def test_flags_for_more_boxes():
         asked.machine_rank,
         asked.main_process_port,
     ) == (8, 64, 0, 29500)
-
-
-# ---- What the page owes its reader ----
-
-
-def test_the_page_says_that_nothing_was_run():
-    text = "\n".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
-    assert (
-        "**None of these plans has been run here.**" in text
-        and "assumed" in text
-        and "2403.17031" in text
-    )

@@ -163,7 +163,7 @@ def _table(frame: pd.DataFrame, title: str) -> Table:
     return table
 
 
-def dry_run(options: Namespace, console: Console | None = None) -> int:
+def dry_run(options: Namespace) -> int:
     "Print what the run needs. Returns the exit code: 1 where it does not fit the GPU, else 0."
     if os.environ.get("RANK", "0") != "0":
         return 0  # one process prints for all; a launcher ends the others where one fails
@@ -174,22 +174,19 @@ def dry_run(options: Namespace, console: Console | None = None) -> int:
     count = lambda size: f"{size.trained:,} of {size.params:,}" if size else head
     assumed = "" if options.max_prompt_length else " (assumed: set --max_prompt_length)"
     memory = "recomputed" if setup.activation_checkpointing else "kept"
-    console = console or Console(
-        file=sys.stdout, force_jupyter=False, width=None if sys.stdout.isatty() else 110
-    )
+    width = None if sys.stdout.isatty() else 110
+    console = Console(file=sys.stdout, force_jupyter=False, width=width, highlight=False)
     console.print(
         f"PPO, planned and not run: {setup.layout}, {setup.num_processes} process(es), "
         f"{setup.precision}, weights loaded in {setup.dtype}, activations {memory}; "
         f"micro-batches of {setup.per_device_train_batch_size}, prompts of {setup.prompt_length} "
         f"tokens{assumed}, responses of {setup.response_length}; trained parameters: policy "
-        f"{count(policy)}, value model {count(value)}.",
-        highlight=False,
+        f"{count(policy)}, value model {count(value)}."
     )
     if share := vllm_share(options):
         console.print(
             f"vLLM takes {share:.0%} of each GPU (--vllm_gpu_memory_utilization); the plan counts "
-            "with the rest.",
-            highlight=False,
+            "with the rest."
         )
     console.print(_table(plan.frame().reset_index(names=""), "GiB on each GPU"))
     console.print(plan.verdict)

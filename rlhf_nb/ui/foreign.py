@@ -100,7 +100,7 @@ def _json(x: Any) -> str:
 
 def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
     """Text of whatever stands for one: a string, a chat of messages (each with its role where there
-    are several), anything else as JSON."""
+    are several), a message of parts, anything else as JSON."""
     x = x if isinstance(x, str) else _plain(x)
     if isinstance(x, str) or _is_missing(x):
         return x if isinstance(x, str) else ""
@@ -110,14 +110,11 @@ def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
         return "\n\n".join(text_of(one, len(x) > 1, depth + 1) for one in x)
     if not isinstance(x, Mapping):
         return str(x)
-    if "content" not in x:
+    inner = [x[name] for name in ("text", "content") if not _is_missing(x.get(name))]
+    if not inner or not _is_missing(x.get("tool_calls")):
         return _json(x)
-    content, calls = _plain(x["content"]), _plain(x.get("tool_calls"))
-    parts = content if isinstance(content, list) else [content]
-    parts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
-    parts += [_json(calls)] if calls and not _is_missing(calls) else []
-    text = "\n".join(text_of(part, False, depth + 1) for part in parts)
-    return f"{text_of(x.get('role', 'message'))}: {text}" if named else text
+    text = text_of(inner[0], False, depth + 1)
+    return f"{text_of(x['role'])}: {text}" if named and "role" in x else text
 
 
 def _cell(x: Any) -> Any:
@@ -187,25 +184,16 @@ def _json_rows(text: str, notes: list[str]) -> list[Row]:
 
 
 def _csv_rows(text: str) -> list[Row]:
-    """The rows of a CSV file, as texts. Raises ValueError without a header, or where a row has more
-    fields."""
-    limit = csv.field_size_limit(2**31 - 1)  # an answer may be long
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        if not reader.fieldnames:
-            raise ValueError("it has no header")
-        lines = list(reader)
-    except csv.Error as error:
-        raise ValueError(str(error)) from None
-    finally:
-        csv.field_size_limit(limit)
+    "The rows of a CSV file, as texts. Raises ValueError where a row has too many fields."
+    csv.field_size_limit(2**31 - 1)  # an answer may be long
+    lines = list(csv.DictReader(io.StringIO(text, newline="")))
     for i, line in enumerate(lines):
         if any(line.pop(None, [])):  # type: ignore[call-overload]
             raise ValueError(
                 f"row {i} has more fields than the header, which has {len(line)}: name every "
                 "column there, and quote a field that has a comma in it"
             )
-    return [{name: x or None for name, x in line.items()} for line in lines]
+    return [{name.strip(): x or None for name, x in line.items()} for line in lines]
 
 
 def _frame_rows(frame: pd.DataFrame) -> list[Row]:
@@ -232,7 +220,7 @@ def read_table(path: Path, notes: list[str] | None = None) -> list[Row]:
             if bad := text.count("\ufffd"):
                 notes.append(f"Bytes that are no UTF-8 are shown as \ufffd, {bad} times.")
             rows = _csv_rows(text) if kind == ".csv" else _json_rows(text, notes)
-    except (ValueError, OSError, TypeError, NotImplementedError) as error:
+    except (ValueError, OSError, TypeError, NotImplementedError, csv.Error) as error:
         short = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} is damaged ({short}): copy it again, or leave it out.") from None
     if not rows:
@@ -297,7 +285,7 @@ def parse_columns(words: Iterable[str]) -> dict[str, str]:
             )
         if (name := name.strip()) in given:
             raise ValueError(f"--columns has {name} twice: give it one column, or a sum: a+b.")
-        given[name] = column
+        given[name] = column.strip()
     return given
 
 
@@ -312,26 +300,20 @@ def _parts(columns: Iterable[str], column: str) -> list[str]:
     return [column] if column in columns else column.split("+")
 
 
-def _trl_scores(rows: Sequence[Row], given: Mapping[str, str], notes: list[str]) -> str:
+def _trl_scores(rows: Sequence[Row], own: set[str], notes: list[str]) -> str:
     """The columns of rewards in trl's table, which names one after each reward function. A note
-    names other columns that may be rewards."""
-    own = {"step", "prompt", "completion", "advantage"}
-    own |= {column for name, column in given.items() if name != "scores"}
+    names other numbers, which may be rewards too."""
     numbers = [
         name
         for name in _columns(rows)
         if name not in own and any(math.isfinite(number(row.get(name))) for row in rows[:64])
     ]
     rewards = [name for name in numbers if "reward" in name.lower()]
-    rewards = rewards or (numbers if len(numbers) == 1 else [])
-    scores = given.get("scores", "reward" if "reward" in rewards else "+".join(rewards))
-    taken = {scores, *scores.split("+")}
-    if (unused := [name for name in numbers if name not in taken]) and given.get("scores") != "":
-        every = "+".join(name for name in numbers if name in taken or name in unused)
-        why = "Not in the score" if scores else "No score: no name tells which columns are rewards"
-        option = harmless(f"--columns {shlex.quote('scores=' + every)}")
-        notes.append(f"{why}: {_names(unused)}. To add all: {option}")
-    return scores
+    rewards = ["reward"] if "reward" in rewards else rewards or numbers[: len(numbers) == 1]
+    if unused := [name for name in numbers if name not in rewards]:
+        option = harmless(f"--columns {shlex.quote('scores=' + '+'.join(numbers))}")
+        notes.append(f"Not in the score: {_names(unused)}. To add all: {option}")
+    return "+".join(rewards)
 
 
 def mapping_of(
@@ -347,20 +329,19 @@ def mapping_of(
     has = lambda target, column: (
         {*(_parts(columns, column) if target == "scores" else [column])} <= {*columns}
     )
-    for target, column in given.items():
+    known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
+    if name == "trl" and "scores" not in given:
+        own = {"step", "prompt", "completion", "advantage", *given.values()}
+        known["scores"] = _trl_scores(rows, own, notes)
+    mapping = {target: column for target, column in known.items() if has(target, column)} | given
+    mapping = {target: column for target, column in mapping.items() if column}
+    for target, column in (mapping | given).items():
         if target not in TARGETS:
             raise ValueError(
                 f"--columns has {target!r}, which nothing is called."
                 f"{did_you_mean(target, TARGETS)} These can be mapped: {can}."
             )
-        given[target] = column if has(target, column) else column.strip()
-    known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
-    if name == "trl":
-        known["scores"] = _trl_scores(rows, given, notes)
-    mapping = {target: column for target, column in known.items() if has(target, column)} | given
-    mapping = {target: column for target, column in mapping.items() if column}
-    for target, column in mapping.items():
-        if not has(target, column):
+        if column and not has(target, column):
             raise ValueError(
                 f"{source} has no column {quoted(column)} for {target}."
                 f"{harmless(did_you_mean(column, columns))} It has {_names(columns)}."
@@ -402,12 +383,9 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
 
 def _last_run(mask: Any) -> slice:
     "Where the last run of ones is: the answer, in a sequence of prompt, answer and padding."
-    mask = mask if isinstance(mask, list) else []
-    ones = [i for i, x in enumerate(mask) if number(x) > 0]
-    start = end = ones[-1] + 1 if ones else 0
-    while start and number(mask[start - 1]) > 0:
-        start -= 1
-    return slice(start, end)
+    ones = "".join("01"[number(x) > 0] for x in mask) if isinstance(mask, list) else ""
+    end = ones.rfind("1") + 1
+    return slice(ones.rfind("0", 0, end) + 1, end)
 
 
 def episodes_of(
@@ -437,21 +415,18 @@ def _note(notes: list[str], sentence: str, bad: Sequence[tuple[int, str]], most:
 
 def _scores(values: Sequence[Any], target: str, notes: list[str]) -> Tensor | None:
     "A number an episode; None where there is none at all."
-    numbers = torch.tensor([number(x) for x in values], dtype=torch.float64)
-    bad = [(row, "no number") for row, x in enumerate(numbers.isnan()) if x]
-    if len(bad) == len(values):
-        notes.append(f"{target}: its column holds no number, so none is shown.")
-        return None
-    _note(notes, f"{target}: not in {{}}.", bad)
-    huge = [(row, f"{numbers[row]:g}") for row, x in enumerate(numbers.float().isinf()) if x]
-    _note(notes, f"{target}: infinite, or too large, in {{}}.", huge)
-    return numbers.float()
+    x = torch.tensor([number(one) for one in values], dtype=torch.float64).float()
+    bad = [
+        (row, quoted(values[row])) for row in x.isfinite().logical_not().nonzero()[:, 0].tolist()
+    ]
+    _note(notes, f"{target}: no number, or too large a one, in {{}}.", bad)
+    return None if x.isnan().all() else x
 
 
 def _stops(values: Sequence[Any], notes: list[str]) -> Tensor | None:
     "Which episodes stopped by themselves; None where that is not known of each."
     stops = [number(x, STOPS) for x in values]
-    bad = [(row, "neither") for row, x in enumerate(stops) if x not in (0.0, 1.0)]
+    bad = [(row, quoted(values[row])) for row, x in enumerate(stops) if x not in (0.0, 1.0)]
     _note(notes, "stopped: not known of {}, so of none.", bad)
     return None if bad else torch.tensor(stops).bool()
 
@@ -485,9 +460,9 @@ def _token_ids(values: Sequence[Any], notes: list[str]) -> list[list[int] | None
     lists = [x if isinstance(x, list) else None for x in map(_plain, values)]
     ids = [x and [as_id(number(i)) for i in x] for x in lists]
     bad = [
-        (row, quoted(x[its.index(-1)]))
-        for row, (x, its) in enumerate(zip(lists, ids))
-        if x and its and -1 in its
+        (i, quoted(given[row.index(-1)]))
+        for i, (given, row) in enumerate(zip(lists, ids))
+        if given and row and -1 in row
     ]
     _note(notes, "token_ids: its column holds what is no token id in {}.", bad)
     return ids
