@@ -1,6 +1,7 @@
 """What trains is trained, and nothing else moves: optimizers, heads, adapters and warm-ups, and
 what a saved folder gives the next stage."""
 
+import copy
 import re
 import tempfile
 
@@ -8,7 +9,14 @@ import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import (
+    FourierFTConfig,
+    LoHaConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from ppo_fixtures import PROMPTS, SIZES, unlike, weights
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -331,6 +339,7 @@ TIED = dict(
     embedding=dict(target_modules=["q_proj", "embed_tokens"]),
     both=dict(target_modules=["embed_tokens", "lm_head"]),
     copied=dict(modules_to_save=["embed_tokens"]),
+    copied_and_tied=dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     tokens=dict(trainable_token_indices=[3, 4]),
 )
 
@@ -381,6 +390,47 @@ def test_an_adapter_on_an_adapter_is_loaded_as_trained(ppo, stages, saved, tmp_p
     value = load_scorer(str(tmp_path / "saved" / "value"))
     scores = [token_scores(x, IDS, IDS >= 0) for x in (value, trainer.pair.value)]
     torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+
+
+# catches: a KL that is not 0 before training, where a new adapter changes the policy
+@pytest.mark.parametrize(
+    "config, shared",
+    [
+        (LoHaConfig(r=2, target_modules=["q_proj"]), True),
+        (LoHaConfig(r=2, target_modules=["q_proj"], init_weights=False), False),
+        (VeraConfig(r=2, target_modules=["q_proj"]), True),
+        (FourierFTConfig(n_frequency=8, target_modules=["q_proj"]), False),
+    ],
+)
+def test_the_reference_is_the_policy_as_it_begins(ppo, config, shared):
+    trainer = ppo(model=llama(), learning_rate=5e-2, parts=dict(peft_config=config))
+    begins = trainer.policy(IDS).logits
+    assert torch.equal(begins, llama()(IDS).logits) == shared == (trainer.ref_model is None)
+    assert trainer.rollout(PROMPTS[:8]).kl.abs().max() < 1e-5
+    trainer.step(PROMPTS[:8])
+    assert (trainer.policy(IDS).logits - begins).abs().max() > 1e-4
+    reference = trainer.reference(lambda model: model(IDS).logits)
+    torch.testing.assert_close(reference, begins, atol=1e-5, rtol=0)
+
+
+# catches: a value model that never learns: an adapter's config as it was saved, an adapter that was
+# loaded to be used, one that was made without a task
+def test_a_value_model_learns_or_is_refused(ppo, tmp_path):
+    scorer = scorer_from(llama())
+    bare = get_peft_model(copy.deepcopy(scorer), lora())
+    bare.save_pretrained(tmp_path)
+    config = LoraConfig.from_pretrained(tmp_path)
+    assert config.inference_mode
+    trainer = ppo(model=llama(), learning_rate=1e-2, parts=dict(value_peft_config=config))
+    before = weights(trainer)
+    trainer.step(PROMPTS[:8])
+    moved = [name for name in unlike(before, weights(trainer)) if name.startswith("value.")]
+    assert any("score" in name for name in moved) and any("lora_B" in name for name in moved)
+    for value in (bare, copy.deepcopy(scorer).requires_grad_(False)):
+        with pytest.raises(
+            ValueError, match="value model's head does not learn.*value_peft_config"
+        ):
+            ppo(model=llama(), parts=dict(value_model=value))
 
 
 # catches: a merged model whose weights stay frozen as peft left them: an error for a policy, and a
