@@ -152,11 +152,9 @@ def build_models(
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
-    head, whole = (
-        any(weight.requires_grad for weight in part.parameters())
-        for part in (scorer_head(value), value)
-    )
-    if not whole or (hasattr(value, "peft_config") and not head):
+    learns = lambda part: any(weight.requires_grad for weight in part.parameters())
+    adapted = hasattr(value, "peft_config")  # a head alone may be frozen otherwise
+    if not learns(scorer_head(value) if adapted else value):
         raise ValueError(
             "the value model's head does not learn: call value_model.requires_grad_(True), or give "
             "it without its adapter and value_peft_config beside it, which trains the head too."
