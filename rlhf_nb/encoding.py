@@ -17,8 +17,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 # %% auto #0
 __all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
-           'end_mark', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'turn_end', 'marked_answers',
-           'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode', 'untrimmed']
+           'end_mark', 'trimmed', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'turn_end',
+           'marked_answers', 'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode',
+           'untrimmed']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -28,10 +29,10 @@ Turns = (
 
 def check_turns(x: Any, name: str) -> list[Any]:
     "A conversation as a list. Raises ValueError that names it where it is none."
-    shown, turns = reprlib.repr(x), list(x) if isinstance(x, (list, tuple)) else []
+    turns = list(x) if isinstance(x, (list, tuple)) else []
     if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError(
-            f"{name} is {shown}: give text, or turns such as "
+            f"{name} is {reprlib.repr(x)}: give text, or turns such as "
             "[{'role': 'user', 'content': '...'}], or drop the row with dataset.filter."
         )
     for turn in turns:
@@ -79,7 +80,7 @@ def render(
     anything else."""
     if isinstance(x, str):
         return x
-    turns, shown = check_turns(x, name), reprlib.repr(x)
+    turns = check_turns(x, name)
     if not tokenizer.chat_template:
         raise ValueError(
             f"{name} is a conversation and the tokenizer has no chat_template: set "
@@ -88,8 +89,8 @@ def render(
     try:
         return str(tokenizer.apply_chat_template(turns, tokenize=False, **settings))
     except Exception as error:  # whatever a template raises
-        text = " ".join(str(error).split())
-        raise ValueError(f"{name}: the chat_template refuses {shown}: {text}.") from error
+        why = f"the chat_template refuses {reprlib.repr(x)}: {' '.join(str(error).split())}"
+        raise ValueError(f"{name}: {why}.") from error
 
 
 def begun(turns: Any) -> bool:
@@ -161,14 +162,18 @@ def end_mark(
     return None if last else 0
 
 
+def trimmed(tail: str) -> str:
+    "The end of a text without white space behind it; white space alone stays."
+    return tail.rstrip() or tail
+
+
 def last_mark(
     turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> str:
     "What the template writes behind the last turn; white space at its end only if alone."
     text = render(turns, tokenizer, **settings)
     place = place_of(len(turns) - 1, turns, text, tokenizer, **settings)
-    tail = text[place[1] :] if place else ""
-    return tail.rstrip() or tail
+    return trimmed(text[place[1] :]) if place else ""
 
 
 def generated(
@@ -204,19 +209,25 @@ def answers_in(
     places = {i: where for i in answers if (where := place(i)) is not None}
     if not places:
         return text, []
-    last = last_mark(turns[: max(places) + 1], tokenizer, **settings)
+    upto = max(places) + 1
+    if upto == len(turns):
+        last = trimmed(text[places[upto - 1][1] :])
+    else:
+        last = last_mark(turns[:upto], tokenizer, **settings)
     opens = dict(settings, add_generation_prompt=True)
     given = {i: render(turns[:i], tokenizer, **opens) for i in places if i}
+    begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
     opening, lead = "", ""  # what the template writes to open an answer, and the space behind it
-    for i, before in [*given.items()][-1:]:
+    if given and len(begins) < len(places):
+        i, before = [*given.items()][-1]
         opening = before[alike(render(turns[:i], tokenizer, **settings), before) :]
-        lead = text[len(before) : places[i][0]] if text.startswith(before) else ""
+        lead = text[begins[i] : places[i][0]] if i in begins else ""
 
     found: list[tuple[int, int]] = []
     for i, (start, end) in places.items():
         at = text.rfind(opening, found[-1][1] if found else 0, start) if opening else -1
-        if i and text.startswith(given[i]):
-            start = len(given[i])
+        if i in begins:
+            start = begins[i]
         elif at >= 0:
             start = at + len(opening)
         elif lead.isspace() and text.endswith(lead, 0, start):
@@ -288,7 +299,9 @@ def joined(prompt: Turns, answer: Turns) -> Turns:
         if isinstance(answer, str):
             return prompt + answer
         raise ValueError(
-            "the prompt is text and the answer a conversation: give both as turns, or both as text."
+            "the prompt is text and the answer a conversation: make the prompt a turn, dataset.map("
+            "lambda row: dict(prompt=[dict(role='user', content=row['prompt'])])), or give the "
+            "answer as text."
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
     if reply[: len(prompt)] == [*prompt]:  # the answer repeats its prompt
@@ -319,7 +332,7 @@ def marked_pair(
     if not isinstance(whole, str):
         place = place_of(len(whole) - 1, whole, text, tokenizer, **settings)
         end = len(text) if place is None else place[1]  # of what the last turn says
-        text = text[:end] + ((text[end:].rstrip() or text[end:]) if ends else "")
+        text = text[:end] + (trimmed(text[end:]) if ends else "")
     if ends:
         text = text[:start] + without_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)

@@ -517,6 +517,7 @@ def with_adapter(
             f"{', that puts no virtual tokens in front of a text' * scorer}."
         )
     own.task_type = task  # of SEQ_CLS, peft trains the head too
+    own.inference_mode = False  # which a saved adapter's config says
     if (Path(getattr(model, "name_or_path", "")) / "adapter_config.json").is_file():
         logger.warning(
             f"the adapter is put on {model.name_or_path}, which is an adapter itself: load_policy, "
@@ -536,9 +537,12 @@ def merged(model: Any) -> PreTrainedModel:
     embedding, head = map(plain_layer, layers)
     if head is not None and head.weight is embedding.weight and layers != (embedding, head):
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-        for config in (inner.config, inner.config.get_text_config()):
+    whole: PreTrainedModel = model.merge_and_unload()
+    embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        for config in (whole.config, whole.config.get_text_config()):
             config.tie_word_embeddings = False
-    return model.merge_and_unload()
+    return whole
 
 # %% ../nbs/reference/35_model_loading.ipynb #384c1396
 def check_vocabulary(

@@ -254,7 +254,8 @@ class PPOTrainer(UpdateTrainer):
         self.layout.check_ready(self.prepared)
         batch = as_batch(batch, tokenizer, args.num_generations, self.check_lengths)
         ids, mask = (batch[name].to(self.layout.device) for name in ("prompt_ids", "prompt_mask"))
-        sampled, engine_logprobs = self.sample(ids, mask)
+        with self.layout.own_stream(args.seed, self.update_count):
+            sampled, engine_logprobs = self.sample(ids, mask)
         responses, tokens = texts_of(tokenizer, sampled, self.sampling_settings.stop_ids)
         r = Rollout(
             prompt_ids=ids,
@@ -347,8 +348,7 @@ class PPOTrainer(UpdateTrainer):
         policy, how = self.pair.policy, self.sampling_settings
         policy.eval()  # a layer that recomputes its activations refuses a cache while it trains
         self.engine.sync(policy)
-        with self.layout.own_stream(self.args.seed, self.update_count):
-            sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
+        sampled, logprobs = self.engine.generate(prompt_ids, prompt_mask, how)
         policy.train()
         width = int(sampled.mask.sum(1).max())
         sampled = Sample(sampled.response_ids[:, :width], sampled.mask[:, :width], sampled.stopped)
@@ -357,6 +357,11 @@ class PPOTrainer(UpdateTrainer):
     def responses(self, prompt_ids: Tensor, prompt_mask: Tensor) -> Tensor:
         "Ids [B, T] of a response to each prompt; what `predict` returns."
         return self.sample(prompt_ids, prompt_mask)[0].response_ids
+
+    def predict(self, *given: Any, **more: Any) -> Any:
+        "Trainer's: a response to each prompt, the same ones for the same seed and update."
+        with self.layout.stream(self.args.seed, self.update_count):
+            return super().predict(*given, **more)
 
     def kl(self, r: Rollout, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         "KL per token [B, T] by the estimator, zero on padding."

@@ -55,6 +55,7 @@ from rlhf_nb.reward import (
     load_reward_model,
     score_texts,
 )
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.ui.episodes import shown_of, when
 from rlhf_nb.ui.reader import objective_for
@@ -588,6 +589,26 @@ def test_a_rollout_whose_info_is_text_is_shown(ppo, tmp_path, kl_coef, right):
     view(r).save_html(tmp_path / "page.html")
     assert when(r) == "Update 3, after 1,048 episodes" + ", kl_coef 0.3" * (right == 0.3)
     assert objective_for(shown_of(r))[1].kl_coef == right
+
+
+# catches: a TypeError, or a page that computes with a setting that cannot be, where a rollout's own
+# settings are odd; a page of a rollout without episodes
+@pytest.mark.parametrize(
+    "odd, named",
+    [
+        (dict(kl_coef="0.1"), "kl_coef is '0.1': give a finite number of at least 0"),
+        (dict(cliprange=float("nan")), "cliprange is nan: give a finite number above 0"),
+        (dict(advantage_estimator=["gae"]), r"advantage_estimator is \['gae'\]: give one of gae"),
+        (dict(gamma=None), "gamma is None"),
+        (None, "there is no episode 0: this rollout has 0"),
+    ],
+)
+def test_a_rollout_that_cannot_be_shown_is_named(ppo, tmp_path, odd, named):
+    trainer = ppo()
+    r = trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8])))
+    r = r.select([]) if odd is None else r.with_(objective=r.objective | odd)
+    with pytest.raises(ValueError, match=named):
+        view(Rollout.load(r.save(tmp_path / "rollout"))).save_html(tmp_path / "page.html")
 
 
 # catches: a packed file refused, bytes of it taken for text

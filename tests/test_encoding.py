@@ -276,6 +276,18 @@ def test_answers_that_are_not_learned_are_counted(tokenizers, monkeypatch):
     assert said[1].startswith("3 of 6 answers are learned from")
 
 
+# catches: a conversation that is rendered more often than its answers need
+@pytest.mark.parametrize("style", ["ChatML", "Llama 3", "Qwen3", "Gemma"])
+def test_an_answer_takes_two_renderings(style, tokenizers, monkeypatch):
+    tokenizer, calls = copy.deepcopy(tokenizers["byte-level"]), []
+    tokenizer.chat_template = TEMPLATES[style][0]
+    plain = tokenizer.apply_chat_template
+    count = lambda *given, **how: calls.append(given) or plain(*given, **how)
+    monkeypatch.setattr(tokenizer, "apply_chat_template", count)
+    marked_answers(TWO, tokenizer)
+    assert len(calls) == 1 + 2 * 2
+
+
 # catches: an end mark that is guessed
 def test_a_template_that_cannot_tell_is_named(tokenizers):
     tokenizer = copy.deepcopy(tokenizers["byte-level"])
@@ -416,6 +428,24 @@ def test_prompts_and_answers_are_joined(tokenizers):
     blocks = [*ONE[:1], turn("assistant", block("A"))]
     assert joined(blocks, " model.") == wanted
     assert joined(begun, [turn("assistant", block(" model."))]) == wanted
+
+
+# catches: a refusal whose advice does not help; a prompt that is a turn of the answer's too, twice
+@pytest.mark.parametrize("answer", [ONE[1:], ONE])
+def test_a_text_prompt_with_turns_for_an_answer_is_refused_with_the_call(answer, tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = CHATML
+    row = dict(prompt=ONE[0]["content"], completion=answer, chosen=answer)
+    row["rejected"] = [turn("assistant", "no")]
+    dataset = Dataset.from_list([row])
+    for read in (encode_rows, encode_pairs):
+        with pytest.raises(ValueError, match="^row 0: the prompt is text and the answer") as found:
+            read(dataset, tokenizer)
+    call = re.search(r"dataset\.map\(.*\)(?=, or)", str(found.value))[0]
+    turned, pair = eval(call, dict(dataset=dataset)), marked_pair(ONE[:1], ONE[1:], tokenizer)
+    wanted = encode([pair], tokenizer)[0].ids
+    assert encode_rows(turned, tokenizer)["input_ids"][0] == wanted
+    assert encode_pairs(turned, tokenizer)["chosen_ids"][0] == wanted
 
 
 # catches: white space of an answer that counts for the prompt, where offsets leave it out

@@ -8,7 +8,14 @@ import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import (
+    FourierFTConfig,
+    LoHaConfig,
+    LoraConfig,
+    PrefixTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from ppo_fixtures import PROMPTS, SIZES, unlike, weights
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -268,6 +275,7 @@ HEADS = dict(
     embedding=dict(target_modules=["embed_tokens"]),
     others=dict(modules_to_save=["embed_tokens"]),
     named=dict(task_type="SEQ_CLS"),
+    as_saved=dict(target_modules=["q_proj"], inference_mode=True),
 )
 
 
@@ -284,6 +292,15 @@ def test_the_head_learns_whatever_the_adapter(ppo, stages, config):
         assert any("score" in name for name in learn) and any("score" not in name for name in learn)
         assert not [name for name, p in learn.items() if torch.equal(p, now[name])]
     assert given.task_type == HEADS[config].get("task_type")
+
+
+# catches: a value model that never learns, brought frozen or inside an adapter without a task
+@pytest.mark.parametrize("adapted", [True, False])
+def test_a_value_model_whose_head_is_frozen_is_refused(ppo, adapted):
+    value = scorer_from(llama())
+    value = get_peft_model(value, lora()) if adapted else value.requires_grad_(False)
+    with pytest.raises(ValueError, match="value model's head does not learn.*value_peft_config"):
+        ppo(model=llama(), parts=dict(value_model=value))
 
 
 def test_an_adapter_for_another_task_is_named(ppo, stages):
@@ -331,6 +348,7 @@ TIED = dict(
     embedding=dict(target_modules=["q_proj", "embed_tokens"]),
     both=dict(target_modules=["embed_tokens", "lm_head"]),
     copied=dict(modules_to_save=["embed_tokens"]),
+    copied_and_tied=dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     tokens=dict(trainable_token_indices=[3, 4]),
 )
 
@@ -435,16 +453,20 @@ def test_the_seed_decides_how_an_adapter_starts(stages, kind):
 
 # catches: a KL of 1.7 before any step, a reference that moves with a bias that learns
 @pytest.mark.parametrize(
-    "config, off",
+    "kind, config, off",
     [
-        (dict(), True),
-        (dict(init_lora_weights=False), False),
-        (dict(bias="all"), False),
+        (LoraConfig, dict(r=2), True),
+        (LoraConfig, dict(r=2, init_lora_weights=False), False),
+        (LoraConfig, dict(r=2, bias="all"), False),
+        (LoHaConfig, dict(r=2), True),
+        (LoHaConfig, dict(r=2, init_weights=False), False),
+        (VeraConfig, dict(r=2), True),
+        (FourierFTConfig, dict(n_frequency=8), False),
     ],
 )
 @pytest.mark.parametrize("brought", [True, False])
-def test_the_reference_is_the_policy_as_it_starts(ppo, letters, config, off, brought):
-    config = LoraConfig(r=2, target_modules=["query_key_value"], **config)
+def test_the_reference_is_the_policy_as_it_starts(ppo, letters, kind, config, off, brought):
+    config = kind(target_modules=["query_key_value"], **config)
     policy, parts = begin(letters), dict(peft_config=config)
     if brought:
         policy, parts = get_peft_model(policy, config), {}

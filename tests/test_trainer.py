@@ -496,6 +496,22 @@ def test_epochs_with_prompts_left_over_are_whole(ppo):
     assert ppo(data=data, **settings | dict(total_episodes=28)).args.num_total_batches == 4
 
 
+# catches: one stream of random numbers for each batch, so that two batches of the same prompts get the
+# same responses; predictions that no seed repeats, or that change what the run draws next
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_predictions_go_by_the_seed(ppo, ranks):
+    data, found = Dataset.from_dict(dict(prompt=["abc"] * 16)), []
+    for seed in (0, 0, 1):
+        trainer = ppo(seed=seed)
+        trainer.layout.processes = ranks
+        torch.manual_seed(len(found))
+        before = torch.get_rng_state()
+        found.append(trainer.predict(data).predictions)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert (found[0] == found[1]).all() and found[0].tolist() != found[2].tolist()
+    assert found[0][:8].tolist() != found[0][8:].tolist()
+
+
 # catches: steps past the schedule that learn nothing, without a word
 def test_a_step_past_the_schedule_is_named(ppo, caplog):
     trainer = ppo(total_episodes=16)

@@ -33,6 +33,7 @@ from rlhf_nb.models import (
     merged,
     pad_alone,
     scorer_from,
+    scorer_head,
     set_pad_token,
     token_scores,
     with_adapter,
@@ -46,6 +47,9 @@ from rlhf_nb.training.precision import dtype_name
 
 logger = logging.get_logger(__name__)
 PADDED = 128  # embeddings are often padded to a multiple of it
+# What a weight of an adapter is while the adapter changes nothing, as a new one of that kind does.
+# Of other kinds, such as FourierFT, that is not known.
+NEUTRAL = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0, vera_lambda_b=0.0, hada_w2_b=0.0)
 
 
 class Judges(Protocol):
@@ -148,6 +152,13 @@ def build_models(
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
     value = with_adapter(scorer, value_peft_config, args.seed)
+    learns = lambda part: any(weight.requires_grad for weight in part.parameters())
+    adapted = hasattr(value, "peft_config")  # a head alone may be frozen otherwise
+    if not learns(scorer_head(value) if adapted else value):
+        raise ValueError(
+            "the value model's head does not learn: call value_model.requires_grad_(True), or give "
+            "it without its adapter and value_peft_config beside it, which trains the head too."
+        )
     return without_noise(PolicyAndValue(policy, value)), reference
 
 
@@ -252,16 +263,16 @@ def choose_adapter(policy: Any, args: PPOConfig) -> None:
 
 def needs_reference(policy: Any) -> bool:
     """Whether the policy with its adapter off is no reference: weights outside the adapter learn,
-    or the adapter changes the policy already. A new one does not: of LoRA's two factors one is 0,
-    of IA3 the factor is 1."""
-    neutral, name = dict(lora_B=0.0, lora_embedding_A=0.0, ia3_l=1.0), policy.active_adapter
+    or the adapter may change the policy already; see NEUTRAL."""
+    name, known = policy.active_adapter, False
     for part, weight in policy.named_parameters():
         parts = part.split(".")
         if name not in parts and weight.requires_grad:
             return True
-        kinds = neutral.keys() & parts if name in parts else ()
+        kinds = NEUTRAL.keys() & parts if name in parts else ()
+        known = known or bool(kinds)
         with gathered([weight] * len(kinds)):
-            if any((weight != neutral[kind]).any() for kind in kinds):
+            if any((weight != NEUTRAL[kind]).any() for kind in kinds):
                 return True
     for part in policy.modules():
         copies, own = getattr(part, "modules_to_save", {}), getattr(part, "original_module", None)
@@ -270,7 +281,7 @@ def needs_reference(policy: Any) -> bool:
             with gathered([weight for pair in pairs for weight in pair]):
                 if not all(torch.equal(a, b) for a, b in pairs):
                     return True
-    return False
+    return not known
 
 
 @contextmanager

@@ -393,16 +393,16 @@ class Layout:
             yield
 
     @contextmanager
-    def own_stream(self, *key: int) -> Iterator[None]:
-        """Inside, each rank has random numbers of its own, the same ones for the same key. In a run
-        of one process nothing changes."""
-        if self.processes == 1:
-            yield
-            return
+    def stream(self, *key: int) -> Iterator[None]:
+        "Inside, each rank has random numbers of its own, the same ones for the same key."
         seed = random.Random(f"{key} {self.accelerator.process_index}").getrandbits(63)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             yield
+
+    def own_stream(self, *key: int) -> AbstractContextManager:
+        "The same where there are several ranks; in a run of one process nothing changes."
+        return self.stream(*key) if self.processes > 1 else nullcontext()
 
     def in_step(self, model: nn.Module) -> AbstractContextManager:
         "Inside, all ranks call a sharded model equally often."

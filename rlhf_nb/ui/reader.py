@@ -162,7 +162,7 @@ def packed_update(
         scores["unpenalized"] = unpenalized(r, objective)
     picked = list(rows)
     header = dict(
-        update=r.info.get("update"),
+        update=number_of(r, "update"),
         when=visible(when(r)),
         episodes=picked,
         of=len(r),

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlhf_nb.base.fields import check_fields
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
@@ -23,11 +24,18 @@ UNKNOWN = (
 
 def objective_of(rollout: Rollout) -> Objective | None:
     """The objective that a rollout carries. None where it carries none, or settings that are not
-    known here."""
+    known here. Raises ValueError on a value that a setting may not have."""
     if rollout.objective is None:
         return None
     made, known = with_new_names(rollout.objective), {f.name for f in fields(Objective)}
-    return Objective(**made) if {*made} <= known else None
+    if not {*made} <= known:
+        return None
+    objective = Objective(**made)
+    try:
+        check_fields(objective)
+    except ValueError as error:
+        raise ValueError(f"the rollout's objective has a wrong value: {error}") from error
+    return objective
 
 
 def check_chosen(rollout: Rollout, chosen: Objective | None) -> None:
