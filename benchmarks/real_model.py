@@ -156,7 +156,7 @@ def table(kept: dict) -> pd.DataFrame:
     "A line for each run."
     lines = {}
     for name, x in kept["runs"].items():
-        pairs = {key: (kept["before"][key], value) for key, value in x["after"].items()}
+        pairs = {key: (value, x["after"][key]) for key, value in kept["before"].items()}
         lines[name] = dict(
             updates=len(x["curve"]),
             minutes=x["seconds"]["training"] / 60,
