@@ -199,7 +199,7 @@ def test_a_template_that_takes_back_what_it_opened(chatty):
 @pytest.mark.parametrize(
     "prompt, completion, complaint",
     [
-        ("a", [turn("assistant", "b")], "both as turns"),
+        ("a", [turn("assistant", "b")], "make the prompt a turn"),
         ([], "b", "the prompt is .*: give text, or turns"),
         (["a"], "b", "the prompt is .*: give text, or turns"),
         (None, "b", "row 0: it has no prompt"),
