@@ -488,6 +488,7 @@ def test_a_reward_model_learns_its_pairs(tuned, bpe, small_args):
 
 # catches: a reward with the wrong sign, prompts over the positions, columns that do not reach the
 # function, padding of the wrong side: nothing rises then
+@pytest.mark.slow
 def test_ppo_raises_its_score(tuned, bpe, small_args):
     policy, fits, _, _ = tuned
     args = small_args(

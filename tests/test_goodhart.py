@@ -97,6 +97,7 @@ def test_every_run_is_planned():
 
 
 # catches: a command that stops half-way, that makes finished jobs again, or keeps no figures
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     done, real = [], goodhart.subprocess.run
 
