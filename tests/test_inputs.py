@@ -8,6 +8,7 @@ from ppo_fixtures import PROMPTS
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import score_texts
 from rlhf_nb.trainer import PPOConfig, PPOTrainer, collate_prompts
+from rlhf_nb.training.prompts import as_batch
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt "
@@ -217,3 +218,13 @@ def test_collated_columns_are_those_that_came():
         and batch["prompt"] == ["a b", "c"]
         and batch["prompt_mask"].tolist() == [[True, True], [False, True]]
     )
+
+
+# catches: prompts or columns in another order than the ids, so that a reward function gets the facts
+# of another prompt
+def test_what_belongs_to_a_prompt_is_repeated_beside_it(letters):
+    found = as_batch(dict(prompt=["ab", "c"], fact=[1, 2]), letters, times=2)
+    assert found["prompt"] == ["ab", "ab", "c", "c"]
+    assert found["columns"]["fact"] == [1, 1, 2, 2]
+    ids = [row[real].tolist() for row, real in zip(found["prompt_ids"], found["prompt_mask"])]
+    assert ids == [letters(text)["input_ids"] for text in found["prompt"]]

@@ -16,6 +16,7 @@ from rlhf_nb.sft import (
     check_packing,
     completion_batch,
     encode_rows,
+    fit_row,
     packed_batch,
 )
 
@@ -643,3 +644,10 @@ def test_a_stream_is_resumed_in_the_pass_it_was_in(tiny, letters, small_args, tm
         assert rest == seen[2 * step :]
         for name, weight in whole.model.state_dict().items():
             assert torch.equal(weight, again.model.state_dict()[name]), (step, name)
+
+
+# catches: the label of the first token counted, which nothing predicts
+def test_a_row_needs_a_token_that_something_predicts():
+    with pytest.raises(ValueError, match="no token of it counts"):
+        fit_row([5, 6], [5, -100], None)
+    assert fit_row([5, 6, 7], [-100, 6, 7], 2) == ([5, 6], [-100, 6])
