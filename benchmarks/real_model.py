@@ -9,7 +9,8 @@
 
 The settings are those of the recipes smollm2_positive.yaml and smollm2_learnt.yaml. Each policy is
 sampled on 150 held-out requests, and the untouched model once for all runs. A run is kept in
-benchmarks/results/real_model.json as soon as it ends, under its reward, kl_coef and seed.
+benchmarks/results/real_model.json as soon as it ends, under its reward, settings and seed; options
+that are not of this program are settings of `rlhf-nb ppo`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.build import as_reference
 
 KEPT = Path(__file__).parent / "results" / "real_model.json"
-RECIPES = dict(rule=("smollm2_positive.yaml", 0.05), learnt=("smollm2_learnt.yaml", 0.1))
+RECIPES = dict(rule="smollm2_positive.yaml", learnt="smollm2_learnt.yaml")
 SHOWN = (
     "objective/raw_scores",
     "objective/raw_scores/model",
@@ -89,7 +90,7 @@ def save_pairs(folder: Path) -> None:
 def save_first_layers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, layers: int = 10
 ) -> None:
-    "A smaller model to learn a reward: a third of the operations of the whole."
+    "A smaller model to learn a reward: a third of the layers."
     model.model.layers = model.model.layers[:layers]
     model.config.num_hidden_layers = layers
     model.save_pretrained(folder)
@@ -111,18 +112,19 @@ def learnt() -> dict[str, float]:
 
 
 def run(
-    recipe: str,
+    reward: str,
     seed: int,
-    kl_coef: float,
+    kl_coef: float | None,  # None: the recipe's
     words: list[str],  # further options of `rlhf-nb ppo`
-    before: dict | None,
-) -> tuple[dict, dict]:
-    "One run: its curve, and its answers to held-out requests before (None: not yet) and after."
+    kept: dict,  # gets the run, and what the untouched model answers if that is not there yet
+) -> None:
+    "One run: its curve, and its answers to held-out requests before and after."
     begun = time.time()
     with tempfile.TemporaryDirectory() as folder:
-        more = ["--seed", str(seed), "--kl_coef", str(kl_coef), "--output_dir", folder, *words]
+        more = ["--seed", str(seed), "--output_dir", folder, *words]
+        more += [] if kl_coef is None else ["--kl_coef", str(kl_coef)]
         more += ["--save_rollouts", "false", "--report_to", "none", "--disable_tqdm", "true"]
-        trainer = trainer_of(*ppo_parser().settings(["--config", recipe, *more]))
+        trainer = trainer_of(*ppo_parser().settings(["--config", RECIPES[reward], *more]))
         held_out = everyday_requests()["test"]["prompt"]
         asked = [prompt_text(x, trainer.processing_class, "a request") for x in held_out]
 
@@ -131,7 +133,7 @@ def run(
             with as_reference(trainer.policy, None), torch.no_grad():
                 return measures(r, trainer.policy, trainer.processing_class)
 
-        before = before or look()
+        before = kept["before"] = kept["before"] or look()
         started = time.time()
         trainer.train()
         trained = time.time() - started
@@ -144,7 +146,8 @@ def run(
         .to_string(),
         flush=True,
     )
-    return before, dict(
+    settings = " ".join([f"kl_coef {trainer.args.kl_coef:g}", *words])
+    kept["runs"][f"{reward}, {settings}, seed {seed}"] = dict(
         after=after,
         curve=curve,
         seconds=dict(training=round(trained), all=round(time.time() - begun)),
@@ -185,25 +188,19 @@ def main() -> None:
     kept = dict(before=None, runs={})
     if asked.output.exists():
         kept = json.loads(asked.output.read_text())
-    recipe, kl_coef = RECIPES[asked.reward]
-    if asked.reward == "learnt":
-        kept["reward_model"] = learnt()
-    kl_coef = kl_coef if asked.kl_coef is None else asked.kl_coef
     for seed in [] if asked.show else asked.seeds:
-        name = f"{asked.reward}, kl_coef {kl_coef:g}, seed {seed}"
-        kept["before"], kept["runs"][name] = run(recipe, seed, kl_coef, words, kept["before"])
+        if asked.reward == "learnt":
+            kept["reward_model"] = learnt()
+        run(asked.reward, seed, asked.kl_coef, words, kept)
         asked.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     print(table(kept).to_string())
-    for reward, (_, kl_coef) in RECIPES.items():
-        seeds = [
-            x
-            for name, x in kept["runs"].items()
-            if name.startswith(f"{reward}, kl_coef {kl_coef:g},")
-        ]
-        if len(seeds) > 1:
-            after = [x["after"]["scores"] for x in seeds]
-            gain = crossed_gain(after, [kept["before"]["scores"]] * len(seeds))
-            print(f"{reward}: {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
+    alike: dict[str, list] = {}  # by settings, one of each seed
+    for name, x in kept["runs"].items():
+        alike.setdefault(name.rpartition(", seed ")[0], []).append(x["after"]["scores"])
+    for name, after in alike.items():
+        if len(after) > 1:
+            gain = crossed_gain(after, [kept["before"]["scores"]] * len(after))
+            print(f"{name}: {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}")
 
 
 if __name__ == "__main__":

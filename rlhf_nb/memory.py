@@ -21,6 +21,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from .base.last_layer import position_wise
 from .base.lower_layers import frozen_layers
 from .models import inside, with_adapter
 
@@ -91,6 +92,7 @@ class ModelSize:
     # parts of a layer that are trained; only they keep their inputs
     learns: tuple[str, ...] = ("attention", "down", "norms", "out", "up")
     frozen: int = 0  # first layers that keep nothing: no weight learns in or below them
+    skips: bool = False  # the last layer skips positions whose output is not read
 
 # %% ../nbs/reference/49_memory.ipynb #2614bdf8
 def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
@@ -123,6 +125,7 @@ def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
         slow_gelu=any(type(m).__name__ == "NewGELUActivation" for m in layers[0].modules()),
         learns=tuple(sorted({_part(n) for n in learning})),
         frozen=frozen,
+        skips=bool(position_wise(inside(model).base_model)),
     )
 
 # %% ../nbs/reference/49_memory.ipynb #67a0ff4f
@@ -165,25 +168,36 @@ def layer_activations(
     size: ModelSize,
     form: Precision,
     length: int,  # tokens of a row: the mask is [B, 1, length, length] and is kept in each layer
+    share: float = 1.0,  # of positions that are read; the last layer computes only those
 ) -> float:  # bytes per token
     """What one decoder layer keeps for its backward pass, with attention by sdpa and a padding
     mask. After Korthikanti et al. 2022."""
     mm, h, heads = form.matmul, size.hidden, size.heads * size.head_dim
     # a frozen matrix does not need its input
     kept = lambda part, bytes_: bytes_ if part in size.learns else 0
-    if size.rms:
-        norms = 2 * (4 * h + kept("norms", form.stream * h))
-    else:
-        norms = (1 if size.parallel else 2) * form.stream * h
+    norms = (
+        2 * (4 * h + kept("norms", form.stream * h))
+        if size.rms
+        else (1 if size.parallel else 2) * form.stream * h
+    )
     # under autocast each matrix makes its own bf16 copy of a float32 input
-    into = 1 if not form.autocast or size.fused else 3
+    into: float = 1 if not form.autocast or size.fused else 3
     up = 1 if not form.autocast or not size.gated else 2
-    inputs = kept("attention", into * mm * h) + kept("up", up * mm * h)
-    attention: float = 4 * mm * heads + 4 * size.heads + mm * length
-    if size.fused and size.rotary:  # queries and keys are rotated, and the whole matrix stays
-        attention += 2 * mm * heads + kept("out", mm * heads)
-    middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
-    return norms + inputs + attention + middle + kept("down", mm * size.mlp)
+    if share < 1 and not size.fused:  # the queries' matrix reads a copy of the positions
+        into = max(1, into - 1) + share
+    inputs = kept("attention", into * mm * h)
+    inputs += share * (kept("up", up * mm * h) + kept("down", mm * size.mlp))
+    # queries and keys are rotated, and the whole matrix stays
+    split = 3 if size.fused and size.rotary else 0
+    attention: float = (4 + split) * mm * heads + 4 * size.heads + mm * length
+    if size.fused and size.rotary:
+        attention -= mm * heads - kept("out", share * mm * heads)
+    elif share < 1:
+        attention += kept("out", share * mm * heads)
+    if share < 1:  # outputs at those positions are kept, to be put back
+        attention += share * mm * (2 * h + (0 if size.fused else heads))
+    middle = share * (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
+    return norms + inputs + attention + middle
 
 # %% ../nbs/reference/49_memory.ipynb #9905e07f
 def model_activations(
@@ -192,14 +206,18 @@ def model_activations(
     rows: int,  # of a micro-batch
     length: int,  # tokens of a row, prompt and response
     checkpointing: bool,  # each layer keeps only its input
-    read: int | None = None,  # positions of a row that the head reads; None: all
+    read: int | None = None,  # positions of a row that are read; None: all
 ) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and the inputs of the head."
-    layers = (size.layers - size.frozen) * layer_activations(size, form, length)
+    read = length if read is None else read
+    layer = last = layer_activations(size, form, length)
+    if size.skips and read < length:
+        last = layer_activations(size, form, length, read / length)
+    layers = (size.layers - size.frozen - 1) * layer + last
     if checkpointing:
         layers = size.layers * form.stream * size.hidden
     norm = (4 + form.stream if size.rms else form.stream) * size.hidden
-    return rows * (length * (layers + norm) + form.matmul * size.hidden * (read or length))
+    return rows * (length * (layers + norm) + form.matmul * size.hidden * read)
 
 # %% ../nbs/reference/49_memory.ipynb #4581b72e
 CHUNK = 2**26  # the default of response_logprobs: chunk_logits
@@ -468,9 +486,12 @@ def _update(setup: PPOSetup) -> dict[str, float]:
     policy, rows, form = setup.sizes[0], setup.per_device_train_batch_size, setup.form
     n, read = rows * setup.length, setup.response_length + 1  # before each token, after the last
     zero3, recompute = setup.layout == "zero3", setup.activation_checkpointing
+    models = setup.trained
+    if setup.layout in ("zero3", "fsdp2"):  # a sharded layer skips nothing
+        models = [replace(m, skips=False) for m in models]
     first, *of_value = [
         model_activations(m, form, rows, setup.length, recompute, positions)
-        for m, positions in zip(setup.trained, (setup.length if zero3 else read, read))
+        for m, positions in zip(models, (setup.length if zero3 else read, read))
     ]
     first += _lower_states(setup)
     chunked = rows * setup.response_length > CHUNK // policy.vocab  # each is recomputed then

@@ -108,7 +108,13 @@ def sampled_pairs(
     batch_size: int = 64,
     seed: int = 0,
 ) -> Dataset:  # chosen_ids and rejected_ids, as `RewardTrainer` reads them; right: by the rule
-    "Pairs of answers in random order, labelled by a rule with noise; equal answers make no pair."
+    """Pairs of answers in random order, labelled by a rule with Bradley-Terry noise; equal answers
+    make no pair. Raises ValueError on fewer than two answers, and on noise that is not above 0."""
+    if answers < 2 or not noise > 0:
+        raise ValueError(
+            f"answers is {answers} and noise {noise}: give at least two answers to a request, and "
+            "noise above 0 (1e-9: every label is right)."
+        )
     asked = [prompt_text(x, tokenizer, "a request") for x in requests for _ in range(answers)]
     written = complete(
         model, tokenizer, asked, response_length, temperature=1.0, batch_size=batch_size, seed=seed

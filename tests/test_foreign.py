@@ -360,11 +360,8 @@ def test_texts():
         (float("nan"), ""),
         ([said("user", "hi")], "hi"),
         ([said("user", "a"), said("assistant", "b")], "user: a\n\nassistant: b"),
-        ([said("user", parts)], 'a\n\n{"type": "image"}'),
-        (
-            said("tool", None) | dict(tool_calls=[1]),
-            '{"role": "tool", "content": null, "tool_calls": [1]}',
-        ),
+        ([said("user", parts)], 'a\n{"type": "image"}'),
+        (said("tool", "a") | dict(tool_calls=[1]), "a\n[1]"),
         (np.array([said("user", "x")], dtype=object), "x"),
         (said("tool", "out"), "out"),
         (["a", "b"], "a\n\nb"),

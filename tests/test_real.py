@@ -170,3 +170,6 @@ def test_pairs_are_answers_to_one_prompt_labelled_with_noise(model, letters):
     spread = math.sqrt(sum(p * (1 - p) for p in chance))
     assert abs(sum(wrong) - sum(chance)) < 4 * spread < sum(chance)
     assert [not x for x in wrong] == made["right"]
+    for wrong in (dict(answers=1), dict(noise=0.0)):
+        with pytest.raises(ValueError, match="give at least two answers to a request, and noise"):
+            pairs_by_answers(model, letters, **wrong)

@@ -100,7 +100,7 @@ def _json(x: Any) -> str:
 
 def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
     """Text of whatever stands for one: a string, a chat of messages (each with its role where there
-    are several), a message of parts, anything else as JSON."""
+    are several), anything else as JSON."""
     x = x if isinstance(x, str) else _plain(x)
     if isinstance(x, str) or _is_missing(x):
         return x if isinstance(x, str) else ""
@@ -110,11 +110,14 @@ def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
         return "\n\n".join(text_of(one, len(x) > 1, depth + 1) for one in x)
     if not isinstance(x, Mapping):
         return str(x)
-    inner = [x[name] for name in ("text", "content") if not _is_missing(x.get(name))]
-    if not inner or not _is_missing(x.get("tool_calls")):
+    if "content" not in x:
         return _json(x)
-    text = text_of(inner[0], False, depth + 1)
-    return f"{text_of(x['role'])}: {text}" if named and "role" in x else text
+    content, calls = _plain(x["content"]), _plain(x.get("tool_calls"))
+    parts = content if isinstance(content, list) else [content]
+    parts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
+    parts += [_json(calls)] if calls and not _is_missing(calls) else []
+    text = "\n".join(text_of(part, False, depth + 1) for part in parts)
+    return f"{text_of(x.get('role', 'message'))}: {text}" if named else text
 
 
 def _cell(x: Any) -> Any:
@@ -185,8 +188,11 @@ def _json_rows(text: str, notes: list[str]) -> list[Row]:
 
 def _csv_rows(text: str) -> list[Row]:
     "The rows of a CSV file, as texts. Raises ValueError where a row has too many fields."
-    csv.field_size_limit(2**31 - 1)  # an answer may be long
-    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    limit = csv.field_size_limit(2**31 - 1)  # an answer may be long
+    try:
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    finally:
+        csv.field_size_limit(limit)
     for i, line in enumerate(lines):
         if any(line.pop(None, [])):  # type: ignore[call-overload]
             raise ValueError(
