@@ -71,8 +71,8 @@ def desk(tmp_path):
         clock.now += seconds
 
     made.wait = wait
-    wait()
     assert made.desk
+    wait()
     return made
 
 

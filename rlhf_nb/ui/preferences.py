@@ -112,7 +112,7 @@ def render_labelling(
     return themed(sheet(*parts, element("details", summary, table)), sheets=SHEETS)
 
 
-_APART_SECONDS = 0.2  # a choice that comes sooner after another one was not made by a reader
+_APART_SECONDS = 0.2  # a key that comes sooner after a pair was drawn was not pressed by a reader
 
 _ENOUGH_PAIRS = 8  # decided pairs to refit on
 
@@ -125,15 +125,14 @@ class PreferenceDesk:
     ):
         self.work, self.refit, self.refit_every = work, refit, refit_every
         self.refitted: Refit | None = None
-        self.note, self.pressed = "", -math.inf  # pressed: when the last key came
+        self.note, self.drawn = "", -math.inf  # drawn: when the view last answered a key
 
     # ---- What keys and buttons do ----
 
     def press(self, key: str) -> None:
         "What a key or a button does: 1, 2, 0, u."
-        now, before, key = self.work.clock(), self.pressed, key.lower()
-        self.pressed, rows = now, self.work.rows
-        if now - before < _APART_SECONDS:
+        key, rows = key.lower(), self.work.rows
+        if self.work.clock() - self.drawn < _APART_SECONDS:
             self.note = f"“{key}” came at once after another key and was not counted"
         elif key == "u":
             if rows:
@@ -175,7 +174,9 @@ class PreferenceDesk:
     def draw(self, **state: Any) -> str:
         "The pair, and below it the result of the last refit."
         refitted = render_refit(self.refitted) if self.refitted else ""
-        return render_labelling(self.work, self.note) + refitted
+        view = render_labelling(self.work, self.note) + refitted
+        self.drawn = self.work.clock()
+        return view
 
     @cached_property
     def field(self) -> widgets.Text:

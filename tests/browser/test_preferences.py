@@ -14,11 +14,12 @@ from lab import Lab, Notebook
 from test_dashboard import SLABS
 
 CODE = """
-from rlhf_nb.ui.preferences import label_preferences
+from rlhf_nb.ui import preferences
+preferences._APART_SECONDS = 0.6  # a busy machine needs more than 0.2 s to bring the next key
 rows = [dict(prompt=f"post {i} <script>alert(1)</script>", answer_1=f"first of {i} <b>", answer_2=f"second of {i}") for i in range(24)]
-label_preferences(rows, "by_keyboard.jsonl")
+preferences.label_preferences(rows, "by_keyboard.jsonl")
 """
-APART = 220  # ms: a key that comes within 0.2 s of the last one is not a reader's
+APART = 620  # ms: a key that comes within 0.6 s of the last one is not a reader's
 KERNEL = dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"))
 
 
