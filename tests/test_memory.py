@@ -222,20 +222,31 @@ def trained(
 
 # catches: logits of the policy forgotten while the value model goes backward, copies that outlive
 # the forward pass, gradients or Adam of frozen weights
-@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize(
-    "name, bf16, checkpointing, share",
+    "name, bf16, checkpointing, share, lora",
     [
-        ("neox", False, False, False),
-        ("llama", True, True, False),
-        ("gpt2", False, True, True),
+        ("neox", False, False, False, False),
+        ("llama", True, True, False, True),
+        ("gpt2", False, True, True, False),
         *[
             pytest.param(*others, marks=pytest.mark.slow)
             for others in [
-                ("neox", True, True, False),
-                ("neox", True, True, True),
-                ("llama", True, False, False),
-                ("gpt2", True, True, False),
+                ("neox", True, True, True, True),
+                ("llama", True, False, False, False),
+                ("gpt2", True, True, False, True),
+            ]
+        ],
+        *[
+            pytest.param(*others, marks=pytest.mark.weekly)
+            for others in [
+                ("neox", False, False, False, True),
+                ("llama", True, True, False, False),
+                ("gpt2", False, True, True, True),
+                ("neox", True, True, False, False),
+                ("neox", True, True, False, True),
+                ("neox", True, True, True, False),
+                ("llama", True, False, False, True),
+                ("gpt2", True, True, False, False),
             ]
         ],
     ],

@@ -23,9 +23,8 @@ WORKER = Path(__file__).with_name("network_worker.py")
 # catches: micro-batches that are exchanged and not counted, or the reverse; a model left out; half
 # of a ring; gathering for the rollout, for scoring or for the backward pass forgotten
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on one machine")
-@pytest.mark.parametrize(
-    "layout", ["ddp", *[pytest.param(x, marks=pytest.mark.slow) for x in ("zero2", "fsdp2")]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ddp", "zero2", "fsdp2"])
 def test_an_update_sends_what_the_formula_says(layout, tmp_path):
     if layout == "zero2":
         need_deepspeed()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from marks import slow_but
 from ppo_fixtures import PROMPTS, SIZES, likes_c
 from transformers import (
     AutoModelForCausalLM,
@@ -69,7 +70,7 @@ FROM_RECIPE = (  # what a recipe sets beside sizes, names and places
     "learning_rate value_learning_rate num_ppo_epochs num_mini_batches temperature kl_coef "
     "missing_eos_penalty normalize_scores lr_scheduler_type stop_token"
 ).split()
-QUICK = ("neox", "rloo")
+QUICK = ("neox",)
 NEW_PROCESS = ("neox", "llama", "tldr_pythia_1b")  # seconds each
 
 
@@ -119,9 +120,7 @@ def made(ppo, letters, monkeypatch):
 
 
 # catches: a threshold that right code does not keep, a formula that knows one setting alone
-@pytest.mark.parametrize(
-    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
 def test_no_false_alarm(name, made):
     whole = name in NEW_PROCESS and name not in QUICK
     rungs = [rung for rung in LADDER if whole or rung.name != "state: reload"]

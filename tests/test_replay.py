@@ -685,6 +685,7 @@ def test_the_command_fails_where_the_run_did_something_else(spoilt, capsys):
 # ---- Two processes ----
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo on one machine")
 def test_two_processes_do_it_bit_for_bit_and_one_refuses(tmp_path):
     from rlhf_nb.models import train_tokenizer

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
+from marks import crossed
 from peft import (
     FourierFTConfig,
     LoHaConfig,
@@ -355,8 +356,7 @@ TIED = dict(
 
 # catches: a difference for the head that is merged into the embedding too, a layer of peft in
 # place of an embedding
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("config", TIED)
+@pytest.mark.parametrize("config, tied", crossed(list(TIED), [True, False]))
 def test_an_adapter_on_embedding_or_head_is_saved_as_trained(
     ppo, saved, stages, tmp_path, config, tied
 ):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import crossed
 from ppo_fixtures import logs, scored, untimed, weights
 from torch import tensor
 from transformers import (
@@ -343,18 +344,19 @@ def check_same(a: tuple, b: tuple) -> None:
 # catches: rows left out, counted twice or normalised by the tokens of their part, values of another
 # token
 @pytest.mark.parametrize(
-    "more",
-    [
-        dict(),
-        dict(num_mini_batches=3),
-        dict(share_value_trunk=True),
-        dict(micro_batch_tokens=20),
-        dict(micro_batch_tokens=10**6, num_ppo_epochs=1),
-        dict(bootstrap_truncated=True, num_mini_batches=2),
-    ],
-    ids=str,
+    "name, more",
+    crossed(
+        ["neox", "llama"],
+        [
+            dict(),
+            dict(num_mini_batches=3),
+            dict(share_value_trunk=True),
+            dict(micro_batch_tokens=20),
+            dict(micro_batch_tokens=10**6, num_ppo_epochs=1),
+            dict(bootstrap_truncated=True, num_mini_batches=2),
+        ],
+    ),
 )
-@pytest.mark.parametrize("name", ["neox", "llama"])
 def test_an_update_is_the_same(ppo, name, more):
     plain = updated(ppo, name=name, **more, trim_padding=False)
     assert len(set((plain[0].prompt_mask.sum(1) + plain[0].mask.sum(1)).tolist())) > 3
@@ -420,16 +422,17 @@ def test_wrong_programs_are_seen(ppo, name, monkeypatch):
 
 # catches: rows that meet other rows in the update than in the rollout, and add up in another order
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        dict(),
-        dict(num_mini_batches=3),
-        dict(local_rollout_forward_batch_size=3),
-        dict(micro_batch_tokens=17, num_mini_batches=2),
-    ],
-    ids=str,
+    "name, sizes",
+    crossed(
+        list(MODELS),
+        [
+            dict(),
+            dict(num_mini_batches=3),
+            dict(local_rollout_forward_batch_size=3),
+            dict(micro_batch_tokens=17, num_mini_batches=2),
+        ],
+    ),
 )
-@pytest.mark.parametrize("name", MODELS)
 def test_rollout_and_update_agree_to_the_bit(ppo, name, sizes):
     found, measure = [], rlhf_nb.ppo.policy_diagnostics
 

@@ -81,16 +81,15 @@ def alone(tmp_path_factory):
     params=[
         "plain",
         "lora",
-        "grpo",
-        "plain-zero2",
         "named-zero3",
         "named-fsdp2",
         *[
             pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                *("reinforce_pp", "trunk", "lora-zero2", "away-zero2", "away-fsdp2"),
-                *("grpo-zero2", "grpo-zero3", "grpo-fsdp2"),
-            )
+            for name in ("grpo", "plain-zero2", "trunk", "grpo-zero3", "away-fsdp2")
+        ],
+        *[
+            pytest.param(name, marks=pytest.mark.weekly)
+            for name in ("reinforce_pp", "lora-zero2", "away-zero2", "grpo-zero2", "grpo-fsdp2")
         ],
     ],
 )

@@ -124,6 +124,7 @@ def test_every_branch_runs(place, branch, capsys, monkeypatch):
 
 
 # catches: a start from a chat model that later commands cannot go on from
+@pytest.mark.slow
 def test_a_chat_model_goes_down_the_same_tree(place, monkeypatch):
     lines = Path("chat.jsonl").read_text(encoding="utf-8").splitlines()
     Path("test.jsonl").write_text("\n".join(lines[:6]), encoding="utf-8")
