@@ -532,6 +532,11 @@ def with_adapter(
 def merged(model: Any) -> PreTrainedModel:
     """A PEFT model's inner model, its adapter merged into the weights. An embedding and a head that
     are tied, and that the adapter made different, are so no more."""
+    if not hasattr(model, "merge_and_unload"):
+        raise ValueError(
+            f"the adapter of {type(model).__name__} cannot be merged into its weights: give one of "
+            "peft.get_peft_model that is inside the layers, such as LoraConfig(r=8)."
+        )
     inner: Any = inside(model)
     layers = inner.get_input_embeddings(), inner.get_output_embeddings()
     embedding, head = map(plain_layer, layers)

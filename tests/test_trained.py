@@ -294,13 +294,71 @@ def test_the_head_learns_whatever_the_adapter(ppo, stages, config):
     assert given.task_type == HEADS[config].get("task_type")
 
 
-# catches: a value model that never learns, brought frozen or inside an adapter without a task
-@pytest.mark.parametrize("adapted", [True, False])
-def test_a_value_model_whose_head_is_frozen_is_refused(ppo, adapted):
-    value = scorer_from(llama())
-    value = get_peft_model(value, lora()) if adapted else value.requires_grad_(False)
-    with pytest.raises(ValueError, match="value model's head does not learn.*value_peft_config"):
-        ppo(model=llama(), parts=dict(value_model=value))
+def adapted(**how):
+    return get_peft_model(scorer_from(llama()), lora(**how))
+
+
+def with_own_adapter():
+    model = scorer_from(llama())
+    model.add_adapter(lora())  # of transformers
+    return model
+
+
+FROZEN = dict(
+    adapter=lambda: adapted(),
+    other_task=lambda: adapted(task_type="FEATURE_EXTRACTION"),
+    not_saved=lambda: adapted().requires_grad_(True),
+    own=with_own_adapter,
+)
+
+
+# catches: a head that never learns inside an adapter without a task, or that learns and is missing
+# from the folder of the adapter
+@pytest.mark.parametrize("kind", FROZEN)
+def test_an_adapter_that_leaves_the_head_is_refused(ppo, stages, kind):
+    named = "model's head does not learn .* modules_to_save=.'score'.*value_peft_config"
+    with pytest.raises(ValueError, match=f"the value {named}"):
+        ppo(model=llama(), parts=dict(value_model=FROZEN[kind]()))
+    with pytest.raises(ValueError, match=f"the reward {named}"):
+        stages("reward", FROZEN[kind]())
+
+
+def test_a_frozen_value_model_is_refused(ppo):
+    with pytest.raises(ValueError, match="none of the value model's weights .*value_peft_config"):
+        ppo(model=llama(), parts=dict(value_model=scorer_from(llama()).requires_grad_(False)))
+
+
+LEARN = dict(
+    task=dict(task_type="SEQ_CLS"),
+    named=dict(modules_to_save=["score"]),
+    inside=dict(target_modules=["q_proj", "score"]),
+    all=dict(target_modules="all-linear"),
+)
+
+
+# catches: a head inside the adapter that is taken for no head at all
+@pytest.mark.parametrize("how", LEARN)
+def test_a_head_in_an_adapter_is_trained_and_saved(stages, saved, how):
+    base = saved(scorer_from(llama()))
+    trainer = stages("reward", get_peft_model(load_scorer(base), lora(**LEARN[how])))
+    folder = stages.folder(trainer)
+    again, plain = load_judge(folder), load_scorer(base)
+    wanted = trainer.model(IDS).logits
+    torch.testing.assert_close(again(IDS).logits, wanted, atol=1e-5, rtol=0)
+    assert not torch.equal(again.score.weight, plain.score.weight)
+
+
+# catches: a reward model grown from the weights without what the adapter has learned
+def test_a_reward_model_grows_from_what_an_adapter_learned(stages):
+    policy = get_peft_model(llama(), lora(init_lora_weights=False))
+    before = policy(IDS).logits
+    body = stages("reward", policy).model.base_model.state_dict()
+    assert torch.equal(policy(IDS).logits, before)  # it is not changed itself
+    assert not unlike(policy.merge_and_unload().base_model.state_dict(), body)
+    with pytest.raises(ValueError, match="adapter of PeftModelForCausalLM cannot be merged"):
+        stages(
+            "reward", get_peft_model(llama(), PrefixTuningConfig("CAUSAL_LM", num_virtual_tokens=2))
+        )
 
 
 def test_an_adapter_for_another_task_is_named(ppo, stages):
