@@ -3,6 +3,7 @@ what a saved folder gives the next stage."""
 
 import re
 import tempfile
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from peft import (
     VeraConfig,
     get_peft_model,
 )
-from ppo_fixtures import PROMPTS, SIZES, unlike, weights
+from ppo_fixtures import PROMPTS, SIZES, likes_c, unlike, weights
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ConstantLR
@@ -29,6 +30,7 @@ from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.models import load_policy, load_scorer, scorer_from, tiny_policy, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer, load_judge
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 IDS = torch.arange(12)[None]
 
@@ -265,6 +267,30 @@ def test_a_warm_up_ignores_the_momentum_of_a_run_before(ppo, letters):
     second.step()
     moved = unlike(before, weights(second))
     assert moved and all(name.startswith("value.") for name in moved)
+
+
+# catches: the first run's length, or a setting that only the first trainer needs, in the second one
+@pytest.mark.parametrize(
+    "trainer, config, columns",
+    [
+        (PPOTrainer, partial(PPOConfig, response_length=2), {}),
+        (SFTTrainer, SFTConfig, dict(completion=["abc"] * 24)),
+        (RewardTrainer, RewardConfig, dict(chosen=["abc"] * 24, rejected=["ja"] * 24)),
+    ],
+)
+def test_one_set_of_arguments_serves_two_trainers(
+    letters, small_args, imports, trainer, config, columns
+):
+    data = Dataset.from_dict(dict(prompt=PROMPTS) | columns)
+    args = small_args(config, per_device_train_batch_size=8, num_train_epochs=1)
+    given = dict(args=args, model=llama(), processing_class=letters)
+    if trainer is PPOTrainer:
+        given["reward_model"] = likes_c
+    before = dict(vars(args))
+    runs = [trainer(train_dataset=data.select(range(rows)), **given) for rows in (24, 8)]
+    for run in runs:
+        run.train()
+    assert [run.state.global_step for run in runs] == [3, 1] and vars(args) == before
 
 
 # ---- Heads ----

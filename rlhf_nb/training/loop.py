@@ -4,6 +4,7 @@ is listed in PRIVATE, and a test names the one that another release lacks."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -193,6 +194,7 @@ class SealedTrainer(Trainer):
     fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
+        args = copy.copy(args)  # the one given may serve another trainer
         args.remove_unused_columns = False  # the collators take what they need
         if args.device.type == "cpu":  # where torch warns that it does nothing
             args.dataloader_pin_memory = False
