@@ -497,6 +497,9 @@ def with_adapter(
     ValueError if it already has one or cannot have this one, TypeError if peft_config is not a
     configuration of peft."""
     if peft_config is None:
+        for part in model.modules():
+            if isinstance(kept := getattr(part, "kwargs", None), dict):
+                kept.pop("tied_adapter", None)  # by which peft ties weights: it cannot be copied
         return model
     if not isinstance(peft_config, _peft().PeftConfig):
         raise TypeError(
@@ -526,7 +529,7 @@ def with_adapter(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _peft().get_peft_model(model, own)
+        return with_adapter(_peft().get_peft_model(model, own), None)
 
 
 def merged(model: Any) -> PreTrainedModel:

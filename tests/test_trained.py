@@ -431,6 +431,7 @@ TIED = dict(
     head=dict(target_modules=["lm_head"]),
     embedding=dict(target_modules=["q_proj", "embed_tokens"]),
     both=dict(target_modules=["embed_tokens", "lm_head"]),
+    head_and_tied=dict(target_modules=["lm_head"], ensure_weight_tying=True),
     copied=dict(modules_to_save=["embed_tokens"]),
     copied_and_tied=dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     tokens=dict(trainable_token_indices=[3, 4]),
