@@ -290,11 +290,13 @@ def marked_answers(
 
 def joined(prompt: Turns, answer: Turns) -> Turns:
     """Prompt and answer as one text or one conversation; text to a conversation is what the
-    assistant says, and goes on with an answer that the prompt has begun. Raises ValueError on text
-    with a conversation behind it."""
-    for name, x in (("the prompt", prompt), ("the answer", answer)):
-        if not isinstance(x, str):
-            check_turns(x, name)
+    assistant says, and goes on with an answer that the prompt has begun. An answer that repeats its
+    prompt may have a system turn in front. Raises ValueError on text with a conversation behind
+    it."""
+    prompt, answer = (
+        x if isinstance(x, str) else check_turns(x, name)
+        for name, x in (("the prompt", prompt), ("the answer", answer))
+    )
     if isinstance(prompt, str):
         if isinstance(answer, str):
             return prompt + answer
@@ -304,8 +306,9 @@ def joined(prompt: Turns, answer: Turns) -> Turns:
             "answer as text."
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
-    if reply[: len(prompt)] == [*prompt]:  # the answer repeats its prompt
-        return reply
+    for spoken in (reply, reply[1:] if reply[0]["role"] == "system" else []):
+        if spoken[: len(prompt)] == prompt:
+            return reply
     if not (begun(prompt) and begun(reply[:1])):
         return [*prompt, *reply]
     said = [turn.get("content") or "" for turn in (prompt[-1], reply[0])]
@@ -323,6 +326,8 @@ def marked_pair(
 ) -> Marked:
     "Prompt and answer as one text, in which the answer counts; see `joined`."
     whole: Any = joined(prompt, answer)
+    if not isinstance(prompt, str) and whole[0]["role"] != prompt[0]["role"]:
+        prompt = [whole[0], *prompt]  # with the answer's system turn
     text = render(whole, tokenizer, **settings)
     given = prompt_text(prompt, tokenizer, **settings)
     start = alike(given, text)

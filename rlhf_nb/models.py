@@ -497,6 +497,9 @@ def with_adapter(
     ValueError if it already has one or cannot have this one, TypeError if peft_config is not a
     configuration of peft."""
     if peft_config is None:
+        for part in model.modules():
+            if isinstance(kept := getattr(part, "kwargs", None), dict):
+                kept.pop("tied_adapter", None)  # by which peft ties weights: it cannot be copied
         return model
     if not isinstance(peft_config, _peft().PeftConfig):
         raise TypeError(
@@ -526,12 +529,17 @@ def with_adapter(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _peft().get_peft_model(model, own)
+        return with_adapter(_peft().get_peft_model(model, own), None)
 
 
 def merged(model: Any) -> PreTrainedModel:
     """A PEFT model's inner model, its adapter merged into the weights. An embedding and a head that
     are tied, and that the adapter made different, are so no more."""
+    if not hasattr(model, "merge_and_unload"):
+        raise ValueError(
+            f"the adapter of {type(model).__name__} cannot be merged into its weights: give one of "
+            "peft.get_peft_model that is inside the layers, such as LoraConfig(r=8)."
+        )
     inner: Any = inside(model)
     layers = inner.get_input_embeddings(), inner.get_output_embeddings()
     embedding, head = map(plain_layer, layers)

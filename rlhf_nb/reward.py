@@ -78,6 +78,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from .base.custom import check_head
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
 from .base.loading import check_scorer
@@ -102,6 +103,7 @@ from rlhf_nb.models import (
     inside,
     load_scorer,
     load_whole,
+    merged,
     pad_alone,
     response_values,
     scorer_from,
@@ -347,6 +349,8 @@ def load_reward_model(
         given: Any = inside(model)
         known = hasattr(given, "get_output_embeddings")
         causal = known and given.get_output_embeddings() is not None
+        if causal and hasattr(model, "peft_config"):  # as the adapter has trained it
+            model = merged(copy.deepcopy(model))
         return scorer_from(model, seed) if causal else load_scorer(model)
     found, has_head = _with_head(str(model), **kwargs)
     return found if has_head else fresh_head(found, seed)
@@ -493,6 +497,7 @@ class RewardTrainer(SealedTrainer):
         tokenizer = tokenizer_with(args, tokenizer_of(model, processing_class))
         how = args.loading(quantization_config) if isinstance(model, (str, Path)) else {}
         scorer = fit_embeddings(load_reward_model(model, args.seed, **how), tokenizer)
+        scorer = check_head(with_adapter(scorer, peft_config, args.seed), "reward model")
 
         def encode(data: Any) -> Any:
             rows = encode_pairs(data, tokenizer, args.max_length, args.dataset_num_proc)
@@ -504,12 +509,11 @@ class RewardTrainer(SealedTrainer):
             eval_dataset = each(eval_dataset, encode, "eval_dataset")
         self.scores_since_log: list[Tensor] = []  # [B, 2] each
         self.logs, self.warned = 0, False
-        trained = with_adapter(scorer, peft_config, args.seed)
         pairs = partial(
             pair_batch, pad_id=tokenizer.pad_token_id, multiple=args.pad_to_multiple_of or 1
         )
         super().__init__(
-            without_noise(trained) if args.disable_dropout else trained,
+            without_noise(scorer) if args.disable_dropout else scorer,
             args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

@@ -44,6 +44,7 @@ from rlhf_nb.encoding import (
     prompt_text,
     render,
     template_settings,
+    without_none,
     without_stop,
 )
 from .masks import right_pad
@@ -105,7 +106,8 @@ def marked_row(
         return Marked(text, [(-1, len(text))], True)
     if isinstance(turns, str):
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
-    goes_on = first > 0 and turns[first - 1] != row["prompt"][-1]
+    first += first > 0 and turns[0]["role"] != row["prompt"][0]["role"]  # a system turn in front
+    goes_on = first > 0 and turns[first - 1] != without_none(row["prompt"][-1])
     found = marked_answers(turns, tokenizer, first - goes_on, **settings)
     if goes_on and found.answers:  # what the prompt has begun is no answer
         (start, end), *others = found.answers

@@ -213,7 +213,7 @@ class PPOTrainer(UpdateTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         self.layout = Layout(self.accelerator, args.offload_frozen)
-        args.set_sizes(None if train_dataset is None else len(train_dataset))
+        self.args.set_sizes(None if train_dataset is None else len(train_dataset))
         self.forward = self.make_forward()
         self.engine = make_engine(args, pair.policy, tokenizer, self.sampling)
         self.judges.place(self.layout)

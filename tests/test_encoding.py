@@ -423,6 +423,14 @@ def test_prompts_and_answers_are_joined(tokenizers):
     said = tokenizer.decode(spoken(every["input_ids"], every["labels"])[0])
     assert every == last and said == " model.<|im_end|>"
     assert marked_pair(ONE[:1], ONE, tokenizer) == marked_pair(ONE[:1], ONE[1:], tokenizer)
+    named = [dict(prompt=ONE[:1], completion=[ONE[0], dict(ONE[1], name="b")])]  # None, of the user
+    plain = [dict(prompt=ONE[:1], completion=ONE[1:])]
+    rows = [
+        encode_rows(Dataset.from_list(x), tokenizer, assistant_only=only)[:]
+        for x in (named, plain)
+        for only in (False, True)
+    ]
+    assert all(row == rows[0] for row in rows)
     block = lambda text: [dict(type="text", text=text)]
     wanted = [*ONE[:1], turn("assistant", [*block("A"), *block(" model.")])]
     blocks = [*ONE[:1], turn("assistant", block("A"))]
@@ -430,8 +438,25 @@ def test_prompts_and_answers_are_joined(tokenizers):
     assert joined(begun, [turn("assistant", block(" model."))]) == wanted
 
 
+# catches: the user's turn twice, where the answer repeats it behind a system turn of its own
+@pytest.mark.parametrize("style", ["ChatML", "Mistral", "generation"])
+def test_an_answer_may_bring_a_system_turn_in_front_of_its_prompt(style, tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = TEMPLATES[style][0]
+    talk = TALKS["a system turn"]
+    for n in (1, 2, 3):  # turns of the prompt
+        brought = dict(prompt=TWO[:n], completion=talk)
+        wanted = dict(prompt=talk[: n + 1], completion=TWO[n:])
+        assert marked_pair(TWO[:n], talk, tokenizer) == marked_pair(*wanted.values(), tokenizer)
+        first, second = (
+            encode_rows(Dataset.from_list([x]), tokenizer, assistant_only=True)[0]
+            for x in (brought, wanted)
+        )
+        assert first == second and -100 in first["labels"]
+
+
 # catches: a refusal whose advice does not help; a prompt that is a turn of the answer's too, twice
-@pytest.mark.parametrize("answer", [ONE[1:], ONE])
+@pytest.mark.parametrize("answer", [ONE[1:], ONE, [turn("system", "Be brief."), *ONE]])
 def test_a_text_prompt_with_turns_for_an_answer_is_refused_with_the_call(answer, tokenizers):
     tokenizer = copy.deepcopy(tokenizers["byte-level"])
     tokenizer.chat_template = CHATML
@@ -442,7 +467,8 @@ def test_a_text_prompt_with_turns_for_an_answer_is_refused_with_the_call(answer,
         with pytest.raises(ValueError, match="^row 0: the prompt is text and the answer") as found:
             read(dataset, tokenizer)
     call = re.search(r"dataset\.map\(.*\)(?=, or)", str(found.value))[0]
-    turned, pair = eval(call, dict(dataset=dataset)), marked_pair(ONE[:1], ONE[1:], tokenizer)
+    turned = eval(call, dict(dataset=dataset))
+    pair = marked_pair(answer[:-1] or ONE[:1], ONE[1:], tokenizer)
     wanted = encode([pair], tokenizer)[0].ids
     assert encode_rows(turned, tokenizer)["input_ids"][0] == wanted
     assert encode_pairs(turned, tokenizer)["chosen_ids"][0] == wanted

@@ -3,6 +3,7 @@ what a saved folder gives the next stage."""
 
 import re
 import tempfile
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from peft import (
     VeraConfig,
     get_peft_model,
 )
-from ppo_fixtures import PROMPTS, SIZES, unlike, weights
+from ppo_fixtures import PROMPTS, SIZES, likes_c, unlike, weights
 from torch import nn
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import ConstantLR
@@ -30,6 +31,7 @@ from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.models import load_policy, load_scorer, scorer_from, tiny_policy, token_scores
 from rlhf_nb.reward import RewardConfig, RewardTrainer, load_judge
 from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 IDS = torch.arange(12)[None]
 
@@ -268,6 +270,30 @@ def test_a_warm_up_ignores_the_momentum_of_a_run_before(ppo, letters):
     assert moved and all(name.startswith("value.") for name in moved)
 
 
+# catches: the first run's length, or a setting that only the first trainer needs, in the second one
+@pytest.mark.parametrize(
+    "trainer, config, columns",
+    [
+        (PPOTrainer, partial(PPOConfig, response_length=2), {}),
+        (SFTTrainer, SFTConfig, dict(completion=["abc"] * 24)),
+        (RewardTrainer, RewardConfig, dict(chosen=["abc"] * 24, rejected=["ja"] * 24)),
+    ],
+)
+def test_one_set_of_arguments_serves_two_trainers(
+    letters, small_args, imports, trainer, config, columns
+):
+    data = Dataset.from_dict(dict(prompt=PROMPTS) | columns)
+    args = small_args(config, per_device_train_batch_size=8, num_train_epochs=1)
+    given = dict(args=args, model=llama(), processing_class=letters)
+    if trainer is PPOTrainer:
+        given["reward_model"] = likes_c
+    before = dict(vars(args))
+    runs = [trainer(train_dataset=data.select(range(rows)), **given) for rows in (24, 8)]
+    for run in runs:
+        run.train()
+    assert [run.state.global_step for run in runs] == [3, 1] and vars(args) == before
+
+
 # ---- Heads ----
 
 HEADS = dict(
@@ -295,13 +321,71 @@ def test_the_head_learns_whatever_the_adapter(ppo, stages, config):
     assert given.task_type == HEADS[config].get("task_type")
 
 
-# catches: a value model that never learns, brought frozen or inside an adapter without a task
-@pytest.mark.parametrize("adapted", [True, False])
-def test_a_value_model_whose_head_is_frozen_is_refused(ppo, adapted):
-    value = scorer_from(llama())
-    value = get_peft_model(value, lora()) if adapted else value.requires_grad_(False)
-    with pytest.raises(ValueError, match="value model's head does not learn.*value_peft_config"):
-        ppo(model=llama(), parts=dict(value_model=value))
+def adapted(**how):
+    return get_peft_model(scorer_from(llama()), lora(**how))
+
+
+def with_own_adapter():
+    model = scorer_from(llama())
+    model.add_adapter(lora())  # of transformers
+    return model
+
+
+FROZEN = dict(
+    adapter=lambda: adapted(),
+    other_task=lambda: adapted(task_type="FEATURE_EXTRACTION"),
+    not_saved=lambda: adapted().requires_grad_(True),
+    own=with_own_adapter,
+)
+
+
+# catches: a head that never learns inside an adapter without a task, or that learns and is missing
+# from the folder of the adapter
+@pytest.mark.parametrize("kind", FROZEN)
+def test_an_adapter_that_leaves_the_head_is_refused(ppo, stages, kind):
+    named = "model's head does not learn .* modules_to_save=.'score'.*value_peft_config"
+    with pytest.raises(ValueError, match=f"the value {named}"):
+        ppo(model=llama(), parts=dict(value_model=FROZEN[kind]()))
+    with pytest.raises(ValueError, match=f"the reward {named}"):
+        stages("reward", FROZEN[kind]())
+
+
+def test_a_frozen_value_model_is_refused(ppo):
+    with pytest.raises(ValueError, match="none of the value model's weights .*value_peft_config"):
+        ppo(model=llama(), parts=dict(value_model=scorer_from(llama()).requires_grad_(False)))
+
+
+LEARN = dict(
+    task=dict(task_type="SEQ_CLS"),
+    named=dict(modules_to_save=["score"]),
+    inside=dict(target_modules=["q_proj", "score"]),
+    all=dict(target_modules="all-linear"),
+)
+
+
+# catches: a head inside the adapter that is taken for no head at all
+@pytest.mark.parametrize("how", LEARN)
+def test_a_head_in_an_adapter_is_trained_and_saved(stages, saved, how):
+    base = saved(scorer_from(llama()))
+    trainer = stages("reward", get_peft_model(load_scorer(base), lora(**LEARN[how])))
+    folder = stages.folder(trainer)
+    again, plain = load_judge(folder), load_scorer(base)
+    wanted = trainer.model(IDS).logits
+    torch.testing.assert_close(again(IDS).logits, wanted, atol=1e-5, rtol=0)
+    assert not torch.equal(again.score.weight, plain.score.weight)
+
+
+# catches: a reward model grown from the weights without what the adapter has learned
+def test_a_reward_model_grows_from_what_an_adapter_learned(stages):
+    policy = get_peft_model(llama(), lora(init_lora_weights=False))
+    before = policy(IDS).logits
+    body = stages("reward", policy).model.base_model.state_dict()
+    assert torch.equal(policy(IDS).logits, before)  # it is not changed itself
+    assert not unlike(policy.merge_and_unload().base_model.state_dict(), body)
+    with pytest.raises(ValueError, match="adapter of PeftModelForCausalLM cannot be merged"):
+        stages(
+            "reward", get_peft_model(llama(), PrefixTuningConfig("CAUSAL_LM", num_virtual_tokens=2))
+        )
 
 
 def test_an_adapter_for_another_task_is_named(ppo, stages):
@@ -348,6 +432,7 @@ TIED = dict(
     head=dict(target_modules=["lm_head"]),
     embedding=dict(target_modules=["q_proj", "embed_tokens"]),
     both=dict(target_modules=["embed_tokens", "lm_head"]),
+    head_and_tied=dict(target_modules=["lm_head"], ensure_weight_tying=True),
     copied=dict(modules_to_save=["embed_tokens"]),
     copied_and_tied=dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     tokens=dict(trainable_token_indices=[3, 4]),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from rlhf_nb.base.opened import plain_layer
+
 HEADS = ("score", "classifier", "v_head")
 
 
@@ -19,9 +21,23 @@ def linear_head(model: Any) -> nn.Linear | None:
     "The layer that turns a hidden state into one number; under an adapter it is wrapped."
     for name in HEADS:
         head = getattr(model, name, None)
-        if isinstance(getattr(head, "original_module", head), (nn.Linear, nn.Identity)):
+        if isinstance(plain_layer(head), (nn.Linear, nn.Identity)):
             return head
     return None
+
+
+def check_head(model: Any, name: str) -> Any:  # the same
+    """Raises ValueError where a reward or value model's adapter learns under a head that does not,
+    or that is no part of the adapter and would not be saved with it."""
+    own = {*getattr(model, "peft_config", ())}  # adapters
+    learn = [{*part.split(".")} for part, x in model.named_parameters() if x.requires_grad]
+    if own and learn and not any(own & parts and parts & {*HEADS} for parts in learn):
+        raise ValueError(
+            f"the {name}'s head does not learn with its adapter, or would not be saved with it: "
+            "give the adapter's config modules_to_save=['score'], or give the model without it, "
+            "and the config as peft_config (of a value model, value_peft_config)."
+        )
+    return model
 
 
 def body_weights(model: Any, like: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from rlhf_nb.base.custom import CustomScorer
+from rlhf_nb.base.custom import CustomScorer, check_head
 from rlhf_nb.base.loading import loading, pretrained_tokenizer
 from rlhf_nb.base.noise import check_steady, without_noise
 from rlhf_nb.base.opened import accepted, embedding_rows, opened
@@ -33,7 +33,6 @@ from rlhf_nb.models import (
     merged,
     pad_alone,
     scorer_from,
-    scorer_head,
     set_pad_token,
     token_scores,
     with_adapter,
@@ -43,7 +42,7 @@ from rlhf_nb.ppo import ESTIMATORS
 from rlhf_nb.rollout import has_cache
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.layout import Layout, Placed
-from rlhf_nb.training.precision import dtype_name
+from rlhf_nb.training.precision import check_learns, dtype_name
 
 logger = logging.get_logger(__name__)
 PADDED = 128  # embeddings are often padded to a multiple of it
@@ -91,11 +90,7 @@ def build_models(
     fit = fit_embeddings if args.resize_embeddings else check_embeddings
     policy: Any = with_adapter(fit(load_policy(model), tokenizer), peft_config, args.seed)
     choose_adapter(policy, args)
-    if not any(weight.requires_grad for weight in policy.parameters()):
-        raise ValueError(
-            "none of the policy's weights learns: call model.requires_grad_(True), or give "
-            "peft_config to train an adapter."
-        )
+    check_learns(policy, "policy")
     reference: nn.Module | None = None
     if ref_model is not None:
         reference = fit(load_policy(ref_model, dtype=policy.dtype), tokenizer)
@@ -151,14 +146,8 @@ def build_models(
         with_rows(scorer, vocabulary)
     scorer = set_pad_token(add_pad_row(scorer, tokenizer), tokenizer)
     check_vocabulary(scorer, tokenizer, "value model", vocabulary)
-    value = with_adapter(scorer, value_peft_config, args.seed)
-    learns = lambda part: any(weight.requires_grad for weight in part.parameters())
-    adapted = hasattr(value, "peft_config")  # a head alone may be frozen otherwise
-    if not learns(scorer_head(value) if adapted else value):
-        raise ValueError(
-            "the value model's head does not learn: call value_model.requires_grad_(True), or give "
-            "it without its adapter and value_peft_config beside it, which trains the head too."
-        )
+    value = check_head(with_adapter(scorer, value_peft_config, args.seed), "value model")
+    check_learns(value, "value model", "value_")
     return without_noise(PolicyAndValue(policy, value)), reference
 
 

@@ -4,6 +4,7 @@ is listed in PRIVATE, and a test names the one that another release lacks."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -51,7 +52,7 @@ from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.training.folders import Stop, ended_early, logs_in, set_aside, start_of, writing
 from rlhf_nb.training.layout import whole_state
 from rlhf_nb.training.nodes import common_checkpoint, count_machines, lost_ranks, writing_models
-from rlhf_nb.training.precision import warn_of_half
+from rlhf_nb.training.precision import check_learns, warn_of_half
 from rlhf_nb.training.resume import (
     changed_settings,
     changes_text,
@@ -193,6 +194,7 @@ class SealedTrainer(Trainer):
     fresh_groups: list[dict[str, Any]]  # of the optimizer, before a checkpoint is loaded
 
     def __init__(self, model: Any, args: TrainingArguments, **given: Any):
+        args = copy.copy(args)  # the one given may serve another trainer
         args.remove_unused_columns = False  # the collators take what they need
         if args.device.type == "cpu":  # where torch warns that it does nothing
             args.dataloader_pin_memory = False
@@ -235,12 +237,7 @@ class SealedTrainer(Trainer):
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple:
         "Trainer's. Raises ValueError where a run would do nothing."
-        model: Any = self.model
-        if not any(weight.requires_grad for weight in model.parameters()):
-            raise ValueError(
-                "none of the model's weights learns: call model.requires_grad_(True), or give "
-                "peft_config to train an adapter."
-            )
+        check_learns(self.model)
         if has_length(dataloader) and not len(dataloader):
             raise ValueError(
                 "train_dataset has fewer rows than a batch, and dataloader_drop_last is True: give "

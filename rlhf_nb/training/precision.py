@@ -1,10 +1,12 @@
-"""The data types of weights, and a warning where 16-bit weights are trained.
+"""Which weights learn, their data types, and a warning where 16-bit weights are trained.
 
 bfloat16 has 8 significant bits and float16 has 11, so a step below 1/512 or 1/4096 of a weight
 leaves it as it is. At a learning rate of 3e-6 that is nearly every step.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +21,15 @@ HALF = (torch.bfloat16, torch.float16)
 def dtype_name(dtype: torch.dtype) -> str:
     "Its name without the module's."
     return str(dtype).removeprefix("torch.")
+
+
+def check_learns(model: Any, name: str = "model", prefix: str = "") -> None:
+    "Raises ValueError where none of a model's weights learns; the prefix is of its arguments."
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ValueError(
+            f"none of the {name}'s weights learns: call {prefix}model.requires_grad_(True), or "
+            f"give {prefix}peft_config to train an adapter."
+        )
 
 
 def half_trained(model: nn.Module) -> list[str]:
