@@ -41,7 +41,7 @@ quick: lint  ## while you work: lint, export, and the tests that touch what chan
 	@$(BIN)/python tests/check_tree.py export
 	@$(TEST_ENV) $(BIN)/python tests/quick.py $(ARGS)
 
-test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: half an hour on two cores
+test: lint check-tree check-widgets check-notebooks check-readme check-tests check-browser  ## before every change goes in: twenty minutes on two cores
 	@echo "make test: all of it passed. What takes longer was left out: make test-all"
 
 .PHONY: test-all check-slow check-weekly check-wheel-quick
@@ -63,9 +63,9 @@ check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme
 
-# Two workers, each with files of its own; the long ones first, which tests/conftest.py sees to. With ARGS
+# Three workers, since some tests wait for processes, each with files of its own; the long ones first, which tests/conftest.py sees to. With ARGS
 # of one's own, nothing is left out for being slow.
-PYTEST = $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser
+PYTEST = $(TEST_ENV) $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests --ignore tests/browser
 PYTEST_FAILED = { echo "pytest: the tests named above fail. Try one alone with '$(BIN)/python -m pytest tests/FILE.py -k NAME'." >&2; exit 1; }
 # Two workers, each with a JupyterLab of its own; the tests of a page go to one of them.
 BROWSE = $(TEST_ENV) BROWSER_SCREENSHOTS="$${BROWSER_SCREENSHOTS:-build/screenshots}" $(BIN)/python -m pytest -q -rs -n 2 --no-loadscope-reorder tests/browser

@@ -370,7 +370,7 @@ def test_the_job_for_a_gpu_runs_on_a_cpu(tmp_path):
 
 # catches: a method whose settings the trainer refuses, a rate that is not the best of the tuning
 # seed, runs that are not kept, figures that are missing from the results
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_after_ppo_runs_and_resumes(tmp_path):
     kept = tmp_path / "after_ppo.json"
     words = ["--size", "tiny", "--seeds", "41", "--runs", str(tmp_path / "runs")]

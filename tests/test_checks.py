@@ -366,7 +366,7 @@ def test_a_mistake_is_called_by_its_name(judged, seed):
     assert not found, lines(found, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_mistake_is_called_by_its_name_in_every_draw(seed):
     """catches: cases that hide a mistake in one draw of fifty, as those of my_surrogate did, where
     no ratio may have been far enough from 1 for clipping to change it; a draw in which the right

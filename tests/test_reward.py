@@ -336,7 +336,7 @@ def swapped(data: Dataset, coins: list[bool]) -> Dataset:
 
 # catches: any path from the judge into training beside the labels (gold columns, the order of the
 # rows, held-out pairs trained on)
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_with_permuted_labels_nothing_is_learned(tmp_path):
     from rlhf_nb.models import tiny_policy, train_tokenizer
     from rlhf_nb.tldr import mini_tldr

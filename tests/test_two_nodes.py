@@ -133,7 +133,7 @@ def test_two_machines_train_resume_and_save_as_one_does(launcher, kind, tmp_path
 
 
 # catches: the order of an epoch that one machine alone has on its disk, and the other waits for
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_two_machines_train_sft_and_reward_models(tmp_path):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -184,9 +184,11 @@ def start(base: Path, to: Path, moment: str, **env: str) -> tuple[Machines, list
     ("moment", "victim", "how"),
     [
         ("update-3", 1, ""),  # the process, and its launcher sees it
-        ("rollout-4", 1, "machine"),
-        ("update-3", 0, "machine"),  # the one that holds the rendezvous
-        ("update-3", 1, "silent"),  # no connection is closed, and nothing comes
+        pytest.param("rollout-4", 1, "machine", marks=pytest.mark.weekly),
+        # the one that holds the rendezvous
+        pytest.param("update-3", 0, "machine", marks=pytest.mark.weekly),
+        # no connection is closed, and nothing comes
+        pytest.param("update-3", 1, "silent", marks=pytest.mark.weekly),
     ],
 )
 def test_a_machine_that_is_gone_ends_the_other(moment, victim, how, base, tmp_path):

@@ -43,10 +43,10 @@ def layout(name: str) -> dict[str, str]:
     scope="module",
     params=[
         "plain-ddp",
-        *[
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("lora-ddp", "plain-fsdp2", "plain-zero2", "plain-zero3")
-        ],
+        pytest.param("lora-ddp", marks=pytest.mark.slow),
+        pytest.param("plain-fsdp2", marks=pytest.mark.slow),
+        pytest.param("plain-zero2", marks=pytest.mark.weekly),
+        pytest.param("plain-zero3", marks=pytest.mark.weekly),
     ],
 )
 def trained(request, tmp_path_factory):
