@@ -350,6 +350,16 @@ def test_an_adapter_that_leaves_the_head_is_refused(ppo, stages, kind):
         stages("reward", FROZEN[kind]())
 
 
+# catches: weights beside an adapter that learn and are missing from its folder
+def test_weights_that_learn_beside_an_adapter_are_refused(ppo, stages):
+    named = "weights learn outside its adapter .*embed_tokens.weight.*modules_to_save"
+    both = lambda: get_peft_model(llama(), lora()).requires_grad_(True)
+    with pytest.raises(ValueError, match=f"the policy's {named}"):
+        ppo(model=both())
+    with pytest.raises(ValueError, match=f"the model's {named}"):
+        stages("sft", both()).train()
+
+
 def test_a_frozen_value_model_is_refused(ppo):
     with pytest.raises(ValueError, match="none of the value model's weights .*value_peft_config"):
         ppo(model=llama(), parts=dict(value_model=scorer_from(llama()).requires_grad_(False)))

@@ -23,8 +23,30 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def unsaved(model: Any) -> list[str]:
+    "Names of weights that learn outside a model's adapters, with which they would not be saved."
+    configs = getattr(model, "peft_config", {})
+    if not configs or zero3_is_live() or any(c.is_prompt_learning for c in configs.values()):
+        return []
+    from peft import get_peft_model_state_dict
+
+    saved = [
+        get_peft_model_state_dict(model, adapter_name=own, save_embedding_layers=False)
+        for own in configs
+    ]
+    places = {weight.data_ptr() for weights in saved for weight in weights.values()}
+    named = model.named_parameters()
+    return [part for part, x in named if x.requires_grad and x.data_ptr() not in places]
+
+
 def check_learns(model: Any, name: str = "model", prefix: str = "") -> None:
-    "Raises ValueError where none of a model's weights learns; the prefix is of its arguments."
+    """Raises ValueError where none of a model's weights learns, or one of them is not saved; the
+    prefix is of its arguments."""
+    if lost := unsaved(model):
+        raise ValueError(
+            f"{len(lost)} of the {name}'s weights learn outside its adapter and would not be saved "
+            f"with it, such as {lost[0]}: freeze them, or name their module in modules_to_save."
+        )
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ValueError(
             f"none of the {name}'s weights learns: call {prefix}model.requires_grad_(True), or "
