@@ -380,6 +380,29 @@ def test_a_failure_is_shown(desk, monkeypatch):
     assert len(desk.work.rows) == 1 and "alert" not in desk.desk.view.value
 
 
+# catches: a key held down that labels pairs which nobody saw, on a machine that draws slowly: the
+# time since the last key was pressed is no time of reading
+def test_a_key_right_after_a_slow_drawing_is_not_counted(tmp_path, monkeypatch):
+    desk = label_preferences(ROWS, tmp_path / "a.jsonl")
+    desk.work.clock = clock = Clock()
+    plain = P.render_labelling
+
+    def slowly(*given):
+        clock.now += 5
+        return plain(*given)
+
+    monkeypatch.setattr(P, "render_labelling", slowly)
+    assert desk.desk
+    clock.now += 1
+    desk.field.value = "1"
+    clock.now += 0.1
+    desk.field.value += "1"
+    assert len(desk.work.rows) == 1 and "was not counted" in desk.desk.view.value
+    clock.now += 1
+    desk.field.value += "2"
+    assert [row["choice"] for row in desk.work.rows] == ["1", "2"]
+
+
 # catches: an undo before the first choice or after the last one that fails, or a key that writes
 # when all is done
 def test_both_ends(tmp_path):
