@@ -288,11 +288,24 @@ def marked_answers(
     return Marked(text, [*answers[:-1], (start, len(text))], True, left_out)
 
 
+def _as_text(turns: Any) -> list[dict[str, Any]]:
+    "Turns whose content is text, where it was blocks of nothing but text."
+    plain = []
+    for turn in turns:
+        blocks = turn.get("content")
+        if isinstance(blocks, list):
+            texts: list[Any] = [x.get("text") if isinstance(x, Mapping) else None for x in blocks]
+            if all(isinstance(text, str) for text in texts):
+                turn = {**turn, "content": "".join(texts)}
+        plain.append(turn)
+    return plain
+
+
 def joined(prompt: Turns, answer: Turns) -> Turns:
     """Prompt and answer as one text or one conversation; text to a conversation is what the
     assistant says, and goes on with an answer that the prompt has begun. An answer that repeats its
-    prompt may have a system turn in front. Raises ValueError on text with a conversation behind
-    it."""
+    prompt may have a system or developer turn in front. Raises ValueError on text with a
+    conversation behind it."""
     prompt, answer = (
         x if isinstance(x, str) else check_turns(x, name)
         for name, x in (("the prompt", prompt), ("the answer", answer))
@@ -306,8 +319,8 @@ def joined(prompt: Turns, answer: Turns) -> Turns:
             "answer as text."
         )
     reply = [dict(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
-    for spoken in (reply, reply[1:] if reply[0]["role"] == "system" else []):
-        if spoken[: len(prompt)] == prompt:
+    for later in (reply, reply[1:] if reply[0]["role"] in ("system", "developer") else []):
+        if _as_text(later[: len(prompt)]) == _as_text(prompt):
             return reply
     if not (begun(prompt) and begun(reply[:1])):
         return [*prompt, *reply]

@@ -343,11 +343,44 @@ FROZEN = dict(
 # from the folder of the adapter
 @pytest.mark.parametrize("kind", FROZEN)
 def test_an_adapter_that_leaves_the_head_is_refused(ppo, stages, kind):
-    named = "model's head does not learn .* modules_to_save=.'score'.*value_peft_config"
+    named = r"model's head does not learn .* modules_to_save=\['score'\]"
     with pytest.raises(ValueError, match=f"the value {named}"):
         ppo(model=llama(), parts=dict(value_model=FROZEN[kind]()))
     with pytest.raises(ValueError, match=f"the reward {named}"):
         stages("reward", FROZEN[kind]())
+
+
+class OwnHead(nn.Module):
+    "A value model of one's own whose head has a name of one's own."
+
+    base_model_prefix = "body"
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.points = llama().base_model, nn.Linear(16, 1)
+        self.config = self.body.config
+
+    def score(self, hidden):
+        return self.points(hidden)
+
+
+# catches: a head looked for under the names of sequence classifiers alone, an adapter inside a
+# module of one's own that nobody sees, advice that does not help
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_module_of_ones_own_learns_with_its_head(ppo, inside):
+    def trained(**more):
+        config = LoraConfig(r=2, target_modules=["q_proj"], **more)
+        value = get_peft_model(OwnHead(), config) if inside else OwnHead()
+        given = dict(value_model=value) | ({} if inside else dict(value_peft_config=config))
+        trainer = ppo(model=llama(), parts=given)
+        before = weights(trainer)
+        trainer.train()
+        return {name for name, x in weights(trainer).items() if not torch.equal(x, before[name])}
+
+    with pytest.raises(ValueError, match=r"head does not learn .* modules_to_save=\['points'\]"):
+        trained()
+    moved = [name for name in trained(modules_to_save=["points"]) if name.startswith("value")]
+    assert all(any(part in name for name in moved) for part in ("points", "lora_A", "lora_B"))
 
 
 # catches: weights beside an adapter that learn and are missing from its folder

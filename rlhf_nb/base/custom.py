@@ -29,13 +29,16 @@ def linear_head(model: Any) -> nn.Linear | None:
 def check_head(model: Any, name: str) -> Any:  # the same
     """Raises ValueError where a reward or value model's adapter learns under a head that does not,
     or that is no part of the adapter and would not be saved with it."""
-    own = {*getattr(model, "peft_config", ())}  # adapters
+    around = next((part.given for part in model.modules() if isinstance(part, ScoredBody)), model)
+    inner = around.get_base_model() if hasattr(around, "get_base_model") else around
+    body = getattr(inner, "base_model_prefix", "")  # beside it, all that has weights is head
+    parts = [part for part, x in inner.named_children() if part != body and [*x.parameters()]]
+    own = {*getattr(model, "peft_config", ()), *getattr(around, "peft_config", ())}  # adapters
     learn = [{*part.split(".")} for part, x in model.named_parameters() if x.requires_grad]
-    if own and learn and not any(own & parts and parts & {*HEADS} for parts in learn):
+    if own and learn and parts and not any(own & names and {*parts} & names for names in learn):
         raise ValueError(
             f"the {name}'s head does not learn with its adapter, or would not be saved with it: "
-            "give the adapter's config modules_to_save=['score'], or give the model without it, "
-            "and the config as peft_config (of a value model, value_peft_config)."
+            f"give the adapter's config modules_to_save={parts}."
         )
     return model
 
