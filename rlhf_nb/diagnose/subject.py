@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -191,12 +190,15 @@ class Subject:
             )
         self.trainer, self.pairs, self.args = trainer, pairs, trainer.args
         self.tokenizer: Any = trainer.processing_class
-        self.folder = Path(tempfile.mkdtemp(prefix="rlhf_nb-preflight-"))
+        self.held = tempfile.TemporaryDirectory(
+            prefix="rlhf_nb-preflight-", ignore_cleanup_errors=True
+        )
+        self.folder = Path(self.held.name)
         self.trainers = 0  # made beside it so far
 
     def close(self) -> None:
         "Remove what trainers beside it wrote."
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.held.cleanup()
 
     # ---- data ----
 
