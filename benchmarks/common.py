@@ -62,13 +62,18 @@ def sized(hidden: int) -> dict[str, int]:
 
 
 def prompt_lengths(s: dict) -> list[int]:
-    "Evenly spread from the shortest to the longest."
+    "Evenly spread from the shortest to the longest, or those of the prompts given."
+    if "prompt_ids" in s:
+        return [len(ids) for ids in s["prompt_ids"]]
     low, high = s["prompts"]
     return [low + i % (high - low + 1) for i in range(s["batch"])]
 
 
 def response_lengths(s: dict) -> list[int]:
-    "All full, or the quantiles of a geometric law with mean `mean_length`, cut off at `response`."
+    """All full, or the quantiles of a geometric law with mean `mean_length`, cut off at `response`;
+    or those given."""
+    if "lengths" in s:
+        return s["lengths"]
     if s["mean_length"] is None:
         return [s["response"]] * s["batch"]
     stay = math.log(1 - 1 / s["mean_length"])
@@ -91,11 +96,12 @@ def tokens(s: dict) -> dict[str, int]:
 
 
 def layer_shapes(s: dict, rows: int) -> list[list[int]]:
-    """The matrix products [m, k] x [k, n] of one layer's forward; a Llama's MLP has a gate, a
-    GPT-NeoX's has none."""
+    """The matrix products [m, k] x [k, n] of one layer's forward, keys and values first; a Llama's
+    MLP has a gate, a GPT-NeoX's has none."""
     h, i = s["hidden"], s["inner"]
     return (
-        [[rows, h, h]] * 4
+        [[rows, h, s.get("kv", h)]] * 2
+        + [[rows, h, h]] * 2
         + [[rows, h, i]] * (1 if s.get("family") == "neox" else 2)
         + [[rows, i, h]]
     )
@@ -139,8 +145,15 @@ class Dice:
     stay in the batch or leave it."""
 
     def __init__(
-        self, draw: Callable[..., torch.Tensor], lengths: list[int], limit: int, seed: int = 0
+        self,
+        draw: Callable[..., torch.Tensor],
+        lengths: list[int],
+        limit: int,
+        seed: int = 0,
+        pad: int = PAD,
+        eos: int = EOS,
     ):
+        self.pad, self.eos = pad, eos
         self.draw, self.plain, self.limit, self.seed = draw, torch.tensor(lengths), limit, seed
         self.t, self.rollouts, self.calls, self.drawn = max(lengths), 0, 0, 0
 
@@ -165,9 +178,9 @@ class Dice:
                 "those that have ended"
             )
         self.drawn += len(left)
-        drawn = torch.where(drawn <= EOS, drawn + 2, drawn)
+        drawn = drawn.masked_fill((drawn == self.pad) | (drawn == self.eos), self.eos + 1)
         return (
-            drawn.masked_fill(ends[:, None], EOS) if self.t < self.limit else drawn
+            drawn.masked_fill(ends[:, None], self.eos) if self.t < self.limit else drawn
         )  # at the limit rows are cut off
 
 
@@ -277,6 +290,8 @@ def make_prompts(s: dict) -> Any:
     "The prompts of every update, as a data set."
     from datasets import Dataset
 
+    if "prompt_ids" in s:
+        return Dataset.from_dict(dict(input_ids=s["prompt_ids"]))
     draws = torch.Generator().manual_seed(0)
     return Dataset.from_dict(
         dict(

@@ -34,15 +34,25 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from common import PAD, Dice, in_phases, make_prompts, rate, response_lengths, settings, wait_for
+from common import (
+    EOS,
+    PAD,
+    Dice,
+    in_phases,
+    make_prompts,
+    rate,
+    response_lengths,
+    settings,
+    wait_for,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Counts:
     "What happened since `begin`."
 
-    def __init__(self, policy: torch.nn.Module, device: str):
-        self.device = device
+    def __init__(self, policy: torch.nn.Module, device: str, pad: int = PAD):
+        self.device, self.pad = device, pad
         policy.get_input_embeddings().register_forward_pre_hook(self.saw)
         register_optimizer_step_post_hook(self.stepped)
         self.begin()
@@ -64,7 +74,7 @@ class Counts:
         if self.first is None:
             self.first = self.now()
         self.computed += args[0].numel()
-        self.real += int((args[0] != PAD).sum())
+        self.real += int((args[0] != self.pad).sum())
 
     def stepped(self, *_) -> None:
         self.steps, self.last = self.steps + 1, self.now()
@@ -197,6 +207,13 @@ def profiled(path: Path, kind: str):
         file.write(text)
 
 
+def lora(s: dict, task: str):
+    "The same adapters on both sides."
+    from peft import LoraConfig
+
+    return LoraConfig(task_type=task, **s["adapters"])
+
+
 def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: Counts) -> None:
     "This project's trainer."
     from rlhf_nb.trainer import PPOConfig
@@ -205,7 +222,11 @@ def ours(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
         def get_train_dataloader(self):
             return Gate(super().get_train_dataloader(), desk_of(None))
 
-    args = PPOConfig(**settings(s, folder), stop_token="eos")
+    trunk = s.get("trunk", False)
+    args = PPOConfig(**settings(s, folder), stop_token="eos", share_value_trunk=trunk)
+    if "adapters" in s:
+        parts |= dict(ref_model=None, peft_config=lora(s, "CAUSAL_LM"))
+        parts |= dict(value_model=None) if trunk else dict(value_peft_config=lora(s, "SEQ_CLS"))
     Gated(args, tokenizer, train_dataset=data, **parts).train()
 
 
@@ -215,6 +236,12 @@ def peer(s: dict, folder: Path, parts: dict, tokenizer, data, desk_of, counts: C
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     args = PPOConfig(**settings(s, folder), stop_token=None if s["mean_length"] is None else "eos")
+    if "adapters" in s:
+        from peft import inject_adapter_in_model
+
+        parts |= dict(ref_model=None, peft_config=lora(s, "CAUSAL_LM"))
+        inject_adapter_in_model(lora(s, "SEQ_CLS"), parts["value_model"])
+        parts["value_model"].score.requires_grad_(True)
     trainer = PPOTrainer(args, tokenizer, train_dataset=data, **parts)
 
     def collect(on: bool) -> None:
@@ -268,9 +295,10 @@ def main() -> None:
         if asked.side == "ours"
         else (torch, "multinomial")
     )
-    dice = Dice(getattr(where, name), response_lengths(s), s["response"])
+    pad, eos = s.get("pad", PAD), s.get("eos", EOS)
+    dice = Dice(getattr(where, name), response_lengths(s), s["response"], 0, pad, eos)
     setattr(where, name, dice)
-    counts = Counts(policy, s.get("device", "cpu"))
+    counts = Counts(policy, s.get("device", "cpu"), pad)
     desk_of = lambda collect: Desk(counts, dice, answers, collect)
     tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")
     dict(ours=ours, peer=peer)[asked.side](
