@@ -1,0 +1,152 @@
+"""One PPO update of SmolLM2-135M-Instruct, against the last published PPO trainer (trl 1.12.0).
+
+    python benchmarks/real_vs_trl.py                     full training, adapters, a shared trunk
+    python benchmarks/real_vs_trl.py --settings adapters --rounds 5
+    python benchmarks/real_vs_trl.py --quick             one round: does it run?
+
+The model is the one that `make real` installs; the peer's environment and all that is counted are
+those of ppo_vs_trl.py. Eight everyday requests in chat form, answers of at most 64 tokens that end
+where the untouched model's own ended (sampled once, at temperature 1; dice put the stop token
+there on both sides, so that both do the same work), two epochs, two threads, float32. Reward is a
+classifier on the first ten layers; policy, value model and, in full training, the reference have
+the weights of SmolLM2, and a [PAD] row, which the peer needs to learn to stop.
+
+- full: everything is trained on both sides.
+- adapters: LoRA of rank 16 on all projections of the last 12 of 30 layers, of the policy and of the
+  value model, on both sides.
+- trunk: ours with the value head on the policy's states, and so without a second model; the peer,
+  which has no such thing, as in `adapters`.
+
+The sides would not fit into 24 GiB together: in each round each is started, does one update that is
+not counted and one that is, and ends. Medians of rounds, and of the rounds' own ratios; memory is
+the largest resident set of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from common import HERE, environment
+from ppo_vs_trl import PINS, Side, check_equal, peer_python
+
+LORA = dict(r=16, lora_alpha=16, target_modules=r".*layers\.(1[89]|2\d)\..*_proj")
+SETTINGS: dict[str, dict] = dict(
+    full={}, adapters=dict(adapters=LORA), trunk=dict(adapters=LORA, trunk=True)
+)
+WANTED = dict(full=1.3, adapters=2.0, trunk=2.0)  # times as fast as the peer
+MEMORY = dict(full=1.0, adapters=1.0, trunk=0.5)  # of the peer's
+BATCH, RESPONSE = 8, 64
+
+
+def write_models(folder: Path) -> dict:
+    "Policy with tokenizer, reward and value model as folders; what both sides are asked to do."
+    import torch
+
+    from rlhf_nb.encoding import encode_prompts, prompt_text
+    from rlhf_nb.masks import left_pad
+    from rlhf_nb.models import load_policy, load_tokenizer, scorer_from
+    from rlhf_nb.real import everyday_requests
+    from rlhf_nb.rollout import Sampling, sample
+
+    policy, tokenizer = load_policy("smollm2"), load_tokenizer("smollm2")
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    policy.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    policy.config.pad_token_id = tokenizer.pad_token_id
+    requests = everyday_requests()["test"]["prompt"][:: 150 // BATCH][:BATCH]
+    ids = encode_prompts([prompt_text(x, tokenizer) for x in requests], tokenizer)
+    torch.manual_seed(0)
+    stop = tokenizer.eos_token_id
+    how = Sampling(RESPONSE, tokenizer.pad_token_id, (stop,), 1.0)
+    lengths = sample(policy, *left_pad(ids, tokenizer.pad_token_id), how).mask.sum(1).tolist()
+    value = scorer_from(policy, 1)
+    policy.save_pretrained(folder / "policy")
+    tokenizer.save_pretrained(folder / "policy")
+    value.save_pretrained(folder / "value")
+    layers = policy.config.num_hidden_layers
+    policy.model.layers, policy.config.num_hidden_layers = policy.model.layers[:10], 10
+    scorer_from(policy, 2).save_pretrained(folder / "reward")
+    return dict(
+        hidden=policy.config.hidden_size,
+        inner=policy.config.intermediate_size,
+        layers=layers,
+        vocab=len(tokenizer),
+        prompt_ids=ids,
+        lengths=lengths,
+        mean_length=sum(lengths) / len(lengths),
+        response=RESPONSE,
+        batch=BATCH,
+        micro=BATCH,
+        epochs=2,
+        mini_batches=1,
+        pad=tokenizer.pad_token_id,
+        eos=stop,
+    )
+
+
+def measure(s: dict, folder: Path, pythons: dict[str, Path], threads: int, rounds: int) -> dict:
+    "Alternating rounds of one setting."
+    (folder / "setting.json").write_text(json.dumps(s))
+    found: dict[str, list[dict]] = {name: [] for name in pythons}
+    for _ in range(rounds):
+        for name, python in pythons.items():
+            with Side(name, python, folder, threads) as side:
+                side.ask(gc=True)
+                found[name].append(side.ask(gc=True))
+    check_equal(s, found)
+    middle = lambda what: {name: median(u[what] for u in x) for name, x in found.items()}
+    ratio = lambda what: median(b[what] / a[what] for a, b in zip(found["ours"], found["peer"]))
+    return dict(
+        seconds=middle("seconds"),
+        update_seconds=middle("update_seconds"),
+        peak_mib=middle("peak_mib"),
+        times_faster=ratio("seconds"),
+        times_faster_in_update=ratio("update_seconds"),
+        memory_of_the_peer=1 / ratio("peak_mib"),
+        rounds=found,
+    )
+
+
+def main() -> None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
+    add("--threads", type=int, default=2)
+    add("--rounds", type=int, default=5)
+    add("--quick", action="store_true", help="one round: a test of the benchmark")
+    add("--peer_venv", type=Path, default=cache / "rlhf_nb" / "peer-trl-1.12.0")
+    add("--output", type=Path, default=HERE / "results" / "real_vs_trl.json")
+    add("--under_load", action="store_true", help="say that other work ran beside this")
+    asked = parser.parse_args()
+    pythons = dict(ours=Path(sys.executable), peer=peer_python(asked.peer_venv))
+    results = dict(environment=environment(asked.under_load) | dict(peer=PINS), runs={})
+    if asked.output.is_file():
+        results["runs"] = json.loads(asked.output.read_text())["runs"]
+    with tempfile.TemporaryDirectory() as place:
+        s = write_models(Path(place))
+        print("tokens of the answers:", s["lengths"], flush=True)
+        for name in asked.settings:
+            rounds = 1 if asked.quick else asked.rounds
+            x = measure(s | SETTINGS[name], Path(place), pythons, asked.threads, rounds)
+            results["runs"][name] = dict(x, threads=asked.threads, lengths=s["lengths"])
+            times, memory = x["times_faster"], x["memory_of_the_peer"]
+            print(
+                f"{name}: {x['seconds']['ours']:.1f} s against {x['seconds']['peer']:.1f} s, "
+                f"{times:.2f} times (wanted {WANTED[name]}); {x['peak_mib']['ours']:.0f} MiB "
+                f"against {x['peak_mib']['peer']:.0f}, {memory:.0%} (wanted {MEMORY[name]:.0%})",
+                flush=True,
+            )
+            if not asked.quick:
+                asked.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
