@@ -479,11 +479,12 @@ TIED = dict(
     copied=dict(modules_to_save=["embed_tokens"]),
     copied_and_tied=dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     tokens=dict(trainable_token_indices=[3, 4]),
+    repeated=dict(layer_replication=[(0, 1), (0, 1)]),
 )
 
 
-# catches: a difference for the head that is merged into the embedding too, a layer of peft in
-# place of an embedding
+# catches: a difference for the head that is merged into the embedding too, or for one copy of a layer
+# into all; a layer of peft in place of an embedding
 @pytest.mark.parametrize("config, tied", crossed(list(TIED), [True, False]))
 def test_an_adapter_on_embedding_or_head_is_saved_as_trained(
     ppo, saved, stages, tmp_path, config, tied
