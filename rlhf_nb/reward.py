@@ -88,6 +88,7 @@ from rlhf_nb.encoding import (
     Marked,
     Turns,
     alike,
+    closed,
     encode,
     front_ids,
     marked_pair,
@@ -147,7 +148,8 @@ def marked_answers_of(
     settings = template_settings(row)
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
-    whole = (render(row[name], tokenizer, **settings) for name in ANSWERS)
+    both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
+    whole = (closed(text, x, tokenizer, **settings) for text, x in both)
     texts = [without_stop(text, tokenizer) for text in whole]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 
