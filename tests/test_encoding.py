@@ -653,6 +653,17 @@ def test_given_ids_and_their_masks(tokenizers):
         encode_rows(Dataset.from_dict(dict(input_ids=[[5, 6]])), tokenizer, assistant_only=True)
 
 
+# catches: padding that is read as an answer, whose score is then that of a pad token
+def test_given_pairs_and_their_masks(letters):
+    padded = dict(chosen_input_ids=[2, 3, 1, 0], rejected_input_ids=[0, 2, 4, 1])
+    masks = dict(chosen_attention_mask=[1, 1, 1, 0], rejected_attention_mask=[0, 1, 1, 1])
+    row = encode_pairs(Dataset.from_list([padded | masks]), letters)[0]
+    assert row["chosen_ids"] == [2, 3, 1] and row["rejected_ids"] == [2, 4, 1]
+    masks["rejected_attention_mask"] = [1, 1]
+    with pytest.raises(ValueError, match="row 0: an attention_mask has 2 entries for 4 ids"):
+        encode_pairs(Dataset.from_list([padded | masks]), letters)
+
+
 def test_turns_of_the_older_form_are_the_same_turns(tokenizers):
     tokenizer = copy.deepcopy(tokenizers["byte-level"])
     tokenizer.chat_template = CHATML

@@ -105,6 +105,8 @@ def build_models(
         not hasattr(policy, "peft_config") or needs_reference(policy)
     ):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
+    if reference is not None:  # jitter of a router may decide without training too
+        without_noise(reference)
     vocabulary = embedding_rows(policy)
     own = judges.tokenizer is not None  # they read text, not the policy's ids
     for judge in judges.models:
