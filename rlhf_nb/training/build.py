@@ -120,6 +120,11 @@ def build_models(
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
         return without_noise(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
+        if value_peft_config is not None:
+            raise ValueError(
+                "share_value_trunk is set and a value_peft_config is given: leave one of them out; "
+                "the value head is one layer on the policy's body and needs no adapter."
+            )
         head = ValueHead(policy)
         if (
             isinstance(value_model, (str, Path))
