@@ -17,9 +17,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 # %% auto #0
 __all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
-           'end_mark', 'trimmed', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'turn_end',
-           'marked_answers', 'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts', 'encode',
-           'untrimmed']
+           'end_mark', 'trimmed', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'closed',
+           'turn_end', 'marked_answers', 'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts',
+           'encode', 'untrimmed']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -132,7 +132,20 @@ def place_of(
     said = [dict(type="text", text=other)] if isinstance(turns[i].get("content"), list) else other
     kept = {k: x for k, x in turns[i].items() if k in ("role", "name", "tool_call_id")}
     changed = [*turns[:i], dict(kept, content=said), *turns[i + 1 :]]
-    new = render(changed, tokenizer, f"the conversation, with another turn {i}", **settings)
+    try:
+        new = render(changed, tokenizer, f"the conversation, with another turn {i}", **settings)
+    except ValueError:  # Mistral counts turns, and one that calls a tool is none
+        if i + 1 == len(turns):
+            raise
+        own = render(upto := turns[: i + 1], tokenizer, "the conversation", **settings)
+        if (place := place_of(i, upto, own, tokenizer, **settings)) is None:
+            return None
+        said, at = own[slice(*place)], -1
+        for _ in range(own.count(said, 0, place[0]) + 1):  # the same may have been said before
+            at = text.find(said, at + 1)
+        if at < 0:
+            raise
+        return at, at + len(said)
     start = alike(text, new)
     end = len(text) - alike(text[start:][::-1], new[start:][::-1])
     return None if text == new else (start, end)
@@ -143,6 +156,7 @@ def end_mark(
     last: str,  # the mark at the end of a conversation
     header: str,  # what stands before an earlier turn of the next one's role
     tokenizer: PreTrainedTokenizerBase,
+    opening: str = "",  # what opens an answer
 ) -> int | None:
     "Length of the mark that ends an answer inside a conversation; None: it cannot be told."
     if last and between.startswith(last):
@@ -159,6 +173,9 @@ def end_mark(
     ends = between[: len(between) - opens]
     if opens and ends:
         return len(ends.rstrip()) or len(ends)
+    begins = re.match(added, opening) if added else None  # all turns begin alike
+    if begins and (end := between.find(begins[0])) > 0:
+        return len(between[:end].rstrip()) or end
     return None if last else 0
 
 
@@ -217,10 +234,16 @@ def answers_in(
     opens = dict(settings, add_generation_prompt=True)
     given = {i: render(turns[:i], tokenizer, **opens) for i in places if i}
     begins = {i: len(before) for i, before in given.items() if text.startswith(before)}
-    opening, lead = "", ""  # what the template writes to open an answer, and the space behind it
+
+    def opened(i: int) -> str:
+        "What the template writes to open an answer."
+        before = given.get(i, "")
+        return before and before[alike(render(turns[:i], tokenizer, **settings), before) :]
+
+    opening, lead = "", ""  # of an answer, and the space behind it
     if given and len(begins) < len(places):
-        i, before = [*given.items()][-1]
-        opening = before[alike(render(turns[:i], tokenizer, **settings), before) :]
+        i = [*given][-1]
+        opening = opened(i)
         lead = text[begins[i] : places[i][0]] if i in begins else ""
 
     found: list[tuple[int, int]] = []
@@ -237,7 +260,7 @@ def answers_in(
             following, earlier = place(i + 1), place(roles.index(roles[i + 1]))
             between = text[end : following[0] if following else None]
             header = text[: earlier[0]] if earlier and earlier[0] < start else ""
-            length = end_mark(between, last, header, tokenizer)
+            length = end_mark(between, last, header, tokenizer, opened(i))
         if length is None:
             raise ValueError(
                 f"the chat_template writes {last!r} behind the last answer and something else "
@@ -263,6 +286,21 @@ def without_stop(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     while (end := text.rstrip()).endswith(tokenizer.eos_token):
         text = end.removesuffix(tokenizer.eos_token)
     return text
+
+
+def closed(
+    text: str,  # of x, as of `render`
+    x: Any,  # text or a conversation
+    tokenizer: PreTrainedTokenizerBase,
+    ends: bool = True,  # False: up to what the last turn says
+    **settings: Any,  # of the chat template
+) -> str:
+    "A conversation as text, up to the mark that ends it; any other text as it is."
+    if isinstance(x, str):
+        return text
+    place = place_of(len(x) - 1, x, text, tokenizer, **settings)
+    end = len(text) if place is None else place[1]
+    return text[:end] + (trimmed(text[end:]) if ends else "")
 
 
 def turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -347,10 +385,7 @@ def marked_pair(
     if start < len(given) and not begun(prompt):  # the answer changes how the prompt is written
         found = answers_in(whole, tokenizer, len(prompt), **settings)[1]
         start = found[0][0] if found else start
-    if not isinstance(whole, str):
-        place = place_of(len(whole) - 1, whole, text, tokenizer, **settings)
-        end = len(text) if place is None else place[1]  # of what the last turn says
-        text = text[:end] + (trimmed(text[end:]) if ends else "")
+    text = closed(text, whole, tokenizer, ends, **settings)
     if ends:
         text = text[:start] + without_stop(text[start:], tokenizer)
     return Marked(text, [(start, len(text))], ends)

@@ -534,7 +534,7 @@ def with_adapter(
 
 def merged(model: Any) -> PreTrainedModel:
     """A PEFT model's inner model, its adapter merged into the weights. An embedding and a head that
-    are tied, and that the adapter made different, are so no more."""
+    are tied, and that the adapter made different, are so no more, nor layers that it repeats."""
     if not hasattr(model, "merge_and_unload"):
         raise ValueError(
             f"the adapter of {type(model).__name__} cannot be merged into its weights: give one of "
@@ -545,6 +545,13 @@ def merged(model: Any) -> PreTrainedModel:
     embedding, head = map(plain_layer, layers)
     if head is not None and head.weight is embedding.weight and layers != (embedding, head):
         head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    kept = {id(x) for layer in layers if layer is not None for x in layer.parameters()}
+    seen: set[int] = set()
+    for part in inner.modules():  # layers that an adapter repeats have weights in common
+        for name, weight in [*part.named_parameters(recurse=False)]:
+            if id(weight) in seen - kept:
+                setattr(part, name, nn.Parameter(weight.detach().clone(), requires_grad=False))
+            seen.add(id(weight))
     whole: PreTrainedModel = model.merge_and_unload()
     embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
     if head is not None and head.weight is not embedding.weight:

@@ -88,6 +88,7 @@ from rlhf_nb.encoding import (
     Marked,
     Turns,
     alike,
+    closed,
     encode,
     front_ids,
     marked_pair,
@@ -147,7 +148,8 @@ def marked_answers_of(
     settings = template_settings(row)
     if row.get("prompt") is not None:
         return [marked_pair(row["prompt"], row[name], tokenizer, **settings) for name in ANSWERS]
-    whole = (render(row[name], tokenizer, **settings) for name in ANSWERS)
+    both = [(render(row[name], tokenizer, **settings), row[name]) for name in ANSWERS]
+    whole = (closed(text, x, tokenizer, **settings) for text, x in both)
     texts = [without_stop(text, tokenizer) for text in whole]
     return [Marked(text, [(-1, len(text))], True) for text in texts]
 
@@ -238,14 +240,30 @@ def decided_pairs(
     return data.select(kept)
 
 # %% ../nbs/reference/38_reward_training.ipynb #553b0d0d
+def _unpadded(number: int, ids: list[int], mask: list[int] | None) -> list[int]:
+    "The ids that the mask of a row counts; all of them without one."
+    if mask is None:
+        return ids
+    if len(mask) != len(ids):
+        what = f"an attention_mask has {len(mask)} entries for {len(ids)} ids"
+        _refuse(number, what, "give one for each")
+    return [i for i, counts in zip(ids, mask) if counts]
+
+
 def _given_pairs(
     rows: dict[str, list],  # columns chosen_ids and rejected_ids
     numbers: list[int],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None,
 ) -> list[list[list[int]]]:
-    "Pairs of ids, unchanged. Raises ValueError on wrong ids and on rows that are too long."
-    both = [list(pair) for pair in zip(*(rows[f"{name}_ids"] for name in ANSWERS))]
+    "Pairs of ids without padding. Raises ValueError on wrong ids and on rows that are too long."
+    both = [
+        [
+            _unpadded(number, row[f"{name}_ids"], row.get(f"{name}_attention_mask"))
+            for name in ANSWERS
+        ]
+        for number, row in zip(numbers, rows_of(rows))
+    ]
     for number, pair in zip(numbers, both):
         for ids in pair:
             numbered(number, check_ids, ids, tokenizer)
@@ -261,7 +279,8 @@ def encode_pairs(
     num_proc: int | None = None,
 ) -> Any:  # columns chosen_ids, rejected_ids, length; margin, where it was given
     """Prompt, answer and stop token as ids, for both answers; columns chosen_ids and rejected_ids
-    are used unchanged. Raises ValueError on missing columns and on pairs that teach nothing."""
+    are used unchanged, without the padding that chosen_attention_mask and rejected_attention_mask
+    name. Raises ValueError on missing columns and on pairs that teach nothing."""
     data = decided_pairs(data.with_format(None))
     old = {f"{a}_input_ids": f"{a}_ids" for a in ANSWERS if f"{a}_input_ids" in columns_of(data)}
     data = data.rename_columns(old) if old else data

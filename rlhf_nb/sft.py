@@ -36,6 +36,7 @@ from .base.opened import embedding_rows, reads_end_to_end
 from .base.sharding import gathered
 from rlhf_nb.encoding import (
     Marked,
+    closed,
     encode,
     front_ids,
     joined,
@@ -102,7 +103,8 @@ def marked_row(
         known = dict(human="user", gpt="assistant")
         turns = [dict(role=known.get(x["from"], x["from"]), content=x["value"]) for x in turns]
     if not assistant_only:
-        text = without_stop(render(turns, tokenizer, **settings), tokenizer)
+        text = closed(render(turns, tokenizer, **settings), turns, tokenizer, **settings)
+        text = without_stop(text, tokenizer)
         return Marked(text, [(-1, len(text))], True)
     if isinstance(turns, str):
         raise ValueError("it is no conversation, and assistant_only_loss is True.")
@@ -220,7 +222,10 @@ def encode_rows(
             made = []
             for number, row in zip(numbers, rows_of(rows)):
                 numbered(number, check_ids, row["input_ids"], tokenizer)
-                made.append((row["input_ids"], numbered(number, given_labels, row, only)))
+                counted = numbered(number, given_labels, row, only)
+                padding = [not x for x in row.get("attention_mask") or []]
+                first = [*padding, False].index(False)  # what is in front of a row moves it
+                made.append((row["input_ids"][first:], counted[first:]))
         else:
             texts = [
                 numbered(n, marked_row, row, tokenizer, **how)

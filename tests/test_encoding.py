@@ -364,6 +364,21 @@ def test_a_mark_that_is_not_eos_is_logged(tokenizers, ppo, letters, monkeypatch)
     assert len(said) == 3
 
 
+# catches: a line break between the last mark and EOS where a conversation has no prompt apart, as of
+# Gemma; the score of a pair is then read behind other ids
+def test_a_whole_conversation_ends_as_its_pair_does(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = GEMMA
+    other = [turn("assistant", "no")]
+    apart = dict(prompt=ONE[:1], chosen=ONE[1:], rejected=other)
+    whole = dict(chosen=ONE, rejected=[*ONE[:1], *other])
+    pairs = [encode_pairs(Dataset.from_list([row]), tokenizer)[0] for row in (apart, whole)]
+    assert pairs[0] == pairs[1]
+    of_sft = encode_rows(Dataset.from_list([dict(messages=ONE)]), tokenizer)["input_ids"][0]
+    assert of_sft == pairs[0]["chosen_ids"]
+    assert tokenizer.decode(of_sft).endswith("A model.<end_of_turn><|im_end|>")
+
+
 # catches: EOS twice where the content of a last turn brings its own
 def test_a_turn_may_bring_its_own_end(tokenizers):
     tokenizer = copy.deepcopy(tokenizers["byte-level"])
@@ -400,6 +415,42 @@ def test_a_call_has_its_own_arguments(tokenizers):
     for call, row in zip(calls, rows):
         said = tokenizer.decode(spoken(row["input_ids"], row["labels"])[0])
         assert said == json.dumps([call]) + "<|im_end|>"
+
+
+# catches: Mistral's tool calls refused, since as text they would be turns that do not alternate; the
+# second of two equal calls that is taken for the first; a call without its mark
+@pytest.mark.parametrize("first", [[], [turn("system", "Be brief."), *TWO]])
+def test_a_template_that_counts_turns_and_tool_calls_are_none(first, tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{% set ns = namespace(n=0) %}{% for m in messages if m.role in ('user', 'assistant') and "
+        "not m.tool_calls %}{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception("
+        "'roles must alternate') }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+        "{% for m in messages if m.role != 'system' %}{% if m.tool_calls %}"
+        "{{ '[CALLS] ' + m.tool_calls | tojson + eos_token }}{% elif m.role == 'assistant' %}"
+        "{{ ' ' + m.content + eos_token }}{% else %}{{ '[' + m.role + '] ' + m.content + ' [/]' }}"
+        "{% if loop.last %}{{ 'Be brief.' }}{% endif %}{% endif %}{% endfor %}"
+    )
+    call = [dict(type="function", function=dict(name="late", arguments={}))]
+    asks = [dict(role="assistant", tool_calls=call), dict(role="tool", content="no")]
+    found = said_of([*first, ONE[0], *asks, *asks, *TWO[1:]], tokenizer)
+    called = "[CALLS] " + json.dumps(call) + tokenizer.eos_token
+    assert found[-4:-2] == [called, called] and len(found) == (6 if first else 4)
+    assert found[-2].strip() == "A model." + tokenizer.eos_token
+
+
+# catches: gpt-oss refused: turns end by a mark that is not EOS, and all of them begin alike
+def test_a_mark_that_ends_every_turn_but_the_last(tokenizers):
+    tokenizer = copy.deepcopy(tokenizers["byte-level"])
+    tokenizer.chat_template = (
+        "{{ '<|im_start|>system: You are a model.<|eot_id|>' }}{% for m in messages %}"
+        "{{ '<|im_start|>' + m.role + ': ' + m.content }}{% if m.role == 'assistant' and loop.last "
+        "%}{{ eos_token }}{% else %}{{ '<|eot_id|>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
+    wanted = [": A model.<|eot_id|>", ": There you are"]  # and EOS, as an id
+    for form in ("two answers", "a system turn"):
+        assert said_of(TALKS[form], tokenizer) == wanted
 
 
 # catches: a traceback, or settings that decide where a prompt ends
@@ -581,13 +632,15 @@ def test_what_a_policy_goes_on_from(tokenizers):
         assert goes_on.text[slice(*goes_on.answers[0])] == "model."
 
 
-# catches: padding that is learned, masks that are too short or of another kind, None for a column
+# catches: padding that is learned, or read in front of a row; masks that are too short or of another
+# kind, None for a column
 def test_given_ids_and_their_masks(tokenizers):
     tokenizer = tokenizers["byte-level"]
     labels = lambda only=None, **given: encode_rows(
         Dataset.from_list([dict(input_ids=[5, 6, 7], **given)]), tokenizer, completion_only=only
     )["labels"][0]
     assert labels(attention_mask=[1, 1, 0]) == [5, 6, -100]
+    assert labels(attention_mask=[0, 1, 1]) == [6, 7]  # in front it would move the row
     assert labels(completion_mask=None) == labels(labels=None) == [5, 6, 7]
     assert labels(labels=[-100, 6, 7], completion_mask=[0, 0, 1]) == [-100, 6, 7]
     assert labels(completion_mask=[0, 0, 1]) == labels(True, completion_mask=[0, 0, 1])
@@ -598,6 +651,24 @@ def test_given_ids_and_their_masks(tokenizers):
             labels(**{name: [1, 1]})
     with pytest.raises(ValueError, match="assistant_only_loss is True and .* assistant_masks"):
         encode_rows(Dataset.from_dict(dict(input_ids=[[5, 6]])), tokenizer, assistant_only=True)
+
+
+# catches: padding that is read as an answer, whose score is then that of a pad token
+def test_given_pairs_and_their_masks(letters):
+    padded = dict(chosen_input_ids=[2, 3, 1, 0], rejected_input_ids=[0, 2, 4, 1])
+    masks = dict(chosen_attention_mask=[1, 1, 1, 0], rejected_attention_mask=[0, 1, 1, 1])
+    row = encode_pairs(Dataset.from_list([padded | masks]), letters)[0]
+    assert row["chosen_ids"] == [2, 3, 1] and row["rejected_ids"] == [2, 4, 1]
+    masks["rejected_attention_mask"] = [1, 1]
+    with pytest.raises(ValueError, match="row 0: an attention_mask has 2 entries for 4 ids"):
+        encode_pairs(Dataset.from_list([padded | masks]), letters)
+
+
+# catches: columns taken for splits: advice that is a list of texts
+def test_columns_without_a_data_set_are_told_the_call():
+    for columns in (dict(prompt=["a"], completion=["b"]), dict(input_ids=[[2, 3]])):
+        with pytest.raises(TypeError, match="such as Dataset.from_dict\\(train_dataset\\)"):
+            supervised.each(columns, lambda data: data, "train_dataset", several=False)
 
 
 def test_turns_of_the_older_form_are_the_same_turns(tokenizers):

@@ -62,7 +62,8 @@ def noisy(family: str) -> nn.Module:
 
 
 # catches: dropout that is read from the config, jitter of a router, dropped layers: the old list
-# knew attributes with "dropout" in their name, and the ratio of Falcon's first step was 1.11
+# knew attributes with "dropout" in their name, and the ratio of Falcon's first step was 1.11; a
+# reference that keeps the jitter, by which PhiMoE chooses its experts without training too
 @pytest.mark.parametrize("family", NOISY)
 def test_the_first_ratio_is_1_whatever_noise_the_model_was_made_with(ppo, family):
     trainer = ppo(likes_c, model=noisy(family), share_value_trunk=family == "dbrx")
@@ -71,6 +72,7 @@ def test_the_first_ratio_is_1_whatever_noise_the_model_was_made_with(ppo, family
     again = trainer.forward(model, r)
     torch.testing.assert_close(again.logprobs[r.mask], r.logprobs[r.mask], rtol=0, atol=1e-6)
     torch.testing.assert_close(again.values[r.mask], r.values[r.mask], rtol=0, atol=1e-6)
+    torch.testing.assert_close(r.ref_logprobs[r.mask], r.logprobs[r.mask], rtol=0, atol=1e-6)
 
 
 def logits(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

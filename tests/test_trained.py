@@ -393,6 +393,32 @@ def test_weights_that_learn_beside_an_adapter_are_refused(ppo, stages):
         stages("sft", both()).train()
 
 
+# catches: a run in which an adapter that was merged for an evaluation never learns; a RuntimeError
+def test_a_merged_adapter_is_refused(ppo, stages):
+    def merged(model, **how):
+        adapted = get_peft_model(model, lora(init_lora_weights=False, **how))
+        adapted.merge_adapter()
+        return adapted
+
+    named = r"'s adapter is merged .*: call {}model.unmerge_adapter\(\)"
+    with pytest.raises(ValueError, match="policy" + named.format("")):
+        ppo(model=merged(llama()))
+    with pytest.raises(ValueError, match="value model" + named.format("value_")):
+        ppo(
+            model=llama(), parts=dict(value_model=merged(scorer_from(llama()), task_type="SEQ_CLS"))
+        )
+    with pytest.raises(ValueError, match="the model" + named.format("")):
+        stages("sft", merged(llama())).train()
+
+
+# catches: an adapter for a value model that is not made, without a word
+def test_a_value_head_has_no_adapter(ppo):
+    with pytest.raises(
+        ValueError, match="share_value_trunk is set and a value_peft_config is given"
+    ):
+        ppo(model=llama(), share_value_trunk=True, parts=dict(value_peft_config=lora()))
+
+
 def test_a_frozen_value_model_is_refused(ppo):
     with pytest.raises(ValueError, match="none of the value model's weights .*value_peft_config"):
         ppo(model=llama(), parts=dict(value_model=scorer_from(llama()).requires_grad_(False)))
@@ -479,11 +505,12 @@ TIED = dict(
     copied=dict(modules_to_save=["embed_tokens"]),
     copied_and_tied=dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True),
     tokens=dict(trainable_token_indices=[3, 4]),
+    repeated=dict(layer_replication=[(0, 1), (0, 1)]),
 )
 
 
-# catches: a difference for the head that is merged into the embedding too, a layer of peft in
-# place of an embedding
+# catches: a difference for the head that is merged into the embedding too, or for one copy of a layer
+# into all; a layer of peft in place of an embedding
 @pytest.mark.parametrize("config, tied", crossed(list(TIED), [True, False]))
 def test_an_adapter_on_embedding_or_head_is_saved_as_trained(
     ppo, saved, stages, tmp_path, config, tied

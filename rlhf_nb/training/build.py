@@ -105,6 +105,8 @@ def build_models(
         not hasattr(policy, "peft_config") or needs_reference(policy)
     ):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
+    if reference is not None:  # jitter of a router may decide without training too
+        without_noise(reference)
     vocabulary = embedding_rows(policy)
     own = judges.tokenizer is not None  # they read text, not the policy's ids
     for judge in judges.models:
@@ -118,6 +120,11 @@ def build_models(
     if not ESTIMATORS[args.advantage_estimator].critic:  # its settings were refused before
         return without_noise(PolicyAndValue(policy)), reference
     if args.share_value_trunk:
+        if value_peft_config is not None:
+            raise ValueError(
+                "share_value_trunk is set and a value_peft_config is given: leave one of them out; "
+                "the value head is one layer on the policy's body and needs no adapter."
+            )
         head = ValueHead(policy)
         if (
             isinstance(value_model, (str, Path))

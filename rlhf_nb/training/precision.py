@@ -40,12 +40,17 @@ def unsaved(model: Any) -> list[str]:
 
 
 def check_learns(model: Any, name: str = "model", prefix: str = "") -> None:
-    """Raises ValueError where none of a model's weights learns, or one of them is not saved; the
-    prefix is of its arguments."""
+    """Raises ValueError where none of a model's weights learns, one of them is not saved, or an
+    adapter is merged; the prefix is of the model's arguments."""
     if lost := unsaved(model):
         raise ValueError(
             f"{len(lost)} of the {name}'s weights learn outside its adapter and would not be saved "
             f"with it, such as {lost[0]}: freeze them, or name their module in modules_to_save."
+        )
+    if any(getattr(part, "merged", None) is True for part in model.modules()):
+        raise ValueError(
+            f"the {name}'s adapter is merged into its weights and would not learn: call "
+            f"{prefix}model.unmerge_adapter()."
         )
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ValueError(

@@ -188,8 +188,10 @@ def each(data: Any, encode: Callable[[Any], Any], name: str, several: bool = Tru
     if isinstance(data, dict) and several:
         return {key: each(part, encode, f"{name}[{key!r}]", False) for key, part in data.items()}
     if isinstance(data, dict):
-        split = f"{name}[{next(iter(data), 'train')!r}]"
-        raise TypeError(f"{name} is a {type(data).__name__}: give a Dataset, such as {split}.")
+        split, first = next(iter(data.items()), ("train", None))
+        columns = isinstance(first, (list, tuple))
+        fix = f"Dataset.from_dict({name})" if columns else f"{name}[{split!r}]"
+        raise TypeError(f"{name} is a {type(data).__name__}: give a Dataset, such as {fix}.")
     rows = data if isinstance(data, IterableDataset) else as_data(data, name)
     if not isinstance(rows, IterableDataset) and not len(rows):
         raise ValueError(f"{name} has 0 rows: give at least one.")
