@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'Written', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -54,14 +54,17 @@ def preference_metrics(
 
 # %% ../nbs/reference/38_reward_training.ipynb #2411569c
 import copy
+import inspect
 import json
 import math
+import reprlib
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from numbers import Rational, Real
+from functools import cached_property, partial
+from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +72,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 from torch import nn
+from torch.nn.functional import pad
 from transformers import (
     AutoModelForSequenceClassification,
     EvalPrediction,
@@ -91,11 +95,13 @@ from rlhf_nb.encoding import (
     encode,
     front_ids,
     marked_pair,
+    plain_ids,
     render,
     template_settings,
+    token_spans,
     without_stop,
 )
-from .masks import position_ids
+from .masks import on_tokens, position_ids, score_sums
 from rlhf_nb.models import (
     CENTER,
     fit_embeddings,
@@ -761,7 +767,7 @@ def center_rewards(
     return model.config.reward_center
 
 # %% ../nbs/reference/38_reward_training.ipynb #2d6dbdad
-Rewarder = Callable[..., list[float]]
+Rewarder = Callable[..., list[Any]]
 
 
 def is_score(x: Any) -> bool:
@@ -779,16 +785,92 @@ def rewarder_name(function: Rewarder) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+@dataclass(frozen=True)
+class Written:
+    "The tokens of some responses, for reward functions that judge them."
+
+    responses: list[str]
+    ids: Sequence[list[int]]  # with the stop token
+    tokenizer: PreTrainedTokenizerBase  # the policy's
+
+    @cached_property
+    def offsets(self) -> list[list[tuple[int, int]]]:
+        "Start and end of each token in the text of its response."
+        both = zip(self.ids, self.responses)
+        return [token_spans(self.tokenizer, ids, text) for ids, text in both]
+
+    @property
+    def for_functions(self) -> dict[str, Callable[[], Any]]:
+        "What a reward function gets that has an argument of this name."
+        return dict(response_ids=lambda: [*self.ids], offsets=lambda: self.offsets)
+
+    def on_tokens(self, given: Any, i: int) -> list[float]:
+        """A number for each token of response i, nan where it gets none, from what a function
+        returned for it. Raises ValueError that says what is wrong with it."""
+        count, rows = len(self.ids[i]), _listed(given)
+        if is_score(given):
+            return [math.nan] * (count - 1) + [float(given)]
+        if rows is None:
+            raise ValueError(f"return a finite number, {_A_LIST}")
+        if any(map(_listed, rows)) or not rows:
+            return _at_ends(rows, self.responses[i], [start for start, _ in self.offsets[i]])
+        if len(rows) != count:
+            raise ValueError(f"that is {len(rows)} numbers for {count} tokens: return {_A_LIST}")
+        for t, x in enumerate(rows):
+            if not is_score(x):
+                raise ValueError(f"token {t} has {x!r}: give a finite number for each token")
+        return [float(x) for x in rows]
+
+
+_A_LIST = (
+    "a list with one for each token (the stop token included), or a list of pairs (end, number) "
+    "with positions in the text"
+)
+
+
+def _listed(x: Any) -> list | None:
+    "The items of a list, tuple, array or tensor; None: it is none of them."
+    if isinstance(x, (list, tuple)):
+        return [*x]
+    held = isinstance(x, np.ndarray) or (isinstance(x, Tensor) and not x.is_meta)
+    return x.tolist() if held and x.ndim else None
+
+
+def _at_ends(pairs: list, text: str, starts: list[int]) -> list[float]:
+    "The number of each pair on the last token that begins before its end; of several, their sum."
+    found, before = [math.nan] * len(starts), 0
+    end: Any
+    number: Any
+    for x in pairs:
+        end, number = pair if len(pair := _listed(x) or []) == 2 else (None, None)
+        if not is_score(end) or not is_score(number):
+            raise ValueError(f"{x!r} is no pair (end, number), such as (12, 0.5)")
+        if not isinstance(end, Integral) or not min(1, len(text)) <= int(end) <= len(text):
+            wanted = f"a position from 1 to {len(text)}" if text else "0, as the text is empty"
+            raise ValueError(f"an end is {end!r}: give {wanted}, behind the last character")
+        if end < before:
+            raise ValueError(f"the end {end} comes after the end {before}: give them in order")
+        at = bisect_left(starts, end) - 1 if text else -1
+        found[at], before = float(number) + (0.0 if math.isnan(found[at]) else found[at]), int(end)
+    return found
+
+
 def call_reward(
     function: Rewarder,  # f(prompts, responses, **columns)
     prompts: list[str],
     responses: list[str],
     columns: dict[str, list],  # other columns of the prompts
-) -> Tensor:  # [B] float32
-    """Scores of a reward function, which is given copies. Raises ValueError if it returns the wrong
+    written: Written | None = None,  # the responses' tokens, for scores of tokens
+) -> Tensor:  # [B] float32; [B, T] if a response has scores of tokens, nan where one has none
+    """Scores of a reward function, which is given copies; an argument `response_ids` or `offsets`
+    gets ids, or (start, end) in the text, of each token. Raises ValueError if it returns the wrong
     number of scores, a value that is not a number, or NaN; RuntimeError if it exits."""
     name = rewarder_name(function)
     prompts, given, columns = copy.deepcopy((prompts, responses, columns))
+    if written is not None:
+        asked = _arguments(function) - {*columns}
+        more = {k: get() for k, get in written.for_functions.items() if k in asked}
+        columns |= copy.deepcopy(more)
     try:
         returned = function(prompts, given, **columns)
     except SystemExit as error:
@@ -814,13 +896,31 @@ def call_reward(
             f"reward function {name} returned {len(scores)} scores for {len(responses)} "
             "responses: return one for each, in order."
         )
+    several = [x for x in scores if _listed(x) is not None and not is_score(x)]
+    rows: list[list[float]] = []
     for i, score in enumerate(scores):
-        if not is_score(score):
+        try:
+            if several and written is not None:
+                rows.append(written.on_tokens(score, i))
+            elif not is_score(score):
+                raise ValueError("return a finite number")
+        except ValueError as error:
             raise ValueError(
-                f"reward function {name} returned {score!r} for response {i} "
-                f"({responses[i][:60]!r}): return a finite number."
-            )
-    return torch.tensor([float(score) for score in scores])
+                f"reward function {name} returned {reprlib.repr(score)} for response {i} "
+                f"({responses[i][:60]!r}): {error}."
+            ) from None
+    if not several:
+        return torch.tensor([float(score) for score in scores])
+    width = max(map(len, rows))
+    return torch.tensor([row + [math.nan] * (width - len(row)) for row in rows])
+
+
+def _arguments(function: Rewarder) -> set[str]:
+    "The names of a function's arguments; none of one that does not tell them."
+    try:
+        return {*inspect.signature(function).parameters}
+    except (TypeError, ValueError):
+        return set()
 
 
 def _check_finite(judge: Any, scores: Tensor, responses: Sequence[str]) -> None:
@@ -847,6 +947,8 @@ class Episodes(Protocol):
     @property
     def columns(self) -> dict[str, list]: ...
     @property
+    def response_ids(self) -> Tensor: ...
+    @property
     def mask(self) -> Tensor: ...
     @property
     def stopped(self) -> Tensor: ...
@@ -865,6 +967,14 @@ class Parts(Protocol):
 def _in_place(judge: Any, measure: Measure) -> Any:
     "A judge that no run has placed on a device yet."
     return measure(judge)
+
+
+def _ids_of(
+    answers: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    "Answers as the policy would write them, with the stop token where it was reached."
+    ids, stop = plain_ids(answers, tokenizer) if answers else [], tokenizer.eos_token_id
+    return [row + [stop] * (ended or not row) for row, ended in zip(ids, stopped)]
 
 
 class Judges:
@@ -929,12 +1039,22 @@ class Judges:
             if isinstance(judge, nn.Module):
                 self.placed[name] = layout.place(judge)
 
-    def __call__(self, r: Episodes, forward: Parts) -> dict[str, Tensor]:
-        "Scores [B] of a rollout's responses, by judge."
-        scores = {}
+    def __call__(
+        self,
+        r: Episodes,
+        forward: Parts,
+        tokenizer: PreTrainedTokenizerBase | None = None,  # the policy's, for scores of tokens
+    ) -> dict[str, Tensor]:  # by judge: [B], or [B, T] with nan on tokens that it gave no score
+        "Scores of a rollout's responses."
+        scores, written = {}, None
+        if tokenizer is not None and self.functions:
+            ids = [row[real].tolist() for row, real in zip(r.response_ids, r.mask.bool())]
+            written = Written(r.responses, ids, tokenizer)
         for name, judge in self.judges.items():
             if not isinstance(judge, nn.Module):
-                score = call_reward(judge, r.prompts, r.responses, r.columns)
+                score = call_reward(judge, r.prompts, r.responses, r.columns, written)
+                if score.dim() == 2:
+                    score = pad(score, (0, r.mask.shape[1] - score.shape[1]), value=math.nan)
             elif self.tokenizer is not None:
                 stopped = r.stopped.tolist()
                 how: dict[str, Any] = dict(stopped=stopped, settings=r.settings)
@@ -943,21 +1063,28 @@ class Judges:
                 score = self.placed[name](partial(read, prompts=prompts, answers=r.responses))
             else:
                 score = self.placed[name](partial(score_rollout, r=r, forward=forward))
-            _check_finite(judge, score, r.responses)
+            if isinstance(judge, nn.Module):
+                _check_finite(judge, score, r.responses)
             scores[name] = score.to(r.mask.device).float()
         return scores
 
     def total(
         self,
-        scores: dict[str, Tensor],  # [B] by judge
+        scores: dict[str, Tensor],  # [B] by judge, or [B, T] of tokens
         centers: Tensor | None = None,  # [M, B] of an ensemble's members
-    ) -> Tensor:
-        "The weighted sum [B], in which an ensemble is one judge of weight 1."
+        mask: Tensor | None = None,  # [B, T] true on real tokens, for scores of tokens
+    ) -> Tensor:  # [B]; [B, T] if a judge has scores of tokens, nan where none has one
+        """The weighted sum, in which an ensemble is one judge of weight 1. A response's score joins
+        those of tokens on its last token."""
         weighted = {name: self.weights[name] * score for name, score in scores.items()}
         if self.ensemble is not None:
             members = torch.stack([weighted.pop(name) for name in self.members])
             weighted["ensemble"] = self.ensemble(members, centers)
-        return torch.stack(list(weighted.values())).sum(0)
+        each = list(weighted.values())
+        if mask is not None and any(x.dim() == 2 for x in each):
+            of_tokens = torch.stack([on_tokens(x, mask, math.nan) for x in each])
+            return of_tokens.nansum(0).masked_fill(of_tokens.isnan().all(0), math.nan)
+        return torch.stack(each).sum(0)
 
     def centers(
         self,
@@ -1004,8 +1131,10 @@ class Judges:
         conversations: Sequence[Turns] = (),  # the prompts as given, if any is one
         ids: Sequence[list[int]] = (),  # prompts and answers as the policy reads and writes them
         settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
+        lengths: Sequence[int] = (),  # of the answers in those ids
     ) -> Tensor:
-        "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
+        """Weighted scores [N] of texts, sums over their tokens where these have scores; a rank
+        without any takes part where weights are sharded."""
         given = conversations or prompts
         read = partial(self.of_members, given, tokenizer=tokenizer, settings=settings)
         scores, centers = read(answers, stopped, ids=ids), None
@@ -1013,9 +1142,12 @@ class Judges:
             known = self.ensemble.known_answers(columns) if answers else []
             of_known = read(known, [True] * len(known))
             centers = torch.stack(list(of_known.values()))
+        if self.functions:
+            own = [row[-n:] for row, n in zip(ids, lengths)]
+            written = Written(answers, own or _ids_of(answers, stopped, tokenizer), tokenizer)
         for name, judge in self.functions.items():
             if answers:
-                scores[name] = call_reward(judge, prompts, answers, columns)
+                scores[name] = score_sums(call_reward(judge, prompts, answers, columns, written))
             else:
                 scores[name] = torch.zeros(0)
         return self.total(scores, centers)
