@@ -4,23 +4,36 @@ Five wrong programs are kept, and each must differ from the loops."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
+from types import SimpleNamespace
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from ppo_fixtures import PROMPTS, logs, rollouts, unlike, weights
+from ranks import on_ranks
 
 import rlhf_nb.ppo
 import rlhf_nb.reward
 import rlhf_nb.shaping
+from rlhf_nb import replay
+from rlhf_nb.diagnose import by_hand
+from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.encoding import token_spans
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
-from rlhf_nb.ppo import Objective, estimate_advantages, final_scores
+from rlhf_nb.ppo import Objective, estimate_advantages, final_scores, update_metrics
 from rlhf_nb.reward import Judges, Written, call_reward
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import RunningMoments
+from rlhf_nb.ui.episodes import shown_of
+from rlhf_nb.ui.reader import header_of, packed_update
+from rlhf_nb.ui.run_files import merged
+from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
 
 BYTES = train_bpe_tokenizer(["a cup of tea"] * 10, 262)  # 茶 is three tokens, 🎉 four
 TEXTS = ["tea 茶.a", "a 🎉 cup", "", "a cup of tea"]
@@ -365,3 +378,168 @@ def test_a_wrong_program_is_red(owner, name, wrong, check, monkeypatch):
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(AssertionError):
         check()
+
+
+# ---- The independent copy, ranks, files ----
+
+
+def real_rows(rows: torch.Tensor, mask: torch.Tensor) -> list[list]:
+    return [row[real].tolist() for row, real in zip(rows, mask)]
+
+
+def test_the_copy_by_hand_agrees_with_numpy():
+    "Of the preflight, for every estimator; and with steps that earn 0."
+    for seed, (estimator, how) in enumerate(product(ESTIMATORS, SCORES.values())):
+        r = some_rollout(seed)
+        settings = dict(advantage_estimator=estimator, kl_coef=0.3, lam=0.9, **how)
+        args = SimpleNamespace(**vars(Objective(**settings)), num_generations=K)
+        sums = score_sums(r.raw_scores)
+        cut = partial(real_rows, mask=r.mask)
+        moments = sums.mean().item(), sums.std().item()
+        pairs = zip(cut(r.raw_scores), r.stopped.tolist())
+        scores = [by_hand.final_scores(x, ended, args, *moments) for x, ended in pairs]
+        ends = [[t for t, x in enumerate(row) if x] for row in cut(r.paid)]
+        steps = [sorted({*e, *(t for t, x in enumerate(s) if x)}) for e, s in zip(ends, scores)]
+        values = [[*row, 0.0] for row in cut(r.values)]
+        made = by_hand.targets_of(
+            cut(r.kl), scores, values, r.stopped.tolist(), args, args.kl_coef, steps
+        )
+        wanted = by_numpy(r, Objective(**settings))
+        for ours, rows in zip((made.rewards, made.advantages), wanted):
+            for row, want in zip(ours, rows):
+                assert_allclose(row, want[: len(row)], atol=1e-6, rtol=0)
+
+
+def numbers(r: Rollout, rows: slice) -> Rollout:
+    "Some rows, their scores as numbers where each has one on its last token alone."
+    part = r.select(list(range(len(r)))[rows])
+    if not torch.equal(part.paid, last_token(part.mask)):
+        return part
+    sums = {name: score_sums(getattr(part, name)) for name in ("raw_scores", "scores")}
+    return part.with_(paid=None, **sums)
+
+
+def test_two_ranks_compute_what_one_does():
+    """Catches: moments of tokens, a rank without scores of tokens that waits for another, a metric
+    that is a mean of means."""
+    cfg = Objective(normalize_scores=True, missing_eos_penalty=0.5, kl_coef=0.3)
+    whole = some_rollout(5)
+    ends = last_token(whole.mask)
+    whole = whole.with_(  # the second rank has a number for each response
+        paid=torch.cat([whole.paid[:2], ends[2:]]),
+        raw_scores=torch.cat([whole.raw_scores[:2], torch.where(ends, 0.5, 0.0)[2:].double()]),
+        logprobs=torch.where(whole.mask, -1.0, 0.0),
+    )
+    whole = whole.with_(scores=whole.raw_scores)
+    sums = dict.fromkeys("tokens loss policy approxkl clipfrac entropy ratio ratio_sq".split(), 1.0)
+
+    def work(part: Rollout, reduce=None) -> tuple[Rollout, dict]:
+        final = final_scores(
+            part.raw_scores, part.stopped, cfg, RunningMoments(), reduce, part.mask
+        )
+        r = estimate_advantages(part.with_(scores=final), cfg, reduce=reduce)
+        return r, update_metrics(r, cfg, sums, [1.0], *([reduce] if reduce else []))
+
+    alone, metrics = work(whole)
+    ranks = on_ranks(work, numbers(whole, slice(0, 2)), numbers(whole, slice(2, 4)))
+    assert [r.paid is None for r, _ in ranks] == [False, True]
+    together = merged([r for r, _ in ranks])
+    for name in ("scores", "raw_scores", "rewards", "advantages", "returns"):
+        torch.testing.assert_close(getattr(together, name), getattr(alone, name))
+    assert torch.equal(together.paid, alone.paid)
+    for _, found in ranks:
+        assert found.keys() == metrics.keys()
+        assert_allclose([*found.values()], [*metrics.values()], atol=1e-12)
+    paid, raw = whole.paid.numpy(), whole.raw_scores.abs().numpy()
+    assert metrics["tokens/paid"] == paid.sum() / 4
+    earned = raw[raw.sum(1) > 0]
+    shares = earned.sum(1) ** 2 / (earned**2).sum(1) / whole.mask.sum(1).numpy()[raw.sum(1) > 0]
+    assert_allclose(metrics["objective/score_spread"], shares.mean())
+    assert_allclose(metrics["objective/scores"], alone.scores.sum(1).mean())
+
+
+def each_c(prompts, responses, **columns):
+    "A step for each letter from a to e; one number for a text with a j."
+    steps = lambda text: [(i + 1, float(x == "c") - 0.1) for i, x in enumerate(text) if x < "f"]
+    return [float(len(text)) / 4 if "j" in text else steps(text) for text in responses]
+
+
+def sums_of(texts: list[str]) -> list[float]:
+    kinds = each_c([], texts)
+    return [x if isinstance(x, float) else sum(y for _, y in x) for x in kinds]
+
+
+RUNS = dict(
+    gae=dict(normalize_scores=True, missing_eos_penalty=0.5),
+    grpo=dict(advantage_estimator="grpo", num_generations=2, missing_eos_penalty=0.5),
+)
+KEPT = dict(save_rollouts=True, save_strategy="steps", save_steps=1, save_start=True)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
+    "Catches: a file without the marks of steps, sums in their place, scores judged again."
+    trainer = ppo(each_c, **RUNS[kind], **KEPT)
+    trainer.train()
+    kept, logged = rollouts(trainer), logs(trainer)
+    for r, log in zip(kept, logged):
+        assert r.scores.shape == r.raw_scores.shape == r.mask.shape == r.paid.shape
+        assert not r.raw_scores[~r.paid].any() and not r.paid[~r.mask].any()
+        assert_allclose(score_sums(r.raw_scores), sums_of(r.responses), atol=1e-6)
+        assert_allclose(log["objective/raw_scores"], np.mean(sums_of(r.responses)), atol=1e-6)
+        assert_allclose(log["objective/scores"], score_sums(r.scores).mean(), atol=1e-6)
+        assert_allclose(log["tokens/paid"], r.paid.sum() / len(r), atol=1e-6)
+        assert r.episodes()["raw_score"].tolist() == score_sums(r.raw_scores).tolist()
+    first, cfg = kept[0], trainer.live_objective
+    for name, want in zip(("rewards", "advantages"), by_numpy(first, cfg)):
+        assert_allclose(getattr(first, name), want, atol=1e-5, rtol=0)
+    folder = trainer.args.output_dir
+    again = replay(folder, 1)
+    assert again.same, again.checks
+    harder = replay(folder, 1, missing_eos_penalty=2.0).now.before
+    cut = (last_token(harder.mask) & ~harder.stopped[:, None]).float()
+    torch.testing.assert_close(harder.rewards, kept[1].rewards - 1.5 * cut)
+    if kind == "gae":
+        assert reproduces(first, objective_of(first)) == (True, ANY)
+        charged = what_if(first, replace(objective_of(first), missing_eos_penalty=2.0))
+        cut = (last_token(first.mask) & ~first.stopped[:, None]).float()
+        torch.testing.assert_close(charged.rewards, first.rewards - 1.5 * cut)
+        header = header_of(packed_update(shown_of(first)))
+        assert dict(header["arrays"])["earned"] == first.mask.sum() and header["recipe"]
+    after, done = weights(trainer), sums_of(completed_texts(trainer))
+    assert_allclose(trainer.evaluate()["eval_score"], np.mean(done), atol=1e-6)
+    other = ppo(each_c, **RUNS[kind], **KEPT | dict(save_total_limit=9))
+    other.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
+    assert unlike(weights(other), after) == []
+
+
+def completed_texts(trainer) -> list[str]:
+    return trainer.completed(trainer.eval_dataset, progress=False)[0].texts
+
+
+def test_packing_changes_nothing(ppo):
+    made = []
+    for trim in (True, False):
+        trainer = ppo(each_c, trim_padding=trim, normalize_scores=True)
+        made.append(trainer.advantages(trainer.score(trainer.rollout(PROMPTS[:8]))))
+    for name in ("scores", "paid"):
+        assert torch.equal(getattr(made[0], name), getattr(made[1], name))
+    for name in ("rewards", "advantages", "returns"):
+        torch.testing.assert_close(getattr(made[0], name), getattr(made[1], name))
+
+
+REWARDS = [
+    x for x in LADDER if x.name.startswith(("data: episodes", "log-probs", "rewards: judges"))
+]
+REWARDS += [x for x in LADDER if x.name in ("rewards: scores", "rewards: per token")]
+REWARDS += [x for x in LADDER if x.name.startswith("value model: adv") or "metrics" in x.name]
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_preflight_computes_them_too(kind, ppo, monkeypatch):
+    "And it sees a score that is paid one slot late."
+    trainer = ppo(each_c, **RUNS[kind])
+    assert preflight(trainer, rungs=REWARDS, quiet=True).passed
+    monkeypatch.setattr(rlhf_nb.shaping, "on_tokens", late)
+    done = preflight(trainer, rungs=REWARDS, quiet=True)
+    assert next(x.name for x in done.checks if not x.passed) == "rewards: per token"

@@ -396,9 +396,9 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     scored = trainer.score(sampled)
     if shift:  # a judge that gives everything the same would hide where and how a score is paid
         draw = torch.Generator().manual_seed(2)
-        scored = scored.with_(
-            scores=scored.scores + torch.randn(len(kept), generator=draw).to(scored.scores)
-        )
+        noise = torch.randn(scored.scores.shape, generator=draw).to(scored.scores)
+        noise = noise if scored.paid is None else noise * scored.paid
+        scored = scored.with_(scores=scored.scores + noise)
     moments = trainer.moments.mean, trainer.moments.std
     r = trainer.advantages(scored)
     hand = read_by_hand(trainer, kept)
