@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'Written', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'Written', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'score_tokens', 'step_ends', 'group_centers', 'Ensemble', 'ensemble_of', 'judges_of']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -75,6 +75,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -82,10 +83,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from .base.custom import check_head
+from .base.custom import check_head, linear_head
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
-from .base.loading import check_scorer
+from .base.loading import check_scorer, reads_both_ways
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
 from rlhf_nb.encoding import (
@@ -101,7 +102,7 @@ from rlhf_nb.encoding import (
     token_spans,
     without_stop,
 )
-from .masks import on_tokens, position_ids, score_sums
+from .masks import left_pad, on_tokens, position_ids, score_sums
 from rlhf_nb.models import (
     CENTER,
     fit_embeddings,
@@ -362,10 +363,25 @@ def load_reward_model(
     return found if has_head else fresh_head(found, seed)
 
 
-def load_judge(name: str) -> PreTrainedModel:
+def load_judge(
+    name: str,
+    level: str = "response",  # or token, step: of a classifier of tokens
+) -> PreTrainedModel:
     """A trained reward model, in the precision it was saved in. Raises ValueError if it has no
     head: its scores would be random."""
-    found, has_head = _with_head(name, dtype="auto")
+    found, has_head = (
+        _with_head(name, dtype="auto")
+        if level == "response"
+        else load_whole(AutoModelForTokenClassification, name, dtype="auto")
+    )
+    saved = " ".join(found.config.architectures or ["a model without its class"])
+    if level != "response" and "TokenClassification" not in saved:
+        raise ValueError(f"{name} holds {saved}, {_NO_TOKENS.format(level)}.")
+    if level == "response" and "TokenClassification" in saved:
+        raise ValueError(
+            f"{name} holds {saved}, a classifier of tokens: set reward_level to 'token' (one label)"
+            " or 'step' (two, wrong and right)."
+        )
     if not has_head:
         raise ValueError(
             f"{name} has no reward head, so its scores would be random: it is a language model. "
@@ -373,6 +389,40 @@ def load_judge(name: str) -> PreTrainedModel:
             "its folder."
         )
     return found
+
+
+_NO_TOKENS = (
+    "which is no classifier of tokens, and reward_level is {!r}: give a folder of "
+    "AutoModelForTokenClassification, or leave reward_level at 'response'"
+)
+_LABELS = dict(token=1, step=2)  # of a classifier of tokens, by reward_level
+
+
+@torch.no_grad()
+def _check_token_judge(
+    model: Any,  # a reward model for reward_level token or step
+    level: str,
+) -> Any:  # the same
+    """Raises ValueError, with the model's name, on anything but a classifier of tokens with the
+    labels of that level, which reads each token from those before it."""
+    inner, wanted = inside(model), _LABELS[level]
+    kind = type(inner).__name__
+    name = getattr(model, "name_or_path", "") or kind
+    if not any(x.__name__.endswith("ForTokenClassification") for x in type(inner).__mro__):
+        raise ValueError(f"reward model {name} is {kind}, {_NO_TOKENS.format(level)}.")
+    if (labels := inner.config.num_labels) != wanted:
+        what = "a number for each token" if wanted == 1 else "wrong and right, as PRMTrainer of trl"
+        raise ValueError(
+            f"reward model {name} has num_labels={labels}, and reward_level={level!r} reads "
+            f"{wanted} ({what}): give a model of that kind, or another reward_level."
+        )
+    if reads_both_ways(inner.config) or linear_head(inner) is None:
+        raise ValueError(
+            f"reward model {name} ({kind}) does not read a token from those before it by one "
+            "layer: give a classifier of tokens that is made from a causal language model, or a "
+            "function that calls it."
+        )
+    return model
 
 
 def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
@@ -986,6 +1036,8 @@ class Judges:
         weights: Sequence[float] | None = None,  # None: 1 each
         tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
         ensemble: Ensemble | None = None,  # makes one score of the models'; None: a weighted sum
+        level: str = "response",  # what the models judge; or token, step
+        separator: str = "\n",  # of steps
     ):
         given = list(given) if isinstance(given, (list, tuple)) else [given]
         weights = [1.0] * len(given) if weights is None else list(weights)
@@ -996,6 +1048,13 @@ class Judges:
                 f"reward_weights is {weights} and there are {len(given)} judges: give a finite "
                 "number for each."
             )
+        if level != "response" and (ensemble is not None or tokenizer is not None):
+            what = "reward_aggregation" if ensemble is not None else "a tokenizer of their own"
+            raise ValueError(
+                f"reward_level is {level!r} and the reward models have {what}, which is for scores "
+                "of whole responses: leave it out."
+            )
+        self.level, self.separator = level, separator
         if ensemble is not None:
             kinds = str, Path, nn.Module
             ensemble.check([w for judge, w in zip(given, weights) if isinstance(judge, kinds)])
@@ -1005,8 +1064,12 @@ class Judges:
         judge: Any
         for judge, weight in zip(given, weights):
             if isinstance(judge, (str, Path, nn.Module)):
-                named = not isinstance(judge, nn.Module)
-                judge = load_judge(str(judge)) if named else load_scorer(judge)
+                if not isinstance(judge, nn.Module):
+                    judge = load_judge(str(judge), level)
+                elif level == "response":
+                    judge = load_scorer(judge)
+                if level != "response":
+                    _check_token_judge(judge, level)
                 judge.eval().requires_grad_(False)
             if not callable(judge):
                 raise ValueError(
@@ -1047,7 +1110,7 @@ class Judges:
     ) -> dict[str, Tensor]:  # by judge: [B], or [B, T] with nan on tokens that it gave no score
         "Scores of a rollout's responses."
         scores, written = {}, None
-        if tokenizer is not None and self.functions:
+        if tokenizer is not None and (self.functions or self.level != "response"):
             ids = [row[real].tolist() for row, real in zip(r.response_ids, r.mask.bool())]
             written = Written(r.responses, ids, tokenizer)
         for name, judge in self.judges.items():
@@ -1062,11 +1125,29 @@ class Judges:
                 prompts = r.conversations or r.prompts
                 score = self.placed[name](partial(read, prompts=prompts, answers=r.responses))
             else:
-                score = self.placed[name](partial(score_rollout, r=r, forward=forward))
+                measure = score_rollout if self.level == "response" else score_tokens
+                score = self.placed[name](partial(measure, r=r, forward=forward))
             if isinstance(judge, nn.Module):
-                _check_finite(judge, score, r.responses)
+                _check_finite(judge, score if score.dim() == 1 else score.sum(1), r.responses)
+                if self.level != "response":
+                    judged = self.judged(written, r.mask.shape[1]).to(score.device)
+                    score = score.masked_fill(~judged, math.nan)
             scores[name] = score.to(r.mask.device).float()
         return scores
+
+    def judged(self, written: Written | None, width: int) -> Tensor:  # [B, width]
+        "True on the tokens whose score the models give: all, or the last of each step."
+        if written is None:
+            raise ValueError("reward_level judges tokens: give the policy's tokenizer as well.")
+        found = torch.zeros(len(written.ids), width, dtype=torch.bool)
+        for i, ids in enumerate(written.ids):
+            if self.level == "step":
+                ends = step_ends(written.responses[i], self.separator)
+                row = written.on_tokens([(end, 1.0) for end in ends], i)
+                found[i, : len(ids)] = ~torch.tensor(row).isnan()
+            else:
+                found[i, : len(ids)] = True
+        return found
 
     def total(
         self,
@@ -1137,7 +1218,7 @@ class Judges:
         without any takes part where weights are sharded."""
         given = conversations or prompts
         read = partial(self.of_members, given, tokenizer=tokenizer, settings=settings)
-        scores, centers = read(answers, stopped, ids=ids), None
+        scores, centers = read(answers, stopped, ids=ids, lengths=lengths), None
         if self.ensemble is not None and self.ensemble.center not in ("none", "group"):
             known = self.ensemble.known_answers(columns) if answers else []
             of_known = read(known, [True] * len(known))
@@ -1160,14 +1241,30 @@ class Judges:
         tokenizer: PreTrainedTokenizerBase,  # the policy's
         ids: Sequence[list[int]] = (),  # of prompts and answers, if known
         settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
+        lengths: Sequence[int] = (),  # of the answers in those ids
     ) -> dict[str, Tensor]:  # [N] by name
-        "The reward models' scores of texts."
+        "The reward models' scores of texts, or the sums of their tokens' scores."
+
+        if self.level != "response" and answers and self.members:
+            rows, cuts = [*ids], [len(row) - n for row, n in zip(ids, lengths)]
+            if not rows:
+                how = settings or [{}] * len(answers)
+                pairs = zip(prompts, answers, stopped, how, strict=True)
+                marked = [marked_pair(p, a, tokenizer, end, **x) for p, a, end, x in pairs]
+                encoded = encode(marked, tokenizer)
+                rows = [row.ids for row in encoded]
+                cuts = [[*row.counts, True].index(True) for row in encoded]
+            own = [row[cut:] for row, cut in zip(rows, cuts)]
+            written = Written(answers, own, tokenizer)
+            rows = [row[:cut] for row, cut in zip(rows, cuts)]
 
         def read(model: PreTrainedModel) -> Tensor:
             body = inside(model).base_model
             with self.layout.in_step(body) if self.layout is not None else nullcontext():
                 if not answers:
                     return torch.zeros(0)
+                if self.level != "response":
+                    return self.token_sums(model, written, rows)
                 if ids and self.tokenizer is None:
                     return score_ids(model, ids, tokenizer.pad_token_id)
                 reader = self.tokenizer or tokenizer
@@ -1179,6 +1276,26 @@ class Judges:
             _check_finite(self.judges[name], score, answers)
         return scores
 
+    @torch.no_grad()
+    def token_sums(
+        self,
+        model: PreTrainedModel,
+        written: Written,  # the answers
+        prompts: Sequence[list[int]],  # their ids
+        batch_size: int = 64,
+    ) -> Tensor:  # [N]
+        "The sum of the scores that a classifier of tokens gives in each answer."
+        pad_id, found = written.tokenizer.pad_token_id, []
+        with whole(model):
+            for i in range(0, len(prompts), batch_size):
+                part = slice(i, i + batch_size)
+                both = left_pad([*prompts[part]], pad_id), right_pad([*written.ids[part]], pad_id)
+                before, real, ids, mask = (x.to(model.device) for pair in both for x in pair)
+                scores = response_values(model, before, real, ids, mask)[:, 1:].cpu()
+                some = Written(written.responses[part], written.ids[part], written.tokenizer)
+                found.append((scores * self.judged(some, scores.shape[1])).sum(1))
+        return torch.cat(found)
+
 # %% ../nbs/reference/38_reward_training.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     """Scores [B] of a rollout by a reward model with the policy's tokenizer: the output of its head
@@ -1189,6 +1306,28 @@ def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor
         return (after.gather(1, some.mask.sum(1, keepdim=True)).squeeze(1),)
 
     return forward.over(r, measure)[0]
+
+
+def score_tokens(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
+    """The head's output [B, T] after each response token, zero on padding: of a classifier of
+    tokens, where `score_rollout` has that of the last one."""
+
+    def measure(some: Episodes) -> tuple[Tensor]:
+        return (response_values(model, *some.sequences, align=forward.align)[:, 1:],)
+
+    return forward.over(r, measure)[0]
+
+
+def step_ends(
+    text: str,
+    separator: str,
+) -> list[int]:
+    "Where the steps of a text end: behind each separator, and at the end. A blank is no step."
+    ends, at = [], 0
+    for part in text.split(separator):
+        at = min(at + len(part) + len(separator), len(text))
+        ends += [at] * bool(part.strip())
+    return ends
 
 # %% ../nbs/reference/56_ensembles.ipynb #df861228
 from dataclasses import dataclass
@@ -1268,3 +1407,13 @@ def ensemble_of(args: PPOConfig) -> Ensemble | None:
         return None
     center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
     return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
+
+
+def judges_of(
+    args: PPOConfig,
+    given: Any,  # a model, its name, a function, or a list of these
+    tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
+) -> Judges:
+    "The judges of a run. Raises ValueError where they do not go together."
+    level = args.reward_level, args.step_separator
+    return Judges(given, args.reward_weights, tokenizer, ensemble_of(args), *level)

@@ -43,7 +43,7 @@ from rlhf_nb.ppo import (
     ppo_loss,
     update_metrics,
 )
-from .reward import Judges, ensemble_of
+from .reward import judges_of
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .sampling import Engine
 from .shaping import RunningMoments
@@ -177,7 +177,7 @@ class PPOTrainer(UpdateTrainer):
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
-        self.judges = Judges(reward_model, args.reward_weights, own, ensemble_of(args))
+        self.judges = judges_of(args, reward_model, own)
         self.ref_given = ref_model is not None
         given = model, ref_model, reward_model, value_model, peft_config, value_peft_config
         pair, self.ref_model = build_models(args, tokenizer, self.judges, *given)

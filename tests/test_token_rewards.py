@@ -14,8 +14,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from ppo_fixtures import PROMPTS, logs, rollouts, unlike, weights
+from ppo_fixtures import PROMPTS, SIZES, logs, rollouts, unlike, weights
 from ranks import on_ranks
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    GPTNeoXConfig,
+    GPTNeoXForSequenceClassification,
+    GPTNeoXForTokenClassification,
+)
 
 import rlhf_nb.ppo
 import rlhf_nb.reward
@@ -27,9 +34,10 @@ from rlhf_nb.encoding import token_spans
 from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import Objective, estimate_advantages, final_scores, update_metrics
-from rlhf_nb.reward import Judges, Written, call_reward
+from rlhf_nb.reward import Judges, Written, call_reward, step_ends
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import RunningMoments
+from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.episodes import shown_of
 from rlhf_nb.ui.reader import header_of, packed_update
 from rlhf_nb.ui.run_files import merged
@@ -543,3 +551,98 @@ def test_the_preflight_computes_them_too(kind, ppo, monkeypatch):
     monkeypatch.setattr(rlhf_nb.shaping, "on_tokens", late)
     done = preflight(trainer, rungs=REWARDS, quiet=True)
     assert next(x.name for x in done.checks if not x.passed) == "rewards: per token"
+
+
+# ---- Reward models ----
+
+
+def classifier(labels: int, **sizes) -> GPTNeoXForTokenClassification:
+    "Of tokens, in the shape of the tests' policy."
+    shape = dict(vocab_size=12, intermediate_size=32, num_labels=labels, pad_token_id=0)
+    torch.manual_seed(labels)
+    return GPTNeoXForTokenClassification(GPTNeoXConfig(**SIZES | shape | sizes)).eval()
+
+
+def read_plainly(model, r: Rollout, i: int) -> np.ndarray:
+    "What the model's own forward says after each token of a response."
+    ids = torch.cat([r.prompt_ids[i][r.prompt_mask[i].bool()], r.response_ids[i][r.mask[i]]])
+    with torch.no_grad():
+        logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids[None])).logits[0]
+    logits = logits[-int(r.mask[i].sum()) :].float()
+    return (logits.softmax(-1)[:, 1] if logits.shape[-1] == 2 else logits[:, 0]).numpy()
+
+
+@pytest.mark.parametrize("level", ["token", "step"])
+def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
+    """Catches: the logit before the token, the probability of wrong, a separator's next token, a
+    classifier that becomes the value model; and sums of an evaluation."""
+    model = classifier(1 if level == "token" else 2)
+    model.save_pretrained(tmp_path / "judge")
+    how = dict(reward_level=level) | (dict(step_separator="c") if level == "step" else {})
+    trainer = ppo(
+        [str(tmp_path / "judge"), lambda prompts, responses: [0.25] * len(responses)], **how
+    )
+    r = trainer.score(trainer.rollout(PROMPTS[:8]))
+    seen = 0
+    for i, text in enumerate(r.responses):
+        said, n = read_plainly(model, r, i), int(r.mask[i].sum())
+        wanted = np.full(n, np.nan)
+        if level == "token":
+            wanted[:] = said
+        else:
+            cuts = [t for t, x in enumerate(text) if x == "c" and (t == 0 or text[t - 1] != "c")]
+            cuts = [t for t in cuts if t] + [len(text) - 1] * (bool(text) and text[-1] != "c")
+            wanted[cuts] = said[cuts]
+            seen += len(cuts) > 1
+        wanted[-1] = np.nansum([wanted[-1], 0.25])
+        assert r.paid[i, :n].tolist() == (~np.isnan(wanted)).tolist(), text
+        assert_allclose(r.raw_scores[i, :n], np.nan_to_num(wanted), atol=1e-6)
+    assert seen or level == "token"
+    completions, scores = trainer.completed(trainer.eval_dataset, progress=False)
+    assert len(scores) == len(completions.texts) and trainer.evaluate()["eval_score"]
+    texts = [*completions.prompts], completions.texts, completions.stopped
+    again = trainer.judges.of_texts(*texts, {}, trainer.processing_class)
+    assert_allclose(again, scores, atol=1e-5)  # without the ids, from the texts
+    metrics = trainer.step(PROMPTS[:8])
+    assert metrics["tokens/paid"] > 1 and "objective/raw_scores/model" in metrics
+
+
+def test_steps_of_a_text():
+    assert step_ends("a\n\nb\nc", "\n") == [2, 5, 6] and step_ends("a\n", "\n") == [2]
+    assert step_ends("", "\n") == step_ends(" \n ", "\n") == [] and step_ends("x##", "##") == [3]
+
+
+def test_other_reward_models_are_refused_by_name(tmp_path):
+    for labels, level, wanted in ((2, "token", 1), (1, "step", 2), (3, "step", 2)):
+        said = rf"GPTNeoXForTokenClassification has num_labels={labels}, .*'{level}' reads {wanted}"
+        with pytest.raises(ValueError, match=said):
+            Judges(classifier(labels), level=level)
+    sequences = GPTNeoXForSequenceClassification(classifier(1).config)
+    sequences.save_pretrained(tmp_path / "of_sequences")
+    for given in (sequences, str(tmp_path / "of_sequences")):
+        with pytest.raises(ValueError, match="GPTNeoXForSequenceClassification, which is no class"):
+            Judges(given, level="token")
+    classifier(1).save_pretrained(tmp_path / "of_tokens")
+    with pytest.raises(ValueError, match="of_tokens holds .*: set reward_level to 'token'"):
+        Judges(str(tmp_path / "of_tokens"))
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=1)
+    both_ways = BertForTokenClassification(BertConfig(vocab_size=12, **sizes))
+    with pytest.raises(ValueError, match="BertForTokenClassification.* from those before it"):
+        Judges(both_ways, level="token")
+    with pytest.raises(ValueError, match="'token' and the reward models have a tokenizer of"):
+        Judges(classifier(1), tokenizer=BYTES, level="token")
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        (dict(step_separator=""), "step_separator is '': give the text"),
+        (dict(step_separator="#"), "step_separator is '#': it needs reward_level='step'"),
+        (dict(reward_level="step", score_clip=1.0), "score_clip is 1.0: it bounds one judgement"),
+        (dict(reward_level="token", reward_aggregation="mean"), "reward_aggregation is 'mean'"),
+        (dict(reward_level="word"), "reward_level is 'word'"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, complaint, small_args):
+    with pytest.raises(ValueError, match=complaint):
+        small_args(PPOConfig, **settings)

@@ -426,7 +426,7 @@ def read_by_hand(trainer: PPOTrainer, r: Rollout) -> ByHand:
         scores = {
             name: torch.stack([by_hand.scores_along(judge.eval(), *row)[-1] for row in rows])
             for name, judge in trainer.judges.judges.items()
-            if isinstance(judge, nn.Module) and not own
+            if isinstance(judge, nn.Module) and not own and trainer.judges.level == "response"
         }
     none = trainer.pair.value is None
     return ByHand(policy, reference, None if none else values, scores)
