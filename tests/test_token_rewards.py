@@ -3,6 +3,7 @@ Five wrong programs are kept, and each must differ from the loops."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -39,6 +40,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.episodes import shown_of
+from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
 from rlhf_nb.ui.reader import header_of, packed_update
 from rlhf_nb.ui.run_files import merged
 from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
@@ -646,3 +648,36 @@ def test_other_reward_models_are_refused_by_name(tmp_path):
 def test_settings_that_do_not_fit(settings, complaint, small_args):
     with pytest.raises(ValueError, match=complaint):
         small_args(PPOConfig, **settings)
+
+
+# ---- Files of other trainers ----
+
+
+def test_the_token_scores_of_verl(tmp_path):
+    """Catches: padding taken for tokens, a penalty that is lost, lists without tokens shown behind
+    words, sums in the place of tokens."""
+    text, width = "a cup", 9
+    ids = BYTES(text)["input_ids"]
+    padded = lambda x: [*x, *[0] * (width - len(ids))]
+    scores = [0.0, 1.0, 0.0, -0.5][: len(ids)]
+    row = dict(
+        input="?", output=text, score=0.25, step=1, responses=padded(ids),
+        token_level_scores=padded(scores), response_mask=padded([1] * len(ids)),
+    )  # fmt: skip
+    path = tmp_path / "1.jsonl"
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | dict(score=0.5)))
+    r = ForeignRun(path, tokenizer=BYTES).rollout(1)
+    assert r.raw_scores.tolist() == [scores, scores] and r.mask.shape == (2, len(ids))
+    assert r.paid[0].tolist() == [x != 0 for x in scores]
+    assert r.scores[0].tolist() == [0.0, 1.0, 0.0, -0.75]  # 0.25 less than the raw score
+    assert r.episodes()["score"].tolist() == [0.25, 0.5]
+    assert again_from_file(r, tmp_path / "r.safetensors").episodes().equals(r.episodes())
+    words = ForeignRun(path).rollout(1)  # without a tokenizer there are two words
+    assert words.paid is None and words.raw_scores.tolist() == [0.5, 0.5]
+    assert "raw_scores: some lists do not" in " ".join(words.info["notes"])
+    mine = [dict(tokens=["a", "b"], scores=[0.5, 0.25]), dict(tokens=["c"], scores=[1.0])]
+    assert rollout_from(episodes_of(mine)).scores.tolist() == [[0.5, 0.25], [1.0, 0.0]]
+
+
+def again_from_file(r: Rollout, path) -> Rollout:
+    return Rollout.load(r.save(path))
