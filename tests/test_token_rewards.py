@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from ppo_fixtures import PROMPTS, SIZES, logs, rollouts, unlike, weights
+from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from ranks import on_ranks
 from transformers import (
     BertConfig,
@@ -523,6 +523,24 @@ def test_a_run_keeps_resumes_replays_and_evaluates_them(kind, ppo):
     assert unlike(weights(other), after) == []
 
 
+def all_at_the_end(prompts, responses, response_ids, **columns):
+    "The same numbers as `likes_c`, as lists with zeros before them."
+    scores = likes_c(prompts, responses)
+    return [[0.0] * (len(ids) - 1) + [x] for ids, x in zip(response_ids, scores)]
+
+
+def test_a_run_is_the_same_bit_for_bit_in_either_form(ppo):
+    how = dict(normalize_scores=True, missing_eos_penalty=0.5, whiten_rewards=True)
+    of_responses, of_tokens = (ppo(reward, **how) for reward in (likes_c, all_at_the_end))
+    for trainer in (of_responses, of_tokens):
+        trainer.train()
+    assert unlike(weights(of_responses), weights(of_tokens)) == []
+    more = {"tokens/paid", "objective/score_spread"}
+    for one, other in zip(logs(of_responses), logs(of_tokens)):
+        assert untimed(one) == {k: x for k, x in untimed(other).items() if k not in more}
+        assert more <= other.keys() and not more & one.keys()
+
+
 def completed_texts(trainer) -> list[str]:
     return trainer.completed(trainer.eval_dataset, progress=False)[0].texts
 
@@ -605,6 +623,8 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
     texts = [*completions.prompts], completions.texts, completions.stopped
     again = trainer.judges.of_texts(*texts, {}, trainer.processing_class)
     assert_allclose(again, scores, atol=1e-5)  # without the ids, from the texts
+    done = preflight(trainer, rungs=REWARDS, quiet=True)
+    assert done.passed, [x for x in done.checks if x.passed is False]
     metrics = trainer.step(PROMPTS[:8])
     assert metrics["tokens/paid"] > 1 and "objective/raw_scores/model" in metrics
 

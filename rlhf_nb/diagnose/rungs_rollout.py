@@ -376,7 +376,8 @@ def judges(subject: Subject) -> Finding:
 def judged(subject: Subject, r: Rollout) -> dict[str, Tensor]:  # [B, T] by judge
     "Scores of tokens, 0 where there is none; that of a response is on its last token."
     trainer = subject.trainer
-    scores = trainer.judges(r, trainer.forward, subject.tokenizer)
+    columns = {k: x for k, x in r.columns.items() if not k.startswith("score/")}  # of a judge
+    scores = trainer.judges(r.with_(columns=columns), trainer.forward, subject.tokenizer)
     return {name: on_tokens(x, r.mask).nan_to_num(0.0) for name, x in scores.items()}
 
 
