@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 __all__ = ['Turns', 'check_turns', 'template_settings', 'without_none', 'render', 'begun', 'prompt_text', 'alike', 'place_of',
            'end_mark', 'trimmed', 'last_mark', 'generated', 'answers_in', 'Marked', 'without_stop', 'closed',
            'turn_end', 'marked_answers', 'joined', 'marked_pair', 'Encoded', 'front_ids', 'plain_ids', 'encode_prompts',
-           'encode', 'untrimmed']
+           'encode', 'untrimmed', 'token_spans']
 
 # %% ../nbs/reference/29_encoding.ipynb #29e00007
 Turns = (
@@ -485,3 +485,25 @@ def _without_offsets(row: Marked, ids: list[int], tokenizer: PreTrainedTokenizer
         counts[start:end] = [True] * len(counts[start:end])
         merged = merged or (n == 0 and start < len(before))
     return Encoded(ids, counts, merged)
+
+# %% ../nbs/reference/29_encoding.ipynb #88699c64
+def token_spans(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: list[int],
+    text: str,  # their text, without a stop token at the end
+) -> list[tuple[int, int]]:  # of each token
+    """Where each token starts and ends in the text, by decoding one more at a time. Pieces of a
+    character are empty, and start where it does; the token that completes it has it all. A stop
+    token is empty, at the end."""
+    ends: list[int] = []
+    first = read = base = 0  # ids[first:read] are what is decoded before a token for its blanks
+    for n in range(1, len(ids) + 1):
+        known = str(tokenizer.decode(ids[first:n]))
+        whole = known.rstrip("\ufffd")  # what a character begins with, and does not end
+        end = base + len(whole) - len(str(tokenizer.decode(ids[first:read])))
+        ends.append(min(len(text), max([end, *ends[-1:]])))
+        if whole == known:
+            first, read, base = read, n, end
+    if ends and ends[-1] < len(text):  # it ends within a character
+        ends[-1] = len(text)
+    return list(zip([0, *ends], ends))

@@ -13,7 +13,7 @@ from torch import Tensor
 from .base.padding import check_rows, stop_places
 
 # %% auto #0
-__all__ = ['left_pad', 'right_pad', 'response_mask', 'only_real', 'masked_sum', 'masked_mean', 'masked_var', 'whiten', 'check_left_padded', 'reached_stop', 'last_index', 'position_ids', 'close_up', 'response_columns', 'Packed', 'pack', 'log_ratio']
+__all__ = ['left_pad', 'right_pad', 'response_mask', 'only_real', 'masked_sum', 'masked_mean', 'masked_var', 'whiten', 'check_left_padded', 'reached_stop', 'last_index', 'last_token', 'on_tokens', 'score_sums', 'position_ids', 'close_up', 'response_columns', 'Packed', 'pack', 'log_ratio']
 
 # %% ../nbs/course/02_masks.ipynb #783c411e
 def left_pad(
@@ -144,9 +144,35 @@ def reached_stop(
 def last_index(
     mask: Tensor,  # [B, T] true on real tokens
 ) -> Tensor:  # [B] long: the column of the last true, -1 if there is none
-    "The last real token of each row, where the score of the whole response is paid."
+    "The last real token of each row."
     columns = torch.arange(mask.shape[-1], device=mask.device)
     return torch.where(mask.bool(), columns, -1).amax(-1)
+
+# %% ../nbs/reference/33_packing.ipynb #b06759a1
+def last_token(
+    mask: Tensor,  # [B, T] true on real tokens
+) -> Tensor:  # [B, T] true on the last of them; a row without tokens has none
+    "Where the score of the whole response is paid."
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    return columns == last_index(mask)[:, None]
+
+# %% ../nbs/reference/33_packing.ipynb #e3eb99d2
+def on_tokens(
+    scores: Tensor,  # [B] one score per response, or [B, T] of tokens
+    mask: Tensor,  # [B, T] true on real tokens
+    none: float = 0.0,  # for tokens without a score
+) -> Tensor:  # [B, T]
+    "A response's score on its last token; scores of tokens as they are."
+    if scores.dim() == 2:
+        return scores
+    return torch.where(last_token(mask), scores[:, None], none)
+
+
+def score_sums(
+    scores: Tensor,  # [B], or [B, T] of tokens; nan is no score
+) -> Tensor:  # [B]
+    "One score for each response: its own, or the sum of its tokens'."
+    return scores if scores.dim() == 1 else scores.nansum(1)
 
 # %% ../nbs/reference/33_packing.ipynb #3e22d867
 def position_ids(

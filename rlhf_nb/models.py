@@ -61,12 +61,14 @@ def scorer_from(
 
 # %% ../nbs/course/04_models.ipynb #f5794e2f
 def _head_scores(
-    model: nn.Module,  # a sequence classifier with one label
+    model: nn.Module,  # a classifier with one label, or with two of which the second is "right"
     hidden: Tensor,  # [..., hidden] last hidden states
 ) -> Tensor:  # [...] float32
-    "The head's number for each state, less the centre that training measured (0 without)."
+    """The head's number for each state, less the centre that training measured (0 without); of two
+    labels, the probability of the second."""
     center = getattr(inside(model).config, "reward_center", 0.0)
-    return scorer_head(model)(hidden).squeeze(-1).float() - center
+    logits = scorer_head(model)(hidden).float()
+    return logits.softmax(-1)[..., 1] if logits.shape[-1] == 2 else logits.squeeze(-1) - center
 
 
 def token_scores(

@@ -13,7 +13,7 @@ from torch import Tensor
 from .forward import Forwarded
 from .gae import gae, returns_from
 from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
-from .masks import masked_sum, whiten
+from .masks import masked_sum, score_sums, whiten
 from .rollout import Rollout
 from .sampling import importance_weights
 from rlhf_nb.shaping import (
@@ -27,28 +27,39 @@ from rlhf_nb.shaping import (
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
 
 # %% auto #0
-__all__ = ['Reduce', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'ESTIMATORS', 'dr_grpo', 'rloo', 'grpo', 'reinforce_pp', 'Estimator', 'check_groups', 'estimate_advantages', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
+__all__ = ['Reduce', 'NO_CLIP', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'ESTIMATORS', 'ONE_RATIO', 'dr_grpo', 'rloo', 'grpo', 'reinforce_pp', 'grpo_steps', 'Estimator', 'check_groups', 'estimate_advantages', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
 
 # %% ../nbs/course/12_ppo.ipynb #993552ae
 def final_scores(
-    raw: Tensor,  # [B] of the reward
+    raw: Tensor,  # [B] of the reward, or [B, T] of tokens
     stopped: Tensor,  # [B] true where the stop token was reached
     cfg: Objective,
     moments: RunningMoments | None = None,  # of the scores so far; updated if they are normalised
     reduce: Reduce | None = None,
-) -> Tensor:  # [B]
-    "Normalised, clipped, and charged for a missing stop token, in this order."
+    mask: Tensor | None = None,  # [B, T] true on real tokens, for scores of tokens
+) -> Tensor:  # like raw
+    """Normalised, clipped, and charged for a missing stop token, in this order. Raises ValueError
+    on a clip of tokens' scores."""
     scores = raw
     if cfg.normalize_scores and moments is not None:
-        moments.update(raw, reduce)
-        scores = moments.normalize(scores)
+        moments.update(score_sums(raw), reduce)
+        scores = moments.normalize(scores, mask)
     if cfg.score_clip is not None:
+        if raw.dim() == 2:
+            raise ValueError(NO_CLIP.format(cfg.score_clip))
         scores = clip_scores(scores, cfg.score_clip)
     if cfg.missing_eos_penalty is not None:
-        scores = penalize_missing_eos(scores, stopped, cfg.missing_eos_penalty)
+        scores = penalize_missing_eos(scores, stopped, cfg.missing_eos_penalty, mask)
     if cfg.non_eos_penalty:
-        scores = replace_missing_eos(scores, stopped, cfg.penalty_reward_value)
+        scores = replace_missing_eos(scores, stopped, cfg.penalty_reward_value, mask)
     return scores
+
+
+NO_CLIP = (
+    "score_clip is {} and the judges score tokens: it bounds one judgement of a response, and "
+    "clipped token by token their sum has no bound. Leave it out, and bound the numbers in the "
+    "reward function."
+)
 
 # %% ../nbs/course/12_ppo.ipynb #9a99772b
 def with_advantages(
@@ -132,6 +143,7 @@ from typing import Annotated, Literal
 
 from .base.fields import Among, Count, NotNegative, Positive, Range, Share, setting
 from .losses import explained_variance
+from .masks import last_token, on_tokens
 from .sampling import mismatch
 
 # %% ../nbs/reference/45_update.ipynb #a1a0a7f4
@@ -268,6 +280,23 @@ class Metrics(dict):
         return metrics_markup(self)
 
 
+def _of_token_scores(
+    r: Rollout,
+    total: Callable[[Tensor], float],  # sums over the ranks
+) -> dict[str, float]:  # nothing, where no judge on any rank scores tokens
+    """How many tokens of a response have a score, and over which share of its tokens it spreads,
+    (sum |s|)^2 / (n sum s^2), 1 for the same on each; a mean over responses with a score."""
+    if not total(r.mask[:0] if r.paid is None else r.paid):
+        return {}
+    last, sizes = last_token(r.mask), on_tokens(r.raw_scores, r.mask).abs()
+    squares = r.mask.sum(1) * sizes.square().sum(1)
+    earned, shares = squares > 0, sizes.sum(1).square() / squares
+    return {
+        "tokens/paid": total(last if r.paid is None else r.paid) / total(last),
+        "objective/score_spread": total(shares[earned]) / max(total(earned), 1.0),
+    }
+
+
 def update_metrics(
     r: Rollout,
     cfg: Objective,
@@ -283,7 +312,7 @@ def update_metrics(
     real = lambda x: x.masked_fill(~r.mask, 0.0)
     each = {name: value / sums["tokens"] for name, value in sums.items()}
     episodes = total(torch.ones(len(r), device=r.mask.device))
-    kl, score = total(real(r.kl)) / episodes, total(r.scores) / episodes
+    kl, score = total(real(r.kl)) / episodes, total(score_sums(r.scores)) / episodes
     charge = cfg.kl_coef_of_rewards * kl
     explained = None  # without a value model
     if r.values is not None:
@@ -294,7 +323,7 @@ def update_metrics(
         "objective/non_score_reward": 0.0 - charge,  # 0, and not -0, where nothing is charged
         "objective/rlhf_reward": score - charge,
         "objective/scores": score,
-        "objective/raw_scores": total(r.raw_scores) / episodes,
+        "objective/raw_scores": total(score_sums(r.raw_scores)) / episodes,
         "objective/kl_coef": cfg.kl_coef,
         "policy/approxkl_avg": each["approxkl"],
         "policy/clipfrac_avg": each["clipfrac"],
@@ -309,6 +338,7 @@ def update_metrics(
         "val/num_eos_tokens": total(r.stopped),
         "val/explained_variance": explained,
         "tokens/response_length": total(r.mask) / episodes,
+        **_of_token_scores(r, total),
     }
     metrics = Metrics({name: x for name, x in values.items() if x is not None})
     for name, column in r.columns.items():
@@ -383,6 +413,28 @@ def reinforce_pp(
     to_go = gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)
     return whiten(to_go * mask, mask, reduce=reduce)
 
+# %% ../nbs/reference/55_estimators.ipynb #7bc44e95
+def grpo_steps(
+    rewards: Tensor,  # [B, T]
+    ends: Tensor,  # [B, T] true on the last token of each step
+    mask: Tensor,  # [B, T] true on real tokens
+    size: int,  # K responses in a row for one prompt
+    eps: float = 1e-4,  # added to the deviation, as in `grpo`
+) -> Tensor:  # [B, T] zero on padding
+    "Steps less the mean of their group's, over their deviation, summed from each token on."
+    ends = ends & mask
+    ends = torch.where(ends.any(1, keepdim=True), ends, last_token(mask))
+    step, steps = ends.long().cumsum(1) - ends.long(), ends.sum(1, keepdim=True)
+    own = torch.minimum(step, (steps - 1).clamp(min=0))  # the number of the step of each token
+    earned = torch.zeros_like(rewards).scatter_add(1, own, rewards * mask)  # [B, step]
+    there = torch.arange(mask.shape[1], device=mask.device) < steps
+    earned, there = (x.unflatten(0, (-1, size)).flatten(1) for x in (earned, there))  # [B / K, .]
+    earned, count = earned - earned[:, :1], there.sum(1, keepdim=True)
+    centred = (earned - (earned * there).sum(1, keepdim=True) / count) * there
+    deviation = (centred.square().sum(1, keepdim=True) / (count - 1)).sqrt()
+    to_go = (centred / (deviation + eps)).reshape(mask.shape).flip(1).cumsum(1).flip(1)
+    return torch.where(mask & (step < steps), to_go.gather(1, own), 0.0)
+
 # %% ../nbs/reference/55_estimators.ipynb #c7a4e950
 @dataclass(frozen=True)
 class Estimator:
@@ -394,12 +446,14 @@ class Estimator:
     compute: Callable[..., Any]
     critic: bool = False  # a value model, with its settings and metrics
     group: bool = False  # num_generations responses to each prompt are compared
+    # with groups, where tokens have scores: `steps(rewards, ends, mask, size)`, one for each token
+    steps: Callable[..., Tensor] | None = None
 
 
 ESTIMATORS = dict(
     gae=Estimator(with_advantages, critic=True),
     rloo=Estimator(rloo, group=True),
-    grpo=Estimator(grpo, group=True),
+    grpo=Estimator(grpo, group=True, steps=grpo_steps),
     dr_grpo=Estimator(dr_grpo, group=True),
     reinforce_pp=Estimator(reinforce_pp),
 )
@@ -435,8 +489,20 @@ def estimate_advantages(
         of_tokens = estimator.compute(rewards, r.mask, cfg.gamma, reduce)
         return r.with_(rewards=rewards, advantages=of_tokens)
     check_groups(r, num_generations)
+    if estimator.steps is not None and r.paid is not None:
+        if cfg.importance_level == "sequence":
+            raise ValueError(ONE_RATIO.format(cfg.advantage_estimator))
+        ends = r.paid | (r.scores != 0)  # a penalty pays the last token
+        of_tokens = estimator.steps(rewards, ends, r.mask, num_generations)
+        return r.with_(rewards=rewards, advantages=of_tokens)
     of_group = estimator.compute(rewards.sum(1), num_generations)
     return r.with_(rewards=rewards, advantages=of_group[:, None] * r.mask)
+
+
+ONE_RATIO = (
+    "importance_level is 'sequence' and {} has an advantage for each step here: one ratio for a "
+    "whole response would mix them. Take importance_level='token', or a score for each response."
+)
 
 # %% ../nbs/reference/55_estimators.ipynb #64e62e21
 def kl_in_loss(

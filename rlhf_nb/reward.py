@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .masks import right_pad
 
 # %% auto #0
-__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'group_centers', 'Ensemble', 'ensemble_of']
+__all__ = ['bradley_terry_loss', 'pair_batch', 'preference_metrics', 'ANSWERS', 'READ_LAST', 'Rewarder', 'marked_answers_of', 'answer_ids', 'decided_pairs', 'encode_pairs', 'calibration', 'calibration_error', 'load_reward_model', 'load_judge', 'RewardConfig', 'reversed_labels', 'reading_last', 'reward_card', 'RewardTrainer', 'score_ids', 'score_marked', 'score_texts', 'pair_accuracy', 'center_rewards', 'is_score', 'rewarder_name', 'Written', 'call_reward', 'Episodes', 'Parts', 'Judges', 'score_rollout', 'score_tokens', 'step_ends', 'group_centers', 'Ensemble', 'ensemble_of', 'judges_of']
 
 # %% ../nbs/course/06_reward.ipynb #00d6e5c3
 def bradley_terry_loss(
@@ -54,14 +54,17 @@ def preference_metrics(
 
 # %% ../nbs/reference/38_reward_training.ipynb #2411569c
 import copy
+import inspect
 import json
 import math
+import reprlib
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from numbers import Rational, Real
+from functools import cached_property, partial
+from numbers import Integral, Rational, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,8 +72,10 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 from torch import nn
+from torch.nn.functional import pad
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -78,10 +83,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from .base.custom import check_head
+from .base.custom import check_head, linear_head
 from .base.fields import NotNegative, setting
 from .base.last_layer import read_at
-from .base.loading import check_scorer
+from .base.loading import check_scorer, reads_both_ways
 from .base.markdown import inline, on_hub, two_columns
 from .base.noise import check_steady, without_noise
 from rlhf_nb.encoding import (
@@ -92,11 +97,13 @@ from rlhf_nb.encoding import (
     encode,
     front_ids,
     marked_pair,
+    plain_ids,
     render,
     template_settings,
+    token_spans,
     without_stop,
 )
-from .masks import position_ids
+from .masks import left_pad, on_tokens, position_ids, score_sums
 from rlhf_nb.models import (
     CENTER,
     fit_embeddings,
@@ -375,10 +382,25 @@ def load_reward_model(
     return found if has_head else fresh_head(found, seed)
 
 
-def load_judge(name: str) -> PreTrainedModel:
+def load_judge(
+    name: str,
+    level: str = "response",  # or token, step: of a classifier of tokens
+) -> PreTrainedModel:
     """A trained reward model, in the precision it was saved in. Raises ValueError if it has no
     head: its scores would be random."""
-    found, has_head = _with_head(name, dtype="auto")
+    found, has_head = (
+        _with_head(name, dtype="auto")
+        if level == "response"
+        else load_whole(AutoModelForTokenClassification, name, dtype="auto")
+    )
+    saved = " ".join(found.config.architectures or ["a model without its class"])
+    if level != "response" and "TokenClassification" not in saved:
+        raise ValueError(f"{name} holds {saved}, {_NO_TOKENS.format(level)}.")
+    if level == "response" and "TokenClassification" in saved:
+        raise ValueError(
+            f"{name} holds {saved}, a classifier of tokens: set reward_level to 'token' (one label)"
+            " or 'step' (two, wrong and right)."
+        )
     if not has_head:
         raise ValueError(
             f"{name} has no reward head, so its scores would be random: it is a language model. "
@@ -386,6 +408,40 @@ def load_judge(name: str) -> PreTrainedModel:
             "its folder."
         )
     return found
+
+
+_NO_TOKENS = (
+    "which is no classifier of tokens, and reward_level is {!r}: give a folder of "
+    "AutoModelForTokenClassification, or leave reward_level at 'response'"
+)
+_LABELS = dict(token=1, step=2)  # of a classifier of tokens, by reward_level
+
+
+@torch.no_grad()
+def _check_token_judge(
+    model: Any,  # a reward model for reward_level token or step
+    level: str,
+) -> Any:  # the same
+    """Raises ValueError, with the model's name, on anything but a classifier of tokens with the
+    labels of that level, which reads each token from those before it."""
+    inner, wanted = inside(model), _LABELS[level]
+    kind = type(inner).__name__
+    name = getattr(model, "name_or_path", "") or kind
+    if not any(x.__name__.endswith("ForTokenClassification") for x in type(inner).__mro__):
+        raise ValueError(f"reward model {name} is {kind}, {_NO_TOKENS.format(level)}.")
+    if (labels := inner.config.num_labels) != wanted:
+        what = "a number for each token" if wanted == 1 else "wrong and right, as PRMTrainer of trl"
+        raise ValueError(
+            f"reward model {name} has num_labels={labels}, and reward_level={level!r} reads "
+            f"{wanted} ({what}): give a model of that kind, or another reward_level."
+        )
+    if reads_both_ways(inner.config) or linear_head(inner) is None:
+        raise ValueError(
+            f"reward model {name} ({kind}) does not read a token from those before it by one "
+            "layer: give a classifier of tokens that is made from a causal language model, or a "
+            "function that calls it."
+        )
+    return model
 
 
 def _with_head(name: str, **kwargs: Any) -> tuple[PreTrainedModel, bool]:
@@ -780,7 +836,7 @@ def center_rewards(
     return model.config.reward_center
 
 # %% ../nbs/reference/38_reward_training.ipynb #2d6dbdad
-Rewarder = Callable[..., list[float]]
+Rewarder = Callable[..., list[Any]]
 
 
 def is_score(x: Any) -> bool:
@@ -798,16 +854,92 @@ def rewarder_name(function: Rewarder) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+@dataclass(frozen=True)
+class Written:
+    "The tokens of some responses, for reward functions that judge them."
+
+    responses: list[str]
+    ids: Sequence[list[int]]  # with the stop token
+    tokenizer: PreTrainedTokenizerBase  # the policy's
+
+    @cached_property
+    def offsets(self) -> list[list[tuple[int, int]]]:
+        "Start and end of each token in the text of its response."
+        both = zip(self.ids, self.responses)
+        return [token_spans(self.tokenizer, ids, text) for ids, text in both]
+
+    @property
+    def for_functions(self) -> dict[str, Callable[[], Any]]:
+        "What a reward function gets that has an argument of this name."
+        return dict(response_ids=lambda: [*self.ids], offsets=lambda: self.offsets)
+
+    def on_tokens(self, given: Any, i: int) -> list[float]:
+        """A number for each token of response i, nan where it gets none, from what a function
+        returned for it. Raises ValueError that says what is wrong with it."""
+        count, rows = len(self.ids[i]), _listed(given)
+        if is_score(given):
+            return [math.nan] * (count - 1) + [float(given)]
+        if rows is None:
+            raise ValueError(f"return a finite number, {_A_LIST}")
+        if any(map(_listed, rows)) or not rows:
+            return _at_ends(rows, self.responses[i], [start for start, _ in self.offsets[i]])
+        if len(rows) != count:
+            raise ValueError(f"that is {len(rows)} numbers for {count} tokens: return {_A_LIST}")
+        for t, x in enumerate(rows):
+            if not is_score(x):
+                raise ValueError(f"token {t} has {x!r}: give a finite number for each token")
+        return [float(x) for x in rows]
+
+
+_A_LIST = (
+    "a list with one for each token (the stop token included), or a list of pairs (end, number) "
+    "with positions in the text"
+)
+
+
+def _listed(x: Any) -> list | None:
+    "The items of a list, tuple, array or tensor; None: it is none of them."
+    if isinstance(x, (list, tuple)):
+        return [*x]
+    held = isinstance(x, np.ndarray) or (isinstance(x, Tensor) and not x.is_meta)
+    return x.tolist() if held and x.ndim else None
+
+
+def _at_ends(pairs: list, text: str, starts: list[int]) -> list[float]:
+    "The number of each pair on the last token that begins before its end; of several, their sum."
+    found, before = [math.nan] * len(starts), 0
+    end: Any
+    number: Any
+    for x in pairs:
+        end, number = pair if len(pair := _listed(x) or []) == 2 else (None, None)
+        if not is_score(end) or not is_score(number):
+            raise ValueError(f"{x!r} is no pair (end, number), such as (12, 0.5)")
+        if not isinstance(end, Integral) or not min(1, len(text)) <= int(end) <= len(text):
+            wanted = f"a position from 1 to {len(text)}" if text else "0, as the text is empty"
+            raise ValueError(f"an end is {end!r}: give {wanted}, behind the last character")
+        if end < before:
+            raise ValueError(f"the end {end} comes after the end {before}: give them in order")
+        at = bisect_left(starts, end) - 1 if text else -1
+        found[at], before = float(number) + (0.0 if math.isnan(found[at]) else found[at]), int(end)
+    return found
+
+
 def call_reward(
     function: Rewarder,  # f(prompts, responses, **columns)
     prompts: list[str],
     responses: list[str],
     columns: dict[str, list],  # other columns of the prompts
-) -> Tensor:  # [B] float32
-    """Scores of a reward function, which is given copies. Raises ValueError if it returns the wrong
+    written: Written | None = None,  # the responses' tokens, for scores of tokens
+) -> Tensor:  # [B] float32; [B, T] if a response has scores of tokens, nan where one has none
+    """Scores of a reward function, which is given copies; an argument `response_ids` or `offsets`
+    gets ids, or (start, end) in the text, of each token. Raises ValueError if it returns the wrong
     number of scores, a value that is not a number, or NaN; RuntimeError if it exits."""
     name = rewarder_name(function)
     prompts, given, columns = copy.deepcopy((prompts, responses, columns))
+    if written is not None:
+        asked = _arguments(function) - {*columns}
+        more = {k: get() for k, get in written.for_functions.items() if k in asked}
+        columns |= copy.deepcopy(more)
     try:
         returned = function(prompts, given, **columns)
     except SystemExit as error:
@@ -833,13 +965,31 @@ def call_reward(
             f"reward function {name} returned {len(scores)} scores for {len(responses)} "
             "responses: return one for each, in order."
         )
+    several = [x for x in scores if _listed(x) is not None and not is_score(x)]
+    rows: list[list[float]] = []
     for i, score in enumerate(scores):
-        if not is_score(score):
+        try:
+            if several and written is not None:
+                rows.append(written.on_tokens(score, i))
+            elif not is_score(score):
+                raise ValueError("return a finite number")
+        except ValueError as error:
             raise ValueError(
-                f"reward function {name} returned {score!r} for response {i} "
-                f"({responses[i][:60]!r}): return a finite number."
-            )
-    return torch.tensor([float(score) for score in scores])
+                f"reward function {name} returned {reprlib.repr(score)} for response {i} "
+                f"({responses[i][:60]!r}): {error}."
+            ) from None
+    if not several:
+        return torch.tensor([float(score) for score in scores])
+    width = max(map(len, rows))
+    return torch.tensor([row + [math.nan] * (width - len(row)) for row in rows])
+
+
+def _arguments(function: Rewarder) -> set[str]:
+    "The names of a function's arguments; none of one that does not tell them."
+    try:
+        return {*inspect.signature(function).parameters}
+    except (TypeError, ValueError):
+        return set()
 
 
 def _check_finite(judge: Any, scores: Tensor, responses: Sequence[str]) -> None:
@@ -866,6 +1016,8 @@ class Episodes(Protocol):
     @property
     def columns(self) -> dict[str, list]: ...
     @property
+    def response_ids(self) -> Tensor: ...
+    @property
     def mask(self) -> Tensor: ...
     @property
     def stopped(self) -> Tensor: ...
@@ -886,6 +1038,14 @@ def _in_place(judge: Any, measure: Measure) -> Any:
     return measure(judge)
 
 
+def _ids_of(
+    answers: list[str], stopped: list[bool], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    "Answers as the policy would write them, with the stop token where it was reached."
+    ids, stop = plain_ids(answers, tokenizer) if answers else [], tokenizer.eos_token_id
+    return [row + [stop] * (ended or not row) for row, ended in zip(ids, stopped)]
+
+
 class Judges:
     "Reward models and functions by name, each with a weight. Raises ValueError on a bad list."
 
@@ -895,6 +1055,8 @@ class Judges:
         weights: Sequence[float] | None = None,  # None: 1 each
         tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
         ensemble: Ensemble | None = None,  # makes one score of the models'; None: a weighted sum
+        level: str = "response",  # what the models judge; or token, step
+        separator: str = "\n",  # of steps
     ):
         given = list(given) if isinstance(given, (list, tuple)) else [given]
         weights = [1.0] * len(given) if weights is None else list(weights)
@@ -905,6 +1067,13 @@ class Judges:
                 f"reward_weights is {weights} and there are {len(given)} judges: give a finite "
                 "number for each."
             )
+        if level != "response" and (ensemble is not None or tokenizer is not None):
+            what = "reward_aggregation" if ensemble is not None else "a tokenizer of their own"
+            raise ValueError(
+                f"reward_level is {level!r} and the reward models have {what}, which is for scores "
+                "of whole responses: leave it out."
+            )
+        self.level, self.separator = level, separator
         if ensemble is not None:
             kinds = str, Path, nn.Module
             ensemble.check([w for judge, w in zip(given, weights) if isinstance(judge, kinds)])
@@ -914,8 +1083,12 @@ class Judges:
         judge: Any
         for judge, weight in zip(given, weights):
             if isinstance(judge, (str, Path, nn.Module)):
-                named = not isinstance(judge, nn.Module)
-                judge = load_judge(str(judge)) if named else load_scorer(judge)
+                if not isinstance(judge, nn.Module):
+                    judge = load_judge(str(judge), level)
+                elif level == "response":
+                    judge = load_scorer(judge)
+                if level != "response":
+                    _check_token_judge(judge, level)
                 judge.eval().requires_grad_(False)
             if not callable(judge):
                 raise ValueError(
@@ -948,12 +1121,22 @@ class Judges:
             if isinstance(judge, nn.Module):
                 self.placed[name] = layout.place(judge)
 
-    def __call__(self, r: Episodes, forward: Parts) -> dict[str, Tensor]:
-        "Scores [B] of a rollout's responses, by judge."
-        scores = {}
+    def __call__(
+        self,
+        r: Episodes,
+        forward: Parts,
+        tokenizer: PreTrainedTokenizerBase | None = None,  # the policy's, for scores of tokens
+    ) -> dict[str, Tensor]:  # by judge: [B], or [B, T] with nan on tokens that it gave no score
+        "Scores of a rollout's responses."
+        scores, written = {}, None
+        if tokenizer is not None and (self.functions or self.level != "response"):
+            ids = [row[real].tolist() for row, real in zip(r.response_ids, r.mask.bool())]
+            written = Written(r.responses, ids, tokenizer)
         for name, judge in self.judges.items():
             if not isinstance(judge, nn.Module):
-                score = call_reward(judge, r.prompts, r.responses, r.columns)
+                score = call_reward(judge, r.prompts, r.responses, r.columns, written)
+                if score.dim() == 2:
+                    score = pad(score, (0, r.mask.shape[1] - score.shape[1]), value=math.nan)
             elif self.tokenizer is not None:
                 stopped = r.stopped.tolist()
                 how: dict[str, Any] = dict(stopped=stopped, settings=r.settings)
@@ -961,22 +1144,47 @@ class Judges:
                 prompts = r.conversations or r.prompts
                 score = self.placed[name](partial(read, prompts=prompts, answers=r.responses))
             else:
-                score = self.placed[name](partial(score_rollout, r=r, forward=forward))
-            _check_finite(judge, score, r.responses)
+                measure = score_rollout if self.level == "response" else score_tokens
+                score = self.placed[name](partial(measure, r=r, forward=forward))
+            if isinstance(judge, nn.Module):
+                _check_finite(judge, score if score.dim() == 1 else score.sum(1), r.responses)
+                if self.level != "response":
+                    judged = self.judged(written, r.mask.shape[1]).to(score.device)
+                    score = score.masked_fill(~judged, math.nan)
             scores[name] = score.to(r.mask.device).float()
         return scores
 
+    def judged(self, written: Written | None, width: int) -> Tensor:  # [B, width]
+        "True on the tokens whose score the models give: all, or the last of each step."
+        if written is None:
+            raise ValueError("reward_level judges tokens: give the policy's tokenizer as well.")
+        found = torch.zeros(len(written.ids), width, dtype=torch.bool)
+        for i, ids in enumerate(written.ids):
+            if self.level == "step":
+                ends = step_ends(written.responses[i], self.separator)
+                row = written.on_tokens([(end, 1.0) for end in ends], i)
+                found[i, : len(ids)] = ~torch.tensor(row).isnan()
+            else:
+                found[i, : len(ids)] = True
+        return found
+
     def total(
         self,
-        scores: dict[str, Tensor],  # [B] by judge
+        scores: dict[str, Tensor],  # [B] by judge, or [B, T] of tokens
         centers: Tensor | None = None,  # [M, B] of an ensemble's members
-    ) -> Tensor:
-        "The weighted sum [B], in which an ensemble is one judge of weight 1."
+        mask: Tensor | None = None,  # [B, T] true on real tokens, for scores of tokens
+    ) -> Tensor:  # [B]; [B, T] if a judge has scores of tokens, nan where none has one
+        """The weighted sum, in which an ensemble is one judge of weight 1. A response's score joins
+        those of tokens on its last token."""
         weighted = {name: self.weights[name] * score for name, score in scores.items()}
         if self.ensemble is not None:
             members = torch.stack([weighted.pop(name) for name in self.members])
             weighted["ensemble"] = self.ensemble(members, centers)
-        return torch.stack(list(weighted.values())).sum(0)
+        each = list(weighted.values())
+        if mask is not None and any(x.dim() == 2 for x in each):
+            of_tokens = torch.stack([on_tokens(x, mask, math.nan) for x in each])
+            return of_tokens.nansum(0).masked_fill(of_tokens.isnan().all(0), math.nan)
+        return torch.stack(each).sum(0)
 
     def centers(
         self,
@@ -1023,18 +1231,23 @@ class Judges:
         conversations: Sequence[Turns] = (),  # the prompts as given, if any is one
         ids: Sequence[list[int]] = (),  # prompts and answers as the policy reads and writes them
         settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
+        lengths: Sequence[int] = (),  # of the answers in those ids
     ) -> Tensor:
-        "Weighted scores [N] of texts; a rank without any takes part where weights are sharded."
+        """Weighted scores [N] of texts, sums over their tokens where these have scores; a rank
+        without any takes part where weights are sharded."""
         given = conversations or prompts
         read = partial(self.of_members, given, tokenizer=tokenizer, settings=settings)
-        scores, centers = read(answers, stopped, ids=ids), None
+        scores, centers = read(answers, stopped, ids=ids, lengths=lengths), None
         if self.ensemble is not None and self.ensemble.center not in ("none", "group"):
             known = self.ensemble.known_answers(columns) if answers else []
             of_known = read(known, [True] * len(known))
             centers = torch.stack(list(of_known.values()))
+        if self.functions:
+            own = [row[-n:] for row, n in zip(ids, lengths)]
+            written = Written(answers, own or _ids_of(answers, stopped, tokenizer), tokenizer)
         for name, judge in self.functions.items():
             if answers:
-                scores[name] = call_reward(judge, prompts, answers, columns)
+                scores[name] = score_sums(call_reward(judge, prompts, answers, columns, written))
             else:
                 scores[name] = torch.zeros(0)
         return self.total(scores, centers)
@@ -1047,14 +1260,30 @@ class Judges:
         tokenizer: PreTrainedTokenizerBase,  # the policy's
         ids: Sequence[list[int]] = (),  # of prompts and answers, if known
         settings: Sequence[Mapping[str, Any]] = (),  # of the chat template, for each prompt
+        lengths: Sequence[int] = (),  # of the answers in those ids
     ) -> dict[str, Tensor]:  # [N] by name
-        "The reward models' scores of texts."
+        "The reward models' scores of texts, or the sums of their tokens' scores."
+
+        if self.level != "response" and answers and self.members:
+            rows, cuts = [*ids], [len(row) - n for row, n in zip(ids, lengths)]
+            if not rows:
+                how = settings or [{}] * len(answers)
+                pairs = zip(prompts, answers, stopped, how, strict=True)
+                marked = [marked_pair(p, a, tokenizer, end, **x) for p, a, end, x in pairs]
+                encoded = encode(marked, tokenizer)
+                rows = [row.ids for row in encoded]
+                cuts = [[*row.counts, True].index(True) for row in encoded]
+            own = [row[cut:] for row, cut in zip(rows, cuts)]
+            written = Written(answers, own, tokenizer)
+            rows = [row[:cut] for row, cut in zip(rows, cuts)]
 
         def read(model: PreTrainedModel) -> Tensor:
             body = inside(model).base_model
             with self.layout.in_step(body) if self.layout is not None else nullcontext():
                 if not answers:
                     return torch.zeros(0)
+                if self.level != "response":
+                    return self.token_sums(model, written, rows)
                 if ids and self.tokenizer is None:
                     return score_ids(model, ids, tokenizer.pad_token_id)
                 reader = self.tokenizer or tokenizer
@@ -1066,6 +1295,26 @@ class Judges:
             _check_finite(self.judges[name], score, answers)
         return scores
 
+    @torch.no_grad()
+    def token_sums(
+        self,
+        model: PreTrainedModel,
+        written: Written,  # the answers
+        prompts: Sequence[list[int]],  # their ids
+        batch_size: int = 64,
+    ) -> Tensor:  # [N]
+        "The sum of the scores that a classifier of tokens gives in each answer."
+        pad_id, found = written.tokenizer.pad_token_id, []
+        with whole(model):
+            for i in range(0, len(prompts), batch_size):
+                part = slice(i, i + batch_size)
+                both = left_pad([*prompts[part]], pad_id), right_pad([*written.ids[part]], pad_id)
+                before, real, ids, mask = (x.to(model.device) for pair in both for x in pair)
+                scores = response_values(model, before, real, ids, mask)[:, 1:].cpu()
+                some = Written(written.responses[part], written.ids[part], written.tokenizer)
+                found.append((scores * self.judged(some, scores.shape[1])).sum(1))
+        return torch.cat(found)
+
 # %% ../nbs/reference/38_reward_training.ipynb #a20eef33
 def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
     """Scores [B] of a rollout by a reward model with the policy's tokenizer: the output of its head
@@ -1076,6 +1325,28 @@ def score_rollout(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor
         return (after.gather(1, some.mask.sum(1, keepdim=True)).squeeze(1),)
 
     return forward.over(r, measure)[0]
+
+
+def score_tokens(model: PreTrainedModel, r: Episodes, forward: Parts) -> Tensor:
+    """The head's output [B, T] after each response token, zero on padding: of a classifier of
+    tokens, where `score_rollout` has that of the last one."""
+
+    def measure(some: Episodes) -> tuple[Tensor]:
+        return (response_values(model, *some.sequences, align=forward.align)[:, 1:],)
+
+    return forward.over(r, measure)[0]
+
+
+def step_ends(
+    text: str,
+    separator: str,
+) -> list[int]:
+    "Where the steps of a text end: behind each separator, and at the end. A blank is no step."
+    ends, at = [], 0
+    for part in text.split(separator):
+        at = min(at + len(part) + len(separator), len(text))
+        ends += [at] * bool(part.strip())
+    return ends
 
 # %% ../nbs/reference/56_ensembles.ipynb #df861228
 from dataclasses import dataclass
@@ -1155,3 +1426,13 @@ def ensemble_of(args: PPOConfig) -> Ensemble | None:
         return None
     center = "none" if how == "mean" else args.reward_center  # a mean needs no common zero
     return Ensemble(how, args.reward_variance_coef, center, args.num_generations)
+
+
+def judges_of(
+    args: PPOConfig,
+    given: Any,  # a model, its name, a function, or a list of these
+    tokenizer: PreTrainedTokenizerBase | None = None,  # of the models, if not the policy's
+) -> Judges:
+    "The judges of a run. Raises ValueError where they do not go together."
+    level = args.reward_level, args.step_separator
+    return Judges(given, args.reward_weights, tokenizer, ensemble_of(args), *level)

@@ -97,7 +97,7 @@ from rlhf_nb.base.opened import (
     unwrapped,
     uses_cache,
 )
-from .masks import left_pad, pack, position_ids
+from .masks import left_pad, pack, position_ids, score_sums
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
 def draw_tokens(
@@ -278,7 +278,7 @@ def texts_of(
 # %% ../nbs/reference/39_sampling.ipynb #b241bbe4
 TENSORS = (
     "prompt_ids prompt_mask response_ids mask stopped logprobs ref_logprobs kl values rewards "
-    "advantages returns raw_scores scores engine_logprobs"
+    "advantages returns raw_scores scores paid engine_logprobs"
 ).split()
 SIGNALS = ("logprobs ref_logprobs kl values rewards advantages returns engine_logprobs").split()
 SCHEMA = "rlhf_nb.rollout/1"
@@ -295,7 +295,7 @@ def by_episode(r: Rollout) -> pd.DataFrame:
         frame["kl"] = r.kl.masked_fill(~r.mask, 0.0).sum(1).tolist()
     for name in ("raw_scores", "scores"):
         if getattr(r, name) is not None:
-            frame[name.rstrip("s")] = getattr(r, name).tolist()
+            frame[name.rstrip("s")] = score_sums(getattr(r, name)).tolist()
     return pd.DataFrame({k: column for k, column in {**frame, **r.columns}.items() if len(column)})
 
 
@@ -334,7 +334,9 @@ def _misfit(r: Rollout) -> str | None:
     rows, _ = r.mask.shape
     sizes: dict[str, tuple[int, ...]] = dict.fromkeys(("response_ids", *SIGNALS), r.mask.shape)
     sizes |= dict.fromkeys(("prompt_ids", "prompt_mask"), (rows, r.prompt_ids.shape[-1]))
-    sizes |= dict.fromkeys(("stopped", "raw_scores", "scores"), (rows,))
+    sizes |= dict(stopped=(rows,), paid=r.mask.shape)
+    of_scores = (rows,) if r.paid is None else r.mask.shape
+    sizes |= dict.fromkeys(("raw_scores", "scores"), of_scores)
     tensors = {name: getattr(r, name) for name in sizes}
     wrong = [name for name, x in tensors.items() if x is not None and x.shape != sizes[name]]
     kinds = dict(prompts=str, conversations=object, settings=dict, responses=str, tokens=list)
@@ -390,8 +392,9 @@ class Rollout:
     rewards: Tensor = LATER  # [B, T]
     advantages: Tensor = LATER  # [B, T] whitened
     returns: Tensor = LATER  # [B, T] targets of the value model
-    raw_scores: Tensor = LATER  # [B] of the reward model or function
-    scores: Tensor = LATER  # [B] after scaling, clipping and penalties
+    raw_scores: Tensor = LATER  # [B] of the reward model or function; [B, T] if it judges tokens
+    scores: Tensor = LATER  # the same after scaling, clipping and penalties
+    paid: Tensor | None = None  # [B, T] tokens with a score of their own; None: scores are [B]
     engine_logprobs: Tensor | None = None  # [B, T] of the engine that drew the tokens, if another
     prompts: list[str] = field(default_factory=list)
     conversations: list[Any] = field(default_factory=list)  # the prompts as given, if any is one

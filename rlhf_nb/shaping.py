@@ -10,44 +10,45 @@ import math
 import torch
 from torch import Tensor
 
-from .masks import last_index, only_real
+from .masks import last_token, on_tokens, only_real
 
 # %% auto #0
 __all__ = ['shape_rewards', 'penalize_missing_eos', 'replace_missing_eos', 'clip_scores', 'merge_moments', 'batch_moments', 'RunningMoments']
 
 # %% ../nbs/course/09_shaping.ipynb #c5ee83a7
 def shape_rewards(
-    scores: Tensor,  # [B] one score per response, penalties included
+    scores: Tensor,  # [B] one score per response, or [B, T] of tokens; penalties included
     kl: Tensor,  # [B, T] KL estimate per token, in nats
     mask: Tensor,  # [B, T] true on real tokens
     kl_coef: float,  # price of one nat, zero or more
 ) -> tuple[Tensor, Tensor]:  # rewards and non_score_rewards, new, [B, T], float32 or wider
-    """Per-token rewards: -kl_coef * KL on real tokens, and the score on the last. Ziegler et al.
-    2019, eq. 2. Raises ValueError."""
-    if scores.shape != mask.shape[:1] or kl.shape != mask.shape:
+    """Per-token rewards: -kl_coef * KL on real tokens, and the score on the last, or each token's
+    own. Ziegler et al. 2019, eq. 2. Raises ValueError."""
+    if scores.shape not in (mask.shape[:1], mask.shape) or kl.shape != mask.shape:
         raise ValueError(
             f"scores {list(scores.shape)}, kl {list(kl.shape)} and mask {list(mask.shape)} do "
-            "not fit: give [B], [B, T] and [B, T]. A reward model's [B, 1] needs squeeze(-1)."
+            "not fit: give [B] (or [B, T]), [B, T] and [B, T]. A reward model's [B, 1] needs "
+            "squeeze(-1)."
         )
     if not 0 <= kl_coef < math.inf:
         raise ValueError(f"kl_coef={kl_coef}: give a finite number, zero or more.")
-    column = torch.arange(mask.shape[1], device=mask.device)
-    paid = column == last_index(mask)[:, None]  # -1, which is no column, for a row without tokens
     non_score_rewards = -kl_coef * only_real(kl, mask)
-    return non_score_rewards + torch.where(paid, scores[:, None], 0.0), non_score_rewards
+    return non_score_rewards + only_real(on_tokens(scores, mask), mask), non_score_rewards
 
 # %% ../nbs/course/09_shaping.ipynb #a2b5edbd
 def penalize_missing_eos(
-    scores: Tensor,  # [B]
+    scores: Tensor,  # [B], or [B, T] of tokens
     reached_stop: Tensor,  # [B] true where the row ended with its own stop token
     missing_eos_penalty: float,  # what is taken off, zero or more
-) -> Tensor:  # [B] new scores, lower where the row was cut off
+    mask: Tensor | None = None,  # [B, T] true on real tokens, for scores of tokens
+) -> Tensor:  # new scores, lower where the row was cut off: on its last token, if it has several
     """Subtract the penalty where the row did not stop by itself. Raises ValueError for a negative
-    or non-finite penalty, and where there is not one score for each row."""
-    if scores.shape != reached_stop.shape or scores.dim() != 1:
+    or non-finite penalty, and where there is not one score for each row or token."""
+    wanted = reached_stop if mask is None or scores.dim() == 1 else mask
+    if scores.shape != wanted.shape or reached_stop.dim() != 1:
         raise ValueError(
             f"scores {list(scores.shape)} and reached_stop {list(reached_stop.shape)} do not fit: "
-            "give [B] and [B], one entry a row."
+            "give [B] and [B], one entry a row, or scores of tokens [B, T] and their mask."
         )
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if not 0 <= missing_eos_penalty < math.inf:
@@ -55,14 +56,24 @@ def penalize_missing_eos(
             f"missing_eos_penalty={missing_eos_penalty}: it is subtracted, "
             "so give a finite number, zero or more."
         )
-    return torch.where(reached_stop.bool(), scores, scores - missing_eos_penalty)
+    cut_off = _cut_off(scores, reached_stop, mask)
+    return torch.where(cut_off, scores - missing_eos_penalty, scores)
+
+
+def _cut_off(scores: Tensor, reached_stop: Tensor, mask: Tensor | None) -> Tensor:  # like scores
+    "Rows that did not stop by themselves; of tokens, the last one of such a row."
+    cut_off = ~reached_stop.bool()
+    if mask is None or scores.dim() == 1:
+        return cut_off
+    return cut_off[:, None] & last_token(mask)
 
 # %% ../nbs/course/09_shaping.ipynb #060c4271
 def replace_missing_eos(
-    scores: Tensor,  # [B]
+    scores: Tensor,  # [B], or [B, T] of tokens
     reached_stop: Tensor,  # [B] true where the row ended with its own stop token
     penalty_reward_value: float = -1.0,  # the score of every row that was cut off
-) -> Tensor:  # [B] new scores, one fixed value where the row was cut off
+    mask: Tensor | None = None,  # [B, T] true on real tokens, for scores of tokens
+) -> Tensor:  # new scores, one fixed value where the row was cut off, or on its last token
     """Replace the score where the row did not stop by itself (the EOS trick, arXiv 2403.17031).
     Raises ValueError if not finite."""
     if not math.isfinite(penalty_reward_value):
@@ -70,8 +81,9 @@ def replace_missing_eos(
             f"penalty_reward_value={penalty_reward_value}: give a finite number, lower than most "
             "scores."
         )
-    scores = penalize_missing_eos(scores, reached_stop, 0.0)  # takes nothing off, checks the shapes
-    return torch.where(reached_stop.bool(), scores, penalty_reward_value)
+    scores = penalize_missing_eos(scores, reached_stop, 0.0, mask)  # checks the shapes
+    cut_off = _cut_off(scores, reached_stop, mask)
+    return torch.where(cut_off, penalty_reward_value, scores)
 
 # %% ../nbs/course/09_shaping.ipynb #31725ec2
 def clip_scores(
@@ -142,11 +154,15 @@ class RunningMoments:
 
     def normalize(
         self,
-        x: Tensor,  # [N] scores
-    ) -> Tensor:  # [N] (x - mean) / std, with a std of at least 1e-8
+        x: Tensor,  # [N] scores, or [N, T] of tokens, whose sums were seen
+        mask: Tensor | None = None,  # [N, T] true on real tokens, for scores of tokens
+    ) -> Tensor:  # (x - mean) / std, with a std of at least 1e-8; the mean is off the last token
         "Scores in units of what was seen so far; x - mean while that is fewer than two."
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # bf16 keeps its digits
-        return (wide - self.mean) / max(self.std, 1e-8)
+        centred = wide - self.mean
+        if mask is not None and x.dim() == 2:
+            centred = torch.where(last_token(mask), centred, wide)
+        return centred / max(self.std, 1e-8)
 
     def state_dict(self) -> dict[str, float]:
         "Three plain numbers."

@@ -30,6 +30,7 @@ from .engines import CachedEngine, VLLMEngine, VLLMServer
 from .evaluate import Completions, complete, completions_table, interleaved
 from .forward import Forward, PolicyAndValue, cache_tokens
 from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_full_kl
+from .masks import score_sums
 from .models import load_tokenizer, merged
 from rlhf_nb.ppo import (
     Metrics,
@@ -42,7 +43,7 @@ from rlhf_nb.ppo import (
     ppo_loss,
     update_metrics,
 )
-from .reward import Judges, ensemble_of
+from .reward import judges_of
 from .rollout import Rollout, Sample, Sampling, texts_of
 from .sampling import Engine
 from .shaping import RunningMoments
@@ -176,7 +177,7 @@ class PPOTrainer(UpdateTrainer):
         reward_model = args.reward_model_path if reward_model is None else reward_model
         own = None if reward_processing_class is None else load_tokenizer(reward_processing_class)
         tokenizer = load_tokenizer(model if processing_class is None else processing_class)
-        self.judges = Judges(reward_model, args.reward_weights, own, ensemble_of(args))
+        self.judges = judges_of(args, reward_model, own)
         self.ref_given = ref_model is not None
         given = model, ref_model, reward_model, value_model, peft_config, value_peft_config
         pair, self.ref_model = build_models(args, tokenizer, self.judges, *given)
@@ -290,15 +291,18 @@ class PPOTrainer(UpdateTrainer):
 
     @torch.no_grad()
     def score(self, r: Rollout) -> Rollout:
-        """What the judges return for each response, then scaling, clipping and the missing-stop
-        penalty."""
-        scores = self.judges(r, self.forward)
-        raw = self.judges.total(scores, self.judges.centers(scores, r, self.processing_class))
+        """What the judges return for each response or token, then scaling, clipping and the
+        missing-stop penalty."""
+        tokenizer = self.processing_class
+        scores = self.judges(r, self.forward, tokenizer)
+        raw = self.judges.total(scores, self.judges.centers(scores, r, tokenizer), r.mask)
         if len(scores) > 1:
-            columns = {f"score/{name}": score.tolist() for name, score in scores.items()}
-            r = r.with_(columns=r.columns | columns)
-        final = final_scores(raw, r.stopped, self.args, self.moments, self.layout.sum)
-        return r.with_(raw_scores=raw, scores=final)
+            sums = {f"score/{name}": score_sums(x).tolist() for name, x in scores.items()}
+            r = r.with_(columns=r.columns | sums)
+        paid = None if raw.dim() == 1 else ~raw.isnan()
+        raw = raw if paid is None else raw.nan_to_num(0.0)
+        final = final_scores(raw, r.stopped, self.args, self.moments, self.layout.sum, r.mask)
+        return r.with_(raw_scores=raw, scores=final, paid=paid)
 
     @torch.no_grad()
     def advantages(self, r: Rollout) -> Rollout:
@@ -580,7 +584,15 @@ class PPOTrainer(UpdateTrainer):
                 completions = replace(completions, prompts=texts)
         c, given = completions, columns.get("prompt", ())
         scores = self.judges.of_texts(
-            c.prompts, c.texts, c.stopped, others, tokenizer, given, c.ids, settings_of(columns)
+            c.prompts,
+            c.texts,
+            c.stopped,
+            others,
+            tokenizer,
+            given,
+            c.ids,
+            settings_of(columns),
+            c.lengths,
         ).tolist()
         shown = [*map(turns_text, given)] or c.prompts
         done = list(zip(shown, c.texts, c.stopped, c.lengths, scores))

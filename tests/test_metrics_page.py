@@ -72,8 +72,8 @@ def likes_c(prompts, responses, **columns):
     return [float(response.count("c")) for response in responses]
 
 
-def brevity(prompts, responses, **columns):
-    return [-float(len(response)) for response in responses]
+def brevity(prompts, responses, response_ids, **columns):
+    return [[-1.0] * len(ids) for ids in response_ids]
 
 
 QUIET = dict(

@@ -78,10 +78,10 @@ def scorers(models: PPOModelArguments, args: PPOConfig) -> list[Any]:
     functions = [load_reward_function(name) for name in models.reward_function or []]
     if needs_model:
         with named("--reward_model_path", args.reward_model_path):
-            loaded = [in_dtype(load_judge(args.reward_model_path), models)]
+            loaded = [in_dtype(load_judge(args.reward_model_path, args.reward_level), models)]
     for name in models.reward_ensemble or []:
         with named("--reward_ensemble", name):
-            loaded.append(in_dtype(load_judge(name), models))
+            loaded.append(in_dtype(load_judge(name, args.reward_level), models))
     return loaded + functions
 
 
@@ -101,7 +101,9 @@ def value_model_of(
     if not ESTIMATORS[args.advantage_estimator].critic:
         return value
     from_reward = (
-        isinstance(scorers[0], Module) and models.reward_tokenizer_name_or_path is None
+        isinstance(scorers[0], Module)
+        and models.reward_tokenizer_name_or_path is None
+        and args.reward_level == "response"
     )  # the same tokens mean the same to both
     if models.value_model_path is not None and args.share_value_trunk:
         value = models.value_model_path  # of a head alone

@@ -19,6 +19,7 @@ from rlhf_nb.base.files import writable
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
+from rlhf_nb.masks import score_sums
 
 if TYPE_CHECKING:
     from rlhf_nb.ppo import Objective
@@ -120,7 +121,7 @@ def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
         table.add_row(
             Text(harmless(last_words(prompt_of(rollout, i))) if rollout.prompts else ""),
             coloured(tokens, kl, " " if words else ""),
-            "" if rollout.scores is None else number_of(float(rollout.scores[i])),
+            "" if rollout.scores is None else number_of(float(score_sums(rollout.scores)[i])),
             "" if rollout.kl is None else number_of(float(sum(kl))),
             str(n),
             "" if rollout.stopped is None else "stopped" if rollout.stopped[i] else "cut off",

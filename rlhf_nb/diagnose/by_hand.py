@@ -75,22 +75,26 @@ def kl_of(x: float, estimator: str) -> float:
     return dict(k1=x, k2=x * x / 2, k3=math.exp(-x) - 1 + x, abs=abs(x))[estimator]
 
 
-def final_score(raw: float, stopped: bool, args: Any, mean: float, std: float) -> float:
-    "Normalised, clipped, charged for a missing stop token."
-    score = (raw - mean) / max(std, 1e-8) if args.normalize_scores else raw
+def final_scores(raw: Row, stopped: bool, args: Any, mean: float, std: float) -> Row:
+    """Normalised, clipped, charged for a missing stop token: the score of a response, alone in its
+    row, or one for each token, where the mean and the charge are on the last."""
+    scores = list(raw)
+    if args.normalize_scores:
+        scores = [x / max(std, 1e-8) for x in [*scores[:-1], scores[-1] - mean]]
     if args.score_clip is not None:
-        score = max(-args.score_clip, min(args.score_clip, score))
+        scores = [max(-args.score_clip, min(args.score_clip, x)) for x in scores]
     if not stopped and args.missing_eos_penalty is not None:
-        score -= args.missing_eos_penalty
+        scores[-1] -= args.missing_eos_penalty
     if not stopped and args.non_eos_penalty:
-        score = args.penalty_reward_value
-    return score
+        scores[-1] = args.penalty_reward_value
+    return scores
 
 
-def rewards_of(kl: Row, score: float, kl_coef: float) -> Row:
-    "Every token pays for its KL, the last is paid the score."
+def rewards_of(kl: Row, scores: Row, kl_coef: float) -> Row:
+    "Every token pays for its KL, and is paid its score; one for the response is on the last."
     rewards = [-kl_coef * x for x in kl]
-    rewards[-1] += score
+    for back in range(1, len(scores) + 1):
+        rewards[-back] += scores[-back]
     return rewards
 
 
@@ -144,11 +148,12 @@ class Targets(NamedTuple):
 
 def targets_of(
     kl: Sequence[Row],  # of the tokens
-    scores: Sequence[float],  # of the episodes, penalties included
+    scores: Sequence[Row],  # of the episode or of its tokens, penalties included
     values: Sequence[Row] | None,  # before each token, and after the last
     stopped: Sequence[bool],
     args: Any,  # PPOConfig
     kl_coef: float,
+    steps: Sequence[Sequence[int]] | None = None,  # the tokens that a judge scored; None: none
 ) -> Targets:
     "Rewards, advantages and returns of a batch, row by row."
     price = price_in_rewards(kl_coef, args)
@@ -156,6 +161,8 @@ def targets_of(
     used = whitened(rewards, keep_mean=True) if args.whiten_rewards else rewards
     if args.advantage_estimator not in ESTIMATORS:
         return Targets(used, None, None)
+    if args.advantage_estimator == "grpo" and steps is not None:
+        return Targets(rewards, of_steps(rewards, steps, args.num_generations), None)
     if args.advantage_estimator != "gae":
         return Targets(rewards, against_others(rewards, [len(row) for row in kl], args), None)
     plain, returns = [], []
@@ -183,6 +190,25 @@ def against_others(rewards: Sequence[Row], lengths: Sequence[int], args: Any) ->
         if scale is None:
             scale = 1 / (math.sqrt(moments([group])[1]) + 1e-4)
         found.append([(earned[i] - mean) * scale] * n)
+    return found
+
+
+def of_steps(rewards: Sequence[Row], steps: Sequence[Sequence[int]], k: int) -> list[Row]:
+    """Each step in units of the steps of its group, and for a token all that end at it or later.
+    2402.03300, section 4.1.3."""
+    found = [[0.0] * len(row) for row in rewards]
+    for start in range(0, len(rewards), k):
+        earned: list[tuple[int, int, float]] = []  # row, last token, and what the step earns
+        for i in range(start, start + k):
+            ends, first = [*steps[i]] or [len(rewards[i]) - 1], 0
+            for end in ends:
+                behind = len(rewards[i]) if end == ends[-1] else end + 1
+                earned.append((i, end, sum(rewards[i][first:behind])))
+                first = behind
+        mean, var = moments([[x for *_, x in earned]])
+        for i, end, x in earned:
+            for t in range(end + 1):
+                found[i][t] += (x - mean) / (math.sqrt(var) + 1e-4)
     return found
 
 

@@ -56,7 +56,7 @@ def ready(trainer: PPOTrainer, saved: Rollout, was: Mapping[str, Any]) -> Rollou
     r = saved.with_(**{name: x.to(trainer.layout.device) for name, x in there(saved).items()})
     if args.kl_estimator != was["kl_estimator"]:
         r = r.with_(kl=trainer.kl(r, r.logprobs, r.ref_logprobs))
-    final = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce)
+    final = final_scores(r.raw_scores, r.stopped, args, trainer.moments, reduce, r.mask)
     return trainer.advantages(r.with_(scores=final))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
+from rlhf_nb.masks import score_sums
 from rlhf_nb.ui.html import (
     element,
     plain_table,
@@ -155,7 +156,7 @@ def episode_markup(replay: Any, episode: int, most: float) -> Html:
     r = replay.was.before
     if not 0 <= episode < len(r):
         raise ValueError(f"there is no episode {episode}: the update has {len(r)}, from 0.")
-    score = "" if r.scores is None else f", score {short(float(r.scores[episode]))}"
+    score = "" if r.scores is None else f", score {short(float(score_sums(r.scores)[episode]))}"
     prompt = end_of(r.prompts[episode]) if r.prompts else ""
     texts = [
         element(

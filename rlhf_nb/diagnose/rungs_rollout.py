@@ -16,6 +16,7 @@ from rlhf_nb.diagnose import by_hand
 from rlhf_nb.diagnose.checks import Finding, Rung, not_here, rung
 from rlhf_nb.diagnose.subject import Observed, Subject, apart, close, compared, farthest, rows_apart
 from rlhf_nb.encoding import plain_ids, prompt_text, template_settings
+from rlhf_nb.masks import on_tokens, score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.trainer import PPOTrainer
@@ -356,15 +357,15 @@ def judges(subject: Subject) -> Finding:
     r = subject.start.scored.select(list(range(min(len(subject.start.scored), 16))))
     order = list(range(len(r)))
     with torch.no_grad():
-        batch = trainer.judges(r, trainer.forward)
-        turned = trainer.judges(r.select(order[::-1]), trainer.forward)
-        alone = [trainer.judges(r.select([i]), trainer.forward) for i in order]
+        batch = judged(subject, r)
+        turned = judged(subject, r.select(order[::-1]))
+        alone = [judged(subject, r.select([i])) for i in order]
     gaps = {}
     for name, scores in batch.items():
         others = [turned[name].flip(0), torch.cat([x[name] for x in alone])]
         gaps[name] = max(apart(x, scores) for x in others)
         if name in hand:
-            gaps[name] = max(gaps[name], apart(scores, hand[name][: len(scores)]))
+            gaps[name] = max(gaps[name], apart(score_sums(scores), hand[name][: len(scores)]))
     text = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
     text = f"{text} apart at most over batch, order and padding (allowed {limit:g})"
     if trainer.judges.tokenizer is None and hand:
@@ -372,13 +373,28 @@ def judges(subject: Subject) -> Finding:
     return Finding(max(gaps.values()) <= limit, text)
 
 
-def raw_by_hand(observed: Observed, subject: Subject) -> Tensor | None:
+def judged(subject: Subject, r: Rollout) -> dict[str, Tensor]:  # [B, T] by judge
+    "Scores of tokens, 0 where there is none; that of a response is on its last token."
+    trainer = subject.trainer
+    columns = {k: x for k, x in r.columns.items() if not k.startswith("score/")}  # of a judge
+    scores = trainer.judges(r.with_(columns=columns), trainer.forward, subject.tokenizer)
+    return {name: on_tokens(x, r.mask).nan_to_num(0.0) for name, x in scores.items()}
+
+
+def score_rows(scores: Tensor, r: Rollout) -> list[list[float]]:
+    "The score of each response, or those of its tokens."
+    if scores.dim() == 1:
+        return scores[:, None].tolist()
+    return [row[real].tolist() for row, real in zip(scores, r.mask.bool())]
+
+
+def raw_by_hand(observed: Observed, subject: Subject) -> Tensor | None:  # [B, T]
     "The weighted sum of the judges' scores; None for an ensemble."
     judges = subject.trainer.judges
     if judges.ensemble is not None:
         return None
     with torch.no_grad():
-        scores = judges(observed.scored, subject.trainer.forward)
+        scores = judged(subject, observed.scored)
     return torch.stack([judges.weights[name] * x.double() for name, x in scores.items()]).sum(0)
 
 
@@ -394,20 +410,22 @@ def scores(subject: Subject) -> Finding:
     "The score of each response by hand: weights, normalisation, clip, EOS penalty."
     observed, args, limit = subject.start, subject.args, close(subject)
     raw, r = raw_by_hand(observed, subject), observed.scored
-    pairs = zip(r.raw_scores.tolist(), r.stopped.tolist())
-    ours = [by_hand.final_score(x, ended, args, *observed.moments) for x, ended in pairs]
-    gap = max(0.0 if raw is None else apart(r.raw_scores, raw), apart(r.scores, torch.tensor(ours)))
+    pairs = zip(score_rows(r.raw_scores, r), r.stopped.tolist())
+    ours = [by_hand.final_scores(x, ended, args, *observed.moments) for x, ended in pairs]
+    gap = rows_apart(r.scores if r.scores.dim() == 2 else r.scores[:, None], ours)
+    gap = gap if raw is None else max(gap, apart(on_tokens(r.raw_scores, r.mask), raw))
     text = f"{gap:.1e} apart at most (allowed {limit:g})"
     if args.missing_eos_penalty is not None or args.non_eos_penalty:
         text += f"; {1 - r.stopped.float().mean().item():.0%} are charged for a missing stop token,"
-        text += f" which reverses {reversed_pairs(r.raw_scores, r.scores):.0%} of the pairs of "
+        text += f" which reverses {reversed_pairs(r):.0%} of the pairs of "
         text += "responses"
     return Finding(gap <= limit, text)
 
 
-def reversed_pairs(raw: Tensor, final: Tensor) -> float:
+def reversed_pairs(r: Rollout) -> float:
     "The share of pairs whose order the penalty changed."
-    before, after = (x[:, None] - x[None] for x in (raw, final))
+    sums = map(score_sums, (r.raw_scores, r.scores))
+    before, after = (x[:, None] - x[None] for x in sums)
     decided = before != 0
     changed = (before.sign() != after.sign()) & decided
     return (changed.sum() / decided.sum().clamp(min=1)).item()
@@ -491,7 +509,7 @@ def edges(subject: Subject) -> Finding:
     scores = {name: subject.score(rows, *case) for name, case in cases.items()}
     shown = ", ".join(f"{name} {x.mean():+.2f}" for name, x in scores.items())
     finite = all(bool(x.isfinite().all()) for x in scores.values())
-    return Finding(finite, f"mean score: {shown}; sampled {r.raw_scores.mean():+.2f}")
+    return Finding(finite, f"mean score: {shown}; sampled {score_sums(r.raw_scores).mean():+.2f}")
 
 
 @rung(
@@ -533,14 +551,19 @@ def paid(subject: Subject) -> Finding:
 def targets(observed: Observed) -> by_hand.Targets:
     "Rewards, advantages and returns of an observed rollout, by hand."
     args, hand, rows = observed.args, observed.hand, range(len(observed.sampled))
+    scored, steps = observed.scored, None
+    if scored.paid is not None:
+        ends = scored.paid | (scored.scores != 0)
+        steps = [row.nonzero()[:, 0].tolist() for row in ends]
     values: Any = None if hand.values is None else [x.tolist() for x in hand.values]
     return by_hand.targets_of(
         [hand.kl(i, args.kl_estimator) for i in rows],
-        observed.scored.scores.tolist(),
+        score_rows(scored.scores, scored),
         values,
         observed.sampled.stopped.tolist(),
         args,
         observed.kl_coef,
+        steps,
     )
 
 

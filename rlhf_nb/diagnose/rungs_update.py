@@ -33,6 +33,7 @@ from rlhf_nb.diagnose.subject import (
     fingerprint,
     inner_optimizer,
 )
+from rlhf_nb.masks import score_sums
 from rlhf_nb.models import inside
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
@@ -169,7 +170,7 @@ def logged_by_hand(observed: Observed, subject: Subject) -> dict[str, float]:
     lengths = [int(n) for n in r.mask.sum(1)]
     mean = lambda numbers: sum(numbers) / len(rows)
     kl = mean([sum(observed.hand.kl(i, observed.args.kl_estimator)) for i in rows])
-    score = mean(r.scores.tolist())
+    score = mean(score_sums(r.scores).tolist())
     price = by_hand.price_in_rewards(observed.kl_coef, observed.args)
     return {
         "objective/kl": kl,
@@ -177,7 +178,7 @@ def logged_by_hand(observed: Observed, subject: Subject) -> dict[str, float]:
         "objective/non_score_reward": -price * kl,
         "objective/rlhf_reward": score - price * kl,
         "objective/scores": score,
-        "objective/raw_scores": mean(r.raw_scores.tolist()),
+        "objective/raw_scores": mean(score_sums(r.raw_scores).tolist()),
         "objective/kl_coef": observed.kl_coef,
         "val/num_eos_tokens": float(sum(r.stopped.tolist())),
         "tokens/response_length": mean(lengths),

@@ -398,9 +398,9 @@ def observe(trainer: PPOTrainer, batch: Any, shift: float) -> Observed:
     scored = trainer.score(sampled)
     if shift:  # a judge that gives everything the same would hide where and how a score is paid
         draw = torch.Generator().manual_seed(2)
-        scored = scored.with_(
-            scores=scored.scores + torch.randn(len(kept), generator=draw).to(scored.scores)
-        )
+        noise = torch.randn(scored.scores.shape, generator=draw).to(scored.scores)
+        noise = noise if scored.paid is None else noise * scored.paid
+        scored = scored.with_(scores=scored.scores + noise)
     moments = trainer.moments.mean, trainer.moments.std
     r = trainer.advantages(scored)
     hand = read_by_hand(trainer, kept)
@@ -428,7 +428,7 @@ def read_by_hand(trainer: PPOTrainer, r: Rollout) -> ByHand:
         scores = {
             name: torch.stack([by_hand.scores_along(judge.eval(), *row)[-1] for row in rows])
             for name, judge in trainer.judges.judges.items()
-            if isinstance(judge, nn.Module) and not own
+            if isinstance(judge, nn.Module) and not own and trainer.judges.level == "response"
         }
     none = trainer.pair.value is None
     return ByHand(policy, reference, None if none else values, scores)

@@ -56,6 +56,7 @@ class Judges(Protocol):
 
     given: list[Any]  # as the trainer was given them
     tokenizer: PreTrainedTokenizerBase | None  # of the models, if not the policy's
+    level: str  # response, token or step
 
     @property
     def models(self) -> list[Any]: ...
@@ -140,7 +141,8 @@ def build_models(
         return without_noise(PolicyAndValue(policy, head)), reference
     if value_model is None:
         like: Any = judges.models[0] if judges.models and not own else None
-        like = None if isinstance(like, CustomScorer) else like  # it may be a rule, and not learn
+        if isinstance(like, CustomScorer) or judges.level != "response":
+            like = None  # it may be a rule, and not learn; or it classifies tokens
         first = reward_model[0] if isinstance(reward_model, (list, tuple)) else reward_model
         value_model = once_more(
             "value_model",

@@ -169,6 +169,14 @@ class PPOConfig(Objective, CheckedArguments):
         "mean over num_generations), a column with a known answer to each prompt, or none.",
         "judges place",
     )
+    reward_level: Literal["response", "token", "step"] = setting(
+        "response",
+        "What reward models judge. response: the end; token: each token, by a token classifier "
+        "with one label; step: what step_separator ends, by one with two labels, the second for "
+        "right, as PRMTrainer of trl makes it.",
+        "judges names",
+    )
+    step_separator: str = setting("\n", "What ends a step for reward_level='step'.", "judges names")
     share_value_trunk: bool = setting(
         False, "The value model is one layer on the policy's own hidden states.", "models critic"
     )
@@ -394,6 +402,7 @@ def check_config(args: PPOConfig) -> None:
             )
     check_estimator(args)
     check_ensemble(args)
+    check_level(args)
     check_vllm(args)
 
 
@@ -452,6 +461,25 @@ def check_ensemble(args: Any) -> None:  # PPOConfig, or its fields on a command 
     if args.reward_variance_coef != 1.0 and args.reward_aggregation != "mean_minus_variance":
         wanted = "it needs reward_aggregation='mean_minus_variance'; leave it out otherwise"
         refuse(args, "reward_variance_coef", wanted)
+
+
+def check_level(args: Any) -> None:  # PPOConfig, or its fields on a command line
+    "Settings of rewards for tokens and steps. Raises ValueError."
+    if not args.step_separator:
+        refuse(args, "step_separator", "give the text that ends a step, such as a newline")
+    if args.step_separator != "\n" and args.reward_level != "step":
+        refuse(args, "step_separator", "it needs reward_level='step'; leave it out otherwise")
+    if args.reward_level == "response":
+        return
+    if args.score_clip is not None:
+        wanted = (
+            "it bounds one judgement of a response, and clipped token by token their sum has no "
+            "bound. Leave it out, or leave reward_level at 'response'"
+        )
+        refuse(args, "score_clip", wanted)
+    if args.reward_aggregation != "sum":
+        wanted = "it is for scores of whole responses; leave it at 'sum' with reward_level"
+        refuse(args, "reward_aggregation", wanted)
 
 
 def check_vllm(args: PPOConfig) -> None:

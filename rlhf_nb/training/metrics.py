@@ -86,6 +86,16 @@ TABLES = {  # of the page on metrics, and what is in none of them
             report=2,
         ),
         Metric(
+            "objective/score_spread",
+            title="share of a response that its score is spread over",
+            unit="share",
+            formula=r"$\frac{(\sum_t\lvert s_t\rvert)^2}{n\sum_t s_t^2}$, mean over responses "
+            "with a score; only where judges score tokens",
+            healthy="steady: the judge's habit, 1 where each token earns the same",
+            otherwise="falls towards $1/n$: one token earns it all, look which; rises: small "
+            "things are repeated",
+        ),
+        Metric(
             "objective/kl",
             title="KL to the reference",
             unit="nats per response",
@@ -350,6 +360,16 @@ TABLES = {  # of the page on metrics, and what is in none of them
             short=("length",),
             viewer=5,
             report=10,
+        ),
+        Metric(
+            "tokens/paid",
+            title="tokens with a score",
+            unit="tokens per response",
+            formula="tokens that a judge gave a score of their own, over $B$; only where judges "
+            "score tokens",
+            healthy="as many as there are steps",
+            otherwise="grows with the score: the policy may farm steps, read some answers; 0: the "
+            "function finds no steps",
         ),
         Metric(
             "episode",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlhf_nb.encoding import Turns
 from rlhf_nb.losses import policy_diagnostics
+from rlhf_nb.masks import score_sums
 from rlhf_nb.rollout import SIGNALS, TENSORS, Rollout
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.viz import signed
@@ -55,7 +56,7 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
     ]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
         if values is not None:
-            facts.append(f"{name} {signed(float(values[episode]))}")
+            facts.append(f"{name} {signed(float(score_sums(values)[episode]))}")
     if rollout.kl is not None:
         facts.append(f"KL {signed(rollout.kl[episode, :n].float().sum().item())} nats")
     facts.append(f"{n} {unit_of(rollout)[: None if n != 1 else -1]}")

@@ -25,6 +25,7 @@ from torch import Tensor
 from rlhf_nb.base.errors import did_you_mean
 from rlhf_nb.base.loading import pretrained_tokenizer
 from rlhf_nb.base.terminal import harmless
+from rlhf_nb.masks import on_tokens
 from rlhf_nb.rollout import SIGNALS, Rollout, token_texts
 from rlhf_nb.ui.run_files import Updates, episode_numbers, means_of, rollout_files
 
@@ -33,7 +34,8 @@ Row = dict[str, Any]  # an episode, by the names of a file's columns or of a rol
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 TABLES = tuple(suffix for suffix in SUFFIXES if suffix != ".json")  # of a folder
 TOKEN = ("tokens", "token_ids", "token_mask", *SIGNALS)  # a list an episode
-TARGETS = ("prompt", "response", "messages", "step", "stopped", "scores", "raw_scores", *TOKEN)
+SCORES = ("scores", "raw_scores")  # a number an episode, or a list
+TARGETS = ("prompt", "response", "messages", "step", "stopped", *SCORES, *TOKEN)
 TAKEN = {"episode", "prompt", "response", "length", "stopped", "kl", "score", "raw_score"}
 TRUTHS = dict(true=1.0, false=0.0)
 STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
@@ -42,7 +44,16 @@ STOPS = TRUTHS | dict(stop=1.0, eos=1.0, length=0.0, max_tokens=0.0)
 # of the first format whose other columns it has. Of `messages` the last one is the response.
 OURS = "the names of a rollout"
 FORMATS: dict[str, dict[str, str]] = {
-    "verl": dict(prompt="input", response="output", scores="score", step="step"),
+    "verl": dict(
+        prompt="input",
+        response="output",
+        scores="score",
+        step="step",
+        raw_scores="?token_level_scores",
+        rewards="?token_level_rewards",
+        token_ids="?responses",
+        token_mask="?response_mask",
+    ),
     "trl": dict(prompt="prompt", response="completion", step="?step"),
     "trl (completions of PPO)": dict(
         prompt="query", response="model response", scores="?score", step="?step"
@@ -381,7 +392,7 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
         values |= dict(prompt=talk[:-1], response=talk[-1:])
     if "token_mask" in values:
         span = _last_run(_plain(values.pop("token_mask")))
-        for name in {*TOKEN} & {*values}:
+        for name in {*TOKEN, *SCORES} & {*values}:
             x = _plain(values[name])
             values[name] = x[span] if isinstance(x, list) else x
     return values
@@ -427,6 +438,46 @@ def _scores(values: Sequence[Any], target: str, notes: list[str]) -> Tensor | No
     ]
     _note(notes, f"{target}: no number, or too large a one, in {{}}.", bad)
     return None if x.isnan().all() else x
+
+
+def _of_tokens(values: Sequence[Any]) -> bool:
+    "Are these lists of numbers, beside single numbers at most?"
+    lists = [isinstance(_plain(x), list) for x in values]
+    return any(lists) and all(math.isfinite(number(x)) for x, a in zip(values, lists) if not a)
+
+
+def _token_scores(
+    values: Sequence[Any], target: str, lengths: Sequence[int], unit: str, notes: list[str]
+) -> Tensor | None:
+    """Scores [B, T] of lists with a number for each token, which may go on with zeros for padding;
+    their sums [B] where some list does not fit its episode."""
+    rows = [x if isinstance(x, list) else [x] for x in map(_plain, values)]
+    numbers = [list(map(number, row)) for row in rows]
+    fits = lambda row, n: len(row) >= n and all(map(math.isfinite, row)) and not any(row[n:])
+    if not all(fits(row, n) for row, n in zip(numbers, lengths)):
+        notes.append(
+            f"{target}: some lists do not have a number for each of the {unit}: sums are shown."
+        )
+        return _scores([sum(row) for row in numbers], target, notes)
+    x = torch.zeros(len(lengths), max(1, *lengths))
+    for row, its, n in zip(x, numbers, lengths):
+        row[:n] = torch.tensor(its[:n])
+    return x
+
+
+def _with_tokens_paid(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
+    """Where one kind of scores is of tokens, so is the other: what the sums differ by is on the
+    last token. A score of 0 is none."""
+    scores, raw = (made[name] for name in SCORES)
+    (of_tokens,) = [x for x in (raw, scores) if x is not None and x.dim() == 2][:1] or [None]
+    if of_tokens is None:
+        return made
+    whole = {name: x for name in SCORES if (x := made[name]) is not None}
+    whole = {
+        name: x if x.dim() == 2 else of_tokens + on_tokens(x - of_tokens.sum(1), mask)
+        for name, x in whole.items()
+    }
+    return made | whole | dict(paid=of_tokens != 0)
 
 
 def _stops(values: Sequence[Any], notes: list[str]) -> Tensor | None:
@@ -524,12 +575,14 @@ def rollout_from(
     ]
     lengths = [len(row) for row in tokens]
     mask = torch.arange(max(1, *lengths)) < torch.tensor(lengths)[:, None]
-    made: dict[str, Any] = dict.fromkeys((*SIGNALS, "scores", "raw_scores", "stopped"))
+    made: dict[str, Any] = dict.fromkeys((*SIGNALS, *SCORES, "stopped"))
     for name in [name for name in made if name in targets]:
         if name == "stopped":
             made[name] = _stops(column(name), notes)
         elif name in SIGNALS:
             made[name] = _signal(column(name), name, lengths, unit, notes)
+        elif _of_tokens(column(name)):
+            made[name] = _token_scores(column(name), name, lengths, unit, notes)
         else:
             made[name] = _scores(column(name), name, notes)
     if made["kl"] is None and made["logprobs"] is not None and made["ref_logprobs"] is not None:
@@ -537,6 +590,7 @@ def rollout_from(
         notes.append("kl is logprobs less ref_logprobs (k1).")
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
+    made = _with_tokens_paid(made, mask)
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
     return Rollout(

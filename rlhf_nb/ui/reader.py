@@ -24,6 +24,7 @@ from torch import Tensor
 from traitlets import Dict
 
 from rlhf_nb.base.files import write_text_atomic
+from rlhf_nb.masks import score_sums
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.tldr import SLOT, gold_judge
@@ -160,6 +161,9 @@ def packed_update(
     scores = {name: getattr(r, name) for name in ("raw_scores", "scores")}
     if objective or asks:
         scores["unpenalized"] = unpenalized(r, objective)
+        if scores["unpenalized"].dim() == 2:
+            earned = [scores["unpenalized"][e, : int(n[e])].float() for e in rows]
+            arrays.append(("earned", torch.cat(earned).numpy() if earned else np.zeros(0, "f4")))
     picked = list(rows)
     header = dict(
         update=number_of(r, "update"),
@@ -180,7 +184,7 @@ def packed_update(
         unit=unit_of(r),
         notes=list(map(visible, notes_of(r))),
         arrays=[[name, x.size] for name, x in arrays],
-        **{name: _numbers(x[picked]) for name, x in scores.items() if x is not None},
+        **{name: _numbers(score_sums(x)[picked]) for name, x in scores.items() if x is not None},
     )
     text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     body = b"".join(_planes(x) for _, x in arrays)

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from rlhf_nb.base.files import read_jsonl
 from rlhf_nb.evaluate import hacking_alarms
+from rlhf_nb.masks import last_token, on_tokens, score_sums
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.training.logs import logged_rows
 from rlhf_nb.training.metrics import SHORT
@@ -116,11 +117,20 @@ def _is_complete(path: Path, fresh: float = 60.0) -> bool:
         return False
 
 
+def _with_tokens_paid(r: Rollout) -> Rollout:
+    "The scores of responses as those of their last tokens."
+    scores = {k: x for k in ("raw_scores", "scores") if (x := getattr(r, k)) is not None}
+    spread = {name: on_tokens(x, r.mask) for name, x in scores.items()}
+    return r.with_(paid=last_token(r.mask) if r.paid is None else r.paid, **spread)
+
+
 def merged(parts: Sequence[Rollout]) -> Rollout:
     """The parts of one update as one rollout; prompts padded on the left, responses on the right.
     What one part lacks is nan in its episodes; truth values are absent if one part lacks them."""
     if len(parts) == 1:
         return parts[0]
+    if any(r.paid is not None for r in parts):  # then all have scores of tokens
+        parts = [_with_tokens_paid(r) for r in parts]
     widest = {name: max(filled(r, name).shape[1] for r in parts) for name in ("prompt_ids", "mask")}
 
     def widened(r: Rollout, name: str, like: Tensor) -> Tensor:
@@ -178,9 +188,9 @@ def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
         frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
     raw, scores = tensors.get("raw_scores"), tensors.get("scores")
     if (score := raw if scores is None else scores) is not None:
-        frame["score"] = score.float()
+        frame["score"] = score_sums(score).float()
     if raw is not None:
-        frame["raw_score"] = raw.float()
+        frame["raw_score"] = score_sums(raw).float()
     return pd.DataFrame({name: x.numpy() for name, x in frame.items()})
 
 

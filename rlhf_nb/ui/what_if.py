@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_nb.base.fields import check_fields
 from rlhf_nb.kl import estimate_kl
+from rlhf_nb.masks import on_tokens
 from rlhf_nb.ppo import ESTIMATORS, Objective, final_scores, with_advantages
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.shaping import penalize_missing_eos
@@ -47,7 +48,7 @@ def check_chosen(rollout: Rollout, chosen: Objective | None) -> None:
         )
 
 
-def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B]
+def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B], or [B, T] of tokens
     "Scores before the penalty for a missing stop token; raw ones where the objective is not known."
     scores, raw = filled(rollout, "scores"), rollout.raw_scores
     if made is None:
@@ -55,8 +56,10 @@ def unpenalized(rollout: Rollout, made: Objective | None) -> Tensor:  # [B]
     if made.non_eos_penalty:
         return scores
     if made.normalize_scores or raw is None:  # the running mean is in no file
-        return scores + (made.missing_eos_penalty or 0.0) * ~rollout.stopped.bool()
-    return final_scores(raw, rollout.stopped, replace(made, missing_eos_penalty=None))
+        charged = (made.missing_eos_penalty or 0.0) * ~rollout.stopped.bool()
+        return scores + (charged if scores.dim() == 1 else on_tokens(charged, rollout.mask))
+    made = replace(made, missing_eos_penalty=None)
+    return final_scores(raw, rollout.stopped, made, mask=rollout.mask)
 
 
 def unanswered(rollout: Rollout, objective: Objective) -> str:
@@ -92,7 +95,7 @@ def what_if(
         logprobs, ref_logprobs = filled(r, "logprobs"), filled(r, "ref_logprobs")
         kl = estimate_kl(logprobs, ref_logprobs, objective.kl_estimator).masked_fill(~r.mask, 0.0)
     before = unpenalized(r, objective_of(r) or objective)
-    scores = penalize_missing_eos(before, stopped, objective.missing_eos_penalty or 0.0)
+    scores = penalize_missing_eos(before, stopped, objective.missing_eos_penalty or 0.0, r.mask)
     again = with_advantages(r.with_(kl=kl, scores=scores, values=values), objective)
     return again.with_(objective=asdict(objective))
 

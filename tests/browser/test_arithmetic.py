@@ -6,12 +6,14 @@ import base64
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from playwright.sync_api import Browser, Page
 
+from rlhf_nb.masks import on_tokens, score_sums
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import TENSORS, Rollout
 from rlhf_nb.ui.html import module
@@ -32,6 +34,10 @@ def some_rollout(rng: random.Random) -> Rollout:
     logprobs = -noise(batch, width).exp()
     ref_logprobs = logprobs + rng.choice([1e-4, 0.1, 3.0]) * noise(batch, width)
     scores = rng.choice([0.01, 1.0, 30.0]) * noise(batch)
+    paid = mask if rng.random() < 0.3 else None  # each token has a score
+    if paid is not None:
+        scores = rng.choice([0.01, 1.0, 30.0]) * noise(batch, width) * mask
+    charge = 0.5 * ~stopped
     ids = torch.ones(batch, width, dtype=torch.long)
     return Rollout(
         prompt_ids=ids,
@@ -44,7 +50,8 @@ def some_rollout(rng: random.Random) -> Rollout:
         kl=(logprobs - ref_logprobs) * mask,
         values=noise(batch, width),
         raw_scores=scores,
-        scores=scores - 0.5 * ~stopped,
+        scores=scores - (charge if paid is None else on_tokens(charge, mask)),
+        paid=paid,
     )
 
 
@@ -75,9 +82,11 @@ def as_script(rollout: Rollout, made: Objective) -> list[dict[str, Any]]:
     "Episodes as the script takes them."
     rows = dict(
         length=rollout.mask.sum(1), stopped=rollout.stopped,
-        unpenalized=unpenalized(wide(rollout), made), logprobs=rollout.logprobs,
+        unpenalized=score_sums(unpenalized(wide(rollout), made)), logprobs=rollout.logprobs,
         refLogprobs=rollout.ref_logprobs, values=rollout.values, kl=rollout.kl,
     )  # fmt: skip
+    if rollout.paid is not None:
+        rows["earned"] = unpenalized(wide(rollout), made)
     return [{name: x[i].tolist() for name, x in rows.items()} for i in range(len(rollout))]
 
 
@@ -96,7 +105,9 @@ def page(browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def cases() -> list[tuple[Rollout, Objective]]:
     rng = random.Random(25)
-    return [(some_rollout(rng), some_objective(rng)) for _ in range(ROLLOUTS)]
+    drawn = [(some_rollout(rng), some_objective(rng)) for _ in range(ROLLOUTS)]
+    # a clip of tokens' scores is refused
+    return [(r, x if r.paid is None else replace(x, score_clip=None)) for r, x in drawn]
 
 
 def answers(page: Page, cases: list[tuple[Rollout, Objective]]) -> list[list[dict[str, Any]]]:
@@ -116,6 +127,7 @@ def largest_gap(page: Page, cases: list[tuple[Rollout, Objective]], double: bool
         want = what_if(wide(rollout) if double else rollout, objective)
         for name in COMPUTED:
             numbers = getattr(want, name).double()
+            numbers = score_sums(numbers) if name == "scores" else numbers
             mine = torch.tensor(
                 [one["score" if name == "scores" else name] for one in got], dtype=torch.float64
             )
@@ -142,6 +154,7 @@ def test_other_arithmetic_is_found(page: Page, cases: list[tuple[Rollout, Object
         ("gamma * lam * next", "gamma * next"),
         ("t + 1 < count ? gamma * values[t + 1] : 0", "gamma * (values[t + 1] ?? 0)"),
         ("Math.max(real.length - 1, 1)", "Math.max(real.length, 1)"),
+        ("(e.earned?.[t] ?? 0)", "(e.earned?.[t + 1] ?? 0)"),
     ):
         assert script.count(right) == 1
         url = (

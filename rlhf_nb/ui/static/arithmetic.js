@@ -39,16 +39,16 @@ export const gae = (rewards, values, count, gamma, lam) => {
 };
 
 // Episodes with other settings. Each has length, stopped, unpenalized (its score before the penalty for a missing
-// stop token), and the rows logprobs, refLogprobs, values and kl. Whitening is over the episodes that are given:
+// stop token), where its tokens have scores also earned (theirs), and the rows logprobs, refLogprobs, values and kl. Whitening is over the episodes that are given:
 // give all of an update. A setting that is not there has no effect; kl_estimator full takes the KL that is given.
 export const whatIf = (episodes, recipe) => {
   const counts = episodes.map(e => e.length);
   const made = episodes.map(e => {
     const kl = e.values.map((_, t) => t >= e.length ? 0
       : recipe.kl_estimator === "full" ? e.kl[t] : klOf[recipe.kl_estimator](e.logprobs[t], e.refLogprobs[t]));
-    const score = e.unpenalized - (e.stopped ? 0 : recipe.missing_eos_penalty ?? 0);
-    const rewards = kl.map((x, t) => t < e.length ? -(recipe.kl_coef ?? 0) * x : 0);
-    if (e.length) rewards[e.length - 1] += score;
+    const charge = e.stopped ? 0 : recipe.missing_eos_penalty ?? 0, score = e.unpenalized - charge;
+    const rewards = kl.map((x, t) => t < e.length ? -(recipe.kl_coef ?? 0) * x + (e.earned?.[t] ?? 0) : 0);
+    if (e.length) rewards[e.length - 1] += e.earned ? -charge : score;
     return {kl, score, rewards};
   });
   if (recipe.whiten_rewards) {

@@ -74,7 +74,7 @@ const opened = (pack, arrays) => {
 // Signals by the settings of the run, or by others.
 const ORDER = "kl advantages rewards logprobs ref_logprobs values returns engine_logprobs entropy".split(" ");
 const given = pack => pack.rows.map(row => ({
-  length: row.length, stopped: row.stopped, unpenalized: row.unpenalized, kl: row.stored.kl,
+  length: row.length, stopped: row.stopped, unpenalized: row.unpenalized, earned: row.stored.earned, kl: row.stored.kl,
   logprobs: row.stored.logprobs, refLogprobs: row.stored.ref_logprobs, values: row.stored.values,
 }));
 const clips = (now, old, advantage, low, high) => {
