@@ -493,6 +493,27 @@ def test_the_index_shows_the_minutes_of_the_pages():
     assert tables == [course_table(COURSE)], "run nbs/course/course.ipynb again, and keep its table"
 
 
+# catches: a page that calls what only a page of the reference builds, without a link to it
+def test_what_is_built_beside_the_path_is_linked():
+    from rlhf_nb._modidx import d
+
+    home = {
+        name: at[0].split(".html")[0] for syms in d["syms"].values() for name, at in syms.items()
+    }
+    index = (COURSE / "course.ipynb").read_text()
+    imports = re.compile(r"^from (rlhf_nb\.\w+) import (?:\(([^)]*)\)|(.*))$", re.M)
+    missing = []
+    for path in PATHS:
+        cells = page(path).code
+        text = path.read_text() + index
+        for module, many, one in imports.findall("\n".join(cell.source for cell in cells)):
+            for name in re.findall(r"\w+", many or one):
+                where = home.get(f"{module}.{name}", "")
+                if where.startswith("reference/") and where.removeprefix("reference/") not in text:
+                    missing.append(f"{path.stem}: {name} of {where}")
+    assert home and not missing
+
+
 # catches: a kept picture with the colours or the steps of an older drawing
 def test_the_loop_on_a_page_is_the_one_of_today():
     assert not (problems := breaking(loop_of_today, PATHS)), problems

@@ -125,7 +125,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "objective/non_score_reward",
             title="KL penalty",
             unit="reward per response",
-            formula=r"$-\beta\cdot$ `objective/kl`",
+            formula=r"$-\beta\cdot$ `objective/kl`; 0 with `kl_in='loss'`",
             healthy="small beside the spread of the scores",
             otherwise="as large as the scores: the policy learns only from the penalty, lower "
             "`kl_coef`",
