@@ -45,6 +45,8 @@ PUBLISHED = dict(
 # what is new leaves the published behaviour as it was
 NEW = dict(
     offload_frozen=False,
+    reward_level="response",
+    step_separator="\n",
     use_vllm=False,
     vllm_mode="colocate",
     vllm_gpu_memory_utilization=0.3,

@@ -18,11 +18,12 @@ from rlhf_nb.base.opened import embedding_rows, unwrapped
 from rlhf_nb.base.random_state import random_state_kept
 
 NAMES = re.compile("drop|jitter|noise")
+ALWAYS_ON = re.compile("jitter|noise")  # eval() turns dropout off; a router may not ask
 # mean difference, in standard deviations of the output: more than the order of sums can make
 ROUNDING, COARSE_ROUNDING = 1e-5, 1e-2
 
 
-def without_noise(model: Any) -> Any:
+def without_noise(model: Any, names: re.Pattern[str] = NAMES) -> Any:
     """The same model, its dropout, layer drop and router jitter set to 0: in its modules, in those
     of an adapter, and in the configs that modules read as they run (Falcon's `hidden_dropout`),
     which become the model's own copies and are saved with it."""
@@ -30,17 +31,17 @@ def without_noise(model: Any) -> Any:
     for module in model.modules():
         if isinstance(vars(module).get("config"), PreTrainedConfig):
             module.config = copy.deepcopy(module.config, copies)
-            _turn_off(vars(module.config))
-        _turn_off(vars(module))
-        if "drop" in type(module).__name__.lower() and _is_on(getattr(module, "p", None)):
+            _turn_off(vars(module.config), names)
+        _turn_off(vars(module), names)
+        if names.search(type(module).__name__.lower()) and _is_on(getattr(module, "p", None)):
             module.p = 0.0  # as nn.Dropout and its like call it
     return model
 
 
-def _turn_off(settings: dict[str, Any]) -> None:
+def _turn_off(settings: dict[str, Any], names: re.Pattern[str]) -> None:
     "Set each probability or width of noise to 0; an adapter keeps a dictionary of them."
     for name, value in [*settings.items()]:
-        if not NAMES.search(name):
+        if not names.search(name):
             continue
         if isinstance(value, dict):
             value.update({key: 0.0 for key, x in value.items() if _is_on(x)})

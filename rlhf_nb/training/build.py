@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from rlhf_nb.base.custom import CustomScorer, check_head
 from rlhf_nb.base.loading import loading, pretrained_tokenizer
-from rlhf_nb.base.noise import check_steady, without_noise
+from rlhf_nb.base.noise import ALWAYS_ON, check_steady, without_noise
 from rlhf_nb.base.opened import accepted, embedding_rows, opened
 from rlhf_nb.base.sharding import gathered, zero3_is_live
 from rlhf_nb.checkpoint import load_weights
@@ -106,8 +106,8 @@ def build_models(
         not hasattr(policy, "peft_config") or needs_reference(policy)
     ):
         reference = once_more("ref_model", model, lambda: frozen(policy), load_policy)
-    if reference is not None:  # jitter of a router may decide without training too
-        without_noise(reference)
+    if reference is not None:
+        without_noise(reference, ALWAYS_ON)
     vocabulary = embedding_rows(policy)
     own = judges.tokenizer is not None  # they read text, not the policy's ids
     for judge in judges.models:
