@@ -10,7 +10,7 @@ Counted and timed in the same way on both sides, from outside the trainers:
 - its update phase: from the first forward with gradients to the end of the last optimizer step.
 - optimizer steps: by a hook on every torch optimizer;
 - tokens: by a hook on the policy's embedding, in forwards with gradients (`computed` positions,
-and `real` ones, not padding);
+and `real` ones, not padding, for which both sides give a model the id 0);
 - memory: the largest resident set of the process, or on a GPU what torch had allocated at most.
 There, each clock waits for the device.
 
@@ -51,8 +51,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 class Counts:
     "What happened since `begin`."
 
-    def __init__(self, policy: torch.nn.Module, device: str, pad: int = PAD):
-        self.device, self.pad = device, pad
+    def __init__(self, policy: torch.nn.Module, device: str):
+        self.device = device
         policy.get_input_embeddings().register_forward_pre_hook(self.saw)
         register_optimizer_step_post_hook(self.stepped)
         self.begin()
@@ -74,7 +74,7 @@ class Counts:
         if self.first is None:
             self.first = self.now()
         self.computed += args[0].numel()
-        self.real += int((args[0] != self.pad).sum())
+        self.real += int((args[0] != PAD).sum())
 
     def stepped(self, *_) -> None:
         self.steps, self.last = self.steps + 1, self.now()
@@ -298,7 +298,7 @@ def main() -> None:
     pad, eos = s.get("pad", PAD), s.get("eos", EOS)
     dice = Dice(getattr(where, name), response_lengths(s), s["response"], 0, pad, eos)
     setattr(where, name, dice)
-    counts = Counts(policy, s.get("device", "cpu"), pad)
+    counts = Counts(policy, s.get("device", "cpu"))
     desk_of = lambda collect: Desk(counts, dice, answers, collect)
     tokenizer = AutoTokenizer.from_pretrained(asked.folder / "policy")
     dict(ours=ours, peer=peer)[asked.side](
