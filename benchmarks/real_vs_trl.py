@@ -57,7 +57,8 @@ def write_models(folder: Path) -> dict:
     policy, tokenizer = load_policy("smollm2"), load_tokenizer("smollm2")
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     policy.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    policy.config.pad_token_id = tokenizer.pad_token_id
+    for config in (policy.config, policy.generation_config):
+        config.pad_token_id = tokenizer.pad_token_id
     requests = everyday_requests()["test"]["prompt"][:: 150 // BATCH][:BATCH]
     ids = encode_prompts([prompt_text(x, tokenizer) for x in requests], tokenizer)
     torch.manual_seed(0)
