@@ -404,7 +404,7 @@ def test_init_auto_processing_class_uses_model_revision(made, monkeypatch):
     from transformers import AutoTokenizer
 
     seen, load = [], AutoTokenizer.from_pretrained
-    spy = lambda name, **how: seen.append(how.pop("revision")) or load(name, **how)
+    spy = lambda *name, **how: seen.append(how.pop("revision")) or load(*name, **how)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", spy)
     made(SFTTrainer, model_init_kwargs='{"revision": "main"}')
     assert seen == ["main"]
@@ -497,7 +497,7 @@ def test_dataset_preparation_builds_labels_for_assistant_only_loss(made):
     trainer = made(SFTTrainer, rows(dict(messages=talk)), assistant_only_loss=True)
     row, decode = trainer.train_dataset[0], trainer.processing_class.decode
     assert decode(row["input_ids"]) == "[user]a[assistant]b<eos>\n[user]c[assistant]d<eos>"
-    assert decode([i for i in row["labels"] if i != -100]) == "b<eos>\nd<eos>"
+    assert decode([i for i in row["labels"] if i != -100]) == "b<eos>d<eos>"
     plain = made(SFTTrainer, rows(dict(messages=talk))).train_dataset[0]
     assert plain["labels"] == plain["input_ids"] == row["input_ids"]
 
