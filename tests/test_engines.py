@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import socket
 import sys
 from dataclasses import replace
 from functools import partial
@@ -314,10 +315,12 @@ def test_another_release_is_refused(monkeypatch, vllm, folder):
 
 
 def test_a_server_that_is_not_there(vllm):
-    with pytest.raises(
-        ConnectionError, match="did not answer /health.*vllm serve.*resume_from_checkpoint"
-    ):
-        VLLMServer(f"http://127.0.0.1:{free_port()}", timeout=0.3)
+    with socket.socket() as held:  # nobody listens there, and no other test can take it
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(
+            ConnectionError, match="did not answer /health.*vllm serve.*resume_from_checkpoint"
+        ):
+            VLLMServer(f"http://127.0.0.1:{held.getsockname()[1]}", timeout=0.3)
 
 
 # catches: responses of a restarted server (whose weights are its own) that are learned from; an
