@@ -508,8 +508,8 @@ def test_what_is_built_beside_the_path_is_linked():
         text = path.read_text() + index
         for module, many, one in imports.findall("\n".join(cell.source for cell in cells)):
             for name in re.findall(r"\w+", many or one):
-                where = home.get(f"{module}.{name}", "")
-                if where.startswith("reference/") and where.removeprefix("reference/") not in text:
+                folder, _, where = home.get(f"{module}.{name}", "").partition("/")
+                if folder == "reference" and not re.search(rf"/\d\d_{where}\.ipynb", text):
                     missing.append(f"{path.stem}: {name} of {where}")
     assert home and not missing
 

@@ -23,7 +23,10 @@ ALWAYS_ON = re.compile("jitter|noise")  # eval() turns dropout off; a router may
 ROUNDING, COARSE_ROUNDING = 1e-5, 1e-2
 
 
-def without_noise(model: Any, names: re.Pattern[str] = NAMES) -> Any:
+def without_noise(
+    model: Any,
+    names: re.Pattern[str] = NAMES,  # of the settings and classes that make noise
+) -> Any:
     """The same model, its dropout, layer drop and router jitter set to 0: in its modules, in those
     of an adapter, and in the configs that modules read as they run (Falcon's `hidden_dropout`),
     which become the model's own copies and are saved with it."""

@@ -465,7 +465,7 @@ def _token_scores(
     return x
 
 
-def _with_tokens_paid(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
+def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
     """Where one kind of scores is of tokens, so is the other: what the sums differ by is on the
     last token. A score of 0 is none."""
     scores, raw = (made[name] for name in SCORES)
@@ -590,7 +590,7 @@ def rollout_from(
         notes.append("kl is logprobs less ref_logprobs (k1).")
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
-    made = _with_tokens_paid(made, mask)
+    made = _both_of_tokens(made, mask)
     empty: Any = torch.zeros(len(episodes), 0, dtype=torch.long)
     others = [one.get("columns", {}) for one in episodes]
     return Rollout(

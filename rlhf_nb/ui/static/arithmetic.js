@@ -39,8 +39,8 @@ export const gae = (rewards, values, count, gamma, lam) => {
 };
 
 // Episodes with other settings. Each has length, stopped, unpenalized (its score before the penalty for a missing
-// stop token), where its tokens have scores also earned (theirs), and the rows logprobs, refLogprobs, values and kl. Whitening is over the episodes that are given:
-// give all of an update. A setting that is not there has no effect; kl_estimator full takes the KL that is given.
+// stop token), and the rows logprobs, refLogprobs, values and kl; if its tokens have scores, also the row earned.
+// Whitening is over the episodes that are given: give all of an update. A setting that is not there has no effect; kl_estimator full takes the KL that is given.
 export const whatIf = (episodes, recipe) => {
   const counts = episodes.map(e => e.length);
   const made = episodes.map(e => {
