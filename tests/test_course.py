@@ -1,5 +1,5 @@
-"""The course keeps its promises: five hours, pages of half an hour that open with something to look
-at, exercises before their solutions, links that lead somewhere.
+"""The course keeps its promises: a path of three hours, pages of half an hour that open with
+something to look at, exercises before their solutions, links that lead somewhere.
 
 As in test_house, each rule is a function from a page to a list of complaints, and each has a wrong
 page here that it must catch.
@@ -28,9 +28,12 @@ from markdown_it import MarkdownIt
 from rlhf_nb.checks import EXERCISES
 from rlhf_nb.exercises.course import (
     EXERCISE,
+    PATH,
+    at_more,
+    beside_table,
     course_pages,
-    course_table,
     exercise_minutes,
+    path_table,
     reading_minutes,
 )
 from rlhf_nb.ui.loop import BY_NAME, STEPS, loop_picture
@@ -232,7 +235,7 @@ def exercises(page: Page) -> Iterator[tuple[int, str, str]]:
         for i, text in enumerate(parts):
             if i == len(parts) - 1:  # hints may be in the cells of text that follow
                 for other in page.cells[cell.number + 1 : cell.number + 4]:
-                    if "**Exercise**" in other.source or re.match(r"## ", other.source):
+                    if "**Exercise**" in other.source or re.match(r"##+ ", other.source):
                         break
                     text += "\n" + other.source * (other.kind == "markdown")
             name = re.search(r"`(my_\w+)\(", text)
@@ -412,7 +415,9 @@ def questions(page: Page) -> list[tuple[str, str]]:
     "Question and answer of each folded block under a heading Quiz, or from **Quiz 1.** on."
     text = "\n\n".join(cell.source for cell in page.texts)
     part = re.search(
-        r"^(?:## (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^## |\Z)", text, re.M | re.S
+        r"^(?:##+ (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^##+ |\Z)",
+        text,
+        re.M | re.S,
     )
     if not part:
         return []
@@ -427,10 +432,10 @@ def questions(page: Page) -> list[tuple[str, str]]:
 OPTION = re.compile(r"\(([a-d])\)|(?:^|· )([A-D])\. ", re.M)  # (a) or A.
 
 
-def asks_two_or_three_questions(page: Page) -> list[str]:
+def asks_up_to_three_questions(page: Page) -> list[str]:
     "And each answer speaks of every option."
     found = questions(page)
-    problems = [f"{len(found)} quiz questions: two or three"] * (len(found) not in (2, 3))
+    problems = [f"{len(found)} quiz questions: one to three"] * (len(found) not in (1, 2, 3))
     for number, (question, answer) in enumerate(found, 1):
         options = {x or y for x, y in OPTION.findall(question)}
         unexplained = [
@@ -455,7 +460,7 @@ RULES: list[Callable[[Page], list[str]]] = [
     exercises_are_announced,
     asks_after_all,
     solutions_come_after,
-    asks_two_or_three_questions,
+    asks_up_to_three_questions,
 ]
 
 
@@ -490,7 +495,8 @@ def test_the_course_takes_five_hours():
 def test_the_index_shows_the_minutes_of_the_pages():
     cells = page(COURSE / "course.ipynb").code
     tables = ["".join(d["text/markdown"]) for c in cells for d in c.outputs if "text/markdown" in d]
-    assert tables == [course_table(COURSE)], "run nbs/course/course.ipynb again, and keep its table"
+    wanted = [path_table(COURSE), beside_table(COURSE)]
+    assert tables == wanted, "run nbs/course/course.ipynb again, and keep its tables"
 
 
 # catches: a page that calls what only a page of the reference builds, without a link to it
@@ -547,6 +553,21 @@ def test_minutes_are_counted_as_announced():
     nb = dict(cells=cells)
     assert reading_minutes(nb) == pytest.approx(len(text.split()) / 200 + 0.5)
     assert exercise_minutes(nb) == 20
+
+
+def test_what_is_below_more_is_beside_the_path():
+    cells = [prose("# T\n\n> P.\n\n### More or less"), code("1"), prose("## More: T"), code("2")]
+    above, more = at_more(dict(cells=cells))
+    assert (above["cells"], more["cells"]) == (cells[:2], cells[2:])
+    for other in ("## Moreover", "# T\n\n## More", "### More"):
+        cells[2] = prose(other)
+        assert at_more(dict(cells=cells))[1]["cells"] == [], other
+
+
+# catches: a page that is in no part, or in two
+def test_every_page_of_the_path_is_in_one_part():
+    numbers = [number for part in PATH.values() for number in part]
+    assert len(numbers) == len(set(numbers)) and set(numbers) < {p.name[:2] for p in PATHS}
 
 
 def test_a_folder_without_pages_is_refused(tmp_path):
@@ -771,9 +792,9 @@ WRONG: list[tuple[Callable, Callable]] = [
     (solutions_come_after, inserted(9, code(SPOILER))),
     (solutions_come_after, inserted(5, code("b = a + a\nb = torch.where(b > 0, b, 0.0)\nb.sum()"))),
     (solutions_come_after, lambda nb: nb["cells"].insert(5, nb["cells"].pop(9))),
-    (asks_two_or_three_questions, changed(11, "## Quiz", "## Quizzes")),
-    (asks_two_or_three_questions, changed(11, "(b) is y.", "")),
-    (asks_two_or_three_questions, changed(11, "(a) x (b) y", "x or y")),
+    (asks_up_to_three_questions, changed(11, "## Quiz", "## Quizzes")),
+    (asks_up_to_three_questions, changed(11, "(b) is y.", "")),
+    (asks_up_to_three_questions, changed(11, "(a) x (b) y", "x or y")),
 ]
 
 
