@@ -15,7 +15,6 @@ from rlhf_nb.losses import (
     value_diagnostics,
     value_loss,
 )
-from rlhf_nb.masks import masked_sum
 
 B, T = 3, 5
 
