@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .base.signals import check_share, check_signals
+from .base.signals import check_lambda, check_share, check_signals
 from .masks import only_real
 
 # %% auto #0
-__all__ = ['td_errors', 'gae', 'gae_matrix', 'returns_from']
+__all__ = ['td_errors', 'gae', 'lambda_of', 'returns_from']
 
 # %% ../nbs/course/10_gae.ipynb #00912a07
 def td_errors(
@@ -41,33 +41,26 @@ def gae(
     values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
     mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
     gamma: float = 1.0,  # discount per token, 0 to 1
-    lam: float = 0.95,  # how much of the next token's advantage is inherited, 0 to 1
+    lam: float | Tensor = 0.95,  # share of the next token's advantage, 0 to 1; [B]: a row's own
     bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
 ) -> Tensor:  # [B, T] advantages, not whitened, zero on padding
     "Generalised advantage estimates. Schulman et al. 2016, eq. 16. Raises as `td_errors` does."
-    check_share("lam", lam)
+    check_lambda(lam, rows=len(rewards))
     delta = td_errors(rewards, values, mask, gamma, bootstrap)
+    lam = lam.to(delta) if isinstance(lam, Tensor) else lam
     advantage, advantages = torch.zeros_like(delta[:, 0]), []
     for t in reversed(range(delta.shape[1])):
         advantage = delta[:, t] + gamma * lam * advantage
         advantages.append(advantage)
     return torch.stack(advantages[::-1], dim=1)
 
-# %% ../nbs/course/10_gae.ipynb #8a57d28f
-def gae_matrix(
-    rewards: Tensor,  # [B, T] per-token rewards
-    values: Tensor,  # [B, T] value of the state in which token t is about to be chosen
-    mask: Tensor,  # [B, T] true on real tokens: a run from the left, then padding
-    gamma: float = 1.0,  # discount per token, 0 to 1
-    lam: float = 0.95,  # how much of the next token's advantage is inherited, 0 to 1
-    bootstrap: Tensor | None = None,  # [B] value after the last real token; None: 0 for every row
-) -> Tensor:  # [B, T] the advantages of `gae`, up to rounding
-    "GAE as a product with the triangular matrix of (gamma * lam)^(l - t). Schulman 2016, eq. 16."
-    check_share("lam", lam)
-    delta = td_errors(rewards, values, mask, gamma, bootstrap)
-    step = torch.arange(delta.shape[1], dtype=torch.float64)
-    credit = ((gamma * lam) ** (step - step[:, None])).triu()
-    return delta @ credit.to(delta.dtype).to(delta.device).T
+# %% ../nbs/course/10_gae.ipynb #0fa0985f
+def lambda_of(
+    mask: Tensor,  # [B, T] true on real tokens
+    alpha: float,  # credit reaches back over this share of a response, above 0
+) -> Tensor:  # [B] a lambda for each response, float64
+    "1 - 1 / (alpha * length), kept within 0 and 1. VAPO (Yue et al. 2025, arXiv 2504.05118)."
+    return (1 - 1 / (alpha * mask.sum(1).double())).clamp(0, 1)
 
 # %% ../nbs/course/10_gae.ipynb #b041995f
 def returns_from(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .forward import Forwarded
-from .gae import gae, returns_from
+from .gae import gae, lambda_of, returns_from
 from .losses import policy_diagnostics, policy_loss, value_diagnostics, value_loss
 from .masks import masked_sum, score_sums, whiten
 from .rollout import Rollout
@@ -73,7 +73,8 @@ def with_advantages(
     rewards, _ = shape_rewards(r.scores, r.kl, r.mask, cfg.kl_coef_of_rewards)
     if cfg.whiten_rewards:
         rewards = whiten(rewards, r.mask, shift_mean=False, reduce=reduce)
-    advantages = targets = gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam, last_value)
+    lam = cfg.lam if cfg.lam_length_alpha is None else lambda_of(r.mask, cfg.lam_length_alpha)
+    advantages = targets = gae(rewards, r.values, r.mask, cfg.gamma, lam, last_value)
     if cfg.lam_value is not None:
         targets = gae(rewards, r.values, r.mask, cfg.gamma, cfg.lam_value, last_value)
     return r.with_(
@@ -214,6 +215,11 @@ class Objective:
     )
     gamma: Share = setting(1.0, "Discount per token.", "rewards")
     lam: Share = setting(0.95, "Lambda of GAE.", "rewards critic")
+    lam_length_alpha: Positive | None = setting(
+        None,
+        "In place of lam: 1 - 1 / (lam_length_alpha * tokens) for each response, such as 0.05.",
+        "rewards critic",
+    )
     lam_value: Share | None = setting(
         None,
         "Lambda of the value model's targets. None: that of GAE; 1: the rewards to go.",

@@ -93,6 +93,7 @@ NEW = dict(
     loss_aggregation="token_mean",
     importance_level="token",
     lam_value=None,
+    lam_length_alpha=None,
 )
 
 

@@ -23,7 +23,7 @@ from rlhf_nb.cli.plan import plan_of
 from rlhf_nb.cli.ppo import ppo_parser
 from rlhf_nb.diagnose.preflight import LADDER, preflight
 from rlhf_nb.forward import Forwarded
-from rlhf_nb.gae import gae
+from rlhf_nb.gae import gae, lambda_of
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import whiten
 from rlhf_nb.memory import plan_memory
@@ -295,6 +295,19 @@ def test_targets_have_their_own_lambda(lam_value):
     if lam_value == 1:
         to_go = [row[::-1].cumsum()[::-1].copy() for row in rewards_in_numpy(r, 0.3)]
         torch.testing.assert_close(own.returns, padded(to_go))
+
+
+# catches: the length's lambda in the targets of a critic that has its own, lam still in use beside it
+def test_lambda_of_the_length():
+    r = some_rollout(2)
+    by_length = lambda **more: with_advantages(r, objective(lam_length_alpha=0.8, **more))
+    rewards, *rest = by_length().rewards, r.values, r.mask
+    own = gae(rewards, *rest, objective().gamma, lambda_of(r.mask, 0.8))
+    torch.testing.assert_close(by_length(lam=0.1).returns, torch.where(r.mask, own + r.values, 0))
+    torch.testing.assert_close(by_length(lam=0.1).advantages, whiten(own, r.mask))
+    assert torch.equal(by_length(lam_value=1.0).advantages, by_length().advantages)
+    to_go = with_advantages(r, objective(lam_value=1.0)).returns
+    assert torch.equal(by_length(lam_value=1.0).returns, to_go)
 
 
 # ---- The loss ----
@@ -747,6 +760,11 @@ BAD = [
     (dict(loss_aggregation="mean"), "loss_aggregation is 'mean'"),
     (dict(importance_level="word"), "importance_level is 'word'"),
     (dict(lam_value=1.5), "lam_value is 1.5"),
+    (dict(lam_length_alpha=0), "lam_length_alpha is 0"),
+    (
+        dict(lam_length_alpha=0.05, advantage_estimator="rloo", num_generations=2),
+        "lam_length_alpha is 0.05",
+    ),
 ]
 
 

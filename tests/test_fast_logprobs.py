@@ -486,15 +486,17 @@ def test_a_gradient_or_an_entropy_does_not_change_a_bit(temperature):
     assert torch.equal(looked[1], learned[1])
 
 
-# catches: a wish for smaller chunks that is not heard, and a cache's size asked of bf16 sums
+# catches: a wish for smaller chunks that is not heard, a cache's size asked of bf16 sums, and a wide
+# head whose weight is read again for a handful of rows
 def test_the_chunk_is_a_bound():
     head, ids, sizes = Head(torch.randn(2048, 4), None, 1.0), torch.randint(2048, (900,)), []
-    half = Head(head.weight.bfloat16(), None, 1.0)
-    for rows, some in ((7, head), (10**6, head), (10**6, half), (600, half)):
+    half, wide = Head(head.weight.bfloat16(), None, 1.0), Head(torch.randn(2**14, 4), None, 1.0)
+    for rows, some in ((7, head), (10**6, head), (10**6, half), (600, half), (10**6, wide)):
         with Wide(2048) as seen:
             fused_logprobs(torch.randn(900, 4).to(some.weight.dtype), some, ids, 1.0, rows, None)
-        sizes.append(seen.largest // 2048)
-    assert sizes == [7, fused.BLOCK // 2048, 900, 600]
+        sizes.append(seen.largest // len(some.weight))
+    assert sizes == [7, fused.BLOCK // 2048, 900, 600, fused.ROWS]
+    assert fused.BLOCK // 2**14 < fused.ROWS
 
 
 # catches: a checkpointed chunk of a head that is no matrix that is another chunk, or keeps its

@@ -12,10 +12,8 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from rlhf_nb.checks import check_gae
-from rlhf_nb.gae import gae, gae_matrix, returns_from, td_errors
+from rlhf_nb.gae import gae, lambda_of, returns_from, td_errors
 from rlhf_nb.masks import whiten
-
-BOTH = [gae, gae_matrix]
 
 
 def a_batch(seed, T=7, dtype=torch.float64, junk=True):
@@ -50,18 +48,50 @@ def brute_force(rewards, values, mask, gamma, lam, bootstrap=None):
 unit = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))
 
 
-@pytest.mark.parametrize("estimate", BOTH)
 @given(seed=st.integers(0, 10**6), gamma=unit, lam=unit, cut=st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_equals_the_brute_force_sum(estimate, seed, gamma, lam, cut):
+def test_equals_the_brute_force_sum(seed, gamma, lam, cut):
     """Catches: lam or gamma forgotten, 0 ** 0 taken as 0, an edge of the row read one off, padding
     that leaks, bootstrap misplaced."""
     rewards, values, mask = a_batch(seed)
     bootstrap = torch.linspace(-1, 1, len(mask), dtype=torch.float64) if cut else None
-    got = estimate(rewards, values, mask, gamma, lam, bootstrap)
+    got = gae(rewards, values, mask, gamma, lam, bootstrap)
     np.testing.assert_allclose(
         got.numpy(), brute_force(rewards, values, mask, gamma, lam, bootstrap), atol=1e-10
     )
+
+
+# catches: the lambda of another row, of the batch's mean length or of the padded width; alpha taken
+# for 1 / alpha; a lambda below 0 for a short response
+def test_each_response_has_the_lambda_of_its_length():
+    rewards, values, mask = a_batch(3, T=40)
+    lengths, alpha = mask.sum(1), 0.3
+    lams = [max(0.0, 1 - 1 / (alpha * n)) if n else 0.0 for n in lengths.tolist()]
+    assert_close(lambda_of(mask, alpha), torch.tensor(lams).double(), atol=1e-6, rtol=0)
+    assert min(lams) == 0 < 0.9 < max(lams)
+    want = np.concatenate(
+        [
+            brute_force(*(x[[i]] for x in (rewards, values, mask)), 0.9, lam)
+            for i, lam in enumerate(lams)
+        ]
+    )
+    got = gae(rewards, values, mask, 0.9, lambda_of(mask, alpha))
+    np.testing.assert_allclose(got.numpy(), want, atol=1e-10)
+    of_width = gae(rewards, values, mask, 0.9, lambda_of(torch.ones_like(mask), alpha))
+    assert np.abs(of_width.numpy() - want).max() > 0.1  # a wrong program
+    assert gae(ones, ones, ones.bool(), lam=torch.ones(2).double()).dtype == torch.float32
+
+
+# catches: one lambda for each token taken for one for each row, a check of the first row alone
+def test_lambdas_that_fit_no_row_are_refused():
+    for lam, says in (
+        (torch.ones(2, 3), r"lam \[2, 3\]: give one number, or one for each row, \[2\]"),
+        (torch.tensor(0.5), r"lam \[\]"),
+        (torch.tensor([0.5, 1.5]), r"lam\[1\]=1.5"),
+        (torch.tensor([0.5, math.nan]), r"lam\[1\]=nan"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            gae(ones, ones, ones.bool(), lam=lam)
 
 
 def test_by_hand():
@@ -78,8 +108,8 @@ JUNK = st.sampled_from([0.0, 1.0, -1e4, 3e38, math.inf, -math.inf, math.nan])
 
 @pytest.mark.parametrize(
     "estimate",
-    [*BOTH, lambda *b: returns_from(gae(*b), *b[1:])],
-    ids=["gae", "gae_matrix", "returns"],
+    [gae, lambda *b: returns_from(gae(*b), *b[1:])],
+    ids=["gae", "returns"],
 )
 @given(seed=st.integers(0, 10**6), extra=st.integers(0, 4), junk=JUNK, cut=st.integers(1, 7))
 @settings(max_examples=40, deadline=None)
@@ -96,25 +126,24 @@ def test_padding_row_order_and_micro_batches_change_nothing(estimate, seed, extr
     assert_close(torch.cat(parts), want[order], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("estimate", BOTH)
-def test_hostile_numbers(estimate):
+def test_hostile_numbers():
     """Catches NaN from a batch or a row without tokens, from one real token, and from decay
     underflow in a long row."""
     nans, none = torch.full((2, 3), math.nan), torch.zeros(2, 3, dtype=torch.bool)
-    assert (estimate(nans, nans, none, bootstrap=torch.full((2,), math.nan)) == 0).all()
+    assert (gae(nans, nans, none, bootstrap=torch.full((2,), math.nan)) == 0).all()
     one = none.clone()
     one[1, 0] = True
     rewards, values = nans.clone(), nans.clone()
     rewards[1, 0], values[1, 0] = -1e4, 1e4
-    advantages = estimate(rewards, values, one)
+    advantages = gae(rewards, values, one)
     assert advantages.tolist() == [[0.0] * 3, [-2e4, 0.0, 0.0]]
     assert returns_from(advantages, values, one).tolist() == [[0.0] * 3, [-1e4, 0.0, 0.0]]
     assert whiten(advantages, one).isfinite().all()  # one token has no spread
     long = torch.ones(1, 2048)
-    decayed = estimate(long, 0 * long, long.bool(), 0.5, 0.5)
+    decayed = gae(long, 0 * long, long.bool(), 0.5, 0.5)
     assert decayed[0, 0].item() == pytest.approx(4 / 3, abs=1e-6) and decayed.isfinite().all()
     bf16 = [x.bfloat16().requires_grad_() for x in (rewards, values)]
-    estimate(*bf16, one).square().sum().backward()
+    gae(*bf16, one).square().sum().backward()
     assert all(x.grad.isfinite().all() for x in bf16)
 
 
@@ -161,16 +190,15 @@ def test_the_published_pipeline_over_its_own_slots():
     )
 
 
-@pytest.mark.parametrize("estimate", BOTH)
-def test_gradients(estimate):
+def test_gradients():
     "Catches an in-place step that breaks autograd, and 0 * inf in the backward pass."
     rewards, values, mask = a_batch(9, T=4, junk=False)
     bootstrap = torch.linspace(-1, 1, len(mask), dtype=torch.float64)
     leaves = [x.clone().requires_grad_() for x in (rewards, values, bootstrap)]
-    assert torch.autograd.gradcheck(lambda r, v, b: estimate(r, v, mask, 0.9, 0.8, b), leaves)
+    assert torch.autograd.gradcheck(lambda r, v, b: gae(r, v, mask, 0.9, 0.8, b), leaves)
     rewards, values, mask = a_batch(9, T=4)
     rewards.requires_grad_(), values.requires_grad_()
-    advantages = estimate(rewards, values, mask)
+    advantages = gae(rewards, values, mask)
     (advantages.square().sum() + returns_from(advantages, values, mask).square().sum()).backward()
     for grad in (rewards.grad, values.grad):
         assert grad.isfinite().all() and (grad[~mask] == 0).all()
@@ -182,9 +210,9 @@ def test_bf16_is_added_up_in_float32():
     rewards = torch.full((1, T), 1 / 256, dtype=torch.bfloat16)
     rewards[0, -1] = 1.0
     values, mask = torch.zeros(1, T, dtype=torch.bfloat16), torch.ones(1, T, dtype=torch.bool)
-    for estimate in BOTH:
-        assert estimate(rewards, values, mask, lam=1.0).dtype == torch.float32
-        assert estimate(rewards, values, mask, lam=1.0)[0, 0].item() == pytest.approx(2.0, abs=1e-6)
+    advantages = gae(rewards, values, mask, lam=1.0)
+    assert advantages.dtype == torch.float32
+    assert advantages[0, 0].item() == pytest.approx(2.0, abs=1e-6)
     assert returns_from(gae(rewards, values, mask, lam=1.0), values, mask).dtype == torch.float32
 
 
@@ -192,8 +220,7 @@ def test_nothing_is_changed_in_place():
     "Catches values zeroed in the tensor that the value loss clips against."
     rewards, values, mask = a_batch(10, junk=False)
     before = [x.clone() for x in (rewards, values, mask)]
-    for estimate in BOTH:
-        returns_from(estimate(rewards, values, mask), values, mask)
+    returns_from(gae(rewards, values, mask), values, mask)
     for x, y in zip((rewards, values, mask), before):
         assert torch.equal(x, y)
 
@@ -228,27 +255,22 @@ ones = torch.ones(2, 3)
         (lambda f: f(ones, ones, ones.bool(), 1.0, math.nan), "lam"),
     ],
 )
-@pytest.mark.parametrize("estimate", BOTH)
-def test_bad_input_tells_how_to_fix_it(estimate, call, says):
+def test_bad_input_tells_how_to_fix_it(call, says):
     "Catches silent broadcasting, holes in the mask, and errors that do not name the field."
     with pytest.raises(ValueError, match=says):
-        call(estimate)
+        call(gae)
 
 
 def test_one_token():
     "Catches a recursion that needs two columns."
     one = torch.ones(1, 1)
-    assert (
-        gae(2 * one, one, one.bool()).tolist()
-        == gae_matrix(2 * one, one, one.bool()).tolist()
-        == [[1.0]]
-    )
+    assert gae(2 * one, one, one.bool()).tolist() == [[1.0]]
 
 
 def test_the_checkers_agree_with_the_module():
     """Catches a catalogue that teaches something else than what the trainer does: the two were
     written apart."""
-    assert check_gae(gae) and check_gae(gae_matrix)
+    assert check_gae(gae)
     generic = check_gae(lambda r, v, m, g, l: torch.zeros_like(r))
     assert not generic and "wanted" in repr(generic)
     assert "in place" in check_gae(lambda r, v, m, g, l: v.mul_(0)).text

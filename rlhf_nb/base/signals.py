@@ -39,6 +39,19 @@ def check_share(name: str, x: float) -> None:
         raise ValueError(f"{name}={x}: give a number from 0 to 1.")
 
 
+def check_lambda(
+    lam: float | Tensor,  # one for all rows, or [B]
+    rows: int,  # B
+) -> None:
+    "Raises ValueError unless every lambda is from 0 to 1, and there is one or one for each row."
+    if not isinstance(lam, Tensor):
+        return check_share("lam", lam)
+    if lam.shape != (rows,):
+        raise ValueError(f"lam {list(lam.shape)}: give one number, or one for each row, [{rows}].")
+    for i, x in enumerate(lam.tolist()):
+        check_share(f"lam[{i}]", x)
+
+
 def check_clip(
     cliprange: float, cliprange_high: float | None = None, dual_clip: float | None = None
 ) -> None:

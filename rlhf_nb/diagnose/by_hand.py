@@ -169,8 +169,11 @@ def targets_of(
     for row, seen, n, ended in zip(used, values or (), map(len, kl), stopped):
         along = seen[:n]
         after = seen[n] if args.bootstrap_truncated and not ended else 0.0
-        plain.append(gae_of(row, along, after, args.gamma, args.lam))
-        lam = args.lam if args.lam_value is None else args.lam_value
+        lam, alpha = args.lam, args.lam_length_alpha
+        if alpha is not None:
+            lam = min(1.0, max(0.0, 1 - 1 / (alpha * n)))
+        plain.append(gae_of(row, along, after, args.gamma, lam))
+        lam = lam if args.lam_value is None else args.lam_value
         target = gae_of(row, along, after, args.gamma, lam)
         returns.append([a + v for a, v in zip(target, along)])
     return Targets(used, whitened(plain), returns)

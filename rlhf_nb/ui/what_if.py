@@ -117,6 +117,11 @@ def lacking(rollout: Rollout) -> list[str]:
 _REPLAYED = ("rewards", "returns", "advantages")
 
 
+def _lambda_of(objective: Objective) -> str:
+    alpha = objective.lam_length_alpha
+    return f"lam {objective.lam:g}" if alpha is None else f"lam_length_alpha {alpha:g}"
+
+
 def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     "Whether the objective gives the stored numbers, and a sentence that says so."
     if why := unanswered(rollout, objective):
@@ -127,7 +132,7 @@ def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
     }
     settings = (
         f"kl_coef {objective.kl_coef:.3g}, {objective.kl_estimator}, gamma {objective.gamma:g}, "
-        f"lam {objective.lam:g}, EOS penalty {objective.missing_eos_penalty or 0:g}"
+        f"{_lambda_of(objective)}, EOS penalty {objective.missing_eos_penalty or 0:g}"
     )
     chosen = " (chosen by you)" if objective_of(rollout) is None else ""
     worst = max(off.values())
@@ -146,7 +151,8 @@ def reproduces(rollout: Rollout, objective: Objective) -> tuple[bool, str]:
 def page_recipe(objective: Objective) -> dict[str, Any]:
     "What a page computes with; a setting that is not there has no effect, and no control."
     recipe = {"kl_coef": objective.kl_coef} if objective.kl_in == "reward" else {}
-    others = "kl_estimator gamma lam lam_value whiten_rewards cliprange cliprange_high".split()
+    lam = "lam" if objective.lam_length_alpha is None else "lam_length_alpha"
+    others = f"kl_estimator gamma {lam} lam_value whiten_rewards cliprange cliprange_high".split()
     recipe |= {name: getattr(objective, name) for name in others}
     if not objective.non_eos_penalty:
         recipe["missing_eos_penalty"] = objective.missing_eos_penalty or 0.0

@@ -64,6 +64,7 @@ def some_objective(rng: random.Random) -> Objective:
         gamma=rng.choice([0.0, 1.0, rng.random()]),
         lam=rng.choice([0.0, 1.0, rng.random()]),
         lam_value=rng.choice([None, 1.0, rng.random()]),
+        lam_length_alpha=rng.choice([None, None, 0.05, 0.5, 3 * rng.random() + 0.01]),
         missing_eos_penalty=rng.choice([None, 1.0]),
         whiten_rewards=rng.random() < 0.5,
         score_clip=rng.choice([None, 0.5]),
@@ -152,6 +153,7 @@ def test_other_arithmetic_is_found(page: Page, cases: list[tuple[Rollout, Object
     script = module("arithmetic.js")
     for right, wrong in (
         ("gamma * lam * next", "gamma * next"),
+        ("1 - 1 / (alpha * count)", "1 - 1 / alpha"),
         ("t + 1 < count ? gamma * values[t + 1] : 0", "gamma * (values[t + 1] ?? 0)"),
         ("Math.max(real.length - 1, 1)", "Math.max(real.length, 1)"),
         ("(e.earned?.[t] ?? 0)", "(e.earned?.[t + 1] ?? 0)"),

@@ -55,8 +55,10 @@ export const whatIf = (episodes, recipe) => {
     const white = whiten(made.map(e => e.rewards), counts, false);
     made.forEach((e, i) => { e.rewards = white[i]; });
   }
-  const by = lam => made.map((e, i) => gae(e.rewards, episodes[i].values, counts[i], recipe.gamma, lam));
-  const raw = by(recipe.lam), targets = recipe.lam_value == null ? raw : by(recipe.lam_value);
+  const alpha = recipe.lam_length_alpha;  // rlhf_nb.gae.lambda_of
+  const lamOf = count => alpha ? Math.min(1, Math.max(0, 1 - 1 / (alpha * count))) : recipe.lam;
+  const by = lam => made.map((e, i) => gae(e.rewards, episodes[i].values, counts[i], recipe.gamma, lam(counts[i])));
+  const raw = by(lamOf), targets = recipe.lam_value == null ? raw : by(() => recipe.lam_value);
   const advantages = whiten(raw, counts);
   return made.map((e, i) => ({
     ...e, advantages: advantages[i],
