@@ -13,7 +13,7 @@ from .base.signals import check_lambda, check_share, check_signals
 from .masks import only_real
 
 # %% auto #0
-__all__ = ['td_errors', 'gae', 'lambda_of', 'returns_from']
+__all__ = ['td_errors', 'gae', 'returns_from', 'lambda_of']
 
 # %% ../nbs/course/10_gae.ipynb #00912a07
 def td_errors(
@@ -54,14 +54,6 @@ def gae(
         advantages.append(advantage)
     return torch.stack(advantages[::-1], dim=1)
 
-# %% ../nbs/course/10_gae.ipynb #0fa0985f
-def lambda_of(
-    mask: Tensor,  # [B, T] true on real tokens
-    alpha: float,  # credit reaches back over this share of a response, above 0
-) -> Tensor:  # [B] a lambda for each response, float64
-    "1 - 1 / (alpha * length), kept within 0 and 1. VAPO (Yue et al. 2025, arXiv 2504.05118)."
-    return (1 - 1 / (alpha * mask.sum(1).double())).clamp(0, 1)
-
 # %% ../nbs/course/10_gae.ipynb #b041995f
 def returns_from(
     advantages: Tensor,  # [B, T] from `gae`, before any whitening
@@ -70,3 +62,11 @@ def returns_from(
 ) -> Tensor:  # [B, T] targets of the value loss, zero on padding
     "R = A + V on real tokens: the lambda-return (Sutton and Barto 2018, section 12.1)."
     return torch.where(mask.bool(), advantages + values, 0.0)
+
+# %% ../nbs/course/10_gae.ipynb #0fa0985f
+def lambda_of(
+    mask: Tensor,  # [B, T] true on real tokens
+    alpha: float,  # credit reaches back over this share of a response, above 0
+) -> Tensor:  # [B] a lambda for each response, float64
+    "1 - 1 / (alpha * length), kept within 0 and 1. VAPO (Yue et al. 2025, arXiv 2504.05118)."
+    return (1 - 1 / (alpha * mask.sum(1).double())).clamp(0, 1)

@@ -26,24 +26,6 @@ def _of(mask: Tensor, x: Tensor) -> Tensor:
     return torch.where(mask, x, 0.0)
 
 
-# ---- The mean of micro-batches ----
-
-
-def mean_of_means_without_empty_ones(micro_batches):
-    means = [loss[mask].mean() for loss, mask in micro_batches if mask.any()]
-    return sum(means) / len(means)
-
-
-def mean_of_means_over_all(micro_batches):
-    means = [loss[mask].mean() for loss, mask in micro_batches if mask.any()]
-    return torch.stack(means).sum() / len(micro_batches)
-
-
-def means_weighted_by_rows(micro_batches):
-    rows = sum(len(mask) for _, mask in micro_batches)
-    return sum(loss[mask].mean() * len(mask) for loss, mask in micro_batches if mask.any()) / rows
-
-
 # ---- Rewards, advantages and returns ----
 
 
@@ -173,22 +155,12 @@ def all_together(real):
     return torch.cat(real).var()
 
 
-MEAN_OF_MEANS = "mean of means"
 ROWS_ARE_NOT_VISITED_ONCE = "rows' own KLs"
 AFTER_THE_CHOICE = "after the choice|column of the token itself|each token's own column"
 NOT_SHIFTED = "mask is not shifted|value after the last token is 0"
 RANKS_MEANS = "mean of the ranks' means"
 
 BEGINNERS: dict[str, Beginner] = {
-    "micro-batches: mean of means, empty ones skipped": Beginner(
-        checks.check_minibatch_loss, mean_of_means_without_empty_ones, MEAN_OF_MEANS
-    ),
-    "micro-batches: mean of means, over all": Beginner(
-        checks.check_minibatch_loss, mean_of_means_over_all, MEAN_OF_MEANS
-    ),
-    "micro-batches: weighted by rows": Beginner(
-        checks.check_minibatch_loss, means_weighted_by_rows, "mean.*number of rows"
-    ),
     "advantages: not unpacked": Beginner(
         checks.check_advantages, rewards_not_unpacked, "in rewards: .*tuple of 2"
     ),

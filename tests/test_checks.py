@@ -395,7 +395,7 @@ PLAIN = re.compile(
     r"Your function has to take |Return |The result (has|is a tuple of \d+ with) shape |"
     r"Your result is |Your result has the type |\d+ of \d+ numbers are wrong, the first at |"
     r"Missing in your list: |Your list has \d+ elements|You returned |You changed an argument |"
-    r"my_\w+ returns None|The numbers are right, but )"
+    r"my_\w+ returns None|The numbers are right, but |\d mistakes at once\. )"
 )
 
 
@@ -460,6 +460,8 @@ def test_hard_coded_results_fail(seed):
 def test_the_values_of_the_last_draw_fail(seed):
     "catches: an answer that has learned the cases of an earlier check by heart"
     for one in EXERCISES:
+        if type(one) is not Exercise:  # what it gives is made anew, and cannot be recognised
+            continue
         known = [(case, run(one, one.right, case)) for case in one.draw(seed)]
 
         def answer(*given, known=known):

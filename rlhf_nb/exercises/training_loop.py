@@ -1,0 +1,467 @@
+"""The exercise of the page on the training loop: a whole update, run on a world of five tokens.
+
+The world is made anew for each program, so that its weights can be compared after each step: a
+policy that looks at one token back, a value for each token, and an optimizer without a memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from rlhf_nb.exercises.draw import between, normal, two, whole
+from rlhf_nb.exercises.engine import Exercise, Verdict, rewritten
+from rlhf_nb.exercises.values import Case, Raised, attempt, fresh, same
+
+PAGE = "13_training_loop"
+WORDS = 5  # tokens of the world
+
+# ---- The world ----
+
+
+class Policy(nn.Module):
+    "A causal language model whose next token depends on the last one alone."
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(table))
+        self.calls = 0
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        self.calls += 1
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+class Body(nn.Module):
+    "The part of the value model below its head: a number for each token."
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(table))
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(last_hidden_state=self.table[input_ids][..., None])
+
+
+class Value(nn.Module):
+    "A value model with the parts of a classifier of transformers; its head multiplies by 1."
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.config, self.base_model = SimpleNamespace(), Body(table)
+        self.score = nn.Linear(1, 1, bias=False).requires_grad_(False)
+        self.score.weight.fill_(1.0)
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.score(self.base_model(input_ids).last_hidden_state))
+
+
+class Steps(torch.optim.SGD):
+    "Plain gradient descent, in which a factor of the loss is not lost; notes the weights."
+
+    def __init__(self, policy: Policy, value: Value, lr: float) -> None:
+        self.noted: list[tuple[Tensor, Tensor]] = []
+        self.tables = policy.table, value.base_model.table
+        super().__init__(self.tables, lr)
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.noted.append((self.tables[0].detach().clone(), self.tables[1].detach().clone()))
+        return found
+
+
+def my_update(
+    policy: Any,
+    value: Any,
+    reference: Any,
+    optimizer: Any,
+    rollout: Callable,
+    score: Callable,
+    stop_id: int,
+    kl_coef: float,
+    epochs: int,
+) -> list[float]:
+    prompt_ids, _, response_ids = rollout(policy)
+    ended = (response_ids == stop_id).long()
+    mask = ended.cumsum(1) - ended == 0
+    rows = prompt_ids, response_ids
+    with torch.no_grad():
+        old_logprobs = logprobs_of(policy, *rows)
+        ref_logprobs = logprobs_of(reference, *rows)
+        old_values = values_of(value, *rows)
+    scores = score(response_ids, mask)
+    last = torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1
+    kl = old_logprobs - ref_logprobs
+    rewards = -kl_coef * kl + torch.where(last, scores[:, None], 0.0)
+    later, after, backwards = torch.zeros(len(mask)), torch.zeros(len(mask)), []
+    for t in reversed(range(mask.shape[1])):
+        delta = rewards[:, t] + after - old_values[:, t]
+        later = torch.where(mask[:, t], delta + 0.95 * later, 0.0)
+        after = torch.where(mask[:, t], old_values[:, t], 0.0)
+        backwards.append(later)
+    advantages = torch.stack(backwards[::-1], 1)
+    returns = advantages + old_values
+    real = advantages[mask]
+    advantages = (advantages - real.mean()) / real.std()
+    losses = []
+    for _ in range(epochs):
+        logprobs = logprobs_of(policy, *rows)
+        values = values_of(value, *rows)
+        ratio = (logprobs - old_logprobs).exp()
+        near = ratio.clamp(0.8, 1.2)
+        policy_loss = torch.maximum(-advantages * ratio, -advantages * near)
+        close = values.clamp(old_values - 0.2, old_values + 0.2)
+        value_loss = 0.5 * torch.maximum((values - returns) ** 2, (close - returns) ** 2)
+        loss = (policy_loss + 0.1 * value_loss)[mask].sum() / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def logprobs_of(model: Any, prompt_ids: Tensor, response_ids: Tensor) -> Tensor:
+    "Of every response token, from the column in front of it."
+    ids = torch.cat([prompt_ids, response_ids], 1)
+    logprobs = model(ids).logits.log_softmax(-1)[:, prompt_ids.shape[1] - 1 : -1]
+    return logprobs.gather(-1, response_ids[..., None]).squeeze(-1)
+
+
+def values_of(model: Any, prompt_ids: Tensor, response_ids: Tensor) -> Tensor:
+    "In front of every response token."
+    ids = torch.cat([prompt_ids, response_ids], 1)
+    return model(ids).logits.squeeze(-1)[:, prompt_ids.shape[1] - 1 : -1]
+
+
+# ---- Running it ----
+
+
+def ran(program: Callable, given: Case) -> Any:
+    """What a program did in a new world: the numbers of rollouts and steps, whether it read the
+    reference, what it returned, and the weights of policy and value model after each step."""
+    policy, value = Policy(given["policy"]), Value(given["value"])
+    reference = Policy(given["reference"]).requires_grad_(False)
+    optimizer = Steps(policy, value, given["optimizer"])
+    prompts, *answers = (torch.tensor(rows) for rows in given["rollout"])
+    points, calls = torch.tensor(given["score"]), itertools.count()
+
+    def rollout(model: Any) -> tuple[Tensor, Tensor, Tensor]:
+        "Prompt ids and mask, and what the policy wrote: other answers at each call."
+        drawn = answers[(next(calls) + (model is not policy)) % len(answers)]
+        return prompts.clone(), torch.ones_like(prompts).bool(), drawn.clone()
+
+    def score(response_ids: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask.bool(), points[response_ids], 0.0).sum(1)
+
+    rest = given["stop_id"], given["kl_coef"], given["epochs"]
+    found = attempt(program, policy, value, reference, optimizer, rollout, score, *rest)
+    steps = optimizer.noted
+    if isinstance(found, Raised) and not steps:
+        return found
+    weights = [torch.stack(each) for each in zip(*steps)] or [torch.zeros(0)] * 2
+    return next(calls), reference.calls > 0, len(steps), found, *weights
+
+
+@lru_cache(maxsize=2048)
+def known(program: Callable, given: tuple[tuple[str, Any], ...]) -> Any:
+    "The same, of a program of the catalogue, which is run once on each case."
+    return ran(program, dict(given))
+
+
+class UpdateExercise(Exercise):
+    """A checker that runs an update in the world of a case, and compares what it did. It names as
+    many as three mistakes at once."""
+
+    def result(self, program: Callable, given: Case) -> Any:
+        code = getattr(program, "__code__", None)
+        ours = code is not None and code.co_filename == f"<{self.name} with a mistake>"
+        return known(program, tuple(given.items())) if ours else ran(program, given)
+
+    def _judge(self, answer: Callable, cases: list[Case], seed: int) -> Verdict:
+        verdict = super()._judge(answer, cases, seed)
+        if verdict or verdict.text in self.mistakes:
+            return verdict
+        got = [self.result(answer, fresh(case)) for case in cases]
+        for messages, program in self.several():
+            if all(same(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
+                text = " ".join(f"({i}) {x}" for i, x in enumerate(messages, 1))
+                return Verdict(False, f"{len(messages)} mistakes at once. {text}", verdict.seen)
+        return verdict
+
+    def several(self) -> list[tuple[tuple[str, ...], Callable]]:
+        "Programs that make two or three of the commonest mistakes at once."
+        if "" not in self._programs:
+            found = []
+            for count in (2, 3):
+                for some in itertools.combinations(COMMON, count):
+                    edits: Any = [self.mistakes[message] for message in some]
+                    program = attempt(rewritten, self.right, tuple(itertools.chain(*edits)))
+                    if not isinstance(program, Raised):  # two edits of the same place
+                        found.append((some, program))
+            self._programs[""] = lambda: found
+        return self._programs[""]()
+
+
+def _update_cases(g: Generator) -> list[Case]:
+    def case(lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float) -> Case:
+        width, policy = max(lengths), normal(g, WORDS, WORDS)
+
+        def answers() -> tuple:
+            "Rows that stop at these lengths, then noise; the longest does not stop."
+            ids = (stop_id + whole(g, 1, WORDS - 1, len(lengths), width)) % WORDS
+            for i, length in enumerate(lengths):
+                if length < width:
+                    ids[i, length - 1] = stop_id
+            return rows_of(ids)
+
+        return dict(
+            policy=rows_of(policy),
+            value=rows_of(normal(g, WORDS)),
+            reference=rows_of(policy + normal(g, WORDS, WORDS)),
+            optimizer=lr,
+            rollout=(rows_of(whole(g, 0, WORDS - 1, len(lengths), 2)), answers(), answers()),
+            score=rows_of(between(g, -3, 3, WORDS)),
+            stop_id=stop_id,
+            kl_coef=kl_coef,
+            epochs=epochs,
+        )
+
+    stops, rates, prices = two(g, range(WORDS)), two(g, [11.0, 12.0, 13.0]), two(g, [0.3, 0.4, 0.5])
+    return [
+        case((5, 2, 4, 3), stops[0], 4, rates[0], prices[0]),
+        case((4, 1, 5, 3, 6), stops[1], 5, rates[1], prices[1]),
+    ]
+
+
+def rows_of(x: Tensor) -> Any:
+    "Numbers as tuples in tuples."
+    return tuple(map(rows_of, x)) if x.ndim else round(x.item(), 2)
+
+
+OLD_LOGPROBS = (
+    "The old log-probs move with the policy, so the ratio is always 1 and nothing is clipped: "
+    "keep them from before the first step."
+)
+WHITE = (
+    "Whitening counts padding: use the mean and the standard deviation of the real tokens alone, "
+    "by the mask."
+)
+TARGET = (
+    "The value model's target is made of whitened advantages: compute the returns first, then "
+    "whiten."
+)
+EPOCHS = "There is one step in all: take a step in each epoch, over the same rollout."
+MEAN = (
+    "The loss is a mean over all columns, padding included: divide its sum by the number of real "
+    "tokens."
+)
+REFERENCE = (
+    "The reference is never read, so there is no KL to pay for: take its log-probs from the "
+    "reference, not from the policy."
+)
+LAST_COLUMN = "The score is in the last column, padding or not: it belongs on the last real token."
+EVERY = "The score is on every token: it is paid once a response, on the last real token."
+CLIP = (
+    "Of the clipped and the unclipped policy loss you take the smaller: take the larger, the "
+    "maximum."
+)
+ZERO = "The gradients of earlier steps are still there: zero them before each backward pass."
+GRADIENT = (
+    "The old values have a gradient, and through the advantages and returns it reaches the value "
+    "model: compute them under torch.no_grad()."
+)
+SIGN = (
+    "The sign of the KL is wrong, so drift from the reference is rewarded: the KL is a price, "
+    "-kl_coef * (logprobs - ref_logprobs)."
+)
+COMMON = (
+    OLD_LOGPROBS,
+    WHITE,
+    TARGET,
+    EPOCHS,
+    MEAN,
+    REFERENCE,
+    LAST_COLUMN,
+    EVERY,
+    CLIP,
+    ZERO,
+    GRADIENT,
+    SIGN,
+)
+KEPT = "old_logprobs = logprobs_of(policy, *rows)"
+VALUES = "old_values = values_of(value, *rows)"
+REAL = "real = advantages[mask]"
+RETURNS = "    returns = advantages + old_values\n"
+WHITENED = "(advantages - real.mean()) / real.std()"
+TOTAL = "(policy_loss + 0.1 * value_loss)[mask].sum() / mask.sum()"
+PAID = "torch.where(last, scores[:, None], 0.0)"
+LAST = "torch.arange(mask.shape[1]) == mask.sum(1, keepdim=True) - 1"
+WORSE = "torch.maximum(-advantages * ratio, -advantages * near)"
+WORSE_VALUE = "torch.maximum((values - returns) ** 2, (close - returns) ** 2)"
+CLEAR = "        optimizer.zero_grad()\n"
+
+
+def _rollout_each_epoch(
+    policy: Any,
+    value: Any,
+    reference: Any,
+    optimizer: Any,
+    rollout: Callable,
+    score: Callable,
+    stop_id: int,
+    kl_coef: float,
+    epochs: int,
+) -> list[float]:
+    given = policy, value, reference, optimizer, rollout, score, stop_id, kl_coef
+    return [loss for _ in range(epochs) for loss in my_update(*given, 1)]
+
+
+UPDATE = UpdateExercise(
+    "my_update",
+    my_update,
+    _update_cases,
+    "You wrote PPO: the losses are right, and so is every weight after every step.",
+    {
+        # What is kept from the rollout
+        OLD_LOGPROBS: (
+            "logprobs = logprobs_of(policy, *rows)\n        values",
+            "logprobs = logprobs_of(policy, *rows)\n        old_logprobs = logprobs.detach()\n"
+            "        values",
+        ),
+        "You let the policy write new answers in each epoch: go over the same rollout in all of "
+        "them.": (_rollout_each_epoch),
+        EPOCHS: ("range(epochs)", "range(1)"),
+        "The old log-probs have a gradient, which cancels that of the new ones: compute them under "
+        "torch.no_grad().": (KEPT, KEPT.replace("logprobs_of", "torch.enable_grad()(logprobs_of)")),
+        GRADIENT: (VALUES, VALUES.replace("values_of", "torch.enable_grad()(values_of)")),
+        "The old values have a gradient, and retain_graph only hides that: compute them under "
+        "torch.no_grad().": (
+            VALUES,
+            VALUES.replace("values_of", "torch.enable_grad()(values_of)"),
+            "loss.backward()",
+            "loss.backward(retain_graph=True)",
+        ),
+        "Old log-probs and values both have a gradient: compute them under torch.no_grad().": (
+            "torch.no_grad()",
+            "torch.enable_grad()",
+        ),
+        "Old log-probs and values both have a gradient, and retain_graph only hides that: compute "
+        "them under torch.no_grad().": (
+            "torch.no_grad()",
+            "torch.enable_grad()",
+            "loss.backward()",
+            "loss.backward(retain_graph=True)",
+        ),
+        # Mask, KL and score
+        "What follows the stop token counts as part of the response: cut it off with a mask.": (
+            "ended.cumsum(1) - ended == 0",
+            "torch.ones_like(ended).bool()",
+        ),
+        "The stop token itself is cut off: it was chosen too, and it carries the score.": (
+            "ended.cumsum(1) - ended == 0",
+            "ended.cumsum(1) == 0",
+        ),
+        REFERENCE: ("logprobs_of(reference", "logprobs_of(policy"),
+        "The KL is not in the rewards: every token pays kl_coef times its KL.": (
+            "-kl_coef * kl + ",
+            "0 * kl + ",
+        ),
+        SIGN: ("-kl_coef * kl", "kl_coef * kl"),
+        "kl_coef makes no difference: the price is kl_coef times the KL.": ("-kl_coef * kl", "-kl"),
+        LAST_COLUMN: (LAST, "(torch.arange(mask.shape[1]) == mask.shape[1] - 1).expand_as(mask)"),
+        EVERY: (PAID, "scores[:, None]"),
+        "The score is one token too early: it belongs on the last real token.": (
+            "keepdim=True) - 1",
+            "keepdim=True) - 2",
+        ),
+        "The score is not in the rewards: add it to the last real token.": (f" + {PAID}", ""),
+        "Tokens after the stop token are scored too: give the mask to score.": (
+            "score(response_ids, mask)",
+            "score(response_ids, torch.ones_like(mask))",
+        ),
+        # Advantages and returns
+        WHITE: (REAL, "real = advantages.reshape(-1)"),
+        "The advantages are not whitened.": (WHITENED, "advantages"),
+        "Each response is whitened by itself: whiten over the real tokens of all of them.": (
+            WHITENED,
+            "torch.stack([(a - a[m].mean()) / (a[m].std() if m.sum() > 1 else 1) for a, m in "
+            "zip(advantages, mask)])",
+        ),
+        TARGET: (RETURNS, "", WHITENED + "\n", WHITENED + "\n" + RETURNS),
+        "The value model's target is the advantage: a return is advantage plus value.": (
+            "returns = advantages + old_values",
+            "returns = advantages",
+        ),
+        "The value model's target is the reward of the token itself: a return is advantage plus "
+        "value.": (
+            "returns = advantages + old_values",
+            "returns = rewards",
+        ),
+        "The values on padding leak into the advantages: give the mask to GAE.": (
+            "torch.where(mask[:, t], delta + 0.95 * later, 0.0)",
+            "delta + 0.95 * later",
+            "torch.where(mask[:, t], old_values[:, t], 0.0)",
+            "old_values[:, t]",
+        ),
+        # The loss
+        CLIP: (WORSE, WORSE.replace("maximum", "minimum")),
+        "The policy loss is not clipped.": (WORSE, "-advantages * ratio"),
+        "You take the clipped policy loss alone: take the maximum of it and the unclipped one.": (
+            WORSE,
+            "-advantages * near",
+        ),
+        "The ratio is upside down: its log is logprobs - old_logprobs.": (
+            "(logprobs - old_logprobs)",
+            "(old_logprobs - logprobs)",
+        ),
+        "The sign of the policy loss is wrong: an optimizer minimises, so the loss is minus "
+        "advantage times ratio.": (
+            "-advantages * ratio, -advantages * near",
+            "advantages * ratio, advantages * near",
+        ),
+        "The clip of the value loss never acts: clip around the values from before the first step, "
+        "and take the larger of the two errors.": (WORSE_VALUE, "(values - returns) ** 2"),
+        "The value loss is not in the loss: add 0.1 times it.": (" + 0.1 * value_loss", ""),
+        "The policy gets no gradient from the policy loss: it belongs in the loss, with a minus "
+        "sign in front of each advantage.": ("policy_loss + 0.1", "0.1"),
+        "The value loss has the weight 1: multiply it by 0.1.": ("0.1 * value", "value"),
+        MEAN: ("[mask].sum() / mask.sum()", ".where(mask, torch.zeros(())).mean()"),
+        "The loss is a sum: divide it by the number of real tokens.": (" / mask.sum()", ""),
+        "The loss is divided by the number of responses: divide it by the number of real tokens.": (
+            " / mask.sum()",
+            " / len(mask)",
+        ),
+        "The loss is a mean of the responses' means, so a token of a short response weighs more: "
+        "divide one sum by the number of real tokens.": (
+            TOTAL,
+            "(((policy_loss + 0.1 * value_loss) * mask).sum(1) / mask.sum(1)).mean()",
+        ),
+        "Padding counts in the loss: sum over the real tokens.": ("[mask].sum() /", ".sum() /"),
+        # The steps
+        ZERO: (CLEAR, ""),
+        "No weight moves: you zero the gradients between backward and step.": (
+            CLEAR,
+            "",
+            "loss.backward()\n",
+            "loss.backward()\n" + CLEAR,
+        ),
+        "You take the step before the backward pass, with the gradients of the loss before.": (
+            CLEAR + "        loss.backward()\n        optimizer.step()\n",
+            "        optimizer.step()\n" + CLEAR + "        loss.backward()\n",
+        ),
+    },
+    results=(
+        "the number of rollouts",
+        "whether the reference is read",
+        "the number of optimizer steps",
+        "the losses",
+        "the policy weights after each step",
+        "the value weights after each step",
+    ),
+)

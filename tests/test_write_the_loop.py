@@ -1,0 +1,397 @@
+"""The exercise in which a reader writes one update of PPO: answers that are right in other styles
+pass, and what goes wrong in an answer made of the package's own functions is named, also where
+several things go wrong at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from rlhf_nb.checks import CHECKERS
+from rlhf_nb.exercises import training_loop
+from rlhf_nb.exercises.training_loop import UPDATE
+from rlhf_nb.gae import gae, returns_from
+from rlhf_nb.kl import estimate_kl
+from rlhf_nb.logprobs import response_logprobs
+from rlhf_nb.losses import policy_loss, value_loss
+from rlhf_nb.masks import masked_mean, masked_var, response_mask, whiten
+from rlhf_nb.models import response_values
+from rlhf_nb.shaping import shape_rewards
+
+# As a reader writes it from the parts of the course.
+PARTS = """
+def my_update(policy, value, reference, optimizer, rollout, score, stop_id, kl_coef, epochs):
+    prompt_ids, prompt_mask, response_ids = rollout(policy)
+    mask = response_mask(response_ids, [stop_id])
+    rows = prompt_ids, prompt_mask, response_ids, mask
+    with torch.no_grad():
+        old_logprobs = response_logprobs(policy, *rows).logprobs
+        ref_logprobs = response_logprobs(reference, *rows).logprobs
+    with torch.no_grad():
+        old_values = response_values(value, *rows)[:, :-1]
+    kl = estimate_kl(old_logprobs, ref_logprobs)
+    rewards, _ = shape_rewards(score(response_ids, mask), kl, mask, kl_coef)
+    advantages = gae(rewards, old_values, mask)
+    returns = returns_from(advantages, old_values, mask)
+    advantages = whiten(advantages, mask)
+    losses = []
+    for _ in range(epochs):
+        logprobs = response_logprobs(policy, *rows).logprobs
+        values = response_values(value, *rows)[:, :-1]
+        loss = policy_loss(logprobs, old_logprobs, advantages, mask)
+        loss = loss + 0.1 * value_loss(values, old_values, returns, mask)
+        loss = loss / mask.sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+"""
+
+
+def smaller_policy_loss(logprobs, old_logprobs, advantages, mask):
+    ratio = (logprobs - old_logprobs).exp()
+    near = ratio.clamp(0.8, 1.2)
+    return torch.minimum(-advantages * ratio, -advantages * near)[mask].sum()
+
+
+def paid(where: Callable) -> Callable:
+    "shape_rewards with the score elsewhere."
+
+    def shape(scores, kl, mask, kl_coef):
+        price = torch.where(mask, -kl_coef * kl, 0.0)
+        return price + where(mask) * scores[:, None], price
+
+    return shape
+
+
+def every_token(mask):
+    return torch.ones_like(mask)
+
+
+def last_column(mask):
+    return torch.arange(mask.shape[1]) == mask.shape[1] - 1
+
+
+# The classic mistakes: the text of an answer, what it has instead, and what the verdict must call it.
+CLASSIC: dict[str, tuple[tuple[str, ...], str]] = {
+    "old log-probs recomputed": (
+        ("        loss = policy_loss(", "        old_logprobs = logprobs.detach()\n        loss = policy_loss("),
+        training_loop.OLD_LOGPROBS,
+    ),
+    "whitened before the mask": (
+        ("whiten(advantages, mask)", "whiten(advantages, torch.ones_like(mask))"),
+        training_loop.WHITE,
+    ),
+    "targets from whitened advantages": (
+        (
+            "    returns = returns_from(advantages, old_values, mask)\n",
+            "",
+            "    losses = []\n",
+            "    returns = returns_from(advantages, old_values, mask)\n    losses = []\n",
+        ),
+        training_loop.TARGET,
+    ),
+    "one step": (("range(epochs)", "range(1)"), training_loop.EPOCHS),
+    "mean over padding": (("loss / mask.sum()", "loss / mask.numel()"), training_loop.MEAN),
+    "reference from the policy": (
+        ("response_logprobs(reference,", "response_logprobs(policy,"),
+        training_loop.REFERENCE,
+    ),
+    "score on every token": (("shape_rewards(", "paid(every_token)("), training_loop.EVERY),
+    "score in the last column": (("shape_rewards(", "paid(last_column)("), training_loop.LAST_COLUMN),
+    "minimum": (("loss = policy_loss(", "loss = smaller_policy_loss("), training_loop.CLIP),
+    "gradients kept": (("        optimizer.zero_grad()\n", ""), training_loop.ZERO),
+    "values with a gradient": (
+        (
+            "    with torch.no_grad():\n        old_values =",
+            "    if True:\n        old_values =",
+        ),
+        training_loop.GRADIENT,
+    ),
+    "KL the other way round": (
+        ("estimate_kl(old_logprobs, ref_logprobs)", "estimate_kl(ref_logprobs, old_logprobs)"),
+        training_loop.SIGN,
+    ),
+}  # fmt: skip
+
+
+def written(source: str, *edits: str) -> Callable:
+    "An answer, some of its text replaced."
+    for old, new in zip(edits[::2], edits[1::2]):
+        assert old in source, old
+        source = source.replace(old, new)
+    scope = dict(globals())
+    exec(compile(source, "<an answer>", "exec"), scope)
+    return scope["my_update"]
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    drawn = random.SystemRandom().getrandbits(31)
+    print(f"seed {drawn}")
+    return drawn
+
+
+# ---- Right answers in other styles ----
+
+
+def by_hand_and_in_place(policy, value, reference, optimizer, rollout, score, stop, beta, epochs):
+    "Nothing of the package; tensors changed in place, rows one by one."
+    prompts, _, answers = rollout(policy)
+    real = torch.zeros_like(answers, dtype=torch.bool)
+    for b, row in enumerate(answers.tolist()):
+        real[b, : row.index(stop) + 1 if stop in row else len(row)] = True
+    answers[~real] = stop
+    ids = torch.cat([prompts, answers], 1)
+
+    def chosen(model):
+        logp = model(ids).logits[:, 1:-1].log_softmax(-1)
+        return logp.gather(2, answers.unsqueeze(2))[:, :, 0]
+
+    before, frozen = chosen(policy).detach(), chosen(reference)
+    guess = value.base_model(ids).last_hidden_state[:, 1:-1, 0].detach().clone()
+    points, signal, targets = score(answers, real), torch.zeros_like(before), guess.clone()
+    for b in range(len(answers)):
+        n, later, following = int(real[b].sum()), 0.0, 0.0
+        for t in range(n - 1, -1, -1):
+            reward = -beta * (before[b, t] - frozen[b, t]) + (points[b] if t == n - 1 else 0.0)
+            later = reward + following - guess[b, t] + 0.95 * later
+            following = guess[b, t]
+            signal[b, t] = later
+    targets += signal
+    signal -= signal[real].mean()
+    signal /= signal[real].std()
+    history = []
+    for _ in range(epochs):
+        optimizer.zero_grad(set_to_none=False)
+        total = 0.0
+        v = value.base_model(ids).last_hidden_state[:, 1:-1, 0]
+        r = torch.exp(chosen(policy) - before)
+        for b, t in real.nonzero().tolist():
+            gain = torch.min(signal[b, t] * r[b, t], signal[b, t] * r[b, t].clip(0.8, 1.2))
+            near = guess[b, t] + (v[b, t] - guess[b, t]).clip(-0.2, 0.2)
+            error = torch.max((v[b, t] - targets[b, t]) ** 2, (near - targets[b, t]) ** 2)
+            total = total - gain + 0.05 * error
+        total /= real.sum()
+        total.backward()
+        optimizer.step()
+        history.append(total.detach())
+    return torch.stack(history)
+
+
+def functional(actor, critic, anchor, opt, generate, judge, eos, price, passes):
+    "Gradients by torch.autograd.grad, and functions for each phase."
+    rows = generate(actor)
+    real = response_mask(rows[-1], [eos])
+    batch = (*rows, real)
+    say = lambda model: response_logprobs(model, *batch, entropy=None).logprobs
+    guess = lambda: response_values(critic, *batch)[:, :-1]
+    old, ref, v = (x.detach() for x in (say(actor), say(anchor), guess()))
+    a = gae(shape_rewards(judge(rows[-1], real), old - ref, real, price)[0], v, real)
+    white = (a - masked_mean(a, real)) / masked_var(a, real).sqrt()
+
+    def loss():
+        both = policy_loss(say(actor), old, white, real)
+        return (both + 0.1 * value_loss(guess(), v, a + v, real)) / real.sum()
+
+    found = []
+    for _ in range(passes):
+        weights = [p for group in opt.param_groups for p in group["params"]]
+        now = loss()
+        for weight, grad in zip(weights, torch.autograd.grad(now, weights)):
+            weight.grad = grad
+        opt.step()
+        found.append(float(now))
+    return found
+
+
+def micro_batches(policy, value, reference, optimizer, rollout, score, stop_id, kl_coef, epochs):
+    "Two rows at a time, their gradients added up to one step."
+    prompt_ids, prompt_mask, response_ids = rollout(policy)
+    mask = response_mask(response_ids, [stop_id])
+    rows = (prompt_ids, prompt_mask, response_ids, mask)
+    parts = [slice(i, i + 2) for i in range(0, len(mask), 2)]
+    with torch.no_grad():
+        every = [[x[part] for x in rows] for part in parts]
+        old = torch.cat([response_logprobs(policy, *some).logprobs for some in every])
+        ref = torch.cat([response_logprobs(reference, *some).logprobs for some in every])
+        old_values = torch.cat([response_values(value, *some)[:, :-1] for some in every])
+        rewards, _ = shape_rewards(score(response_ids, mask), estimate_kl(old, ref), mask, kl_coef)
+        advantages = gae(rewards, old_values, mask)
+        returns = returns_from(advantages, old_values, mask)
+        advantages = whiten(advantages, mask)
+    count, losses = mask.sum(), []
+    for _ in range(epochs):
+        total = 0.0
+        optimizer.zero_grad()
+        for part, some in zip(parts, every):
+            now = response_logprobs(policy, *some).logprobs
+            v = response_values(value, *some)[:, :-1]
+            loss = policy_loss(now, old[part], advantages[part], mask[part])
+            loss = loss + 0.1 * value_loss(v, old_values[part], returns[part], mask[part])
+            (loss / count).backward()
+            total += loss.item() / count.item()
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+def with_a_closure(policy, value, reference, optimizer, rollout, score, stop_id, kl_coef, epochs):
+    "The optimizer calls for the loss, and the two losses have backward passes of their own."
+    rows = rollout(policy)
+    rows = (*rows, response_mask(rows[2], [stop_id]))
+    mask = rows[3]
+    old = response_logprobs(policy, *rows).logprobs.detach()
+    kl = old - response_logprobs(reference, *rows).logprobs
+    v = response_values(value, *rows)[:, :-1].detach()
+    rewards = shape_rewards(score(rows[2], mask), kl, mask, kl_coef)[0]
+    advantages = gae(rewards, v, mask)
+    targets, advantages = advantages + v, whiten(advantages, mask)
+
+    def closure():
+        optimizer.zero_grad()
+        a = policy_loss(response_logprobs(policy, *rows).logprobs, old, advantages, mask)
+        b = value_loss(response_values(value, *rows)[:, :-1], v, targets, mask)
+        (a / mask.sum()).backward()
+        (0.1 * b / mask.sum()).backward()
+        return (a + 0.1 * b) / mask.sum()
+
+    return [optimizer.step(closure) for _ in range(epochs)]
+
+
+RIGHT = {
+    "of the course's parts": written(PARTS),
+    "by hand and in place": by_hand_and_in_place,
+    "functional, other names": functional,
+    "micro-batches by slicing": micro_batches,
+    "a closure": with_a_closure,
+    "all of it without a gradient": written(
+        PARTS, "    losses = []\n", "    advantages = advantages.detach()\n    losses = []\n"
+    ),
+    "losses as tensors": written(PARTS, "loss.item()", "loss"),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_answer_passes_in_any_style(name, seed):
+    "catches: a checker that knows one order of lines, one type of result, or one set of functions"
+    for k in range(10):
+        verdict = UPDATE(RIGHT[name], seed + k)
+        assert verdict and verdict.text == UPDATE.praise, (seed + k, verdict)
+
+
+# ---- Wrong ones ----
+
+
+def named(text: str) -> set[str]:
+    "The mistakes that a verdict names."
+    return {message for message in UPDATE.mistakes if message in text}
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_a_classic_mistake_is_named(name, seed):
+    "catches: a mistake that passes, or is called something else, in an answer of the course's parts"
+    edits, message = CLASSIC[name]
+    for k in range(3):
+        verdict = UPDATE.judge(written(PARTS, *edits), seed + k)
+        assert not verdict and verdict.text == message, (seed + k, verdict)
+
+
+def combinations(count: int) -> Iterator[tuple[tuple[str, ...], Callable]]:
+    for names in itertools.combinations(CLASSIC, count):
+        edits = [CLASSIC[name][0] for name in names]
+        if (
+            len({each[0] for each in edits}) == count
+        ):  # two mistakes of one place exclude each other
+            yield names, written(PARTS, *itertools.chain(*edits))
+
+
+@pytest.mark.parametrize("count, most", [(2, 66), (3, 40)])
+def test_combined_mistakes_are_named(count, most, seed):
+    """catches: several mistakes at once that pass, and a verdict that names none of them, or one that
+    was not made"""
+    problems, every = [], [*combinations(count)]
+    for names, answer in random.Random(seed).sample(every, min(most, len(every))):
+        verdict = UPDATE.judge(answer, seed)
+        made, found = {CLASSIC[name][1] for name in names}, named(verdict.text)
+        if verdict or not found or not found <= made:
+            problems.append((names, verdict.text))
+    assert len(every) > 60 and not problems, (seed, problems)
+
+
+def test_all_of_them_at_once_do_not_pass(seed):
+    "catches: mistakes that cancel each other"
+    for count in range(4, 11):
+        some = random.Random(seed + count).sample([*CLASSIC], count)
+        edits = [CLASSIC[name][0] for name in some]
+        if len({each[0] for each in edits}) == count:
+            verdict = UPDATE.judge(written(PARTS, *itertools.chain(*edits)), seed)
+            assert not verdict and len(verdict.text) > 20, some
+
+
+OTHERS = {
+    "only losses, no step": (("        optimizer.step()\n", ""), "optimizer steps"),
+    "no losses": (("return losses", "return None"), "losses"),
+    "the last loss": (("return losses", "return losses[-1]"), "losses"),
+    "no gradient cut anywhere": (("torch.no_grad()", "torch.enable_grad()"), "torch.no_grad"),
+    "an own optimizer": (
+        (
+            "    losses = []\n",
+            "    optimizer = torch.optim.SGD([*policy.parameters(), *value.parameters()], 12.0)\n"
+            "    losses = []\n",
+        ),
+        "optimizer steps",
+    ),
+    "a temperature": (("(policy, *rows)", "(policy, *rows, temperature=0.7)"), "losses"),
+    "lam 1": (("gae(rewards, old_values, mask)", "gae(rewards, old_values, mask, lam=1.0)"), "losses"),
+    "values one column late": (("[:, :-1]", "[:, 1:]"), "losses"),
+    "a rollout of the reference": (("rollout(policy)", "rollout(reference)"), "losses"),
+    "no mask": (("response_mask(response_ids, [stop_id])", "torch.ones_like(response_ids).bool()"),
+                "stop token"),
+    "whitened returns": (
+        ("    losses = []\n", "    returns = whiten(returns, mask)\n    losses = []\n"), "losses"),
+    "the policy alone": (("loss = loss + 0.1 * value_loss(values, old_values, returns, mask)", "pass"),
+                         "value loss is not"),
+    "no epochs, the loop inside": (("range(epochs)", "range(epochs - 1)"), "optimizer steps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_mistakes_fail_too(name, seed):
+    "catches: an answer that does something else, and passes because only its losses, or only its weights, are compared"
+    edits, words = OTHERS[name]
+    verdict = UPDATE.judge(written(PARTS, *edits), seed)
+    assert not verdict and words in verdict.text, verdict
+
+
+def test_right_losses_alone_do_not_pass(seed):
+    "catches: a checker that compares what is returned, and not what was done"
+
+    def answer(policy, value, reference, optimizer, *rest):
+        before = [
+            p.detach().clone() for p in (*policy.parameters(), *value.base_model.parameters())
+        ]
+        losses = RIGHT["of the course's parts"](policy, value, reference, optimizer, *rest)
+        with torch.no_grad():
+            for p, old in zip((*policy.parameters(), *value.base_model.parameters()), before):
+                p.copy_(old)
+        optimizer.noted[:] = [tuple(before)] * len(losses)
+        return losses
+
+    verdict = UPDATE.judge(answer, seed)
+    assert not verdict and "weights" in verdict.text
+
+
+def test_an_answer_in_any_world_is_read_anew(seed):
+    "catches: results that are kept from an earlier answer; a world that an answer changed for the next"
+    spoil = written(
+        PARTS, "    losses = []\n", "    reference.table.data.zero_()\n    losses = []\n"
+    )
+    assert UPDATE(spoil, seed) and UPDATE(written(PARTS), seed) and UPDATE(spoil, seed)
+    assert CHECKERS["check_update"] is UPDATE
