@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from rlhf_nb.exercises.draw import between, normal, two, whole
 from rlhf_nb.exercises.engine import Exercise, Verdict, rewritten
-from rlhf_nb.exercises.values import Case, Raised, attempt, fresh, same
+from rlhf_nb.exercises.values import Case, Raised, attempt, same
 
 PAGE = "13_training_loop"
 WORDS = 5  # tokens of the world
@@ -187,12 +187,23 @@ class UpdateExercise(Exercise):
         verdict = super()._judge(answer, cases, seed)
         if verdict or verdict.text in self.mistakes:
             return verdict
-        got = [self.result(answer, fresh(case)) for case in cases]
+        got = [self.result(answer, case) for case in cases]
+        if all(isinstance(x, tuple) and not x[0] and x[3] is None for x in got):
+            todo = f"{self.name} returns None: write its body, then run this cell again."
+            return Verdict(False, todo)
         for messages, program in self.several():
-            if all(same(self.result(program, fresh(c)), x) for c, x in zip(cases, got)):
+            if all(same(self.result(program, c), x) for c, x in zip(cases, got)):
                 text = " ".join(f"({i}) {x}" for i, x in enumerate(messages, 1))
                 return Verdict(False, f"{len(messages)} mistakes at once. {text}", verdict.seen)
         return verdict
+
+    def _seen(
+        self, case: Case, got: Any, want: Any = None, gradients: Callable | bool = False
+    ) -> str:
+        def named(x: Any) -> Any:
+            return dict(zip(self.results, x)) if isinstance(x, tuple) else x
+
+        return super()._seen(case, named(got), named(want), gradients)
 
     def several(self) -> list[tuple[tuple[str, ...], Callable]]:
         "Programs that make two or three of the commonest mistakes at once."
