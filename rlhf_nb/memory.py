@@ -515,9 +515,9 @@ def _changes(s: PPOSetup) -> dict[str, dict[str, Any]]:
     changes = {f"--{name} {value}": {name: value} for name, value in single.items()}
     for rows in {max(1, s.per_device_train_batch_size // 2), 1}:
         steps = s.local_rows // rows
-        changes[
-            f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {steps}"
-        ] = dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+        changes[f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {steps}"] = (
+            dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+        )
     for layout in LAYOUTS[LAYOUTS.index(s.layout) + 1 :] if many else ("zero3",):
         more = {} if many else dict(num_processes=8)
         if layout == "zero3" and s.offload_frozen:
