@@ -27,7 +27,6 @@ from rlhf_nb.base.fields import settings_that_say
 from rlhf_nb.cli import main
 from rlhf_nb.cli.replay import replay_parser
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
-from rlhf_nb.diagnose.replay_panel import replay_panel
 from rlhf_nb.diagnose.replay_record import record_of
 from rlhf_nb.diagnose.replay_settings import (
     MAY_VARY,
@@ -577,28 +576,6 @@ def test_the_view_is_whole_and_safe(run, tmp_path):
     page = done.save_html(tmp_path / "page.html", [0]).read_text()
     assert page.startswith("<!doctype html>") and "<script" not in page and "default-src" in page
     assert "learning_rate 0.03 (was 0.01)" in page and repr(done).startswith("Replay(update 1:")
-
-
-# catches: a control that is not taken up, the run's own values that are not where it starts, an
-# update that is done again for each look at the same values
-def test_the_panel_does_the_update_again(run, monkeypatch):
-    done = []
-    own = module.do_again
-    monkeypatch.setattr(module, "do_again", lambda *given: done.append(given[1]) or own(*given))
-    panel = replay_panel(run(), 1)
-    was = dict(
-        learning_rate=1e-2, kl_coef=0.05, cliprange=0.2, num_ppo_epochs=4, num_mini_batches=2
-    )
-    assert panel.state() == was and "the run&#x27;s own settings" in panel.view.value and not done
-    panel.set(learning_rate=1e-1, num_ppo_epochs=1)
-    assert "learning_rate 0.1 (was 0.01), num_ppo_epochs 1 (was 4)" in panel.view.value
-    assert done == [dict(learning_rate=1e-1, num_ppo_epochs=1)]
-    panel.reset()
-    panel.set(**{**was, **panel.presets["one epoch"]})
-    assert "num_ppo_epochs 1 (was 4)" in panel.view.value and len(done) == 2
-    panel.reset()
-    panel.set(**{**was, **panel.presets["one epoch"]})
-    assert len(done) == 2 and replay_markup(replay(run(), 1, num_ppo_epochs=1)) == panel.view.value
 
 
 # ---- On the command line ----

@@ -112,22 +112,6 @@ def positions_of(model: Any) -> int | None:
 
 @rung(
     RUNGS,
-    "data: duplicates",
-    "more than one distinct prompt, or every update trains on the same one (definition)",
-    "how the data set was made; the column that is named prompt",
-)
-def duplicates(subject: Subject) -> Finding:
-    "How many prompts there are twice."
-    data = subject.trainer.train_dataset
-    name = "prompt" if "prompt" in data.column_names else "input_ids"
-    texts = [str(x) for x in data[name][:]]
-    distinct = len(set(texts))
-    text = f"{distinct:,} distinct prompts of {len(texts):,}"
-    return Finding(distinct > 1 or len(texts) == 1, text)
-
-
-@rung(
-    RUNGS,
     "data: episodes",
     "the first stop token ends a response and counts, nothing behind it does "
     "(2403.17031; definition)",
