@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import TIMES, TOLD, likes_c, untimed  # noqa: F401
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import rlhf_nb.trainer
@@ -21,7 +22,6 @@ from rlhf_nb.trainer import PPOTrainer
 
 STOP = 1
 PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
-TIMES = ("time/", "tokens/per_second", "eps", "train_")  # metrics that two runs never share
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
 
 
@@ -32,13 +32,6 @@ def saved_base(folder: Path, texts: Iterable[str], positions: int = 16) -> PreTr
     for part in (policy, tokenizer):
         part.save_pretrained(folder / "base")
     return policy
-
-
-TOLD = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]  # the prompts of the workers
-
-
-def likes_c(prompts, responses, **columns):
-    return [response.count("c") - 0.1 * len(response) for response in responses]
 
 
 def need_deepspeed() -> None:
@@ -58,10 +51,6 @@ def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
 
 def logs(trainer: PPOTrainer) -> list[dict]:
     return [log for log in trainer.state.log_history if "objective/kl" in log]
-
-
-def untimed(log: dict) -> dict:
-    return {name: value for name, value in log.items() if not name.startswith(TIMES)}
 
 
 def unlike(a: dict, b: dict) -> list[str]:

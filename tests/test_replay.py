@@ -19,6 +19,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, untimed
+from runs import QUIET, RUN, SAVED, TOLD
 
 import rlhf_nb.diagnose.replay as module
 import rlhf_nb.trainer
@@ -68,25 +69,8 @@ def made(letters, imports, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
 
     def make(kind="plain", folder=None, **changes):
-        settings = dict(
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            num_mini_batches=2,
-            response_length=5,
-            temperature=1.0,
-            learning_rate=1e-2,
-            num_sample_generations=0,
-            seed=0,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            logging_steps=1,
-            total_episodes=24,
-            save_strategy="steps",
-            save_steps=1,
-            save_rollouts=True,
-            save_start=True,
-        )
+        settings = QUIET | RUN | SAVED | dict(learning_rate=1e-2, num_mini_batches=2)
+        settings |= dict(total_episodes=24, save_start=True)
         args = PPOConfig(str(root / (folder or kind)), **settings | KINDS[kind] | changes)
         policy, data = tiny_policy(letters, 0, **SIZES), Dataset.from_dict(dict(prompt=PROMPTS))
         return PPOTrainer(args, letters, policy, None, likes_c, data, **parts_of(kind))
@@ -667,7 +651,7 @@ def test_the_command_fails_where_the_run_did_something_else(spoilt, capsys):
 def test_two_processes_do_it_bit_for_bit_and_one_refuses(tmp_path):
     from rlhf_nb.models import train_tokenizer
 
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
+    tokenizer = train_tokenizer(TOLD)
     tiny_policy(tokenizer, 0, **SIZES).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     worker = Path(__file__).with_name("replay_worker.py")
