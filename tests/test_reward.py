@@ -25,7 +25,6 @@ from rlhf_nb.reward import (
     bradley_terry_loss,
     calibration,
     calibration_error,
-    call_reward,
     center_rewards,
     decided_pairs,
     encode_pairs,
@@ -246,76 +245,6 @@ def test_accuracy_goes_by_gold(trained, tokenizer, pairs):
         pair_accuracy(model, tokenizer, gold(0, 1)), ~right
     )
     assert len(pair_accuracy(model, tokenizer, gold(1, 1))) == 0
-
-
-# ---- Reward functions ----
-
-
-def returning(value):
-    def scorer(prompts, responses, **columns):
-        return value
-
-    return scorer
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        [1, 2.5],
-        (1, 2.5),
-        np.array([1, 2.5]),
-        torch.tensor([1, 2.5]),
-        [torch.tensor(1), np.float64(2.5)],
-    ],
-)
-def test_a_reward_function_may_return(value):
-    assert call_reward(returning(value), ["a", "b"], ["c", "d"], {}).tolist() == [1, 2.5]
-
-
-# catches: isinstance(x, float), which numpy's float64 passes and float32 and integers do not
-@pytest.mark.parametrize("kind", [np.float32, np.int64, np.float16])
-def test_a_reward_function_may_return_any_numpy_number(kind):
-    assert call_reward(returning(np.array([1, 2], kind)), ["a", "b"], ["c", "d"], {}).tolist() == [
-        1,
-        2,
-    ]
-
-
-@pytest.mark.parametrize(
-    "value, complaint",
-    [
-        ([], "0 scores for 2"),
-        ([1.0], "1 scores for 2"),
-        ([1.0, 2.0, 3.0], "3 scores for 2"),
-        ([1.0, float("nan")], "nan for response 1"),
-        ([float("inf"), 1.0], "inf for response 0"),
-        ([1.0, None], "None for response 1"),
-        ([1.0, "2"], "'2' for response 1"),
-        ([True, 1.0], "True for response 0"),
-        ([torch.tensor(float("nan")), 1.0], "for response 0"),
-        ([[1.0], 2.0], "for response 0"),
-    ],
-)
-def test_bad_returns_are_named(value, complaint):
-    with pytest.raises(ValueError, match=f"reward function scorer returned .*{complaint}"):
-        call_reward(returning(value), ["a", "b"], ["c", "d"], {})
-
-
-@pytest.mark.parametrize("value", [None, 0.5, [torch.zeros(2), torch.zeros(2)], [1e300, 0.0]])
-def test_stranger_returns_are_named_too(value):
-    with pytest.raises(ValueError, match="reward function scorer returned"):
-        call_reward(returning(value), ["a", "b"], ["c", "d"], {})
-
-
-def test_columns_reach_the_function():
-    assert call_reward(
-        lambda prompts, responses, bonus, **rest: [
-            len(p + r) + b for p, r, b in zip(prompts, responses, bonus)
-        ],
-        ["a", "b"],
-        ["cc", "d"],
-        dict(bonus=[1, 2], x=[0, 0]),
-    ).tolist() == [4, 4]
 
 
 # ---- The leak ----
