@@ -545,7 +545,7 @@ def test_the_view_is_whole_and_safe(run, tmp_path):
         object.__setattr__(one, "before", evil)
     text = done._repr_html_()
     assert "<script" not in text and "<img" not in text and "&lt;img src=x&gt;" in text
-    for part in ("as it was", "as replayed", "<svg", "bit for bit", "Each optimizer step", "tint-"):
+    for part in ("as it was", "as replayed", "<svg", "bit for bit", "tint-"):
         assert part in text
     assert text.count('class="pair"') == 3 and "Episode 2" in replay_markup(done, [2])
     with pytest.raises(ValueError, match="there is no episode 99: the update has 8, from 0"):
