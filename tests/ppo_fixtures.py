@@ -157,6 +157,25 @@ def check_damaged(trained: Callable[..., Trainer]) -> None:
     assert not unlike(weights(whole), weights(again))
 
 
+def check_adapter(make: Callable[..., Trainer], folder: Path, wrong: str) -> Trainer:
+    """An adapter that is trained, resumed and saved alone by `make(peft_config, ...settings)`; another
+    task's is refused, and the configuration that was given stays as it was."""
+    peft = pytest.importorskip("peft")
+    with pytest.raises(ValueError, match=f"task_type='{wrong}'"):
+        make(peft.LoraConfig(task_type=wrong))
+    config = peft.LoraConfig(r=2, target_modules=["query_key_value"])
+    settings = dict(max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-1)
+    whole, again = (make(config, per_device_train_batch_size=4, **settings) for _ in range(2))
+    whole.train()
+    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
+    assert not unlike(weights(whole), weights(again)) and config.task_type is None
+    whole.save_model(str(folder))
+    names = {path.name for path in folder.iterdir()}
+    assert "adapter_model.safetensors" in names and not {"model.safetensors", "config.json"} & names
+    assert "library_name: peft" in (folder / "README.md").read_text()
+    return whole
+
+
 class Events(TrainerCallback):
     "Notes every event, and stops where told."
 
