@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -24,8 +25,10 @@ from playwright.sync_api import Page, expect
 from test_viewer import write_run
 
 from rlhf_nb.cli.view import view_command
+from rlhf_nb.masks import right_pad
+from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import Objective
-from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
 from rlhf_nb.ui.preferences import RewardView
 from rlhf_nb.ui.reward_scores import PairLook, ScoredPair
 from rlhf_nb.ui.viewer import browse, view
@@ -437,23 +440,82 @@ def test_the_number_behind_a_token(files: dict[str, Path], read: Callable):
 # number; a prompt as one string, with the marks of its template
 def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable):
     talk = [dict(role="user", content="Say <b>你好</b>."), dict(role="assistant", content="Yes?")]
-    tokens = [["n", "ï", "", "你", "", "", "!"]]
+    tokens = [["n", "ï", "", "你", "", "", "!", ""]]
     said = dict(prompts=["<|im|>x"], conversations=[talk], responses=["nï你!"], tokens=tokens)
-    r = rollout(1, 7, **said)
+    r = rollout(1, 8, **said)
     file = read(view(r).save_html(tmp_path / "one.html"))
-    assert file.page.locator(".text .token").all_inner_texts() == list("nï·你··!")
+    assert file.page.locator(".text .token").all_inner_texts() == [*"nï你!", ""]
+    assert file.page.locator(".text .empty").count() == 1
     file.press(str(file.signals().index("values") + 1))
     file.page.locator(".text .token").first.focus()
-    for t, name in enumerate(["n", "ï", "ï (part 2)", "你", "你 (part 2)", "你 (part 3)", "!"]):
-        told = file.text(".bubble").replace("−", "-")
-        assert told.startswith(f"{name} token {t + 1}:")
-        assert f"values {r.values[0, t].item():.7g}" in told
+    for name, its in (("n", [0]), ("ï", [1, 2]), ("你", [3, 4, 5]), ("!", [6]), ("∅", [7])):
+        lines = file.page.locator(".bubble > div").all_inner_texts()
+        for k, (t, told) in enumerate(zip(its, lines, strict=True)):
+            part = f" (part {k + 1} of {len(its)})" if len(its) > 1 else ""
+            assert told.startswith(f"{name}{part} token {t + 1}:")
+            assert f"values {r.values[0, t].item():.7g}" in told.replace("−", "-")
         file.press("ArrowRight")
+    ground = "e => getComputedStyle(e).backgroundImage"
+    three = file.page.locator(".text .token").nth(2).evaluate(ground)
+    assert len({*re.findall(r"color\([^)]*\)|rgba?\([^)]*\)", three)}) == 3, three
     assert file.page.locator(".turn").all_inner_texts() == [
         "user\nSay <b>你好</b>.",
         "assistant\nYes?",
     ]
     assert file.page.locator(".prompt details").text_content() == "As the model reads it<|im|>x"
+
+
+SCRIPTS = [
+    "Code:\n```python\ndef f(n):\n\ti, j = [], 0\n    return [i  for i in range(n)]\n```\n∑ done",
+    "| city | since |\n|------|-------|\n| 東京 | 1457 |\n\nBig. 🎉",
+    "مرحبا بالعالم كله\nthen English, سلام inside",
+    "नमस्ते क्षत्रिय ज्ञान",
+    "你好！\u3000完成了。\n\n1. 首先",
+    "👨\u200d👩\u200d👧 says 👋🏽 e\u0301",
+    "",
+    " ",
+    "cut in a character: 茶",
+]
+
+
+def bytewise(texts: list[str]) -> tuple[Rollout, list[str]]:
+    "Answers in tokens of a byte-level tokenizer, and their whole text; the last one is cut off."
+    tokenizer = train_bpe_tokenizer(["a city since def return for i in range 你好 مرحبا"] * 9, 290)
+    rows = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    rows[-1] = rows[-1][:-2]
+    ids, mask = right_pad(rows, 0)
+    drawn = Sample(ids, mask, torch.tensor([True] * (len(rows) - 1) + [False]))
+    responses, tokens = texts_of(tokenizer, drawn, [tokenizer.eos_token_id])
+    r = rollout(len(rows), ids.shape[1], tokens=tokens, responses=responses)
+    r = r.with_(mask=mask, stopped=drawn.stopped, **{k: getattr(r, k) * mask for k in SIGNALS})
+    return what_if(r, Objective()), [tokenizer.decode(row) for row in rows]
+
+
+# catches: a token decoded by itself, a mark in the text's place, a blank that is lost or is a mark,
+# words of a script from right to left in reverse, a search for what the page does not hold
+def test_every_character_of_an_answer_is_there_in_reading_order(tmp_path: Path, read: Callable):
+    r, texts = bytewise(SCRIPTS)
+    file = read(view(r).save_html(tmp_path / "real.html"))
+    find = file.page.get_by_label("Find")
+    lefts = "all => all.map(e => e.getBoundingClientRect().left)"
+    for i, text in enumerate(texts):
+        assert file.episode() == i
+        assert file.page.locator(".page > .text").evaluate("e => e.textContent") == text
+        assert text == SCRIPTS[i] + "<eos>" or (i == len(texts) - 1 and text.endswith("\ufffd"))
+        if i == 0:
+            assert file.page.locator(".code .line").count() == 5
+            blanks = file.page.locator(".text .blank").all_text_contents()
+            assert len(blanks) > 5 and not "".join(blanks).strip(), blanks
+        if i == 2:
+            for line, way in ((0, -1), (1, 1)):
+                where = file.page.locator(".text .line").nth(line).locator(".token")
+                steps = [way * (b - a) for a, b in pairwise(where.evaluate_all(lefts)[:8])]
+                assert min(steps) >= 0 and max(steps) > 0, (line, steps)
+        for word in text.removesuffix("<eos>").removesuffix("\ufffd").split("\n"):
+            find.fill(word)
+            assert i in file.listed(), word
+        find.fill("")
+        file.press("Escape", "n")
 
 
 # catches: a list sorted as text, an order that does not turn round, a place in the middle of the

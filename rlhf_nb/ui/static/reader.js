@@ -28,11 +28,9 @@ const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itse
 const number = x => make("span", { text: shown(x), title: exact(x) });
 const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flatMap((fact, i) => i ? [" · ", fact].flat() : fact));
 const largest = numbers => numbers.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 0);
-const tinted = (node, x, most) => {
-  if (!(most > 0) || !x) return;
-  const share = Math.round(100 * Math.min(Math.abs(x) / most, 1));
-  node.style.background = `color-mix(in srgb, var(--${x > 0 ? "up" : "down"}) ${share}%, transparent)`;
-};
+const tint = (x, most) => !(most > 0) || !x ? "transparent"
+  : `color-mix(in srgb, var(--${x > 0 ? "up" : "down"}) ${Math.round(100 * Math.min(Math.abs(x) / most, 1))}%, transparent)`;
+const tinted = (node, x, most) => { node.style.backgroundColor = tint(x, most); };
 
 // ---- An update, out of its bytes ----
 
@@ -49,7 +47,7 @@ export const unpack = async bytes => {
   let at = start;
   const arrays = {};
   for (const [name, count] of pack.arrays) {
-    arrays[name] = floats(whole.slice(at, at += 4 * count), count, name === "ids" ? Uint32Array : Float32Array);
+    arrays[name] = floats(whole.slice(at, at += 4 * count), count, name === "widths" ? Uint32Array : Float32Array);
   }
   return opened(pack, arrays);
 };
@@ -58,12 +56,13 @@ const opened = (pack, arrays) => {
   let token = 0;
   const rows = pack.lengths.map((length, i) => {
     const cut = name => arrays[name] && Array.from(arrays[name].subarray(token, token + length));
-    const pieces = Array.from(arrays.ids.subarray(token, token + length), id => pack.pieces[id]);
-    const stored = {};
-    for (const [name] of pack.arrays) if (name !== "ids") stored[name] = cut(name);
+    const text = pack.answers[i], stored = {};
+    let at = 0;
+    const pieces = cut("widths").map(width => text.slice(at, at += width));
+    for (const [name] of pack.arrays) if (name !== "widths") stored[name] = cut(name);
     token += length;
     return {
-      i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
+      i, id: pack.episodes[i], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]],
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
       score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null, unpenalized: pack.unpenalized?.[i] ?? null,
     };
@@ -104,14 +103,28 @@ const computed = (pack, recipe = pack.recipe) => {
   return pack;
 };
 
+// ---- Tokens as parts of a text ----
+
+// Tokens that share a character are one box: the text stands at the first of them, the others have none.
+const boxesOf = pieces => pieces.reduce((boxes, text, t) => {
+  const last = boxes.at(-1);
+  if (!text && last && /[^\x00-\x7f]$/.test(last.text)) last.to = t + 1;
+  else boxes.push({ from: t, to: t + 1, text });
+  return boxes;
+}, []);
+const within = box => Array.from({ length: box.to - box.from }, (_, k) => box.from + k);
+const named = (text, blank = !text.trim()) => (blank ? text.replaceAll(" ", "␣") : text).replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
+const codeLines = text => {  // which lines are of code, or of a table
+  let fence = false;
+  return text.split("\n").map(line => {
+    const mark = /^\s*(```|~~~)/.test(line), code = fence || mark || /^(\s*\|| {4}|\t)/.test(line);
+    fence = fence !== mark;
+    return code;
+  });
+};
+
 // ---- Facts of the mini world, wherever its judge knows them ----
 
-// A token that is a later part of a character has no text of its own: the character stands at its first part.
-export const pieceAt = (pieces, t) => {
-  const first = pieces.slice(0, t).findLastIndex(piece => piece), known = pieces[first];
-  const part = !pieces[t] && known && /[^\x00-\x7f]$/.test(known);
-  return { text: pieces[t] || (part ? "·" : "∅"), said: part ? `${known} (part ${t - first + 1})` : pieces[t] };
-};
 export const claimsOf = (row, slots) => {  // per token: covered, invented or nothing
   const truth = row.prompt.facts, marks = row.pieces.map(() => ""), told = new Set(), invented = [];
   if (!truth) return null;
@@ -315,7 +328,7 @@ export const reader = (root, source) => {
     make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
     make("span", { parent: line, text: `${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
       title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
-    make("bdi", { parent: line, text: row.text.replaceAll("↵\n", "↵ ").trim() || "∅" });
+    make("bdi", { parent: line, text: row.text.replaceAll("\n", " ").trim() || "(nothing)" });
     return line;
   };
   const markList = () => {
@@ -336,11 +349,14 @@ export const reader = (root, source) => {
   // ---- The text ----
 
   const current = () => list.find(row => row.id === at.row);
-  const say = (token, row, t) => {
+  const say = (token, row, its) => {
     bubble.replaceChildren();
-    make("bdi", { parent: bubble, text: pieceAt(row.pieces, t).said });
-    const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
-    make("span", { parent: bubble, text: ` token ${t + 1}: ${line.join(" · ")}` });
+    within(its).forEach((t, k, all) => {
+      const about = make("div", { parent: bubble });
+      make("bdi", { parent: about, text: named(its.text) });
+      const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
+      about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${line.join(" · ")}`);
+    });
     bubble.hidden = false;
     const box = token.getBoundingClientRect(), base = root.getBoundingClientRect();
     const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
@@ -350,22 +366,38 @@ export const reader = (root, source) => {
   };
   const hush = () => { bubble.hidden = true; };
   const running = (box, row, numbers, most, marks, other) => {
-    row.pieces.forEach((piece, t) => {
-      const lead = piece.trim() ? piece.match(/^ */)[0] : "";
-      box.append(lead);
-      const token = make("bdi", { parent: box, text: piece.slice(lead.length) || pieceAt(row.pieces, t).text, className: "token" });
-      if (row.stopped && t === row.length - 1 && SPECIAL.test(piece)) token.classList.add("end");
-      if (marks?.[t]) token.classList.add(marks[t]);
-      if (other?.[t]) token.classList.add("changed");
+    const code = codeLines(row.text);
+    let line = null, lines = 0, block = null;
+    const begin = () => {
+      if (!code[lines]) block = null;
+      else block ??= part("div", box, "code", { tabIndex: 0, role: "region", ariaLabel: "Code or table" });
+      line = make("div", { parent: block ?? box, className: "line", dir: block ? "ltr" : "auto" });
+    };
+    for (const its of boxesOf(row.pieces)) (its.text.match(/[^\n]*\n|[^\n]+/g) ?? [""]).forEach((piece, more) => {
+      if (!line) begin();
+      const words = piece.replace("\n", ""), lead = words.trim() ? words.match(/^ */)[0] : "";
+      line.append(lead);
+      const token = make("span", { parent: line, text: words.slice(lead.length), className: more ? "token more" : "token" });
+      if (!piece) token.classList.add("empty");
+      else if (!piece.trim() && words) token.classList.add("blank");
+      if (row.stopped && its.to === row.length && SPECIAL.test(piece)) token.classList.add("end");
+      if (marks?.[its.from]) token.classList.add(marks[its.from]);
+      if (other && within(its).some(t => other[t])) token.classList.add("changed");
       if (numbers) {
-        tinted(token, numbers[t], most);
-        token.dataset.number = shown(numbers[t]);
+        const colours = within(its).map(t => tint(numbers[t], most)), width = 100 / colours.length;
+        if (colours.length < 2) token.style.backgroundColor = colours[0];
+        else token.style.backgroundImage = `linear-gradient(90deg, ${colours.map((one, k) => `${one} ${k * width}% ${(k + 1) * width}%`)})`;
+        token.dataset.number = within(its).map(t => shown(numbers[t])).join(" ");
       }
-      token.onmouseenter = () => say(token, row, t);
+      token.onmouseenter = () => say(token, row, its);
       token.onmouseleave = hush;
+      if (words === piece) return;
+      make("i", { parent: token, text: "\n" });
+      [line, lines] = [null, lines + 1];
     });
     if (!row.pieces.length) make("em", { parent: box, text: "(nothing)" });
   };
+  const tokensOf = () => [...text.querySelectorAll(".token:not(.more)")];
   const known = row => row && claimsOf(row, source.slots ?? {});
   const judged = (box, answer, asked) => {  // words with a mark where they claim a fact
     const pieces = answer.split(/([\p{L}\p{N}_]+)/u);
@@ -403,12 +435,12 @@ export const reader = (root, source) => {
   const focused = () => root.getRootNode().activeElement ?? null;
   const toList = () => (side.open ? rows : side.firstChild).focus({ preventScroll: true });
   const toToken = place => {
-    const tokens = [...text.querySelectorAll(".token")], next = tokens[Math.max(0, Math.min(place, tokens.length - 1))];
+    const tokens = tokensOf(), next = tokens[Math.max(0, Math.min(place, tokens.length - 1))];
     tokens.forEach(token => { token.tabIndex = token === next ? 0 : -1; });
     next?.focus();
     return Boolean(next);
   };
-  const tokenAt = () => [...text.querySelectorAll(".token")].indexOf(focused());
+  const tokenAt = () => tokensOf().indexOf(focused());
   const draw = () => {
     const had = focused(), place = tokenAt(), inside = root.contains(had), table = inside && had.classList.contains("wide");
     drawEpisode();
@@ -442,9 +474,9 @@ export const reader = (root, source) => {
     [...signals.children].forEach((one, i) => one.setAttribute("aria-pressed", names[i] === at.signal));
     const numbers = row.signals[at.signal], most = largest(numbers ?? []);
     running(text, row, numbers, most, claim?.marks);
-    [...text.querySelectorAll(".token")].forEach((token, t) => {
+    tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
-      token.onfocus = () => say(token, row, t);
+      token.onfocus = token.onmouseenter;
       token.onblur = hush;
     });
     legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : at.signal
@@ -478,8 +510,7 @@ export const reader = (root, source) => {
     const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
     make("td", { parent: head });
-    row.pieces.forEach((piece, t) =>
-      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: piece.trim() || pieceAt(row.pieces, t).text }));
+    for (const piece of row.pieces) make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: named(piece.trim() || piece) });
     const body = make("tbody", { parent: table });
     for (const key of names) {
       const line = make("tr", { parent: body }), most = largest(row.signals[key]);
