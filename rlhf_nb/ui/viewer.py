@@ -178,7 +178,7 @@ def view(
             f"there is no signal {signal!r}: this rollout has {signals or 'none yet'}. Later "
             "phases of the trainer fill the others."
         )
-    signal = signal or next(iter(signals), "")
+    signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
     strips: dict[str, float | None] = {signal: None} if signal else {}
     markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
     page = RolloutView(contained(markup))

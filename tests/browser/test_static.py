@@ -149,8 +149,7 @@ class File:
         return self.page.locator(".page > .text .token").all_inner_texts()
 
     def signals(self) -> list[str]:
-        texts = self.page.locator(".signals button").all_inner_texts()
-        return [text.split(maxsplit=1)[1] for text in texts]
+        return self.page.locator(".signals button").evaluate_all("all => all.map(e => e.title)")
 
     def listed(self) -> list[int]:
         "The episodes in the list, once all of them are drawn: what is out of sight comes last."
@@ -308,7 +307,8 @@ def test_64_episodes_of_53_tokens_with_all_signals_are_small(
 ):
     assert files["rollout"].stat().st_size < 2_000_000
     names = read(files["rollout"]).signals()
-    assert {*names} == {*SIGNALS, "ratio - 1", "clipped", "entropy"}
+    assert {*names} == {*SIGNALS, "ratio - 1", "sampler - trainer", "entropy"}
+    assert names[0] == "ratio - 1"  # the one that is shown first
 
 
 # catches: a control of a file that is dead, nameless, or for the mouse alone; an error on the way
@@ -405,12 +405,12 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
     ]
     for name in ("values", "returns", "kl", "rewards"):
         if name == "rewards":
-            file.reach(f"{names.index(name) + 1} {name}")
+            file.reach(f"{names.index(name) + 1} reward paid")
             file.press("Space")
         else:
             file.press(str(names.index(name) + 1))
-        pressed = file.page.locator(".signals [aria-pressed=true]").inner_text()
-        assert pressed.endswith(f" {name}")
+        pressed = file.page.locator(".signals [aria-pressed=true]").get_attribute("title")
+        assert pressed == name
         for told, x in zip(numbers(), getattr(r, name)[0].tolist(), strict=True):
             if told == "≈0":
                 assert abs(x) < 0.005
@@ -418,12 +418,47 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
                 assert float(told.replace("−", "-")) == pytest.approx(x, abs=0.0051)
 
 
+# catches: a scale for each answer, one outlier that bleaches all else, a scale that nobody tells, a
+# negative number known by its colour alone, log-probs that are all blue, blue for a link or a fact
+def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
+    r = rollout(2, 200).with_(objective=None, engine_logprobs=None)
+    kl = torch.full((2, 200), 0.2) * r.mask
+    kl[0, 3], kl[:, 5] = 1000.0, -0.2
+    now = r.logprobs + torch.where(torch.arange(200) % 2 == 0, 0.5, 0.01)
+    seen = view(r.with_(kl=kl, logprobs=-r.values.abs(), advantages=r.mask.float()), now=now)
+    file = read(seen.save_html(tmp_path / "scale.html"))
+    colour = lambda t: (
+        file.page.locator(".text .token")
+        .nth(t)
+        .evaluate("e => getComputedStyle(e).backgroundColor")
+    )
+    clipped = file.page.locator(".text .clipped").evaluate_all("all => all.length")
+    assert "ratio" in file.text(".legend") and 0 < clipped < 200
+    file.press(str(file.signals().index("kl") + 1))
+    first = [colour(t) for t in (0, 3, 5)]
+    assert "−0.20 0 +0.20 full colour from the 99 %" in file.text(".page > .legend")
+    assert file.page.locator(".text .below").count() == 1
+    file.press("n")
+    assert [colour(t) for t in (0, 0, 5)] == first and len({*first}) == 2
+    blue = first[2]
+    file.press(str(file.signals().index("logprobs") + 1))
+    assert file.page.locator(".page > .legend .falling").count() == 1
+    assert not file.page.locator(".text .below").count()
+    told = file.page.locator(".text .token").first
+    told.hover()
+    share = 100 * math.exp(-abs(r.values[1, 0].item()))
+    assert re.search(rf"log-prob −[\d.]+ \({share:.0f}", file.text(".bubble"))
+    inks = "all => all.map(e => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; })"
+    others = file.page.locator("summary, a, button, [aria-selected=true], .text .token")
+    assert blue not in {one for both in others.evaluate_all(inks) for one in both}
+
+
 # catches: a number that the mouse alone can ask for, that of the next token, one that is rounded
 def test_the_number_behind_a_token(files: dict[str, Path], read: Callable):
     file, r = read(files["rollout"]), rollout(64, 53)
     file.press(str(file.signals().index("values") + 1))
     told = lambda: file.text(".bubble").replace("−", "-")
-    wanted = lambda t: f"values {r.values[0, t].item():.7g}"
+    wanted = lambda t: f"value {r.values[0, t].item():.7g}"
     file.page.locator(".text .token").nth(7).hover()
     assert told().startswith("w0.7 token 8:") and wanted(7) in told()
     file.page.mouse.move(0, 0)
@@ -453,7 +488,7 @@ def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable)
         for k, (t, told) in enumerate(zip(its, lines, strict=True)):
             part = f" (part {k + 1} of {len(its)})" if len(its) > 1 else ""
             assert told.startswith(f"{name}{part} token {t + 1}:")
-            assert f"values {r.values[0, t].item():.7g}" in told.replace("−", "-")
+            assert f"value {r.values[0, t].item():.7g}" in told.replace("−", "-")
         file.press("ArrowRight")
     ground = "e => getComputedStyle(e).backgroundImage"
     three = file.page.locator(".text .token").nth(2).evaluate(ground)
@@ -555,7 +590,7 @@ def test_finding_and_filtering_by_keyboard(files: dict[str, Path], read: Callabl
     file.page.keyboard.type("word3")
     file.page.get_by_label("Only").select_option("cut off")
     assert len(file.listed()) == 7 and file.episode() == 3
-    assert len(file.signals()) == 11
+    assert len(file.signals()) == 11  # as without a search
     file.press("Escape", "n")
     assert file.episode() == 13
     file.page.get_by_label("Only").select_option("score above")
@@ -616,7 +651,8 @@ def test_all_signals_stay_open(files: dict[str, Path], read: Callable):
     file.press("t", "n")
     assert file.page.locator(".panel thead th").all_inner_texts() == r.tokens[1]
     heads = file.page.locator(".panel tbody th")
-    assert {*heads.all_inner_texts()} == {*SIGNALS, "ratio - 1", "clipped", "entropy"}
+    titles = heads.evaluate_all("all => all.map(e => e.title)")
+    assert {*titles} == {*SIGNALS, "ratio - 1", "sampler - trainer", "entropy"}
     assert {box.bounding_box()["height"] < 40 for box in heads.all()} == {True}
     file.press("t")
     assert file.page.locator(".panel").is_hidden()
@@ -1249,7 +1285,7 @@ def test_the_live_reader_is_the_saved_one(live: Notebook):
     for key, wanted in ((",", "Update 1, episode 0"), ("n", "Update 1, episode 1"), ("t", "")):
         page.keyboard.press(key)
         expect(facts).to_contain_text(wanted)
-    expect(reader.locator(".panel tbody th").first).to_have_text("kl")
+    expect(reader.locator(".panel tbody th").first).to_have_text("KL to the reference")
     texts = reader.locator(".page > .text .token").all_inner_texts()
     assert texts == rollout(6, 8, seed=1, update=1).tokens[1]
     bar, told = reader.locator(".bar").first, reader.locator(".bar .count")

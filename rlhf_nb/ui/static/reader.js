@@ -27,10 +27,28 @@ const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.sli
 const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
 const number = x => make("span", { text: shown(x), title: exact(x) });
 const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flatMap((fact, i) => i ? [" · ", fact].flat() : fact));
-const largest = numbers => numbers.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 0);
-const tint = (x, most) => !(most > 0) || !x ? "transparent"
-  : `color-mix(in srgb, var(--${x > 0 ? "up" : "down"}) ${Math.round(100 * Math.min(Math.abs(x) / most, 1))}%, transparent)`;
-const tinted = (node, x, most) => { node.style.backgroundColor = tint(x, most); };
+
+// ---- Colours: one scale for an update, so that answers can be compared and one outlier bleaches none ----
+
+const FULL = 0.99, SAMPLE = 2 ** 16;  // full colour at this quantile; of more numbers than that, every so many
+const ONE_WAY = { logprobs: -1, ref_logprobs: -1, engine_logprobs: -1, values: 1, returns: 1, entropy: 1 };  // -1: low is deep
+const scaleOf = (numbers, way) => {
+  const step = Math.ceil(numbers.length / SAMPLE) || 1;
+  const kept = Float64Array.from(numbers.filter((x, i) => i % step === 0 && Number.isFinite(x) && (way || x)), x => way ? x : Math.abs(x)).sort();
+  const at = share => kept.length ? kept[Math.min(kept.length - 1, Math.floor(share * kept.length))] : 0;
+  return { way, low: way ? at(1 - FULL) : -at(FULL), high: at(FULL) };
+};
+const scaleFor = (pack, key) => pack.scales[key] ??= scaleOf(pack.rows.flatMap(row => row.signals[key] ?? []), ONE_WAY[key]);
+const tint = (x, { way, low, high }) => {
+  if (Number.isNaN(x) || x === null || !(high > low) || !way && !x) return "transparent";
+  const share = way ? (x - low) / (high - low) : Math.abs(x) / high, deep = Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
+  return `color-mix(in srgb, var(--${way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(100 * deep)}%, transparent)`;
+};
+const NAMES = {
+  kl: "KL to the reference", advantages: "advantage", rewards: "reward paid", logprobs: "log-prob", ref_logprobs: "log-prob of the reference",
+  values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler less trainer", "ratio - 1": "ratio new/old, less 1",
+};
+const nameOf = key => NAMES[key] ?? key;
 
 // ---- An update, out of its bytes ----
 
@@ -71,7 +89,7 @@ const opened = (pack, arrays) => {
 };
 
 // Signals by the settings of the run, or by others.
-const ORDER = "kl advantages rewards logprobs ref_logprobs values returns engine_logprobs entropy".split(" ");
+const ORDER = ["ratio - 1", ..."kl advantages rewards values returns logprobs ref_logprobs engine_logprobs".split(" "), "sampler - trainer", "entropy", "clipped"];
 const given = pack => pack.rows.map(row => ({
   length: row.length, stopped: row.stopped, unpenalized: row.unpenalized, earned: row.stored.earned, kl: row.stored.kl,
   logprobs: row.stored.logprobs, refLogprobs: row.stored.ref_logprobs, values: row.stored.values,
@@ -83,18 +101,15 @@ const clips = (now, old, advantage, low, high) => {
 export const signalsOf = (row, made, { cliprange = 0.2, cliprange_high } = {}) => {
   const all = { ...row.stored };
   if (made) Object.assign(all, { kl: made.kl, rewards: made.rewards, advantages: made.advantages, returns: made.returns });
-  const signals = {};
-  for (const name of ORDER) if (all[name]) signals[name] = all[name];
-  if (all.now) {
-    const known = t => t < row.length;
-    signals["ratio - 1"] = all.now.map((x, t) => known(t) ? Math.expm1(x - all.logprobs[t]) : 0);
-    if (all.advantages)
-      signals.clipped = all.now.map((x, t) => known(t) ? clips(x, all.logprobs[t], all.advantages[t], cliprange, cliprange_high ?? cliprange) : 0);
-  }
-  return signals;
+  if (all.engine_logprobs && all.logprobs) all["sampler - trainer"] = all.engine_logprobs.map((x, t) => x - all.logprobs[t]);
+  if (all.now) all["ratio - 1"] = all.now.map((x, t) => Math.expm1(x - all.logprobs[t]));
+  if (all.now && all.advantages)
+    all.clipped = all.now.map((x, t) => clips(x, all.logprobs[t], all.advantages[t], cliprange, cliprange_high ?? cliprange));
+  return Object.fromEntries(ORDER.filter(name => all[name]).map(name => [name, all[name]]));
 };
 const computed = (pack, recipe = pack.recipe) => {
   const made = recipe && whatIf(given(pack), recipe);
+  pack.scales = {};
   pack.rows.forEach((row, i) => {
     row.signals = signalsOf(row, made?.[i], recipe ?? pack.clip);
     const kl = row.signals.kl?.slice(0, row.length).reduce((a, b) => a + b, 0) ?? null;
@@ -159,7 +174,7 @@ export const changed = (ours, theirs) => {
 // ---- The page ----
 
 const KEYS = [
-  ["n or ↓, p or ↑", "the next episode, the one before"], [". and ,", "the next update, the one before"],
+  ["n, ↓ or →; p, ↑ or ←", "the next episode, the one before"], [". and ,", "the next update, the one before"],
   ["1, 2, …", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
   ["t", "the table of all signals"], ["w", "what other settings would have made of it"],
   ["g", "other answers to the same prompt"], ["/", "find in prompts and answers"],
@@ -311,20 +326,20 @@ export const reader = (root, source) => {
     down.ariaLabel = at.down ? "descending" : "ascending";
     const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
     count.textContent = list.length ? `${list.length} of ${all}` : "No episode is left.";
-    const most = largest(list.map(row => row.score));
+    const scale = pack.scales.score ??= scaleOf(pack.rows.map(row => row.score));
     // What is in sight first, so that a key is answered at once; the others when the picture stands.
     const rest = [...list], sight = list.findIndex(row => row.id === at.row) + SIGHT;
-    const lines = count => rest.splice(0, count).map(row => lineOf(row, most));
+    const lines = count => rest.splice(0, count).map(row => lineOf(row, scale));
     rows.replaceChildren(...lines(sight));
     drawRest = () => rows.append(...lines(rest.length));
     clearTimeout(waiting);
     waiting = setTimeout(drawRest, 60);
   };
-  const lineOf = (row, most) => {
+  const lineOf = (row, scale) => {
     const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
     line.dataset.id = row.id;
     const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
-    tinted(score, row.score, most);
+    score.style.backgroundColor = tint(row.score, scale);
     make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
     make("span", { parent: line, text: `${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
       title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
@@ -354,7 +369,9 @@ export const reader = (root, source) => {
     within(its).forEach((t, k, all) => {
       const about = make("div", { parent: bubble });
       make("bdi", { parent: about, text: named(its.text) });
-      const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
+      const line = Object.entries(row.signals).filter(([key, x]) => key !== "clipped" || x[t]).map(([key, x]) => key === "clipped"
+        ? `clipped ${x[t] > 0 ? "above" : "below"}` : `${nameOf(key)} ${key === at.signal ? exact(x[t]) : shown(x[t])}`
+          + (key.endsWith("logprobs") ? ` (${percent(Math.exp(x[t]))} %)` : ""));
       about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${line.join(" · ")}`);
     });
     bubble.hidden = false;
@@ -365,7 +382,7 @@ export const reader = (root, source) => {
     Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
   };
   const hush = () => { bubble.hidden = true; };
-  const running = (box, row, numbers, most, marks, other) => {
+  const running = (box, row, numbers, scale, marks, other) => {
     const code = codeLines(row.text);
     let line = null, lines = 0, block = null;
     const begin = () => {
@@ -384,9 +401,11 @@ export const reader = (root, source) => {
       if (marks?.[its.from]) token.classList.add(marks[its.from]);
       if (other && within(its).some(t => other[t])) token.classList.add("changed");
       if (numbers) {
-        const colours = within(its).map(t => tint(numbers[t], most)), width = 100 / colours.length;
+        const colours = within(its).map(t => tint(numbers[t], scale)), width = 100 / colours.length;
         if (colours.length < 2) token.style.backgroundColor = colours[0];
         else token.style.backgroundImage = `linear-gradient(90deg, ${colours.map((one, k) => `${one} ${k * width}% ${(k + 1) * width}%`)})`;
+        if (!scale.way && within(its).some(t => numbers[t] < 0)) token.classList.add("below");
+        if (at.signal === "ratio - 1" && within(its).some(t => row.signals.clipped?.[t])) token.classList.add("clipped");
         token.dataset.number = within(its).map(t => shown(numbers[t])).join(" ");
       }
       token.onmouseenter = () => say(token, row, its);
@@ -458,7 +477,7 @@ export const reader = (root, source) => {
     claims.textContent = "";
     panel.hidden = true;
     if (!row) { facts.textContent = "No episode is left."; return; }
-    const names = Object.keys(row.signals), claim = known(row);
+    const names = Object.keys(row.signals).filter(key => key !== "clipped"), claim = known(row);
     if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
     facts.replaceChildren();
     spaced(facts, `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}`,
@@ -469,21 +488,28 @@ export const reader = (root, source) => {
     if (signals.dataset.names !== names.join()) {
       signals.dataset.names = names.join();
       signals.replaceChildren();
-      names.forEach((key, i) => button(signals, `${i + 1} ${key}`, () => go({ signal: at.signal === key ? "" : key })));
+      names.forEach((key, i) => button(signals, `${i + 1} ${nameOf(key)}`, () => go({ signal: at.signal === key ? "" : key }), { title: key }));
     }
     [...signals.children].forEach((one, i) => one.setAttribute("aria-pressed", names[i] === at.signal));
-    const numbers = row.signals[at.signal], most = largest(numbers ?? []);
-    running(text, row, numbers, most, claim?.marks);
+    running(text, row, row.signals[at.signal], scaleFor(pack, at.signal), claim?.marks);
     tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
       token.onfocus = token.onmouseenter;
       token.onblur = hush;
     });
-    legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : at.signal
-      ? `Tint: ${at.signal}, full colour at ${shown(most).replace("+", "±")}. Hover, or Tab and ← →, for the number.` : "";
+    drawLegend(names);
     if (claim) drawClaims(claim, row.badForm);
     for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
     drawPanel(row, names);
+  };
+  const drawLegend = names => {
+    legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : "";
+    if (!at.signal) return;
+    const { way, low, high } = scaleFor(pack, at.signal);
+    const bar = make("span", { className: `scale ${way > 0 ? "rising" : way < 0 ? "falling" : ""}`, text: way ? "" : "0" });
+    const rows = pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "";
+    legend.append(`${nameOf(at.signal)} `, number(low), " ", bar, " ", number(high), ` full colour from the ${100 * FULL} % quantile of this update on.${rows}`
+      + " Hover, or Tab and ← →, for the number.");
   };
   const drawClaims = (claim, badForm) => {
     const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
@@ -513,9 +539,9 @@ export const reader = (root, source) => {
     for (const piece of row.pieces) make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: named(piece.trim() || piece) });
     const body = make("tbody", { parent: table });
     for (const key of names) {
-      const line = make("tr", { parent: body }), most = largest(row.signals[key]);
-      make("th", { parent: line, text: key, scope: "row" });
-      for (const x of row.signals[key]) tinted(make("td", { parent: line, text: shown(x), title: exact(x) }), x, most);
+      const line = make("tr", { parent: body }), scale = scaleFor(pack, key);
+      make("th", { parent: line, text: nameOf(key), title: key, scope: "row" });
+      for (const x of row.signals[key]) make("td", { parent: line, text: shown(x), title: exact(x) }).style.backgroundColor = tint(x, scale);
     }
   };
   const drawKeys = () => {
@@ -587,11 +613,11 @@ export const reader = (root, source) => {
       `; ${turned} of ${row.length} tokens have an advantage of the other sign.`, "missing_eos_penalty" in (at.recipe ?? {}) && row.stopped
         ? " This episode stopped by itself: the penalty reaches it only through the whitening." : "");
     for (const key of ["rewards", "advantages", ...(before.clipped ? ["clipped"] : [])]) {
-      const most = largest([...before[key], ...after[key]]);
+      const scale = scaleFor(pack, key);
       for (const [said, its] of [[pack.asks ? "stored" : "before", before], [pack.asks ? "by your choice" : "after", after]]) {
         const line = part("p", answer, "text small");
         make("b", { parent: line, text: `${key}, ${said}: ` });
-        running(line, { ...row, signals: its }, its[key], most);
+        running(line, { ...row, signals: its }, its[key], scale);
       }
     }
     make("p", { parent: answer, text: "Advantages are whitened over all episodes of the update. What the policy would have "
@@ -617,7 +643,6 @@ export const reader = (root, source) => {
     if (mine !== turn || at.panel !== "same") return;
     wait.remove();
     const scores = here.map(([, one]) => one.score).filter(Number.isFinite), best = Math.max(...scores), worst = Math.min(...scores);
-    const most = largest([...here, ...others].flatMap(([, one]) => one.signals[at.signal] ?? []));  // one scale for all
     for (const [i, one, its] of [...here, ...others]) {
       const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
       const where = source.updates[i];
@@ -626,7 +651,7 @@ export const reader = (root, source) => {
       const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
       spaced(make("p", { parent: card, className: "facts" }), one.score !== null && ["score ", number(one.score), rank],
         one.kl !== null && ["KL ", number(one.kl)], counted(one, its ?? pack));
-      running(part("p", card, "text small"), one, one.signals[at.signal], most, known(one)?.marks,
+      running(part("p", card, "text small"), one, one.signals[at.signal], scaleFor(pack, at.signal), known(one)?.marks,
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
       if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
     }
