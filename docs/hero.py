@@ -73,7 +73,7 @@ def frames_of(tab: Any, page: Path) -> list[Any]:
     tab.wait_for_selector("#app:not([hidden]) .token")
     for step, _ in STEPS:
         if step == "hover":
-            tab.locator(".page > .text .token").nth(2).hover()
+            tab.locator(".body > .text .token").nth(2).hover()
         elif step == "lam":
             tab.locator(".panel [data-setting=lam]").fill("0")
         elif step:

@@ -213,6 +213,24 @@ TALK = [
 ]
 
 
+# catches: a prompt that a template has written, as one string with its marks; a text with a stray mark
+# taken for turns
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi\nthere<|im_end|>\n<|im_start|>assistant\n",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi\nthere<|eot_id|>",
+    ],
+)
+def test_a_template_is_read_as_turns(text):
+    header = header_of(packed_update(Shown(make((3,), prompts=[text]))))
+    assert header["prompts"][0]["turns"] == [["system", "Be kind."], ["user", "Hi\nthere"]]
+    assert header["prompts"][0]["text"] == text
+    plain = header_of(packed_update(Shown(make((3,), prompts=["what is <|im_start|> for?"]))))
+    assert "turns" not in plain["prompts"][0]
+
+
 # catches: the template's marks where turns are wanted, a turn without text that ends the page, the
 # text that the model read lost
 def test_a_conversation_is_shown_turn_by_turn():

@@ -48,6 +48,7 @@ class Area:
 
 
 CHART = Area(260, 140, 56, 252, 30, 114)  # with room for numbers, a unit and a name
+FEW = 12  # measurements, each of which is marked
 STRIP = Area(220, 64, 4, 216, 6, 58)  # for a page that has words and numbers beside it
 Place = Callable[[float], float]  # of a step or a value, in the picture
 
@@ -74,6 +75,8 @@ def draw_lines(
         corners = " ".join(f"{x(u):.2f},{y(value):.2f}" for u, value in line)
         place = dict(cx=f"{x(line[-1][0]):.2f}", cy=f"{y(line[-1][1]):.2f}")
         parts.append(element("polyline", points=corners, class_=f"line{i}"))
+        for u, value in line if len(line) <= FEW else ():
+            parts.append(element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}"))
         parts.append(element("circle", **place, r=4, class_=f"ring{i}"))
     return "".join(parts), x, y
 

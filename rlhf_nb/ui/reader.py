@@ -211,10 +211,18 @@ def prompt_text(text: str) -> str:
     return visible(text, lines=True)
 
 
+CHAT = re.compile(  # a turn as common chat templates write it
+    r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(\w+)(?:<\|end_header_id\|>)?\n+"
+    r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
+    re.DOTALL,
+)
+
+
 def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """A prompt as it is shown, its turns where it is a conversation, and the facts that it tells
     where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
+    turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
     more = dict(facts=facts, turns=[[*map(prompt_text, turn)] for turn in turns])
     return dict(text=prompt_text(text)) | {name: x for name, x in more.items() if x}
 

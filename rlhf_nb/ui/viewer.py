@@ -49,6 +49,7 @@ from rlhf_nb.ui.run_files import (
     run_suspects,
     spread,
     suspects_of,
+    two_views,
 )
 from rlhf_nb.ui.viz import signal_table, token_strip
 from rlhf_nb.ui.what_if import check_chosen
@@ -436,7 +437,8 @@ class RunBrowser:
         files, of_run = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
         odd = {nearest(files, one.update) for one in of_run}
         chosen = _chosen_updates(files, updates, odd)
-        suspects = of_run + episode_suspects(self.run.numbers(chosen), 6)
+        numbers = self.run.numbers(chosen)
+        suspects = two_views(numbers) + of_run + episode_suspects(numbers, 6)
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()
