@@ -630,7 +630,9 @@ def test_half_filled_rollouts(tmp_path):
     )
     seen = browse(run)
     header, rows = unpacked(ask(seen.reader, load=0))
-    assert header["recipe"] is None and set(rows) == {"ids", "logprobs"} and "scores" not in header
+    assert (
+        header["recipe"] is None and set(rows) == {"widths", "logprobs"} and "scores" not in header
+    )
     assert "kept before" in header["told"] and "logprobs" in check(seen._repr_html_()).text
     read_page(seen.save_html(tmp_path / "x.html"))
 

@@ -75,8 +75,6 @@ def draw_lines(
         corners = " ".join(f"{x(u):.2f},{y(value):.2f}" for u, value in line)
         place = dict(cx=f"{x(line[-1][0]):.2f}", cy=f"{y(line[-1][1]):.2f}")
         parts.append(element("polyline", points=corners, class_=f"line{i}"))
-        for u, value in line if len(line) <= FEW else ():
-            parts.append(element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}"))
         parts.append(element("circle", **place, r=4, class_=f"ring{i}"))
     return "".join(parts), x, y
 
@@ -109,8 +107,14 @@ def curve_svg(
 
 def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: str) -> str:
     "Lines of several runs above an axis without numbers; `reader.js` moves the rings along them."
-    drawn, _, _ = draw_lines(lines, span, STRIP)
-    return asset("strip.svg").format(title=escape(visible(title)), lines=drawn)
+    drawn, x, y = draw_lines(lines, span, STRIP)
+    dots = [
+        element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}")
+        for i, line in lines.items()
+        if len(line) <= FEW
+        for u, value in line
+    ]
+    return asset("strip.svg").format(title=escape(visible(title)), lines="".join(dots) + drawn)
 
 
 def curve_picture(svg: str, description: str) -> str:

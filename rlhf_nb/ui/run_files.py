@@ -483,8 +483,8 @@ def run_suspects(
     alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
     sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
-    below = log.dropna(subset=[kl]) if (kl := SHORT["KL"]) in log else log[:0]
-    for row in below[below[kl] < -0.5].to_dict("records")[-1:]:
+    below = log[log[kl] < -0.5] if (kl := SHORT["KL"]) in log else log[:0]
+    for row in below.to_dict("records")[-1:]:
         told = (
             f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats, and a KL is never "
             "below 0: log-probs of sampler, trainer or reference are not of the same policy or text"

@@ -1063,7 +1063,8 @@ def test_a_link_leads_to_its_episode_or_says_why_not(files: dict[str, Path], rea
     expect(alone.page.locator(".bar .count")).to_be_visible()
 
 
-# catches: a curve with a point before the first update that has an axis of its own
+# catches: a curve with a point before the first update that has an axis of its own, few measurements
+# that are drawn as a smooth line
 def test_all_curves_have_one_axis(tmp_path: Path, read: Callable):
     run = run_of(tmp_path / "run", 4, lambda u: rollout(6, 8, seed=u, update=u))
     log = run / "metrics.jsonl"
@@ -1072,14 +1073,17 @@ def test_all_curves_have_one_axis(tmp_path: Path, read: Callable):
         lines[i]["gold/win_rate"] = 0.2 + i / 10
     log.write_text("\n".join(map(json.dumps, lines)))
     file = read(browse(run).save_html(tmp_path / "run.html"))
+    assert file.page.locator(".curves figure").first.locator(".dot0").count() == 2
     gold = lambda: file.text(".curves figure >> nth=0")
     rings = lambda: [
-        float(one.get_attribute("cx")) for one in file.page.locator(".curves circle").all()
+        float(one.get_attribute("cx")) for one in file.page.locator(".curves .ring0").all()
     ]
     for update, told in ((1, "gold wins 40 %"), (0, "gold wins 20 % before the first update")):
         file.page.get_by_role("combobox", name="Update").select_option(str(update))
         file.wait(f"Update {update},")
-        assert gold() == told and rings() == pytest.approx([4 + 212 * update / 3] * 4, abs=0.01)
+        assert gold() == f"{told} 20 % → 40 %" and rings() == pytest.approx(
+            [4 + 212 * update / 3] * 4, abs=0.01
+        )
 
 
 # catches: lines of two runs of which nothing says which is whose, or their colour alone; a caption
@@ -1141,7 +1145,7 @@ def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
     file = read(browse(run).save_html(tmp_path / "run.html"))
     caption = file.page.locator("figcaption", has_text="clipped")
     told = lambda: (" ".join(caption.inner_text().split()), caption.get_attribute("title"))
-    assert told() == ("clipped ≈0 %", "clipped, share of tokens: 0.027 %")
+    assert told() == ("clipped ≈0 % 0 % → ≈0 %", "clipped, share of tokens: 0.027 %")
     r = given(1)
     number = lambda x: f"{x.item():.7g}".replace("-", "−")
     exact = lambda selector: [
@@ -1162,7 +1166,7 @@ def test_rounded_numbers_tell_the_exact_ones(tmp_path: Path, read: Callable):
     assert titles == pytest.approx([x.item() for x in wanted], abs=1e-5)
     file.press("Escape", ",")
     file.wait("Update 0,")
-    assert told()[0] == "clipped 0 %"
+    assert told()[0] == "clipped 0 % 0 % → ≈0 %"
 
 
 # catches: the last word of an answer drawn as the stop token that the file does not keep
@@ -1325,7 +1329,8 @@ def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: st
 def test_a_file_of_another_trainer_without_signals(tmp_path: Path, read: Callable):
     rows = [dict(prompt="p", response="a b", step=u) for u in (1, 2) for _ in range(2)]
     file = read(browse(rows).save_html(tmp_path / "bare.html"))
-    assert file.text(".page > .facts") == "Update 2, episode 0 of 2 · 2 words"
+    group = "one of 2 answers to its prompt ◀▶"
+    assert file.text(".page > .facts") == f"Update 2, episode 0 of 2 · 2 words {group}"
     assert file.listed() and not {"■", "✂", "–", "KL"} & set(file.text(".rows").split())
     only = file.page.get_by_label("Only").locator("option")
     sort = file.page.get_by_label("Sort by").locator("option")

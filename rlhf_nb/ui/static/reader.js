@@ -539,7 +539,8 @@ export const reader = (root, source) => {
   };
   const drawGroup = row => {
     const box = make("span", { parent: facts, className: "group" }), [mean, spread] = moments(row.group.map(one => one.score));
-    box.append(`one of ${row.group.length} answers to its prompt, scores `, ...equal(row.group) ? ["all equal: comparing them teaches nothing"] : [number(mean), ` ± ${plain(spread, "")}`], " ");
+    box.append(`one of ${row.group.length} answers to its prompt`, ...equal(row.group) ? [", scores all equal: comparing them teaches nothing"]
+      : row.group.every(one => one.score !== null) ? [", scores ", number(mean), ` ± ${plain(spread, "")}`] : [], " ");
     for (const [text, by, said] of [["◀", -1, "answer before, same prompt ([)"], ["▶", 1, "next answer, same prompt (])"]])
       button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
   };
