@@ -694,7 +694,7 @@ def test_a_long_answer(tmp_path: Path, read: Callable):
         assert file.page.evaluate(token) == wanted
     marks = file.page.locator(".map i")
     full = "all => all.filter(e => e.style.backgroundColor.includes('100%')).length"
-    assert marks.count() == file.page.locator(".text .line").count()
+    expect(marks).to_have_count(file.page.locator(".text .line").count())
     assert marks.evaluate_all(full) == 3
     marks.last.click()
     assert file.page.evaluate(token) >= int(r.mask[0].sum()) - 3

@@ -526,7 +526,9 @@ export const reader = (root, source) => {
     running(text, told, numbers, scale, claim?.marks, null, boxes);
     text.classList.toggle("plain", at.plain);
     plainly.setAttribute("aria-pressed", at.plain);
-    (remap = () => drawMap(boxes, numbers, scale))();
+    depths = boxes.map(its => Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
+    remap = () => drawMap(boxes, numbers, scale);
+    requestAnimationFrame(() => remap());  // with the frame's own layout: a key is answered first
     tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
       token.onfocus = token.onmouseenter;
@@ -568,7 +570,6 @@ export const reader = (root, source) => {
   let depths = [], differing = false, remap = () => {};
   new ResizeObserver(() => remap()).observe(text);
   const drawMap = (boxes, numbers, scale) => {
-    depths = boxes.map(its => Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
     map.replaceChildren();
     if (!text.offsetHeight) return;  // not in sight yet
     const whole = text.getBoundingClientRect(), lines = new Map();
