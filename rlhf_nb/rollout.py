@@ -97,6 +97,7 @@ from rlhf_nb.base.opened import (
     unwrapped,
     uses_cache,
 )
+from .encoding import token_spans
 from .masks import left_pad, pack, position_ids, score_sums
 
 # %% ../nbs/reference/39_sampling.ipynb #21241ad8
@@ -246,17 +247,26 @@ def has_cache(model: Any) -> bool:
 
 # %% ../nbs/reference/39_sampling.ipynb #f30648cd
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """The text of each token. Of tokens that are parts of one character the first has all of it,
-    and the others are empty; a part of a character that is cut off is U+FFFD."""
-    texts: list[str] = []
+    """The text of each token, as a part of their whole text: together they are `decode(ids)`. Of
+    tokens that are parts of one character the first has all of it, and the others are empty."""
+    whole, texts = str(tokenizer.decode(ids)), list[str]()
+    decoded = lambda t, width=1: str(tokenizer.decode(ids[t : t + width]))
     while (t := len(texts)) < len(ids):
         for width in range(1, min(8, len(ids) - t) + 1):  # a character has up to four bytes
-            text = str(tokenizer.decode(ids[t : t + width]))
-            if "\ufffd" not in text:
+            if "\ufffd" not in (text := decoded(t, width)):
                 break
         else:
-            width, text = 1, str(tokenizer.decode(ids[t : t + 1]))
+            width, text = 1, decoded(t)
         texts += [text, *[""] * (width - 1)]
+    if "".join(texts) == whole:
+        return texts
+    # Broken bytes, or a decoder that puts blanks between tokens.
+    texts = [whole[start:end] for start, end in token_spans(tokenizer, ids, whole)]
+    for t in range(len(texts) - 1, 0, -1):  # what completes a character has it, until here
+        if not texts[t - 1] and "\ufffd" in decoded(t - 1):
+            alone = decoded(t)
+            kept = alone if "\ufffd" not in alone and texts[t].endswith(alone) else ""
+            texts[t - 1 : t + 1] = texts[t].removesuffix(kept), kept
     return texts
 
 

@@ -1199,7 +1199,7 @@ def test_view(ppo, capsys, monkeypatch):
         and "Content-Security-Policy" in page
     )
     header, _ = unpacked(data["updates"][1]["packed"])
-    assert header["episodes"] == [0, 1] and "<b>" in header["pieces"]
+    assert header["episodes"] == [0, 1] and "<b>" in header["answers"][0]
     assert say(capsys, "view run --no-browser --update 0 2")[0] == 0 and len(opened) == 1
     _, data = page_of_view()
     assert [one["name"] for one in data["updates"]] == ["0", "2"]
