@@ -88,7 +88,7 @@ def small_args(tmp_path):
     `small_args(SFTConfig, max_steps=1)`."""
 
     def make(config, **changes):
-        from runs import QUIET
+        from small_runs import QUIET
 
         own = dict(output_dir=str(tmp_path / "run"), save_strategy="no")
         return config(**QUIET | own | changes)
@@ -134,7 +134,7 @@ def ppo(letters, small_args, imports):
     rows, 5 tokens each, read twice; a third of the rows stop."""
     from datasets import Dataset
     from ppo_fixtures import PROMPTS, SIZES
-    from runs import RUN, likes_c
+    from small_runs import RUN, likes_c
 
     from rlhf_nb.models import tiny_policy
     from rlhf_nb.trainer import PPOConfig, PPOTrainer

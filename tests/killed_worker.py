@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from runs import OF_RANKS, QUIET, TOLD, likes_a, untimed
+from small_runs import OF_RANKS, QUIET, TOLD, likes_a, untimed
 from transformers import TrainerCallback
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer

@@ -11,7 +11,7 @@ import transformers.training_args
 from accelerate import PartialState
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
-from runs import OF_RANKS, QUIET, TOLD
+from small_runs import OF_RANKS, QUIET, TOLD
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import TIMES, TOLD, likes_c, untimed  # noqa: F401
+from small_runs import TIMES, TOLD, likes_c, untimed  # noqa: F401
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import rlhf_nb.trainer

@@ -11,7 +11,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig
-from runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a, untimed
+from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a, untimed
 
 from rlhf_nb.models import load_tokenizer
 from rlhf_nb.rollout import Rollout

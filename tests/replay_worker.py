@@ -8,7 +8,7 @@ from unittest import mock
 
 from datasets import Dataset
 from peft import LoraConfig
-from runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a
+from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a
 
 import rlhf_nb.trainer
 from rlhf_nb.diagnose.replay import replay

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from datasets import Dataset
-from runs import QUIET
+from small_runs import QUIET
 from transformers import TrainerCallback
 
 from rlhf_nb.models import tiny_policy, train_tokenizer

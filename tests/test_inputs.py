@@ -4,7 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS
-from runs import RUN
+from small_runs import RUN
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import score_texts

@@ -10,7 +10,7 @@ from pathlib import Path
 import forks
 import pytest
 from ppo_fixtures import need_deepspeed
-from runs import TOLD
+from small_runs import TOLD
 from test_plans import page
 from test_two_processes import LAYOUTS
 from transformers import AutoConfig

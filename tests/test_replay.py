@@ -20,7 +20,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, untimed
-from runs import QUIET, RUN, SAVED, TOLD
+from small_runs import QUIET, RUN, SAVED, TOLD
 
 import rlhf_nb.diagnose.replay as module
 import rlhf_nb.trainer

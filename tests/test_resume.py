@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
-from runs import QUIET, RUN, SAVED
+from small_runs import QUIET, RUN, SAVED
 from transformers import TrainerCallback
 
 from rlhf_nb.models import scorer_from, tiny_policy

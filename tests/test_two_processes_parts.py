@@ -7,7 +7,7 @@ from pathlib import Path
 import forks
 import pytest
 from ppo_fixtures import need_deepspeed
-from runs import TOLD
+from small_runs import TOLD
 from test_two_processes import LAYOUTS
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer

@@ -193,8 +193,11 @@ def _json_rows(text: str, notes: list[str]) -> list[Row]:
 
 def _csv_rows(text: str) -> list[Row]:
     "The rows of a CSV file, as texts. Raises ValueError where a row has too many fields."
-    csv.field_size_limit(2**31 - 1)  # an answer may be long
-    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    limit = csv.field_size_limit(2**31 - 1)  # an answer may be long
+    try:
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    finally:
+        csv.field_size_limit(limit)
     for i, line in enumerate(lines):
         if any(line.pop(None, [])):  # type: ignore[call-overload]
             raise ValueError(
