@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 from datasets import Dataset
+from pairs import pairwise
 from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LlamaConfig
@@ -228,30 +229,8 @@ def trained(
 @pytest.mark.parametrize(
     "name, bf16, checkpointing, share, lora",
     [
-        ("neox", False, False, False, False),
-        ("llama", True, True, False, True),
-        ("gpt2", False, True, True, False),
-        *[
-            pytest.param(*others, marks=pytest.mark.slow)
-            for others in [
-                ("neox", True, True, True, True),
-                ("llama", True, False, False, False),
-                ("gpt2", True, True, False, True),
-            ]
-        ],
-        *[
-            pytest.param(*others, marks=pytest.mark.weekly)
-            for others in [
-                ("neox", False, False, False, True),
-                ("llama", True, True, False, False),
-                ("gpt2", False, True, True, True),
-                ("neox", True, True, False, False),
-                ("neox", True, True, False, True),
-                ("neox", True, True, True, False),
-                ("llama", True, False, False, True),
-                ("gpt2", True, True, False, False),
-            ]
-        ],
+        pytest.param(*row, marks=[pytest.mark.slow] * (i > 2))
+        for i, row in enumerate(pairwise(("neox", "llama", "gpt2"), *[(False, True)] * 4))
     ],
 )
 def test_the_plan_of_an_update_is_what_the_allocator_sees(
