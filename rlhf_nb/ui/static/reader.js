@@ -608,7 +608,8 @@ export const reader = (root, source) => {
     if (!at.panel) { unfolded = ""; return; }
     make("h2", { parent: panel, text: PANELS[at.panel] });
     ({ table: drawTable, what: drawWhat, same: drawSame, plot: drawPlot, keys: drawKeys })[at.panel](row, names);
-    if (unfolded !== at.panel) panel.scrollIntoView({ block: "nearest" });
+    const { top } = panel.getBoundingClientRect();
+    if (unfolded !== at.panel && (top < 0 || top > innerHeight - 200)) page.scrollIntoView({ block: "start" });
     unfolded = at.panel;
   };
   const drawTable = (row, names) => {
