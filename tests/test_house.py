@@ -39,6 +39,7 @@ EXEMPT = {
     ("01_policy_gradients", "exports_its_module"): "six words and exact sums: it exports nothing",
     ("course", "exports_its_module"): "the index of the course: it exports nothing",
     ("glossary", "exports_its_module"): "words and symbols: it exports nothing",
+    ("symptoms", "exports_its_module"): "kept runs and what they show: it exports nothing",
     ("13_training_loop", "exports_its_module"): "the trainer is defined by reference/48_trainer",
     ("47_metrics", "exports_its_module"): "a reading of the trainer's log: it exports nothing",
     ("54_migration", "exports_its_module"): "names of other trainers: rlhf_nb/training/compat.py",
