@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BENCH ?=
+NAME ?=
 
 BIN := $(VENV)/bin
 SET_UP := settings.ini setup.py constraints.txt
@@ -59,6 +60,16 @@ check-widgets: dev  ## part of test: no notebook keeps widget state
 check-notebooks: dev  ## part of test: every notebook runs from top to bottom
 	@echo "nbdev_test:" && $(TEST_ENV) $(BIN)/nbdev_test --n_workers 2 --timing \
 		|| { echo "nbdev_test: the notebooks named above fail. Try one alone with '$(BIN)/nbdev_test --path nbs/FOLDER/NAME.ipynb', fix it in '$(BIN)/jupyter lab nbs'." >&2; exit 1; }
+
+# Pages with a slow cell keep its output, so they are only tested; a picture needs the backend of its kernel.
+.PHONY: pages
+pages: dev  ## after another default: run the pages that name a setting, and keep what they show now. make pages NAME=kl_coef
+	@test -n "$(NAME)" || { echo "make: name the setting: make pages NAME=kl_coef" >&2; exit 2; }
+	@for page in $$(grep -lw -- "$(NAME)" nbs/*.ipynb nbs/*/*.ipynb); do echo "$$page"; \
+		if grep -qE '"#\| *(slow|gpu)' "$$page"; then $(TEST_ENV) $(BIN)/nbdev_test --path "$$page" || exit 1; \
+		else $(TEST_ENV) env -u MPLBACKEND $(BIN)/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace "$$page" || exit 1; fi; done
+	@$(BIN)/python tests/check_tree.py widgets --write
+	@$(BIN)/nbdev_clean
 
 check-readme: dev  ## part of test: README.md is what nbs/index.ipynb says
 	@$(BIN)/python tests/check_tree.py readme

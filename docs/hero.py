@@ -52,15 +52,16 @@ def write_page(path: Path) -> Path:
 
 
 STEPS = (  # a key, or an action by name; milliseconds that the picture stays
-    ("", 1800),
-    (".", 1500),
-    (".", 2000),
+    ("", 2000),
     ("2", 1500),
     ("hover", 2000),
     ("n", 1200),
-    ("n", 1200),
     ("w", 1200),
     ("lam", 2200),
+    ("d", 1500),
+    ("w", 1200),
+    (",", 1500),
+    (",", 2000),
 )
 
 
@@ -69,18 +70,16 @@ def frames_of(tab: Any, page: Path) -> list[Any]:
     from PIL import Image
 
     frames = []
-    tab.goto(page.as_uri() + "#update=0")
+    tab.goto(page.as_uri())
     tab.wait_for_selector("#app:not([hidden]) .token")
     for step, _ in STEPS:
         if step == "hover":
-            tab.locator(".page > .text .token").nth(2).hover()
+            tab.locator(".body > .text .token").nth(2).hover()
         elif step == "lam":
             tab.locator(".panel [data-setting=lam]").fill("0")
         elif step:
             tab.mouse.move(0, 0)
             tab.keyboard.press(step)
-        if step in ("w", "lam"):
-            tab.locator(".panel").scroll_into_view_if_needed()
         tab.wait_for_timeout(300)
         shot = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
         frames.append(shot.quantize(COLOURS, dither=Image.Dither.NONE))
@@ -88,8 +87,8 @@ def frames_of(tab: Any, page: Path) -> list[Any]:
 
 
 def write_pictures() -> None:
-    """The first update, the last one, a number behind a word, and other settings tried: on a light
-    page and on a dark one."""
+    """The last update, a number behind a word, other settings tried, and the updates before: on a
+    light page and on a dark one."""
     from playwright.sync_api import sync_playwright
 
     names = ("chromium", "chromium-browser", "google-chrome")

@@ -21,31 +21,19 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from .base.last_layer import position_wise
 from .base.lower_layers import frozen_layers
 from .models import inside, with_adapter
 
 GIB = 2**30  # about what GPUs are sold as: 80 "GB" are 80 GiB, minus what the driver uses
 
 # %% auto #0
-__all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'CHOICES', 'COUNTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'WORDS', 'ModelSize',
+__all__ = ['GIB', 'FORMS', 'CHUNK', 'LAYOUTS', 'CHOICES', 'COUNTS', 'ROWS', 'CONTEXT', 'NCCL', 'FRAGMENTS', 'ModelSize',
            'model_size', 'Precision', 'layer_activations', 'model_activations', 'logits_bytes', 'kv_cache', 'PPOSetup',
            'states', 'gathered', 'MemoryPlan', 'plan_memory']
 
 # %% ../nbs/reference/49_memory.ipynb #cd887a38
 def _count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-def _layers(model: nn.Module, n: int) -> nn.ModuleList:
-    "The decoder layers. Raises ValueError if the model has no list of n layers."
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n]
-    if not lists:
-        raise ValueError(
-            f"{type(model).__name__} has no list of {n} layers: give the config of a causal "
-            "language model, such as LlamaConfig, GPTNeoXConfig or GPT2Config."
-        )
-    return max(lists, key=_count)
 
 
 def _on_meta(config: PreTrainedConfig, scorer: bool, adapter: Any) -> nn.Module:
@@ -92,40 +80,44 @@ class ModelSize:
     # parts of a layer that are trained; only they keep their inputs
     learns: tuple[str, ...] = ("attention", "down", "norms", "out", "up")
     frozen: int = 0  # first layers that keep nothing: no weight learns in or below them
-    skips: bool = False  # the last layer skips positions whose output is not read
 
 # %% ../nbs/reference/49_memory.ipynb #2614bdf8
 def _measure(model: nn.Module, config: PreTrainedConfig) -> ModelSize:
     "Read a model's structure from its modules; `config` is that of its language model."
-    layers = _layers(model, config.num_hidden_layers)
-    names = {name.rpartition(".")[2]: m for name, m in layers[0].named_modules()}
-    linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D))]
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    frozen = frozen_layers(inside(model).base_model)
-    learning = [n for n, p in layers[frozen].named_parameters() if p.requires_grad]
+    n, modules = config.num_hidden_layers, dict(model.named_modules())
+    lists = [m for m in modules.values() if isinstance(m, nn.ModuleList) and len(m) == n]
+    if not lists:
+        raise ValueError(
+            f"{type(model).__name__} has no list of {n} layers: give the config of a causal "
+            "language model, such as LlamaConfig, GPTNeoXConfig or GPT2Config."
+        )
+    layers, frozen = max(lists, key=_count), frozen_layers(inside(model).base_model)
+    names = {name.rpartition(".")[2] for name, _ in layers[0].named_modules()}
+    kinds = " ".join(type(m).__name__ for m in layers[0].modules())
+    linear = [m for m in modules.values() if isinstance(m, (nn.Linear, Conv1D))]
+    own = lambda name, usual: getattr(config, name, None) or usual
     return ModelSize(
         params=_count(model),
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         matrices=sum(p.numel() for p in {p for m in linear for p in m.parameters(recurse=False)}),
         layer=_count(layers[0]),
-        layers=len(layers),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or hidden // heads,
-        mlp=getattr(config, "intermediate_size", None)
-        or getattr(config, "n_inner", None)
-        or 4 * hidden,
+        layers=n,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=own("num_key_value_heads", config.num_attention_heads),
+        head_dim=own("head_dim", config.hidden_size // config.num_attention_heads),
+        mlp=own("intermediate_size", own("n_inner", 4 * config.hidden_size)),
         vocab=config.vocab_size,
-        gated="gate_proj" in names or "gate_up_proj" in names,
-        fused=bool({"query_key_value", "c_attn", "qkv_proj"} & set(names)),
-        rotary=any("rotary" in name for name, _ in model.named_modules()),
-        rms=any("RMSNorm" in type(m).__name__ for m in layers[0].modules()),
-        parallel=bool(getattr(config, "use_parallel_residual", False)),
-        slow_gelu=any(type(m).__name__ == "NewGELUActivation" for m in layers[0].modules()),
-        learns=tuple(sorted({_part(n) for n in learning})),
+        gated=bool({"gate_proj", "gate_up_proj"} & names),
+        fused=bool({"query_key_value", "c_attn", "qkv_proj"} & names),
+        rotary=any("rotary" in name for name in modules),
+        rms="RMSNorm" in kinds,
+        parallel=own("use_parallel_residual", False),
+        slow_gelu="NewGELUActivation" in kinds,
+        learns=tuple(
+            sorted({_part(n) for n, p in layers[frozen].named_parameters() if p.requires_grad})
+        ),
         frozen=frozen,
-        skips=bool(position_wise(inside(model).base_model)),
     )
 
 # %% ../nbs/reference/49_memory.ipynb #67a0ff4f
@@ -168,35 +160,24 @@ def layer_activations(
     size: ModelSize,
     form: Precision,
     length: int,  # tokens of a row: the mask is [B, 1, length, length] and is kept in each layer
-    share: float = 1.0,  # of positions that are read; the last layer computes only those
 ) -> float:  # bytes per token
     """What one decoder layer keeps for its backward pass, with attention by sdpa and a padding
     mask. After Korthikanti et al. 2022."""
     mm, h, heads = form.matmul, size.hidden, size.heads * size.head_dim
     # a frozen matrix does not need its input
     kept = lambda part, bytes_: bytes_ if part in size.learns else 0
-    norms = (
-        2 * (4 * h + kept("norms", form.stream * h))
-        if size.rms
-        else (1 if size.parallel else 2) * form.stream * h
-    )
+    norms = (1 if size.parallel else 2) * form.stream * h
+    if size.rms:
+        norms = 2 * (4 * h + kept("norms", form.stream * h))
     # under autocast each matrix makes its own bf16 copy of a float32 input
     into: float = 1 if not form.autocast or size.fused else 3
     up = 1 if not form.autocast or not size.gated else 2
-    if share < 1 and not size.fused:  # the queries' matrix reads a copy of the positions
-        into = max(1, into - 1) + share
     inputs = kept("attention", into * mm * h)
-    inputs += share * (kept("up", up * mm * h) + kept("down", mm * size.mlp))
-    # queries and keys are rotated, and the whole matrix stays
-    split = 3 if size.fused and size.rotary else 0
-    attention: float = (4 + split) * mm * heads + 4 * size.heads + mm * length
-    if size.fused and size.rotary:
-        attention -= mm * heads - kept("out", share * mm * heads)
-    elif share < 1:
-        attention += kept("out", share * mm * heads)
-    if share < 1:  # outputs at those positions are kept, to be put back
-        attention += share * mm * (2 * h + (0 if size.fused else heads))
-    middle = share * (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
+    inputs += kept("up", up * mm * h) + kept("down", mm * size.mlp)
+    turned = size.fused and size.rotary  # queries and keys, beside the whole matrix, which stays
+    attention: float = (6 if turned else 4) * mm * heads + 4 * size.heads + mm * length
+    attention += kept("out", mm * heads) if turned else 0
+    middle = (3 if size.gated else 4 if size.slow_gelu else 1) * mm * size.mlp
     return norms + inputs + attention + middle
 
 # %% ../nbs/reference/49_memory.ipynb #9905e07f
@@ -210,10 +191,7 @@ def model_activations(
 ) -> float:  # bytes
     "What a whole body keeps: its layers, the last norm, and the inputs of the head."
     read = length if read is None else read
-    layer = last = layer_activations(size, form, length)
-    if size.skips and read < length:
-        last = layer_activations(size, form, length, read / length)
-    layers = (size.layers - size.frozen - 1) * layer + last
+    layers = (size.layers - size.frozen) * layer_activations(size, form, length)
     if checkpointing:
         layers = size.layers * form.stream * size.hidden
     norm = (4 + form.stream if size.rms else form.stream) * size.hidden
@@ -440,12 +418,10 @@ def _copies(setup: PPOSetup, phase: str) -> float:
     return 2 * sum(m.matrices for m in running) if setup.form.autocast else 0
 
 
-def _passing(size: ModelSize, setup: PPOSetup, tokens: float) -> float:
+def _passing(size: ModelSize, form: Precision, tokens: int) -> float:
     "What a layer holds without a gradient: the residual stream twice, and its MLP's middle."
-    form = setup.form
-    return tokens * (
-        2 * form.stream * size.hidden + form.matmul * size.mlp * (3 if size.gated else 2)
-    )
+    middle = form.matmul * size.mlp * (3 if size.gated else 2)
+    return tokens * (2 * form.stream * size.hidden + middle)
 
 
 def _lower_states(setup: PPOSetup) -> float:
@@ -470,14 +446,14 @@ def _rollout(setup: PPOSetup) -> dict[str, float]:
     policy, rows = setup.sizes[0], setup.rows
     return dict(
         kv=kv_cache(policy, setup.form, rows, setup.length - 1),
-        activations=_passing(policy, setup, rows * setup.prompt_length),
+        activations=_passing(policy, setup.form, rows * setup.prompt_length),
         logits=4 * 4 * rows * policy.vocab,
     )
 
 
 def _score(setup: PPOSetup) -> dict[str, float]:
     policy, _, frozen = setup.sizes
-    widest = max(_passing(m, setup, setup.rows * setup.length) for m in [policy, *frozen])
+    widest = max(_passing(m, setup.form, setup.rows * setup.length) for m in [policy, *frozen])
     return dict(activations=widest + _lower_states(setup), logits=_logits(setup, setup.rows, 1, 5))
 
 # %% ../nbs/reference/49_memory.ipynb #7cf305f6
@@ -486,12 +462,9 @@ def _update(setup: PPOSetup) -> dict[str, float]:
     policy, rows, form = setup.sizes[0], setup.per_device_train_batch_size, setup.form
     n, read = rows * setup.length, setup.response_length + 1  # before each token, after the last
     zero3, recompute = setup.layout == "zero3", setup.activation_checkpointing
-    models = setup.trained
-    if setup.layout in ("zero3", "fsdp2"):  # a sharded layer skips nothing
-        models = [replace(m, skips=False) for m in models]
     first, *of_value = [
         model_activations(m, form, rows, setup.length, recompute, positions)
-        for m, positions in zip(models, (setup.length if zero3 else read, read))
+        for m, positions in zip(setup.trained, (setup.length if zero3 else read, read))
     ]
     first += _lower_states(setup)
     chunked = rows * setup.response_length > CHUNK // policy.vocab  # each is recomputed then
@@ -528,46 +501,37 @@ NCCL = 1.0 * GIB  # its buffers, with several GPUs
 FRAGMENTS = 0.1  # share of temporary memory lost to fragmentation
 
 # %% ../nbs/reference/49_memory.ipynb #8de3c442
-WORDS = dict(peft_config="--use_peft", value_peft_config="--value_use_peft")
-
-
-def _options(s: PPOSetup) -> list[dict[str, Any]]:
-    "Fields to change, each of which may save memory."
-    n, later = s.num_processes, LAYOUTS[LAYOUTS.index(s.layout) + 1 :]
-    options: list[dict[str, Any]] = [
-        dict(activation_checkpointing=True),
-        dict(share_value_trunk=True),
-        dict(local_rollout_forward_batch_size=8),
-        dict(ds3_gather_for_generation=False),
-        dict(layout="zero3", num_processes=8) if n == 1 else dict(num_processes=2 * n),
-        *[dict(layout=layout) for layout in later if n > 1],
-    ]
-    for fewer in {max(1, s.per_device_train_batch_size // 2), 1}:
-        steps = s.local_rows // fewer
-        options += [dict(per_device_train_batch_size=fewer, gradient_accumulation_steps=steps)]
-    if s.layout != "zero3":
-        options.append(dict(offload_frozen=True))
+def _changes(s: PPOSetup) -> dict[str, dict[str, Any]]:
+    "What to type -> the fields that it changes, each of which may save memory."
+    n, many = s.num_processes, s.num_processes > 1
+    single: dict[str, Any] = dict(
+        activation_checkpointing=True,
+        share_value_trunk=True,
+        local_rollout_forward_batch_size=8,
+        ds3_gather_for_generation=False,
+        offload_frozen=s.layout != "zero3",  # which refuses it
+        num_processes=2 * n if many else 1,
+    )
+    changes = {f"--{name} {value}": {name: value} for name, value in single.items()}
+    for rows in {max(1, s.per_device_train_batch_size // 2), 1}:
+        steps = s.local_rows // rows
+        changes[f"--per_device_train_batch_size {rows} --gradient_accumulation_steps {steps}"] = (
+            dict(per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+        )
+    for layout in LAYOUTS[LAYOUTS.index(s.layout) + 1 :] if many else ("zero3",):
+        more = {} if many else dict(num_processes=8)
+        if layout == "zero3" and s.offload_frozen:
+            more["offload_frozen"] = False
+        typed = "".join(f" --{name} {value}" for name, value in more.items())
+        changes[f"rlhf-nb launch --config_file {layout}.yaml{typed}"] = dict(layout=layout, **more)
     if find_spec("peft") and s.peft_config is None:
         from peft import LoraConfig
 
-        adapters = dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=16))
+        lora = dict(peft_config=LoraConfig(task_type="CAUSAL_LM", r=16))
         if s.sizes[1] is not None:
-            adapters["value_peft_config"] = LoraConfig(task_type="SEQ_CLS", r=16)
-        options.append(adapters)
-    for changed in options:
-        if s.offload_frozen and changed.get("layout") == "zero3":  # which refuses it
-            changed["offload_frozen"] = False
-    return options
-
-
-def _typed(changed: dict[str, Any]) -> str:
-    "What to type for a change."
-    return " ".join(
-        f"rlhf-nb launch --config_file {value}.yaml"
-        if name == "layout"
-        else WORDS.get(name, f"--{name} {value}")
-        for name, value in changed.items()
-    )
+            lora["value_peft_config"] = LoraConfig(task_type="SEQ_CLS", r=16)
+        changes["--use_peft --value_use_peft" if len(lora) == 2 else "--use_peft"] = lora
+    return changes
 
 # %% ../nbs/reference/49_memory.ipynb #ed4299d6
 @dataclass(frozen=True)
@@ -575,7 +539,11 @@ class MemoryPlan:
     "Bytes on each GPU by phase and kind; whether they fit, and what to change."
 
     setup: PPOSetup
-    phases: dict[str, dict[str, float]]  # phase -> row of the table -> bytes
+
+    @cached_property
+    def phases(self) -> dict[str, dict[str, float]]:
+        "Phase -> row of the table -> bytes."
+        return _phases(self.setup)
 
     @property
     def totals(self) -> dict[str, float]:
@@ -628,12 +596,15 @@ class MemoryPlan:
     def advice(self) -> pd.DataFrame:
         """Changes that lower the peak, the best first: `change` (what to type), `peak GiB`, and
         `fits` (None: no GPU memory was given)."""
-        rows = []
-        for changed in _options(self.setup):
-            setup = replace(self.setup, **changed)
-            plan = MemoryPlan(setup, _phases(setup))
-            if plan.peak < self.peak:
-                rows.append((_typed(changed), round(plan.peak / GIB, 1), plan.fits))
+        plans = {
+            typed: MemoryPlan(replace(self.setup, **changed))
+            for typed, changed in _changes(self.setup).items()
+        }
+        rows = [
+            (typed, round(plan.peak / GIB, 1), plan.fits)
+            for typed, plan in plans.items()
+            if plan.peak < self.peak
+        ]
         rows.sort(key=lambda row: row[1])
         return pd.DataFrame(rows, columns=["change", "peak GiB", "fits"])
 
@@ -668,5 +639,4 @@ def plan_memory(
 ) -> MemoryPlan:
     """What a PPO run needs on each GPU, from configs alone. Raises ValueError, naming the field and
     the fix."""
-    setup = PPOSetup(policy, reward, value, **settings)
-    return MemoryPlan(setup, _phases(setup))
+    return MemoryPlan(PPOSetup(policy, reward, value, **settings))

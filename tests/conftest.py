@@ -88,17 +88,10 @@ def small_args(tmp_path):
     `small_args(SFTConfig, max_steps=1)`."""
 
     def make(config, **changes):
-        return config(
-            **dict(
-                output_dir=str(tmp_path / "run"),
-                use_cpu=True,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
-                logging_steps=1,
-            )
-            | changes
-        )
+        from small_runs import QUIET
+
+        own = dict(output_dir=str(tmp_path / "run"), save_strategy="no")
+        return config(**QUIET | own | changes)
 
     return make
 
@@ -140,23 +133,14 @@ def ppo(letters, small_args, imports):
     """Makes a trainer: `ppo(reward, data=, model=, kind=, parts=, ...settings)`. One update is 8
     rows, 5 tokens each, read twice; a third of the rows stop."""
     from datasets import Dataset
-    from ppo_fixtures import PROMPTS, SIZES, likes_c
+    from ppo_fixtures import PROMPTS, SIZES
+    from small_runs import RUN, likes_c
 
     from rlhf_nb.models import tiny_policy
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
     def make(reward=likes_c, *, data=None, model=None, kind=PPOTrainer, parts=None, **changes):
-        settings = dict(
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            total_episodes=24,
-            num_ppo_epochs=2,
-            response_length=5,
-            temperature=1.0,
-            learning_rate=1e-3,
-            num_sample_generations=0,
-            seed=0,
-        )
+        settings = RUN | dict(total_episodes=24, num_ppo_epochs=2)
         args = small_args(PPOConfig, **settings | changes)
         data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
         parts = dict(

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from small_runs import OF_RANKS, QUIET, TOLD, likes_a, untimed
 from transformers import TrainerCallback
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 folder, out, moment = Path(sys.argv[1]), Path(sys.argv[1], sys.argv[2]), sys.argv[3]
 where, _, number = moment.partition("-")
-prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
 
 
 def die() -> None:
@@ -58,42 +58,27 @@ if "TIMEOUT" in os.environ:  # what ddp_timeout does on GPUs; on a CPU transform
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
 args = PPOConfig(
     str(out),
-    use_cpu=True,
-    report_to="none",
-    disable_tqdm=True,
-    logging_steps=1,
-    per_device_train_batch_size=2,
     num_mini_batches=2,
     total_episodes=24,
-    response_length=6,
-    temperature=1.0,
-    learning_rate=1e-2,
-    num_sample_generations=0,
     save_strategy="steps",
     save_steps=2,
-    seed=5,
     normalize_scores=True,
     kl_controller="adaptive",
     save_on_each_node="EACH_NODE" in os.environ,
+    **QUIET | OF_RANKS | dict(gradient_accumulation_steps=1),
 )
-likes_a = lambda prompts, responses, **columns: [
-    response.count("a") - 0.1 * len(response) for response in responses
-]
 trainer = PPOTrainer(
     args,
     model=str(folder / "base"),
     reward_model=likes_a,
-    train_dataset=Dataset.from_dict(dict(prompt=prompts)),
+    train_dataset=Dataset.from_dict(dict(prompt=TOLD)),
     callbacks=[Axe()],
 )
 before_forward.calls = 0
 trainer.model.policy.register_forward_pre_hook(before_forward)
 trainer.train(resume_from_checkpoint=any(out.glob("checkpoint-*")) or None)
 if args.process_index == 0:
-    logs = [
-        {k: v for k, v in log.items() if not k.startswith(("time/", "tokens/per", "eps", "train_"))}
-        for log in trainer.state.log_history
-    ]
+    logs = [untimed(log) for log in trainer.state.log_history]
     torch.save(
         {name: x.clone() for name, x in trainer.model.state_dict().items()}, out / "weights.pt"
     )

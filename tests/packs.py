@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ def unpacked(packed: bytes | str) -> tuple[dict[str, Any], dict[str, list[list[f
     start = 4 + int.from_bytes(whole[:4], "little")
     header, at, rows = json.loads(whole[4:start]), start, {}
     for name, count in header["arrays"]:
-        kind = np.uint32 if name == "ids" else np.float32
+        kind = np.uint32 if name == "widths" else np.float32
         planes = np.frombuffer(whole, np.uint8, 4 * count, at).reshape(4, count)
         numbers = np.ascontiguousarray(planes.T).view(kind)[:, 0].tolist()
         ends = np.cumsum(header["lengths"]).tolist()
@@ -29,4 +30,9 @@ def unpacked(packed: bytes | str) -> tuple[dict[str, Any], dict[str, list[list[f
 def pieces(packed: bytes | str) -> list[list[str]]:
     "The tokens of each episode as running text."
     header, rows = unpacked(packed)
-    return [[header["pieces"][i] for i in row] for row in rows["ids"]]
+    units = [text.encode("utf-16-le") for text in header["answers"]]  # as JavaScript counts them
+    ends = [np.cumsum([0, *row], dtype=int).tolist() for row in rows["widths"]]
+    return [
+        [text[2 * a : 2 * b].decode("utf-16-le") for a, b in pairwise(end)]
+        for text, end in zip(units, ends)
+    ]

@@ -11,6 +11,7 @@ import transformers.training_args
 from accelerate import PartialState
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
+from small_runs import OF_RANKS, QUIET, TOLD
 
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -19,27 +20,15 @@ transformers.training_args.is_torch_bf16_gpu_available = lambda: (
     True
 )  # without use_cpu, transformers wants to see a GPU first
 fsdp, stage = "ACCELERATE_USE_FSDP" in os.environ, os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
-prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(8)]
+prompts = TOLD[:8]
 
 
 def make(out: str, bf16: bool = False, **changes) -> PPOTrainer:
     device = (
         dict(use_cpu=False, ddp_backend="gloo") if stage else dict(use_cpu=True)
     )  # use_cpu would turn DeepSpeed off, without a word
-    settings = dict(
-        report_to="none",
-        disable_tqdm=True,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        num_ppo_epochs=2,
-        total_episodes=16,
-        response_length=6,
-        temperature=1.0,
-        learning_rate=0.0,
-        num_sample_generations=0,
-        seed=5,
-    )
-    args = PPOConfig(str(folder / out), bf16=bf16, **device, **settings | changes)
+    settings = QUIET | OF_RANKS | dict(num_ppo_epochs=2, total_episodes=16, learning_rate=0.0)
+    args = PPOConfig(str(folder / out), bf16=bf16, **settings | device | changes)
     # Accelerate takes FSDP for a matter of GPUs, and gives DDP on a CPU: told that these are some
     if fsdp:
         _ = args.device  # reading it sets up Accelerate's state

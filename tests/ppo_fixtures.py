@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import TIMES, TOLD, likes_c, untimed  # noqa: F401
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import rlhf_nb.trainer
@@ -21,7 +22,6 @@ from rlhf_nb.trainer import PPOTrainer
 
 STOP = 1
 PROMPTS = ["abc", "b", "cdefg", "ja", "hhhh", "efe"] * 4
-TIMES = ("time/", "tokens/per_second", "eps", "train_")  # metrics that two runs never share
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16)
 
 
@@ -32,13 +32,6 @@ def saved_base(folder: Path, texts: Iterable[str], positions: int = 16) -> PreTr
     for part in (policy, tokenizer):
         part.save_pretrained(folder / "base")
     return policy
-
-
-TOLD = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]  # the prompts of the workers
-
-
-def likes_c(prompts, responses, **columns):
-    return [response.count("c") - 0.1 * len(response) for response in responses]
 
 
 def need_deepspeed() -> None:
@@ -58,10 +51,6 @@ def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
 
 def logs(trainer: PPOTrainer) -> list[dict]:
     return [log for log in trainer.state.log_history if "objective/kl" in log]
-
-
-def untimed(log: dict) -> dict:
-    return {name: value for name, value in log.items() if not name.startswith(TIMES)}
 
 
 def unlike(a: dict, b: dict) -> list[str]:
@@ -141,8 +130,8 @@ def damage(folder: Path, how: str) -> str:
 
 
 def check_damaged(trained: Callable[..., Trainer]) -> None:
-    """A run of three steps resumes from its first checkpoint, and not from a second that is damaged,
-    however it is."""
+    """A run of three steps resumes from its first checkpoint; where the last one that is there is
+    damaged, however it is, it does not go back to the first in silence."""
     settings = dict(max_steps=3, save_strategy="steps", save_steps=1)
     whole = trained(**settings)
     whole.train()
@@ -153,17 +142,38 @@ def check_damaged(trained: Callable[..., Trainer]) -> None:
         verify(path)
     second, spare = folder / "checkpoint-2", folder.with_name("spare")
     second.rename(spare)
+    shutil.rmtree(folder / "checkpoint-3")
     for how in ("truncated", "changed", "missing", "unsealed"):
         shutil.rmtree(second, ignore_errors=True)
         shutil.copytree(spare, second)
         named, other = damage(second, how), trained(**settings)
         before = weights(other)
         with pytest.raises(ValueError, match=named):
-            other.train(resume_from_checkpoint=str(second))
+            # one that was never finished is skipped, unless it is named
+            other.train(resume_from_checkpoint=str(second) if how == "unsealed" else True)
         assert not unlike(before, weights(other))
     again = trained(**settings)
     again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     assert not unlike(weights(whole), weights(again))
+
+
+def check_adapter(make: Callable[..., Trainer], folder: Path, wrong: str) -> Trainer:
+    """An adapter that is trained, resumed and saved alone by `make(peft_config, ...settings)`; another
+    task's is refused, and the configuration that was given stays as it was."""
+    peft = pytest.importorskip("peft")
+    with pytest.raises(ValueError, match=f"task_type='{wrong}'"):
+        make(peft.LoraConfig(task_type=wrong))
+    config = peft.LoraConfig(r=2, target_modules=["query_key_value"])
+    settings = dict(max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-1)
+    whole, again = (make(config, per_device_train_batch_size=4, **settings) for _ in range(2))
+    whole.train()
+    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
+    assert not unlike(weights(whole), weights(again)) and config.task_type is None
+    whole.save_model(str(folder))
+    names = {path.name for path in folder.iterdir()}
+    assert "adapter_model.safetensors" in names and not {"model.safetensors", "config.json"} & names
+    assert "library_name: peft" in (folder / "README.md").read_text()
+    return whole
 
 
 class Events(TrainerCallback):

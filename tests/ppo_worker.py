@@ -11,6 +11,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig
+from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a, untimed
 
 from rlhf_nb.models import load_tokenizer
 from rlhf_nb.rollout import Rollout
@@ -32,42 +33,24 @@ METHODS = dict(  # kinds without a value model
     reinforce_pp=dict(advantage_estimator="reinforce_pp", loss_aggregation="constant"),
 )
 adapters = dict(peft_config=lora("CAUSAL_LM"), value_peft_config=lora("SEQ_CLS"))
-prompts = [f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]
-likes_a = lambda prompts, responses, **columns: [
-    response.count("a") - 0.1 * len(response) for response in responses
-]
 
 
 def make(out, **changes):
     device = dict(use_cpu=True)
     if "ACCELERATE_USE_DEEPSPEED" in os.environ:  # use_cpu would turn it off, without a word
         device = dict(use_cpu=False, ddp_backend="gloo")
-    settings = dict(
-        **device,
-        report_to="none",
-        disable_tqdm=True,
-        logging_steps=1,
-        per_device_train_batch_size=2,
+    settings = QUIET | OF_RANKS | SAVED | device
+    settings |= dict(
         gradient_accumulation_steps=4 // ranks,
         num_mini_batches=2,
         num_ppo_epochs=2,
         total_episodes=24,
-        response_length=6,
-        temperature=1.0,
-        learning_rate=1e-2,
         num_sample_generations=1,
-        save_rollouts=True,
-        save_strategy="steps",
-        save_steps=1,
-        seed=5,
         share_value_trunk=kind == "trunk",
         offload_frozen=kind == "away",
         save_on_each_node="EACH_NODE" in os.environ,
     )
-    data, tests = (
-        Dataset.from_dict(dict(prompt=prompts)),
-        Dataset.from_dict(dict(prompt=prompts[:5])),
-    )
+    data = Dataset.from_dict(dict(prompt=TOLD))
     args = PPOConfig(str(folder / out), **settings | METHODS.get(kind, {}) | changes)
     # Accelerate gives FSDP to GPUs only, and DDP on a CPU: so it is told that these are GPUs.
     if fsdp:
@@ -80,7 +63,7 @@ def make(out, **changes):
         # Under ZeRO-3 nothing can be copied: these kinds load every model by its name.
         reward_model=str(folder / "scorer") if kind in ("named", "away") else likes_a,
         train_dataset=data,
-        eval_dataset=tests,
+        eval_dataset=data.select(range(5)),
         **(adapters if kind == "lora" else {}),
     )
 
@@ -101,10 +84,7 @@ def everything(trainer, model=None):
 
 
 def told(trainer):
-    return [
-        {k: v for k, v in log.items() if not k.startswith(("time/", "tokens/per", "eps", "train_"))}
-        for log in trainer.state.log_history
-    ]
+    return [untimed(log) for log in trainer.state.log_history]
 
 
 whole = make("whole")
@@ -201,9 +181,7 @@ for micro in (2, 1) if half else (2,):
         gradient_accumulation_steps=8 // ranks // micro,
     )
     if ranks == 1 and micro == 2:
-        alone.rollout(prompts[: 8 // alone.args.num_generations]).save(
-            folder / "replay.safetensors"
-        )
+        alone.rollout(TOLD[: 8 // alone.args.num_generations]).save(folder / "replay.safetensors")
     mine = range(rank * 8 // ranks, (rank + 1) * 8 // ranks)
     r = Rollout.load(folder / "replay.safetensors").select(mine)
     ready = alone.advantages(alone.score(r))

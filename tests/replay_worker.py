@@ -8,6 +8,7 @@ from unittest import mock
 
 from datasets import Dataset
 from peft import LoraConfig
+from small_runs import OF_RANKS, QUIET, SAVED, TOLD, likes_a
 
 import rlhf_nb.trainer
 from rlhf_nb.diagnose.replay import replay
@@ -17,32 +18,18 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-likes_a = lambda prompts, responses, **_: [x.count("a") - 0.1 * len(x) for x in responses]
 lora = lambda task: LoraConfig(r=2, target_modules=["query_key_value"], task_type=task)
 
 
 def trained(kind, **parts):
     args = PPOConfig(
         str(folder / kind),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        logging_steps=1,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
         num_mini_batches=2,
         total_episodes=16,
-        response_length=6,
-        temperature=1.0,
-        learning_rate=1e-2,
-        num_sample_generations=0,
         normalize_scores=True,
-        save_rollouts=True,
-        save_strategy="steps",
-        save_steps=1,
-        seed=5,
+        **QUIET | OF_RANKS | SAVED,
     )
-    data = Dataset.from_dict(dict(prompt=[f"tell {i} of {chr(97 + i % 20)}" for i in range(24)]))
+    data = Dataset.from_dict(dict(prompt=TOLD))
     base = str(folder / "base")
     trainer = PPOTrainer(args, load_tokenizer(base), base, None, likes_a, data, **parts)
     trainer.train()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from datasets import Dataset
+from small_runs import QUIET
 from transformers import TrainerCallback
 
 from rlhf_nb.models import tiny_policy, train_tokenizer
@@ -22,16 +23,13 @@ sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 policy = tiny_policy(tokenizer, 0, max_position_embeddings=32, **sizes)
 settings = dict(
     output_dir=str(folder),
-    use_cpu=True,
-    report_to="none",
-    disable_tqdm=True,
-    logging_steps=1,
     save_steps=99,
     per_device_train_batch_size=2,
     gradient_accumulation_steps=4 // ranks,
     max_steps=5,
     learning_rate=1e-2,
     seed=5,
+    **QUIET,
 )
 
 

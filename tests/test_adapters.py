@@ -3,6 +3,7 @@ several answers to a prompt."""
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -162,53 +163,32 @@ def test_one_adapter_learns_and_another_is_the_reference(ppo, letters):
 
 
 # catches: base weights in the adapter's folder, an adapter of before the training, one that cannot
-# be merged, a folder without stop token
-def test_the_adapter_alone_is_saved_and_merges(ppo, base, tmp_path, letters):
-    trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), learning_rate=1e-2)
+# be merged, a folder without stop token; a checkpoint without the adapter, which going on needs
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_adapter_alone_is_saved_and_merges(ppo, base, tmp_path, letters, merged):
+    settings = dict(learning_rate=1e-2, save_merged=merged, save_strategy="steps", save_steps=3)
+    trainer = ppo(model=load_policy(base), parts=dict(peft_config=lora()), **settings)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     names, ids = {path.name for path in (tmp_path / "saved").iterdir()}, torch.arange(12)[None]
-    assert {
-        "adapter_model.safetensors",
-        "adapter_config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "README.md",
-    } <= names and "model.safetensors" not in names
+    assert {"generation_config.json", "tokenizer.json", "README.md"} <= names
+    assert ("model.safetensors" in names) == merged
+    assert ({"adapter_model.safetensors", "adapter_config.json"} <= names) != merged
+    kept = Path(trainer.args.output_dir) / "checkpoint-3" / "adapter_model.safetensors"
+    assert kept.is_file() and isinstance(trainer.model.policy, PeftModel)
     wanted = trainer.model.policy(ids).logits
-    again = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(base), tmp_path / "saved"
-    )
-    assert (
-        torch.equal(again(ids).logits, wanted)
-        and (wanted - begin(letters)(ids).logits).abs().max() > 1e-3
-    )
-    torch.testing.assert_close(again.merge_and_unload()(ids).logits, wanted, atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        load_policy(str(tmp_path / "saved"))(ids).logits, wanted, atol=1e-5, rtol=0
-    )
+    assert (wanted - begin(letters)(ids).logits).abs().max() > 1e-3
+    same = partial(torch.testing.assert_close, expected=wanted, atol=1e-5, rtol=0)
+    if merged:
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+        assert again.generation_config.eos_token_id == 1
+        return same(again(ids).logits)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    again = PeftModel.from_pretrained(plain, tmp_path / "saved")
+    assert torch.equal(again(ids).logits, wanted)
+    same(again.merge_and_unload()(ids).logits)
+    same(load_policy(str(tmp_path / "saved"))(ids).logits)
     assert "library_name" in (tmp_path / "saved" / "README.md").read_text()
-
-
-def test_merged_on_request(ppo, base, tmp_path):
-    trainer = ppo(
-        model=load_policy(base),
-        parts=dict(peft_config=lora()),
-        learning_rate=1e-2,
-        save_merged=True,
-        save_strategy="steps",
-        save_steps=3,
-    )
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    again, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), torch.arange(12)[None]
-    torch.testing.assert_close(
-        again(ids).logits, trainer.model.policy(ids).logits, atol=1e-5, rtol=0
-    )
-    assert again.generation_config.eos_token_id == 1 and isinstance(trainer.model.policy, PeftModel)
-    assert (
-        Path(trainer.args.output_dir) / "checkpoint-3" / "adapter_model.safetensors"
-    ).is_file()  # to go on, the adapter is needed
 
 
 # catches: a saved adapter that only this package can read

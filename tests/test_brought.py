@@ -106,33 +106,48 @@ NO_LIST = [
     object(),
     pd.DataFrame(dict(a=[1.0, 2.0])),
 ]
-NO_SCORES = [[1.0], [1.0, 2.0, 3.0], [1.0, None], [1.0, "2"], [1.0, float("nan")], [1.0, [2.0]]]
-
-
-# catches: a dict whose keys are taken for scores, a set in any order, a string of digits
-@pytest.mark.parametrize("returned", [*NO_LIST, *NO_SCORES], ids=lambda x: type(x).__name__)
-def test_what_is_no_list_of_scores_is_refused(returned):
-    with pytest.raises(ValueError, match="^reward function judge returned .*: return ") as error:
-        call_reward(named(lambda prompts, responses: returned), TEXTS, TEXTS, {})
-    assert len(str(error.value).splitlines()) == 1 or isinstance(returned, pd.DataFrame)
-
-
-@pytest.mark.parametrize(
-    "returned",
-    [
-        [1, 2.5],
-        (1, 2.5),
-        np.array([1, 2.5]),
-        torch.tensor([1, 2.5]),
-        torch.tensor([[1], [2.5]]),
-        pd.Series([1, 2.5]),
-        [np.float32(1), torch.tensor(2.5)],
+NO_SCORES = {  # what is said -> lists that are none
+    "0 scores for 2": [[]],
+    "1 scores for 2": [[1.0]],
+    "3 scores for 2": [[1.0, 2.0, 3.0]],
+    "for response 0": [[True, 1.0], [torch.tensor(float("nan")), 1.0], [[1.0], 2.0]],
+    "inf for response 0": [[float("inf"), 1.0]],
+    "nan for response 1": [[1.0, float("nan")]],
+    "None for response 1": [[1.0, None]],
+    "'2' for response 1": [[1.0, "2"]],
+    ": return ": [[1.0, [2.0]], [torch.zeros(2)] * 2, [1e300, 0.0]],
+    "finite number": [
+        [1.0, 10**400],
+        [1.0, Fraction(10**400, 3)],
+        [1 + 0j, 2.0],
+        np.array([1 + 0j, 2]),
+        torch.tensor([1 + 0j, 2 + 0j]),
+        torch.tensor([1 + 2j, 2 + 0j]),
+        torch.zeros(2, device="meta"),
+        [torch.zeros((), device="meta")] * 2,
     ],
-    ids=lambda x: type(x).__name__,
-)
-def test_lists_of_any_kind_are_taken(returned):
-    scores = call_reward(named(lambda prompts, responses: returned), TEXTS, TEXTS, {})
-    assert scores.tolist() == [1.0, 2.5]
+}
+
+
+# catches: a dict whose keys are taken for scores, a set in any order, a string of digits, a complex
+# number whose imaginary part is 0, a tensor without numbers
+def test_what_is_no_list_of_scores_is_refused():
+    cases = [(": return ", x) for x in NO_LIST]
+    cases += [(said, x) for said, several in NO_SCORES.items() for x in several]
+    for said, returned in cases:
+        with pytest.raises(ValueError, match=f"^reward function judge returned .*{said}") as error:
+            call_reward(named(lambda prompts, responses: returned), TEXTS, TEXTS, {})  # noqa: B023
+        assert len(str(error.value).splitlines()) == 1 or isinstance(returned, pd.DataFrame)
+
+
+# catches: isinstance(x, float), which numpy's float64 passes and float32 and integers do not
+def test_lists_of_any_kind_are_taken():
+    mixed = [torch.tensor(1), np.float64(2)], [np.float32(1), torch.tensor(2)], (1, 2), [1, 2.0]
+    kinds = [np.array([1, 2], kind) for kind in (np.float64, np.float32, np.int64, np.float16)]
+    tensors = torch.tensor([1.0, 2]), torch.tensor([[1], [2]]), pd.Series([1, 2])
+    for returned in (*mixed, *kinds, *tensors):
+        scores = call_reward(named(lambda prompts, responses: returned), TEXTS, TEXTS, {})  # noqa: B023
+        assert scores.tolist() == [1.0, 2.0], returned
 
 
 def named(function):
@@ -549,29 +564,6 @@ def test_model_init_kwargs_may_name_it_either_way(letters, small_args, tmp_path)
         args = small_args(SFTConfig, model_init_kwargs={name: "bfloat16"})
         made = SFTTrainer(str(tmp_path / "lm"), args, DEMONSTRATIONS)
         assert made.model.dtype == torch.bfloat16
-
-
-# catches: a complex number whose imaginary part is 0, taken for a score; a tensor without numbers
-@pytest.mark.parametrize(
-    "returned",
-    [
-        torch.tensor([1 + 0j, 2 + 0j]),
-        torch.tensor([1 + 2j, 2 + 0j]),
-        [1 + 0j, 2.0],
-        np.array([1 + 0j, 2]),
-        torch.zeros(2, device="meta"),
-        [torch.zeros((), device="meta")] * 2,
-        [1.0, 10**400],
-        [1.0, Fraction(10**400, 3)],
-    ],
-)
-def test_what_is_no_real_number_is_no_score(returned):
-    with pytest.raises(ValueError, match="reward function judge returned .*finite number"):
-
-        def judge(prompts, responses):
-            return returned
-
-        call_reward(judge, TEXTS, TEXTS, {})
 
 
 # ---- Files ----

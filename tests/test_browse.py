@@ -609,6 +609,20 @@ def test_a_static_file_of_a_run(tmp_path):
     assert len(header["episodes"]) == 12 and header["recipe"] and "advantages" not in rows
 
 
+# catches: a file that grows with the answers, updates left out without a word, or against one's wish
+def test_what_is_too_much_for_a_file_is_said_and_cut(tmp_path, monkeypatch):
+    seen = browse(write(tmp_path / "run", updates=6, n=12))
+    tokens = int(seen.run.numbers()["length"].sum())
+    data = lambda **how: read_page(seen.save_html(tmp_path / "run.html", **how))[1]
+    assert len(data()["updates"]) == 6 and data()["said"] == ""
+    monkeypatch.setattr("rlhf_nb.ui.viewer.MOST", tokens // 2)
+    cut = data()
+    assert [one["name"] for one in cut["updates"]] == ["0", "2", "5"]
+    assert f"3 of 6 updates are in this file: all hold {tokens:,} tokens" in cut["said"]
+    assert len(data(updates=[0, 1, 2, 3, 4, 5])["updates"]) == 6
+    assert len(data(episodes=2)["updates"]) == 6
+
+
 def test_what_a_notebook_keeps(run):
     bundle = browse(str(run))._repr_mimebundle_()
     assert (
@@ -630,7 +644,9 @@ def test_half_filled_rollouts(tmp_path):
     )
     seen = browse(run)
     header, rows = unpacked(ask(seen.reader, load=0))
-    assert header["recipe"] is None and set(rows) == {"ids", "logprobs"} and "scores" not in header
+    assert (
+        header["recipe"] is None and set(rows) == {"widths", "logprobs"} and "scores" not in header
+    )
     assert "kept before" in header["told"] and "logprobs" in check(seen._repr_html_()).text
     read_page(seen.save_html(tmp_path / "x.html"))
 

@@ -160,15 +160,17 @@ def test_an_old_method_names_the_new_one(ppo):
 # ---- Sizes that are computed ----
 
 
+# catches: a computed size that scripts read and that is not there, or counts something else
 def test_computed_sizes_may_be_given_and_are_checked(ppo):
-    same = dict(gradient_accumulation_steps=2, num_mini_batches=2, total_episodes=24)
+    same = dict(per_device_train_batch_size=2, gradient_accumulation_steps=6)
+    same |= dict(num_mini_batches=3, total_episodes=25)
     right = ppo(**same).args
     values = {size: getattr(right, size) for size in COMPUTED}
     assert values == dict(
         world_size=1,
-        micro_batch_size=4,
-        local_batch_size=8,
-        batch_size=8,
+        micro_batch_size=2,
+        local_batch_size=12,
+        batch_size=12,
         local_mini_batch_size=4,
         mini_batch_size=4,
         num_total_batches=3,

@@ -1,5 +1,5 @@
-"""The course keeps its promises: five hours, pages of half an hour that open with something to look
-at, exercises before their solutions, links that lead somewhere.
+"""The course keeps its promises: a path of three hours, pages of half an hour that open with
+something to look at, exercises before their solutions, links that lead somewhere.
 
 As in test_house, each rule is a function from a page to a list of complaints, and each has a wrong
 page here that it must catch.
@@ -28,9 +28,12 @@ from markdown_it import MarkdownIt
 from rlhf_nb.checks import EXERCISES
 from rlhf_nb.exercises.course import (
     EXERCISE,
+    PATH,
+    at_more,
+    beside_table,
     course_pages,
-    course_table,
     exercise_minutes,
+    path_table,
     reading_minutes,
 )
 from rlhf_nb.ui.loop import BY_NAME, STEPS, loop_picture
@@ -42,7 +45,7 @@ NOTEBOOKS = sorted(
     p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts
 )
 CHECKERS = {exercise.name: exercise for exercise in EXERCISES}
-HALF_AN_HOUR, FIVE_HOURS = 30, 300  # minutes
+HALF_AN_HOUR, THREE_HOURS = 30, 180  # minutes
 SHARE_OF_PRIVATE = 0.1
 
 
@@ -103,6 +106,10 @@ class Page:
     @property
     def code(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.kind == "code"]
+
+    @property
+    def source(self) -> str:
+        return "\n".join(cell.source for cell in self.cells)
 
     @property
     def texts(self) -> list[Cell]:
@@ -232,7 +239,7 @@ def exercises(page: Page) -> Iterator[tuple[int, str, str]]:
         for i, text in enumerate(parts):
             if i == len(parts) - 1:  # hints may be in the cells of text that follow
                 for other in page.cells[cell.number + 1 : cell.number + 4]:
-                    if "**Exercise**" in other.source or re.match(r"## ", other.source):
+                    if "**Exercise**" in other.source or re.match(r"##+ ", other.source):
                         break
                     text += "\n" + other.source * (other.kind == "markdown")
             name = re.search(r"`(my_\w+)\(", text)
@@ -405,6 +412,18 @@ def solutions_come_after(page: Page) -> list[str]:
     return sorted(set(problems))
 
 
+def answers_are_folded(page: Page) -> list[str]:
+    "What the page exports as the answer of an exercise is folded, wherever it is."
+    wanted = {name for _, name, _ in exercises(page) if name}
+    right = wanted | {f"my_{other}" for name in wanted for other in passing(page, name)}
+    return [
+        f"{cell} answers an exercise, and is not folded"
+        for cell in page.code
+        if cell.exports and not cell.folded
+        if any(f"my_{f.name}" in right for f in functions(cell.body))
+    ]
+
+
 # ---- Questions ----
 
 
@@ -412,7 +431,9 @@ def questions(page: Page) -> list[tuple[str, str]]:
     "Question and answer of each folded block under a heading Quiz, or from **Quiz 1.** on."
     text = "\n\n".join(cell.source for cell in page.texts)
     part = re.search(
-        r"^(?:## (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^## |\Z)", text, re.M | re.S
+        r"^(?:##+ (?:Quiz|Questions)\s*$|(?=\*\*Quiz 1\.\*\*))(.*?)(?=^##+ |\Z)",
+        text,
+        re.M | re.S,
     )
     if not part:
         return []
@@ -427,10 +448,10 @@ def questions(page: Page) -> list[tuple[str, str]]:
 OPTION = re.compile(r"\(([a-d])\)|(?:^|· )([A-D])\. ", re.M)  # (a) or A.
 
 
-def asks_two_or_three_questions(page: Page) -> list[str]:
+def asks_up_to_three_questions(page: Page) -> list[str]:
     "And each answer speaks of every option."
     found = questions(page)
-    problems = [f"{len(found)} quiz questions: two or three"] * (len(found) not in (2, 3))
+    problems = [f"{len(found)} quiz questions: one to three"] * (len(found) not in (1, 2, 3))
     for number, (question, answer) in enumerate(found, 1):
         options = {x or y for x, y in OPTION.findall(question)}
         unexplained = [
@@ -455,7 +476,8 @@ RULES: list[Callable[[Page], list[str]]] = [
     exercises_are_announced,
     asks_after_all,
     solutions_come_after,
-    asks_two_or_three_questions,
+    answers_are_folded,
+    asks_up_to_three_questions,
 ]
 
 
@@ -480,17 +502,31 @@ def test_no_other_page_shows_a_solution_early():
 # ---- The course as a whole ----
 
 
-def test_the_course_takes_five_hours():
-    minutes = {path.stem: reading_minutes(formatted(page(path).nb)) for path in PATHS}
-    assert len(minutes) == 15 and sum(minutes.values()) <= FIVE_HOURS, minutes
-    assert {step.page for step in STEPS} < minutes.keys()
+def path_minutes(pages: list[Page]) -> dict[str, float]:
+    "What is above More: to read, and what its exercises announce."
+    above = {page.name: at_more(formatted(page.nb))[0] for page in pages}
+    return {name: reading_minutes(nb) + exercise_minutes(nb) for name, nb in above.items()}
+
+
+def test_the_path_takes_three_hours():
+    minutes = path_minutes(path())
+    assert len(minutes) == 12 and sum(minutes.values()) <= THREE_HOURS, minutes
+    assert {step.page for step in STEPS} < {path.stem for path in PATHS}
+
+
+# catches: minutes without the exercises, or with what is below More
+def test_the_minutes_of_the_path_are_reading_and_exercises():
+    text = "**Exercise** · easy · 5 minutes · it matters.\n\n" + "word " * (200 - 7)
+    nb = dict(good_page(), cells=[prose(text), prose("## More"), prose(text)])
+    assert path_minutes([Page("10_gae", nb)])["10_gae"] == pytest.approx(1 + 5, abs=0.02)
 
 
 # catches: a page that changed after the table was made
 def test_the_index_shows_the_minutes_of_the_pages():
     cells = page(COURSE / "course.ipynb").code
     tables = ["".join(d["text/markdown"]) for c in cells for d in c.outputs if "text/markdown" in d]
-    assert tables == [course_table(COURSE)], "run nbs/course/course.ipynb again, and keep its table"
+    wanted = [path_table(COURSE), beside_table(COURSE)]
+    assert tables == wanted, "run nbs/course/course.ipynb again, and keep its tables"
 
 
 # catches: a page that calls what only a page of the reference builds, without a link to it
@@ -512,6 +548,85 @@ def test_what_is_built_beside_the_path_is_linked():
                 if folder == "reference" and not re.search(rf"/\d\d_{where}\.ipynb", text):
                     missing.append(f"{path.stem}: {name} of {where}")
     assert home and not missing
+
+
+def path() -> list[Page]:
+    "The pages of the path, in the order of reading."
+    by_number = {path.stem[:2]: path for path in PATHS}
+    return [page(by_number[number]) for numbers in PATH.values() for number in numbers]
+
+
+def made(pages: list[Page]) -> dict[str, set[str]]:
+    """The pages that export each name, such as `masks.whiten`; with ` More` behind the page's name
+    if the cell is below that heading."""
+    homes: dict[str, set[str]] = {}
+    for page in pages:
+        begun = "".join(re.findall(r"^#\| default_exp (\w+)", page.source, re.M)[:1])
+        path_ends = len(at_more(page.nb)[0]["cells"])
+        for cell in page.code:
+            if not (export := re.search(r"^#\|\s*exports?\b *(\w*)", cell.source, re.M)):
+                continue
+            home = page.name + " More" * (cell.number >= path_ends)
+            for node in cell.body:
+                targets = node.targets if isinstance(node, ast.Assign) else [node]
+                found = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+                for name in found if isinstance(node, ast.Assign) else [defined(node)]:
+                    homes.setdefault(f"{export[1] or begun}.{name}", set()).add(home)
+    return homes
+
+
+def unbuilt(path: list[Page], homes: dict[str, set[str]]) -> list[str]:
+    """Names that the path part of a page uses, that neither it nor an earlier path part exports,
+    and whose page it does not link to."""
+    problems, earlier = [], set()
+    for page in path:
+        earlier.add(page.name)
+        above = Page(page.name, at_more(page.nb)[0])
+        text = "\n".join(cell.source for cell in above.texts)
+        nodes = [n for cell in above.code for s in cell.body for n in ast.walk(s)]
+        used = {n.id for n in nodes if isinstance(n, ast.Name)}
+        for node in nodes:
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "rlhf_nb"
+            ):
+                continue
+            module = node.module.removeprefix("rlhf_nb").removeprefix(".")
+            for alias in node.names:
+                where = homes.get(f"{module}.{alias.name}", set())
+                if (alias.asname or alias.name) not in used or not where or where & earlier:
+                    continue
+                if not any(f"{home.removesuffix(' More')}.ipynb" in text for home in where):
+                    problems.append(f"{page.name}: {alias.name} of {', '.join(sorted(where))}")
+    return problems
+
+
+# catches: a path part that calls what only More, or a page off the path, builds, without a link
+def test_the_path_builds_what_it_uses():
+    homes = made([page(path) for path in NOTEBOOKS])
+    assert "02_masks" in "".join(homes["masks.response_mask"])
+    assert not (problems := unbuilt(path(), homes)), "\n".join(problems)
+
+
+def test_a_name_that_the_path_has_not_built_is_caught():
+    builds = [code("#| default_exp masks"), code("#| export\ndef kept(): pass\nA, B = 1, 2")]
+    builds += [prose("## More"), code("#| export\ndef beside(): pass")]
+    first = Page("02_masks", dict(cells=builds))
+    uses = lambda name, text="", more="": Page(
+        "04_models",
+        dict(cells=[code(f"from rlhf_nb.masks import {name}\n{more or name}"), prose(text)]),
+    )
+    for second, complaint in (
+        (uses("kept"), ""),
+        (uses("B"), ""),
+        (uses("beside"), "04_models: beside of 02_masks More"),
+        (uses("beside", "[it](02_masks.ipynb#more)"), ""),
+        (uses("beside", "see 02_masks"), "04_models: beside of 02_masks More"),
+        (uses("beside", more="1"), ""),  # imported for what is below More
+    ):
+        homes = made([first, second])
+        assert "\n".join(unbuilt([first, second], homes)).startswith(complaint), complaint
+        assert bool(unbuilt([first, second], homes)) == bool(complaint)
+    assert unbuilt([uses("kept"), first], made([first]))  # too late
 
 
 # catches: a kept picture with the colours or the steps of an older drawing
@@ -547,6 +662,21 @@ def test_minutes_are_counted_as_announced():
     nb = dict(cells=cells)
     assert reading_minutes(nb) == pytest.approx(len(text.split()) / 200 + 0.5)
     assert exercise_minutes(nb) == 20
+
+
+def test_what_is_below_more_is_beside_the_path():
+    cells = [prose("# T\n\n> P.\n\n### More or less"), code("1"), prose("## More: T"), code("2")]
+    above, more = at_more(dict(cells=cells))
+    assert (above["cells"], more["cells"]) == (cells[:2], cells[2:])
+    for other in ("## Moreover", "# T\n\n## More", "### More"):
+        cells[2] = prose(other)
+        assert at_more(dict(cells=cells))[1]["cells"] == [], other
+
+
+# catches: a page that is in no part, or in two
+def test_every_page_of_the_path_is_in_one_part():
+    numbers = [number for part in PATH.values() for number in part]
+    assert len(numbers) == len(set(numbers)) and set(numbers) < {p.name[:2] for p in PATHS}
 
 
 def test_a_folder_without_pages_is_refused(tmp_path):
@@ -698,7 +828,7 @@ def _private(): pass
         code("y = x + x\ny.sum()", {"text/html": "<p>a view</p>"}),
         prose(exercise),
         code("my_twice = None  # your turn\ncheck_twice(my_twice)"),
-        code(export),
+        code(export, folded=True),
         code(filler),
         prose("## Quiz\n\n" + quiz + "## Recap\n\n<details>no question</details>"),
     ]
@@ -770,10 +900,14 @@ WRONG: list[tuple[Callable, Callable]] = [
     (solutions_come_after, inserted(5, prose(f"```python\n{SPOILER}```"))),
     (solutions_come_after, inserted(9, code(SPOILER))),
     (solutions_come_after, inserted(5, code("b = a + a\nb = torch.where(b > 0, b, 0.0)\nb.sum()"))),
-    (solutions_come_after, lambda nb: nb["cells"].insert(5, nb["cells"].pop(9))),
-    (asks_two_or_three_questions, changed(11, "## Quiz", "## Quizzes")),
-    (asks_two_or_three_questions, changed(11, "(b) is y.", "")),
-    (asks_two_or_three_questions, changed(11, "(a) x (b) y", "x or y")),
+    (
+        solutions_come_after,
+        lambda nb: nb["cells"].insert(5, dict(nb["cells"].pop(9), metadata={})),
+    ),
+    (answers_are_folded, lambda nb: nb["cells"][9].update(metadata={})),
+    (asks_up_to_three_questions, changed(11, "## Quiz", "## Quizzes")),
+    (asks_up_to_three_questions, changed(11, "(b) is y.", "")),
+    (asks_up_to_three_questions, changed(11, "(a) x (b) y", "x or y")),
 ]
 
 

@@ -9,6 +9,7 @@ import math
 import sys
 import textwrap
 import weakref
+from itertools import combinations, product
 from pathlib import Path
 
 import forks
@@ -308,6 +309,16 @@ OPTIONS = pairwise(
     (37, 37 * 4, 2**26),
     (False, True),
 )
+
+
+# catches: a pair of settings that no run has, a combination that is not allowed
+def test_each_pair_that_is_allowed_is_in_some_row():
+    axes = (1, 2, 3), (1, 2, 4), (1, 2, 3, 4), (1, 3)
+    fits = lambda rows, accumulation, parts, epochs: rows * accumulation % parts == 0
+    met = lambda rows: {pair for row in rows for pair in combinations(enumerate(row), 2)}
+    chosen, whole = pairwise(*axes, allowed=fits), [row for row in product(*axes) if fits(*row)]
+    assert met(chosen) == met(whole) != met(chosen[1:]) and {*chosen} <= {*whole}
+    assert len(chosen) < len(whole) / 3
 
 
 # catches: a head that is not the model's, a bias or tie forgotten, padding that is read, a chunk of

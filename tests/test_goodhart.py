@@ -76,24 +76,10 @@ def test_length_is_paid_up_to_the_target():
     assert goodhart.length_reward([""] * 4, answers) == pytest.approx(wanted)
 
 
-def test_buckets():
-    words, reward = np.array([3, 7, 8, 30]), np.array([1.0, 2.0, 5.0, 7.0])
-    found = goodhart.by_length(words, reward, -reward)
-    assert found[0] == [2, 1.5, -1.5] and found[1] == [1, 5, -5] and found[-1] == [1, 7, -7]
-    assert found[2] == [0, 0, 0] and len(found) == len(goodhart.BUCKETS) + 1
-
-
 def test_averaged_weights():
     models = [nn.Linear(2, 1) for _ in range(4)]
     wanted = torch.stack([m.weight.detach().clone() for m in models]).mean(0)
     torch.testing.assert_close(goodhart.averaged(models).weight.detach(), wanted)
-
-
-def test_every_run_is_planned():
-    runs = goodhart.ppo_runs(goodhart.SIZES["full"])
-    assert {"2000 labels", "2000 labels, kl", "mean", "min", "variance", "warm"} <= set(runs)
-    assert runs["min"]["reward_center"] == "completion" and len(runs["min"]["reward"]) == 4
-    assert list(goodhart.ppo_runs(goodhart.SIZES["small"])) == ["2000 labels"]
 
 
 # catches: a command that stops half-way, that makes finished jobs again, or keeps no figures

@@ -17,7 +17,6 @@ import yaml
 from check_tree import tree
 from packaging.requirements import Requirement
 from packaging.version import Version
-from wheel_check import main as check_wheel
 from wheel_check import oldest, requirements, wheel_problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,16 +105,6 @@ def test_hooks_that_would_not_run_are_caught(old, new, complaint):
     config = read(".pre-commit-config.yaml")
     assert old in config
     assert complaint in " ".join(hook_problems(config.replace(old, new, 1), BIN))
-
-
-def test_pre_commit_accepts_its_file():
-    done = subprocess.run(
-        [BIN / "pre-commit", "validate-config", ROOT / ".pre-commit-config.yaml"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # ---- The workflow ----
@@ -217,17 +206,6 @@ def test_the_only_address_is_that_of_the_settings():
     assert found == {settings()["author_email"]}
 
 
-@pytest.mark.parametrize("name", ["bug", "question"])
-def test_issue_forms_ask_for_what_one_needs(name):
-    form = yaml.safe_load(read(f".github/ISSUE_TEMPLATE/{name}.yml"))
-    assert {"name", "description", "body"} <= form.keys()
-    ids = [part["id"] for part in form["body"]]
-    assert len(ids) == len(set(ids)) and all(part["attributes"]["label"] for part in form["body"])
-    text = str(form)
-    assert "rlhf-nb --version" in text and "command" in text
-    assert name != "bug" or "metrics.jsonl" in text
-
-
 def test_every_target_that_is_named_exists():
     "In texts for contributors, each `make TARGET` is one of the Makefile's."
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
@@ -278,10 +256,3 @@ def test_setup_py_ships_types_and_recipes(tmp_path):
     assert wheel_problems(names) == []
     recipes = {p.name for p in (ROOT / "rlhf_nb" / "recipes").iterdir()}
     assert recipes <= {Path(name).name for name in names}
-
-
-def test_wheel_check_names_its_choices(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["wheel_check.py", "latest"])
-    with pytest.raises(SystemExit):
-        check_wheel()
-    assert "tested" in capsys.readouterr().err

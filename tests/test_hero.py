@@ -9,6 +9,9 @@ from packs import unpacked
 from PIL import Image, ImageStat
 from test_viewer import read_page
 
+from rlhf_nb.ppo import Objective
+from rlhf_nb.ui.what_if import page_recipe
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -22,9 +25,12 @@ def test_the_rollout_of_the_first_page(tmp_path):
     assert [one["name"] for one in data["updates"]] == ["0", "7", "23"]
     for one in data["updates"]:
         header, rows = unpacked(one["packed"])
-        assert len(header["episodes"]) == header["of"] == 256 and header["recipe"]
+        assert len(header["episodes"]) == header["of"] == 256
+        assert {*header["recipe"]} == {*page_recipe(Objective())}
+        assert {"unpenalized", "asks", "clip", "answers"} <= {*header} and "widths" in rows
         assert all("facts" in prompt for prompt in header["prompts"])
         assert all(np.isfinite(row).all() for name in ("logprobs", "values") for row in rows[name])
+    assert all(curve["svg"].startswith("<svg") for curve in data["curves"])
     assert {"raw score", "KL", "gold wins"} <= {curve["name"] for curve in data["curves"]}
 
 

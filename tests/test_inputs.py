@@ -4,6 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import PROMPTS
+from small_runs import RUN
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
 from rlhf_nb.reward import score_texts
@@ -31,18 +32,7 @@ def small(tokenizer, seed=0):
 def ppo(letters, tmp_path, small_args):
     def make(reward, data=None, tokenizer=None, **parts) -> PPOTrainer:
         settings = parts.pop("settings", {})
-        args = small_args(
-            PPOConfig,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            total_episodes=16,
-            response_length=5,
-            temperature=1.0,
-            learning_rate=1e-3,
-            num_sample_generations=0,
-            seed=0,
-            **settings,
-        )
+        args = small_args(PPOConfig, **RUN | dict(total_episodes=16) | settings)
         data = Dataset.from_dict(dict(prompt=PROMPTS)) if data is None else data
         return PPOTrainer(
             args,

@@ -49,7 +49,8 @@ def numpy_value_loss(values, old, returns, mask, c):
 
 
 # catches: minimum for maximum, a turned sign, cliprange_high read as 1 - or ignored, dual clip on
-# good tokens, padding counted
+# good tokens, padding counted; the tie at ratio 1 or at a bound that gives half a gradient; a slope
+# on the wrong side of the edge
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10**6),
@@ -57,11 +58,19 @@ def numpy_value_loss(values, old, returns, mask, c):
     st.one_of(st.none(), st.floats(0, 2)),
     st.one_of(st.none(), st.floats(1.1, 4)),
 )
-def test_policy_loss_is_the_formula(seed, low, high, dual):
-    batch = random_batch(seed)
+def test_policy_loss_and_its_gradient_are_the_formula(seed, low, high, dual):
+    logprobs, old, advantages, mask = batch = random_batch(seed)
+    above = low if high is None else high
+    wanted = numpy_policy_loss(*batch, low, above, dual)
+    logprobs.requires_grad_()
     got = policy_loss(*batch, cliprange=low, cliprange_high=high, dual_clip=dual)
-    assert got.item() == pytest.approx(
-        numpy_policy_loss(*batch, low, low if high is None else high, dual), rel=1e-9, abs=1e-9
+    assert got.item() == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+    got.backward()
+    r, a = (logprobs.detach() - old).exp().numpy(), advantages.numpy()
+    gone = ((a > 0) & (r > 1 + above)) | ((a < 0) & (r < 1 - low))
+    gone |= (a < 0) & (r > (np.inf if dual is None else dual))
+    np.testing.assert_allclose(
+        logprobs.grad.numpy(), np.where(mask.numpy() & ~gone, -a * r, 0), rtol=1e-9, atol=1e-12
     )
 
 
@@ -269,30 +278,6 @@ def test_one_real_token_alone(seed, batch, width, wider, junk):
             {k: v.item() for k, v in f(*alone).items()}
         )
     assert explained_variance(padded[0], padded[2], padded[3]) == 0  # one return does not vary
-
-
-# catches: the tie at ratio 1 or at a bound that gives half a gradient; a slope on the wrong side of
-# the edge; dual clip on good tokens
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 10**6),
-    st.floats(0.05, 0.9),
-    st.floats(0.05, 2),
-    st.one_of(st.none(), st.floats(1.1, 4)),
-)
-def test_the_gradient_is_the_formula(seed, low, high, dual):
-    logprobs, old, advantages, mask = random_batch(seed)
-    logprobs.requires_grad_()
-    policy_loss(logprobs, old, advantages, mask, low, high, dual).backward()
-    r, a = (logprobs.detach() - old).exp().numpy(), advantages.numpy()
-    gone = (
-        ((a > 0) & (r > 1 + high))
-        | ((a < 0) & (r < 1 - low))
-        | ((a < 0) & (r > (np.inf if dual is None else dual)))
-    )
-    np.testing.assert_allclose(
-        logprobs.grad.numpy(), np.where(mask.numpy() & ~gone, -a * r, 0), rtol=1e-9, atol=1e-12
-    )
 
 
 # catches: clipfrac of the value as "moved out of the range", whichever error was the larger;

@@ -10,6 +10,7 @@ from pathlib import Path
 import forks
 import pytest
 from ppo_fixtures import need_deepspeed
+from small_runs import TOLD
 from test_plans import page
 from test_two_processes import LAYOUTS
 from transformers import AutoConfig
@@ -28,7 +29,7 @@ WORKER = Path(__file__).with_name("network_worker.py")
 def test_an_update_sends_what_the_formula_says(layout, tmp_path):
     if layout == "zero2":
         need_deepspeed()
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
+    tokenizer = train_tokenizer(TOLD)
     sizes = dict(num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16)
     policy = tiny_policy(tokenizer, 0, hidden_size=32, **sizes)
     for name, model in dict(base=policy, scorer=scorer_from(policy, 3)).items():

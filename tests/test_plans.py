@@ -307,191 +307,142 @@ def test_arithmetic():
 
 # ---- Wrong programs ----
 
-WRONG = [
-    (
-        "a weight is only multiplied",
-        "2 * size.layers * size.layer * L",
-        "size.layers * size.layer * L",
-        check_forward,
-    ),
-    ("attention is linear", "size.head_dim * L**2", "size.head_dim * L", check_forward),
-    (
-        "logits for all tokens",
-        "2 * size.hidden * size.vocab * T",
-        "2 * size.hidden * size.vocab * L",
-        check_forward,
-    ),
-    ("rows left out", "return rows * (2 *", "return (2 *", check_forward),
-    (
-        "backward costs one pass",
-        "1 + 1 + (size.trained == size.params) + setup.activation_checkpointing",
-        "1 + 1 + setup.activation_checkpointing",
-        check_flops,
-    ),
-    (
-        "recomputing is free",
-        "(size.trained == size.params) + setup.activation_checkpointing",
-        "(size.trained == size.params)",
-        check_flops,
-    ),
-    (
-        "frozen weights have gradients",
-        "1 + 1 + (size.trained == size.params)",
-        "1 + 1 + 1",
-        check_flops,
-    ),
-    ("one epoch", "return epochs * (total", "return (total", check_flops),
-    ("no value model", "times(value) * read(setup, value) if value else 0", "0", check_flops),
-    (
-        "no reference",
-        "return 2 * read(setup, policy, setup.response_length) + others",
-        "return read(setup, policy, setup.response_length) + others",
-        check_flops,
-    ),
-    (
-        "a reward function is a model",
-        "0 if setup.reward is None else read(setup, model_size(setup.reward, scorer=True))",
-        "read(setup, model_size(setup.reward or setup.policy, scorer=True))",
-        check_flops,
-    ),
-    (
-        "half a chunk is none",
-        "math.ceil(local_rows(setup) / setup.rows)",
-        "local_rows(setup) // setup.rows",
-        check_flops,
-    ),
-    ("the cache is free", "sampler.traffic * cache", "0 * cache", check_token),
-    (
-        "the cache is full from the start",
-        "setup.prompt_length + setup.response_length // 2",
-        "setup.length",
-        check_token,
-    ),
-    (
-        "every row reads all weights",
-        "form.matmul * size.params",
-        "rows * form.matmul * size.params",
-        check_token,
-    ),
-    (
-        "phases of a token are summed",
-        "return max(sampler.launch * size.layers, reading / gpus, multiplying / gpus)",
-        "return sampler.launch * size.layers + reading / gpus + multiplying / gpus",
-        check_token,
-    ),
-    (
-        "more GPUs launch faster",
-        "max(sampler.launch * size.layers,",
-        "max(sampler.launch * size.layers / gpus,",
-        check_token,
-    ),
-    (
-        "a GPU sends to itself",
-        "(setup.num_processes - 1) / setup.num_processes",
-        "1.0",
-        check_moved,
-    ),
-    (
-        "an all-reduce goes one way",
-        "update = 2 * steps * b * learns",
-        "update = steps * b * learns",
-        check_moved,
-    ),
-    ("ZeRO-2's sum goes one way", "(2 * passes + steps) * b", "(passes + steps) * b", check_moved),
-    (
-        "DDP's gradients in 16 bits, always",
-        "update = 2 * steps * b * learns",
-        "update = 2 * steps * 2 * learns",
-        check_moved,
-    ),
-    ("backward finds the weights there", "(2 * passes * whole +", "(passes * whole +", check_moved),
-    (
-        "weights are fetched once an epoch",
-        "passes = steps * setup.micro_batches",
-        "passes = steps",
-        check_moved,
-    ),
-    (
-        "without gathering it costs the same",
-        "else chunks(setup) * setup.response_length",
-        "else 1",
-        check_moved,
-    ),
-    (
-        "FSDP2 gathers the value model for sampling",
-        "rollout = b * (root + times * layers)",
-        "rollout = b * (whole if setup.layout == 'fsdp2' else times * layers)",
-        check_moved,
-    ),
-    (
-        "FSDP2 finds frozen models there",
-        "apart = sum(m.params for m in scoring)",
-        "apart = sum(m.params for m in (scoring if setup.layout == 'zero3' else "
-        "scoring[len(frozen):]))",
-        check_moved,
-    ),
-    (
-        "FSDP2 fetches embeddings for each chunk",
-        "once = sum(map(outside, scoring))",
-        "once = 0 * sum(map(outside, scoring))",
-        check_moved,
-    ),
-    (
-        "the adapter's reference is free",
-        "frozen + ([policy] if setup.peft_config is not None else [])",
-        "frozen",
-        check_moved,
-    ),
-    ("bytes counted as bits", "900e9 / 2, 400e9 / 8", "900e9 / 2, 400e9", check_machine),
-    ("both directions of a link", "900e9 / 2,", "900e9,", check_machine),
-    ("FLOP/s with sparsity", "1979e12 / 2", "1979e12", check_machine),
-    (
-        "wires in bits",
-        "wires=sum(sent.values()) / wires",
-        "wires=8 * sum(sent.values()) / wires",
-        check_seconds,
-    ),
-    ("every network is NVLink", "(gpu.link if n <= 8 else gpu.network)", "gpu.link", check_seconds),
-    ("the peak is reached", "gpu.flops * shares.compute, (gpu", "gpu.flops, (gpu", check_seconds),
-    (
-        "the last token is read",
-        "step * (setup.response_length - 1)",
-        "step * setup.response_length",
-        check_seconds,
-    ),
-    (
-        "one sampling batch",
-        "step = chunks(setup) * token_seconds",
-        "step = token_seconds",
-        check_seconds,
-    ),
-    (
-        "servers get weights for nothing",
-        'sent["rollout"] = 2 * policy.params * wires / (gpu.network * shares.link)',
-        'sent["rollout"] = 0.0',
-        check_seconds,
-    ),
-    (
-        "servers are free",
-        "gpus = episodes / batch * update / 3600, setup.num_processes + servers",
-        "gpus = episodes / batch * update / 3600, setup.num_processes",
-        check_bill,
-    ),
-    ("hours of one GPU", "hours * gpus * gpu.price", "hours * gpu.price", check_bill),
-    ("minutes", "update / 3600", "update / 60", check_bill),
-]
+WRONG = {  # by the check that catches them: right and wrong code, and in words what is wrong
+    check_forward: [
+        # a weight is only multiplied
+        ("2 * size.layers * size.layer * L", "size.layers * size.layer * L"),
+        # attention is linear
+        ("size.head_dim * L**2", "size.head_dim * L"),
+        # logits for all tokens
+        ("2 * size.hidden * size.vocab * T", "2 * size.hidden * size.vocab * L"),
+        # rows left out
+        ("return rows * (2 *", "return (2 *"),
+    ],
+    check_flops: [
+        # backward costs one pass
+        (
+            "1 + 1 + (size.trained == size.params) + setup.activation_checkpointing",
+            "1 + 1 + setup.activation_checkpointing",
+        ),
+        # recomputing is free
+        (
+            "(size.trained == size.params) + setup.activation_checkpointing",
+            "(size.trained == size.params)",
+        ),
+        # frozen weights have gradients
+        ("1 + 1 + (size.trained == size.params)", "1 + 1 + 1"),
+        # one epoch
+        ("return epochs * (total", "return (total"),
+        # no value model
+        ("times(value) * read(setup, value) if value else 0", "0"),
+        # no reference
+        (
+            "return 2 * read(setup, policy, setup.response_length) + others",
+            "return read(setup, policy, setup.response_length) + others",
+        ),
+        # a reward function is a model
+        (
+            "0 if setup.reward is None else read(setup, model_size(setup.reward, scorer=True))",
+            "read(setup, model_size(setup.reward or setup.policy, scorer=True))",
+        ),
+        # half a chunk is none
+        ("math.ceil(local_rows(setup) / setup.rows)", "local_rows(setup) // setup.rows"),
+    ],
+    check_token: [
+        # the cache is free
+        ("sampler.traffic * cache", "0 * cache"),
+        # the cache is full from the start
+        ("setup.prompt_length + setup.response_length // 2", "setup.length"),
+        # every row reads all weights
+        ("form.matmul * size.params", "rows * form.matmul * size.params"),
+        # phases of a token are summed
+        (
+            "return max(sampler.launch * size.layers, reading / gpus, multiplying / gpus)",
+            "return sampler.launch * size.layers + reading / gpus + multiplying / gpus",
+        ),
+        # more GPUs launch faster
+        ("max(sampler.launch * size.layers,", "max(sampler.launch * size.layers / gpus,"),
+    ],
+    check_moved: [
+        # a GPU sends to itself
+        ("(setup.num_processes - 1) / setup.num_processes", "1.0"),
+        # an all-reduce goes one way
+        ("update = 2 * steps * b * learns", "update = steps * b * learns"),
+        # ZeRO-2's sum goes one way
+        ("(2 * passes + steps) * b", "(passes + steps) * b"),
+        # DDP's gradients in 16 bits, always
+        ("update = 2 * steps * b * learns", "update = 2 * steps * 2 * learns"),
+        # backward finds the weights there
+        ("(2 * passes * whole +", "(passes * whole +"),
+        # weights are fetched once an epoch
+        ("passes = steps * setup.micro_batches", "passes = steps"),
+        # without gathering it costs the same
+        ("else chunks(setup) * setup.response_length", "else 1"),
+        # FSDP2 gathers the value model for sampling
+        (
+            "rollout = b * (root + times * layers)",
+            "rollout = b * (whole if setup.layout == 'fsdp2' else times * layers)",
+        ),
+        # FSDP2 finds frozen models there
+        (
+            "apart = sum(m.params for m in scoring)",
+            "apart = sum(m.params for m in (scoring if setup.layout == 'zero3' else scoring[len(frozen):]))",
+        ),
+        # FSDP2 fetches embeddings for each chunk
+        ("once = sum(map(outside, scoring))", "once = 0 * sum(map(outside, scoring))"),
+        # the adapter's reference is free
+        ("frozen + ([policy] if setup.peft_config is not None else [])", "frozen"),
+    ],
+    check_machine: [
+        # bytes counted as bits
+        ("900e9 / 2, 400e9 / 8", "900e9 / 2, 400e9"),
+        # both directions of a link
+        ("900e9 / 2,", "900e9,"),
+        # FLOP/s with sparsity
+        ("1979e12 / 2", "1979e12"),
+    ],
+    check_seconds: [
+        # wires in bits
+        ("wires=sum(sent.values()) / wires", "wires=8 * sum(sent.values()) / wires"),
+        # every network is NVLink
+        ("(gpu.link if n <= 8 else gpu.network)", "gpu.link"),
+        # the peak is reached
+        ("gpu.flops * shares.compute, (gpu", "gpu.flops, (gpu"),
+        # the last token is read
+        ("step * (setup.response_length - 1)", "step * setup.response_length"),
+        # one sampling batch
+        ("step = chunks(setup) * token_seconds", "step = token_seconds"),
+        # servers get weights for nothing
+        (
+            'sent["rollout"] = 2 * policy.params * wires / (gpu.network * shares.link)',
+            'sent["rollout"] = 0.0',
+        ),
+    ],
+    check_bill: [
+        # servers are free
+        (
+            "gpus = episodes / batch * update / 3600, setup.num_processes + servers",
+            "gpus = episodes / batch * update / 3600, setup.num_processes",
+        ),
+        # hours of one GPU
+        ("hours * gpus * gpu.price", "hours * gpu.price"),
+        # minutes
+        ("update / 3600", "update / 60"),
+    ],
+}
 
 
 def test_every_wrong_program_is_caught():
     passed = []
-    for name, old, new, check in WRONG:
-        assert SOURCE.count(old) == 1, f"the page has changed: write {name!r} anew"
-        wrong = load(SOURCE.replace(old, new))
-        try:
-            check(wrong)
-        except AssertionError:
-            continue
-        passed.append(name)
+    for check, programs in WRONG.items():
+        for old, new in programs:
+            assert SOURCE.count(old) == 1, f"the page has changed: write {new!r} anew"
+            wrong = load(SOURCE.replace(old, new))
+            try:
+                check(wrong)
+            except AssertionError:
+                continue
+            passed.append(new)
     assert not passed
 
 

@@ -679,24 +679,18 @@ def test_looking_changes_nothing(letters, judge):
     )
 
 
-# catches: an order, a filter or a word that the controls offer and the list does not follow; a list
-# that does not start at its top
-def test_the_controls_of_the_view(letters, judge):
+# catches: an order, a filter or a word that is offered and the list does not follow, a view that is
+# changed in place
+def test_the_looks_of_the_view(letters, judge):
     seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    for name, values in dict(
-        sort=list(P.PAIR_SORTS), only=list(P.PAIR_FILTERS), signal=list(P.PAIR_SIGNALS)
-    ).items():
-        for value in values:
-            seen.controls[name].value = value
-            assert seen.desk.view.value == P.render_pairs(seen.pairs, seen.seen())
-    seen.controls["only"].value, seen.controls["sort"].value = "all", "as given"
-    seen.controls["place"].value = 3
-    seen.controls["find"].value = "JJJ"
-    assert seen.controls["place"].value == 1 and "Pair 1 ·" in seen.desk.view.value
-    seen.controls["find"].value = "nowhere"
-    assert "No pair is left" in seen._repr_html_()
+    looks = [dict(sort=x) for x in S.PAIR_SORTS] + [dict(only=x) for x in S.PAIR_FILTERS]
+    for look in (*looks, *(dict(signal=x) for x in P.PAIR_SIGNALS)):
+        assert seen.at(**look) == P.render_pairs(seen.pairs, PairLook(**look))
+    given = seen.at(sort="as given", place=3)
+    assert "Pair 1 ·" in given.at(find="JJJ") and given.look == PairLook(sort="as given", place=3)
+    assert "No pair is left" in given.at(find="nowhere")
     with pytest.raises(ValueError, match="cannot sort"):
-        pair_order(seen.pairs, PairLook(sort="best"))
+        seen.at(sort="best")
 
 
 # catches: words that run together, a tint of the other sign, a scale for each answer, a number that

@@ -49,22 +49,17 @@ def test_a_check_that_does_not_apply_is_neither_passed_nor_failed_nor_in_the_way
     assert done["a"].measured == "not measured here: no value model"
 
 
-# catches: a skipped check that lets the whole pass, or that is measured all the same
+# catches: a skipped check that lets the whole pass, that is measured all the same, or after which
+# what needs it is measured
 def test_a_check_that_needs_a_failed_one_is_skipped_and_says_so():
     calls = []
     after = Rung("b", lambda subject: calls.append(1), "", "", ("a",))
-    done = climb([rung("a", Finding(False, "0")), after], None)
-    assert done["b"].skipped and not done["b"].passed and not done.passed and not calls
-    assert done["b"].measured == "skipped: it needs a" and done.summary == "1 failed, 1 skipped"
-
-
-# catches: an error that takes the other checks along
-def test_an_error_is_what_a_rung_found():
-    def breaks(subject: object) -> Finding:
-        raise ValueError("two\nlines")
-
-    done = climb([Rung("a", breaks, "", ""), rung("b", Finding(True, "1"))], None)
-    assert done["a"].measured == "stopped by ValueError: two lines" and done["b"].passed
+    fine = Finding(True, "1")
+    done = climb([rung("a", Finding(False, "0")), after, rung("c", fine, "b"), rung("d", fine)], 0)
+    assert [x.state for x in done.checks] == ["failed", "skipped", "skipped", "passed"]
+    assert not done["b"].passed and not done.passed and not calls
+    assert done["b"].measured == "skipped: it needs a"
+    assert done.summary == "1 passed, 1 failed, 2 skipped"
 
 
 def test_the_names_differ_and_each_need_comes_before():
@@ -74,10 +69,11 @@ def test_the_names_differ_and_each_need_comes_before():
         seen.add(x.name)
 
 
-# catches: an error of a kind that a ladder does not know, and that ends it
+# catches: an error that takes the other checks along, of a kind that a ladder does not know
 @pytest.mark.parametrize(
     "error, said",
     [
+        (ValueError("two\nlines"), "ValueError: two lines"),
         (AttributeError("no group"), "AttributeError: no group"),
         (AssertionError(), "AssertionError"),
         (TimeoutExpired("python", 600), "TimeoutExpired: Command 'python' timed out"),

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from quick import ROOT, changed, chosen
+from quick import changed, chosen
 
 FILES = {
     "rlhf_nb/__init__.py": "",
@@ -81,9 +81,3 @@ def test_what_has_changed(tmp_path):
     assert changed(tmp_path, "main") == ["committed", "edited", "new"]
     with pytest.raises(SystemExit, match="no-such-branch"):
         changed(tmp_path, "no-such-branch")
-
-
-# catches: a rename in this project after which the algorithm is tried by nothing
-def test_a_module_of_this_project():
-    first, second, _ = chosen(ROOT, ["rlhf_nb/masks.py"])
-    assert first[0] == "tests/test_masks.py" and "tests/test_losses.py" in first and second

@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from ppo_fixtures import BEST, PROMPTS, SIZES, likes_c, logs, rollouts, untimed, weights
+from small_runs import QUIET, RUN, SAVED
 from transformers import TrainerCallback
 
 from rlhf_nb.models import scorer_from, tiny_policy
@@ -21,7 +22,6 @@ from rlhf_nb.sft import SFTConfig, SFTTrainer
 from rlhf_nb.training.resume import of_data, of_function
 
 EVALUATED = dict(eval_dataset=Dataset.from_dict(dict(prompt=PROMPTS[:5])))
-SAVED = dict(save_strategy="steps", save_steps=1, total_episodes=24, save_rollouts=True)
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +30,8 @@ def half(letters, imports, tmp_path_factory):
     from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
     def make(reward=likes_c, folder="run", policy=0, reference=None, prompts=PROMPTS, **changes):
-        settings = dict(
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            response_length=5,
-            temperature=1.0,
-            learning_rate=1e-3,
-            num_sample_generations=0,
-            seed=0,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            logging_steps=1,
-        )
-        args = PPOConfig(str(root / folder), **settings | SAVED | changes)
+        settings = QUIET | RUN | SAVED | dict(total_episodes=24)
+        args = PPOConfig(str(root / folder), **settings | changes)
         return PPOTrainer(
             args,
             letters,

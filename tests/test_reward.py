@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from ppo_fixtures import BEST, check_best, check_damaged
+from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
 from transformers import EvalPrediction, TrainerCallback
 
 from rlhf_nb.masks import left_pad, right_pad
@@ -25,7 +25,6 @@ from rlhf_nb.reward import (
     bradley_terry_loss,
     calibration,
     calibration_error,
-    call_reward,
     center_rewards,
     decided_pairs,
     encode_pairs,
@@ -246,76 +245,6 @@ def test_accuracy_goes_by_gold(trained, tokenizer, pairs):
         pair_accuracy(model, tokenizer, gold(0, 1)), ~right
     )
     assert len(pair_accuracy(model, tokenizer, gold(1, 1))) == 0
-
-
-# ---- Reward functions ----
-
-
-def returning(value):
-    def scorer(prompts, responses, **columns):
-        return value
-
-    return scorer
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        [1, 2.5],
-        (1, 2.5),
-        np.array([1, 2.5]),
-        torch.tensor([1, 2.5]),
-        [torch.tensor(1), np.float64(2.5)],
-    ],
-)
-def test_a_reward_function_may_return(value):
-    assert call_reward(returning(value), ["a", "b"], ["c", "d"], {}).tolist() == [1, 2.5]
-
-
-# catches: isinstance(x, float), which numpy's float64 passes and float32 and integers do not
-@pytest.mark.parametrize("kind", [np.float32, np.int64, np.float16])
-def test_a_reward_function_may_return_any_numpy_number(kind):
-    assert call_reward(returning(np.array([1, 2], kind)), ["a", "b"], ["c", "d"], {}).tolist() == [
-        1,
-        2,
-    ]
-
-
-@pytest.mark.parametrize(
-    "value, complaint",
-    [
-        ([], "0 scores for 2"),
-        ([1.0], "1 scores for 2"),
-        ([1.0, 2.0, 3.0], "3 scores for 2"),
-        ([1.0, float("nan")], "nan for response 1"),
-        ([float("inf"), 1.0], "inf for response 0"),
-        ([1.0, None], "None for response 1"),
-        ([1.0, "2"], "'2' for response 1"),
-        ([True, 1.0], "True for response 0"),
-        ([torch.tensor(float("nan")), 1.0], "for response 0"),
-        ([[1.0], 2.0], "for response 0"),
-    ],
-)
-def test_bad_returns_are_named(value, complaint):
-    with pytest.raises(ValueError, match=f"reward function scorer returned .*{complaint}"):
-        call_reward(returning(value), ["a", "b"], ["c", "d"], {})
-
-
-@pytest.mark.parametrize("value", [None, 0.5, [torch.zeros(2), torch.zeros(2)], [1e300, 0.0]])
-def test_stranger_returns_are_named_too(value):
-    with pytest.raises(ValueError, match="reward function scorer returned"):
-        call_reward(returning(value), ["a", "b"], ["c", "d"], {})
-
-
-def test_columns_reach_the_function():
-    assert call_reward(
-        lambda prompts, responses, bonus, **rest: [
-            len(p + r) + b for p, r, b in zip(prompts, responses, bonus)
-        ],
-        ["a", "b"],
-        ["cc", "d"],
-        dict(bonus=[1, 2], x=[0, 0]),
-    ).tolist() == [4, 4]
 
 
 # ---- The leak ----
@@ -834,64 +763,29 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained):
 def test_an_adapter_is_trained_saved_and_resumed_alone(
     tiny, tokenizer, pairs, world, small_args, tmp_path
 ):
-    peft = pytest.importorskip("peft")
-    base, config = tmp_path / "base", peft.LoraConfig(r=2, target_modules=["query_key_value"])
+    base, data = str(tmp_path / "base"), pairs.select_columns(["prompt", "chosen", "rejected"])
     scorer_from(tiny()).save_pretrained(base)
-    data = pairs.select_columns(["prompt", "chosen", "rejected"])
 
-    def go(resume=None):
-        args = small_args(
-            RewardConfig,
-            max_steps=4,
-            save_strategy="steps",
-            save_steps=2,
-            learning_rate=1e-1,
-            per_device_train_batch_size=4,
-        )
-        trainer = RewardTrainer(
-            str(base), args, data, data.select(range(13)), tokenizer, peft_config=config
-        )
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
+    def make(config, **settings):
+        args, tests = small_args(RewardConfig, **settings), data.select(range(13))
+        return RewardTrainer(base, args, data, tests, tokenizer, peft_config=config)
 
-    trainer, resumed = go(), go(str(tmp_path / "run" / "checkpoint-2"))
-    assert (
-        equal(trainer, resumed)
-        and config.task_type is None
-        and {"eval_accuracy", "eval_calibration_error"} <= set(trainer.evaluate())
-    )
-    some, folder = world["validation"], tmp_path / "adapter"
+    folder, some = tmp_path / "adapter", world["validation"]
+    trainer = check_adapter(make, folder, "CAUSAL_LM")
+    assert {"eval_accuracy", "eval_calibration_error"} <= set(trainer.evaluate())
     center = center_rewards(trainer.model, tokenizer, some)
     trainer.save_model(str(folder))
-    assert (
-        not (folder / "model.safetensors").exists()
-        and not (folder / "config.json").exists()
-        and "library_name: peft" in (folder / "README.md").read_text()
-    )
     score = lambda model: score_texts(model, tokenizer, some["prompt"], some["completion"])
-    again = load_reward_model(str(folder))
-    assert again.config.reward_center == center and torch.allclose(
-        score(again), score(trainer.model), atol=1e-5
-    )
+    again, before = load_reward_model(str(folder)), load_scorer(base)
+    assert again.config.reward_center == center
+    assert torch.allclose(score(again), score(trainer.model), atol=1e-5)
+    peft = pytest.importorskip("peft")
     plain = peft.AutoPeftModelForSequenceClassification.from_pretrained(str(folder), num_labels=1)
     assert torch.allclose(score(plain), score(trainer.model) + center, atol=1e-6)
-    before = load_scorer(str(base))
-    assert torch.equal(
-        before.get_input_embeddings().weight, trainer.model.get_input_embeddings().weight
-    )
-    assert not torch.equal(
-        scorer_head(before).weight,
-        trainer.model.base_model.model.score.modules_to_save["default"].weight,
-    )
-    with pytest.raises(ValueError, match="task_type='CAUSAL_LM'"):
-        RewardTrainer(
-            str(base),
-            small_args(RewardConfig),
-            data,
-            None,
-            tokenizer,
-            peft_config=peft.LoraConfig(task_type="CAUSAL_LM"),
-        )
+    embedding = lambda model: model.get_input_embeddings().weight
+    assert torch.equal(embedding(before), embedding(trainer.model))
+    head = trainer.model.base_model.model.score.modules_to_save["default"].weight
+    assert not torch.equal(scorer_head(before).weight, head)
 
 
 # catches: rows over max_length scored whole, or cut on the right

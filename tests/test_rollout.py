@@ -453,7 +453,7 @@ def test_parts_of_a_character_are_joined(bytewise, text):
         alone = bytewise.decode(ids[t : t + 1])
         assert piece == alone if "\ufffd" not in alone else piece == "" or len(piece) == 1
     cut = token_texts(bytewise, ids[:-1])
-    assert (len(cut) == max(len(ids) - 1, 0) and cut == pieces[: len(cut)]) or "\ufffd" in cut[-1]
+    assert len(cut) == max(len(ids) - 1, 0) and "".join(cut) == bytewise.decode(ids[:-1])
 
 
 def test_a_token_may_end_one_character_and_begin_another():

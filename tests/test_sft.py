@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
-from ppo_fixtures import BEST, check_best, check_damaged
+from ppo_fixtures import BEST, check_adapter, check_best, check_damaged
 
 from rlhf_nb.encoding import marked_pair
 from rlhf_nb.sft import (
@@ -474,54 +474,20 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained):
 def test_an_adapter_is_trained_saved_and_resumed_alone(
     tiny, tokenizer, world, small_args, tmp_path
 ):
-    peft = pytest.importorskip("peft")
-    base, config = tmp_path / "base", peft.LoraConfig(r=2, target_modules=["query_key_value"])
+    base, data = str(tmp_path / "base"), world["train"].select_columns(["prompt", "completion"])
     tiny().save_pretrained(base)
-    data = world["train"].select_columns(["prompt", "completion"])
 
-    def go(resume=None):
-        args = small_args(
-            SFTConfig,
-            max_steps=4,
-            save_strategy="steps",
-            save_steps=2,
-            learning_rate=1e-1,
-            per_device_train_batch_size=4,
-        )
-        trainer = SFTTrainer(str(base), args, data, None, tokenizer, peft_config=config)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
+    def make(config, **settings):
+        args = small_args(SFTConfig, **settings)
+        return SFTTrainer(base, args, data, None, tokenizer, peft_config=config)
 
-    trainer = go()
-    resumed = go(str(tmp_path / "run" / "checkpoint-2"))
-    assert (
-        all(
-            torch.equal(a, b)
-            for a, b in zip(
-                trainer.model.state_dict().values(), resumed.model.state_dict().values()
-            )
-        )
-        and config.task_type is None
-    )
-    trainer.save_model(str(tmp_path / "adapter"))
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists() and not (
-        tmp_path / "adapter" / "model.safetensors"
-    ).exists()
+    trainer = check_adapter(make, tmp_path / "adapter", "SEQ_CLS")
     ids = torch.tensor([[3, 4, 5]])
-    again = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapter")).eval()
+    peft = pytest.importorskip("peft")
+    again = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "adapter"))
     logits = [m.eval()(ids).logits for m in (trainer.model, again, tiny())]
-    assert torch.allclose(logits[0], logits[1], atol=1e-6) and not torch.allclose(
-        logits[0], logits[2], atol=1e-3
-    )
-    with pytest.raises(ValueError, match="task_type='SEQ_CLS'"):
-        SFTTrainer(
-            str(base),
-            small_args(SFTConfig),
-            data,
-            None,
-            tokenizer,
-            peft_config=peft.LoraConfig(task_type="SEQ_CLS"),
-        )
+    assert torch.allclose(logits[0], logits[1], atol=1e-6)
+    assert not torch.allclose(logits[0], logits[2], atol=1e-3)
 
 
 # ---- Evaluation ----

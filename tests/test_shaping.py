@@ -202,63 +202,27 @@ def test_penalty_and_replacement():
     assert clip_scores(scores, 1.5).tolist() == [1.0, -1.5, 1.5]
 
 
-@pytest.mark.parametrize(
-    "call, says",
-    [
-        (
-            lambda: shape_rewards(
-                torch.ones(2, 1), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), 0.1
-            ),
-            "squeeze",
-        ),
-        (
-            lambda: shape_rewards(
-                torch.ones(2), torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool), 0.1
-            ),
-            r"kl \[2, 1\]",
-        ),
-        (
-            lambda: shape_rewards(
-                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), -0.1
-            ),
-            "kl_coef",
-        ),
-        (
-            lambda: shape_rewards(
-                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), math.nan
-            ),
-            "kl_coef",
-        ),
-        (
-            lambda: shape_rewards(
-                torch.ones(2), torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), math.inf
-            ),
-            "kl_coef",
-        ),
-        (
-            lambda: penalize_missing_eos(torch.ones(2), torch.ones(2).bool(), -1.0),
-            "missing_eos_penalty",
-        ),
-        (
-            lambda: penalize_missing_eos(torch.ones(2), torch.ones(2).bool(), math.nan),
-            "missing_eos_penalty",
-        ),
-        (lambda: penalize_missing_eos(torch.ones(2), torch.ones(2, 3).bool(), 1.0), "reached_stop"),
-        (
-            lambda: replace_missing_eos(torch.ones(2), torch.ones(2).bool(), -math.inf),
-            "penalty_reward_value",
-        ),
-        (lambda: replace_missing_eos(torch.ones(2, 3), torch.ones(2, 3).bool()), "reached_stop"),
-        (lambda: clip_scores(torch.ones(2), 0.0), "score_clip"),
-        (lambda: clip_scores(torch.ones(2), math.nan), "score_clip"),
+# catches: silent broadcasting, and errors that do not name the field
+def test_bad_input_tells_how_to_fix_it():
+    scores, kl = torch.ones(2), torch.ones(2, 3)
+    mask, ended = kl.bool(), scores.bool()
+    shape = lambda coef, scores=scores, kl=kl: shape_rewards(scores, kl, mask, coef)
+    for call, says in (
+        (lambda: shape(0.1, scores=torch.ones(2, 1)), "squeeze"),
+        (lambda: shape(0.1, kl=torch.ones(2, 1)), r"kl \[2, 1\]"),
+        *[(partial(shape, coef), "kl_coef") for coef in (-0.1, math.nan, math.inf)],
+        (lambda: penalize_missing_eos(scores, ended, -1.0), "missing_eos_penalty"),
+        (lambda: penalize_missing_eos(scores, ended, math.nan), "missing_eos_penalty"),
+        (lambda: penalize_missing_eos(scores, mask, 1.0), "reached_stop"),
+        (lambda: replace_missing_eos(scores, ended, -math.inf), "penalty_reward_value"),
+        (lambda: replace_missing_eos(kl, mask), "reached_stop"),
+        (lambda: clip_scores(scores, 0.0), "score_clip"),
+        (lambda: clip_scores(scores, math.nan), "score_clip"),
         (lambda: RunningMoments().load_state_dict({"mean": 0.0}), "count"),
         (lambda: RunningMoments().update(torch.tensor([1.0, math.inf, -math.inf])), "NaN or inf"),
-    ],
-)
-def test_bad_input_tells_how_to_fix_it(call, says):
-    "Catches silent broadcasting, and errors that do not name the field."
-    with pytest.raises(ValueError, match=says):
-        call()
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=6), max_size=6), st.floats(-1e6, 1e6))

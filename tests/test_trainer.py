@@ -19,6 +19,7 @@ from ppo_fixtures import (
     SIZES,
     STOP,
     check_best,
+    check_damaged,
     likes_c,
     logs,
     rollouts,
@@ -585,6 +586,11 @@ DAMAGES = {
 }
 
 
+# catches: a resume that falls back in silence, or one checkpoint's damage that spoils the others
+def test_a_damaged_checkpoint_is_refused_by_name(ppo):
+    check_damaged(ppo)
+
+
 def test_a_bad_checkpoint_is_refused(ppo, tmp_path):
     trainer = ppo(**everything | dict(total_episodes=8))
     trainer.train()
@@ -663,36 +669,6 @@ BAD = [  # settings, what the error must say
     (dict(kl_estimator="k4"), "kl_estimator is 'k4': give one of k1, k2, k3, abs, full"),
     (dict(kl_controller="pid"), "kl_controller is 'pid'"),
     (dict(missing_eos_penalty=1.0, non_eos_penalty=True), "non_eos_penalty is True"),
-    *[
-        ({name: value}, f"{name} is {value}")
-        for name in (
-            "kl_coef",
-            "vf_coef",
-            "entropy_coef",
-            "cliprange",
-            "cliprange_value",
-            "missing_eos_penalty",
-            "score_clip",
-            "target_kl",
-            "value_learning_rate",
-        )
-        for value in (-0.1, math.nan, math.inf)
-    ],
-    *[
-        ({name: 0}, f"{name} is 0")
-        for name in (
-            "num_ppo_epochs",
-            "num_mini_batches",
-            "response_length",
-            "temperature",
-            "local_rollout_forward_batch_size",
-        )
-    ],
-    *[
-        ({name: value}, f"{name} is {value}")
-        for name in ("gamma", "lam", "top_p")
-        for value in (-0.1, 1.1)
-    ],
     (rows(prompt=[]), "data set has 0 prompts"),
     (dict(score_clip=0.0), "score_clip"),
     (dict(dual_clip=0.5), "dual_clip"),
@@ -713,20 +689,6 @@ def test_bad_settings_are_named_at_once(ppo, letters):
             if not re.search(complaint, str(error)):
                 bad.append(f"{complaint}: it says {error}")
     assert not bad, "\n".join(bad)
-
-
-@pytest.mark.parametrize(
-    "reward, complaint",
-    [
-        (lambda p, r, **c: [0.0], "1 scores for 8"),
-        (lambda p, r, **c: [math.nan] * len(r), "nan for response 0"),
-        (lambda p, r, **c: ["good"] * len(r), "'good' for response 0"),
-    ],
-)
-def test_a_bad_reward_function_is_named(ppo, reward, complaint):
-    trainer = ppo(reward)
-    with pytest.raises(ValueError, match=f"reward function .*{complaint}"):
-        trainer.train()
 
 
 def test_bad_models_are_named(ppo, letters):

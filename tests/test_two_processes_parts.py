@@ -7,6 +7,7 @@ from pathlib import Path
 import forks
 import pytest
 from ppo_fixtures import need_deepspeed
+from small_runs import TOLD
 from test_two_processes import LAYOUTS
 
 from rlhf_nb.models import scorer_from, tiny_policy, train_tokenizer
@@ -25,7 +26,7 @@ WORKER = Path(__file__).with_name("parts_worker.py")
 def test_weights_in_parts_and_their_precision(layout, tmp_path):
     if "zero" in layout:
         need_deepspeed()
-    tokenizer = train_tokenizer([f"tell {i} of {chr(97 + i % 20)}" for i in range(24)])
+    tokenizer = train_tokenizer(TOLD)
     policy = tiny_policy(
         tokenizer,
         0,

@@ -17,11 +17,8 @@ from matplotlib.textpath import TextPath
 from rlhf_nb.ui.explore import (
     ChoiceSlider,
     action_button,
-    labelled_control,
     notebook_bundle,
-    restart_list,
     side_by_side,
-    step_through,
 )
 from rlhf_nb.ui.html import (
     STATIC,
@@ -97,20 +94,10 @@ def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_list_is_stepped_through_and_started_again():
-    place = widgets.IntSlider(min=1, max=3, value=3)
-    step_through(place, 1)
-    assert place.value == 1
-    step_through(place, -1)
-    assert place.value == 3
-    restart_list(place, 0)
-    assert (place.value, place.max) == (1, 1)
-
-
 def test_controls_have_names_and_a_line_wraps():
     pressed = []
     button = action_button("go", lambda: pressed.append(1), "to the next one")
-    find = labelled_control(widgets.Text, "find", "x")
+    find = widgets.Text("x", description="find")
     button.click()
     line = side_by_side(button, find)
     assert pressed == [1] and button.tooltip == "to the next one" and find.description == "find"

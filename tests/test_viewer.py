@@ -20,7 +20,7 @@ from markup import Reader
 from packs import pieces, unpacked
 from rich.console import Console
 
-from rlhf_nb.cli.view import rollout_table
+from rlhf_nb.cli.view import rollout_text
 from rlhf_nb.gae import gae, returns_from
 from rlhf_nb.kl import estimate_kl
 from rlhf_nb.masks import whiten
@@ -213,6 +213,24 @@ TALK = [
 ]
 
 
+# catches: a prompt that a template has written, as one string with its marks; a text with a stray mark
+# taken for turns
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi\nthere<|im_end|>\n<|im_start|>assistant\n",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi\nthere<|eot_id|>",
+    ],
+)
+def test_a_template_is_read_as_turns(text):
+    header = header_of(packed_update(Shown(make((3,), prompts=[text]))))
+    assert header["prompts"][0]["turns"] == [["system", "Be kind."], ["user", "Hi\nthere"]]
+    assert header["prompts"][0]["text"] == text
+    plain = header_of(packed_update(Shown(make((3,), prompts=["what is <|im_start|> for?"]))))
+    assert "turns" not in plain["prompts"][0]
+
+
 # catches: the template's marks where turns are wanted, a turn without text that ends the page, the
 # text that the model read lost
 def test_a_conversation_is_shown_turn_by_turn():
@@ -225,7 +243,7 @@ def test_a_conversation_is_shown_turn_by_turn():
     page = str(view(r))
     assert "user: 你好" in page and "&lt;b&gt;sharp" in page and "<b>sharp" not in page
     out = Console(file=StringIO(), width=200)
-    out.print(rollout_table(r))
+    out.print(rollout_text(r))
     assert "system: Be kind." in out.file.getvalue() and "<|im|>" not in out.file.getvalue()
 
 
@@ -516,7 +534,7 @@ def test_what_follows_is_not_stored_and_what_was_measured_is(settings_):
     r = trained(**settings_)
     header, rows = unpacked(packed_update(view(r).shown))
     assert "come out" in header["told"] and set(rows) == {
-        "ids",
+        "widths",
         "logprobs",
         "ref_logprobs",
         "values",
@@ -640,7 +658,7 @@ def test_views_of_little(tmp_path):
         there = {name for name in SIGNALS if getattr(r, name) is not None}
         follows = {"kl", "rewards", "advantages", "returns"} if header["recipe"] else set()
         assert header["lengths"] == r.mask.sum(1).tolist()
-        assert set(rows) - {"ids"} == there - follows
+        assert set(rows) - {"widths"} == there - follows
 
 
 # ---------------------------------------------------------------- the static file
@@ -691,7 +709,7 @@ def test_a_static_file_of_64_episodes_with_all_signals(tmp_path):
     assert path.stat().st_size < 2_000_000 and not list(tmp_path.glob("*.partial"))
     header, rows = unpacked(data["updates"][0]["packed"])
     assert header["of"] == len(header["episodes"]) == 70
-    assert set(rows) == {*SIGNALS, "ids", "now", "entropy"}  # made-up numbers: nothing follows
+    assert set(rows) == {*SIGNALS, "widths", "now", "entropy"}  # made-up numbers: nothing follows
     texts = pieces(data["updates"][0]["packed"])
     for i in (0, 69):
         n = int(r.mask[i].sum())
@@ -1238,17 +1256,23 @@ def test_rollouts_are_read_in_the_page_beside_the_report(run):
     assert [x for x in links if "update=" in x] == [f"rollouts.html#update={u}" for u in (0, 2, 4)]
 
 
-# catches: two meanings of “episode” in one table, a number near zero that is written as zero, a
-# score that nobody knows
-def test_the_table_of_the_terminal_speaks_as_the_page_does():
+# catches: two meanings of “episode” in one text, a number near zero that is written as zero, a
+# score that nobody knows, an answer squeezed into a column
+def test_the_terminal_speaks_as_the_page_does():
     r = make((3, 5), info=dict(update=9, episode=1152))
     kl, scores = torch.zeros(2, 5), torch.tensor([-1.5, math.nan])
     kl[0, 0] = 0.001
-    table = rollout_table(r.with_(kl=kl, scores=scores))
-    assert str(table.title) == "Update 9, after 1,152 episodes"
-    columns = {column.header: [*column.cells] for column in table.columns}
-    assert columns["KL"] == ["≈0", "0"] and columns["score"] == ["−1.50", ""]
-    assert str(rollout_table(r.with_(info={})).title) == ""
+    first, one, *_, two, asked, said = str(rollout_text(r.with_(kl=kl, scores=scores))).split(
+        "\n\n"
+    )
+    assert first == "Update 9, after 1,152 episodes"
+    assert "score −1.50" in one and "KL ≈0 nats" in one and " score" not in two.split("raw")[0]
+    assert "KL 0 nats" in two and (asked, said) == ("post 1", "w0w1w2w3w4")
+    assert str(rollout_text(r.with_(info={}))).startswith("Episode 0 of 2 · score")
+    code = ["def f", "(", "):", "\n    ", "return", " [],", " ", "0"]
+    narrow = Console(file=StringIO(), width=80)
+    narrow.print(rollout_text(make((8,), 8, tokens=[code], responses=["".join(code)])))
+    assert narrow.file.getvalue().endswith("def f():\n    return [], 0\n")
 
 
 # catches: a colour of the page that is not the theme's, so that dark text is on dark

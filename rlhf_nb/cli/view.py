@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rlhf_nb.base.fields import Count, Index, setting
@@ -19,7 +16,6 @@ from rlhf_nb.base.files import writable
 from rlhf_nb.base.terminal import harmless
 from rlhf_nb.cli.help import About
 from rlhf_nb.cli.parsing import Parser
-from rlhf_nb.masks import score_sums
 
 if TYPE_CHECKING:
     from rlhf_nb.ppo import Objective
@@ -84,13 +80,12 @@ def view_parser() -> Parser:
 def coloured(
     tokens: Sequence[str],
     kl: Sequence[float],  # of each token, in nats
-    gap: str = "",  # between two tokens
 ) -> Text:
     "Tokens that the policy likes more than the reference does in orange, less in blue."
     text = Text()
     for token, nats in zip(tokens, kl):
         style = "bold dark_orange" if nats > 0.5 else "bold dodger_blue2" if nats < -0.5 else ""
-        text.append(harmless(token + gap), style)
+        text.append(harmless(token), style)
     return text
 
 
@@ -102,31 +97,21 @@ def last_words(text: str, most: int = 160) -> str:
     return f"… {words[-1]}"
 
 
-def rollout_table(rollout: Rollout, episodes: int = 8) -> Table:
-    "The first episodes of a rollout, for a terminal."
-    from rlhf_nb.ui.episodes import prompt_of, unit_of, when
-    from rlhf_nb.ui.viz import signed
+def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
+    "The first episodes of a rollout, for a terminal: numbers, and under them the texts."
+    from rlhf_nb.ui.episodes import episode_facts, episode_tokens, prompt_of, when
+    from rlhf_nb.ui.html import spaced
 
-    number_of = lambda x: "" if math.isnan(x) else signed(x)  # nothing where it is not known
-    title = Text(when(rollout) if "update" in rollout.info else "")
-    table, unit = Table(title=title, box=SIMPLE_HEAD, show_lines=True), unit_of(rollout)
-    for name in ("prompt", "response", "score", "KL", unit, "end"):
-        number = name in ("score", "KL", unit)
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    parts = [Text(when(rollout), "italic")] if "update" in rollout.info else []
     for i in range(min(episodes, len(rollout))):
-        n = int(rollout.mask[i].sum())
-        kl = rollout.kl[i, :n].tolist() if rollout.kl is not None else [0.0] * n
-        tokens = rollout.tokens[i] if rollout.tokens else [rollout.responses[i]]
-        words = rollout.responses[i] not in "".join(tokens)  # tokens that bring no space along
-        table.add_row(
-            Text(harmless(last_words(prompt_of(rollout, i))) if rollout.prompts else ""),
-            coloured(tokens, kl, " " if words else ""),
-            "" if rollout.scores is None else number_of(float(score_sums(rollout.scores)[i])),
-            "" if rollout.kl is None else number_of(float(sum(kl))),
-            str(n),
-            "" if rollout.stopped is None else "stopped" if rollout.stopped[i] else "cut off",
-        )
-    return table
+        response = rollout.responses[i] if rollout.responses else ""
+        tokens = spaced(episode_tokens(rollout, i), response)
+        kl = [0.0] * len(tokens) if rollout.kl is None else rollout.kl[i].tolist()
+        parts.append(Text(episode_facts(rollout, i), "bold"))
+        if rollout.prompts:
+            parts.append(Text(harmless(last_words(prompt_of(rollout, i)).strip()), "dim"))
+        parts.append(coloured(tokens, kl))
+    return Text("\n\n").join(parts)
 
 
 def objective_typed(text: str) -> Objective:
@@ -181,7 +166,7 @@ def view_command(words: Sequence[str]) -> None:
     if options.terminal:
         for update in options.update or [last]:
             rollout = browser.run.rollout(update)
-            Console().print(rollout_table(rollout, options.episodes or 8))
+            Console(highlight=False).print(rollout_text(rollout, options.episodes or 8))
             for note in notes_of(rollout):
                 print(harmless(note))
         return

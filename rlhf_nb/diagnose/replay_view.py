@@ -52,25 +52,6 @@ def number_table(replay: Any) -> Html:
     return plain_table(["number", *heads], body)
 
 
-def step_table(replay: Any) -> Html:
-    "Each optimizer step, side by side."
-    kinds = [(name, one.steps) for name, one in columns(replay)]
-    named = dict(loss="loss", approxkl="approxkl", clipfrac="clipped", grad_norm="gradient norm")
-    heads = [f"{words}, {kind}" for kind, _ in kinds for words in named.values()]
-    rows = [
-        [
-            str(i + 1),
-            *(
-                short(steps[i][name]) if i < len(steps) else "–"
-                for _, steps in kinds
-                for name in named
-            ),
-        ]
-        for i in range(max(len(steps) for _, steps in kinds))
-    ]
-    return plain_table(["step", *heads], rows)
-
-
 # ---- The ratios ----
 
 
@@ -234,14 +215,12 @@ def legend(replay: Any) -> Html:
 
 def replay_body(replay: Any, episodes: Sequence[int] | None = None) -> Html:
     "Numbers, ratios and tokens of an update, without a style sheet."
-    fold = element("details", element("summary", "Each optimizer step"), step_table(replay))
     return element(
         "div",
         sheet(
             element("p", element("b", safe_text(f"Update {replay.record.update}: {replay.words}"))),
             verdict(replay),
             number_table(replay),
-            fold,
             legend(replay),
             histogram(replay),
             tokens_markup(replay, episodes),

@@ -20,7 +20,6 @@ from rlhf_nb.masks import on_tokens, score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.trainer import PPOTrainer
-from rlhf_nb.training.build import readers
 
 RUNGS: list[Rung] = []
 
@@ -77,53 +76,24 @@ def prompts(subject: Subject) -> Finding:
 @rung(
     RUNGS,
     "data: lengths",
-    "the longest prompt and response_length fit the positions of every model (positions beyond "
-    "were never trained); at most half of the references are longer than response_length, or "
-    "the median answer is cut off",
+    "at most half of the references are longer than response_length, or the median answer is cut "
+    "off (prompts beyond a model's positions are refused by the trainer)",
     "response_length, max_prompt_length, and the unit: tokens of this tokenizer",
 )
 def lengths(subject: Subject) -> Finding:
-    "Tokens of prompts and references, against the models' positions and response_length."
+    "Tokens of prompts, and of references against response_length."
     args, tokenizer = subject.args, subject.tokenizer
     batch = subject.trainer.data_collator(subject.rows(512))
     tokens = sorted(batch["prompt_mask"].sum(1).tolist())
-    limits = [
-        positions_of(model) for _, model in readers(subject.trainer.pair, subject.trainer.judges)
-    ]
-    positions = min((x for x in limits if x), default=None)
-    longest = tokens[-1] + args.response_length
     text = f"prompts {tokens[0]} to {tokens[-1]} tokens, median {statistics.median(tokens):g}"
-    text += f", with the response at most {longest}"
-    text += f" of {positions} positions" if positions else " (no limit of positions is known)"
+    text += f", with the response at most {tokens[-1] + args.response_length}"
     cut = 0.0
     if subject.answers:
         answers = [answer for _, answer in subject.answers]
         sizes = [len(x) + 1 for x in plain_ids(answers, tokenizer)]
         cut = sum(n > args.response_length for n in sizes) / len(sizes)
         text += f"; {cut:.0%} of {len(sizes)} references are longer than response_length"
-    return Finding((positions is None or longest <= positions) and cut <= 0.5, text)
-
-
-def positions_of(model: Any) -> int | None:
-    "How many tokens a model can read."
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(inner.config.get_text_config(), "max_position_embeddings", None)
-
-
-@rung(
-    RUNGS,
-    "data: duplicates",
-    "more than one distinct prompt, or every update trains on the same one (definition)",
-    "how the data set was made; the column that is named prompt",
-)
-def duplicates(subject: Subject) -> Finding:
-    "How many prompts there are twice."
-    data = subject.trainer.train_dataset
-    name = "prompt" if "prompt" in data.column_names else "input_ids"
-    texts = [str(x) for x in data[name][:]]
-    distinct = len(set(texts))
-    text = f"{distinct:,} distinct prompts of {len(texts):,}"
-    return Finding(distinct > 1 or len(texts) == 1, text)
+    return Finding(cut <= 0.5, text)
 
 
 @rung(

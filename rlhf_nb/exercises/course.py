@@ -1,5 +1,5 @@
-"""The course as a table: its pages, and how long each takes to read and to work through. All of it
-is computed from the notebooks, so that it cannot go stale."""
+"""The course as a table: its path, what is beside it, and how long each page takes to read and to
+work through. All of it is computed from the notebooks, so that it cannot go stale."""
 
 from __future__ import annotations
 
@@ -12,19 +12,49 @@ WORDS, LINES = 200, 20  # that are read in a minute
 EXERCISE = re.compile(r"^\*\*Exercise\*\* · (easy|medium|hard) · (\d+) minutes · (\S.*)", re.M)
 
 
+PATH = {  # the parts of the path, and the numbers of their pages, in the order of reading
+    "why, and the map": ("00",),
+    "policy gradients": ("01",),
+    "shapes": ("02", "04", "05"),
+    "the judge": ("06",),
+    "the price of leaving": ("08", "09"),
+    "who deserves it": ("10",),
+    "a careful step": ("11",),
+    "write the loop": ("13",),
+    "did it work?": ("14",),
+}
+MORE = re.compile(r"## More\b")  # what is below this heading of a page is beside the path
+
+
 class Page(NamedTuple):
-    "A page of the course, and its minutes."
+    "A page of the course, and its minutes: those above its heading `## More`, and those below."
 
     name: str  # 10_gae
     title: str
     promise: str  # the line below the title
     reading: float
     exercises: int
+    more: float  # to read and to work through
+
+    @property
+    def minutes(self) -> float:
+        "Of what is above `## More`: to read and to work through."
+        return self.reading + self.exercises
 
 
 def source_of(page: dict[str, Any], kind: str) -> list[str]:
     "The sources of a notebook's cells of one kind, `code` or `markdown`."
     return ["".join(c["source"]) for c in page["cells"] if c["cell_type"] == kind]
+
+
+def at_more(
+    page: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:  # what is above its heading `## More`; the rest
+    "A page of the path in two. Without that heading, the second part has no cells."
+    cells = page["cells"]
+    texts = ["".join(c["source"]) * (c["cell_type"] == "markdown") for c in cells]
+    i = next((i for i, text in enumerate(texts) if MORE.match(text)), len(cells))
+    return page | {"cells": cells[:i]}, page | {"cells": cells[i:]}
 
 
 def reading_minutes(page: dict[str, Any]) -> float:
@@ -49,25 +79,55 @@ def course_pages(
     for path in sorted(Path(folder).glob("[0-9][0-9]_*.ipynb")):
         page = json.loads(path.read_text(encoding="utf-8"))
         title, _, promise = source_of(page, "markdown")[0].partition("\n")
-        promise = promise.strip().removeprefix("> ").partition("\n")[0]
-        reading, exercises = reading_minutes(page), exercise_minutes(page)
-        pages.append(Page(path.stem, title.removeprefix("# "), promise, reading, exercises))
+        title, promise = title.removeprefix("# "), promise.strip().removeprefix("> ")
+        above, more = at_more(page)
+        minutes = reading_minutes(above), exercise_minutes(above)
+        beside = reading_minutes(more) + exercise_minutes(more)
+        pages.append(Page(path.stem, title, promise.partition("\n")[0], *minutes, beside))
     if not pages:
         raise FileNotFoundError(f"{folder} has no pages of the course: give the folder nbs/course.")
     return pages
 
 
-def course_table(
+def path_pages(
+    folder: str | Path,  # as for `course_pages`
+) -> list[Page]:
+    "The pages of the path, in the order of reading."
+    order = [number for numbers in PATH.values() for number in numbers]
+    pages = {page.name[:2]: page for page in course_pages(folder)}
+    return [pages[number] for number in order if number in pages]
+
+
+def _linked(page: Page) -> str:
+    return f"[{page.name[:2]} {page.title}]({page.name}.ipynb)"
+
+
+def path_table(
     folder: str | Path,  # as for `course_pages`
 ) -> str:
-    "The course in Markdown: a line for each page with its minutes, and their sums."
-    pages = course_pages(folder)
+    "The path in Markdown: a line for each page with its minutes, and their sums."
+    parts = {numbers[0]: part for part, numbers in PATH.items()}
+    pages = path_pages(folder)
     lines = [
-        f"| {p.name[:2]} | [{p.title}]({p.name}.ipynb) | {p.promise} | {p.reading:.0f} |"
-        f" {p.exercises or '–'} |"
+        f"| {parts.get(p.name[:2], '')} | {_linked(p)} | {p.promise} |"
+        f" {p.reading:.0f} | {p.exercises or '–'} | {p.more:.0f} |"
         for p in pages
     ]
-    reading, exercises = sum(p.reading for p in pages), sum(p.exercises for p in pages)
-    total = f"| | **all of it** | | **{reading:.0f}** | **{exercises}** |"
-    head = "| | page | what it does | minutes to read | minutes for its exercises |"
-    return "\n".join([head, "|---|---|---|---|---|", *lines, total])
+    reading, exercises, more = (sum(x) for x in list(zip(*pages))[3:])
+    both = f"| **{reading + exercises:.0f} minutes in all** | | |"
+    total = f"{both} **{reading:.0f}** | **{exercises}** | {more:.0f} |"
+    head = "| part | page | what it does | to read | exercises | more |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *lines, total])
+
+
+def beside_table(
+    folder: str | Path,  # as for `course_pages`
+) -> str:
+    "The pages beside the path in Markdown, with their minutes."
+    path = path_pages(folder)
+    lines = [
+        f"| {_linked(p)} | {p.promise} | {p.minutes + p.more:.0f} |"
+        for p in course_pages(folder)
+        if p not in path
+    ]
+    return "\n".join(["| page | what it does | minutes |", "|---|---|---|", *lines])

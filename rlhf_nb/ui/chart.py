@@ -48,6 +48,7 @@ class Area:
 
 
 CHART = Area(260, 140, 56, 252, 30, 114)  # with room for numbers, a unit and a name
+FEW = 12  # measurements, each of which is marked
 STRIP = Area(220, 64, 4, 216, 6, 58)  # for a page that has words and numbers beside it
 Place = Callable[[float], float]  # of a step or a value, in the picture
 
@@ -106,8 +107,14 @@ def curve_svg(
 
 def curve_strip(lines: Mapping[int, Points], span: tuple[float, float], title: str) -> str:
     "Lines of several runs above an axis without numbers; `reader.js` moves the rings along them."
-    drawn, _, _ = draw_lines(lines, span, STRIP)
-    return asset("strip.svg").format(title=escape(visible(title)), lines=drawn)
+    drawn, x, y = draw_lines(lines, span, STRIP)
+    dots = [
+        element("circle", cx=x(u), cy=y(value), r=2, class_=f"dot{i}")
+        for i, line in lines.items()
+        if len(line) <= FEW
+        for u, value in line
+    ]
+    return asset("strip.svg").format(title=escape(visible(title)), lines="".join(dots) + drawn)
 
 
 def curve_picture(svg: str, description: str) -> str:

@@ -55,10 +55,10 @@ def episode_facts(rollout: Rollout, episode: int) -> str:
         f"Episode {episode} of {len(rollout)}" + ("" if update is None else f", update {update}")
     ]
     for name, values in (("score", rollout.scores), ("raw score", rollout.raw_scores)):
-        if values is not None:
-            facts.append(f"{name} {signed(float(score_sums(values)[episode]))}")
-    if rollout.kl is not None:
-        facts.append(f"KL {signed(rollout.kl[episode, :n].float().sum().item())} nats")
+        if values is not None and math.isfinite(x := float(score_sums(values)[episode])):
+            facts.append(f"{name} {signed(x)}")
+    if rollout.kl is not None and math.isfinite(x := float(rollout.kl[episode, :n].float().sum())):
+        facts.append(f"KL {signed(x)} nats")
     facts.append(f"{n} {unit_of(rollout)[: None if n != 1 else -1]}")
     if rollout.stopped is not None:
         facts.append("stopped by itself" if rollout.stopped[episode] else "cut off")

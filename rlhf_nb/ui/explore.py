@@ -30,36 +30,11 @@ from rlhf_nb.ui.html import Html, asset, drawing, element, error_note
 # ---- Controls that several views share ----
 
 
-def labelled_control(
-    kind: type[widgets.Widget], name: str, value: Any, **more: Any
-) -> widgets.Widget:
-    "A control of another kind than `explore.control` makes, in the same style."
-    return kind(
-        value=value,
-        description=name,
-        tooltip=name,
-        continuous_update=False,
-        style=dict(description_width="11em"),
-        layout=dict(width="29em"),
-        **more,
-    )
-
-
 def action_button(name: str, act: Callable[[], None], tip: str = "") -> widgets.Button:
     "A button that runs `act`; `tip` explains it where its name does not."
     button = widgets.Button(description=name, tooltip=tip or name, layout=dict(width="auto"))
     button.on_click(lambda _: act())
     return button
-
-
-def step_through(place: widgets.IntSlider, by: int) -> None:
-    "Move a slider over a list that starts at 1; after the last entry comes the first."
-    place.value = (place.value - 1 + by) % place.max + 1
-
-
-def restart_list(place: widgets.IntSlider, count: int) -> None:
-    "Back to the first entry of a list that has changed and now has `count` of them."
-    place.value, place.max = 1, max(1, count)
 
 
 def side_by_side(*group: widgets.Widget) -> widgets.HBox:

@@ -98,10 +98,6 @@ def number(x: Any, words: Mapping[str, float] = TRUTHS) -> float:
         return math.nan
 
 
-def _is_missing(x: Any) -> bool:
-    return x is None or x is pd.NA or (isinstance(x, float) and math.isnan(x))
-
-
 def _json(x: Any) -> str:
     try:
         return json.dumps(x, default=_plain, ensure_ascii=False)
@@ -113,20 +109,18 @@ def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
     """Text of whatever stands for one: a string, a chat of messages (each with its role where there
     are several), anything else as JSON."""
     x = x if isinstance(x, str) else _plain(x)
-    if isinstance(x, str) or _is_missing(x):
-        return x if isinstance(x, str) else ""
-    if depth > 16:
-        return "…"
+    if x is None or x is pd.NA or (isinstance(x, float) and math.isnan(x)):
+        return ""
+    if isinstance(x, str) or depth > 16:
+        return x if isinstance(x, str) else "…"
     if isinstance(x, list):
         return "\n\n".join(text_of(one, len(x) > 1, depth + 1) for one in x)
-    if not isinstance(x, Mapping):
-        return str(x)
-    if "content" not in x:
-        return _json(x)
+    if not isinstance(x, Mapping) or "content" not in x:
+        return _json(x) if isinstance(x, Mapping) else str(x)
     content, calls = _plain(x["content"]), _plain(x.get("tool_calls"))
     parts = content if isinstance(content, list) else [content]
     parts = [p["text"] if isinstance(p, Mapping) and "text" in p else p for p in parts]
-    parts += [_json(calls)] if calls and not _is_missing(calls) else []
+    parts += [_json(calls)] if calls and isinstance(calls, list) else []
     text = "\n".join(text_of(part, False, depth + 1) for part in parts)
     return f"{text_of(x.get('role', 'message'))}: {text}" if named else text
 
@@ -262,24 +256,20 @@ def table_files(folder: Path, notes: list[str] | None = None) -> list[Path]:
     """The files of a folder of tables, or of its `completions`, in the order of their numbers. Of
     names that differ by more than numbers the most frequent; what was left out is added to `notes`.
     """
-    every = [
-        file
-        for place in (folder, folder / "completions")
-        for file in (sorted(place.iterdir()) if place.is_dir() else [])
-        if file.is_file() and (file.suffix.lower() in TABLES or file.name.endswith(".table.json"))
-    ]
-    family = lambda file: (file.parent, re.sub(r"\d+", "#", file.name))
-    counts = Counter(family(file) for file in every if file.parent == every[0].parent)
-    most = max(sorted(counts), key=lambda name: counts[name], default=None)
+    family = lambda file: (file.parent != folder, re.sub(r"\d+", "#", file.name))
+    kept = (*TABLES, ".table.json")
+    every = [file for file in (*folder.glob("*"), *folder.glob("completions/*")) if file.is_file()]
+    every = sorted(file for file in every if file.name.lower().endswith(kept))
+    counts = Counter(family(file) for file in every)
+    most = min(counts, key=lambda name: (name[0], -counts[name], name[1]), default=None)
     files = [file for file in every if family(file) == most]
     others = [str(file.relative_to(folder)) for file in every if file not in files]
-    files.sort(key=lambda file: (file_number(file), file.name))
     if others and notes is not None:
         notes.append(
             f"Only files named like {quoted(files[0].name)} are read. Left out: "
             f"{counted(len(others), 'files')}, {_names(others, 3)}. To see one, open it by itself."
         )
-    return files
+    return sorted(files, key=lambda file: (file_number(file), file.name))
 
 
 def file_number(path: Path) -> int:
@@ -312,19 +302,11 @@ def recognized(rows: Sequence[Row]) -> str | None:
     return next((name for name in FORMATS if needs[name] <= {*_columns(rows)}), None)
 
 
-def _parts(columns: Iterable[str], column: str) -> list[str]:
-    "The columns of which one is the sum: `a+b`, unless a column is called that."
-    return [column] if column in columns else column.split("+")
-
-
 def _trl_scores(rows: Sequence[Row], own: set[str], notes: list[str]) -> str:
     """The columns of rewards in trl's table, which names one after each reward function. A note
     names other numbers, which may be rewards too."""
-    numbers = [
-        name
-        for name in _columns(rows)
-        if name not in own and any(math.isfinite(number(row.get(name))) for row in rows[:64])
-    ]
+    is_number = lambda name: any(math.isfinite(number(row.get(name))) for row in rows[:64])
+    numbers = [name for name in _columns(rows) if name not in own and is_number(name)]
     rewards = [name for name in numbers if "reward" in name.lower()]
     rewards = ["reward"] if "reward" in rewards else rewards or numbers[: len(numbers) == 1]
     if unused := [name for name in numbers if name not in rewards]:
@@ -343,16 +325,17 @@ def mapping_of(
     or nothing says which one is the response."""
     given, notes = dict(given or {}), [] if notes is None else notes
     can, columns, name = ", ".join(TARGETS), _columns(rows), recognized(rows)
-    has = lambda target, column: (
-        {*(_parts(columns, column) if target == "scores" else [column])} <= {*columns}
+    parts = lambda target, column: (  # a score may be a sum, unless a column is called that
+        column.split("+") if target == "scores" and column not in columns else [column]
     )
+    has = lambda target, column: {*parts(target, column)} <= {*columns}
     known = {target: column.lstrip("?") for target, column in FORMATS[name or OURS].items()}
     if name == "trl" and "scores" not in given:
         own = {"step", "prompt", "completion", "advantage", *given.values()}
         known["scores"] = _trl_scores(rows, own, notes)
-    mapping = {target: column for target, column in known.items() if has(target, column)} | given
-    mapping = {target: column for target, column in mapping.items() if column}
-    for target, column in (mapping | given).items():
+    known = {target: column for target, column in known.items() if has(target, column)} | given
+    mapping = {target: column for target, column in known.items() if column}
+    for target, column in known.items():
         if target not in TARGETS:
             raise ValueError(
                 f"--columns has {target!r}, which nothing is called."
@@ -369,8 +352,8 @@ def mapping_of(
             "of them is what, such as --columns prompt=question,response=answer,scores=reward. "
             f"These can be mapped: {can}."
         )
-    if len(parts := _parts(columns, mapping.get("scores", ""))) > 1:
-        notes.append(f"scores is the sum of {_names(parts)}, with weights of 1.")
+    if len(summed := parts("scores", mapping.get("scores", ""))) > 1:
+        notes.append(f"scores is the sum of {_names(summed)}, with weights of 1.")
     read = "your mapping" if name is None or (given and name == OURS) else name
     told = ", ".join(f"{target} from {quoted(column)}" for target, column in mapping.items())
     notes.append(f"Read as {read}: {told}.")
@@ -390,19 +373,14 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
         talk = _plain(values.pop("messages"))
         talk = talk if isinstance(talk, list) else [talk]
         values |= dict(prompt=talk[:-1], response=talk[-1:])
-    if "token_mask" in values:
-        span = _last_run(_plain(values.pop("token_mask")))
+    if "token_mask" in values:  # of prompt, answer and padding the last run of ones is the answer
+        mask = _plain(values.pop("token_mask"))
+        ones = "".join("01"[number(x) > 0] for x in mask) if isinstance(mask, list) else ""
+        end = ones.rfind("1") + 1
         for name in {*TOKEN, *SCORES} & {*values}:
             x = _plain(values[name])
-            values[name] = x[span] if isinstance(x, list) else x
+            values[name] = x[ones.rfind("0", 0, end) + 1 : end] if isinstance(x, list) else x
     return values
-
-
-def _last_run(mask: Any) -> slice:
-    "Where the last run of ones is: the answer, in a sequence of prompt, answer and padding."
-    ones = "".join("01"[number(x) > 0] for x in mask) if isinstance(mask, list) else ""
-    end = ones.rfind("1") + 1
-    return slice(ones.rfind("0", 0, end) + 1, end)
 
 
 def episodes_of(
@@ -433,51 +411,42 @@ def _note(notes: list[str], sentence: str, bad: Sequence[tuple[int, str]], most:
 def _scores(values: Sequence[Any], target: str, notes: list[str]) -> Tensor | None:
     "A number an episode; None where there is none at all."
     x = torch.tensor([number(one) for one in values], dtype=torch.float64).float()
-    bad = [
-        (row, quoted(values[row])) for row in x.isfinite().logical_not().nonzero()[:, 0].tolist()
-    ]
+    bad = [(i, quoted(one)) for i, one in enumerate(values) if not x[i].isfinite()]
     _note(notes, f"{target}: no number, or too large a one, in {{}}.", bad)
     return None if x.isnan().all() else x
 
 
-def _of_tokens(values: Sequence[Any]) -> bool:
-    "Are these lists of numbers, beside single numbers at most?"
-    lists = [isinstance(_plain(x), list) for x in values]
-    return any(lists) and all(math.isfinite(number(x)) for x, a in zip(values, lists) if not a)
-
-
-def _token_scores(
+def _score(
     values: Sequence[Any], target: str, lengths: Sequence[int], unit: str, notes: list[str]
 ) -> Tensor | None:
-    """Scores [B, T] of lists with a number for each token, which may go on with zeros for padding;
-    their sums [B] where some list does not fit its episode."""
-    rows = [x if isinstance(x, list) else [x] for x in map(_plain, values)]
-    numbers = [list(map(number, row)) for row in rows]
-    fits = lambda row, n: len(row) >= n and all(map(math.isfinite, row)) and not any(row[n:])
-    if not all(fits(row, n) for row, n in zip(numbers, lengths)):
-        notes.append(
-            f"{target}: some lists do not have a number for each of the {unit}: sums are shown."
-        )
-        return _scores([sum(row) for row in numbers], target, notes)
-    x = torch.zeros(len(lengths), max(1, *lengths))
-    for row, its, n in zip(x, numbers, lengths):
-        row[:n] = torch.tensor(its[:n])
-    return x
+    """Scores [B]; [B, T] of lists with a number for each token, which may go on with zeros for
+    padding, where each fits its episode. A single number is a score of one token."""
+    rows = list(map(_plain, values))
+    lists = [list(map(number, row if isinstance(row, list) else [row])) for row in rows]
+    alone = [x for row, its in zip(rows, lists) if not isinstance(row, list) for x in its]
+    if len(alone) == len(rows) or not all(map(math.isfinite, alone)):
+        return _scores(values, target, notes)
+    fits = lambda its, n: len(its) >= n and all(map(math.isfinite, its)) and not any(its[n:])
+    if all(map(fits, lists, lengths)):
+        width = max(1, *lengths)
+        return torch.tensor([its[:n] + [0.0] * (width - n) for its, n in zip(lists, lengths)])
+    notes.append(
+        f"{target}: some lists do not have a number for each of the {unit}: sums are shown."
+    )
+    return _scores([sum(its) for its in lists], target, notes)
 
 
 def _both_of_tokens(made: dict[str, Any], mask: Tensor) -> dict[str, Any]:
     """Where one kind of scores is of tokens, so is the other: what the sums differ by is on the
     last token. A score of 0 is none."""
-    scores, raw = (made[name] for name in SCORES)
-    (of_tokens,) = [x for x in (raw, scores) if x is not None and x.dim() == 2][:1] or [None]
+    known = {name: made[name] for name in ("raw_scores", "scores") if made[name] is not None}
+    of_tokens = next((x for x in known.values() if x.dim() == 2), None)
     if of_tokens is None:
         return made
-    whole = {name: x for name in SCORES if (x := made[name]) is not None}
-    whole = {
-        name: x if x.dim() == 2 else of_tokens + on_tokens(x - of_tokens.sum(1), mask)
-        for name, x in whole.items()
-    }
-    return made | whole | dict(paid=of_tokens != 0)
+    for name, x in known.items():
+        if x.dim() == 1:
+            known[name] = of_tokens + on_tokens(x - of_tokens.sum(1), mask)
+    return made | known | dict(paid=of_tokens != 0)
 
 
 def _stops(values: Sequence[Any], notes: list[str]) -> Tensor | None:
@@ -512,41 +481,35 @@ def _signal(
 
 
 def _token_ids(values: Sequence[Any], notes: list[str]) -> list[list[int] | None]:
-    "The token ids of each episode; -1 for what is none, and a note."
-    as_id = lambda x: int(x) if 0 <= x < 2**31 and x == int(x) else -1
-    lists = [x if isinstance(x, list) else None for x in map(_plain, values)]
-    ids = [x and [as_id(number(i)) for i in x] for x in lists]
-    bad = [
-        (i, quoted(given[row.index(-1)]))
-        for i, (given, row) in enumerate(zip(lists, ids))
-        if given and row and -1 in row
-    ]
+    "The token ids of each episode; all -1, and a note, where one is no id."
+    ids, bad = [], []
+    for i, given in enumerate(map(_plain, values)):
+        numbers = list(map(number, given)) if isinstance(given, list) else None
+        wrong = [j for j, x in enumerate(numbers or []) if not (0 <= x < 2**31 and x == int(x))]
+        bad += [(i, quoted(given[j])) for j in wrong[:1]]
+        ids.append(None if numbers is None else [-1 if wrong else int(x) for x in numbers])
     _note(notes, "token_ids: its column holds what is no token id in {}.", bad)
     return ids
 
 
 def _decoded(ids: Sequence[list[int] | None], tokenizer: Any, notes: list[str]) -> list[Any]:
-    "Token ids as texts."
-    given = {i for row in ids for i in row or []}
-    known = {i: str(tokenizer.decode([i])) if i >= 0 else "\ufffd" for i in given}
-    strange = [i for i, text in known.items() if not text and i >= len(tokenizer)]
-    if strange:
+    "Token ids as texts; None where there are none."
+    given = {i for row in ids for i in row or [] if i >= 0}
+    if strange := [i for i in given if not tokenizer.decode([i]) and i >= len(tokenizer)]:
         notes.append(f"token_ids: {strange[0]} is no token of the tokenizer: no text.")
-    alone = lambda row: [known[i] for i in row]  # where one is no token
-    texts = lambda row: alone(row) if min(row, default=0) < 0 else token_texts(tokenizer, row)
-    return [None if row is None else texts(row) for row in ids]
+    decoded = lambda row: ["\ufffd"] * len(row) if -1 in row else token_texts(tokenizer, row)
+    return [None if row is None else decoded(row) for row in ids]
 
 
-def _padded_ids(
-    tokens: Sequence[list[str]], ids: Sequence[list[int] | None], mask: Tensor
-) -> Tensor:
+def _padded_ids(tokens: Sequence[list[str]], ids: Sequence[list[int] | None], T: int) -> Tensor:
     "Token ids [B, T]; where the file has none, the number of each word of this update."
-    numbers: dict[str, int] = {}
-    out = torch.zeros(mask.shape, dtype=torch.long)
+    words: dict[str, int] = {}
+    out = torch.zeros(len(tokens), T, dtype=torch.long)
     for i, its in enumerate(tokens):
-        own = (ids[i] if ids else None) or []
-        words = [numbers.setdefault(word.strip(), len(numbers)) for word in its]
-        out[i, : len(its)] = torch.tensor(own if len(own) == len(its) and -1 not in own else words)
+        own = ids[i] if ids else None
+        if own is None or len(own) != len(its) or -1 in own:
+            own = [words.setdefault(word.strip(), len(words)) for word in its]
+        out[i, : len(its)] = torch.tensor(own, dtype=torch.long)
     return out
 
 
@@ -567,8 +530,9 @@ def rollout_from(
     unit = "tokens" if texts else "words"
     if ids and not texts and {*SIGNALS} & {*targets}:
         notes.append("Its token ids become tokens with a tokenizer: --tokenizer NAME.")
-    wordy = [(i, "its words are") for i, x in enumerate(texts) if not isinstance(x, list)]
-    _note(notes, "tokens: not a list in {}.", wordy)
+    if "tokens" in targets:
+        wordy = [(i, "its words are") for i, x in enumerate(texts) if not isinstance(x, list)]
+        _note(notes, "tokens: not a list in {}.", wordy)
     tokens = [
         list(map(text_of, x)) if isinstance(x, list) else words_of(text)
         for x, text in zip(texts or [None] * len(episodes), responses)
@@ -581,10 +545,8 @@ def rollout_from(
             made[name] = _stops(column(name), notes)
         elif name in SIGNALS:
             made[name] = _signal(column(name), name, lengths, unit, notes)
-        elif _of_tokens(column(name)):
-            made[name] = _token_scores(column(name), name, lengths, unit, notes)
         else:
-            made[name] = _scores(column(name), name, notes)
+            made[name] = _score(column(name), name, lengths, unit, notes)
     if made["kl"] is None and made["logprobs"] is not None and made["ref_logprobs"] is not None:
         made["kl"] = made["logprobs"] - made["ref_logprobs"]
         notes.append("kl is logprobs less ref_logprobs (k1).")
@@ -596,7 +558,7 @@ def rollout_from(
     return Rollout(
         empty,
         empty.bool(),
-        _padded_ids(tokens, ids if texts else [], mask),
+        _padded_ids(tokens, ids if texts else [], mask.shape[1]),
         mask,
         **made,
         prompts=list(map(text_of, column("prompt"))),
@@ -649,14 +611,11 @@ class ForeignRun(Updates):
         self._episodes: dict[int, list[Row]] = {}
         self._notes: dict[int, list[str]] = {}
         self._left_out: list[str] = []  # notes on files that are not read
-        if self.of_file:
-            self._read_files()
-        else:
+        if not self.of_file:
             self._take(table_of(self.records), 0, "records", [])
-        self.files = dict.fromkeys(sorted(self._episodes))
-
-    def _read_files(self) -> None:
-        files = table_files(self.path, self._left_out) if self.path.is_dir() else [self.path]
+        files = [self.path] if self.of_file else []
+        if self.of_file and self.path.is_dir():
+            files = table_files(self.path, self._left_out)
         for file in files:
             notes: list[str] = []
             try:
@@ -674,10 +633,10 @@ class ForeignRun(Updates):
         if not self._episodes:
             told = " ".join([f"give some of {', '.join(TABLES)}.", *self._left_out])
             raise ValueError(f"{self.path} has no file of episodes: {told}")
+        self.files = dict.fromkeys(sorted(self._episodes))
 
     def _take(self, rows: Sequence[Row], update: int, source: str, notes: list[str]) -> None:
         "Add one table."
-        steps = set()
         for i, one in enumerate(episodes_of(rows, self.columns, source, notes)):
             step = number(given := one.get("step", update))
             if not (math.isfinite(step) and step == int(step)):
@@ -685,10 +644,9 @@ class ForeignRun(Updates):
                     f"{source}, row {i}: its step is {quoted(given)}, and an update is a whole "
                     "number. Map another column to step, or none: --columns step="
                 )
-            steps.add(int(step))
             self._episodes.setdefault(int(step), []).append(one)
-        for step in steps:
-            self._notes.setdefault(step, []).extend(notes)
+            its = self._notes.setdefault(int(step), [])
+            its += [note for note in notes if note not in its]
 
     @property
     def counted(self) -> str:  # type: ignore[override]
@@ -703,7 +661,7 @@ class ForeignRun(Updates):
         return means_of(self)
 
     def _read(self, update: int) -> Rollout:
-        notes = [*dict.fromkeys(self._notes[update]), *self._left_out]
+        notes = self._notes[update] + self._left_out
         return rollout_from(self._episodes[update], update, notes, self.tokenizer)
 
     def _count(self, update: int) -> pd.DataFrame:

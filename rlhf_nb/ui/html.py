@@ -84,17 +84,16 @@ class Html(str):
 
 def visible(
     text: str,  # anything a model may write
+    lines: bool = False,  # line breaks and tabs stay as they are
 ) -> str:  # with ↵ at line breaks, ⇥ for tabs, ⟨U+202E⟩ for what cannot be seen; not yet escaped
-    """Invisible characters made visible. Plain spaces and the joiners that scripts and emoji need
-    stay."""
+    """Invisible characters made visible. Plain and wide spaces, and the joiners that scripts and
+    emoji need, stay."""
 
     def show(character: str) -> str:
-        if character == "\n":
-            return "↵\n"
-        if character == "\t":
-            return "⇥"
-        if character in " \u200c\u200d":
+        if character in " \u200c\u200d\u3000" or (lines and character in "\n\t"):
             return character
+        if character in "\n\t":
+            return "↵\n" if character == "\n" else "⇥"
         hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")
         return f"⟨U+{ord(character):04X}⟩" if hidden else character
 
@@ -114,7 +113,7 @@ def safe_text(text: object) -> str:
 
 def safe_prose(text: object) -> str:
     "The same for a text of several lines, in an element that breaks lines itself (`pre-wrap`)."
-    return safe_text(text).replace("↵\n", "\n")
+    return element("bdi", escape(visible(str(text), lines=True)))
 
 
 def element(tag: str, *content: str, **attributes: object) -> Html:

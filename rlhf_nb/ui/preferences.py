@@ -21,12 +21,8 @@ from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.explore import (
     Desk,
     action_button,
-    control,
-    labelled_control,
     notebook_bundle,
-    restart_list,
     side_by_side,
-    step_through,
 )
 from rlhf_nb.ui.html import (
     asset,
@@ -44,9 +40,7 @@ from rlhf_nb.ui.html import (
 from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
 from rlhf_nb.ui.reader import SCRIPT
 from rlhf_nb.ui.reward_scores import (
-    PAIR_FILTERS,
     PAIR_SIGNALS,
-    PAIR_SORTS,
     PairLook,
     Refit,
     ScoredPair,
@@ -309,63 +303,19 @@ def render_pairs(
 
 
 class RewardView(Html):
-    """One pair as markup; with controls over all of them in a live notebook, and as a file of its
-    own."""
+    "One pair as markup; `at` shows another one, and `save_html` has controls over all of them."
 
     pairs: list[ScoredPair]
     look: PairLook
 
-    @cached_property
-    def desk(self) -> Desk:
-        "The controls, made at their first use."
-        place = control("place", (1, max(2, len(self.pairs)), 1))
-        placeholder = "in prompt or answers, or pair 7; Enter"
-        controls = dict(
-            place=place,
-            signal=control("signal", list(PAIR_SIGNALS)),
-            sort=control("sort_by", list(PAIR_SORTS)),
-            only=control("only", list(PAIR_FILTERS)),
-            find=labelled_control(widgets.Text, "find", "", placeholder=placeholder),
-        )
-        restart_list(place, len(self.pairs))
-        steps = [
-            action_button(name, partial(step_through, place, by))
-            for name, by in (("◀ previous", -1), ("next ▶", 1))
-        ]
-        lines = [
-            side_by_side(*steps, place, controls["find"]),
-            *(side_by_side(controls[name]) for name in ("signal", "sort", "only")),
-        ]
-        listing = [controls[name] for name in ("sort", "only", "find")]
-
-        def relist(change: Any) -> None:
-            if change and change["owner"] in listing:
-                restart_list(place, len(pair_order(self.pairs, self.seen())))
-
-        def draw(**state: Any) -> str:
-            return render_pairs(self.pairs, PairLook(**state))
-
-        return Desk(draw, controls, lines, relist)
-
-    @property
-    def controls(self) -> dict[str, widgets.Widget]:
-        "The controls by name, as an explorer has them."
-        return self.desk.controls
-
-    def seen(self) -> PairLook:
-        "What the controls choose now."
-        return PairLook(**self.desk.state()) if "desk" in vars(self) else self.look
-
-    def _repr_html_(self) -> str:
-        return str(self) if self.seen() == self.look else self.desk.view.value
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        return notebook_bundle(self.desk.box, self._repr_html_(), repr(self), **kwargs)
+    def at(self, **look: Any) -> RewardView:
+        "Another place, signal, sort, only or find: the fields of `PairLook`."
+        return reward_view_of(self.pairs, replace(self.look, **look))
 
     def save_html(self, path: str | Path, most: int = 200) -> Path:
-        """One file that needs no kernel and no network: the pairs in the order that the controls
-        choose, `most` of them."""
-        look = self.seen()
+        """One file that needs no kernel and no network: the pairs in the order of this view, `most`
+        of them."""
+        look = self.look
         everything = pair_order(self.pairs, replace(look, find="", only="all"))
         order = [self.pairs[i] for i in everything[:most]]
         cut = len(order) < len(self.pairs)
@@ -389,6 +339,13 @@ class RewardView(Html):
         return Path(path)
 
 
+def reward_view_of(pairs: list[ScoredPair], look: PairLook) -> RewardView:
+    "Pairs that are scored already."
+    page = RewardView(render_pairs(pairs, look))
+    page.pairs, page.look = pairs, look
+    return page
+
+
 def reward_view(
     model: PreTrainedModel | str,  # a reward model made by RewardTrainer, or its folder
     processing_class: PreTrainedTokenizerBase | str,
@@ -397,7 +354,4 @@ def reward_view(
 ) -> RewardView:
     """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
     models, and on rows that RewardTrainer refuses."""
-    scored = score_pairs(model, processing_class, pairs, max_length)
-    page = RewardView(render_pairs(scored, PairLook()))
-    page.pairs, page.look = scored, PairLook()
-    return page
+    return reward_view_of(score_pairs(model, processing_class, pairs, max_length), PairLook())

@@ -141,20 +141,23 @@ def packed_update(
         objective = asks = None
         note = "Advantages are whitened over a whole update, and some episodes are left out."
     n = r.mask.sum(1)
-    vocabulary: dict[str, int] = {}
-    number = cache(lambda piece: vocabulary.setdefault(visible(piece), len(vocabulary)))
+    shown_piece = cache(
+        lambda piece: (x := visible(piece, lines=True), len(x.encode("utf-16")) // 2 - 1)
+    )
     prompts: dict[str, int] = {}
     turns: list[list[tuple[str, str]]] = []  # of each prompt
-    ids: list[int] = []
+    answers: list[str] = []
+    widths: list[int] = []  # of each token in its answer, in the units of JavaScript's texts
     for e in rows:
-        tokens = episode_tokens(r, e)[: int(n[e])]
-        pieces = spaced(tokens, r.responses[e] if r.responses else "")
-        ids += map(number, pieces)
+        pieces = spaced(episode_tokens(r, e), r.responses[e] if r.responses else "")
+        texts, units = zip(*map(shown_piece, pieces)) if pieces else ((), ())
+        answers.append("".join(texts))
+        widths += units
         asked = r.prompts[e] if r.prompts else NO_PROMPT
         if asked not in prompts:
             prompts[asked] = len(prompts)
             turns.append(turns_of(conversation_of(r, e)))
-    arrays = [("ids", np.array(ids, dtype=np.uint32))]
+    arrays = [("widths", np.array(widths, dtype=np.uint32))]
     for name, x in _measured(shown, objective).items():
         row = [x[e, : int(n[e])].detach().float() for e in rows]
         arrays.append((name, torch.cat(row).numpy() if row else np.zeros(0, np.float32)))
@@ -172,7 +175,7 @@ def packed_update(
         of=len(r),
         lengths=n[picked].tolist(),
         stopped=None if r.stopped is None else [bool(x) for x in r.stopped[picked].tolist()],
-        pieces=list(vocabulary),
+        answers=answers,
         prompts=[_prompt(*both) for both in zip(prompts, turns)],
         asked=[prompts[r.prompts[e] if r.prompts else NO_PROMPT] for e in rows],
         columns={k: [x[e] for e in rows] for k, x in _columns(columns_of(r)).items()},
@@ -205,13 +208,21 @@ def _bad_form(r: Rollout, episode: int) -> bool | None:
 
 def prompt_text(text: str) -> str:
     "A prompt as it is shown: lines stay lines, what cannot be seen is made visible."
-    return visible(text).replace("↵\n", "\n")
+    return visible(text, lines=True)
+
+
+CHAT = re.compile(  # a turn as common chat templates write it
+    r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>)(\w+)(?:<\|end_header_id\|>)?\n+"
+    r"(.*?)(?:<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|\Z)",
+    re.DOTALL,
+)
 
 
 def _prompt(text: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """A prompt as it is shown, its turns where it is a conversation, and the facts that it tells
     where the gold judge knows them."""
     facts: Mapping[str, str] | None = facts_told(text)
+    turns = turns or [(role, said) for role, said in CHAT.findall(text) if said]
     more = dict(facts=facts, turns=[[*map(prompt_text, turn)] for turn in turns])
     return dict(text=prompt_text(text)) | {name: x for name, x in more.items() if x}
 

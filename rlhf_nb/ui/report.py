@@ -334,7 +334,7 @@ def report(
     settings, results = read_json(folder / "settings.json"), read_json(folder / "results.json")
     metrics = log_lines(folder / "metrics.jsonl")
     completions = completions_of_run(folder)
-    blind = [blind_sentence(results.get("reward") or {}), outcome_sentence(completions)]
+    blind = [outcome_sentence(completions), blind_sentence(results.get("reward") or {})]
     examples = examples_section(completions)
     steps = next_steps(folder, bool(examples))
     page, frame = saved_page(folder), ppo_lines(metrics)

@@ -164,7 +164,7 @@ def merged(parts: Sequence[Rollout]) -> Rollout:
     return parts[0].with_(**tensors, **texts, columns=columns)
 
 
-_NUMBERS = ("response_ids", "mask", "stopped", "kl", "scores", "raw_scores")
+_NUMBERS = "response_ids mask stopped kl scores raw_scores logprobs engine_logprobs".split()
 
 
 def repeated(ids: Tensor, mask: Tensor) -> Tensor:
@@ -178,14 +178,21 @@ def repeated(ids: Tensor, mask: Tensor) -> Tensor:
     return again / real.sum(1).clamp(min=1)
 
 
+APART = 0.5  # nats between sampler and trainer for the same token, far beyond rounding
+
+
 def episode_numbers(tensors: Mapping[str, Any]) -> pd.DataFrame:
-    "Length, stop, repetition, KL and scores of each episode, from what is there of a rollout."
+    """Length, stop, repetition, KL, scores and tokens that sampler and trainer see apart, of each
+    episode, from what is there of a rollout."""
     mask = tensors["mask"].bool()
     frame = dict(length=mask.sum(1), repetition=repeated(tensors["response_ids"], mask))
     if (stopped := tensors.get("stopped")) is not None:
         frame["stopped"] = stopped
     if (kl := tensors.get("kl")) is not None:
         frame["kl"] = kl.float().masked_fill(~mask, 0.0).sum(1)
+    if (engine := tensors.get("engine_logprobs")) is not None and "logprobs" in tensors:
+        gap = (engine.float() - tensors["logprobs"].float()).abs().masked_fill(~mask, 0.0)
+        frame["apart"] = (gap > APART).sum(1)
     raw, scores = tensors.get("raw_scores"), tensors.get("scores")
     if (score := raw if scores is None else scores) is not None:
         frame["score"] = score_sums(score).float()
@@ -437,6 +444,20 @@ def episode_suspects(
     return [suspect(dict(numbers.loc[i]), dict(z.loc[i])) for i in picked.index]
 
 
+def two_views(numbers: pd.DataFrame) -> list[Suspect]:
+    "The episode with most tokens that sampler and trainer see apart, where one in 500 is."
+    apart = numbers["apart"] if "apart" in numbers else numbers["length"] * 0
+    if not (share := apart.sum() / max(1, numbers["length"].sum())) > 1 / 500:
+        return []
+    columns = ["update", "episode", "apart", "length"]
+    update, episode, count, length = map(int, numbers[columns].to_numpy()[apart.argmax()])
+    sentence = (
+        f"Alarm. Update {update}, episode {episode}: sampler and trainer are {APART} nats and more "
+        f"apart on {count} of {length} tokens, and on {100 * share:.2g} % of all"
+    )
+    return [Suspect(update, episode, sentence)]
+
+
 def _jump(name: str, line: pd.DataFrame, column: str, jump: float) -> list[Suspect]:
     "The largest step of a metric, where it is `jump` times the usual one."
     values, updates = line[column].tolist(), line["update"].tolist()
@@ -462,6 +483,13 @@ def run_suspects(
     alarms = hacking_alarms(log) if "score" in logged and len(logged) > 1 else []
     sentence = lambda alarm: f"Alarm. {alarm.sentence}".replace(" tokens.", f" {counted}.")
     suspects = [Suspect(alarm.update, None, sentence(alarm)) for alarm in alarms]
+    below = log[log[kl] < -0.5] if (kl := SHORT["KL"]) in log else log[:0]
+    for row in below.to_dict("records")[-1:]:
+        told = (
+            f"Alarm. Update {row['update']:.0f}: mean KL is {row[kl]:.3g} nats, and a KL is never "
+            "below 0: log-probs of sampler, trainer or reference are not of the same policy or text"
+        )
+        suspects.insert(0, Suspect(int(row["update"]), None, told))
     for name, column in logged.items():
         suspects += _jump(name, log.dropna(subset=[column]), column, jump)
     return suspects
@@ -469,5 +497,5 @@ def run_suspects(
 
 def suspects_of(run: Updates, updates: Iterable[int] | None, most: int = 6) -> list[Suspect]:
     "Suspects of the run as a whole, then of the episodes of some updates (None: of all)."
-    of_run = run_suspects(run.log, counted=run.counted)
-    return of_run + episode_suspects(run.numbers(updates), most)
+    of_run, numbers = run_suspects(run.log, counted=run.counted), run.numbers(updates)
+    return two_views(numbers) + of_run + episode_suspects(numbers, most)

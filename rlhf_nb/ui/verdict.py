@@ -4,7 +4,7 @@ with the summaries that SFT and PPO wrote of them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ def small_print(results: Mapping[str, Any], quick: bool) -> list[str]:
     return lines
 
 
-def paragraphs(lines: Sequence[str], kind: str = "") -> str:
+def paragraphs(lines: Iterable[str], kind: str = "") -> str:
     "Sentences, a paragraph each; no line breaks before a per cent sign."
     text = lambda line: safe_text(line).replace(" %", "&nbsp;%")
     return "".join(element("p", text(line), class_=kind) for line in lines)
@@ -169,7 +169,7 @@ def headline(
     results: Mapping[str, Any],  # of results.json
     quick: bool = False,  # whether the run was a small one
     next_steps: Sequence[str] = (),  # markup, a line each
-    blind: Sequence[str] = (),  # what the reward model cannot see
+    blind: Sequence[str] = (),  # what PPO's summaries lack most; what the reward model cannot see
 ) -> str:
     "The gain at the lowest temperature, what it is, the other temperature, and what to do next."
     both = judged_twice(results)
@@ -183,7 +183,7 @@ def headline(
         exact=escape(f"{100 * (ppo['win_rate'] - sft['win_rate']):.6g}"),
         gain=gain_of(sft, ppo),
         verdict=compare_rates(sft, ppo),
-        sentences=paragraphs([*win_sentences(results), *(line for line in blind if line)])
+        sentences=paragraphs(filter(None, [*blind[:1], *win_sentences(results), *blind[1:]]))
         + paragraphs(small_print(results, quick), "small"),
         table=gain_table([row for pair in both for row in pair]),
         next=element("ul", *(element("li", line) for line in next_steps)),

@@ -49,6 +49,7 @@ from rlhf_nb.ui.run_files import (
     run_suspects,
     spread,
     suspects_of,
+    two_views,
 )
 from rlhf_nb.ui.viz import signal_table, token_strip
 from rlhf_nb.ui.what_if import check_chosen
@@ -154,7 +155,7 @@ def _opened(
 def view(
     rollout: Rollout | Any,  # or a file, a list of objects, a DataFrame, a Dataset of episodes
     episode: int = 0,  # which of its rows comes first
-    signal: str | None = None,  # behind the text; None: kl where it is there, else the first
+    signal: str | None = None,  # behind the text; None: the ratio to `now`, else kl, else the first
     now: Tensor | Rollout | None = None,  # [B, T] log-probs of another policy for these tokens
     entropy: Tensor | None = None,  # [B, T] nats
     columns: Mapping[str, str] | None = None,  # of a file: what a rollout calls it -> a column
@@ -178,7 +179,7 @@ def view(
             f"there is no signal {signal!r}: this rollout has {signals or 'none yet'}. Later "
             "phases of the trainer fill the others."
         )
-    signal = signal or next(iter(signals), "")
+    signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
     strips: dict[str, float | None] = {signal: None} if signal else {}
     markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
     page = RolloutView(contained(markup))
@@ -237,6 +238,9 @@ def _curve(
     )
     svg = curve_strip({line["which"]: line["points"] for line in lines}, span, title)
     return dict(name=metric.short[0], about=about, unit=unit, lines=list(lines), svg=svg)
+
+
+MOST = 4_000_000  # tokens in one file, at about 14 bytes each
 
 
 def _chosen_updates(files: Sequence[int], updates: int | Sequence[int], odd: set[int]) -> list[int]:
@@ -435,8 +439,16 @@ class RunBrowser:
         curves."""
         files, of_run = list(self.run.files), run_suspects(self.run.log, counted=self.run.counted)
         odd = {nearest(files, one.update) for one in of_run}
-        chosen = _chosen_updates(files, updates, odd)
-        suspects = of_run + episode_suspects(self.run.numbers(chosen), 6)
+        chosen, said = _chosen_updates(files, updates, odd), ""
+        tokens = int((numbers := self.run.numbers(chosen))["length"].sum())
+        if isinstance(updates, int) and episodes is None and tokens > MOST:
+            fewer = _chosen_updates(files, max(1, len(chosen) * MOST // tokens), odd)
+            said = (
+                f"{len(fewer)} of {len(chosen)} updates are in this file: all hold {tokens:,} "
+                f"{self.run.counted}, and a file takes {MOST:,}. --update names others."
+            )
+            chosen, numbers = fewer, self.run.numbers(fewer)
+        suspects = two_views(numbers) + of_run + episode_suspects(numbers, 6)
         theirs = sorted({nearest(list(self.other.files), u) for u in chosen}) if self.other else []
         listed = self.updates(chosen, theirs)
         packed, prompts = [], set()
@@ -457,9 +469,8 @@ class RunBrowser:
             if prompt in prompts
         }
         place = dict(signal=self.signal)
-        return write_reader(
-            path, self.head(listed, suspects), packed, place, self.plain(), completed
-        )
+        head = self.head(listed, suspects) | dict(said=said)
+        return write_reader(path, head, packed, place, self.plain(), completed)
 
 
 def browse(

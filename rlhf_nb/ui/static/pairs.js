@@ -1,4 +1,4 @@
-// Pairs of answers under a reward model. It is joined behind the reader's module, whose make, shown, exact, largest and
+// Pairs of answers under a reward model. It is joined behind the reader's module, whose make, shown, exact, named and
 // claimsOf it uses.
 const pairsPage = data => {
   const $ = id => document.getElementById(id), at = { ...data.look, place: 0 };
@@ -42,12 +42,12 @@ const pairsPage = data => {
     make("h2", { parent, text: name });
     const line = make("p", { parent, className: "answer tinted", role: "group", ariaLabel: `${name}, token by token`, onkeydown: walk });
     pieces.forEach((piece, t) => {
-      const word = piece.trimStart() || piece || pieceAt(pieces, t).text;
+      const word = piece.trimStart() || piece || "·";
       line.append(piece && piece.slice(0, piece.length - word.length));
       const x = rows[data.signals.indexOf(at.signal)][t], share = Math.min(1, Math.abs(x) / most);
       const step = most > 0 && Number.isFinite(x) ? Math.round(8 * share) : 0;
       const tint = step ? `${x > 0 ? "up" : "down"} tint-${step}` : "";
-      const told = () => tell(token, `${piece.trim() || pieceAt(pieces, t).said}  ${data.signals.map((signal, k) => `${signal} ${exact(rows[k][t])}`).join(" · ")}`);
+      const told = () => tell(token, `${piece.trim() || named(piece)}  ${data.signals.map((signal, k) => `${signal} ${exact(rows[k][t])}`).join(" · ")}`);
       const token = make("span", { parent: line, text: word, className: [tint, claims?.marks[t]].filter(Boolean).join(" "), tabIndex: t ? -1 : 0,
         onmouseenter: told, onmouseleave: hush, onfocus: told, onblur: hush });
     });
@@ -80,7 +80,7 @@ const pairsPage = data => {
     hush();
     if (!pair) return;
     prompt(pair);
-    const most = largest([0, 1].flatMap(which => numbers(pair, which)[data.signals.indexOf(at.signal)]));
+    const most = Math.max(0, ...[0, 1].flatMap(which => numbers(pair, which)[data.signals.indexOf(at.signal)]).filter(Number.isFinite).map(Math.abs));
     $("scale").textContent = data.scale.replace("{signal}", at.signal).replace("{most}", most.toFixed(2));
     for (const which of [0, 1]) answer(pair, which, most, $("answers"));
   };

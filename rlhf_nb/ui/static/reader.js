@@ -27,12 +27,34 @@ const counted = (row, pack) => `${row.length} ${row.length === 1 ? pack.unit.sli
 const ending = row => row.stopped === null ? "" : row.stopped ? "stopped by itself" : "cut off";
 const number = x => make("span", { text: shown(x), title: exact(x) });
 const spaced = (parent, ...facts) => parent.append(...facts.filter(Boolean).flatMap((fact, i) => i ? [" · ", fact].flat() : fact));
-const largest = numbers => numbers.reduce((most, x) => Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most, 0);
-const tinted = (node, x, most) => {
-  if (!(most > 0) || !x) return;
-  const share = Math.round(100 * Math.min(Math.abs(x) / most, 1));
-  node.style.background = `color-mix(in srgb, var(--${x > 0 ? "up" : "down"}) ${share}%, transparent)`;
+
+// ---- Colours: one scale for an update, so that answers can be compared and one outlier bleaches none ----
+
+const FULL = 0.99, SAMPLE = 2 ** 14;  // full colour at this quantile; of more numbers than that, every so many
+const ONE_WAY = { logprobs: -1, ref_logprobs: -1, engine_logprobs: -1, values: 1, returns: 1, entropy: 1 };  // -1: low is deep
+const scaleOf = (lists, way) => {
+  const step = Math.ceil(lists.reduce((sum, list) => sum + list.length, 0) / SAMPLE) || 1, numbers = [];
+  lists.reduce((from, list) => {
+    let i = from;
+    for (; i < list.length; i += step) if (Number.isFinite(list[i]) && (way || list[i])) numbers.push(way ? list[i] : Math.abs(list[i]));
+    return i - list.length;
+  }, 0);
+  const kept = Float64Array.from(numbers).sort();
+  const at = share => kept.length ? kept[Math.min(kept.length - 1, Math.floor(share * kept.length))] : 0;
+  return { way, low: way ? at(1 - FULL) : -at(FULL), high: at(FULL) };
 };
+const scaleFor = (pack, key) => pack.scales[key] ??= scaleOf(pack.rows.map(row => row.signals[key] ?? []), ONE_WAY[key]);
+const depth = (x, { way, low, high }) => {  // 0: no colour, 1: full
+  if (Number.isNaN(x) || x === null || !(high > low)) return 0;
+  const share = way ? (x - low) / (high - low) : Math.abs(x) / high;
+  return Math.min(1, Math.max(0, way < 0 ? 1 - share : share));
+};
+const tint = (x, scale) => `color-mix(in srgb, var(--${scale.way ? "deep" : x > 0 ? "up" : "down"}) ${Math.round(100 * depth(x, scale))}%, transparent)`;
+const NAMES = {
+  kl: "KL to the reference", advantages: "advantage", rewards: "reward paid", logprobs: "log-prob", ref_logprobs: "log-prob of the reference",
+  values: "value", returns: "return", engine_logprobs: "log-prob of the sampler", "sampler - trainer": "sampler less trainer", "ratio - 1": "ratio new/old, less 1",
+};
+const nameOf = key => NAMES[key] ?? key;
 
 // ---- An update, out of its bytes ----
 
@@ -49,30 +71,39 @@ export const unpack = async bytes => {
   let at = start;
   const arrays = {};
   for (const [name, count] of pack.arrays) {
-    arrays[name] = floats(whole.slice(at, at += 4 * count), count, name === "ids" ? Uint32Array : Float32Array);
+    arrays[name] = floats(whole.slice(at, at += 4 * count), count, name === "widths" ? Uint32Array : Float32Array);
   }
   return opened(pack, arrays);
 };
 
 const opened = (pack, arrays) => {
+  const groups = new Map();
   let token = 0;
   const rows = pack.lengths.map((length, i) => {
     const cut = name => arrays[name] && Array.from(arrays[name].subarray(token, token + length));
-    const pieces = Array.from(arrays.ids.subarray(token, token + length), id => pack.pieces[id]);
-    const stored = {};
-    for (const [name] of pack.arrays) if (name !== "ids") stored[name] = cut(name);
+    const text = pack.answers[i], stored = {};
+    let at = 0;
+    const pieces = cut("widths").map(width => text.slice(at, at += width));
+    for (const [name] of pack.arrays) if (name !== "widths") stored[name] = cut(name);
     token += length;
     return {
-      i, id: pack.episodes[i], length, pieces, stored, text: pieces.join(""), prompt: pack.prompts[pack.asked[i]],
+      i, id: pack.episodes[i], length, pieces, stored, text, prompt: pack.prompts[pack.asked[i]],
       stopped: pack.stopped?.[i] ?? null, badForm: pack.bad_form?.[i] ?? null,
       score: pack.scores?.[i] ?? null, raw: pack.raw_scores?.[i] ?? null, unpenalized: pack.unpenalized?.[i] ?? null,
     };
   });
-  return computed({ ...pack, rows });
+  for (const row of rows) row.group = groups.get(row.prompt) ?? groups.set(row.prompt, rows.filter(one => one.prompt === row.prompt)).get(row.prompt);
+  return computed({ ...pack, rows, groups: [...groups.values()].filter(group => group.length > 1) });
+};
+// Scores that are all equal: an estimator that compares the answers of a group learns nothing from them.
+const equal = group => group.length > 1 && group.every(row => row.score !== null && row.score === group[0].score);
+const moments = numbers => {
+  const mean = numbers.reduce((a, b) => a + b, 0) / numbers.length;
+  return [mean, Math.sqrt(numbers.reduce((a, x) => a + (x - mean) ** 2, 0) / (numbers.length - 1))];
 };
 
 // Signals by the settings of the run, or by others.
-const ORDER = "kl advantages rewards logprobs ref_logprobs values returns engine_logprobs entropy".split(" ");
+const ORDER = ["ratio - 1", ..."kl advantages rewards values returns logprobs ref_logprobs engine_logprobs".split(" "), "sampler - trainer", "entropy", "clipped"];
 const given = pack => pack.rows.map(row => ({
   length: row.length, stopped: row.stopped, unpenalized: row.unpenalized, earned: row.stored.earned, kl: row.stored.kl,
   logprobs: row.stored.logprobs, refLogprobs: row.stored.ref_logprobs, values: row.stored.values,
@@ -84,34 +115,46 @@ const clips = (now, old, advantage, low, high) => {
 export const signalsOf = (row, made, { cliprange = 0.2, cliprange_high } = {}) => {
   const all = { ...row.stored };
   if (made) Object.assign(all, { kl: made.kl, rewards: made.rewards, advantages: made.advantages, returns: made.returns });
-  const signals = {};
-  for (const name of ORDER) if (all[name]) signals[name] = all[name];
-  if (all.now) {
-    const known = t => t < row.length;
-    signals["ratio - 1"] = all.now.map((x, t) => known(t) ? Math.expm1(x - all.logprobs[t]) : 0);
-    if (all.advantages)
-      signals.clipped = all.now.map((x, t) => known(t) ? clips(x, all.logprobs[t], all.advantages[t], cliprange, cliprange_high ?? cliprange) : 0);
-  }
-  return signals;
+  if (all.engine_logprobs && all.logprobs) all["sampler - trainer"] = all.engine_logprobs.map((x, t) => x - all.logprobs[t]);
+  if (all.now) all["ratio - 1"] = all.now.map((x, t) => Math.expm1(x - all.logprobs[t]));
+  if (all.now && all.advantages)
+    all.clipped = all.now.map((x, t) => clips(x, all.logprobs[t], all.advantages[t], cliprange, cliprange_high ?? cliprange));
+  return Object.fromEntries(ORDER.filter(name => all[name]).map(name => [name, all[name]]));
 };
 const computed = (pack, recipe = pack.recipe) => {
   const made = recipe && whatIf(given(pack), recipe);
+  pack.scales = {};
   pack.rows.forEach((row, i) => {
     row.signals = signalsOf(row, made?.[i], recipe ?? pack.clip);
     const kl = row.signals.kl?.slice(0, row.length).reduce((a, b) => a + b, 0) ?? null;
     row.kl = Number.isNaN(kl) ? null : kl;
+    row.entropy = row.length && row.signals.entropy ? moments(row.signals.entropy)[0] : null;
   });
   return pack;
 };
 
+// ---- Tokens as parts of a text ----
+
+// Tokens that share a character are one box: the text stands at the first of them, the others have none.
+const boxesOf = pieces => pieces.reduce((boxes, text, t) => {
+  const last = boxes.at(-1);
+  if (!text && last && /[^\x00-\x7f]$/.test(last.text)) last.to = t + 1;
+  else boxes.push({ from: t, to: t + 1, text });
+  return boxes;
+}, []);
+const within = box => Array.from({ length: box.to - box.from }, (_, k) => box.from + k);
+const named = (text, blank = !text.trim()) => (blank ? text.replaceAll(" ", "␣") : text).replaceAll("\n", "↵").replaceAll("\t", "⇥") || "∅";
+const codeLines = text => {  // which lines are of code, or of a table
+  let fence = false;
+  return text.split("\n").map(line => {
+    const mark = /^\s*(```|~~~)/.test(line), code = fence || mark || /^(\s*\|| {4}|\t)/.test(line);
+    fence = fence !== mark;
+    return code;
+  });
+};
+
 // ---- Facts of the mini world, wherever its judge knows them ----
 
-// A token that is a later part of a character has no text of its own: the character stands at its first part.
-export const pieceAt = (pieces, t) => {
-  const first = pieces.slice(0, t).findLastIndex(piece => piece), known = pieces[first];
-  const part = !pieces[t] && known && /[^\x00-\x7f]$/.test(known);
-  return { text: pieces[t] || (part ? "·" : "∅"), said: part ? `${known} (part ${t - first + 1})` : pieces[t] };
-};
 export const claimsOf = (row, slots) => {  // per token: covered, invented or nothing
   const truth = row.prompt.facts, marks = row.pieces.map(() => ""), told = new Set(), invented = [];
   if (!truth) return null;
@@ -146,9 +189,11 @@ export const changed = (ours, theirs) => {
 // ---- The page ----
 
 const KEYS = [
-  ["n or ↓, p or ↑", "the next episode, the one before"], [". and ,", "the next update, the one before"],
+  ["n, ↓ or →; p, ↑ or ←", "the next episode, the one before"], [". and ,", "the next update, the one before"],
   ["1, 2, …", "the signal behind the text; once more: none"], ["← →", "from token to token, once one of them has the focus"],
-  ["t", "the table of all signals"], ["w", "what other settings would have made of it"],
+  ["l", "the next token in full colour; where none is, the one with most"], ["x", "the answer as plain text"],
+  ["[ and ]", "the answer before and after it to the same prompt"], ["s", "any two numbers of the episodes against each other"],
+  ["t", "the table of all signals"], ["w", "what other settings would have made of it"], ["d", "then: before, after, difference"],
   ["g", "other answers to the same prompt"], ["/", "find in prompts and answers"],
   ["?", "this list"], ["Escape", "closes what is open"],
 ];
@@ -163,8 +208,8 @@ const SETTINGS = [
   ["kl_coef", 0, 0.5, 0.01], ["gamma", 0, 1, 0.01], ["lam", 0, 1, 0.01], ["missing_eos_penalty", 0, 5, 0.1],
   ["cliprange", 0, 1, 0.01],
 ];
-const PANELS = { table: "All signals", what: "What if", same: "Same prompt", keys: "Keys and words" };
-const LETTERS = { t: "table", w: "what", g: "same", "?": "keys" };
+const PANELS = { table: "All signals", what: "What if", same: "Same prompt", plot: "Plot", keys: "Keys and words" };
+const LETTERS = { t: "table", w: "what", g: "same", s: "plot", "?": "keys" };
 const SPECIAL = /^\s*(<[^<>\s]+>|\[[A-Z_]+\])\s*$/;  // <eos>, </s>, <|endoftext|>, [SEP]
 const SIGHT = 14;  // lines of the list that are drawn before the first picture, after the chosen one
 const UNFILTERED = { find: "", only: "all" };  // so that an episode that is gone to is in the list
@@ -173,9 +218,12 @@ let made = 0;  // views on this page, so that each has ids of its own
 
 export const reader = (root, source) => {
   const name = `reader${++made}-`;
+  const jump = one => ({ update: one.update, row: one.row ?? -1, ...UNFILTERED, sort: one.row === null ? "score" : "episode", down: one.row === null });
+  const odd = source.suspects ?? [], first = odd.find(one => one.row !== null) ?? odd[0];
   const at = {
     update: source.start ?? source.updates.length - 1, row: 0, signal: source.signal, sort: "episode", down: false,
-    find: "", only: "all", above: 0, recipe: null, panel: "", ...source.place,
+    find: "", only: "all", above: 0, recipe: null, panel: "", seen: "after", plain: false,
+    ...first && jump(first), ...source.place,
   };
   let pack = null, list = [], turn = 0, waiting = 0, drawRest = () => {};
   root.classList.add("rlhf", "reader");
@@ -194,7 +242,7 @@ export const reader = (root, source) => {
 
   // What stays: curves, suspects, the list at the left, the text at the right.
   const curves = part("div", root, "curves", { tabIndex: 0, role: "region", ariaLabel: "Curves of the run" });
-  if (source.suspects?.length) drawSuspects(part("details", root, "suspects"));
+  if (odd.length) drawSuspects(part("details", root, "suspects"));
   const bar = part("div", root, "bar", { role: "group", ariaLabel: "Update" });
   const columns = part("div", root, "columns");
   const side = part("details", columns, "side", { open: true });
@@ -205,12 +253,15 @@ export const reader = (root, source) => {
   const asked = part("details", page, "asked", { open: true });
   make("summary", { parent: asked, text: "Prompt" });
   const prompt = part("div", asked, "prompt", { tabIndex: 0, role: "region", ariaLabel: "Prompt" });
-  const signals = part("div", page, "signals", { role: "group", ariaLabel: "Signal behind the text" });
-  const text = part("div", page, "text", { role: "group", ariaLabel: "Answer, token by token" });
-  const legend = part("p", page, "legend");
-  const claims = part("p", page, "claims");
-  const tools = part("div", page, "bar", { role: "group", ariaLabel: "More" });
+  const head = part("div", page, "head");  // stays in sight
+  const signals = part("div", head, "signals", { role: "group", ariaLabel: "Signal behind the text" });
+  const tools = part("div", head, "bar", { role: "group", ariaLabel: "More" });
+  const legend = part("p", head, "legend");
   const panel = part("section", page, "panel", { hidden: true });
+  const body = part("div", page, "body");
+  const text = part("div", body, "text", { role: "group", ariaLabel: "Answer, token by token" });
+  const map = part("div", body, "map", { ariaHidden: true });  // for the mouse: `l` goes to the same places
+  const claims = part("p", page, "claims");
   const read = make("details", { className: "read" });
   make("summary", { parent: read, text: "How this file was read" });
   const notes = part("ul", read);
@@ -244,34 +295,34 @@ export const reader = (root, source) => {
 
   const tool = Object.entries(PANELS).map(([key, title]) => {
     const letter = Object.keys(LETTERS).find(one => LETTERS[one] === key);
-    const made = button(tools, title, () => go({ panel: at.panel === key ? "" : key }), { title: `key ${letter}` });
-    return [key, made];
+    return [key, button(tools, title, () => toggle(key), { title: `key ${letter}` })];
   });
-  function drawSuspects(odd) {
-    const ofRun = source.suspects.filter(one => one.row === null).length, episodes = source.suspects.length - ofRun;
-    make("summary", { parent: odd, text: `To look at first: ${ofRun || "no"} alarm${ofRun === 1 ? "" : "s"} or jump${ofRun === 1 ? "" : "s"} of the run`
-      + (episodes ? `, ${episodes} episode${episodes === 1 ? "" : "s"} paid well and unlike the rest of their update` : "") });
-    if (episodes) make("p", { parent: odd, className: "legend", text: "sd: standard deviations within updates, from the mean of the episode's own. "
+  const plainly = button(tools, "Plain text", () => go({ plain: !at.plain }), { title: "key x" });
+  const copy = button(tools, "Copy", async () => {
+    const row = current(), end = row.stopped && SPECIAL.test(row.pieces.at(-1) ?? "") ? row.pieces.at(-1).length : 0;
+    await navigator.clipboard?.writeText(row.text.slice(0, row.text.length - end)).then(() => copy.textContent = "Copied", () => copy.textContent = "Select it: no clipboard here");
+    setTimeout(() => copy.textContent = "Copy", 1500);
+  });
+  function drawSuspects(box) {
+    make("summary", { parent: box, text: `To look at first (${odd.length}): ${odd[0].sentence}` });
+    if (first.row !== null) make("p", { parent: box, className: "legend", text: "The page opens at the first episode of these. sd: standard deviations within updates, from the mean of the episode's own. "
       + "Repetition: share of runs of three tokens that came before in the answer." });
-    const jumps = part("ul", odd);
-    for (const one of source.suspects)
-      button(make("li", { parent: jumps }), one.sentence, () => go({
-        update: one.update, row: one.row ?? -1, ...UNFILTERED,
-        sort: one.row === null ? "score" : "episode", down: one.row === null,
-      }));
+    const jumps = part("ul", box);
+    for (const one of odd) button(make("li", { parent: jumps }), one.sentence, () => go(jump(one)));
   }
 
   // ---- The list ----
 
   const value = (row, key) => key === "episode" ? row.id : key === pack.unit ? row.length : key === "KL" ? row.kl
-    : key === "score" ? row.score : key === "raw score" ? row.raw : Object.hasOwn(pack.columns, key) ? pack.columns[key][row.i] : null;
-  const sorts = () => ["episode", "score", "raw score", "KL", pack.unit, ...Object.keys(pack.columns)]
+    : key === "score" ? row.score : key === "raw score" ? row.raw : key === "entropy" ? row.entropy : Object.hasOwn(pack.columns, key) ? pack.columns[key][row.i] : null;
+  const sorts = () => ["episode", "score", "raw score", "KL", pack.unit, "entropy", ...Object.keys(pack.columns)]
     .filter(key => pack.rows.some(row => typeof value(row, key) === "number"));
   const RULES = {
     all: () => true, "cut off": row => row.stopped === false, "bad form": row => row.badForm,
     "invents a fact": row => known(row)?.invented.length,
     "score above": row => row.score !== null && row.score > at.above,
     "KL above": row => row.kl !== null && row.kl > at.above,
+    "groups of equal scores": row => equal(row.group),
   };
   const searched = row => [row.prompt.text, row.text, ...Object.values(pack.columns).map(column => column[row.i])]
     .join("\n").toLowerCase();
@@ -286,9 +337,9 @@ export const reader = (root, source) => {
     options(sort, sorts(), at.sort);
     at.sort = sort.value;  // another update may have other columns
     list = listed();
-    const judged = pack.rows.some(row => row.badForm !== null), there = {
+    const judged = pack.rows.some(row => row.badForm !== null), alike = pack.groups.filter(equal).length, there = {
       "cut off": pack.stopped, "score above": pack.scores, "KL above": pack.rows.some(row => row.kl !== null),
-      "bad form": judged, "invents a fact": judged,
+      "bad form": judged, "invents a fact": judged, "groups of equal scores": alike,
     };
     options(only, Object.keys(RULES).filter(rule => !(rule in there) || there[rule]), at.only);
     above.parentNode.hidden = !at.only.includes("above");
@@ -297,25 +348,27 @@ export const reader = (root, source) => {
     down.textContent = at.down ? "↓" : "↑";
     down.ariaLabel = at.down ? "descending" : "ascending";
     const all = pack.of === pack.rows.length ? pack.of : `the ${pack.rows.length} of ${pack.of} that are kept here`;
-    count.textContent = list.length ? `${list.length} of ${all}` : "No episode is left.";
-    const most = largest(list.map(row => row.score));
+    count.textContent = (list.length ? `${list.length} of ${all}` : "No episode is left.")
+      + (pack.groups.length ? `; ${pack.groups.length} groups of one prompt, ${alike || "none"} with equal scores (=)` : "");
+    const scale = pack.scales.score ??= scaleOf([pack.rows.map(row => row.score)]);
     // What is in sight first, so that a key is answered at once; the others when the picture stands.
     const rest = [...list], sight = list.findIndex(row => row.id === at.row) + SIGHT;
-    const lines = count => rest.splice(0, count).map(row => lineOf(row, most));
+    const lines = count => rest.splice(0, count).map(row => lineOf(row, scale));
     rows.replaceChildren(...lines(sight));
     drawRest = () => rows.append(...lines(rest.length));
     clearTimeout(waiting);
     waiting = setTimeout(drawRest, 60);
   };
-  const lineOf = (row, most) => {
+  const lineOf = (row, scale) => {
     const line = make("li", { role: "option", id: `${name}row${row.id}`, onclick: () => go({ row: row.id }) });
     line.dataset.id = row.id;
     const score = make("b", { parent: line, text: pack.scores ? shown(row.score) : "", title: `score ${exact(row.score)}` });
-    tinted(score, row.score, most);
-    make("span", { parent: line, text: row.kl === null ? "" : `KL ${shown(row.kl)}`, title: `KL ${exact(row.kl)} nats` });
-    make("span", { parent: line, text: `${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
+    score.style.backgroundColor = tint(row.score, scale);
+    const key = Object.hasOwn(pack.columns, at.sort) ? at.sort : "KL", x = value(row, key);
+    make("span", { parent: line, text: x === null ? "" : `${key} ${shown(x)}`, title: `${key} ${exact(x)}` });
+    make("span", { parent: line, text: `${equal(row.group) ? "= " : ""}${row.length} ${row.stopped === null ? "" : row.stopped ? "■" : "✂"}`.trim(),
       title: [counted(row, pack), ending(row)].filter(Boolean).join(", ") });
-    make("bdi", { parent: line, text: row.text.replaceAll("↵\n", "↵ ").trim() || "∅" });
+    make("bdi", { parent: line, text: row.text.replaceAll("\n", " ").trim() || "(nothing)" });
     return line;
   };
   const markList = () => {
@@ -336,11 +389,17 @@ export const reader = (root, source) => {
   // ---- The text ----
 
   const current = () => list.find(row => row.id === at.row);
-  const say = (token, row, t) => {
+  const say = (token, row, its) => {
+    point(token, its);
     bubble.replaceChildren();
-    make("bdi", { parent: bubble, text: pieceAt(row.pieces, t).said });
-    const line = Object.entries(row.signals).map(([key, x]) => `${key} ${key === at.signal ? exact(x[t]) : shown(x[t])}`);
-    make("span", { parent: bubble, text: ` token ${t + 1}: ${line.join(" · ")}` });
+    within(its).forEach((t, k, all) => {
+      const about = make("div", { parent: bubble });
+      make("bdi", { parent: about, text: named(its.text) });
+      const line = Object.entries(row.signals).filter(([key, x]) => key !== "clipped" || x[t]).map(([key, x]) => key === "clipped"
+        ? `clipped ${x[t] > 0 ? "above" : "below"}` : `${nameOf(key)}${key === at.signal && differing ? ", difference" : ""} ${key === at.signal ? exact(x[t]) : shown(x[t])}`
+          + (key.endsWith("logprobs") ? ` (${percent(Math.exp(x[t]))} %)` : ""));
+      about.append(`${all.length > 1 ? ` (part ${k + 1} of ${all.length})` : ""} token ${t + 1}: ${line.join(" · ")}`);
+    });
     bubble.hidden = false;
     const box = token.getBoundingClientRect(), base = root.getBoundingClientRect();
     const left = Math.max(0, Math.min(box.left - base.left, base.width - bubble.offsetWidth));
@@ -349,23 +408,41 @@ export const reader = (root, source) => {
     Object.assign(bubble.style, { left: `${left}px`, top: `${top - base.top}px` });
   };
   const hush = () => { bubble.hidden = true; };
-  const running = (box, row, numbers, most, marks, other) => {
-    row.pieces.forEach((piece, t) => {
-      const lead = piece.trim() ? piece.match(/^ */)[0] : "";
-      box.append(lead);
-      const token = make("bdi", { parent: box, text: piece.slice(lead.length) || pieceAt(row.pieces, t).text, className: "token" });
-      if (row.stopped && t === row.length - 1 && SPECIAL.test(piece)) token.classList.add("end");
-      if (marks?.[t]) token.classList.add(marks[t]);
-      if (other?.[t]) token.classList.add("changed");
+  const running = (box, row, numbers, scale, marks, other, boxes = boxesOf(row.pieces)) => {
+    const code = codeLines(row.text);
+    let line = null, lines = 0, block = null;
+    const begin = () => {
+      if (!code[lines]) block = null;
+      else block ??= part("div", box, "code", { tabIndex: 0, role: "region", ariaLabel: "Code or table" });
+      line = make("div", { parent: block ?? box, className: "line", dir: block ? "ltr" : "auto" });
+    };
+    for (const its of boxes) (its.text.match(/[^\n]*\n|[^\n]+/g) ?? [""]).forEach((piece, more) => {
+      if (!line) begin();
+      const words = piece.replace("\n", ""), lead = words.trim() ? words.match(/^ */)[0] : "";
+      line.append(lead);
+      const token = make("span", { parent: line, text: words.slice(lead.length), className: more ? "token more" : "token" });
+      if (!piece) token.classList.add("empty");
+      else if (!piece.trim() && words) token.classList.add("blank");
+      if (row.stopped && its.to === row.length && SPECIAL.test(piece)) token.classList.add("end");
+      if (marks?.[its.from]) token.classList.add(marks[its.from]);
+      if (other && within(its).some(t => other[t])) token.classList.add("changed");
       if (numbers) {
-        tinted(token, numbers[t], most);
-        token.dataset.number = shown(numbers[t]);
+        const colours = within(its).map(t => tint(numbers[t], scale)), width = 100 / colours.length;
+        if (colours.length < 2) token.style.backgroundColor = colours[0];
+        else token.style.backgroundImage = `linear-gradient(90deg, ${colours.map((one, k) => `${one} ${k * width}% ${(k + 1) * width}%`)})`;
+        if (!scale.way && within(its).some(t => numbers[t] < 0)) token.classList.add("below");
+        if (at.signal === "ratio - 1" && within(its).some(t => row.signals.clipped?.[t])) token.classList.add("clipped");
+        token.dataset.number = within(its).map(t => shown(numbers[t])).join(" ");
       }
-      token.onmouseenter = () => say(token, row, t);
+      token.onmouseenter = () => say(token, row, its);
       token.onmouseleave = hush;
+      if (words === piece) return;
+      make("i", { parent: token, text: "\n" });
+      [line, lines] = [null, lines + 1];
     });
     if (!row.pieces.length) make("em", { parent: box, text: "(nothing)" });
   };
+  const tokensOf = () => [...text.querySelectorAll(".token:not(.more)")];
   const known = row => row && claimsOf(row, source.slots ?? {});
   const judged = (box, answer, asked) => {  // words with a mark where they claim a fact
     const pieces = answer.split(/([\p{L}\p{N}_]+)/u);
@@ -396,19 +473,19 @@ export const reader = (root, source) => {
     }
     for (const [key, column] of Object.entries(pack.columns)) {
       const line = make("p", { parent: prompt, text: `${key}: ` });
-      make("bdi", { parent: line, text: String(column[row.i] ?? "–") });
+      line.append(typeof column[row.i] === "number" ? number(column[row.i]) : make("bdi", { text: String(column[row.i] ?? "–") }));
     }
   };
   // What has the focus is often drawn anew; with the focus lost, a widget would hear no key.
   const focused = () => root.getRootNode().activeElement ?? null;
   const toList = () => (side.open ? rows : side.firstChild).focus({ preventScroll: true });
   const toToken = place => {
-    const tokens = [...text.querySelectorAll(".token")], next = tokens[Math.max(0, Math.min(place, tokens.length - 1))];
+    const tokens = tokensOf(), next = tokens[Math.max(0, Math.min(place, tokens.length - 1))];
     tokens.forEach(token => { token.tabIndex = token === next ? 0 : -1; });
     next?.focus();
     return Boolean(next);
   };
-  const tokenAt = () => [...text.querySelectorAll(".token")].indexOf(focused());
+  const tokenAt = () => tokensOf().indexOf(focused());
   const draw = () => {
     const had = focused(), place = tokenAt(), inside = root.contains(had), table = inside && had.classList.contains("wide");
     drawEpisode();
@@ -422,36 +499,64 @@ export const reader = (root, source) => {
     markList();
     const row = current();
     text.replaceChildren();
-    [asked, signals, legend, tools].forEach(one => { one.hidden = !row; });
+    [asked, head, body].forEach(one => { one.hidden = !row; });
     claims.textContent = "";
     panel.hidden = true;
     if (!row) { facts.textContent = "No episode is left."; return; }
-    const names = Object.keys(row.signals), claim = known(row);
+    const names = Object.keys(row.signals).filter(key => key !== "clipped"), claim = known(row);
     if (at.signal && !names.includes(at.signal)) at.signal = names[0] ?? "";
     facts.replaceChildren();
     spaced(facts, `${pack.update === null ? "" : `Update ${pack.update}, `}episode ${row.id} of ${pack.of}`,
       row.score !== null && ["score ", number(row.score)],
       row.raw !== null && row.raw !== row.score && ["raw score ", number(row.raw)],
       row.kl !== null && ["KL ", number(row.kl), " nats"], counted(row, pack), ending(row));
+    if (row.group.length > 1) drawGroup(row);
     drawPrompt(row, claim);
     if (signals.dataset.names !== names.join()) {
       signals.dataset.names = names.join();
       signals.replaceChildren();
-      names.forEach((key, i) => button(signals, `${i + 1} ${key}`, () => go({ signal: at.signal === key ? "" : key })));
+      names.forEach((key, i) => button(signals, `${i + 1} ${nameOf(key)}`, () => go({ signal: at.signal === key ? "" : key }), { title: key }));
     }
     [...signals.children].forEach((one, i) => one.setAttribute("aria-pressed", names[i] === at.signal));
-    const numbers = row.signals[at.signal], most = largest(numbers ?? []);
-    running(text, row, numbers, most, claim?.marks);
-    [...text.querySelectorAll(".token")].forEach((token, t) => {
+    const after = tried()?.[row.i] && signalsOf(row, tried()[row.i], { ...basis(), ...at.recipe });
+    differing = Boolean(after) && at.seen === "difference";
+    const told = !after || at.seen === "before" ? row : { ...row, signals: differing ? { ...row.signals } : after };
+    if (differing) told.signals[at.signal] = after[at.signal]?.map((x, t) => x - row.signals[at.signal][t]);
+    const numbers = told.signals[at.signal], scale = scaleFor(pack, at.signal), boxes = boxesOf(row.pieces);
+    running(text, told, numbers, scale, claim?.marks, null, boxes);
+    text.classList.toggle("plain", at.plain);
+    plainly.setAttribute("aria-pressed", at.plain);
+    depths = boxes.map(its => Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
+    remap = () => drawMap(boxes, numbers, scale);
+    requestAnimationFrame(() => remap());  // with the frame's own layout: a key is answered first
+    tokensOf().forEach((token, t) => {
       token.tabIndex = t ? -1 : 0;
-      token.onfocus = () => say(token, row, t);
+      token.onfocus = token.onmouseenter;
       token.onblur = hush;
     });
-    legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : at.signal
-      ? `Tint: ${at.signal}, full colour at ${shown(most).replace("+", "±")}. Hover, or Tab and ← →, for the number.` : "";
+    drawLegend(names);
     if (claim) drawClaims(claim, row.badForm);
     for (const [key, one] of tool) one.setAttribute("aria-pressed", at.panel === key);
     drawPanel(row, names);
+  };
+  const drawGroup = row => {
+    const box = make("span", { parent: facts, className: "group" }), [mean, spread] = moments(row.group.map(one => one.score));
+    box.append(`one of ${row.group.length} answers to its prompt`, ...equal(row.group) ? [", scores all equal: comparing them teaches nothing"]
+      : row.group.every(one => one.score !== null) ? [", scores ", number(mean), ` ± ${plain(spread, "")}`] : [], " ");
+    for (const [text, by, said] of [["◀", -1, "answer before, same prompt ([)"], ["▶", 1, "next answer, same prompt (])"]])
+      button(box, text, () => alongGroup(by), { ariaLabel: said, title: said });
+  };
+  const alongGroup = by => {
+    const row = current(), group = row?.group ?? [];
+    if (group.length > 1) go({ row: group[(group.indexOf(row) + by + group.length) % group.length].id, ...UNFILTERED });
+  };
+  const drawLegend = names => {
+    legend.textContent = names.length && !at.signal ? "No tint: choose a signal." : "";
+    if (!at.signal) return;
+    const { way, low, high } = scaleFor(pack, at.signal);
+    const bar = make("span", { className: `scale ${way > 0 ? "rising" : way < 0 ? "falling" : ""}`, text: way ? "" : "0" });
+    const rows = pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "";
+    legend.append(`${nameOf(at.signal)}${tried() ? `, ${WAYS[at.seen]}` : ""} `, number(low), " ", bar, " ", number(high), ` ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
   };
   const drawClaims = (claim, badForm) => {
     const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
@@ -461,7 +566,39 @@ export const reader = (root, source) => {
     words.forEach(([kind, said]) => { make("mark", { parent: claims, text: said, className: kind }); claims.append(" "); });
   };
 
-  // ---- What one opens below ----
+  // The lines that hold most, beside the text: as high as the text, or as the window.
+  let depths = [], differing = false, remap = () => {};
+  new ResizeObserver(() => remap()).observe(text);
+  const drawMap = (boxes, numbers, scale) => {
+    map.replaceChildren();
+    if (!text.offsetHeight) return;  // not in sight yet
+    const whole = text.getBoundingClientRect(), lines = new Map();
+    tokensOf().forEach((token, i) => {
+      const { top, height } = token.getBoundingClientRect(), line = Math.round(top / 6), known = lines.get(line);
+      if (!known || depths[i] > depths[known.i]) lines.set(line, { i, top, height });
+    });
+    for (const { i, top, height } of lines.values()) {
+      const mark = make("i", { parent: map, onclick: () => toToken(i) }), t = within(boxes[i]).find(t => depth(numbers?.[t] ?? NaN, scale) === depths[i]);
+      Object.assign(mark.style, { top: `${100 * (top - whole.top) / whole.height}%`, height: `${100 * height / whole.height}%`,
+        backgroundColor: numbers && t !== undefined ? tint(numbers[t], scale) : "" });
+    }
+  };
+  const toLarge = () => {
+    const from = tokenAt() + 1, order = [...depths.keys()].map(i => (from + i) % depths.length);
+    const next = order.find(i => depths[i] >= 1) ?? order.reduce((a, b) => depths[b] > depths[a] ? b : a, 0);
+    toToken(next);
+  };
+  const point = (token, its) => {  // the same token in text and table
+    const lines = [...panel.querySelectorAll("tbody tr")], wide = panel.querySelector(".wide");
+    root.querySelectorAll(".here").forEach(one => one.classList.remove("here"));
+    if (!lines.length || !text.contains(token)) return;
+    for (const t of within(its)) lines[t].classList.add("here");
+    token.classList.add("here");
+    const top = lines[its.from].offsetTop - wide.firstChild.tHead.offsetHeight;
+    if (top < wide.scrollTop || top + 40 > wide.scrollTop + wide.clientHeight) wide.scrollTop = top - wide.clientHeight / 3;
+  };
+
+  // ---- What one opens above the answer ----
 
   const drawPanel = (row, names) => {
     panel.hidden = !at.panel;
@@ -470,26 +607,70 @@ export const reader = (root, source) => {
     panel.dataset.kind = at.panel;
     if (!at.panel) { unfolded = ""; return; }
     make("h2", { parent: panel, text: PANELS[at.panel] });
-    ({ table: drawTable, what: drawWhat, same: drawSame, keys: drawKeys })[at.panel](row, names);
-    if (unfolded !== at.panel) panel.scrollIntoView({ block: "nearest" });
+    ({ table: drawTable, what: drawWhat, same: drawSame, plot: drawPlot, keys: drawKeys })[at.panel](row, names);
+    const { top } = panel.getBoundingClientRect();
+    if (unfolded !== at.panel && (top < 0 || top > innerHeight - 200)) page.scrollIntoView({ block: "start" });
     unfolded = at.panel;
   };
   const drawTable = (row, names) => {
     const wide = part("div", panel, "wide", { tabIndex: 0, role: "region", ariaLabel: "All signals" });
     const table = make("table", { parent: wide }), head = make("tr", { parent: make("thead", { parent: table }) });
-    make("td", { parent: head });
-    row.pieces.forEach((piece, t) =>
-      make("bdi", { parent: make("th", { parent: head, scope: "col" }), text: piece.trim() || pieceAt(row.pieces, t).text }));
-    const body = make("tbody", { parent: table });
-    for (const key of names) {
-      const line = make("tr", { parent: body }), most = largest(row.signals[key]);
-      make("th", { parent: line, text: key, scope: "row" });
-      for (const x of row.signals[key]) tinted(make("td", { parent: line, text: shown(x), title: exact(x) }), x, most);
-    }
+    make("th", { parent: head, text: "token", scope: "col" });
+    for (const key of names) make("th", { parent: head, text: nameOf(key), title: key, scope: "col" });
+    const lines = make("tbody", { parent: table }), scales = names.map(key => scaleFor(pack, key));
+    boxesOf(row.pieces).forEach((its, i) => within(its).forEach((t, part) => {
+      const line = make("tr", { parent: lines, onclick: () => toToken(i), onmouseenter: () => point(tokensOf()[i], its) });
+      make("bdi", { parent: make("th", { parent: line, text: `${t + 1} `, scope: "row" }), text: part ? "·" : named(its.text.trim() || its.text) });
+      names.forEach((key, k) => {
+        const x = row.signals[key][t];
+        make("td", { parent: line, text: shown(x), title: exact(x) }).style.backgroundColor = tint(x, scales[k]);
+      });
+    }));
   };
   const drawKeys = () => {
     const kept = make("dl", { parent: panel });
     for (const [key, does] of [...KEYS, ...WORDS]) { make("dt", { parent: kept, text: key }); make("dd", { parent: kept, text: does }); }
+  };
+  const WAYS = { before: "as stored", after: "with other settings", difference: "with other settings less as stored" };
+  const tried = () => {  // the update with other settings, while they are chosen
+    if (at.panel !== "what" || !basis() || !pack.asks && !at.recipe) return null;
+    const key = JSON.stringify(at.recipe);
+    if (pack.tried?.key !== key) pack.tried = { key, all: whatIf(given(pack), { ...basis(), ...at.recipe }) };
+    return pack.tried.all;
+  };
+  const plotted = { x: "", y: "" };  // what the plot is of
+  const drawPlot = row => {
+    const names = sorts().filter(key => key !== "episode"), box = part("div", panel, "settings");
+    const svg = (tag, parent, more) => {
+      const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [key, x] of Object.entries(more)) node.setAttribute(key, x);
+      return parent.appendChild(node);
+    };
+    const choices = [["x", "Along", names, pack.unit], ["y", "Up", [...names, "how many"], "score"]];
+    for (const [axis, text, all, usual] of choices) {
+      const select = labelled(box, text, "select", { onchange: e => { plotted[axis] = e.target.value; draw(); } });
+      options(select, all, plotted[axis] || usual);
+      plotted[axis] = select.value;
+    }
+    const { x, y } = plotted, counts = y === "how many", many = pack.rows.filter(one => Number.isFinite(value(one, x)) && (counts || Number.isFinite(value(one, y))));
+    const ends = numbers => [Math.min(...numbers), Math.max(...numbers)], [left, right] = ends(many.map(one => value(one, x)));
+    const bins = Array.from({ length: 20 }, () => []);
+    for (const one of many) bins[Math.min(19, Math.floor(20 * (value(one, x) - left) / (right - left || 1)))].push(one);
+    const [low, high] = counts ? [0, Math.max(...bins.map(bin => bin.length))] : ends(many.map(one => value(one, y)));
+    const across = v => 50 + 530 * (v - left) / (right - left || 1), up = v => 210 - 190 * (v - low) / (high - low || 1);
+    const picture = svg("svg", panel, { viewBox: "0 0 600 250", class: "plot", role: "img", "aria-label": `${y} against ${x} of ${many.length} episodes` });
+    svg("path", picture, { d: "M50 20V210H580", class: "axis" });
+    const label = (at, text, more) => { svg("text", picture, { x: at[0], y: at[1], ...more }).textContent = text; };
+    if (many.length) for (const [at, v, anchor] of [[[50, 228], left, "start"], [[580, 228], right, "end"], [[46, 24], high, "end"], [[46, 212], low, "end"]])
+      label(at, Number.isInteger(v) ? v : plain(v, ""), { "text-anchor": anchor });
+    label([315, 244], x, { "text-anchor": "middle" });
+    label([50, 12], y, {});
+    const point = (node, its, text) => { svg("title", node, {}).textContent = text; node.onclick = () => go({ row: its.id, ...UNFILTERED }); };
+    if (counts) bins.forEach((bin, k) => bin.length && point(svg("rect", picture, { x: 50 + 26.5 * k, width: 25.5, y: up(bin.length), height: 210 - up(bin.length), class: bin.includes(row) ? "mine" : "point" }),
+      bin[0], `${bin.length} episodes, the first of them ${bin[0].id}`));
+    else for (const one of [...many.filter(one => one !== row), ...many.filter(one => one === row)])
+      point(svg("circle", picture, { cx: across(value(one, x)), cy: up(value(one, y)), r: one === row ? 6 : 4, class: one === row ? "mine" : "point" }), one,
+        `episode ${one.id}: ${x} ${shown(value(one, x))}, ${y} ${shown(value(one, y))}`);
   };
   let answer = null, unfolded = "", refit = () => false;  // refit: the controls of the what-if, to what is asked now
   const basis = () => pack.recipe ?? pack.asks;  // asks: the file does not say, so the reader chooses
@@ -515,12 +696,15 @@ export const reader = (root, source) => {
     });
     const kind = labelled(box, "KL estimator", "select", { onchange: () => retry({ kl_estimator: kind.value }) });
     button(box, "as it was", () => { go({ recipe: null }); });
+    const group = part("span", box, "", { role: "group", ariaLabel: "Numbers behind the text" });
+    const ways = Object.keys(WAYS).map(key => button(group, key, () => go({ seen: key })));
     answer = part("div", panel, "answer");
     refit = row => {
       if (!basis() || controls(row).join() !== chosen.join()) return false;  // other controls are needed
       const recipe = { ...basis(), ...at.recipe };
       puts.forEach(put => put(recipe));
       const full = pack.asks || pack.recipe.kl_estimator === "full";
+      ways.forEach(one => one.setAttribute("aria-pressed", one.textContent === at.seen));
       options(kind, ["k1", "k2", "k3", "abs", ...(full ? ["full"] : [])], recipe.kl_estimator);
       tell(row);
       return true;
@@ -544,7 +728,7 @@ export const reader = (root, source) => {
       make("p", { parent: answer, text: `Nothing is changed. ${pack.told}` });
       return;
     }
-    const all = whatIf(given(pack), recipe), made = all[row.i], before = row.signals;
+    const all = tried(), made = all[row.i], before = row.signals;
     const after = signalsOf(row, made, recipe);
     const fits = pack.rows.every((one, i) => ["rewards", "advantages", "returns"].every(key =>
       one.signals[key].every((x, t) => Math.abs(x - all[i][key][t]) < 1e-4)));
@@ -555,14 +739,6 @@ export const reader = (root, source) => {
       "; all rewards together ", number(sum(before.rewards)), " → ", number(sum(after.rewards)),
       `; ${turned} of ${row.length} tokens have an advantage of the other sign.`, "missing_eos_penalty" in (at.recipe ?? {}) && row.stopped
         ? " This episode stopped by itself: the penalty reaches it only through the whitening." : "");
-    for (const key of ["rewards", "advantages", ...(before.clipped ? ["clipped"] : [])]) {
-      const most = largest([...before[key], ...after[key]]);
-      for (const [said, its] of [[pack.asks ? "stored" : "before", before], [pack.asks ? "by your choice" : "after", after]]) {
-        const line = part("p", answer, "text small");
-        make("b", { parent: line, text: `${key}, ${said}: ` });
-        running(line, { ...row, signals: its }, its[key], most);
-      }
-    }
     make("p", { parent: answer, text: "Advantages are whitened over all episodes of the update. What the policy would have "
       + "written with these settings is not known." });
   };
@@ -586,7 +762,6 @@ export const reader = (root, source) => {
     if (mine !== turn || at.panel !== "same") return;
     wait.remove();
     const scores = here.map(([, one]) => one.score).filter(Number.isFinite), best = Math.max(...scores), worst = Math.min(...scores);
-    const most = largest([...here, ...others].flatMap(([, one]) => one.signals[at.signal] ?? []));  // one scale for all
     for (const [i, one, its] of [...here, ...others]) {
       const card = part("article", box, one === row ? "card this" : "card"), head = make("h3", { parent: card });
       const where = source.updates[i];
@@ -595,7 +770,7 @@ export const reader = (root, source) => {
       const rank = !its && here.length > 1 && best > worst ? one.score === best ? " · best" : one.score === worst ? " · worst" : "" : "";
       spaced(make("p", { parent: card, className: "facts" }), one.score !== null && ["score ", number(one.score), rank],
         one.kl !== null && ["KL ", number(one.kl)], counted(one, its ?? pack));
-      running(part("p", card, "text small"), one, one.signals[at.signal], most, known(one)?.marks,
+      running(part("p", card, "text small"), one, one.signals[at.signal], scaleFor(pack, at.signal), known(one)?.marks,
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
       if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
     }
@@ -614,14 +789,14 @@ export const reader = (root, source) => {
   // ---- Curves ----
 
   // Python has drawn them (ui/chart.py): a corner of a line for each point, a ring for each line. What moves is here.
-  const plotted = source.curves ?? [], theirs = source.updates.find(one => one.run)?.runName;
-  const two = theirs !== undefined || plotted.some(curve => curve.lines.length > 1);
+  const metrics = source.curves ?? [], theirs = source.updates.find(one => one.run)?.runName;
+  const two = theirs !== undefined || metrics.some(curve => curve.lines.length > 1);
   const drawCurve = curve => {
     const figure = make("figure", { parent: curves });
     const svg = document.importNode(new DOMParser().parseFromString(curve.svg, "image/svg+xml").documentElement, true);
     figure.append(svg);
     const caption = make("figcaption", { parent: figure, className: two ? "two" : "" });
-    const lines = curve.lines, rings = svg.querySelectorAll("circle");
+    const lines = curve.lines, rings = svg.querySelectorAll("[class^=ring]");
     const corners = [...svg.querySelectorAll("polyline")].map(line => [...line.points]);
     const nearest = (numbers, x) => numbers.reduce((a, b, i) => Math.abs(b - x) < Math.abs(numbers[a] - x) ? i : a, 0);
     const put = u => {
@@ -636,6 +811,8 @@ export const reader = (root, source) => {
         const said = make("span", { parent: caption, className: two ? `said${line.which}` : "" });
         if (two) make("bdi", { parent: said, text: line.run });
         said.append(` ${plain(v, curve.unit)}${where}`);
+        const [from, to] = [line.points[0][1], line.points.at(-1)[1]].map(x => plain(x, curve.unit === "%" ? "%" : ""));
+        if (line.points.length > 1) make("small", { parent: caption, text: `${from} → ${to}` });
         precise.push(`${two ? `${line.run} ` : ""}${exactly(v, curve.unit)}${where}`);
       });
       caption.title = `${curve.about}: ${precise.join(" · ")}`;
@@ -650,7 +827,7 @@ export const reader = (root, source) => {
     svg.onclick = e => go({ update: steps[nearest(steps.map(([, one]) => one.update), pointed(e))][0] });
     return put;
   };
-  const rings = plotted.map(drawCurve);
+  const rings = metrics.map(drawCurve);
   curves.hidden = !rings.length;
 
   // ---- Moving ----
@@ -704,6 +881,10 @@ export const reader = (root, source) => {
     if (moved) source.ahead?.(at.update);
     source.moved?.({ ...at });
   };
+  const toggle = key => go({
+    panel: at.panel === key ? "" : key,
+    ...(key === "what" && basis() && !["rewards", "advantages", "returns"].includes(at.signal) ? { signal: "advantages" } : {}),
+  });
   const relist = changes => go("sort" in changes || "down" in changes ? { ...changes, row: -1 } : changes);
   const stepBy = by => {
     const place = list.findIndex(row => row.id === at.row);
@@ -727,7 +908,11 @@ export const reader = (root, source) => {
     else if (e.key === ".") turnBy(1);
     else if (e.key === ",") turnBy(-1);
     else if (e.key === "/") { side.open = true; find.focus(); }
-    else if (LETTERS[e.key]) go({ panel: at.panel === LETTERS[e.key] ? "" : LETTERS[e.key] });
+    else if (LETTERS[e.key]) toggle(LETTERS[e.key]);
+    else if (e.key === "l") toLarge();
+    else if (e.key === "[" || e.key === "]") alongGroup(e.key === "[" ? -1 : 1);
+    else if (e.key === "x") go({ plain: !at.plain });
+    else if (e.key === "d" && at.panel === "what") go({ seen: { before: "after", after: "difference", difference: "before" }[at.seen] });
     else if (/^[1-9]$/.test(e.key)) signals.children[e.key - 1]?.click();
     else return;
     e.preventDefault();
