@@ -53,6 +53,15 @@ def test_the_gain_has_a_sign_and_no_more_digits_than_it_needs(sft, ppo, text):
     assert gain_of(row("sft", 1, sft), row("ppo", 1, ppo)) == text
 
 
+# catches: what a policy's summaries lack most told in the fourth paragraph
+def test_the_largest_failure_is_told_first():
+    page = headline(dict(verdict=VERDICT), blind=["leaves out feeling", "cannot see when"])
+    told = page.partition('class="told"')[2]
+    places = [told.index(x) for x in ("leaves out feeling", "Bad form", "cannot see when")]
+    assert places == sorted(places)
+    assert "<p></p>" not in headline(dict(verdict=VERDICT), blind=["", ""])
+
+
 # catches: a headline that keeps silent about the temperature at which the run is worse
 def test_the_headline_has_both_temperatures_and_their_bad_form():
     page = headline(dict(verdict=VERDICT)).replace("&nbsp;", " ")

@@ -423,10 +423,11 @@ def test_signals_by_keyboard(files: dict[str, Path], read: Callable):
 # catches: a scale for each answer, one outlier that bleaches all else, a scale that nobody tells, a
 # negative number known by its colour alone, log-probs that are all blue, blue for a link or a fact
 def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
-    r = rollout(2, 200).with_(objective=None, engine_logprobs=None)
-    kl = torch.full((2, 200), 0.2) * r.mask
+    r = rollout(2, 300).with_(objective=None, engine_logprobs=None)
+    kl = torch.full((2, 300), 0.2) * r.mask
+    kl[0, 7], kl[1, 1:] = 0.05, 0.05
     kl[0, 3], kl[:, 5] = 1000.0, -0.2
-    now = r.logprobs + torch.where(torch.arange(200) % 2 == 0, 0.5, 0.01)
+    now = r.logprobs + torch.where(torch.arange(300) % 2 == 0, 0.5, 0.01)
     seen = view(r.with_(kl=kl, logprobs=-r.values.abs(), advantages=r.mask.float()), now=now)
     file = read(seen.save_html(tmp_path / "scale.html"))
     colour = lambda t: (
@@ -435,13 +436,13 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
         .evaluate("e => getComputedStyle(e).backgroundColor")
     )
     clipped = file.page.locator(".text .clipped").evaluate_all("all => all.length")
-    assert "ratio" in file.text(".legend") and 0 < clipped < 200
+    assert "ratio" in file.text(".legend") and 0 < clipped < 300
     file.press(str(file.signals().index("kl") + 1))
-    first = [colour(t) for t in (0, 3, 5)]
+    first = [colour(t) for t in (0, 3, 5, 7)]
     assert "−0.20 0 +0.20 99 % of this update is paler" in file.text(".head > .legend")
     assert file.page.locator(".text .below").count() == 1
     file.press("n")
-    assert [colour(t) for t in (0, 0, 5)] == first and len({*first}) == 2
+    assert [colour(t) for t in (0, 0, 5, 7)] == first and len({*first}) == 3
     blue = first[2]
     file.press(str(file.signals().index("logprobs") + 1))
     assert file.page.locator(".head > .legend .falling").count() == 1
@@ -544,10 +545,13 @@ def test_every_character_of_an_answer_is_there_in_reading_order(tmp_path: Path, 
             blanks = file.page.locator(".text .blank").all_text_contents()
             assert len(blanks) > 5 and not "".join(blanks).strip(), blanks
         if i == 2:
+            around = file.page.locator(".body > .text").bounding_box()
             for line, way in ((0, -1), (1, 1)):
                 where = file.page.locator(".text .line").nth(line).locator(".token")
                 steps = [way * (b - a) for a, b in pairwise(where.evaluate_all(lefts)[:8])]
                 assert min(steps) >= 0 and max(steps) > 0, (line, steps)
+                start = where.first.bounding_box()["x"] - around["x"]
+                assert (start > around["width"] / 2) == (way < 0), line
         for word in text.removesuffix("<eos>").removesuffix("\ufffd").split("\n"):
             find.fill(word)
             assert i in file.listed(), word
