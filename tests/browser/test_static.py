@@ -439,7 +439,7 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
     assert "ratio" in file.text(".legend") and 0 < clipped < 300
     file.press(str(file.signals().index("kl") + 1))
     first = [colour(t) for t in (0, 3, 5, 7)]
-    assert "−0.20 0 +0.20 99 % of this update is paler" in file.text(".head > .legend")
+    assert "−0.20 0 +0.20; 99 % of this update is paler" in file.text(".head > .legend")
     assert file.page.locator(".text .below").count() == 1
     file.press("n")
     assert [colour(t) for t in (0, 0, 5, 7)] == first and len({*first}) == 3

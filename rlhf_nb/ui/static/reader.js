@@ -556,7 +556,7 @@ export const reader = (root, source) => {
     const { way, low, high } = scaleFor(pack, at.signal);
     const bar = make("span", { className: `scale ${way > 0 ? "rising" : way < 0 ? "falling" : ""}`, text: way ? "" : "0" });
     const rows = pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "";
-    legend.append(`${nameOf(at.signal)}${tried() ? `, ${WAYS[at.seen]}` : ""} `, number(low), " ", bar, " ", number(high), ` ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
+    legend.append(`${nameOf(at.signal)}${tried() ? `, ${WAYS[at.seen]}` : ""} `, number(low), " ", bar, " ", number(high), `; ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
   };
   const drawClaims = (claim, badForm) => {
     const words = [["covered", `✓ covers ${claim.told.size} of ${claim.told.size + claim.missing.length} facts`]];
