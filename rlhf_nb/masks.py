@@ -19,7 +19,7 @@ __all__ = ['response_mask', 'left_pad', 'right_pad', 'only_real', 'masked_sum', 
 def response_mask(
     response_ids: Tensor,  # [B, T] sampled tokens
     stop_ids: list[int],  # tokens that end a response; an empty list ends none
-) -> Tensor:  # [B, T] true up to the first stop token and on it
+) -> Tensor:  # [B, T] true up to and including the first stop token
     "Which sampled tokens belong to the response; a row without a stop token is true throughout."
     is_stop = stop_places(response_ids, stop_ids).long()
     return is_stop.cumsum(-1) - is_stop == 0

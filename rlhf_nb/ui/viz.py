@@ -61,8 +61,9 @@ def tint(
 def visible_token(
     token: str,  # one decoded token
 ) -> str:  # as `visible`, with ␣ for a space and ∅ for the empty string
-    "A token as it is written in a header: on one line, and never empty."
-    return visible(token).replace("\n", "").replace(" ", "␣") or "∅"
+    "A token as it is written in a header: on one line, never empty, without blanks around a word."
+    text = visible(token).replace("\n", "")
+    return (text.strip(" ") or text).replace(" ", "␣") or "∅"
 
 
 def html_cell(
