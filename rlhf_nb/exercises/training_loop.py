@@ -178,6 +178,9 @@ class UpdateExercise(Exercise):
     """A checker that runs an update in the world of a case, and compares what it did. It names as
     many as three mistakes at once."""
 
+    def draw(self, seed: int) -> list[Case]:
+        return drawn(seed)
+
     def result(self, program: Callable, given: Case) -> Any:
         code = getattr(program, "__code__", None)
         ours = code is not None and code.co_filename == f"<{self.name} with a mistake>"
@@ -220,6 +223,27 @@ class UpdateExercise(Exercise):
 
 
 def _update_cases(g: Generator) -> list[Case]:
+    "Two worlds in which every end of both clips matters: others are drawn again."
+    while True:
+        cases = _two_worlds(g)
+        right = [ran(my_update, case) for case in cases]
+        if not any(all(map(same, right, (ran(x, c) for c in cases))) for x in unclipped()):
+            return cases
+
+
+@lru_cache(maxsize=256)
+def drawn(seed: int) -> list[Case]:
+    return _update_cases(Generator().manual_seed(seed))
+
+
+@lru_cache
+def unclipped() -> list[Callable]:
+    "Updates that clip at three ends of four."
+    ends = ("0.8, ", "0.0, "), (", 1.2", ", 9.0"), ("values - 0.2", "values - 9.0")
+    return [rewritten(my_update, end) for end in (*ends, ("values + 0.2", "values + 9.0"))]
+
+
+def _two_worlds(g: Generator) -> list[Case]:
     def case(lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float) -> Case:
         width, policy = max(lengths), normal(g, WORDS, WORDS)
 
