@@ -202,7 +202,7 @@ class UpdateExercise(Exercise):
         if all(isinstance(x, tuple) and not x[0] and x[3] is None for x in got):
             todo = f"{self.name} returns None: write its body, then run this cell again."
             return Verdict(False, todo)
-        for messages, program in self.several():
+        for messages, program in combined():
             if all(same(self.result(program, c), x) for c, x in zip(cases, got)):
                 text = " ".join(f"({i}) {x}" for i, x in enumerate(messages, 1))
                 return Verdict(False, f"{len(messages)} mistakes at once. {text}", verdict.seen)
@@ -216,24 +216,24 @@ class UpdateExercise(Exercise):
 
         return super()._seen(case, named(got), named(want), gradients)
 
-    def several(self) -> list[tuple[tuple[str, ...], Callable]]:
-        "Programs that make two or three of the commonest mistakes at once."
-        if "" not in self._programs:
-            found = []
-            for count in (2, 3):
-                for some in itertools.combinations(COMMON, count):
-                    edits: Any = [self.mistakes[message] for message in some]
-                    program = attempt(rewritten, self.right, tuple(itertools.chain(*edits)))
-                    if not isinstance(program, Raised):  # two edits of the same place
-                        found.append((some, program))
-            self._programs[""] = lambda: found
-        return self._programs[""]()
+
+@lru_cache
+def combined() -> list[tuple[tuple[str, ...], Callable]]:
+    "Programs that make two or three of the commonest mistakes at once."
+    found = []
+    for count in (2, 3):
+        for some in itertools.combinations(COMMON, count):
+            edits: Any = [UPDATE.mistakes[message] for message in some]
+            program = attempt(rewritten, my_update, tuple(itertools.chain(*edits)))
+            if not isinstance(program, Raised):  # two edits of the same place
+                found.append((some, program))
+    return found
 
 
 def _update_cases(g: Generator) -> list[Case]:
     "Two worlds in which every end of both clips matters: others are drawn again."
     while True:
-        cases = _two_worlds(g)
+        cases = two_worlds(g)
         right = [ran(my_update, case) for case in cases]
         if not any(all(map(same, right, (ran(x, c) for c in cases))) for x in unclipped()):
             return cases
@@ -251,7 +251,7 @@ def unclipped() -> list[Callable]:
     return [rewritten(my_update, end) for end in (*ends, ("values + 0.2", "values + 9.0"))]
 
 
-def _two_worlds(g: Generator) -> list[Case]:
+def two_worlds(g: Generator) -> list[Case]:
     def case(lengths: tuple, stop_id: int, epochs: int, lr: float, kl_coef: float) -> Case:
         width, policy = max(lengths), normal(g, WORDS, WORDS)
 
@@ -350,19 +350,8 @@ WORSE_VALUE = "torch.maximum((values - returns) ** 2, (close - returns) ** 2)"
 CLEAR = "        optimizer.zero_grad()\n"
 
 
-def _rollout_each_epoch(
-    policy: Any,
-    value: Any,
-    reference: Any,
-    optimizer: Any,
-    rollout: Callable,
-    score: Callable,
-    stop_id: int,
-    kl_coef: float,
-    epochs: int,
-) -> list[float]:
-    given = policy, value, reference, optimizer, rollout, score, stop_id, kl_coef
-    return [loss for _ in range(epochs) for loss in my_update(*given, 1)]
+def _rollout_each_epoch(*given: Any) -> list[float]:
+    return [loss for _ in range(given[-1]) for loss in my_update(*[*given[:-1], 1])]
 
 
 UPDATE = UpdateExercise(
