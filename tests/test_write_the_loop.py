@@ -313,6 +313,15 @@ def test_a_name_that_rounding_hides_is_found_in_another_world():
     assert UPDATE.judge(answer, hidden).text == message
 
 
+# catches: a wrong answer that passes because in one draw no ratio passes the clip on the side where
+# the maximum of two losses differs from the clipped one
+def test_what_one_draw_cannot_tell_apart_fails_in_another():
+    clipped_alone = next(x for x in UPDATE.mistakes if x.startswith("You take the clipped policy"))
+    answer, hidden = UPDATE.wrong(clipped_alone), 1166821363
+    assert Exercise.judge(UPDATE, answer, hidden)
+    assert UPDATE.judge(answer, hidden).text == clipped_alone
+
+
 # catches: worlds in which no value falls far enough for the lower end of its clip
 def test_every_end_of_a_clip_matters_in_each_draw():
     seed = 1634561874

@@ -182,12 +182,14 @@ class UpdateExercise(Exercise):
         return drawn(seed)
 
     def judge(self, answer: Any, seed: int) -> Verdict:
-        "In another world where the first does not show which mistake it is: rounding may hide it."
-        first = super().judge(answer, seed)
-        if first or not first.seen or any(text in first.text for text in self.mistakes):
-            return first
-        more = (super(UpdateExercise, self).judge(answer, seed + k) for k in (1, 2))
-        return next((x for x in more if any(text in x.text for text in self.mistakes)), first)
+        "In up to three draws: in one, chance or rounding may hide a mistake, or which it is."
+        found = []
+        for k in range(3):
+            found.append(super().judge(answer, seed + k))
+            named = any(text in found[-1].text for text in self.mistakes)
+            if named or not (found[-1] or found[-1].seen):
+                return found[-1]
+        return next((verdict for verdict in found if not verdict), found[0])
 
     def result(self, program: Callable, given: Case) -> Any:
         code = getattr(program, "__code__", None)
