@@ -16,7 +16,7 @@ PATH = {  # the parts of the path, and the numbers of their pages, in the order 
     "why, and the map": ("00",),
     "policy gradients": ("01",),
     "shapes": ("02", "04", "05"),
-    "the judge": ("06",),
+    "the reward model": ("06",),
     "the price of leaving": ("08", "09"),
     "who deserves it": ("10",),
     "a careful step": ("11",),
