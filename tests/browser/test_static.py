@@ -503,6 +503,34 @@ def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable)
     assert file.page.locator(".prompt details").text_content() == "As the model reads it<|im|>x"
 
 
+# catches: a token that the policy did not write in the colour of one that it did; a prompt's box
+# that ends within a line; tints that a printer leaves out
+def test_masked_tokens_and_a_long_prompt(tmp_path: Path, read: Callable):
+    said = lambda count: dict(role="user", content="word " * count)
+    row = dict(tokens=["a ", "<tool>", " b"], token_mask=[1, 0, 1], logprobs=[-1.0, -9.0, -2.0])
+    rows = [row | dict(prompt=[said(1)] * turns + [said(200)]) for turns in range(4)]
+    file = read(view(rows).save_html(tmp_path / "one.html"))
+    tokens = file.page.locator(".text .token")
+    assert tokens.evaluate_all("all => all.map(e => e.classList.contains('masked'))") == [0, 1, 0]
+    grounds = tokens.evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+    assert grounds[1] == "rgba(0, 0, 0, 0)" != grounds[2]
+    assert "Grey: masked" in file.text(".head > .legend")
+    file.press("l")
+    assert file.text(".bubble").startswith("b token 3")
+    for name in (".text .token", ".scale", ".rows b", ".map i"):
+        ink = file.page.locator(name).first.evaluate("e => getComputedStyle(e).printColorAdjust")
+        assert ink == "exact", name
+    for _ in rows:
+        lines, cut = file.page.locator(".prompt").evaluate("""box => {
+            const end = box.getBoundingClientRect().bottom, range = document.createRange();
+            range.selectNodeContents(box);
+            const lines = [...range.getClientRects()].filter(r => r.height < 22);
+            return [lines.filter(r => r.top < end).length,
+                    lines.filter(r => r.top < end - 1 && r.bottom > end + 1).length]; }""")
+        assert lines and not cut
+        file.press("n")
+
+
 SCRIPTS = [
     "Code:\n```python\ndef f(n):\n\ti, j = [], 0\n    return [i  for i in range(n)]\n```\n∑ done",
     "| city | since |\n|------|-------|\n| 東京 | 1457 |\n\nBig. 🎉",
