@@ -127,7 +127,7 @@ def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
 
 def _talk(x: Any) -> str | list[dict[str, str]]:
     "A chat of messages turn by turn; any other prompt as its text."
-    turns = x if isinstance(x, str) else _plain(x)
+    turns: Any = x if isinstance(x, str) else _plain(x)
     said = turns if isinstance(turns, list) else [turns]
     if not all(isinstance(one, Mapping) and "content" in one for one in said):
         return text_of(x)

@@ -1343,7 +1343,7 @@ def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: st
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     view_command([str(source), "--no-browser", "--columns", f"values={IMAGE}"])
     file = read(source.with_name(f"{source.stem}-rollouts.html"))
-    for fold in file.page.locator("details > summary").all():
+    for fold in reversed(file.page.locator("details:not([open]) > summary").all()):
         fold.click()
     for i in range(n):
         told = file.text(".page > .facts")
