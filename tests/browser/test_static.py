@@ -344,18 +344,23 @@ def test_axe_finds_nothing_serious_in_a_file(
         assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
 
 
-# catches: a column of gold points, of which the title speaks, that a phone does not show
-def test_gold_is_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
+# catches: a column of gold points or of scores, of which title and legend speak, that a phone does
+# not show; numbers of a table on another edge than their head's
+def test_numbers_of_a_report_are_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
     file = read(files["report"])
     file.page.set_viewport_size(dict(width=400, height=800))
-    for head in file.page.get_by_role("columnheader", name="Gold", exact=True).all():
-        box = head.bounding_box()
-        assert box and box["x"] + box["width"] <= 400, box
-    assert not file.page.get_by_role("columnheader", name="Score", exact=True).count()
+    for name in ("Gold", "Score"):
+        heads = file.page.get_by_role("columnheader", name=name, exact=True)
+        boxes = [head.bounding_box() for head in heads.all()]
+        assert boxes and all(box and box["x"] + box["width"] <= 400 for box in boxes), name
     around = file.page.locator(".post .wide").evaluate_all(
         "all => all.map(e => e.scrollWidth - e.clientWidth)"
     )
     assert around and max(around) <= 0
+    left = file.page.locator("tbody td").evaluate_all("""all => all.filter(e =>
+        /^[+−]?\\d[\\d.,]*( (%|s|min \\d+ s))?$/.test(e.textContent.trim()) && !e.closest('[aria-label^=As]')
+        && getComputedStyle(e).textAlign !== 'right').map(e => e.textContent)""")
+    assert not left
 
 
 # catches: a picture of a page that nobody has looked at
