@@ -3,7 +3,7 @@
     python benchmarks/mini_tldr_seeds.py    # five seeds; kl_coef 0, twice as long, on three;
                                             # few labels, on three
     python benchmarks/mini_tldr_seeds.py --seeds 10 --no_kl_seeds 10 --few_label_seeds 10 --jobs 1
-    python benchmarks/mini_tldr_seeds.py --kept    # run nothing: the table of the JSON that is kept
+    python benchmarks/mini_tldr_seeds.py --kept    # run nothing: table and plot of the kept JSON
 
 Every seed reseeds world, models, pairs, training and sampling; each is one `rlhf-nb demo` in a
 process of its own, on `--threads` threads, `--jobs` of them side by side (their stage times are
@@ -15,6 +15,7 @@ the test posts; training never sees it. Intervals over the seeds are those of `r
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -34,6 +35,12 @@ import matplotlib.pyplot as plt
 from rlhf_nb.gains import Estimate, mean_interval, paired_gain, plan, rate_interval
 
 HERE = Path(__file__).parent
+COLOURS = dict(  # on a light page, on a dark one: static/theme.css
+    first=("#1f5fa8", "#7fb3ee"),
+    second=("#b35000", "#f4a259"),
+    ink=("#000000", "#e7ebef"),
+    paper=("#ffffff", "#15181d"),
+)
 KEPT = ("settings.json", "sft", "pairs", "reward")
 
 
@@ -227,7 +234,8 @@ def table(
 def plot(
     runs: dict[int, dict], bare: dict[int, dict], few: dict[int, tuple[dict, dict]], path: Path
 ) -> None:
-    "Gold win rate and learned reward against episodes, with and without the penalty."
+    """Gold win rate and learned reward against episodes, with and without the penalty: an SVG
+    in the colours of a light or a dark page."""
     halves = [
         ("30,000 labels", runs, bare),
         (
@@ -236,29 +244,38 @@ def plot(
             {s: pair[1] for s, pair in few.items()},
         ),
     ]
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "seeds", "font.family": "sans"})
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), constrained_layout=True)
     for row, (title, held, free) in zip(axes, halves):
         for group, colour, style, label in (
-            (held, "#1f5fa8", "-", "kl_coef 0.05"),
-            (free, "#c25a00", "--", "kl_coef 0"),
+            (held, COLOURS["first"][0], "-", "kl_coef 0.05"),
+            (free, COLOURS["second"][0], "--", "kl_coef 0"),
         ):
             for i, found in enumerate(group.values()):
                 look = dict(color=colour, alpha=0.8, label=label if i == 0 else None)
                 row[0].plot(
                     [g["episode"] for g in found["gold"]],
-                    [g["gold/win_rate"] for g in found["gold"]],
+                    [100 * g["gold/win_rate"] for g in found["gold"]],
                     style,
                     **look,
                 )
                 row[1].plot(*zip(*found["learned"]), style, **look)
-        row[0].set(
-            title=f"gold win rate, validation posts ({title})", xlabel="episodes", ylim=(0, 1)
-        )
+        row[0].set(title=f"gold wins on validation posts, % ({title})", xlabel="episodes")
+        row[0].set_ylim(0, 100)
         row[1].set(title=f"learned reward of the samples ({title})", xlabel="episodes")
         for axis in row:
             axis.spines[["top", "right"]].set_visible(False)
         row[0].legend(frameon=False)
-    figure.savefig(path, dpi=130)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    svg = file.getvalue().replace("'sans'", "system-ui, 'DejaVu Sans', sans-serif")
+    for name, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{name}, {light})")
+    of = lambda k: "".join(f"--{name}:{both[k]};" for name, both in COLOURS.items())
+    theme = f"svg{{{of(0)}}}text{{fill:var(--ink)}}"
+    theme += f"@media(prefers-color-scheme:dark){{svg{{{of(1)}}}}}"
+    path.write_text(svg.replace("<defs>", f"<style>{theme}</style><defs>", 1))
 
 
 def main() -> None:
@@ -272,13 +289,15 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/mini_tldr_seeds"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--kept", action="store_true", help="write the table of the kept JSON")
+    parser.add_argument("--kept", action="store_true", help="write table and plot of the kept JSON")
     asked = parser.parse_args()
     results = HERE / "results"
     if asked.kept:
         old = json.loads((results / "mini_tldr_seeds.json").read_text())
-        text = table(old["default"], old["no_kl"], old["few_labels"], old["date"])
+        found = old["default"], old["no_kl"], old["few_labels"]
+        text = table(*found, old["date"])
         (results / "mini_tldr_seeds.md").write_text(text)
+        plot(*found, results / "mini_tldr_seeds.svg")
         print(text)
         return
     with ThreadPoolExecutor(asked.jobs) as pool:
@@ -307,7 +326,7 @@ def main() -> None:
     whole = dict(date=day, default=found, no_kl=found_bare, few_labels=found_few)
     (results / "mini_tldr_seeds.json").write_text(json.dumps(whole, indent=1))
     (results / "mini_tldr_seeds.md").write_text(text)
-    plot(found, found_bare, found_few, results / "mini_tldr_seeds.png")
+    plot(found, found_bare, found_few, results / "mini_tldr_seeds.svg")
     print(text)
 
 

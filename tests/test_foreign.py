@@ -24,6 +24,7 @@ from test_viewer import HOSTILE, ask, make, read_page
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
+from rlhf_nb.ui.episodes import prompt_of, shown_of
 from rlhf_nb.ui.foreign import (
     TARGETS,
     ForeignRun,
@@ -32,7 +33,7 @@ from rlhf_nb.ui.foreign import (
     text_of,
     words_of,
 )
-from rlhf_nb.ui.reader import packed_update
+from rlhf_nb.ui.reader import header_of, packed_update
 from rlhf_nb.ui.viewer import browse, view
 
 MINE = dict(prompt="question", response="answer", scores="reward")
@@ -138,6 +139,32 @@ def test_nemo(tmp_path):
     talk = [dict(role="user", content="a"), dict(role="assistant", content="b")]
     one = rollout([dict(talk=talk)], columns=dict(messages="talk"))
     assert (one.prompts, one.responses) == (["a"], ["b"])
+
+
+def test_what_a_mask_leaves_out_within_an_answer(tmp_path):
+    # catches: an answer of two turns that is its last one, the output of a tool that is drawn as
+    # if the policy had written it, or that costs KL; padding as part of the answer
+    row = dict(input="ask", output="a <out> b", score=1.0, step=1)
+    row |= dict(responses=[5, 6, 7, 8, 0], response_mask=[1, 0, 0, 1, 0])
+    more = dict(logprobs=[-1.0] * 5, ref_logprobs=[-3.0] * 5)
+    names = {name: name for name in more}
+    r = ForeignRun([row | more], names, files.Tokenizer()).rollout(1)
+    assert r.tokens == [[" w5", " w6", " w7", " w8"]] and r.kl.tolist() == [[2, 0, 0, 2]]
+    assert r.info["masked"] == [[False, True, True, False]] and "masked: nothing" in notes(r)
+    whole = row | dict(response_mask=[1, 1, 1, 1, 0])
+    plain = ForeignRun([whole], None, files.Tokenizer()).rollout(1)
+    assert "masked" not in plain.info and "masked" not in notes(plain)
+    assert dict(map(tuple, header_of(packed_update(shown_of(r)))["arrays"]))["masked"] == 4
+    assert "masked" not in dict(map(tuple, header_of(packed_update(shown_of(plain)))["arrays"]))
+
+
+def test_a_chat_keeps_its_roles(tmp_path):
+    # catches: "user" that is lost where there is one turn; a chat that is one text on the page
+    talk = [dict(role="user", content="hi")]
+    r = rollout([dict(prompt=talk, response="yes"), dict(prompt="plain", response="no")])
+    assert r.prompts == ["hi", "plain"] and prompt_of(r, 0) == "user: hi"
+    first, second = header_of(packed_update(shown_of(r)))["prompts"]
+    assert first["turns"] == [["user", "hi"]] and "turns" not in second
 
 
 def test_nemo_without_a_tokenizer(tmp_path):

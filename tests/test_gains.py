@@ -325,6 +325,21 @@ def test_tables_are_made_from_the_kept_figures():
         assert text in page and {*re.findall(r"\d+\.\d+", text)} <= {*told}, name
 
 
+def test_the_kept_plot_has_the_colours_of_its_page(tmp_path):
+    # catches: a white block on a dark page, an axis to 1 where the text says %, another run's lines
+    old = json.loads((RESULTS / "mini_tldr_seeds.json").read_text())
+    mini_tldr_seeds.plot(old["default"], old["no_kl"], old["few_labels"], tmp_path / "x.svg")
+    for path in (tmp_path / "x.svg", RESULTS / "mini_tldr_seeds.svg"):
+        svg = path.read_text()
+        assert (
+            "prefers-color-scheme:dark" in svg and ">100</text>" in svg and ">0.8</text>" not in svg
+        )
+        assert not re.search(r"(?<!, )#(ffffff|000000)(?![;\w])", svg.split("</style>", 1)[1])
+        runs = sum(len(old[name]) for name in ("default", "no_kl")) + 2 * len(old["few_labels"])
+        lines = re.findall(r"stroke: var\(--(?:first|second), #\w+\)", svg.split("</style>", 1)[1])
+        assert len(lines) == 2 * runs + 4  # and those of the legends
+
+
 # catches: an interval made of one seed
 def test_a_table_of_one_seed_has_no_interval():
     old = json.loads((RESULTS / "mini_tldr_seeds.json").read_text())

@@ -4,6 +4,9 @@ step."""
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +32,20 @@ from rlhf_nb.training.layout import (
 
 IDS = torch.tensor([[5, 6, 7, 8], [4, 3, 2, 9]])
 HERE, SHARDED = "Tensor", "DTensor"
+
+
+def test_deepspeed_does_not_say_that_there_is_no_gpu() -> None:
+    # catches: a line of another library in the middle of a command's log; all of its lines gone
+    pytest.importorskip("deepspeed")
+    code = """if True:
+        import rlhf_nb.sft, deepspeed, logging
+        deepspeed.accelerator.get_accelerator()
+        logging.getLogger("DeepSpeed").warning("something else")"""
+    clean = {k: x for k, x in os.environ.items() if k != "DS_ACCELERATOR"}
+    env = clean | dict(CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0 and "something else" in told and "accelerator to" not in told
 
 
 @pytest.fixture

@@ -248,6 +248,19 @@ def test_the_best_and_the_worst_follow_the_rule(world):
     )
 
 
+def test_what_is_above_is_not_in_the_list_again(world):
+    # catches: the best example once more as the first of the list, a list that is shorter for it,
+    # posts that are counted from 1 where episodes are counted from 0
+    frame = frame_of(world, [3.0, 1.0, -1.0, 0.0, 1.0])
+    titles = lambda shown: re.findall(r"Post \d+ of 5(?=<)", shown.split("PPO did most harm")[0])
+    shown = posts_section(frame, first=3, above=best_and_worst(frame))
+    assert not {"Post 0 of 5", "Post 2 of 5"} & {*titles(shown)} and len(titles(shown)) == 3
+    assert "the best and the worst are above" in shown
+    whole = posts_section(frame, first=5)
+    assert sorted(titles(whole)) == [f"Post {i} of 5" for i in range(5)] and "above" not in whole
+    assert "Post 2 of 5: −1.00 points" in whole
+
+
 def test_harm_is_shown_worst_first_and_spread_only_among_equals(world):
     frame = frame_of(world, [-1.0, -1.0, -3.0, -1.0, 2.0])
     frame["query"] = [f"SUBREDDIT: r/{name} {i}" for i, name in enumerate("aaaba")]

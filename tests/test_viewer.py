@@ -28,11 +28,12 @@ from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout
 from rlhf_nb.shaping import penalize_missing_eos, shape_rewards
 from rlhf_nb.training.metrics import in_order
-from rlhf_nb.ui.episodes import Shown
+from rlhf_nb.ui.episodes import Shown, paler
 from rlhf_nb.ui.html import asset, spaced
 from rlhf_nb.ui.reader import header_of, packed_update
 from rlhf_nb.ui.report import curve_panels, logged_panels, report
 from rlhf_nb.ui.run_files import merged, ppo_lines, rollout_files
+from rlhf_nb.ui.run_view import Run, episodes_markup
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.viz import signed, visible
 from rlhf_nb.ui.what_if import objective_of, what_if
@@ -574,6 +575,27 @@ def test_some_episodes_are_packed_with_all_their_signals():
 def test_tokens_become_running_text(tokens, text, wanted):
     # catches: words without spaces between, a space twice, a stop token that is searched for
     assert spaced(tokens, text) == wanted
+
+
+def test_a_strip_has_the_scale_of_its_update():
+    # catches: a scale for each episode, the largest number as full colour, zeros or padding in the
+    # quantile, a signal that is not stored without a scale; the same in the browser: test_static
+    assert paler(torch.arange(-100.0, 101)) == 100 == paler(torch.tensor([100.0]))
+    assert paler(torch.cat([torch.full((199,), 0.2), torch.tensor([9.0])])) == pytest.approx(0.2)
+    assert paler(torch.zeros(3)) == 0 == paler(torch.tensor([math.nan])) == paler(torch.zeros(0))
+    assert paler(torch.tensor([5.0, 1.0] * 2**14)) == 5  # every second one
+    r = trained()
+    last = r.kl.clone()
+    last[1, 0] = 7.0
+    scale = "full colour at 7<"
+    seen = [view(r.with_(kl=last), episode, signal="kl") for episode in range(len(r))]
+    assert all("kl; 99 % of this update is paler" in x and scale in x for x in seen)
+    now = view(r, now=r.logprobs + math.log(1.5), entropy=r.mask * 4.0)
+    assert "ratio - 1; 99 % of this update is paler: full colour at 0.5<" in now
+    assert now.shown.full_colour("entropy") == 4 and now.shown.full_colour("clipped") == 1
+    run = Run(update=1, total=1, batch=4, last=r.with_(kl=last))
+    assert "full colour at 7.00, 99 % of this update is paler" in episodes_markup(run, "kl", 1)
+    assert "full colour" in view(r.with_(kl=0 * r.kl), signal="kl")
 
 
 def test_ratio_and_clipped_by_hand():

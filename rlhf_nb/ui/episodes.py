@@ -116,6 +116,13 @@ def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     return signals
 
 
+def paler(numbers: Tensor, share: float = 0.99, most: int = 2**14) -> float:
+    "The magnitude below which this share of some numbers is, zeros aside; of many, one in so many."
+    x = numbers[:: -(-len(numbers) // most) or 1].abs()
+    x = x[x.isfinite() & (x > 0)].sort().values
+    return float(x[min(len(x) - 1, int(share * len(x)))]) if len(x) else 0.0
+
+
 @dataclass(frozen=True)
 class Shown:
     "A rollout, and what else is known of its tokens."
@@ -135,6 +142,14 @@ class Shown:
     def signals(self, episode: int) -> dict[str, Tensor]:
         "All signals of one episode."
         return episode_signals(self.rollout, episode) | self.extra(episode)
+
+    def full_colour(self, name: str) -> float | None:
+        "The magnitude of full colour in this update, as in reader.js. None where all are 0."
+        r, of = self.rollout, {"entropy": self.entropy, "clipped": self.rollout.mask}
+        if self.now is not None:
+            of["ratio - 1"] = (self.now - filled(r, "logprobs")).expm1()
+        x = of.get(name)
+        return paler((filled(r, name) if x is None else x)[r.mask.bool()].float()) or None
 
     def names(self) -> list[str]:
         "Which signals there are, those that are looked at most in front."

@@ -125,6 +125,15 @@ def text_of(x: Any, named: bool = False, depth: int = 0) -> str:
     return f"{text_of(x.get('role', 'message'))}: {text}" if named else text
 
 
+def _talk(x: Any) -> str | list[dict[str, str]]:
+    "A chat of messages turn by turn; any other prompt as its text."
+    turns: Any = x if isinstance(x, str) else _plain(x)
+    said = turns if isinstance(turns, list) else [turns]
+    if not all(isinstance(one, Mapping) and "content" in one for one in said):
+        return text_of(x)
+    return [dict(role=text_of(one.get("role", "message")), content=text_of(one)) for one in said]
+
+
 def _cell(x: Any) -> Any:
     "A value of a column that is shown beside the prompt."
     x = x if isinstance(x, str) else _plain(x)
@@ -361,8 +370,9 @@ def mapping_of(
 
 
 def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
-    """A row by the names of a rollout; columns that nothing was mapped to are its `columns`. Lists
-    of numbers end with the answer where there is a mask."""
+    """A row by the names of a rollout; columns that nothing was mapped to are its `columns`. Where
+    there is a mask, lists of numbers are the answer's, and `masked` is true on what it leaves out
+    between two of the answer's tokens: the output of a tool, a turn of the user."""
     others = {column: x for column, x in row.items() if column not in mapping.values()}
     values = {name: row.get(column) for name, column in mapping.items()} | dict(columns=others)
     if "scores" in mapping and mapping["scores"] not in row:
@@ -373,13 +383,15 @@ def episode_of(row: Row, mapping: Mapping[str, str]) -> Row:
         talk = _plain(values.pop("messages"))
         talk = talk if isinstance(talk, list) else [talk]
         values |= dict(prompt=talk[:-1], response=talk[-1:])
-    if "token_mask" in values:  # of prompt, answer and padding the last run of ones is the answer
+    if "token_mask" in values:  # of prompt, answer and padding, from the first one to the last
         mask = _plain(values.pop("token_mask"))
         ones = "".join("01"[number(x) > 0] for x in mask) if isinstance(mask, list) else ""
-        end = ones.rfind("1") + 1
+        end = ones.rfind("1") + 1  # of messages the last alone is the answer
+        start = max(0, ones.find("1")) if "messages" not in mapping else ones.rfind("0", 0, end) + 1
         for name in {*TOKEN, *SCORES} & {*values}:
             x = _plain(values[name])
-            values[name] = x[ones.rfind("0", 0, end) + 1 : end] if isinstance(x, list) else x
+            values[name] = x[start:end] if isinstance(x, list) else x
+        values["masked"] = [x == "0" for x in ones[start:end]]
     return values
 
 
@@ -550,6 +562,13 @@ def rollout_from(
     if made["kl"] is None and made["logprobs"] is not None and made["ref_logprobs"] is not None:
         made["kl"] = made["logprobs"] - made["ref_logprobs"]
         notes.append("kl is logprobs less ref_logprobs (k1).")
+    masked = torch.zeros_like(mask)
+    for row, (one, n) in enumerate(zip(episodes, lengths)):
+        if texts and len(its := one.get("masked", [])) == n:
+            masked[row, :n] = torch.tensor(its)
+    if masked.any():
+        notes.append("Grey tokens are masked: nothing is learnt from them, and their KL is 0.")
+        made["kl"] = None if made["kl"] is None else made["kl"].masked_fill(masked, 0.0)
     absent = [name for name, x in made.items() if x is None and name != "raw_scores"]
     notes.append(f"Not in this file: {', '.join(absent)}." if absent else "Nothing is missing.")
     made = _both_of_tokens(made, mask)
@@ -562,13 +581,15 @@ def rollout_from(
         mask,
         **made,
         prompts=list(map(text_of, column("prompt"))),
+        conversations=list(map(_talk, column("prompt"))),
         responses=responses if "response" in targets else ["".join(row) for row in tokens],
         tokens=tokens,
         columns={
             f"{name} (of the file)" if name in TAKEN else name: [_cell(x.get(name)) for x in others]
             for name in _columns(others)
         },
-        info=dict(update=update, unit=unit, notes=notes),
+        info=dict(update=update, unit=unit, notes=notes)
+        | (dict(masked=masked.tolist()) if masked.any() else {}),
     )
 
 

@@ -90,7 +90,8 @@ def _measured(shown: Shown, objective: Objective | None) -> dict[str, Tensor]:
         for name in SIGNALS
         if getattr(r, name) is not None and name not in computed
     }
-    more = dict(now=shown.now, entropy=shown.entropy)
+    masked = torch.tensor(its) if (its := r.info.get("masked")) else None
+    more = dict(now=shown.now, entropy=shown.entropy, masked=masked)
     return measured | {name: x for name, x in more.items() if x is not None}
 
 

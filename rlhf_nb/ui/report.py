@@ -40,6 +40,7 @@ from rlhf_nb.ui.run_files import (
 )
 from rlhf_nb.ui.run_view import Run, curves_markup
 from rlhf_nb.ui.verdict import (
+    best_and_worst,
     blind_sentence,
     completions_of_run,
     examples_section,
@@ -198,6 +199,7 @@ def times_section(metrics: Iterable[Mapping[str, Any]]) -> str:
         "Stages",
         ["Stage", "What it does", "Time", "Share of all"],
         [*rows, ["all", "", duration(sum(took.values())), ""]],
+        "times",
     )
 
 
@@ -216,7 +218,7 @@ def reward_section(results: Mapping[str, Any]) -> str:
             if share is not None
         ]
         if rows:
-            tables.append(data_table(caption, [head, "Right", "From 0 to 100 %"], rows))
+            tables.append(data_table(caption, [head, "Right", "From 0 to 100 %"], rows, "rates"))
     if not tables:
         return missing_note(
             "No accuracy yet: the stage reward measures it, and judge writes it into results.json."
@@ -268,7 +270,7 @@ def first_and_last(frame: pd.DataFrame) -> str:
         (f"{metric.label}, {metric.unit}", *(show(metric, x.iloc[i]) for i in (0, -1)))
         for metric, x in logged
     ]
-    return data_table("", ["Metric", "First update", "Last update"], rows)
+    return data_table("", ["Metric", "First update", "Last update"], rows, "numbers")
 
 
 def own_opening(frame: pd.DataFrame, alarms: Sequence[Suspect]) -> str:
@@ -336,6 +338,7 @@ def report(
     completions = completions_of_run(folder)
     blind = [outcome_sentence(completions), blind_sentence(results.get("reward") or {})]
     examples = examples_section(completions)
+    above = best_and_worst(completions) if examples else ()
     steps = next_steps(folder, bool(examples))
     page, frame = saved_page(folder), ppo_lines(metrics)
     sections = {
@@ -345,7 +348,7 @@ def report(
         "Curves": curve_panels(metrics),
         "Time": times_section(metrics),
         "Reward model": reward_section(results),
-        "Completions side by side": posts_section(completions, page=page),
+        "Completions side by side": posts_section(completions, page=page, above=above),
         "Rollouts": rollouts_section(folder, page),
         "To reproduce it": reproduce_section(made_of(folder, results), metrics),
         "Settings": _settings(settings),

@@ -4,7 +4,6 @@ threads."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,13 @@ from typing import Any
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import SHORT, metric_of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
-from rlhf_nb.ui.episodes import episode_facts, episode_signals, episode_tokens, prompt_of
+from rlhf_nb.ui.episodes import (
+    episode_facts,
+    episode_signals,
+    episode_tokens,
+    paler,
+    prompt_of,
+)
 from rlhf_nb.ui.html import (
     duration,
     element,
@@ -246,10 +251,10 @@ def episodes_markup(run: Run, signal: str, count: int) -> str:
         text = f"No episodes yet: they come with the first {run.name}."
         return element("p", text) if run.batch else ""
     rows = range(min(count, len(r)))
-    numbers = [episode_signals(r, i).get(signal) for i in rows]
-    finite = [abs(x) for row in numbers if row is not None for x in row.tolist()]
-    most = max(filter(math.isfinite, finite), default=0.0)
-    scale = f"{signal}: orange above zero, blue and underlined below; full colour at {most:.2f}."
+    values = getattr(r, signal, None)
+    most = 0.0 if values is None else paler(values[r.mask.bool()].float())
+    scale = f"{signal}: orange above zero, blue and underlined below; full colour at {most:.2f}"
+    scale += ", 99 % of this update is paler."
     head = element("h3", "The last update's first episodes") + element("p", scale, class_="quiet")
     return head * bool(rows) + "".join(episode_markup(r, i, signal, most) for i in rows)
 

@@ -403,7 +403,11 @@ def elsewhere(frame: pd.DataFrame, page: SavedPage) -> str:
 
 
 def posts_section(
-    frame: pd.DataFrame, first: int = 6, worst: int = 3, page: SavedPage = NO_PAGE
+    frame: pd.DataFrame,
+    first: int = 6,
+    worst: int = 3,
+    page: SavedPage = NO_PAGE,
+    above: Sequence[int] = (),  # posts that `examples_section` shows
 ) -> str:
     "Some posts with all their summaries, and a count over all of them."
     if not len(frame):
@@ -412,11 +416,11 @@ def posts_section(
             "completions/ppo.csv."
         )
     n, rows = f"{len(frame):,}", rows_of(frame)
-    unpicked = "".join(
-        post_card(f"Post {i + 1:,} of {n}", rows[i], page=page)
-        for i in spread_posts(frame["query"].tolist(), first)
-    )
-    unpicked = asset("posts.html").format(first=first, legend=asset("legend.html"), cards=unpicked)
+    order = spread_posts(frame["query"].tolist(), first + len(above))
+    order = [i for i in order if i not in above][:first]
+    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i], page=page) for i in order)
+    said = dict(first=first, above="; the best and the worst are above" * bool(above))
+    unpicked = asset("posts.html").format(legend=asset("legend.html"), cards=cards, **said)
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
         return missing_note("Only one of the two models has completions so far.") + unpicked
     gain = frame["gold_ppo"] - frame["gold_sft"]
@@ -427,7 +431,7 @@ def posts_section(
         f"lower on {lower}.",
     )
     harm = "".join(
-        post_card(f"Post {i + 1:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
+        post_card(f"Post {i:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
         for i in most_harmed(frame, worst)
     ) or element("p", "Nowhere: it lost points on no post.")
     worse = element("h3", "Where PPO did most harm")

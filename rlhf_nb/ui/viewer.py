@@ -20,7 +20,6 @@ from rlhf_nb.ui.chart import curve_strip
 from rlhf_nb.ui.episodes import (
     Shown,
     episode_facts,
-    episode_signals,
     episode_tokens,
     notes_of,
     prompt_lines,
@@ -51,7 +50,7 @@ from rlhf_nb.ui.run_files import (
     suspects_of,
     two_views,
 )
-from rlhf_nb.ui.viz import signal_table, token_strip
+from rlhf_nb.ui.viz import signal_table, token_strip, token_strips
 from rlhf_nb.ui.what_if import check_chosen
 
 # ---- One rollout ----
@@ -66,19 +65,14 @@ def prompt_fold(rollout: Rollout, episode: int) -> str:
     return element("details", element("summary", "Prompt"), *lines, class_="prompt")
 
 
-def episode_markup(
-    rollout: Rollout,
-    episode: int,
-    strips: Mapping[str, float | None],
-    fold: bool = False,
-    signals: Mapping[str, Tensor] | None = None,
-) -> str:
-    """One episode: strips of some signals (name to full colour), and the table of all of them,
+def episode_markup(shown: Shown, episode: int, strips: Sequence[str], fold: bool = False) -> str:
+    """One episode: strips of some signals, on the update's scale, and the table of all of them,
     folded or not."""
-    tokens = episode_tokens(rollout, episode)
-    signals = episode_signals(rollout, episode) if signals is None else signals
+    rollout, signals = shown.rollout, shown.signals(episode)
+    tokens, scale = episode_tokens(rollout, episode), "; 99 % of this update is paler"
     below: list[str] = [
-        token_strip(tokens, signals[name], name=name, vmax=vmax) for name, vmax in strips.items()
+        token_strips(tokens, {name: signals[name]}, name=name + scale * bool(most), vmax=most)
+        for name, most in ((name, shown.full_colour(name)) for name in strips)
     ]
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
@@ -131,10 +125,8 @@ class RolloutView(Html):
         "One file that needs no kernel and no network, at the place where the reader is."
         r = self.shown.rollout
         rows = None if episodes is None else range(min(episodes, len(r)))
-        strips: dict[str, float | None] = dict.fromkeys(self.shown.names()[:1])
-        plain = "".join(
-            episode_markup(r, i, strips, True, self.shown.signals(i)) for i in range(min(3, len(r)))
-        )
+        strips = self.shown.names()[:1]
+        plain = "".join(episode_markup(self.shown, i, strips, True) for i in range(min(3, len(r))))
         packed = packed_update(self.shown, rows, self.objective)
         return write_reader(path, self.reader.head, [packed], self.reader.place, plain)
 
@@ -180,9 +172,7 @@ def view(
             "phases of the trainer fill the others."
         )
     signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
-    strips: dict[str, float | None] = {signal: None} if signal else {}
-    markup = episode_markup(shown.rollout, episode, strips, False, shown.signals(episode))
-    page = RolloutView(contained(markup))
+    page = RolloutView(contained(episode_markup(shown, episode, [signal] * bool(signal))))
     page.shown, page.place = shown, dict(row=episode, signal=signal)
     check_chosen(shown.rollout, objective)
     page.objective = objective
@@ -375,11 +365,10 @@ class RunBrowser:
         newest = max(self.run.files)
         shown = shown_of(self.run.rollout(newest))
         odd = [element("li", safe_text(one.sentence)) for one in self.suspects]
-        strips: dict[str, float | None] = {self.signal: None} if self.signal else {}
         return (
             (element("p", "Suspects:") + element("ul", *odd) if odd else "")
             + element("h3", safe_text(when(shown.rollout)))
-            + episode_markup(shown.rollout, 0, strips, True, shown.signals(0))
+            + episode_markup(shown, 0, [self.signal] * bool(self.signal), True)
         )
 
     def _repr_html_(self) -> str:

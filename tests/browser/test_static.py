@@ -344,18 +344,23 @@ def test_axe_finds_nothing_serious_in_a_file(
         assert not (told := violations([file.body]) + file.too_wide()), (scheme, told)
 
 
-# catches: a column of gold points, of which the title speaks, that a phone does not show
-def test_gold_is_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
+# catches: a column of gold points or of scores, of which title and legend speak, that a phone does
+# not show; numbers of a table on another edge than their head's
+def test_numbers_of_a_report_are_in_sight_on_a_phone(files: dict[str, Path], read: Callable):
     file = read(files["report"])
     file.page.set_viewport_size(dict(width=400, height=800))
-    for head in file.page.get_by_role("columnheader", name="Gold", exact=True).all():
-        box = head.bounding_box()
-        assert box and box["x"] + box["width"] <= 400, box
-    assert not file.page.get_by_role("columnheader", name="Score", exact=True).count()
+    for name in ("Gold", "Score"):
+        heads = file.page.get_by_role("columnheader", name=name, exact=True)
+        boxes = [head.bounding_box() for head in heads.all()]
+        assert boxes and all(box and box["x"] + box["width"] <= 400 for box in boxes), name
     around = file.page.locator(".post .wide").evaluate_all(
         "all => all.map(e => e.scrollWidth - e.clientWidth)"
     )
     assert around and max(around) <= 0
+    left = file.page.locator("tbody td").evaluate_all("""all => all.filter(e =>
+        /^[+−]?\\d[\\d.,]*( (%|s|min \\d+ s))?$/.test(e.textContent.trim()) && !e.closest('[aria-label^=As]')
+        && getComputedStyle(e).textAlign !== 'right').map(e => e.textContent)""")
+    assert not left
 
 
 # catches: a picture of a page that nobody has looked at
@@ -440,6 +445,8 @@ def test_one_scale_for_an_update(tmp_path: Path, read: Callable):
     file.press(str(file.signals().index("kl") + 1))
     first = [colour(t) for t in (0, 3, 5, 7)]
     assert "−0.20 0 +0.20; 99 % of this update is paler" in file.text(".head > .legend")
+    kept = "".join(view(seen.shown.rollout, episode, signal="kl") for episode in (0, 1))
+    assert kept.count("kl; 99 % of this update is paler: full colour at 0.2<") == 2
     assert file.page.locator(".text .below").count() == 1
     file.press("n")
     assert [colour(t) for t in (0, 0, 5, 7)] == first and len({*first}) == 3
@@ -501,6 +508,34 @@ def test_a_character_of_several_tokens_and_turns(tmp_path: Path, read: Callable)
         "assistant\nYes?",
     ]
     assert file.page.locator(".prompt details").text_content() == "As the model reads it<|im|>x"
+
+
+# catches: a token that the policy did not write in the colour of one that it did; a prompt's box
+# that ends within a line; tints that a printer leaves out
+def test_masked_tokens_and_a_long_prompt(tmp_path: Path, read: Callable):
+    said = lambda count: dict(role="user", content="word " * count)
+    row = dict(tokens=["a ", "<tool>", " b"], token_mask=[1, 0, 1], logprobs=[-1.0, -9.0, -2.0])
+    rows = [row | dict(prompt=[said(1)] * turns + [said(200)]) for turns in range(4)]
+    file = read(view(rows).save_html(tmp_path / "one.html"))
+    tokens = file.page.locator(".text .token")
+    assert tokens.evaluate_all("all => all.map(e => e.classList.contains('masked'))") == [0, 1, 0]
+    grounds = tokens.evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+    assert grounds[1] == "rgba(0, 0, 0, 0)" != grounds[2]
+    assert "Grey: masked" in file.text(".head > .legend")
+    file.press("l")
+    assert file.text(".bubble").startswith("b token 3")
+    for name in (".text .token", ".scale", ".rows b", ".map i"):
+        ink = file.page.locator(name).first.evaluate("e => getComputedStyle(e).printColorAdjust")
+        assert ink == "exact", name
+    for _ in rows:
+        lines, cut = file.page.locator(".prompt").evaluate("""box => {
+            const end = box.getBoundingClientRect().bottom, range = document.createRange();
+            range.selectNodeContents(box);
+            const lines = [...range.getClientRects()].filter(r => r.height < 22);
+            return [lines.filter(r => r.top < end).length,
+                    lines.filter(r => r.top < end - 1 && r.bottom > end + 1).length]; }""")
+        assert lines and not cut
+        file.press("n")
 
 
 SCRIPTS = [
@@ -1315,7 +1350,7 @@ def test_hostile_text_of_another_trainer(tmp_path: Path, read: Callable, axe: st
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     view_command([str(source), "--no-browser", "--columns", f"values={IMAGE}"])
     file = read(source.with_name(f"{source.stem}-rollouts.html"))
-    for fold in file.page.locator("details > summary").all():
+    for fold in reversed(file.page.locator("details:not([open]) > summary").all()):
         fold.click()
     for i in range(n):
         told = file.text(".page > .facts")

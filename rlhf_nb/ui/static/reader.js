@@ -424,6 +424,7 @@ export const reader = (root, source) => {
       if (!piece) token.classList.add("empty");
       else if (!piece.trim() && words) token.classList.add("blank");
       if (row.stopped && its.to === row.length && SPECIAL.test(piece)) token.classList.add("end");
+      if (row.stored.masked?.[its.from]) token.classList.add("masked");
       if (marks?.[its.from]) token.classList.add(marks[its.from]);
       if (other && within(its).some(t => other[t])) token.classList.add("changed");
       if (numbers) {
@@ -462,7 +463,7 @@ export const reader = (root, source) => {
       make("bdi", { parent: turn, text: said });
     }
     const place = row.prompt.turns ? make("details", { parent: prompt }) : prompt;
-    if (row.prompt.turns) make("summary", { parent: place, text: "As the model reads it" });
+    if (row.prompt.turns) make("summary", { parent: place, text: pack.notes.length ? "As one text" : "As the model reads it" });
     for (const word of row.prompt.text.split(/([\p{L}\p{N}_]+)/u)) {
       const slot = truth && Object.hasOwn(source.slots ?? {}, word) && source.slots[word];
       if (slot && truth[slot] === word) {
@@ -526,7 +527,7 @@ export const reader = (root, source) => {
     running(text, told, numbers, scale, claim?.marks, null, boxes);
     text.classList.toggle("plain", at.plain);
     plainly.setAttribute("aria-pressed", at.plain);
-    depths = boxes.map(its => Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
+    depths = boxes.map(its => row.stored.masked?.[its.from] ? 0 : Math.max(...within(its).map(t => depth(numbers?.[t] ?? NaN, scale))));
     remap = () => drawMap(boxes, numbers, scale);
     requestAnimationFrame(() => remap());  // with the frame's own layout: a key is answered first
     tokensOf().forEach((token, t) => {
@@ -555,7 +556,8 @@ export const reader = (root, source) => {
     if (!at.signal) return;
     const { way, low, high } = scaleFor(pack, at.signal);
     const bar = make("span", { className: `scale ${way > 0 ? "rising" : way < 0 ? "falling" : ""}`, text: way ? "" : "0" });
-    const rows = pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "";
+    const rows = (pack.rows.some(row => row.signals.clipped) && at.signal === "ratio - 1" ? " A line above: clipped." : "")
+      + (current().stored.masked?.includes(1) ? " Grey: masked, nothing is learnt from it." : "");
     legend.append(`${nameOf(at.signal)}${tried() ? `, ${WAYS[at.seen]}` : ""} `, number(low), " ", bar, " ", number(high), `; ${100 * FULL} % of this update is paler.${rows} Hover, or Tab and ← →, for numbers.`);
   };
   const drawClaims = (claim, badForm) => {
