@@ -859,9 +859,6 @@ def test_progress_is_recorded_for_the_readers_own_function(file, monkeypatch):
     assert GAE(GAE.right) and list(json.loads(file.read_text())) == ["my_gae"]
     monkeypatch.setattr(main, "my_policy_loss", raises, raising=False)
     assert not POLICY_LOSS(raises) and list(record.solved()) == ["my_gae"]
-    shown = repr(checks.progress())
-    assert "✓ my_gae" in shown and f"1 of {len(EXERCISES)} solved" in shown
-    assert "· my_policy_loss" in shown and "my_policy_loss" in checks.progress()._repr_html_()
 
 
 def test_a_test_writes_nothing(tmp_path, monkeypatch):
@@ -885,4 +882,4 @@ def test_all_notebooks_of_a_copy_share_a_record(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"my_gae": 3}'])
 def test_a_damaged_record_is_no_error(file, content):
     file.write_text(content)
-    assert isinstance(record.solved(), dict) and repr(checks.progress())
+    assert isinstance(record.solved(), dict)
