@@ -50,6 +50,7 @@ from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.logs import read_log, steps_of
 from rlhf_nb.ui import plot_runs
+from rlhf_nb.ui.episodes import end_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
@@ -1166,7 +1167,7 @@ def page_of_view():
     [("a short one", "a short one"), ("w" * 10 + " tail" * 40, "… " + " ".join(["tail"] * 31))],
 )
 def test_prompts_are_cut_between_words(text, shown):
-    assert view.last_words(text) == shown
+    assert end_of(text) == shown
 
 
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,
