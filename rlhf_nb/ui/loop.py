@@ -1,6 +1,6 @@
 """The loop of RLHF with PPO in one picture: a large one for the index of the course, and a strip
-for the top of each page, in which that page's step is marked. Also one update, from its functions
-to its optimizer steps."""
+for the top of each page, in which that page's step is marked. Also the optimizer steps of an
+update, and its rows in parts."""
 
 from __future__ import annotations
 
@@ -308,44 +308,6 @@ def loop_picture(
 
 
 # ---- One update ----
-
-
-# A function, what it makes, and the page with the arithmetic.
-PHASES = (
-    ("the rollout", ("response_ids, mask", "logprobs, kl, values", "raw_scores, stopped"), ""),
-    ("final_scores", ("scores",), "what it earned"),
-    ("with_advantages", ("rewards", "returns", "advantages"), "who deserves it"),
-    ("mini_batches", ("row indices",), "which rows, when"),
-    ("ppo_loss", ("the loss,", "sums to log"), "what to minimise"),
-)
-
-
-def record_picture() -> Picture:
-    "The functions of an update from left to right, and what each adds to the record."
-    width, gap, top = 136.0, 24.0, 34.0
-    parts = []
-    for i, (name, made, why) in enumerate(PHASES):
-        x = 12 + i * (width + gap)
-        fill = FROZEN if i == 0 else TRAINED
-        box = rectangle(x, top, width, 30, "box frozen" if i == 0 else "box trained", fill)
-        parts.append(
-            group("step", box, words(x + width / 2, top + 20, name, "number", 13, color=INK))
-        )
-        parts.append(words(x + width / 2, top - 10, why, "number", 12))
-        for row, text in enumerate(made):
-            parts.append(words(x + width / 2, top + 52 + 18 * row, text, "number", 12, color=INK))
-        if i:
-            parts.append(arrow([(x - gap, top + 15), (x, top + 15)]))
-    last, first = 12 + 4 * (width + gap) + width / 2, 12 + 3 * (width + gap) + width / 2
-    bottom = top + 118
-    parts.append(arrow([(last, top + 84), (last, bottom), (first, bottom), (first, top + 62)]))
-    parts.append(words((first + last) / 2, bottom - 8, "optimizer step, next rows", "number", 12))
-    label = "One update: " + "; ".join(
-        f"{name}{' (' + why + ')' if why else ''}: {' '.join(made)}" for name, made, why in PHASES
-    )
-    return sheet(
-        bottom + 14, f"{label}. The last two repeat, with an optimizer step each time.", *parts
-    )
 
 
 def steps_picture(
