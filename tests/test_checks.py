@@ -11,7 +11,6 @@ import ast
 import copy
 import html
 import json
-import random
 import re
 import sys
 from collections import Counter
@@ -61,13 +60,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "0.0 → 1.0": "any number will do: what comes of it is put to 0 at the end",
     },
 }
-
-
-@pytest.fixture(scope="module")
-def seed() -> int:
-    drawn = random.SystemRandom().getrandbits(31)
-    print(f"seed {drawn}")
-    return drawn
 
 
 class Judged(NamedTuple):
