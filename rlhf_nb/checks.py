@@ -8,17 +8,11 @@ from __future__ import annotations
 from .exercises.catalogue import checkers
 from .exercises.engine import Exercise
 from .exercises.engine import Verdict as Verdict
-from .exercises.progress import Progress
 
 # %% auto #0
-__all__ = ['CHECKERS', 'EXERCISES', 'progress']
+__all__ = ['CHECKERS', 'EXERCISES']
 
 # %% ../nbs/reference/30_checks.ipynb #b870b28f
 CHECKERS: dict[str, Exercise] = checkers()  # check_gae and so on, in the order of the pages
 globals().update(CHECKERS)
 EXERCISES: tuple[Exercise, ...] = tuple(CHECKERS.values())
-
-# %% ../nbs/reference/30_checks.ipynb #4c01a013
-def progress() -> Progress:
-    "Which exercises were solved in this copy: a view in a notebook, a text elsewhere."
-    return Progress([one.name for one in EXERCISES])

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .base.intervals import last_that_fits, t_quantile
-from .evaluate import paired_interval
 
 Floats = NDArray[np.float64]
 
 # %% auto #0
-__all__ = ['Floats', 'CHANCE', 'Estimate', 'mean_interval', 'rate_interval', 'paired_gain', 'seed_rates', 'crossed_gain',
-           'JudgeNoise', 'judge_noise', 'Spread', 'spread_of', 'power', 'Plan', 'plan']
+__all__ = ['Floats', 'CHANCE', 'Estimate', 'mean_interval', 'rate_interval', 'paired_gain', 'seed_rates', 'crossed_gain', 'power',
+           'Plan', 'plan']
 
 # %% ../nbs/reference/60_gains.ipynb #7e60000a
 def _written(value: float, unit: str) -> str:
@@ -185,79 +184,6 @@ def crossed_gain(
     both = seeds + max(0.0, posts - (rest**2).sum() / ((S - 1) * (N - 1)))
     freedom = both**2 / (seeds**2 / (S - 1)) if seeds else S - 1
     return _gain(value, _half_width(both / (S * N), min(freedom, 1e6)), runs, method)
-
-# %% ../nbs/reference/60_gains.ipynb #7e60002e
-class JudgeNoise(NamedTuple):
-    "How far a judge agrees with itself."
-
-    agreement: float  # share of judgings with the same verdict twice
-    variance: float  # of one verdict around the judge's own mean for that pair
-    shift: float  # mean of the second run less the first
-    low: float  # 95 % interval of the shift
-    high: float
-    judgings: int  # with a verdict in both runs
-
-    def __str__(self) -> str:
-        moved = (
-            "the judge as a whole did not visibly move"
-            if self.low <= 0 <= self.high
-            else "the judge as a whole moved: judge all models in one go"
-        )
-        return (
-            f"Same verdict twice on {self.agreement:.1%} of {self.judgings:,} judgings; standard "
-            f"deviation of one {math.sqrt(self.variance):.2f}; shift {100 * self.shift:+.1f} "
-            f"points ({100 * self.low:+.1f} to {100 * self.high:+.1f}): {moved}."
-        )
-
-
-def judge_noise(
-    first: Sequence[float | None],  # [N] scores of a JudgeReport
-    second: Sequence[float | None],  # [N] of the same judge on the same pairs, asked again
-) -> JudgeNoise:
-    """What two runs of one judge differ by; half the mean square is the variance of one. Raises
-    ValueError on lists that do not pair up, or without a pair of verdicts."""
-    if len(first) != len(second):
-        raise ValueError(f"got {len(first)} and {len(second)} scores: give both for every pair.")
-    both = [(a, b) for a, b in zip(first, second) if a is not None and b is not None]
-    if not both:
-        raise ValueError(f"none of {len(first)} pairs has a verdict in both runs: judge more.")
-    a, b = np.array(both, dtype=float).T
-    low, high = paired_interval(b.tolist(), a.tolist())
-    noise = float(((a - b) ** 2).mean()) / 2
-    return JudgeNoise(float((a == b).mean()), noise, float((b - a).mean()), low, high, len(both))
-
-# %% ../nbs/reference/60_gains.ipynb #7e600031
-class Spread(NamedTuple):
-    "Why the win rate of a run is what it is: standard deviations of what is drawn at random."
-
-    seeds: float  # of a run's true rate
-    posts: float  # of one post, within a run
-    judge: float  # of one judging; NaN where it was not measured: then `posts` contains it
-
-    def of_a_run(self, posts: int, judgings: int = 1) -> float:
-        "Standard deviation of the rate of one run on so many posts, each judged so often."
-        judge = 0.0 if math.isnan(self.judge) else self.judge
-        return math.sqrt(self.seeds**2 + (self.posts**2 + judge**2 / judgings) / posts)
-
-
-def spread_of(
-    outcomes: Sequence[ArrayLike],  # [S][N] of two or more runs; for a gain, ours less theirs
-    judge_variance: float = math.nan,  # `judge_noise(...).variance`; of a difference, twice that
-) -> Spread:
-    """Moments of a two-level model; a part that comes out negative is 0. Raises ValueError on one
-    run."""
-    runs, rates = _posts(outcomes), seed_rates(outcomes)
-    sizes = np.array([len(run) for run in runs])
-    if len(runs) < 2 or sizes.min() < 2:
-        raise ValueError(
-            f"got {len(runs)} runs with {sizes.min()} posts or more: a spread needs two runs, with "
-            "two posts each."
-        )
-    within = np.array([run.var(ddof=1) for run in runs])
-    judge = 0.0 if math.isnan(judge_variance) else judge_variance
-    seeds = max(0.0, rates.var(ddof=1) - float((within / sizes).mean()))
-    posts = max(0.0, float(within.mean()) - judge)
-    return Spread(math.sqrt(seeds), math.sqrt(posts), math.sqrt(judge_variance))
 
 # %% ../nbs/reference/60_gains.ipynb #7e600035
 def power(

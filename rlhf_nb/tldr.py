@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['FACTS', 'CORE', 'EXTRA', 'SLOT', 'OPENINGS', 'FORM', 'Verdict', 'gold_judge', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLES', 'CLAUSES', 'EDITS', 'TLDR', 'TLDR_PREFERENCE', 'DOCSTRING_ASKS', 'split_of', 'draw_facts', 'wrong_facts', 'write_post', 'write_summary', 'write_reference', 'win_rate', 'mini_tldr', 'prefers_first', 'swap_fact', 'edit_pair', 'preference_pairs', 'edit_pairs', 'probe_pairs', 'load_tldr', 'load_tldr_preferences', 'source_files', 'docstrings_in', 'docstrings', 'docstring_pairs', 'words_from_prompt']
+__all__ = ['FACTS', 'CORE', 'EXTRA', 'SLOT', 'OPENINGS', 'FORM', 'Verdict', 'gold_judge', 'TOLD', 'DISTRACTORS', 'SUBREDDITS', 'TITLES', 'CLAUSES', 'EDITS', 'DOCSTRING_ASKS', 'split_of', 'draw_facts', 'wrong_facts', 'write_post', 'write_summary', 'write_reference', 'win_rate', 'mini_tldr', 'prefers_first', 'swap_fact', 'edit_pair', 'preference_pairs', 'edit_pairs', 'probe_pairs', 'source_files', 'docstrings_in', 'docstrings', 'docstring_pairs', 'words_from_prompt']
 
 # %% ../nbs/course/03_tldr.ipynb #dc6bf28c
 FACTS = dict(
@@ -89,7 +89,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Features, Value
 
 # %% ../nbs/reference/34_world.ipynb #64dc7ee0
 def split_of(
@@ -370,37 +370,6 @@ def probe_pairs(
             )
         )
     return Dataset.from_list(rows)
-
-# %% ../nbs/reference/34_world.ipynb #ce2173af
-TLDR, TLDR_PREFERENCE = "trl-lib/tldr", "trl-lib/tldr-preference"
-
-
-def _load_columns(
-    name_or_path: str,  # a name on the hub, a folder from `save_to_disk`, or a folder of data files
-    columns: Sequence[str],  # required
-) -> DatasetDict:
-    "A data set with these columns. Raises ValueError naming those that are missing."
-    folder = Path(name_or_path)
-    saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-    data = load_from_disk(name_or_path) if saved else load_dataset(name_or_path)
-    data = data if isinstance(data, DatasetDict) else DatasetDict(train=data)
-    for split, rows in data.items():
-        if missing := [c for c in columns if c not in rows.column_names]:
-            raise ValueError(
-                f"{name_or_path} ({split}) has columns {rows.column_names} and lacks {missing}: "
-                "rename them with Dataset.rename_columns."
-            )
-    return data
-
-
-def load_tldr(name_or_path: str = TLDR) -> DatasetDict:
-    "Posts with reference summaries: columns prompt and completion."
-    return _load_columns(name_or_path, ("prompt", "completion"))
-
-
-def load_tldr_preferences(name_or_path: str = TLDR_PREFERENCE) -> DatasetDict:
-    "Posts with two summaries, one of them preferred: columns prompt, chosen and rejected."
-    return _load_columns(name_or_path, ("prompt", "chosen", "rejected"))
 
 # %% ../nbs/reference/34_world.ipynb #6f68da3f
 def source_files(

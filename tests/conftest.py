@@ -4,6 +4,7 @@ to wait for."""
 from __future__ import annotations
 
 import os
+import random
 import sys
 
 for name, value in dict(
@@ -168,3 +169,11 @@ def steps():
     )
     yield seen
     handle.remove()
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    "Another one each time; a failure prints it."
+    drawn = random.SystemRandom().getrandbits(31)
+    print(f"seed {drawn}")
+    return drawn

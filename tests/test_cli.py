@@ -50,6 +50,7 @@ from rlhf_nb.cli.ppo_models import policy_name
 from rlhf_nb.cli.recipes import read_recipe
 from rlhf_nb.training.logs import read_log, steps_of
 from rlhf_nb.ui import plot_runs
+from rlhf_nb.ui.episodes import end_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINED = ("sft", "reward", "ppo")
@@ -903,32 +904,6 @@ def test_a_reward_model_judges_conversations_in_its_own_template(
     assert (mine - theirs).abs().min() > 1e-4
 
 
-# catches: another model taken for the same judge asked again (and the other way round), verdicts of
-# other prompts subtracted, an earlier verdict that is empty counted as a loss
-def test_judging_beside_an_earlier_judging(parts, capsys):
-    line = (
-        f"judge --model_name_or_path {parts}/sft --dataset_name {parts}/rows.jsonl --judge_model "
-        "gold --batch_size 7 --response_length "
-    )
-    say(capsys, line + "6 --output first.csv")
-    code, out, _ = say(capsys, line + "6 --beside first.csv")
-    assert code == 0 and "The same answers" in out and "twice on 100.0% of 24 judgings" in out
-    table = pd.read_csv("first.csv", keep_default_na=False)
-    table["verdict"] = ["", *[0.0] * 11, *[1.0] * 12]
-    table.to_csv("second.csv", index=False)
-    code, out, _ = say(capsys, line + "1 --beside second.csv")
-    wins = float(re.search(r"Model win rate: ([\d.]+)%", out)[1])
-    assert code == 0 and wins == 0 and "on 23 prompts (95 % paired interval" in out
-    assert f"Less the model of --beside: {-1200 / 23:+.1f} points" in out
-    code, _, error = say(capsys, line + "6 --num_examples 5 --beside first.csv")
-    assert code and "--beside has 24 pairs, and these 5 are not of the same prompts" in error
-    Path("other.csv").write_text("a,b\n1,2\n")
-    Path("empty.csv").write_text("")
-    for name, said in (("other.csv", "lacks ['model"), ("empty.csv", "is no CSV file")):
-        code, _, error = say(capsys, line + f"6 --beside {name}")
-        assert code and f"--beside {name}" in error and said in error
-
-
 # ---- plot ----
 
 
@@ -1166,7 +1141,7 @@ def page_of_view():
     [("a short one", "a short one"), ("w" * 10 + " tail" * 40, "… " + " ".join(["tail"] * 31))],
 )
 def test_prompts_are_cut_between_words(text, shown):
-    assert view.last_words(text) == shown
+    assert end_of(text) == shown
 
 
 # catches: text of a model that runs as script, one update of three, a browser that opens unasked,

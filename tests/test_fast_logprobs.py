@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers as tf
 from pairs import pairwise
+from test_logprobs import SHORT, SIZES
 from torch import nn, tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,20 +28,6 @@ from rlhf_nb.base.fused import Head, fused_logprobs, plain_head
 from rlhf_nb.base.opened import opened
 from rlhf_nb.logprobs import chunked_logprobs, response_logprobs, token_entropy, token_logprobs
 
-SIZES = dict(
-    vocab_size=37,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=48,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-SHORT = dict(
-    vocab_size=37, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
-)
 MODELS = dict(
     Llama=SIZES,
     GPTNeoX=SIZES,

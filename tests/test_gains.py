@@ -135,41 +135,7 @@ def test_crossed_gain_is_paired_gain_without_an_effect_of_posts():
     assert ends(gains.crossed_gain(a, b)) == ends(gains.paired_gain(a.mean(1), b.mean(1)))
 
 
-# ---- judge, spread, plan ----
-
-
-# catches: a variance of the difference where that of one judging is wanted, None counted
-def test_judge_noise_by_hand():
-    found = gains.judge_noise([1, 1, 0, 0.5, None, 1], [1, 0, 0, 1, 1, None])
-    assert (found.agreement, found.judgings) == (0.5, 4)
-    assert found.variance == pytest.approx((0 + 1 + 0 + 0.25) / 4 / 2)
-    assert found.shift == pytest.approx(-0.125)
-    assert (found.low, found.high) == paired_interval([1, 0, 0, 1], [1, 1, 0, 0.5])
-    moved = gains.judge_noise([1] * 50 + [0] * 50, [0] * 100)
-    assert "judge all models in one go" in str(moved) and "did not" in str(found)
-
-
-# catches: parts that don't add up to what runs vary by, a judge counted twice
-def test_spread_by_hand():
-    two = [[1, 1, 1, 0], [0, 0, 0, 1]]
-    assert gains.spread_of(two)[:2] == pytest.approx((0.25, 0.5))
-    parts = gains.spread_of(two, judge_variance=0.09)
-    assert parts == pytest.approx((0.25, 0.4, 0.3))
-    rates = gains.seed_rates(two)
-    assert parts.of_a_run(4) == pytest.approx(rates.std(ddof=1))
-    assert parts.of_a_run(4, judgings=3) == pytest.approx(math.sqrt(0.0625 + (0.16 + 0.03) / 4))
-    assert gains.spread_of([[0, 1], [1, 0]]).seeds == 0  # posts explain more than there is
-
-
-# catches: a judge's noise that is lost: what two runs of one judge show is what was put in
-def test_the_judges_noise_is_found_again():
-    rng = np.random.default_rng(0)
-    likely = rng.choice([0.1, 0.9], 20_000)  # the judge's own mean for each pair
-    first, second = (1.0 * (rng.random(20_000) < likely) for _ in range(2))
-    noise = gains.judge_noise(first.tolist(), second.tolist())
-    assert noise.variance == pytest.approx(0.09, abs=0.003)
-    parts = gains.spread_of([first, second], noise.variance)
-    assert parts.posts == pytest.approx(0.4, abs=0.01)
+# ---- plan ----
 
 
 def spread_by(seeds, spread):
@@ -276,9 +242,6 @@ REFUSED = [
     (lambda: gains.seed_rates([[1, 0], [1, None]]), "run 1, post 1 is nan"),
     (lambda: gains.crossed_gain([[1, 0]], [[1, 0, 1]]), r"\(1, 2\), theirs \(1, 3\)"),
     (lambda: gains.crossed_gain([[1, NAN]], [[1, 0]]), "run 0, post 1 is nan"),
-    (lambda: gains.judge_noise([1], [1, 0]), "1 and 2 scores"),
-    (lambda: gains.judge_noise([1, None], [None, 0]), "none of 2 pairs"),
-    (lambda: gains.spread_of([[1, 0]]), "1 runs"),
     (lambda: gains.plan([0.5]), "one run"),
     (lambda: gains.plan([0.5, 0.6], 0), "wanted is 0: give a gain above 0"),
     (lambda: gains.plan([0.5, 0.6], NAN), "wanted is nan"),

@@ -35,9 +35,7 @@ from rlhf_nb.ui.preference_labels import (
 )
 from rlhf_nb.ui.preferences import label_preferences, reward_view
 from rlhf_nb.ui.reward_scores import (
-    PairLook,
     is_held_out,
-    pair_order,
     refit_reward_model,
     score_pairs,
 )
@@ -679,18 +677,22 @@ def test_looking_changes_nothing(letters, judge):
     )
 
 
-# catches: an order, a filter or a word that is offered and the list does not follow, a view that is
-# changed in place
+# catches: another order than worst first, a place or a signal that the view does not follow, a view
+# that is changed in place
 def test_the_looks_of_the_view(letters, judge):
     seen = reward_view(judge, letters, Dataset.from_list(PAIRS))
-    looks = [dict(sort=x) for x in S.PAIR_SORTS] + [dict(only=x) for x in S.PAIR_FILTERS]
-    for look in (*looks, *(dict(signal=x) for x in P.PAIR_SIGNALS)):
-        assert seen.at(**look) == P.render_pairs(seen.pairs, PairLook(**look))
-    given = seen.at(sort="as given", place=3)
-    assert "Pair 1 ·" in given.at(find="JJJ") and given.look == PairLook(sort="as given", place=3)
-    assert "No pair is left" in given.at(find="nowhere")
-    with pytest.raises(ValueError, match="cannot sort"):
-        seen.at(sort="best")
+    margins = [one.margin for one in seen.pairs]
+    assert margins == sorted(margins) and len(margins) == 3
+    for place, signal in ((1, "running score"), (3, "change"), (9, "change")):
+        look = seen.at(place, signal)
+        assert look == P.render_pairs(seen.pairs, place, signal) and look.pairs == seen.pairs
+        one = seen.pairs[min(place, 3) - 1]
+        assert f"Pair {one.number} ·" in look and look.signal == signal
+    assert seen.signal == "running score" and f"Pair {seen.pairs[0].number} ·" in seen
+    with pytest.raises(ValueError, match="signal is 'best': give one of running score"):
+        seen.at(signal="best")
+    odd = P.ScoredPair(9, "post", (["a"], ["b"]), ([math.nan], [1.0]), None)
+    assert S.worst_first([odd, *seen.pairs])[-1] is odd
 
 
 # catches: words that run together, a tint of the other sign, a scale for each answer, a number that
@@ -715,7 +717,7 @@ def test_a_pair_is_text_with_a_tint_and_its_numbers():
         r"<tr><th[^>]*><bdi>cat</bdi></th><td><bdi>(.*?)</bdi></td><td><bdi>(.*?)<", shown
     )
     assert rows == [("+2.00", "+1.50"), ("−4.00", "−3.00")] and "full colour at 4.00" in shown
-    assert pair_order([one], PairLook(find="good cat")) == [0]
+    assert S.pair_record(one)["text"] == "good cat↵\nbad cat"  # in which the page finds words
 
 
 # catches: a part that grows widgets, and with them what cannot be tested without a browser
@@ -759,7 +761,7 @@ def test_the_file_is_drawn_as_the_other_views_are(tmp_path, letters, judge):
     for name in ("pairs.css", "facts.css"):
         assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", asset(name))
         assert set(re.findall(r"var\(--([\w-]+)\)", asset(name))) <= theme
-    first = seen.pairs[pair_order(seen.pairs, PairLook())[0]]
+    first = seen.pairs[0]
     told = S.pair_record(first)["rows"][0]["running score"].split()
     assert [float(x) for x in told] == pytest.approx(first.scores[0], rel=1e-6)
 

@@ -112,6 +112,7 @@ def test_the_page_and_the_notebook_show_every_check(tmp_path):
             assert sign in text
         assert "advice of b" in text and "1 passed, 1 failed, 1 skipped, 1 not measured" in text
     assert "Not passed: look at b first" in page
+    assert page.index("advice of b") < page.index("advice of a")  # what failed comes first
 
 
 # catches: a terminal that a model's text steers

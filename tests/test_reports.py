@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 from ppo_fixtures import logs
+from transformers import Trainer
 
 # A process of its own for each: these libraries keep global state, threads and hooks.
 RUN = textwrap.dedent(
@@ -217,15 +218,13 @@ def test_a_hub_that_is_away_is_told_at_the_start(ppo):
         ppo(push_to_hub=True, hub_model_id="someone/something")
 
 
+def found_on_the_hub(self, token=None, private=None):
+    self.hub_model_id, self.push_in_progress = "someone/something", None
+
+
 # catches: a run that dies in its last line because the hub is gone by then
 def test_a_hub_that_goes_away_costs_nothing(ppo, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(
-        "transformers.Trainer.init_hf_repo",
-        lambda self, token=None, private=None: [
-            setattr(self, "hub_model_id", "someone/something"),
-            setattr(self, "push_in_progress", None),
-        ],
-    )
+    monkeypatch.setattr(Trainer, "init_hf_repo", found_on_the_hub)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer = ppo(
         push_to_hub=True, hub_model_id="someone/something", save_strategy="steps", save_steps=2
@@ -260,13 +259,7 @@ def test_a_push_during_training_gets_finished_folders(ppo, monkeypatch, strategy
             return type("Done", (), dict(done=lambda self: True, result=lambda self: None))()
 
     monkeypatch.setattr("transformers.trainer.hf_api", Api)
-    monkeypatch.setattr(
-        "transformers.Trainer.init_hf_repo",
-        lambda self, token=None, private=None: [
-            setattr(self, "hub_model_id", "someone/something"),
-            setattr(self, "push_in_progress", None),
-        ],
-    )
+    monkeypatch.setattr(Trainer, "init_hf_repo", found_on_the_hub)
     trainer = ppo(
         push_to_hub=True,
         hub_model_id="someone/something",

@@ -443,12 +443,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tokenizer, uneven, tmp_path, kind
 def test_the_best_model_comes_back_whole(trained):
     trainer = trained(
         max_steps=4,
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        load_best_model_at_end=True,
         learning_rate=0.5,
+        **BEST,
     )
     trainer.train()
     best = min(log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log)

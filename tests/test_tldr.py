@@ -1,5 +1,5 @@
 """The world and its judge: disjoint splits, one text for one seed, verdicts worked by hand, noise
-that is Bradley-Terry, loaders."""
+that is Bradley-Terry."""
 
 import json
 import math
@@ -7,7 +7,6 @@ import random
 import re
 
 import pytest
-from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +24,6 @@ from rlhf_nb.tldr import (
     edit_pair,
     edit_pairs,
     gold_judge,
-    load_tldr,
-    load_tldr_preferences,
     mini_tldr,
     preference_pairs,
     prefers_first,
@@ -356,44 +353,3 @@ def test_a_swapped_fact_is_wrong(seed, slot):
     assert {name for name in TRUTH if changed[name] != TRUTH[name]} == {slot} and changed[
         slot
     ] in FACTS[slot]
-
-
-# ---- Loaders ----
-
-ROWS = dict(prompt=["POST: a\n\nTL;DR:", "POST: b\n\nTL;DR:"], completion=[" a", " b"])
-PAIRS = dict(prompt=ROWS["prompt"], chosen=[" a", " b"], rejected=[" c", ' "quoted"\n, é'])
-
-
-def store(rows: dict, folder, form: str):
-    "Leave a local copy in one of the forms that people have."
-    data = Dataset.from_dict(rows)
-    if form == "dict":
-        DatasetDict(train=data, test=data).save_to_disk(str(folder))
-    elif form == "rows":
-        data.save_to_disk(str(folder))
-    else:
-        folder.mkdir()
-        getattr(data, dict(parquet="to_parquet", jsonl="to_json", csv="to_csv")[form])(
-            str(folder / f"train.{form}")
-        )
-    return str(folder)
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv", "rows", "dict"])
-@pytest.mark.parametrize("load, rows", [(load_tldr, ROWS), (load_tldr_preferences, PAIRS)])
-def test_local_copies_load_alike(tmp_path, monkeypatch, form, load, rows):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    found = load(store(rows, tmp_path / "data", form))
-    assert (
-        isinstance(found, DatasetDict)
-        and {name: list(found["train"][name]) for name in rows} == rows
-    )
-
-
-@pytest.mark.parametrize("form", ["jsonl", "dict"])
-def test_a_missing_column_is_named(tmp_path, form):
-    place = store(dict(post=["a"], completion=["b"]), tmp_path / "data", form)
-    with pytest.raises(ValueError, match=r"lacks \['prompt'\]"):
-        load_tldr(place)
-    with pytest.raises(ValueError, match=r"lacks \['prompt', 'chosen', 'rejected'\]"):
-        load_tldr_preferences(place)

@@ -17,6 +17,7 @@ import torch
 from numpy.testing import assert_allclose
 from ppo_fixtures import PROMPTS, SIZES, likes_c, logs, rollouts, unlike, untimed, weights
 from ranks import on_ranks
+from test_viewer import header_of
 from transformers import (
     BertConfig,
     BertForTokenClassification,
@@ -41,7 +42,7 @@ from rlhf_nb.shaping import RunningMoments
 from rlhf_nb.training.config import PPOConfig
 from rlhf_nb.ui.episodes import shown_of
 from rlhf_nb.ui.foreign import ForeignRun, episodes_of, rollout_from
-from rlhf_nb.ui.reader import header_of, packed_update
+from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.run_files import merged
 from rlhf_nb.ui.what_if import objective_of, reproduces, what_if
 

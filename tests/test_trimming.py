@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from marks import crossed
 from ppo_fixtures import logs, scored, untimed, weights
+from test_last_layer import apart
 from torch import tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -161,14 +162,6 @@ def measured(pair: PolicyAndValue, batch: tuple, align: int | None) -> list[torc
     ((logprobs * pulls + entropy + values * pulls.flip(0))[mask]).mean().backward()
     gradients = [p.grad.clone() for p in pair.parameters() if p.grad is not None]
     return [logprobs.detach(), entropy.detach(), values.detach()[mask], *gradients]
-
-
-def apart(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    "The largest difference, of the largest number of each tensor."
-    return max(
-        ((x - y).abs().max() / x.abs().max().clamp(min=1.0)).item()
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 # catches: a row that reads the one before it, positions that go on, a place that is read in the

@@ -133,13 +133,6 @@ def written(source: str, *edits: str) -> Callable:
     return scope["my_update"]
 
 
-@pytest.fixture(scope="module")
-def seed() -> int:
-    drawn = random.SystemRandom().getrandbits(31)
-    print(f"seed {drawn}")
-    return drawn
-
-
 # ---- Right answers in other styles ----
 
 

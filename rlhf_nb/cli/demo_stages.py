@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, concatenate_datasets, load_from_disk
-from datasets.utils.logging import disable_progress_bar
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -30,9 +29,9 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.utils import logging
 
 from rlhf_nb.base.files import write_text_atomic
+from rlhf_nb.base.loading import no_bars
 from rlhf_nb.checkpoint import save_policy
 from rlhf_nb.cli.demo_run import STARTING_MODEL, DemoSettings, Run, kind_of
 from rlhf_nb.evaluate import (
@@ -58,7 +57,7 @@ from rlhf_nb.reward import (
     pair_accuracy,
     score_texts,
 )
-from rlhf_nb.sft import SFTConfig, SFTTrainer
+from rlhf_nb.sft import SFTConfig, SFTTrainer, quiet_bars
 from rlhf_nb.tldr import edit_pairs, gold_judge, mini_tldr, preference_pairs, probe_pairs
 from rlhf_nb.trainer import PPOConfig, PPOTrainer
 
@@ -66,14 +65,8 @@ from rlhf_nb.trainer import PPOConfig, PPOTrainer
 @contextmanager
 def quiet() -> Iterator[None]:
     "datasets and transformers show no bars and no warnings meanwhile."
-    disable_progress_bar()
-    logging.disable_progress_bar()
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
+    with no_bars(quiet=True), quiet_bars(True):
         yield
-    finally:
-        logging.set_verbosity(level)
 
 
 class StageCallback(TrainerCallback):

@@ -31,9 +31,7 @@ from rlhf_nb.evaluate import (
     RewardModelJudge,
     complete,
     judge_pairs,
-    paired_interval,
 )
-from rlhf_nb.gains import judge_noise
 from rlhf_nb.models import load_policy, load_tokenizer
 from rlhf_nb.reward import load_judge
 from rlhf_nb.training.prompts import prompt_columns, read_prompts, turns_text
@@ -76,12 +74,6 @@ class JudgeArguments:
         None, "Prices of a million tokens in, and out: the cost is printed."
     )
     output: str | None = setting(None, "CSV file for every pair and its verdict.")
-    beside: str | None = setting(
-        None,
-        "CSV file of an earlier --output, by the same judge on the same prompts. Adds the "
-        "difference between the two models; where the answers are the same, how far the judge "
-        "agrees with itself (give another --cache, so that it is asked again).",
-    )
     use_cpu: bool = setting(False, "Do not use the GPU.")
 
 
@@ -226,7 +218,6 @@ def judge_command(words: Sequence[str]) -> None:
         )
     if options.output is not None and Path(options.output).is_dir():
         raise ValueError(f"--output {options.output} is a folder: give the name of a CSV file.")
-    earlier = read_verdicts(options.beside) if options.beside else None
     rows = rows_to_judge(data, options)
     tokenizer = tokenizer_of(models)
     check_template(data.dataset_name, rows, tokenizer)
@@ -258,8 +249,6 @@ def judge_command(words: Sequence[str]) -> None:
     if options.output is not None:
         write_verdicts(options.output, shown, theirs, report.scores)
     print(report)
-    if earlier is not None:
-        print(beside(earlier, shown, report.scores))
 
 
 def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -267,45 +256,6 @@ def reference(row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
     given = row["prompt"], row["completion"]
     found = marked_pair(*given, tokenizer, ends=False, **template_settings(row))
     return without_stop(found.text[found.answers[0][0] :], tokenizer)
-
-
-def read_verdicts(path: str) -> pd.DataFrame:
-    "A file of --output. Raises ValueError or OSError where it is none."
-    try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except ValueError as error:
-        raise ValueError(f"--beside {path} is no CSV file: {error}") from error
-    if missing := {"query", "model response", "verdict"} - set(frame.columns):
-        raise ValueError(
-            f"--beside {path} has columns {list(frame.columns)} and lacks {sorted(missing)}: give "
-            "a file that --output of rlhf-nb judge wrote."
-        )
-    verdicts = pd.to_numeric(frame["verdict"].replace("", None), errors="coerce")
-    return frame.assign(verdict=verdicts)
-
-
-def beside(earlier: pd.DataFrame, ours: Completions, scores: list[float | None]) -> str:
-    "What the verdicts say beside earlier ones. Raises ValueError on other prompts."
-    if earlier["query"].tolist() != ours.prompts:
-        raise ValueError(
-            f"--beside has {len(earlier)} pairs, and these {len(scores)} are not of the same "
-            "prompts: judge both with the same --dataset_name, --num_examples and "
-            "--max_prompt_length."
-        )
-    before = [None if v != v else float(v) for v in earlier["verdict"]]
-    if earlier["model response"].tolist() == ours.texts:
-        return f"The same answers as in --beside, judged again. {judge_noise(before, scores)}"
-    pairs = [(a, b) for a, b in zip(scores, before) if a is not None and b is not None]
-    if not pairs:
-        raise ValueError("--beside: no prompt has a usable verdict in both files.")
-    now, then = (list(column) for column in zip(*pairs))
-    low, high = paired_interval(now, then)
-    return (
-        f"Less the model of --beside: {100 * (sum(now) - sum(then)) / len(now):+.1f} points on "
-        f"{len(now):,} prompts (95 % paired interval {100 * low:+.1f} to {100 * high:+.1f}). That "
-        "is for these two models: one run says nothing of other seeds. With several of each, "
-        "rlhf_nb.gains.paired_gain takes their win rates."
-    )
 
 
 def write_verdicts(

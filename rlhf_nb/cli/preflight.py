@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import TrainingArguments
 
 from rlhf_nb.base.fields import setting
 from rlhf_nb.base.files import strict_json, writable
@@ -66,20 +64,6 @@ def preflight_parser() -> Parser:
     return parser
 
 
-@contextmanager
-def untouched(args: TrainingArguments) -> Iterator[None]:
-    "The run's folder is not made, where it is not there yet."
-    output = Path(str(args.output_dir))
-    new = [folder for folder in (output, *output.parents) if not folder.exists()]
-    try:
-        with in_folder(args):
-            yield
-    finally:
-        for folder in new:
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-
-
 def pairs_of(name: str | None) -> list[Any] | None:
     "The rows of --preflight_pairs. Raises ValueError and OSError on what cannot be read."
     if name is None:
@@ -100,7 +84,10 @@ def preflight_command(words: Sequence[str]) -> int:
     if how.html != "none":
         writable(how.html, "--html")
     pairs = checked_pairs(pairs_of(how.preflight_pairs), f"--preflight_pairs {how.preflight_pairs}")
-    with untouched(args), redirect_stdout(sys.stderr):  # the checks alone go to the output
+    with (
+        in_folder(args, keep=False),
+        redirect_stdout(sys.stderr),
+    ):  # the checks alone go to the output
         done = preflight(trainer_of(data, models, args), pairs)
     if how.json:
         print(strict_json(done.as_json()))

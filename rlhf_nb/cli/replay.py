@@ -124,13 +124,12 @@ def number_table(replay: Replay) -> Table:
 
 def moved_text(outcome: Outcome, episode: int, most: float) -> Text:
     "A response: orange became likelier, blue less likely, by a quarter of `most` at least."
+    from rlhf_nb.ui.episodes import episode_tokens
     from rlhf_nb.ui.html import spaced
 
-    r, n = outcome.before, int(outcome.before.mask[episode].sum())
-    tokens = r.tokens[episode] if r.tokens else [str(i) for i in r.response_ids[episode].tolist()]
-    text = Text()
-    words = spaced(tokens[:n], r.responses[episode] if r.responses else "")
-    for word, moved in zip(words, outcome.likelier[episode, :n].tolist()):
+    r, text = outcome.before, Text()
+    words = spaced(episode_tokens(r, episode), r.responses[episode] if r.responses else "")
+    for word, moved in zip(words, outcome.likelier[episode].tolist()):
         side = "bold dark_orange" if moved > 0 else "bold dodger_blue2"
         text.append(harmless(word), side if most and abs(moved) > most / 4 else "")
     return text

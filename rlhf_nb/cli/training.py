@@ -14,18 +14,18 @@ from rlhf_nb.sft import quiet_bars
 
 
 @contextmanager
-def in_folder(args: TrainingArguments) -> Iterator[None]:
-    "An output folder that an error leaves new and empty is removed again."
-    output = Path(args.output_dir or ".")
+def in_folder(args: TrainingArguments, keep: bool = True) -> Iterator[None]:
+    "A new output folder that is empty is removed: after an error, and where it is not to be kept."
+    output, done = Path(args.output_dir or "."), False
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
         with no_bars(), quiet_bars(bool(args.disable_tqdm)):
             yield
-    except BaseException:
-        for folder in new:
+        done = True
+    finally:
+        for folder in new if not (keep and done) else ():
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
-        raise
 
 
 def checkpoint_of(args: TrainingArguments, resume: bool) -> str | bool | None:

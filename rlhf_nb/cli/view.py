@@ -89,17 +89,9 @@ def coloured(
     return text
 
 
-def last_words(text: str, most: int = 160) -> str:
-    "The end of a long text, from the beginning of a word."
-    if len(text) <= most:
-        return text
-    words = text[-most:].split(maxsplit=1)
-    return f"… {words[-1]}"
-
-
 def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
     "The first episodes of a rollout, for a terminal: numbers, and under them the texts."
-    from rlhf_nb.ui.episodes import episode_facts, episode_tokens, prompt_of, when
+    from rlhf_nb.ui.episodes import end_of, episode_facts, episode_tokens, prompt_of, when
     from rlhf_nb.ui.html import spaced
 
     parts = [Text(when(rollout), "italic")] if "update" in rollout.info else []
@@ -109,7 +101,7 @@ def rollout_text(rollout: Rollout, episodes: int = 8) -> Text:
         kl = [0.0] * len(tokens) if rollout.kl is None else rollout.kl[i].tolist()
         parts.append(Text(episode_facts(rollout, i), "bold"))
         if rollout.prompts:
-            parts.append(Text(harmless(last_words(prompt_of(rollout, i)).strip()), "dim"))
+            parts.append(Text(harmless(end_of(prompt_of(rollout, i)).strip()), "dim"))
         parts.append(coloured(tokens, kl))
     return Text("\n\n").join(parts)
 

@@ -111,20 +111,14 @@ class Checks:
         ]
 
     def page(self) -> str:
-        "A whole page, in the style of a run's report."
+        "A whole page, in the style of a run's report, with what failed first."
         from rlhf_nb.ui.html import element, safe_text, section_page
 
-        failed = [check for check in self.checks if check.state == "failed"]
         opening = "".join(element("p", safe_text(x)) for x in (self.verdict, self.note) if x)
-        sections = {"Verdict": opening}
-        if failed:
-            sections["What failed"] = "".join(
-                element("h3", safe_text(check.name)) + paragraphs(check) for check in failed
-            )
         heads = ("State", "Check", "Measured", "Expected, and why", "If it fails, look at")
-        advice = [check.advice for check in self.checks]
-        rows = [(*row[:4], x) for row, x in zip(self.rows(), advice)]
-        sections["Every check"] = table_of(heads, rows)
+        rows = [(*row[:4], check.advice) for row, check in zip(self.rows(), self.checks)]
+        rows.sort(key=lambda row: "failed" not in row[0])
+        sections = {"Verdict": opening, "Every check": table_of(heads, rows)}
         return section_page(self.title, self.summary, sections)
 
     @property
@@ -172,17 +166,6 @@ class Checks:
             sign = Text(state, colours.get(check.state, "dim"))
             table.add_row(sign, Text(name), Text(harmless(measured)), why)
         return table
-
-
-def paragraphs(check: Check) -> str:
-    "A check that failed, as paragraphs."
-    from rlhf_nb.ui.html import element, safe_prose
-
-    texts = dict(Measured=check.measured, Expected=check.expected, Look=check.advice)
-    names = dict(Look="Look at")
-    return "".join(
-        element("p", element("b", f"{names.get(k, k)}: "), safe_prose(x)) for k, x in texts.items()
-    )
 
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

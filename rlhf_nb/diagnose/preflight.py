@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers.utils import logging
 
+from rlhf_nb.base.loading import no_bars
 from rlhf_nb.base.random_state import random_state_kept
 from rlhf_nb.diagnose import rungs_rollout, rungs_update
 from rlhf_nb.diagnose.checks import Checks, Rung, climb, in_words
@@ -98,20 +98,6 @@ def price_of(subject: Subject) -> Price:
     return Price(seconds, copies, why)
 
 
-@contextmanager
-def silent() -> Iterator[None]:
-    "Inside, transformers logs errors alone and shows no bars: a run on the side is no news."
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def preflight(
     trainer: PPOTrainer,
     pairs: Iterable[Any] | None = None,  # prompt, chosen (good) and rejected (bad) answers, texts
@@ -124,7 +110,7 @@ def preflight(
     start, given = time.perf_counter(), checked_pairs(pairs)
     of = "" if len(rungs) >= len(LADDER) else " of the whole ladder"
     subject = Subject(trainer, given)
-    with random_state_kept(), quiet_bars(True), silent():
+    with random_state_kept(), quiet_bars(True), no_bars(quiet=True):
         try:
             price = price_of(subject)
             (logger.info if quiet else print)(f"{price}{of and ', the whole ladder'}")

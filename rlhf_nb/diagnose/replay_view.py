@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlhf_nb.diagnose.replay_outcome import Outcome, most_moved, shown_numbers
 from rlhf_nb.masks import score_sums
+from rlhf_nb.ui.episodes import end_of, episode_tokens
 from rlhf_nb.ui.html import (
     element,
     plain_table,
@@ -120,16 +121,10 @@ def histogram(replay: Any) -> Html:
 
 def token_text(outcome: Outcome, episode: int, most: float) -> Html:
     "One response, tinted by what became likelier (orange) and less likely (blue)."
-    r, n = outcome.before, int(outcome.before.mask[episode].sum())
-    tokens = r.tokens[episode] if r.tokens else [str(i) for i in r.response_ids[episode].tolist()]
+    r, tokens = outcome.before, episode_tokens(outcome.before, episode)
     whole = r.responses[episode] if r.responses else ""
-    moved = outcome.likelier[episode, :n].tolist()
-    return tinted_text(spaced(tokens[:n], whole), moved, most, "log-prob after less before")
-
-
-def end_of(prompt: str, most: int = 160) -> str:
-    "The last words of a long prompt."
-    return prompt if len(prompt) <= most else "… " + prompt[-most:].split(maxsplit=1)[-1]
+    moved = outcome.likelier[episode, : len(tokens)].tolist()
+    return tinted_text(spaced(tokens, whole), moved, most, "log-prob after less before")
 
 
 def episode_markup(replay: Any, episode: int, most: float) -> Html:

@@ -20,16 +20,12 @@ from rlhf_nb.masks import on_tokens, score_sums
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.sft import encode_rows
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.ui.episodes import end_of
 
 RUNGS: list[Rung] = []
 
 
 # ---- Data ----
-
-
-def end_of(text: str, most: int = 160) -> str:
-    "The end of a long text."
-    return text if len(text) <= most else f"… {text[-most:]}"
 
 
 def prompt_fault(tokenizer: Any, row: dict[str, Any], ids: list[int]) -> str:

@@ -30,12 +30,12 @@ from rlhf_nb.diagnose.subject import (
     differing,
     episode_sums,
     fingerprint,
-    inner_optimizer,
 )
 from rlhf_nb.masks import score_sums
 from rlhf_nb.models import inside
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.loop import inner_optimizer
 
 RUNGS: list[Rung] = []
 EPISODES = 128  # that a trivial reward is learned from, about
@@ -450,7 +450,7 @@ def note_steps(run: Run) -> None:
         run.norms.append(math.sqrt(sum(x.double().square().sum().item() for x in grads)))
 
     trainer.gradients = noted
-    inner_optimizer(trainer).register_step_pre_hook(before)
+    inner_optimizer(trainer.optimizer).register_step_pre_hook(before)
 
 
 # ---- What is looked at; None: it does not apply ----
@@ -468,7 +468,7 @@ def samples(trainer: PPOTrainer, batch: Any) -> Finding | None:
 def rates(run: Run) -> Finding | None:
     "The learning rate of every step, against the schedule that transformers makes."
     trainer, args = run.trainer, run.trainer.args
-    inner, n = inner_optimizer(trainer), args.num_total_batches
+    inner, n = inner_optimizer(trainer.optimizer), args.num_total_batches
     bases = [float(group["initial_lr"] or 0.0) for group in inner.param_groups]
     if type(trainer).create_scheduler is not PPOTrainer.create_scheduler or not all(bases):
         return None  # a schedule of the user's own, or an optimizer that finds its rate itself

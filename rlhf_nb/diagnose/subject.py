@@ -24,6 +24,7 @@ from rlhf_nb.ppo import Metrics
 from rlhf_nb.rollout import Rollout, Sample, Sampling
 from rlhf_nb.sampling import Engine
 from rlhf_nb.trainer import PPOTrainer
+from rlhf_nb.training.loop import inner_optimizer
 
 SAMPLED = 64  # episodes of the exact copy, at most a whole update of the run
 LOOKED_AT = 16  # episodes that are computed once more by hand
@@ -265,7 +266,7 @@ class Subject:
             setattr(args, name, value)
         if args.max_steps <= 0:
             args.total_episodes = max(args.total_episodes or 0, args.batch_size)
-        optimizer = inner_optimizer(given) if own_optimizer else None
+        optimizer = inner_optimizer(given.optimizer) if own_optimizer else None
         if optimizer is not None:
             args.value_learning_rate = None  # it has a group for it
         pair, optimizer = copy.deepcopy((given.pair, optimizer))
@@ -360,12 +361,6 @@ def text_in(answer: Any) -> str:
     if isinstance(answer, dict):
         answer = answer.get("content")
     return answer if isinstance(answer, str) else ""
-
-
-def inner_optimizer(trainer: PPOTrainer) -> Any:
-    "An optimizer that the user made; None: the trainer makes one."
-    wrapped = trainer.optimizer
-    return getattr(wrapped, "optimizer", wrapped)
 
 
 def fingerprint(models: nn.Module) -> list[Tensor]:

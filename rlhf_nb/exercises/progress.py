@@ -9,11 +9,8 @@ import json
 import os
 import sys
 from datetime import date
-from html import escape
 from pathlib import Path
 from typing import Any
-
-from rlhf_nb.ui.html import element
 
 FILE = ".rlhf_nb_progress.json"
 
@@ -57,30 +54,3 @@ def record(name: str, answer: Any) -> None:
         os.replace(part, target)
     except OSError:  # a read-only copy: the verdict matters more than its record
         return
-
-
-class Progress:
-    "The exercises of a book, and which of them were solved in this copy."
-
-    def __init__(self, names: list[str]) -> None:
-        self.names, self.days = names, solved()
-
-    def __repr__(self) -> str:
-        width = max(map(len, self.names))
-        mark = lambda name: "✓" if name in self.days else "·"
-        lines = [
-            f"{mark(name)} {name:{width}}  {self.days.get(name, '')}".rstrip()
-            for name in self.names
-        ]
-        done = sum(name in self.days for name in self.names)
-        return "\n".join([*lines, f"{done} of {len(self.names)} solved, noted in {path()}"])
-
-    def _repr_html_(self) -> str:
-        rows = []
-        for name in self.names:
-            mark, day = "✓" if name in self.days else "·", escape(self.days.get(name, ""))
-            cells = (mark, element("code", escape(name)), day)
-            rows.append(element("tr", *(element("td", cell) for cell in cells)))
-        done = sum(name in self.days for name in self.names)
-        caption = element("caption", f"{done} of {len(self.names)} solved")
-        return element("table", caption, *rows)

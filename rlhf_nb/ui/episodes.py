@@ -38,6 +38,11 @@ def episode_tokens(rollout: Rollout, episode: int) -> list[str]:
     return [str(i) for i in rollout.response_ids[episode, :n].tolist()]
 
 
+def end_of(text: str, most: int = 160) -> str:
+    "The end of a long text, from the beginning of a word."
+    return text if len(text) <= most else f"… {text[-most:].split(maxsplit=1)[-1]}"
+
+
 def episode_signals(rollout: Rollout, episode: int) -> dict[str, Tensor]:
     "Every signal that is filled, by name, for the tokens of one episode."
     n = int(rollout.mask[episode].sum())

@@ -1,5 +1,5 @@
-"""Pictures of tokens: a padded batch and where each model reads it, the KL and the prices of a
-response, how credit travels, and the clipped loss. Each is a function from numbers to a picture."""
+"""Pictures of tokens: a padded batch and where each model reads it, the KL and its estimators, how
+credit travels, and the clipped loss. Each is a function from numbers to a picture."""
 
 from __future__ import annotations
 
@@ -174,12 +174,6 @@ def axis(x0: float, x1: float, y: float) -> str:
     return element("line", class_="axis", **ends, stroke=LINE, stroke_width=1)
 
 
-def bar(x: float, y: float, width: float, height: float, color: str) -> str:
-    "A filled bar, orange for what is above zero and blue for what is below."
-    place = dict(x=x, y=f"{y:.1f}", width=width, height=f"{height:.1f}")
-    return element("rect", class_=f"{color}-area", **place, fill=STROKES[color])
-
-
 def kl_sheet(height: float, label: str, *parts: str) -> Picture:
     return sheet(height, label, element("style", asset("kl.css")), *parts)
 
@@ -276,104 +270,6 @@ def kl_picture(
         *legend,
         histograms(averages, exact),
         kl_words(404, 270, f"in nats; {BATCHES:,} batches, the tails cut off", size=12),
-    )
-
-
-# ---- A response of two tokens ----
-
-
-def tree_picture(second: Sequence[float] = (2.0, -2.0)) -> Picture:
-    """Two steps with two choices each. The first is even, as the reference is everywhere; after a
-    come the logits `second`, after b another even choice."""
-    later = full_kl(torch.tensor(second), torch.zeros(2)).item()
-    chances = torch.tensor(second).softmax(-1).tolist()
-    logits = ", ".join(f"{x:g}".replace("-", "−") for x in second)
-    leaves = [(40, "aa", chances[0]), (84, "ab", chances[1]), (136, "ba", 0.5), (180, "bb", 0.5)]
-    steps = [
-        (62, "a", "after a", f"logits ({logits}): KL {later:.2f}", later),
-        (158, "b", "after b", "even: KL 0", 0.0),
-    ]
-    parts = [
-        rectangle(24, 84, 190, 52, "box"),
-        kl_words(119, 106, "first token", "title", 14, "middle"),
-        kl_words(119, 124, "even: KL 0", "text", 13, "middle"),
-    ]
-    for y, name, title, text, kl in steps:
-        middle = (110 + y) / 2
-        parts += [
-            line([(214, 110), (300, y)], "ink", width=1.4),
-            kl_words(254, middle + (-8 if y < 110 else 18), f"{name}: ½", "text", 13, "middle"),
-            rectangle(300, y - 26, 250, 52, "box"),
-            kl_words(425, y - 4, title, "title", 14, "middle"),
-            kl_words(425, y + 14, text, "text", 13, "middle"),
-            bar(308, y + 18, 234 * kl / 0.7, 5, "orange"),
-        ]
-    for y, name, chance in leaves:
-        start = 62 if y < 110 else 158
-        parts += [
-            line([(550, start), (636, y)], "ink", width=1.4),
-            kl_words(646, y + 5, f"{name}   {chance:.3f}", "text", 13),
-        ]
-    return kl_sheet(
-        220,
-        f"Two steps with two choices. The first is even. After a the logits are ({logits}), a KL "
-        f"of {later:.3f} from an even reference; after b the second step is even.",
-        *parts,
-        kl_words(24, 206, "at the reference every choice is even", size=12),
-        kl_words(646, 206, "response, and π of its last token", size=12, anchor="middle"),
-    )
-
-
-# ---- A score, and what each token pays ----
-
-
-def prices_picture(
-    tokens: Sequence[str],
-    kl: Tensor,  # [T] nats
-    score: float,
-    kl_coef: float,
-) -> Picture:
-    "What each token pays for its KL, the score on the last one, and the rewards that they make."
-    prices = (-kl_coef * kl).tolist()
-    step = 640 / len(tokens)
-    price_text = lambda x: f"{x:+.2f}".replace("-", "−") if abs(x) > 1e-9 else "0"
-    parts = [
-        kl_words(24, 92, "−β KL_{t}", "text", 14),
-        kl_words(24, 162, "score s", "text", 14),
-        kl_words(24, 218, "reward r_{t}", "title", 14),
-        axis(130, 780, 88),
-        axis(130, 780, 176),
-    ]
-    labels = []
-    for i, (token, price) in enumerate(zip(tokens, prices, strict=True)):
-        middle, last = 140 + step * (i + 0.5), i == len(tokens) - 1
-        reward = price + score * last
-        height = 150 * abs(price)
-        top, color = (88 - height, "orange") if price > 0 else (88, "blue")
-        parts += [
-            rectangle(middle - step / 2 + 3, 40, step - 6, 26, "box"),
-            kl_words(middle, 58, token, "text", 13, "middle"),
-            bar(middle - 12, top, 24, height, color),
-            kl_words(
-                middle, 102 + (height if price < 0 else 0), price_text(price), "text", 12, "middle"
-            ),
-            kl_words(middle, 218, price_text(reward), "title", 14, "middle"),
-        ]
-        if last:
-            tone = "orange" if score > 0 else "blue"
-            parts += [
-                bar(middle - 12, 176 - 18 * max(score, 0), 24, 18 * abs(score), tone),
-                kl_words(middle + 18, 164, price_text(score), "text", 12),
-            ]
-        labels.append(f"{token} {price_text(reward)}")
-    return kl_sheet(
-        236,
-        f"A score of {score:g} and kl_coef {kl_coef:g} become one reward per token: "
-        + ", ".join(labels),
-        kl_words(
-            24, 26, "one score and a price per nat become a reward for every token", "title", 15
-        ),
-        *parts,
     )
 
 

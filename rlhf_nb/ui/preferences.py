@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -41,17 +40,16 @@ from rlhf_nb.ui.preference_labels import Labelling, Labels, report_lines
 from rlhf_nb.ui.reader import SCRIPT
 from rlhf_nb.ui.reward_scores import (
     PAIR_SIGNALS,
-    PairLook,
     Refit,
     ScoredPair,
     pair_facts,
     pair_numbers,
-    pair_order,
     pair_record,
     pair_summary,
     refit_reward_model,
     render_refit,
     score_pairs,
+    worst_first,
 )
 from rlhf_nb.ui.viz import Html, signed, visible_token
 
@@ -287,62 +285,61 @@ def render_pair(
 
 def render_pairs(
     pairs: Sequence[ScoredPair],
-    look: PairLook,
+    place: int = 1,  # of the pair that is looked at
+    signal: str = "running score",  # or change
 ) -> Html:
     "The summary, and the pair that is looked at."
-    order, line = pair_order(pairs, look), lambda text: element("p", safe_text(text))
-    place = max(1, min(look.place, len(order)))
-    only, find = look.only if look.only != "all" else "", f"with “{look.find}”" * bool(look.find)
-    facts = [f"{place} of {len(order)}", look.signal, look.sort, only, find]
-    where, head = " · ".join(filter(None, facts)), line(pair_summary(pairs))
-    if not order:
-        empty = line(f"No pair is left of {len(pairs)}: {where}.")
-        return themed(sheet(head, empty), sheets=SHEETS)
-    shown = render_pair(pairs[order[place - 1]], look.signal)
-    return themed(sheet(head, line(where), shown, line(NOTE)), sheets=SHEETS)
+    place = max(1, min(place, len(pairs)))
+    lines = (pair_summary(pairs), f"{place} of {len(pairs)} · {signal} · worst mistakes first")
+    head = [element("p", safe_text(text)) for text in lines]
+    shown = render_pair(pairs[place - 1], signal)
+    return themed(sheet(*head, shown, element("p", safe_text(NOTE))), sheets=SHEETS)
 
 
 class RewardView(Html):
     "One pair as markup; `at` shows another one, and `save_html` has controls over all of them."
 
-    pairs: list[ScoredPair]
-    look: PairLook
+    pairs: list[ScoredPair]  # worst mistakes first
+    signal: str
 
-    def at(self, **look: Any) -> RewardView:
-        "Another place, signal, sort, only or find: the fields of `PairLook`."
-        return reward_view_of(self.pairs, replace(self.look, **look))
+    def at(self, place: int = 1, signal: str = "running score") -> RewardView:
+        "The pair at another place, from 1, or another signal: running score, change."
+        return reward_view_of(self.pairs, place, signal)
 
     def save_html(self, path: str | Path, most: int = 200) -> Path:
-        """One file that needs no kernel and no network: the pairs in the order of this view, `most`
-        of them."""
-        look = self.look
-        everything = pair_order(self.pairs, replace(look, find="", only="all"))
-        order = [self.pairs[i] for i in everything[:most]]
-        cut = len(order) < len(self.pairs)
-        note = f" · the first {len(order)} of them are in this file" if cut else ""
+        "One file that needs no kernel and no network: the first `most` pairs, to sort and to find."
+        shown = self.pairs[:most]
+        cut = len(shown) < len(self.pairs)
+        note = f" · the first {len(shown)} of them are in this file" if cut else ""
+        look = dict(signal=self.signal, sort="worst mistakes first", only="all", find="")
         page = script_page(
             "pairs.html",
             SCRIPT + asset("pairs.js"),
             "".join(map(asset, ("theme.css", *SHEETS, "facts.css", "pairs.css"))),
             dict(
-                pairs=[pair_record(one) for one in order],
+                pairs=[pair_record(one) for one in shown],
                 signals=list(PAIR_SIGNALS),
-                look=dict(signal=look.signal, sort=look.sort, only=look.only, find=look.find),
+                look=look,
                 scale=SCALE,
                 slots=dict(SLOT),
             ),
             summary=safe_text(pair_summary(self.pairs) + note),
             note=NOTE,
-            plain=breakable("".join(render_pair(one) for one in order[:3])),
+            plain=breakable("".join(render_pair(one) for one in shown[:3])),
         )
         write_text_atomic(path, page)
         return Path(path)
 
 
-def reward_view_of(pairs: list[ScoredPair], look: PairLook) -> RewardView:
-    "Pairs that are scored already."
-    page = RewardView(render_pairs(pairs, look))
-    page.pairs, page.look = pairs, look
+def reward_view_of(
+    pairs: Sequence[ScoredPair], place: int = 1, signal: str = "running score"
+) -> RewardView:
+    "Pairs that are scored already. Raises ValueError on another signal."
+    if signal not in PAIR_SIGNALS:
+        raise ValueError(f"signal is {signal!r}: give one of {', '.join(PAIR_SIGNALS)}.")
+    ordered = worst_first(pairs)
+    page = RewardView(render_pairs(ordered, place, signal))
+    page.pairs, page.signal = ordered, signal
     return page
 
 
@@ -354,4 +351,4 @@ def reward_view(
 ) -> RewardView:
     """The score along the tokens of both answers, worst mistakes first. Raises ValueError on other
     models, and on rows that RewardTrainer refuses."""
-    return reward_view_of(score_pairs(model, processing_class, pairs, max_length), PairLook())
+    return reward_view_of(score_pairs(model, processing_class, pairs, max_length))

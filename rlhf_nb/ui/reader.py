@@ -1,5 +1,5 @@
-"""Episodes to read: an update as bytes, the live widget and the saved file, which one script draws,
-and links into a saved file."""
+"""Episodes to read: an update as bytes, the live widget and the saved file, which one script
+draws."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import anywidget
 import numpy as np
@@ -41,8 +39,8 @@ from rlhf_nb.ui.episodes import (
     when,
 )
 from rlhf_nb.ui.facts import facts_told
-from rlhf_nb.ui.html import asset, breakable, element, module, safe_text, script_page, spaced
-from rlhf_nb.ui.viz import Html, visible
+from rlhf_nb.ui.html import asset, breakable, module, script_page, spaced
+from rlhf_nb.ui.viz import visible
 from rlhf_nb.ui.what_if import (
     UNKNOWN,
     lacking,
@@ -195,12 +193,6 @@ def packed_update(
     return gzip.compress(len(text).to_bytes(4, "little") + text + body, 9, mtime=0)
 
 
-def header_of(packed: bytes) -> dict[str, Any]:
-    "The JSON header of a packed update."
-    unpacked = gzip.decompress(packed)
-    return json.loads(unpacked[4 : 4 + int.from_bytes(unpacked[:4], "little")])
-
-
 def _bad_form(r: Rollout, episode: int) -> bool | None:
     "Whether the gold judge finds an answer malformed; None where it does not know the prompt."
     facts = facts_told(r.prompts[episode]) if r.prompts else None
@@ -315,69 +307,3 @@ def write_reader(
     )
     write_text_atomic(path, page)
     return Path(path)
-
-
-# ---- Links into a saved file ----
-
-
-DATA = re.compile(
-    r'<script type="application/json" id="rlhf-reader-data">(.*?)</script>', re.DOTALL
-)
-
-
-@dataclass(frozen=True)
-class SavedPage:
-    "A page of rollouts, and what is in it."
-
-    name: str = ""  # of the file; empty: there is none
-    episodes: Mapping[str, Sequence[int]] = field(default_factory=dict)  # of each update
-    last: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # prompt -> update, episode
-
-
-NO_PAGE = SavedPage()
-
-
-def saved_page(folder: Path) -> SavedPage:
-    "The page that `rlhf-nb view` writes beside the report, or an empty one where there is none."
-    path = folder / "rollouts.html"
-    match = DATA.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if not match:
-        return NO_PAGE
-    own = [one for one in json.loads(match[1])["updates"] if "run" not in one]
-    headers = {one["name"]: header_of(base64.b64decode(one["packed"])) for one in own}
-    last: dict[str, tuple[str, int]] = {}
-    for update, header in headers.items():
-        for episode, prompt in zip(header["episodes"], header["asked"]):
-            last[header["prompts"][prompt]["text"]] = (update, episode)
-    return SavedPage(path.name, {name: one["episodes"] for name, one in headers.items()}, last)
-
-
-def page_link(page: SavedPage, text: str, **place: object) -> Html:
-    "A link to a place in the page: update, episode, signal. Nothing where there is no page."
-    if not page.name:
-        return Html("")
-    where = f"#{urlencode(place)}" if place else ""
-    return element("a", safe_text(text), href=quote(page.name) + where)
-
-
-def episode_link(page: SavedPage, update: object, episode: int) -> Html:
-    "A link to one episode, where the page has it."
-    if episode not in page.episodes.get(str(update), ()):
-        return Html("")
-    text = f"Episode {episode} of update {update} in {page.name}"
-    return page_link(page, text, update=str(update), episode=episode)
-
-
-def prompt_link(page: SavedPage, prompt: str) -> Html:
-    "A link to the last answer to a prompt that the page has; nothing where it was not answered."
-    place = page.last.get(prompt_text(prompt))
-    return episode_link(page, *place) if place else Html("")
-
-
-def update_links(page: SavedPage, updates: Sequence[object]) -> str:
-    "Where to read what a policy wrote at some updates, as one paragraph."
-    kept = [str(update) for update in updates if str(update) in page.episodes]
-    if not kept:
-        return ""
-    links = [page_link(page, f"update {one}", update=one) for one in kept]
-    return element("p", "What the policy wrote then, token by token: ", ", ".join(links), ".")

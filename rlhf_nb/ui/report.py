@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -28,7 +29,6 @@ from rlhf_nb.ui.html import (
     safe_text,
     section_page,
 )
-from rlhf_nb.ui.reader import SavedPage, saved_page, update_links
 from rlhf_nb.ui.run_files import (
     Suspect,
     log_lines,
@@ -172,37 +172,6 @@ def curve_panels(metrics: Iterable[Mapping[str, Any]]) -> str:
     return curves_markup(drawn, None, (0, int(frame["episode"].max()))) + element("p", hint)
 
 
-_STAGES = dict(
-    world="write posts and references",
-    sft="imitate the references",
-    pairs="sample summaries, label pairs",
-    reward="learn what was preferred",
-    ppo="write what the reward model likes",
-    judge="the gold judge reads test posts",
-)
-
-
-def times_section(metrics: Iterable[Mapping[str, Any]]) -> str:
-    "How long each stage took; of a stage that was repeated, the last time."
-    took = seconds_of(metrics)
-    if not took:
-        return missing_note("No stage has finished yet.")
-    total, rows = sum(took.values()) or 1.0, []
-    for name in [*_STAGES, *(name for name in took if name not in _STAGES)]:
-        cells = (
-            [duration(took[name]), stretch(0, took[name] / total, half=False)]
-            if name in took
-            else ["not yet", ""]
-        )
-        rows.append([name, _STAGES.get(name, ""), *cells])
-    return data_table(
-        "Stages",
-        ["Stage", "What it does", "Time", "Share of all"],
-        [*rows, ["all", "", duration(sum(took.values())), ""]],
-        "times",
-    )
-
-
 def reward_section(results: Mapping[str, Any]) -> str:
     "Accuracy on held-out pairs and on the probe, in all and by kind."
     measured = results.get("reward") or {}
@@ -230,16 +199,32 @@ def reward_section(results: Mapping[str, Any]) -> str:
     return element("div", *tables, class_="pair") + element("p", hint)
 
 
-def rollouts_section(folder: Path, page: SavedPage) -> str:
+DATA = re.compile(
+    r'<script type="application/json" id="rlhf-reader-data">(.*?)</script>', re.DOTALL
+)
+
+
+def saved_updates(folder: Path) -> list[str]:
+    "The updates in the page that `rlhf-nb view` writes beside the report; none without that page."
+    path = folder / "rollouts.html"
+    found = DATA.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    listed = json.loads(found[1])["updates"] if found else []
+    return [one["name"] for one in listed if "run" not in one]
+
+
+def rollouts_section(folder: Path) -> str:
     "Where the first, the middle and the last update can be read, token by token."
     updates = list(rollout_files(folder))
     if not updates:
         return missing_note("No rollouts were kept: train with save_rollouts=True to read them.")
+    kept = saved_updates(folder)
     picked = sorted({updates[i] for i in (0, (len(updates) - 1) // 2, -1)})
-    links = update_links(page, picked)
+    link = lambda u: element("a", f"update {u}", href=f"rollouts.html#update={u}")
+    if links := [link(u) for u in picked if str(u) in kept]:
+        return element("p", "What the policy wrote, token by token: ", ", ".join(links), ".")
     command = element("code", "rlhf-nb view .")
     text = f"{len(updates):,} updates were kept. {{}} writes the page in which to read them."
-    return links or element("p", Html(text.format(command)))
+    return element("p", Html(text.format(command)))
 
 
 def next_steps(folder: Path, examples: bool) -> list[str]:
@@ -310,17 +295,6 @@ def answers_of_both_ends(folder: Path, count: int = 3) -> str:
     return data_table("Both ends of the run", ["Prompt", "Answer", "Which"], rows) if rows else ""
 
 
-def _settings(settings: Mapping[str, Any]) -> str:
-    "Every setting of the run."
-    if not settings:
-        return missing_note("settings.json is not there.")
-    rows = [
-        [name, value if isinstance(value, str) else json.dumps(value)]
-        for name, value in settings.items()
-    ]
-    return data_table("As the run was started", ["Setting", "Value"], rows)
-
-
 def report(
     folder: str | Path,  # of a run: the --output_dir of `rlhf-nb demo`
 ) -> Path:  # report.html in that folder
@@ -340,18 +314,16 @@ def report(
     examples = examples_section(completions)
     above = best_and_worst(completions) if examples else ()
     steps = next_steps(folder, bool(examples))
-    page, frame = saved_page(folder), ppo_lines(metrics)
+    frame = ppo_lines(metrics)
     sections = {
         "Verdict": headline(results, settings.get("quick", False), steps, blind),
         **({"Best and worst": examples} if examples else {}),
         "Results": verdict_section(results),
         "Curves": curve_panels(metrics),
-        "Time": times_section(metrics),
         "Reward model": reward_section(results),
-        "Completions side by side": posts_section(completions, page=page, above=above),
-        "Rollouts": rollouts_section(folder, page),
+        "Completions side by side": posts_section(completions, above=above),
+        "Rollouts": rollouts_section(folder),
         "To reproduce it": reproduce_section(made_of(folder, results), metrics),
-        "Settings": _settings(settings),
     }
     demo = any((folder / name).is_file() for name in ("settings.json", "results.json"))
     own = not demo and {line.get("stage", "ppo") for line in metrics} <= {"ppo"}
@@ -360,7 +332,7 @@ def report(
         sections = {
             "Result": own_opening(frame, alarms),
             "Curves": curve_panels(metrics),
-            "Answers": answers_of_both_ends(folder) + rollouts_section(folder, page),
+            "Answers": answers_of_both_ends(folder) + rollouts_section(folder),
         }
     lead = [
         "PPO" if own else "PPO from preferences on the mini TL;DR world",

@@ -9,7 +9,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -310,52 +310,14 @@ def score_pairs(
     return scored
 
 
-@dataclass(frozen=True)
-class PairLook:
-    "Which pairs, in which order, and what is shown of them."
-
-    place: int = 1
-    signal: str = "running score"  # or change
-    sort: str = "worst mistakes first"
-    only: str = "all"
-    find: str = ""  # in prompt or answers, capitals or not
-
-
 PAIR_SIGNALS = ("running score", "change")
 
-PAIR_SORTS: dict[str, Callable[[ScoredPair], float]] = {
-    "worst mistakes first": lambda one: one.margin,
-    "closest calls first": lambda one: abs(one.margin),
-    "surest first": lambda one: -one.margin,
-    "as given": lambda one: one.number,
-}
 
-PAIR_FILTERS: dict[str, Callable[[ScoredPair], bool]] = {
-    "all": lambda one: True,
-    "mistakes": lambda one: not one.margin > 0,
-    "right": lambda one: one.margin > 0,
-}
-
-
-def pair_order(
+def worst_first(
     pairs: Sequence[ScoredPair],
-    look: PairLook,
-) -> list[int]:  # places in `pairs`; those that tie keep their order
-    "Filter, then sort. Raises ValueError on an order or a filter that is not there."
-    if look.sort not in PAIR_SORTS or look.only not in PAIR_FILTERS:
-        raise ValueError(
-            f"cannot sort by {look.sort!r} and keep {look.only!r}: there are {list(PAIR_SORTS)} "
-            f"and {list(PAIR_FILTERS)}."
-        )
-    kept = [
-        i
-        for i, one in enumerate(pairs)
-        if PAIR_FILTERS[look.only](one)
-        and look.find.casefold() in f"Pair {one.number}\n{one.prompt}\n{one.text}".casefold()
-    ]
-    return sorted(
-        kept, key=lambda i: (math.isnan(pairs[i].margin), PAIR_SORTS[look.sort](pairs[i]))
-    )
+) -> list[ScoredPair]:
+    "The most confident mistakes first; those that tie keep their order, NaN comes last."
+    return sorted(pairs, key=lambda one: (math.isnan(one.margin), one.margin))
 
 
 def pair_summary(

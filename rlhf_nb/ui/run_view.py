@@ -14,6 +14,7 @@ from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import SHORT, metric_of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
 from rlhf_nb.ui.episodes import (
+    end_of,
     episode_facts,
     episode_signals,
     episode_tokens,
@@ -225,9 +226,7 @@ def changed_settings(run: Run) -> str:
 
 def episode_markup(r: Rollout, i: int, signal: str, most: float) -> str:
     "One episode: what is known of it, the end of its prompt, and its response under one signal."
-    prompt, tokens = (prompt_of(r, i) if r.prompts else ""), episode_tokens(r, i)
-    if len(prompt) > 160:
-        prompt = "… " + prompt[-160:].partition(" ")[2]
+    prompt, tokens = (end_of(prompt_of(r, i)) if r.prompts else ""), episode_tokens(r, i)
     parts = [
         element("p", element("strong", safe_text(episode_facts(r, i)))),
         element("p", safe_text(prompt), class_="quiet"),

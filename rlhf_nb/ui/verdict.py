@@ -27,7 +27,6 @@ from rlhf_nb.ui.html import (
     safe_prose,
     safe_text,
 )
-from rlhf_nb.ui.reader import NO_PAGE, SavedPage, page_link, prompt_link
 from rlhf_nb.ui.viz import signed
 
 # ---- Win rates and their intervals ----
@@ -350,7 +349,7 @@ def best_and_worst(frame: pd.DataFrame) -> list[int]:
     return [best, (other or least)[0]]
 
 
-def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPage = NO_PAGE) -> str:
+def post_card(title: str, row: Mapping[str, Any], level: int = 4) -> str:
     "One post and the summaries of it; its facts are marked where the text tells them."
     facts = facts_told(str(row["query"]))
 
@@ -369,10 +368,7 @@ def post_card(title: str, row: Mapping[str, Any], level: int = 4, page: SavedPag
             lines.append(line(who.upper(), text, number(f"score_{who}"), number(f"gold_{who}")))
     table = data_table("", ["From", "Summary", "Score", "Gold"], lines)
     query = post_with_facts(row["query"], facts) if facts else safe_prose(row["query"])
-    link = element("p", target) if (target := prompt_link(page, row["query"])) else ""
-    return asset("post.html").format(
-        level=level, title=escape(title), query=query, table=table, link=link
-    )
+    return asset("post.html").format(level=level, title=escape(title), query=query, table=table)
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -394,19 +390,10 @@ def examples_section(frame: pd.DataFrame) -> str:
     return asset("examples.html").format(count=len(frame), legend=asset("legend.html"), cards=cards)
 
 
-def elsewhere(frame: pd.DataFrame, page: SavedPage) -> str:
-    "Where to read rollouts, if no post of the table is among those of a page."
-    if not page.name or any(prompt_link(page, post) for post in frame["query"].unique()):
-        return ""
-    link = page_link(page, page.name)
-    return element("p", "The rollouts are of other posts, those of training: see ", link, ".")
-
-
 def posts_section(
     frame: pd.DataFrame,
     first: int = 6,
     worst: int = 3,
-    page: SavedPage = NO_PAGE,
     above: Sequence[int] = (),  # posts that `examples_section` shows
 ) -> str:
     "Some posts with all their summaries, and a count over all of them."
@@ -418,7 +405,7 @@ def posts_section(
     n, rows = f"{len(frame):,}", rows_of(frame)
     order = spread_posts(frame["query"].tolist(), first + len(above))
     order = [i for i in order if i not in above][:first]
-    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i], page=page) for i in order)
+    cards = "".join(post_card(f"Post {i:,} of {n}", rows[i]) for i in order)
     said = dict(first=first, above="; the best and the worst are above" * bool(above))
     unpicked = asset("posts.html").format(legend=asset("legend.html"), cards=cards, **said)
     if not {"gold_sft", "gold_ppo"} <= set(frame.columns):
@@ -431,8 +418,8 @@ def posts_section(
         f"lower on {lower}.",
     )
     harm = "".join(
-        post_card(f"Post {i:,} of {n}: {signed(float(gain[i]))} points", rows[i], page=page)
+        post_card(f"Post {i:,} of {n}: {signed(float(gain[i]))} points", rows[i])
         for i in most_harmed(frame, worst)
     ) or element("p", "Nowhere: it lost points on no post.")
     worse = element("h3", "Where PPO did most harm")
-    return f"{counts}{elsewhere(frame, page)}{unpicked}{worse}{harm}"
+    return f"{counts}{unpicked}{worse}{harm}"

@@ -30,7 +30,7 @@ from rlhf_nb.models import train_bpe_tokenizer
 from rlhf_nb.ppo import Objective
 from rlhf_nb.rollout import SIGNALS, Rollout, Sample, texts_of
 from rlhf_nb.ui.preferences import RewardView
-from rlhf_nb.ui.reward_scores import PairLook, ScoredPair
+from rlhf_nb.ui.reward_scores import ScoredPair
 from rlhf_nb.ui.viewer import browse, view
 from rlhf_nb.ui.what_if import what_if
 
@@ -242,8 +242,10 @@ POST = (
 def reward_page(path: Path, pairs: list[ScoredPair]) -> Path:
     "What `reward_view` saves of pairs that a reward model has scored."
     seen = RewardView("")
-    seen.pairs, seen.look = pairs, PairLook(sort="as given")
-    return seen.save_html(path)
+    seen.pairs, seen.signal = pairs, "running score"
+    text = seen.save_html(path).read_text(encoding="utf-8")
+    path.write_text(text.replace('"sort": "worst mistakes first"', '"sort": "as given"'))
+    return path
 
 
 def scored_pairs() -> list[ScoredPair]:
