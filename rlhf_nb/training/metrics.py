@@ -96,6 +96,19 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "things are repeated",
         ),
         Metric(
+            "objective/equal_groups",
+            title="prompts whose answers all score the same",
+            unit="share of prompts",
+            formula="share of the prompts with several responses whose scores are all equal; only "
+            "where an estimator compares them",
+            healthy="near 0: nothing is learned from such a prompt but its KL",
+            otherwise="near 1: prompts that are too easy or too hard, or a judge too coarse; take "
+            "others, or raise `num_generations`",
+            short=("equal groups",),
+            viewer=8,
+            report=11,
+        ),
+        Metric(
             "objective/kl",
             title="KL to the reference",
             unit="nats per response",
