@@ -27,7 +27,7 @@ from rlhf_nb.shaping import (
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over all ranks
 
 # %% auto #0
-__all__ = ['Reduce', 'NO_CLIP', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'ESTIMATORS', 'ONE_RATIO', 'dr_grpo', 'rloo', 'grpo', 'reinforce_pp', 'grpo_steps', 'Estimator', 'check_groups', 'estimate_advantages', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
+__all__ = ['Reduce', 'NO_CLIP', 'final_scores', 'with_advantages', 'mini_batches', 'ppo_loss', 'Objective', 'Metrics', 'update_metrics', 'engine_metrics', 'ESTIMATORS', 'ONE_RATIO', 'dr_grpo', 'rloo', 'grpo', 'reinforce_pp', 'grpo_steps', 'Estimator', 'check_groups', 'estimate_advantages', 'equal_groups', 'kl_in_loss', 'sequence_log_ratio', 'loss_weights']
 
 # %% ../nbs/course/12_ppo.ipynb #993552ae
 def final_scores(
@@ -509,6 +509,18 @@ ONE_RATIO = (
     "importance_level is 'sequence' and {} has an advantage for each step here: one ratio for a "
     "whole response would mix them. Take importance_level='token', or a score for each response."
 )
+
+# %% ../nbs/reference/55_estimators.ipynb #a90d4f6e
+def equal_groups(
+    r: Rollout,  # with scores
+    size: int,  # responses in a row that share their prompt
+) -> Tensor:  # [G] bool, one for each whole group
+    "True where all responses to a prompt have the same score, those of tokens added up."
+    whole = slice(len(r) // size * size)
+    prompts = r.prompt_ids.masked_fill(~r.prompt_mask.bool(), -1)[whole].unflatten(0, (-1, size))
+    scores = score_sums(r.scores)[whole].unflatten(0, (-1, size))
+    same = (scores == scores[:, :1]).all(1)
+    return same[~prompts.diff(dim=1).flatten(1).any(1)]
 
 # %% ../nbs/reference/55_estimators.ipynb #64e62e21
 def kl_in_loss(

@@ -414,6 +414,10 @@ _NO_TOKENS = (
     "which is no classifier of tokens, and reward_level is {!r}: give a folder of "
     "AutoModelForTokenClassification, or leave reward_level at 'response'"
 )
+_BY_TEXT = (
+    "a model that reads other tokens can be called by a reward function, which returns for each "
+    "response a list of (end in its text, number)"
+)
 _LABELS = dict(token=1, step=2)  # of a classifier of tokens, by reward_level
 
 
@@ -438,8 +442,8 @@ def _check_token_judge(
     if reads_both_ways(inner.config) or linear_head(inner) is None:
         raise ValueError(
             f"reward model {name} ({kind}) does not read a token from those before it by one "
-            "layer: give a classifier of tokens that is made from a causal language model, or a "
-            "function that calls it."
+            "layer: give a classifier of tokens that is made from a causal language model "
+            f"({_BY_TEXT})."
         )
     return model
 
@@ -1069,9 +1073,10 @@ class Judges:
             )
         if level != "response" and (ensemble is not None or tokenizer is not None):
             what = "reward_aggregation" if ensemble is not None else "a tokenizer of their own"
+            other = "" if ensemble is not None else f" ({_BY_TEXT})"
             raise ValueError(
                 f"reward_level is {level!r} and the reward models have {what}, which is for scores "
-                "of whole responses: leave it out."
+                f"of whole responses: leave it out{other}, or leave reward_level at 'response'."
             )
         self.level, self.separator = level, separator
         if ensemble is not None:

@@ -33,9 +33,11 @@ from .kl import AdaptiveKLController, FixedKLController, estimate_kl, response_f
 from .masks import score_sums
 from .models import load_tokenizer, merged
 from rlhf_nb.ppo import (
+    ESTIMATORS,
     Metrics,
     Objective,
     engine_metrics,
+    equal_groups,
     estimate_advantages,
     final_scores,
     loss_weights,
@@ -461,6 +463,10 @@ class PPOTrainer(UpdateTrainer):
             largest = lambda x: self.accelerator.gather(x).max()
             cap = self.args.importance_sampling_cap
             metrics |= engine_metrics(r, r.engine_logprobs, cap, self.layout.sum, largest)
+        if ESTIMATORS[self.args.advantage_estimator].group:
+            alike, count = equal_groups(r, self.args.num_generations), self.layout.count
+            groups = max(1, count(len(alike)))
+            metrics["objective/equal_groups"] = count(int(alike.sum())) / groups
         metrics["lr"] = self.learning_rate()
         metrics["episode"] = self.episode_count + metrics.episodes
         return metrics

@@ -23,13 +23,15 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import rlhf_nb
 from rlhf_nb.kl import AdaptiveKLController, FixedKLController
-from rlhf_nb.training.metrics import METRICS
+from rlhf_nb.training.metrics import METRICS, in_order
 from rlhf_nb.ui.chart import thin
 from rlhf_nb.ui.dashboard import LiveDashboard, Wishes
 from rlhf_nb.ui.run_view import (
+    FEW,
     STATES,
     Change,
     Run,
+    chosen_curves,
     curve_figure,
     render_run,
     spaced,
@@ -583,6 +585,18 @@ def test_small_runs_are_drawn():
     assert set(run.lines) == {"objective/kl", "bad"}
     assert "no finite number" in words(render_run(run, None))
     assert "KL to the reference objective/kl2.00 after update 1" in words(render_run(run, ["KL"]))
+
+
+# catches: a list of curves of its own, in another order than the viewer's; a word on a metric that
+# this kind of run never logs; one that is asked for by name and is not there in silence
+def test_the_few_curves_are_the_viewers():
+    logged = ["val/explained_variance", "objective/equal_groups", "policy/approxkl_avg", "lr"]
+    logged += ["policy/clipfrac_avg", "objective/kl", "objective/raw_scores"]
+    run = Run(update=1, total=1, batch=4, lines={name: [(1, 0.5)] for name in logged})
+    few = [metric.name for metric in in_order("viewer") if metric.name in logged]
+    assert chosen_curves(run, FEW) == few and len(few) == 6 and few[0] == "objective/raw_scores"
+    assert "Never logged" not in words(render_run(run))
+    assert "Never logged: policy/entropy_avg" in words(render_run(run, ["score", "entropy"]))
 
 
 # catches: an axis without a name or a unit, two figures of one name, a metric of PPO that nobody

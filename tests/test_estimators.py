@@ -33,6 +33,7 @@ from rlhf_nb.ppo import (
     Objective,
     check_groups,
     dr_grpo,
+    equal_groups,
     estimate_advantages,
     grpo,
     kl_in_loss,
@@ -562,6 +563,31 @@ def test_a_whole_update(ppo, name):
     learns = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     assert learns >= {id(p) for p in trainer.policy.parameters()}
     assert critic or learns == {id(p) for p in trainer.model.parameters()}
+
+
+# catches: responses counted for prompts, rows of two prompts as a group, two groups of one prompt as
+# one, scores of tokens compared one by one, padding of a prompt compared, the metric without groups
+def test_groups_whose_scores_are_equal_are_counted(ppo):
+    prompts = torch.tensor([[0, 4], [9, 4], [0, 4], [0, 4], [4, 4], [4, 4], [5, 4]])
+    seen = torch.tensor([[False, True]] * 4 + [[True, True]] * 3)  # left of the first is padding
+    scores = torch.tensor([0.1, 0.1, 2.0, 2.0, 3.0, 5.0, 5.0])
+    r = some_rollout(0).select(list(range(7)))
+    r = r.with_(prompt_ids=prompts, prompt_mask=seen, scores=scores)
+    of = lambda rows: equal_groups(r.select(rows), 2).tolist()
+    assert of([0, 1, 2, 3, 4, 5, 6]) == [True, True, False]
+    assert of([1, 2, 3, 4, 5, 6]) == [False] and of([6]) == []  # 3 and 4, 5 and 6 are no group
+    halves = torch.stack([scores / 2, scores / 2, 0 * scores], 1)
+    halves[1] = torch.tensor([0.0, 0.0, 0.1])
+    assert equal_groups(r.with_(scores=halves), 2).tolist() == [True, True, False]
+    trainer = ppo(**by_sgd("grpo"))
+    ready, groups = ready_to_learn(trainer), len(PROMPTS[:12])
+    for k in (0, 3, groups):
+        scores = torch.arange(float(len(ready)))
+        scores[: 2 * k] = 0.5
+        logged = trainer.update(trainer.advantages(ready.with_(scores=scores)))
+        assert logged["objective/equal_groups"] == k / groups
+    plain = ppo(**by_sgd("reinforce_pp"))
+    assert "objective/equal_groups" not in plain.update(ready_to_learn(plain))
 
 
 def test_metrics_of_the_objective_keep_their_meaning(ppo):

@@ -136,7 +136,7 @@ def reward_logs(letters, policy, tmp_path_factory) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
-    "Of a run whose answers a stand-in for vLLM wrote, and whose loss holds a KL."
+    "Of a run in groups, whose answers a stand-in for vLLM wrote, and whose loss holds a KL."
     args = PPOConfig(
         str(tmp_path_factory.mktemp("engine")),
         total_episodes=4,
@@ -145,6 +145,8 @@ def engine_logs(letters, policy, tmp_path_factory) -> list[dict]:
         use_vllm=True,
         kl_in="loss",
         kl_estimator="k3",
+        advantage_estimator="rloo",
+        num_generations=2,
         **QUIET,
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -626,6 +626,8 @@ def test_a_reward_model_judges_tokens_or_steps(level, ppo, tmp_path):
     assert_allclose(again, scores, atol=1e-5)  # without the ids, from the texts
     done = preflight(trainer, rungs=REWARDS, quiet=True)
     assert done.passed, [x for x in done.checks if x.passed is False]
+    told = next(x.measured for x in done.checks if x.name == "rewards: judges")
+    assert f"not run as a plain model: model, whose scores are of {level}s" in told
     metrics = trainer.step(PROMPTS[:8])
     assert metrics["tokens/paid"] > 1 and "objective/raw_scores/model" in metrics
 
@@ -650,9 +652,10 @@ def test_other_reward_models_are_refused_by_name(tmp_path):
         Judges(str(tmp_path / "of_tokens"))
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=1)
     both_ways = BertForTokenClassification(BertConfig(vocab_size=12, **sizes))
-    with pytest.raises(ValueError, match="BertForTokenClassification.* from those before it"):
+    way_out = r".*can be called by a reward function.* list of \(end in its text, number\)"
+    with pytest.raises(ValueError, match="BertForTokenClass.* from those before it" + way_out):
         Judges(both_ways, level="token")
-    with pytest.raises(ValueError, match="'token' and the reward models have a tokenizer of"):
+    with pytest.raises(ValueError, match="'token' and the reward models have a tok" + way_out):
         Judges(classifier(1), tokenizer=BYTES, level="token")
 
 

@@ -336,6 +336,9 @@ def judges(subject: Subject) -> Finding:
     text = f"{text} apart at most over batch, order and padding (allowed {limit:g})"
     if trainer.judges.tokenizer is None and hand:
         text += ", and from the plain model's head at the last token"
+    if left := [name for name in trainer.judges.members if name not in hand]:
+        of = "texts" if trainer.judges.tokenizer is not None else f"{trainer.judges.level}s"
+        text += f"; not run as a plain model: {', '.join(left)}, whose scores are of {of}"
     return Finding(max(gaps.values()) <= limit, text)
 
 

@@ -96,6 +96,18 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "things are repeated",
         ),
         Metric(
+            "objective/equal_groups",
+            title="prompts whose answers all score the same",
+            unit="share of prompts",
+            formula="share of the prompts with several responses whose scores are all equal; only "
+            "where an estimator compares them",
+            healthy="near 0: nothing is learned from such a prompt but its KL",
+            otherwise="near 1: prompts that are too easy or too hard, or a judge too coarse; take "
+            "others, or raise `num_generations`",
+            short=("equal groups",),
+            viewer=9,
+        ),
+        Metric(
             "objective/kl",
             title="KL to the reference",
             unit="nats per response",
@@ -190,6 +202,8 @@ TABLES = {  # of the page on metrics, and what is in none of them
             "[2403.17031](https://arxiv.org/abs/2403.17031)",
             low=0.0,
             high=0.05,
+            short=("approximate KL",),
+            viewer=7,
             term="approxkl",
             meaning="$k_2$ between the new and the old policy: how far the steps on one batch "
             "have moved it.",
@@ -331,7 +345,7 @@ TABLES = {  # of the page on metrics, and what is in none of them
             low=0.0,
             high=1.0,
             short=("explained",),
-            viewer=7,
+            viewer=8,
             report=9,
             term="explained variance",
             meaning="The share of the variance of the returns that the values predict: 1 is "

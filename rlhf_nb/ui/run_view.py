@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.training.metrics import SHORT, metric_of
+from rlhf_nb.training.metrics import SHORT, in_order, metric_of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
 from rlhf_nb.ui.episodes import (
     end_of,
@@ -157,6 +157,9 @@ def curve_figure(
     )
 
 
+FEW = tuple(metric.short[0] for metric in in_order("viewer"))  # those that are logged
+
+
 def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     """The metrics of some short or logged names. None: all that there are; if none of them was
     logged, the first four."""
@@ -164,6 +167,7 @@ def chosen_curves(run: Run, names: Sequence[str] | None) -> list[str]:
     if names is None:
         return logged
     wanted = [SHORT.get(name, name) for name in names]
+    wanted = [name for name in wanted if name in logged or tuple(names) != FEW]
     return wanted if not logged or set(wanted) & set(logged) else logged[:4]
 
 
@@ -267,7 +271,7 @@ def body_markup(run: Run, names: Sequence[str] | None, signal: str, episodes: in
 
 def render_run(
     run: Run,
-    names: Sequence[str] | None = ("KL", "entropy", "length", "score"),  # metrics; None: all
+    names: Sequence[str] | None = FEW,  # metrics, as in the viewer; None: all
     signal: str = "advantages",  # behind the tokens
     episodes: int = 2,  # of the last update
 ) -> Html:
