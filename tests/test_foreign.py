@@ -19,7 +19,7 @@ import torch
 from markup import Reader
 from packs import pieces, unpacked
 from test_browse import check, update_of
-from test_viewer import HOSTILE, ask, make, read_page
+from test_viewer import HOSTILE, ask, header_of, make, read_page
 
 from rlhf_nb.cli.view import view_command
 from rlhf_nb.ppo import Objective
@@ -33,7 +33,7 @@ from rlhf_nb.ui.foreign import (
     text_of,
     words_of,
 )
-from rlhf_nb.ui.reader import header_of, packed_update
+from rlhf_nb.ui.reader import packed_update
 from rlhf_nb.ui.viewer import browse, view
 
 MINE = dict(prompt="question", response="answer", scores="reward")
