@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from itertools import combinations, pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import ipywidgets as widgets
@@ -15,7 +14,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from rlhf_nb.ui.explore import (
-    ChoiceSlider,
     action_button,
     notebook_bundle,
     side_by_side,
@@ -105,19 +103,6 @@ def test_controls_have_names_and_a_line_wraps():
     bundle = notebook_bundle(line, "<p>html</p>", "text")
     assert bundle["text/html"] == "<p>html</p>" and bundle["text/plain"] == "text"
     assert "application/vnd.jupyter.widget-view+json" in bundle
-
-
-# catches: a slider that shows the texts of a list that it no longer has
-@pytest.mark.parametrize(
-    "options, texts",
-    [([3, 5], ("3", "5")), ([("low", 1), ("high", 2)], ("low", "high")), ({"a": 1}, ("a",))],
-)
-def test_the_texts_of_a_choice_slider_follow_its_options(options, texts):
-    slider = ChoiceSlider(options=["one", "two", "three"], description="n")
-    assert slider.choices == ("one", "two", "three")
-    slider.options = options
-    assert slider.choices == texts
-    assert "choices" in slider.keys and Path(STATIC, "slider.js").read_text().count("choices") > 2
 
 
 # ---- The picture of the loop ----

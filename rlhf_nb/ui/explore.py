@@ -21,7 +21,6 @@ from typing import Any
 
 import anywidget
 import ipywidgets as widgets
-import traitlets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -39,13 +38,7 @@ def action_button(name: str, act: Callable[[], None], tip: str = "") -> widgets.
 
 def side_by_side(*group: widgets.Widget) -> widgets.HBox:
     "Controls on one line, which wraps where the page is narrow."
-    wide = (
-        widgets.FloatSlider,
-        widgets.IntSlider,
-        widgets.SelectionSlider,
-        widgets.Text,
-        widgets.FloatText,
-    )
+    wide = (widgets.FloatSlider, widgets.IntSlider, widgets.Text, widgets.FloatText)
     for one in group:
         if isinstance(one, wide):
             one.layout.width, one.style.description_width = "22em", "6.5em"
@@ -218,26 +211,6 @@ class _FloatSlider(anywidget.AnyWidget, widgets.FloatSlider):
     _esm = asset("slider.js")
 
 
-class ChoiceSlider(anywidget.AnyWidget, widgets.SelectionSlider):
-    "A slider over a list of options."
-
-    _esm = asset("slider.js")
-    choices = traitlets.Tuple().tag(sync=True)  # the text of each option
-
-    def __init__(self, *args: Any, **settings: Any):
-        super().__init__(*args, **settings)
-        self.observe(self._show_options, names="options")
-        self._show_options()
-
-    def _show_options(self, change: Any = None) -> None:
-        "Send the texts of the options to the page."
-        options = self.options
-        named = options.items() if isinstance(options, Mapping) else options
-        self.choices = tuple(
-            str(option[0] if isinstance(option, tuple) else option) for option in named
-        )
-
-
 def control(
     name: str,  # of the argument; underscores become spaces
     spec: Any,  # (low, high, start), (low, high, start, step), a list or dict of choices, or a bool
@@ -299,11 +272,10 @@ def dial(name: str, one: widgets.Widget) -> Dial:
     "The values that a control can take, and how each is read."
     if isinstance(one, widgets.Checkbox):
         return Dial(name, "check", (False, True), ("no", "yes"), int(one.value))
-    if isinstance(one, (widgets.ToggleButtons, widgets.SelectionSlider)):
+    if isinstance(one, widgets.ToggleButtons):
         options = one.options.items() if isinstance(one.options, Mapping) else one.options
         pairs = [pair if isinstance(pair, tuple) else (str(pair), pair) for pair in options]
-        kind = "choice" if isinstance(one, widgets.ToggleButtons) else "range"
-        return Dial(name, kind, [pair[1] for pair in pairs], [pair[0] for pair in pairs], one.index)
+        return Dial(name, "choice", [x for _, x in pairs], [text for text, _ in pairs], one.index)
     steps = math.floor((one.max - one.min) / one.step + 1e-9)
     even = [round(one.min + i * one.step, 10) for i in range(steps + 1)]
     values = sorted({*even, one.value})

@@ -1,8 +1,6 @@
 export default { render({ model, el }) {
   const [name, input, shown] = ["label", "input", "span"].map(tag => document.createElement(tag));
-  const choices = () => model.get("choices"), key = choices() ? "index" : "value";
   const written = at => {
-    if (choices()) return choices()[at];
     const [, digits, kind] = /^\.(\d+)(f|g)$/.exec(model.get("readout_format")) || [];
     return kind === "f" ? (+at).toFixed(digits) : kind === "g" ? String(+(+at).toPrecision(digits)) : String(at);
   };
@@ -10,12 +8,11 @@ export default { render({ model, el }) {
   const draw = () => {
     name.textContent = model.get("description");
     input.disabled = model.get("disabled");
-    const bounds = choices() ? [0, choices().length - 1, 1] : ["min", "max", "step"].map(x => model.get(x));
-    [input.min, input.max, input.step] = bounds;
-    input.value = model.get(key);
-    write(model.get(key));
+    [input.min, input.max, input.step] = ["min", "max", "step"].map(x => model.get(x));
+    input.value = model.get("value");
+    write(model.get("value"));
   };
-  const send = () => { model.set(key, Number(input.value)); model.save_changes(); };
+  const send = () => { model.set("value", Number(input.value)); model.save_changes(); };
   el.classList.add("widget-inline-hbox", "widget-slider");
   name.className = "widget-label";
   shown.className = "widget-readout";
@@ -26,8 +23,7 @@ export default { render({ model, el }) {
   input.style.cssText = "flex: 1 1 auto; min-width: 4em; align-self: center; accent-color: var(--jp-brand-color1)";
   input.oninput = () => { write(input.value); if (model.get("continuous_update")) send(); };
   input.onchange = send;
-  const watched = ["value", "index", "min", "max", "step", "description", "disabled", "choices"];
-  for (const one of watched) model.on(`change:${one}`, draw);
+  for (const one of ["value", "min", "max", "step", "description", "disabled"]) model.on(`change:${one}`, draw);
   el.append(name, input, shown);
   draw();
 } };
