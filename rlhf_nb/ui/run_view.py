@@ -13,13 +13,7 @@ from typing import Any
 from rlhf_nb.rollout import Rollout
 from rlhf_nb.training.metrics import SHORT, in_order, metric_of
 from rlhf_nb.ui.chart import Points, curve_picture, curve_svg, thin, written
-from rlhf_nb.ui.episodes import (
-    episode_facts,
-    episode_signals,
-    episode_tokens,
-    paler,
-    prompt_of,
-)
+from rlhf_nb.ui.episodes import episode_facts, episode_signals, episode_tokens, paler, prompt_of
 from rlhf_nb.ui.html import (
     duration,
     element,
