@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -105,19 +106,15 @@ def against(rollout: Rollout, episode: int, now: Tensor) -> dict[str, Tensor]:
     """What another policy makes of an episode's tokens: ratio less 1, and +1 or -1 where PPO would
     clip it above or below: at the rollout's own cliprange, or 0.2."""
     old, made = filled(rollout, "logprobs"), rollout.objective or {}
-    clip = made.get("cliprange", 0.2), made.get("cliprange_high")
-    advantages = old if rollout.advantages is None else rollout.advantages
-
-    def diagnose(t: int) -> dict[str, Tensor]:
-        at = (slice(episode, episode + 1), slice(t, t + 1))
-        return policy_diagnostics(now[at], old[at], advantages[at], rollout.mask[at], *clip)
-
-    metrics = [diagnose(t) for t in range(int(rollout.mask[episode].sum()))]
-    ratio = torch.tensor([float(one["ratio"]) - 1 for one in metrics])
+    clip = dict(cliprange=made.get("cliprange", 0.2), cliprange_high=made.get("cliprange_high"))
+    given = now, old, old if rollout.advantages is None else rollout.advantages, rollout.mask
+    n = int(rollout.mask[episode].sum())
+    alone = [x[episode, :n, None, None] for x in given]  # each token as a batch of its own
+    found = torch.vmap(partial(policy_diagnostics, **clip))(*alone) if n else {}
+    ratio = found.get("ratio", torch.zeros(0)) - 1
     signals = {"ratio - 1": ratio}
     if rollout.advantages is not None:
-        clipped = torch.tensor([float(one["clipfrac"]) for one in metrics])
-        signals["clipped"] = clipped * ratio.sign()
+        signals["clipped"] = found.get("clipfrac", ratio) * ratio.sign()
     return signals
 
 

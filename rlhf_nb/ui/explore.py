@@ -38,12 +38,7 @@ def action_button(name: str, act: Callable[[], None], tip: str = "") -> widgets.
 
 def side_by_side(*group: widgets.Widget) -> widgets.HBox:
     "Controls on one line, which wraps where the page is narrow."
-    wide = (
-        widgets.FloatSlider,
-        widgets.IntSlider,
-        widgets.Text,
-        widgets.FloatText,
-    )
+    wide = (widgets.FloatSlider, widgets.IntSlider, widgets.Text, widgets.FloatText)
     for one in group:
         if isinstance(one, wide):
             one.layout.width, one.style.description_width = "22em", "6.5em"
@@ -280,8 +275,7 @@ def dial(name: str, one: widgets.Widget) -> Dial:
     if isinstance(one, widgets.ToggleButtons):
         options = one.options.items() if isinstance(one.options, Mapping) else one.options
         pairs = [pair if isinstance(pair, tuple) else (str(pair), pair) for pair in options]
-        texts, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return Dial(name, "choice", values, texts, one.index)
+        return Dial(name, "choice", [x for _, x in pairs], [text for text, _ in pairs], one.index)
     steps = math.floor((one.max - one.min) / one.step + 1e-9)
     even = [round(one.min + i * one.step, 10) for i in range(steps + 1)]
     values = sorted({*even, one.value})

@@ -50,7 +50,6 @@ from rlhf_nb.ui.verdict import (
     posts_section,
     stretch,
 )
-from rlhf_nb.ui.verdict import compare_rates as compare_rates
 
 # ---- To make a run again ----
 
@@ -122,18 +121,7 @@ def _between(row: Mapping[str, float]) -> str:
 
 def verdict_section(results: Mapping[str, Any]) -> str:
     "Everything that the gold judge counted."
-    heads = [
-        "Model",
-        "Temperature",
-        "Win rate",
-        "95 % interval",
-        "Gold points",
-        "Covered",
-        "Invented",
-        "Bad form",
-        "Stopped",
-        "Tokens",
-    ]
+    heads = "Model,Temperature,Win rate,95 % interval,Gold points,Covered,Invented,Bad form,Stopped"
     rows = [
         [
             row["model"].upper(),
@@ -150,7 +138,9 @@ def verdict_section(results: Mapping[str, Any]) -> str:
         for row in results.get("verdict", [])
     ]
     return (
-        data_table("Against the references, on test posts", heads, rows, "numbers")
+        data_table(
+            "Against the references, on test posts", [*heads.split(","), "Tokens"], rows, "numbers"
+        )
         if rows
         else missing_note("No results yet: the stage judge writes results.json.")
     )

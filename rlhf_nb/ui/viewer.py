@@ -65,15 +65,15 @@ def prompt_fold(rollout: Rollout, episode: int) -> str:
     return element("details", element("summary", "Prompt"), *lines, class_="prompt")
 
 
-def episode_markup(shown: Shown, episode: int, strips: Sequence[str], fold: bool = False) -> str:
-    """One episode: strips of some signals, on the update's scale, and the table of all of them,
+def episode_markup(shown: Shown, episode: int, signal: str = "", fold: bool = False) -> str:
+    """One episode: a strip of one signal, on the update's scale, and the table of all of them,
     folded or not."""
     rollout, signals = shown.rollout, shown.signals(episode)
-    tokens, scale = episode_tokens(rollout, episode), "; 99 % of this update is paler"
-    below: list[str] = [
-        token_strips(tokens, {name: signals[name]}, name=name + scale * bool(most), vmax=most)
-        for name, most in ((name, shown.full_colour(name)) for name in strips)
-    ]
+    strip = token_strip(tokens := episode_tokens(rollout, episode))
+    if signal:
+        most = shown.full_colour(signal)
+        name = signal + "; 99 % of this update is paler" * bool(most)
+        strip = token_strips(tokens, {signal: signals[signal]}, name=name, vmax=most)
     table = str(signal_table(tokens, **signals)) if signals else ""
     if table and fold:
         table = element("details", element("summary", "All signals"), table)
@@ -81,8 +81,7 @@ def episode_markup(shown: Shown, episode: int, strips: Sequence[str], fold: bool
     prompt = prompt_fold(rollout, episode)
     notes = "".join(element("li", safe_text(note)) for note in notes_of(rollout))
     read = element("details", element("summary", "How this file was read"), element("ul", notes))
-    below = below or [token_strip(tokens)]
-    return "".join([facts, prompt, *below, table, read if notes else ""])
+    return "".join([facts, prompt, strip, table, read if notes else ""])
 
 
 class RolloutView(Html):
@@ -125,8 +124,8 @@ class RolloutView(Html):
         "One file that needs no kernel and no network, at the place where the reader is."
         r = self.shown.rollout
         rows = None if episodes is None else range(min(episodes, len(r)))
-        strips = self.shown.names()[:1]
-        plain = "".join(episode_markup(self.shown, i, strips, True) for i in range(min(3, len(r))))
+        signal = next(iter(self.shown.names()), "")
+        plain = "".join(episode_markup(self.shown, i, signal, True) for i in range(min(3, len(r))))
         packed = packed_update(self.shown, rows, self.objective)
         return write_reader(path, self.reader.head, [packed], self.reader.place, plain)
 
@@ -172,7 +171,7 @@ def view(
             "phases of the trainer fill the others."
         )
     signal = signal or ("ratio - 1" if now is not None else next(iter(signals), ""))
-    page = RolloutView(contained(episode_markup(shown, episode, [signal] * bool(signal))))
+    page = RolloutView(contained(episode_markup(shown, episode, signal)))
     page.shown, page.place = shown, dict(row=episode, signal=signal)
     check_chosen(shown.rollout, objective)
     page.objective = objective
@@ -368,7 +367,7 @@ class RunBrowser:
         return (
             (element("p", "Suspects:") + element("ul", *odd) if odd else "")
             + element("h3", safe_text(when(shown.rollout)))
-            + episode_markup(shown, 0, [self.signal] * bool(self.signal), True)
+            + episode_markup(shown, 0, self.signal, True)
         )
 
     def _repr_html_(self) -> str:

@@ -750,12 +750,6 @@ export const reader = (root, source) => {
     const legend = make("p", { parent: panel, className: "legend", text: "Dotted: not in the answer above." });
     const here = pack.rows.filter(one => one.prompt.text === row.prompt.text).map(one => [at.update, one]);
     const { found, completed } = await source.again(at.update, row.id), others = [];
-    const theirs = source.updates.map((one, i) => [i, one]).filter(([, one]) => one.run);
-    if (theirs.length && !found.some(([i]) => source.updates[i].run)) {  // no such prompt there: the same row
-      const now = source.updates[at.update].update, gap = one => Math.abs(one[1].update - now);
-      const near = theirs.reduce((a, b) => gap(b) < gap(a) ? b : a)[0], its = (await source.load(near)).rows;
-      if (its.length) found.push([near, its[Math.min(row.i, its.length - 1)].id]);
-    }
     for (const [i, id] of found) {
       if (i === at.update) continue;
       const other = await source.load(i), one = other.rows.find(one => one.id === id);
@@ -774,7 +768,6 @@ export const reader = (root, source) => {
         one.kl !== null && ["KL ", number(one.kl)], counted(one, its ?? pack));
       running(part("p", card, "text small"), one, one.signals[at.signal], scaleFor(pack, at.signal), known(one)?.marks,
         one === row ? null : changed(one.pieces.map(x => x.trim()), row.pieces.map(x => x.trim())));
-      if (one.prompt.text !== row.prompt.text) make("p", { parent: card, className: "legend", text: "the same row, another prompt" });
     }
     if (completed.length) {
       make("h3", { parent: panel, text: "Completions of this prompt" });

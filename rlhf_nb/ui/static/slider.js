@@ -23,8 +23,7 @@ export default { render({ model, el }) {
   input.style.cssText = "flex: 1 1 auto; min-width: 4em; align-self: center; accent-color: var(--jp-brand-color1)";
   input.oninput = () => { write(input.value); if (model.get("continuous_update")) send(); };
   input.onchange = send;
-  const watched = ["value", "min", "max", "step", "description", "disabled"];
-  for (const one of watched) model.on(`change:${one}`, draw);
+  for (const one of ["value", "min", "max", "step", "description", "disabled"]) model.on(`change:${one}`, draw);
   el.append(name, input, shown);
   draw();
 } };
