@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import io
 import itertools
 import json
@@ -23,7 +22,7 @@ import ipywidgets as widgets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.ui.html import Html, asset, drawing, element, error_note
+from rlhf_nb.ui.html import Html, asset, drawing, element, error_note, script_page
 
 # ---- Controls that several views share ----
 
@@ -194,14 +193,9 @@ def frame(grid: Mapping[str, Any]) -> str:
 def page(grid: Mapping[str, Any]) -> str:
     """A whole page with one explorer. It names its script's hash, so that a browser runs no other,
     and asks for nothing."""
-    script = asset("explorers.js")
-    return asset("explorer-page.html").format(
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        title=escape(grid["title"]),
-        style=asset("theme.css") + asset("explorers.css"),
-        script=script,
-        body=frame(grid),
-    )
+    script, style = asset("explorers.js"), asset("theme.css") + asset("explorers.css")
+    parts = dict(title=escape(grid["title"]), body=frame(grid))
+    return script_page("explorer-page.html", script, style, {}, **parts)
 
 
 # ---- An explorer ----
