@@ -15,9 +15,8 @@ from rlhf_nb.gae import gae, td_errors
 from rlhf_nb.kl import k3
 from rlhf_nb.losses import policy_loss
 from rlhf_nb.masks import left_pad, right_pad
-from rlhf_nb.ppo import mini_batches
 from rlhf_nb.rollout import Rollout
-from rlhf_nb.ui.loop import WIDTH, parts_picture, steps_picture
+from rlhf_nb.ui.loop import WIDTH, parts_picture
 from rlhf_nb.ui.pictures import (
     batch_picture,
     bells,
@@ -260,10 +259,6 @@ def test_the_map_tells_tokens_that_move_from_the_others():
 # ---- An update: boxes are the fields of the record, the order of the rows, and their parts ----
 
 
-def update_texts(picture):
-    return [e.text for e in ElementTree.fromstring(picture).iter() if e.tag.endswith("text")]
-
-
 def boxes(picture, kind):
     root = ElementTree.fromstring(picture)
     return [float(e.get("width")) for e in root.iter() if e.get("class") == f"box {kind}".strip()]
@@ -275,16 +270,6 @@ def test_the_record_is_filled_as_in_the_package():
     (table,) = [t for c in cells if "| what it adds to the record |" in (t := "".join(c["source"]))]
     named = set(re.findall(r"`(\w+)`", table))
     assert len(named) == 15 and named <= {field.name for field in fields(Rollout)} | {*vars(ppo)}
-
-
-def test_steps_show_every_row_once_in_each_epoch():
-    order = [rows.tolist() for rows in mini_batches(7, epochs=3, parts=2, seed=1)]
-    drawn = update_texts(steps_picture(order, parts=2, rows=3))
-    numbers = [int(text) for text in drawn if text.isdigit()]
-    assert numbers == [row for step in order for row in step]
-    assert [text for text in drawn if text.startswith("step")] == [f"step {i}" for i in range(1, 7)]
-    # 7 rows: mini-batches of 4 and 3, so micro-batches of 3 + 1 and 3, in each of three epochs
-    assert len(boxes(steps_picture(order, parts=2, rows=3), "trained")) == 3 * 3
 
 
 def test_parts_are_as_wide_as_their_longest_row():

@@ -69,7 +69,7 @@ def desk(tmp_path):
         clock.now += seconds
 
     made.wait = wait
-    assert made.desk
+    assert made.box
     wait()
     return made
 
@@ -338,7 +338,7 @@ def test_the_field(desk):
             "".join(row["choice"] for row in desk.work.rows) == want
             and desk.field.value == want[-1:]
         )
-    assert "is no key here" in desk.desk.view.value
+    assert "is no key here" in desk.view.value
     assert [
         json.loads(line)["choice"] for line in desk.work.file.path.read_text().splitlines()
     ] == ["1", "2", "2", "undo", "0", "undo"]
@@ -349,7 +349,7 @@ def test_what_comes_at_once_is_not_counted(desk):
     for _ in range(5):
         desk.buttons["1"].click()
         desk.wait(0.1)
-    assert len(desk.work.rows) == 1 and "not counted" in desk.desk.view.value
+    assert len(desk.work.rows) == 1 and "not counted" in desk.view.value
     desk.wait()
     desk.buttons["0"].click()
     assert len(desk.work.rows) == 2
@@ -368,14 +368,14 @@ def test_a_failure_is_shown(desk, monkeypatch):
         except OSError:
             assert "1" not in desk.field.value
         assert (
-            'role="alert"' in desk.desk.view.value
-            and "full &lt;b&gt;" in desk.desk.view.value
+            'role="alert"' in desk.view.value
+            and "full &lt;b&gt;" in desk.view.value
             and not desk.work.rows
         )
     monkeypatch.undo()
     desk.wait()
     desk.buttons["2"].click()
-    assert len(desk.work.rows) == 1 and "alert" not in desk.desk.view.value
+    assert len(desk.work.rows) == 1 and "alert" not in desk.view.value
 
 
 # catches: a key held down that labels pairs which nobody saw, on a machine that draws slowly: the
@@ -390,12 +390,12 @@ def test_a_key_right_after_a_slow_drawing_is_not_counted(tmp_path, monkeypatch):
         return plain(*given)
 
     monkeypatch.setattr(P, "render_labelling", slowly)
-    assert desk.desk
+    assert desk.box
     clock.now += 1
     desk.field.value = "1"
     clock.now += 0.1
     desk.field.value += "1"
-    assert len(desk.work.rows) == 1 and "was not counted" in desk.desk.view.value
+    assert len(desk.work.rows) == 1 and "was not counted" in desk.view.value
     clock.now += 1
     desk.field.value += "2"
     assert [row["choice"] for row in desk.work.rows] == ["1", "2"]

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import io
 import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -24,7 +22,7 @@ import ipywidgets as widgets
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from rlhf_nb.ui.html import Html, asset, drawing, element, error_note
+from rlhf_nb.ui.html import Html, asset, drawing, element, error_note, script_page
 
 # ---- Controls that several views share ----
 
@@ -190,14 +188,9 @@ def frame(grid: Mapping[str, Any]) -> str:
 def page(grid: Mapping[str, Any]) -> str:
     """A whole page with one explorer. It names its script's hash, so that a browser runs no other,
     and asks for nothing."""
-    script = asset("explorers.js")
-    return asset("explorer-page.html").format(
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        title=escape(grid["title"]),
-        style=asset("theme.css") + asset("explorers.css"),
-        script=script,
-        body=frame(grid),
-    )
+    script, style = asset("explorers.js"), asset("theme.css") + asset("explorers.css")
+    parts = dict(title=escape(grid["title"]), body=frame(grid))
+    return script_page("explorer-page.html", script, style, {}, **parts)
 
 
 # ---- An explorer ----
@@ -380,8 +373,7 @@ class Explorer:
         try:
             self.view.value = markup(self.render(**self.state()), self.alt)
         except Exception as error:
-            kind = element("b", type(error).__name__)
-            self.view.value = element("p", kind, ": ", escape(str(error)), role="alert")
+            self.view.value = error_note(error)
             raise
 
     def dials(self, most: int = MOST) -> list[Dial]:
@@ -430,54 +422,3 @@ class Explorer:
         )
         static = f"{self.head()}{element('p', escape(values))}{self.view.value}"
         return notebook_bundle(self.box, static, f"Explorer({values})", **kwargs)
-
-
-# ---- Controls laid out by hand ----
-
-
-class Desk(Explorer):
-    "An explorer that is given its controls, and how they are laid out."
-
-    def __init__(
-        self,
-        render: Callable[..., str],  # called with one keyword argument a control
-        controls: Mapping[str, widgets.Widget],
-        above: Sequence[widgets.Widget] = (),  # the controls in their boxes; none: a column
-        before: Callable[[Any], None] | None = None,  # what a control changes in others, first
-    ):
-        self.render, self.alt, self.controls, self.view = render, "", dict(controls), widgets.HTML()
-        self.before, self.quiet = before, False
-        for one in self.controls.values():
-            one.observe(self.update, names="value")
-        self.box = widgets.VBox([*(above or self.controls.values()), self.view])
-        self.update()
-
-    def update(self, change: Any = None) -> None:
-        "Draw the view from the controls as they are set, once for all that one of them moves."
-        if self.quiet:
-            return
-        self.quiet = True
-        try:
-            if self.before:
-                self.careful(partial(self.before, change))
-        finally:
-            self.quiet = False
-        super().update(change)
-
-    def careful(self, act: Callable[[], Any]) -> None:
-        "Do something; where it fails, the view says so, in place of what it showed."
-        try:
-            act()
-        except Exception as error:
-            self.view.value = error_note(error)
-            raise
-
-    @contextmanager
-    def still(self) -> Iterator[None]:
-        "Several controls move as one: drawn once, at the end."
-        self.quiet = True
-        try:
-            yield
-        finally:
-            self.quiet = False
-        self.update()

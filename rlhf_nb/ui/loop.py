@@ -1,6 +1,5 @@
 """The loop of RLHF with PPO in one picture: a large one for the index of the course, and a strip
-for the top of each page, in which that page's step is marked. Also the optimizer steps of an
-update, and its rows in parts."""
+for the top of each page, in which that page's step is marked. Also rows in parts."""
 
 from __future__ import annotations
 
@@ -307,54 +306,7 @@ def loop_picture(
     return large() if step is None else strip(find_step(step).name)
 
 
-# ---- One update ----
-
-
-def steps_picture(
-    order: Sequence[Sequence[int]],  # row indices of each optimizer step
-    parts: int,  # mini-batches of an epoch
-    rows: int,  # most rows of a micro-batch
-) -> Picture:
-    """A line for each epoch, a box for each mini-batch, which is one optimizer step, and in it a
-    darker box for each micro-batch, with the rows that are in it."""
-    epochs = [order[i : i + parts] for i in range(0, len(order), parts)]
-    n = sum(len(step) for step in epochs[0])
-    cell = min(34.0, (WIDTH - 110 - 26 * parts) / n)
-    drawn, y = [], 34.0
-    for e, steps in enumerate(epochs):
-        x = 90.0
-        drawn.append(words(14, y + 30, f"epoch {e + 1}", "number", 13, "start", INK))
-        for s, step in enumerate(steps):
-            micro = [step[i : i + rows] for i in range(0, len(step), rows)]
-            width = cell * len(step) + 6 * len(micro) + 6
-            drawn.append(rectangle(x, y, width, 52, "box", PAPER, ACCENT, 1.6))
-            title = f"step {e * parts + s + 1}"
-            drawn.append(words(x + width / 2, y - 6, title, "number", 12))
-            left = x + 6
-            for part in micro:
-                drawn.append(
-                    rectangle(left, y + 8, cell * len(part), 36, "box trained", TRAINED, LINE)
-                )
-                for i, row in enumerate(part):
-                    at = left + cell * (i + 0.5)
-                    drawn.append(words(at, y + 31, str(row), "number", 13, color=INK))
-                left += cell * len(part) + 6
-            x += width + 14
-        y += 86
-    notes = (
-        "wide box: a mini-batch, one optimizer step",
-        "narrow box: a micro-batch, what fits",
-        "into memory at once",
-        "number: a row of the rollout",
-    )
-    if x + 280 < WIDTH:  # room beside the boxes
-        for i, note in enumerate(notes):
-            drawn.append(words(x + 12, 58 + 19 * i, note, "number", 12, "start"))
-    label = (
-        f"{n} rows, {len(epochs)} epochs of {parts} mini-batches, micro-batches of up to {rows}: "
-        + "; ".join(f"step {i + 1}: rows {', '.join(map(str, s))}" for i, s in enumerate(order))
-    )
-    return sheet(y - 20, label, *drawn)
+# ---- Rows in parts ----
 
 
 def parts_picture(

@@ -18,7 +18,6 @@ from rlhf_nb.sft import tokenizer_of
 from rlhf_nb.tldr import SLOT
 from rlhf_nb.training.prompts import turns_text
 from rlhf_nb.ui.explore import (
-    Desk,
     action_button,
     notebook_bundle,
     side_by_side,
@@ -27,6 +26,7 @@ from rlhf_nb.ui.html import (
     asset,
     breakable,
     element,
+    error_note,
     plain_table,
     safe_prose,
     safe_text,
@@ -118,6 +118,7 @@ class PreferenceDesk:
         self.work, self.refit, self.refit_every = work, refit, refit_every
         self.refitted: Refit | None = None
         self.note, self.drawn = "", -math.inf  # drawn: when the view last answered a key
+        self.busy = False  # while a key is answered, the field is written to from here
 
     # ---- What keys and buttons do ----
 
@@ -152,7 +153,7 @@ class PreferenceDesk:
             self.note = f"{decided} decided pairs are too few to refit: {_ENOUGH_PAIRS} are wanted"
             return
         busy = f"refitting on {decided} decided pairs ..."
-        self.desk.view.value = render_labelling(self.work, busy)
+        self.view.value = render_labelling(self.work, busy)
         self.refitted = self.refit()
         self.work.since += self.work.clock() - start
         self.note = f"refitted after {len(self.work.rows)} choices"
@@ -163,7 +164,7 @@ class PreferenceDesk:
 
     # ---- What is seen ----
 
-    def draw(self, **state: Any) -> str:
+    def draw(self) -> str:
         "The pair, and below it the result of the last refit."
         refitted = render_refit(self.refitted) if self.refitted else ""
         view = render_labelling(self.work, self.note) + refitted
@@ -173,12 +174,14 @@ class PreferenceDesk:
     @cached_property
     def field(self) -> widgets.Text:
         "The field that hears keys."
-        return widgets.Text(
+        field = widgets.Text(
             value=self.last_key(),
             description="key",
             placeholder="1 2 0 u",
             tooltip="1: answer 1 is better. 2: answer 2. 0: a tie. u or Backspace: take back.",
         )
+        field.observe(self.typed, names="value")
+        return field
 
     @cached_property
     def buttons(self) -> dict[str, widgets.Button]:
@@ -193,35 +196,46 @@ class PreferenceDesk:
         return buttons
 
     @cached_property
-    def desk(self) -> Desk:
+    def view(self) -> widgets.HTML:
+        "The pair, and the last refit."
+        return widgets.HTML()
+
+    @cached_property
+    def box(self) -> widgets.VBox:
         "Controls above the pair, made at their first use."
         line = side_by_side(self.field, *self.buttons.values())
         self.field.layout.width, self.field.style.description_width = "10em", "2.5em"
-        return Desk(self.draw, dict(key=self.field), [line], self.typed)
+        self.view.value = self.draw()
+        return widgets.VBox([line, self.view])
 
     def typed(self, change: Any) -> None:
         "The field was written to: a digit behind the last choice, or the last choice removed."
-        if change:
-            self.act(partial(self.press, change["new"][-1:] or "u"))
+        self.act(partial(self.press, change["new"][-1:] or "u"))
 
     def act(self, press: Callable[[], None]) -> None:
-        "Press, and then show the last choice in the field, whatever came of it."
+        "Press, show the last choice in the field, and draw once; an error is shown instead."
+        if self.busy:
+            return
+        self.busy, view = True, self.view.value
         try:
             press()
+            view = self.draw()
+        except Exception as error:
+            view = error_note(error)
+            raise
         finally:
-            self.field.value = self.last_key()
+            self.field.value, self.view.value, self.busy = self.last_key(), view, False
 
     def click(self, press: Callable[[], None]) -> None:
         "A button: what it does, then the cursor goes back into the field."
-        with self.desk.still():
-            self.desk.careful(partial(self.act, press))
+        self.act(press)
         self.field.focus()
 
     def _repr_html_(self) -> str:
         return self.draw()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        return notebook_bundle(self.desk.box, self.draw(), repr(self), **kwargs)
+        return notebook_bundle(self.box, self.draw(), repr(self), **kwargs)
 
     def __repr__(self) -> str:
         return (

@@ -37,13 +37,12 @@ def how_sampled(temperature: float) -> str:
     return f"{'near-greedy' if temperature <= 0.1 else 'sampled'}, temperature {temperature:g}"
 
 
-def stretch(low: float, high: float, half: bool = True, kind: str = "") -> Html:
-    """A bar from 0 to 100 %, filled from low to high, with a mark at one half or none. `kind` is
-    one more CSS class."""
+def stretch(low: float, high: float, kind: str = "") -> Html:
+    """A bar from 0 to 100 %, filled from low to high, with a mark at one half. `kind` is one more
+    CSS class."""
     left, right = (100 * min(max(x, 0.0), 1.0) for x in (low, high))
     place = f"left:{left:.1f}%;width:{max(right - left, 0.7):.1f}%"
-    mark = element("span", class_="half") if half else ""
-    bar = element("span", style=place)
+    bar, mark = element("span", style=place), element("span", class_="half")
     return element("span", bar, mark, class_=f"bar {kind}".strip(), aria_hidden="true")
 
 
