@@ -157,7 +157,8 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
     from rlhf_nb.reward import center_rewards
 
     data = SFT if what == "sft" else PAIRS
-    whole = make(folder, what, f"whole-{what}", data, lora, dropout=0.1)
+    how = dict(dropout=0.1, logging_steps=3)  # one log is over steps before and after a checkpoint
+    whole = make(folder, what, f"whole-{what}", data, lora, **how)
     start, rows = everything(whole), watched(whole)
     whole.train()
     # Two epochs of 22 rows; Accelerate fills a last batch that does not divide with the first rows.
@@ -174,10 +175,10 @@ def resumed(folder: Path, what: str, lora: bool) -> None:
     )
     for other in whole.accelerator.gather(everything(whole)[None]) if RANKS > 1 else []:
         assert torch.equal(other, everything(whole)), "the ranks went apart"
-    again = make(folder, what, f"again-{what}", data, lora, dropout=0.1)
+    again = make(folder, what, f"again-{what}", data, lora, **how)
     again.train(resume_from_checkpoint=str(folder / f"whole-{what}" / "checkpoint-4"))
     assert torch.equal(everything(again), everything(whole)), "resumed is another run"
-    assert told(again) == told(whole)
+    assert told(again) == told(whole), "a rank went on from another one's losses"
     if what == "reward":
         references = SFT.select(range(7))
         inner = whole.accelerator.unwrap_model(whole.model)

@@ -1,6 +1,7 @@
 "Whole or not at all: folders under exceptions and SIGKILL, and a manifest that says what is wrong."
 
 import multiprocessing
+import os
 import signal
 import time
 from pathlib import Path
@@ -37,6 +38,16 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
     assert set(tree(folder)) == {"a", "sub/b"} and [
         p.name for p in (tmp_path / "deep").iterdir()
     ] == ["run"]
+
+
+# catches: a name that is there before the files of a subfolder are on disk
+def test_every_file_is_on_disk_before_the_folder_has_its_name(tmp_path, monkeypatch):
+    folder, on_disk = tmp_path / "run", set()
+    monkeypatch.setattr(
+        "os.fsync", lambda file: on_disk.add((os.fstat(file).st_ino, folder.exists()))
+    )
+    write(folder)
+    assert on_disk == {(p.stat().st_ino, False) for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

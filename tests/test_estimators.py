@@ -298,6 +298,14 @@ def test_targets_have_their_own_lambda(lam_value):
         torch.testing.assert_close(own.returns, padded(to_go))
 
 
+# catches: a critic with a lambda of its own for which a response that was cut off ends in nothing
+def test_targets_with_their_own_lambda_go_on_after_the_last_token():
+    r, after = some_rollout(2), torch.linspace(1, 2, 3 * K).double()
+    own = with_advantages(r, objective(lam=0.7, lam_value=0.5), last_value=after)
+    same = with_advantages(r, objective(lam=0.5), last_value=after)
+    assert torch.equal(own.returns, same.returns)
+
+
 # catches: the length's lambda in the targets of a critic that has its own, lam still in use beside it
 def test_lambda_of_the_length():
     r = some_rollout(2)

@@ -99,7 +99,8 @@ def spread(model: nn.Module, mesh: DeviceMesh, layers: bool = True) -> nn.Module
 # ---- Weights that are sharded ----
 
 
-# catches: a part that is called while its weights are sharded, weights that stay whole afterwards
+# catches: a part that is called while its weights are sharded, weights that stay whole afterwards, or
+# after the next call
 @pytest.mark.parametrize("layers", [False, True])
 def test_unsharded(scorer, mesh, layers):
     model, wanted = spread(scorer, mesh, layers), scores(scorer)
@@ -109,6 +110,8 @@ def test_unsharded(scorer, mesh, layers):
         assert torch.allclose(scores(model), wanted, atol=1e-6)
         assert set(kinds(model).values()) == {HERE}  # a call leaves them whole
     assert set(kinds(model).values()) == {SHARDED}
+    model(input_ids=IDS[:1])
+    assert set(kinds(model).values()) == {SHARDED}  # a later call leaves none whole
     with pytest.raises(RuntimeError, match="on purpose"), unsharded(model):
         raise RuntimeError("on purpose")
     assert set(kinds(model).values()) == {SHARDED}

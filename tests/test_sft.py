@@ -18,6 +18,7 @@ from rlhf_nb.sft import (
     encode_rows,
     fit_row,
     packed_batch,
+    row_losses,
 )
 
 
@@ -127,6 +128,15 @@ def test_loss_by_hand(trained):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(
         by_hand(model, trainer.eval_dataset), rel=1e-5
     )
+
+
+# catches: losses and counts of tokens that are added up in the model's own precision
+def test_losses_of_a_bf16_model_are_added_up_in_float32():
+    logits = torch.randn(2, 300, 7, generator=torch.Generator().manual_seed(0)).bfloat16()
+    labels = torch.arange(600).view(2, 300) % 7
+    found, wanted = row_losses(logits, labels), row_losses(logits.float(), labels)
+    torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+    assert found[:, 1].tolist() == [299, 299]
 
 
 # catches: tokens weighed by the micro-batch they are in

@@ -32,10 +32,11 @@ import rlhf_nb.models
 import rlhf_nb.ppo
 import rlhf_nb.trainer
 from rlhf_nb.base.opened import PACKED_ATTENTION, reads_end_to_end
-from rlhf_nb.forward import PolicyAndValue, micro_batches
+from rlhf_nb.forward import Forward, PolicyAndValue, micro_batches
 from rlhf_nb.logprobs import response_logprobs
 from rlhf_nb.masks import Packed, close_up, pack, response_columns
 from rlhf_nb.models import ValueHead, response_values, scorer_from
+from rlhf_nb.rollout import Rollout
 from rlhf_nb.trainer import PPOTrainer
 
 SMALL = dict(
@@ -299,6 +300,14 @@ def test_every_row_is_in_one_part(lengths, most, budget, at_least):
         )
     if at_least == 1 and budget is None:
         assert len(parts) == -(-len(lengths) // most)
+
+
+# catches: a rank that outgrows the limit of tokens where another one has more parts
+def test_a_rank_with_more_parts_than_it_needs_keeps_to_its_limit():
+    mask = torch.arange(20) < tensor([2] * 8 + [20] * 4)[:, None]
+    r = Rollout(mask[:, :0].long(), mask[:, :0], mask.long(), mask, mask.any(1))
+    parts = Forward(tokens=24, most=lambda n: n + 1).split(r, torch.arange(12), 12)
+    assert [p.tolist() for p in parts] == [[*range(4)], [*range(4, 8)], [8], [9], [10], [11]]
 
 
 # ---- Updates ----

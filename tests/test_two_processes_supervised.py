@@ -62,7 +62,8 @@ def trained(request, tmp_path_factory):
 
 # catches (with the assertions in the worker: equal ranks, every row read, resumed as
 # uninterrupted): a loss divided per rank, a mean of means (of batches, of ranks), lines of a packed
-# batch that count as rows, metrics of one rank alone, a new head that ZeRO-3 leaves at random
+# batch that count as rows, metrics of one rank alone, a new head that ZeRO-3 leaves at random, a rank
+# that goes on from another one's losses
 @pytest.mark.parametrize("what", ["sft", "packed", "reward"])
 def test_two_processes_take_the_step_of_one(trained, what):
     folder, lora = trained
